@@ -36,15 +36,15 @@ u8* peer_dynamic(u32 size, u32 rank) {
 void* shared_array(const void* key, size_t bytes, size_t alignment) {
     return running().block->shared_array(key, bytes, alignment);
 }
-void broken(const char* rule) { running().block->broken(rule); }
+void rule_violated(const char* rule) { running().block->rule_violated(rule); }
 
 Block::~Block() {
     for (Thread& t : threads)
         if (t.fiber.stack) fiber_close(t.fiber);
-    drop_arrays();
+    release_arrays();
 }
 
-void Block::drop_arrays() {
+void Block::release_arrays() {
     for (Array& a : arrays) free(a.memory);
     arrays.clear();
 }
@@ -58,7 +58,7 @@ u64 Block::random() {
 
 void Block::begin(const Grid& g, u64 index) {
     // Arrays of earlier kernels are freed, because every lane searches `arrays`.
-    if (grid.entry != g.entry) drop_arrays();
+    if (grid.entry != g.entry) release_arrays();
     grid = g;
     const Dim& size = g.launch->grid;
     bid = {(u32)(index % size.x), (u32)(index / size.x % size.y), (u32)(index / size.x / size.y)};
@@ -174,7 +174,7 @@ void Block::wave_sync(u32 site, Combine combine, Exchange& e) {
     Thread& me = current();
     WaveRun& w = wave_of(me);
     if (w.arrived == 0) w.site = site;
-    if (w.site != site) broken("lanes of one wave are at different collectives");
+    if (w.site != site) rule_violated("lanes of one wave are at different collectives");
     released(&e);
     if (++w.arrived < w.lanes) {
         w.states[me.lane] = State::AT_WAVE;
@@ -216,7 +216,7 @@ void Block::pause() { wait(State::PAUSED); }
 // Returns the state of block `rank` of this block's cluster.
 ClusterBlockState& Block::cluster_state(u32 size, u32 rank) {
     const Dim& grid_size = grid.launch->grid;
-    if (grid_size.x % size != 0) broken("clusters do not divide the grid");
+    if (grid_size.x % size != 0) rule_violated("clusters do not divide the grid");
     const u64 row = (u64)bid.z * grid_size.y + bid.y;
     return grid.cluster_states[row * grid_size.x + bid.x / size * size + rank];
 }
@@ -246,7 +246,7 @@ void Block::report(const char* rule, u32 thread) {
     failure = text;
 }
 
-void Block::broken(const char* rule) {
+void Block::rule_violated(const char* rule) {
     Thread& me = current();
     report(rule, me.tid);
     switch_to(me, nullptr, true);
@@ -322,7 +322,7 @@ Outcome Block::run() {
         } else if (!paused && !release_barrier()) {
             break;
         }
-        if (!failure.empty()) return Outcome::BROKEN;
+        if (!failure.empty()) return Outcome::RULE_VIOLATED;
     }
     acquired(&host);
     return Outcome::FINISHED;

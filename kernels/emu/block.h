@@ -53,7 +53,7 @@ struct Thread : Lane {
     u32 barriers;           // number of barriers reached
 };
 
-enum class Outcome { FINISHED, WAITING, BROKEN };
+enum class Outcome { FINISHED, WAITING, RULE_VIOLATED };
 
 struct Block {
     ~Block();
@@ -68,7 +68,7 @@ struct Block {
     void note_progress() { grid.progress->fetch_add(1, std::memory_order_relaxed); }
     ClusterBlockState& cluster_state(u32 size, u32 rank);
     void* shared_array(const void* key, size_t bytes, size_t alignment);
-    [[noreturn]] void broken(const char* rule);
+    [[noreturn]] void rule_violated(const char* rule);
     void thread_main();
 
     std::string failure;
@@ -77,7 +77,7 @@ private:
     struct Free { void operator()(void* p) const { free(p); } };
     struct Array { const void* key; size_t bytes; u8 *memory, *data; bool fresh; };
 
-    void drop_arrays();
+    void release_arrays();
     Thread& current() { return *static_cast<Thread*>(self); }
     WaveRun& wave_of(Thread& t) { return *static_cast<WaveRun*>(t.wave); }
     Thread* next_ready(WaveRun& w, u32 from);

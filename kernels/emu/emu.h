@@ -49,7 +49,7 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
 // C[M][N] += A[M][K] * B[K][N]; `Layout` maps element indices of this lane to rows and columns. Sums are over
 // ascending k in f32.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
-    if (self->wave->lanes != WARP_SIZE) broken("matrix product by an incomplete wave");
+    if (self->wave->lanes != WARP_SIZE) rule_violated("matrix product by an incomplete wave");
     Exchange& mine = exchange();
     for (u32 i = 0; i < Layout::NA; ++i) mine.a[Layout::a_row(i) * K + Layout::a_k(i)] = f32(a[i]);
     for (u32 i = 0; i < Layout::NB; ++i) mine.b[Layout::b_k(i) * N + Layout::b_col(i)] = f32(b[i]);
@@ -185,15 +185,15 @@ template <class V> DEV V load_const(const V* p) { return *p; }
 template <class V> DEV V load_stream(const V* p) { return *p; }
 template <class V> DEV void store_stream(V* p, const V& v) { *p = v; }
 DEV void cp_async4(void* shared, const void* global) {
-    if (((u64)shared | (u64)global) % 4 != 0) emu::broken("a copy of four bytes is not aligned to them");
+    if (((u64)shared | (u64)global) % 4 != 0) emu::rule_violated("a copy of four bytes is not aligned to them");
     memcpy(shared, global, 4);
 }
 DEV void cp_async16(void* shared, const void* global) {
-    if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
+    if (((u64)shared | (u64)global) % 16 != 0) emu::rule_violated("a 16-byte copy is not aligned to 16 bytes");
     memcpy(shared, global, 16);
 }
 DEV void cp_async16_zfill(void* shared, const void* global, bool present) {
-    if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
+    if (((u64)shared | (u64)global) % 16 != 0) emu::rule_violated("a 16-byte copy is not aligned to 16 bytes");
     if (present) memcpy(shared, global, 16); else memset(shared, 0, 16);
 }
 DEV void cp_async_commit() {}

@@ -43,7 +43,7 @@ struct Run {
     Grid grid;
     u64 blocks;
     std::atomic<u64> next{0};
-    std::atomic<bool> broken{false};
+    std::atomic<bool> rule_violated{false};
     std::atomic<u64> progress{0};
 
     std::unique_ptr<Block> take() {
@@ -58,7 +58,7 @@ struct Run {
         free_blocks.push_back(std::move(block));
     }
     void fail(const std::string& text) {
-        if (broken.exchange(true)) return;
+        if (rule_violated.exchange(true)) return;
         fprintf(stderr, "hipemu: %s\n", text.c_str());
         std::lock_guard<std::mutex> guard(lock);
         failure = text;
@@ -69,14 +69,14 @@ struct Run {
         switch (block->run()) {
             case Outcome::FINISHED: block->note_progress(); put(std::move(block)); break;
             case Outcome::WAITING: waiting.push_back(std::move(block)); break;
-            case Outcome::BROKEN: fail(block->failure); break;
+            case Outcome::RULE_VIOLATED: fail(block->failure); break;
         }
     }
 
     void work() {
         std::deque<std::unique_ptr<Block>> waiting;
         ProgressTimeout timeout;
-        while (!broken) {
+        while (!rule_violated) {
             const u64 index = next++;
             if (index < blocks) {
                 auto block = take();
@@ -108,7 +108,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
     for (u64 i = 1; i < std::min(host_threads, run.blocks); ++i) workers.emplace_back([&run] { run.work(); });
     run.work();
     for (std::thread& t : workers) t.join();
-    return !run.broken;
+    return !run.rule_violated;
 }
 
 }  // namespace emu

@@ -52,7 +52,7 @@ static void step(Stream* s) {
 }
 
 // Runs the queue of `s`. If HIPEMU_LAZY is 2, one item of every other stream runs before each item of `s`.
-static void drain_in_turn(Stream* s) {
+static void drain_interleaved(Stream* s) {
     if (!s) s = default_stream;
     while (settings().lazy == 2 && !s->queue.empty()) {
         for (Stream* other : device().streams)
@@ -92,7 +92,7 @@ HIP int hipStreamSynchronize(Stream* s) {
         s->capture->invalid = true;
         return CAPTURE_UNSUPPORTED;
     }
-    drain_in_turn(s);
+    drain_interleaved(s);
     return device().failure_code;
 }
 

@@ -71,7 +71,7 @@ u8* peer_dynamic(u32 size, u32 rank);
 // to `alignment`, at most 32 bytes, and deliberately to no more, because device compilers guarantee no more.
 void* shared_array(const void* key, size_t bytes, size_t alignment);
 // Ends the launch, because the running thread violated `rule`.
-[[noreturn]] void broken(const char* rule);
+[[noreturn]] void rule_violated(const char* rule);
 // Runs the grid. Returns false if a thread violated a rule; last_failure() describes it.
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name);
 const char* last_failure();

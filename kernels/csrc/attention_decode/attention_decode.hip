@@ -27,7 +27,7 @@
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
 //   -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory; warps of 64 lanes have no ring
 //   -DSMALL_BATCH=1 smaller splits, for small batches
-//   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP. Argument `fresh`: maximum
+//   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP. Argument `max_new_tokens`: maximum
 //   number of tokens of a request in the step
 //   -DFIRST_POSITION=n masks keys at positions below n (n at most 16): for an MTP module, which has no state of
 //   the first token
@@ -78,7 +78,7 @@ enum : u32 {
     TEAM = WARPS * WARP_SIZE,
     ITERATION_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
     TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
-    SPREAD_RUNS = 1,  // rows are scheduled separately up to this number of splits per block
+    MAX_SEPARATE_SPLITS = 1,  // rows are scheduled separately up to this number of splits per block
     GROUP_SPLIT_LENGTH = 0  // the split length of a row depends on its own context only
 };
 DEV void team_sync() { sync(); }
@@ -121,19 +121,19 @@ attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t
                  const half_t* k_norm, const float* cos, const float* sin, const i32* positions, const i64* slots,
                  const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
                  u32 kv_heads, u32 table_width, u32 max_splits, u32 qkv_stride, u32 o_stride, float factor, float eps) {
-    const u32 fresh = 1;
+    const u32 max_new_tokens = 1;
     const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
 #else
 KERNEL(TEAM)
 attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const KV* pool, const i32* cu_q,
                  const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count, u32 kv_heads,
-                 u32 table_width, u32 max_splits, u32 fresh, u32 q_stride, u32 o_stride, float factor) {
+                 u32 table_width, u32 max_splits, u32 max_new_tokens, u32 q_stride, u32 o_stride, float factor) {
     const i32* positions = nullptr;
     const Source source{q, q_stride};
 #endif
     DYN_SHARED(u8, shared);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions,
-                    TOKENS_PER_BLOCK, fresh};
+                    TOKENS_PER_BLOCK, max_new_tokens};
     Run run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
     grid_wait();
     grid_launch_dependents();

@@ -36,23 +36,23 @@ DEV FoldedRecord folded(const float* records, u32 first, u32 count, u32 stride) 
     float max = NO_SCORE, sum = 0.f;
     for (u32 from = first; from < count; from += AHEAD * SPREAD) {
         Channels part[AHEAD];
-        f32x2 facts[AHEAD];
+        f32x2 stats[AHEAD];
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const u32 at = from + i * SPREAD;
             const float* record = records + (at < count ? at : first) * stride;
             part[i] = read_channels(record);
-            facts[i] = *(const f32x2*)(record + D);
-            if (at >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
+            stats[i] = *(const f32x2*)(record + D);
+            if (at >= count) stats[i] = f32x2{{NO_SCORE, 0.f}};
         }
-        float grown = max;
-        UNROLL for (u32 i = 0; i < AHEAD; ++i) grown = fmax_(grown, facts[i].v[0]);
-        const float rescale = exp2_(max - grown);
+        float new_max = max;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) new_max = fmax_(new_max, stats[i].v[0]);
+        const float rescale = exp2_(max - new_max);
         UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] *= rescale;
         sum *= rescale;
-        max = grown;
+        max = new_max;
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
-            const float weight = exp2_(facts[i].v[0] - max);
-            sum = fma_(weight, facts[i].v[1], sum);
+            const float weight = exp2_(stats[i].v[0] - max);
+            sum = fma_(weight, stats[i].v[1], sum);
             UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] = fma_(weight, part[i].v[c], value.v[c]);
         }
     }

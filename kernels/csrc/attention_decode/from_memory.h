@@ -10,10 +10,10 @@ struct Source {
 
 // Whether the previous kernel may still be writing to the tile at key `at`: keys of the row's own token, and
 // of earlier tokens of its request in the same step.
-DEV bool is_fresh(u32 at, const Place& p, const Rows& rows) { return at + TILE_KEYS + rows.fresh > p.context; }
+DEV bool has_new_keys(u32 at, const SplitCursor& p, const Rows& rows) { return at + TILE_KEYS + rows.max_new_tokens > p.context; }
 
 // Loads the queries if this is the block's first split of a head (new_head).
-DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
+DEV void begin_split(const Source& source, Queries& mine, const SplitCursor& p, bool new_head) {
     if (!new_head) return;
     const half_t* queries = source.q + (u64)p.token * source.stride + p.head * HEAD_GROUP * D;
     mine = load_queries([&](u32 query) {
@@ -23,4 +23,4 @@ DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool n
 }
 
 // Called before the tile at key `at` is taken out of the ring. Nothing to do: the pool has all keys.
-DEV void complete_tile(const Source&, const Ring&, const Place&, u32) {}
+DEV void complete_tile(const Source&, const Ring&, const SplitCursor&, u32) {}

@@ -36,7 +36,7 @@ struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 // Returns the shared memory with the key, then the value, of the row's own token.
 DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
-DEV bool is_fresh(u32, const Place&, const Rows&) { return false; }
+DEV bool has_new_keys(u32, const SplitCursor&, const Rows&) { return false; }
 
 DEV Angles load_angles(const Source& source, u32 position) {
     Angles angles;
@@ -86,14 +86,14 @@ DEV void norm_and_rope(Queries& head, const half_t* norm, const Angles& angles, 
 }
 
 // Whether this warp takes the tile of the row's own token in this split.
-DEV bool has_own_tile(const Place& p) {
+DEV bool has_own_tile(const SplitCursor& p) {
     if (p.context == 0 || p.split + 1 != p.splits) return false;
     return (p.context - 1 - first_key(p)) / TILE_KEYS % WARPS == warp_id();
 }
 
 // Writes the own key, which the lanes of KEY_ROW have, and the own value to shared memory, for
 // complete_tile(), and to the pool.
-DEV void store_own_kv(const Source& source, const Place& p, const Queries& key, const half_x8& value, i64 slot) {
+DEV void store_own_kv(const Source& source, const SplitCursor& p, const Queries& key, const half_x8& value, i64 slot) {
     KV* own = own_token();
     const u64 block = (u64)slot / BLOCK_TOKENS, row = (u64)slot % BLOCK_TOKENS;
     KV* to = source.pool + ((block * source.kv_heads + p.head) * 2 * BLOCK_TOKENS + row) * D;
@@ -108,7 +108,7 @@ DEV void store_own_kv(const Source& source, const Place& p, const Queries& key, 
     }
 }
 
-DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
+DEV void begin_split(const Source& source, Queries& mine, const SplitCursor& p, bool new_head) {
     const bool own = has_own_tile(p);
     if (!new_head && !own) return;
     const half_t* row = source.qkv + (u64)p.token * source.stride;
@@ -139,10 +139,10 @@ DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool n
 
 // Called when the tile at key `at` has arrived: writes the own token into the tile that contains its
 // position. Every lane must call it.
-DEV void complete_tile(const Source&, const Ring& ring, const Place& p, u32 at) {
+DEV void complete_tile(const Source&, const Ring& ring, const SplitCursor& p, u32 at) {
     if (at + TILE_KEYS < p.context) return;
     KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;
     if (lane() < OWN_PIECES)
-        *(half_x8*)(tile + place_of(p.context - 1 - at, lane() % (D / 8) * 8)) = *(const half_x8*)(own_token() + lane() * 8);
+        *(half_x8*)(tile + swizzled_offset(p.context - 1 - at, lane() % (D / 8) * 8)) = *(const half_x8*)(own_token() + lane() * 8);
     warp_sync();
 }

@@ -38,14 +38,14 @@ struct MergedOutput {
 // Merges outputs d..d + 4 of one query over COUNT records, `stride` elements apart.
 template <u32 COUNT> DEV MergedOutput merge(const float* records, u32 d, u32 stride) {
     MergedOutput m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
-    f32x2 facts[COUNT];
-    UNROLL for (u32 i = 0; i < COUNT; ++i) facts[i] = *(const f32x2*)(records + i * stride + D);
-    UNROLL for (u32 i = 0; i < COUNT; ++i) m.max = fmax_(m.max, facts[i].v[0]);
+    f32x2 stats[COUNT];
+    UNROLL for (u32 i = 0; i < COUNT; ++i) stats[i] = *(const f32x2*)(records + i * stride + D);
+    UNROLL for (u32 i = 0; i < COUNT; ++i) m.max = fmax_(m.max, stats[i].v[0]);
     UNROLL for (u32 i = 0; i < COUNT; ++i) {
-        const float weight = exp2_(facts[i].v[0] - m.max);
+        const float weight = exp2_(stats[i].v[0] - m.max);
         const f32x4 part = *(const f32x4*)(records + i * stride + d);
         UNROLL for (u32 c = 0; c < 4; ++c) m.value.v[c] = fma_(weight, part.v[c], m.value.v[c]);
-        m.sum = fma_(weight, facts[i].v[1], m.sum);
+        m.sum = fma_(weight, stats[i].v[1], m.sum);
     }
     return m;
 }

@@ -20,7 +20,7 @@ DEV Ring ring_of_warp(KV* shared) { return Ring{shared + warp_id() * TILES_AHEAD
 
 // Swizzled offset of a channel of a row: the pieces of a row are permuted, so that neither eight rows read at
 // one piece nor two rows read at half of their pieces have bank conflicts.
-DEV u32 place_of(u32 row, u32 channel) {
+DEV u32 swizzled_offset(u32 row, u32 channel) {
     const u32 swizzle = ((row & 1) << 2 | (row & 2) | (row >> 2 & 1)) & (PIECES - 1);
     return row * D + (channel / WIDTH ^ swizzle) * WIDTH + channel % WIDTH;
 }
@@ -47,8 +47,8 @@ DEV void fetch(Ring& ring, const KV* keys) {
         UNROLL for (u32 i = 0; i < TILE_KEYS * PIECES / WARP_SIZE; ++i) {
             const u32 row = (i * WARP_SIZE + lane()) / PIECES, channel = lane() % PIECES * WIDTH;
             const KV* from = keys + row * D + channel;
-            copy_once(to + place_of(row, channel), from);
-            copy_once(to + TILE_VALUES + place_of(row, channel), from + BLOCK_TOKENS * D);
+            copy_once(to + swizzled_offset(row, channel), from);
+            copy_once(to + TILE_VALUES + swizzled_offset(row, channel), from + BLOCK_TOKENS * D);
         }
     cp_async_commit();
     ring.stage = ring.stage + 1 == TILES_AHEAD ? 0 : ring.stage + 1;
@@ -62,12 +62,12 @@ DEV Values stored_values(const KV* tile) {
     UNROLL for (u32 j = 0; j < D / 16; j += 2) {
         u32x4 words;
 #    if DEV_NV
-        const KV* row = tile + place_of((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8) * 2);
+        const KV* row = tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8) * 2);
         words = bits_as<u32x4>(ldmatrix_trans((const half_t*)row));
 #    else
         for (u32 i = 0; i < 4; ++i) {
             const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = (j + i % 2) * 16 + channel_of(0);
-            const KV *low = tile + place_of(key, channel), *high = tile + place_of(key + 1, channel);
+            const KV *low = tile + swizzled_offset(key, channel), *high = tile + swizzled_offset(key + 1, channel);
             words.v[i] = (u32)low[0].bits | (u32)low[1].bits << 8 | (u32)high[0].bits << 16 | (u32)high[1].bits << 24;
         }
 #    endif
@@ -81,11 +81,11 @@ DEV Values stored_values(const KV* tile) {
     Values v;
     UNROLL for (u32 j = 0; j < D / 16; ++j) {
 #    if DEV_NV
-        v.v[j] = bits_as<u32x4>(ldmatrix_trans(tile + place_of((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8))));
+        v.v[j] = bits_as<u32x4>(ldmatrix_trans(tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8))));
 #    else
         for (u32 i = 0; i < 4; ++i) {
             const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = j * 16 + channel_of(i % 2);
-            v.v[j].v[i] = tile[place_of(key, channel)].bits | (u32)tile[place_of(key + 1, channel)].bits << 16;
+            v.v[j].v[i] = tile[swizzled_offset(key, channel)].bits | (u32)tile[swizzled_offset(key + 1, channel)].bits << 16;
         }
 #    endif
     }
@@ -109,7 +109,7 @@ DEV Values values_of(const KV* tile, u32 present) {
     UNROLL for (u32 i = 0; i < KEYS; ++i) {
         const u32 key = key_of(i);
         UNROLL for (u32 h = 0; h < D / 64; ++h)
-            v.v[i][h] = key < present ? load_kv8(tile + place_of(key, h * 64 + (lane() >> 2) * 8)) : zero8();
+            v.v[i][h] = key < present ? load_kv8(tile + swizzled_offset(key, h * 64 + (lane() >> 2) * 8)) : zero8();
     }
     return v;
 }
@@ -126,7 +126,7 @@ DEV void await_tile() {
 DEV void load_tile(const Ring& ring, u32 present, Keys& k, Values& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
-        UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + place_of(key_row(j), i * 32 + strip_k()));
+        UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + swizzled_offset(key_row(j), i * 32 + strip_k()));
     v = values_of(keys + TILE_VALUES, present);
     warp_sync();  // The next copy overwrites this stage.
 }

@@ -13,27 +13,27 @@ struct Outputs {
 
 // Tile that the warp prefetches next; it comes after the tile that is multiplied.
 struct PrefetchCursor {
-    Place place;
+    SplitCursor cursor;
     u32 at, end;  // current key, and end of the split
     u32 block;    // block-table entry of the tile, loaded while the previous tile is fetched
 };
 
 DEV void enter_split(PrefetchCursor& a) {
-    a.at = first_key(a.place) + warp_id() * TILE_KEYS;
-    a.end = end_key(a.place);
+    a.at = first_key(a.cursor) + warp_id() * TILE_KEYS;
+    a.end = end_key(a.cursor);
 }
 
 DEV void seek_tile(PrefetchCursor& a, const Rows& rows) {
-    while (a.place.left != 0 && a.at >= a.end) {
-        next_split(a.place, rows);
-        if (a.place.left != 0) enter_split(a);
+    while (a.cursor.left != 0 && a.at >= a.end) {
+        next_split(a.cursor, rows);
+        if (a.cursor.left != 0) enter_split(a);
     }
-    if (a.place.left != 0) a.block = (u32)rows.tables[(u64)a.place.table * rows.table_width + a.at / BLOCK_TOKENS];
+    if (a.cursor.left != 0) a.block = (u32)rows.tables[(u64)a.cursor.table * rows.table_width + a.at / BLOCK_TOKENS];
 }
 
 DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* pool) {
-    if (a.place.left == 0) return fetch(ring, nullptr);
-    const u64 tile = (u64)a.block * rows.kv_heads + a.place.head;
+    if (a.cursor.left == 0) return fetch(ring, nullptr);
+    const u64 tile = (u64)a.block * rows.kv_heads + a.cursor.head;
     fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
     a.at += WARPS * TILE_KEYS;
     seek_tile(a, rows);
@@ -41,21 +41,21 @@ DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* p
 
 // Progress of a team (the warps of a block) through its run of splits.
 struct Run {
-    Place place;
+    SplitCursor cursor;
     PrefetchCursor ahead;
     Ring ring;
     u32 fetched;  // number of ring stages filled or left empty, at most TILES_AHEAD
 };
 
 // Prefetches the tiles that do not depend on the previous kernel.
-DEV Run begin_run(const Place& place, const Rows& rows, KV* rings, const KV* pool) {
-    Run run{place, {place, 0, 0, 0}, ring_of_warp(rings), 0};
+DEV Run begin_run(const SplitCursor& cursor, const Rows& rows, KV* rings, const KV* pool) {
+    Run run{cursor, {cursor, 0, 0, 0}, ring_of_warp(rings), 0};
     PrefetchCursor& a = run.ahead;
-    if (place.left != 0) {
+    if (cursor.left != 0) {
         enter_split(a);
         seek_tile(a, rows);
     }
-    for (; run.fetched < TILES_AHEAD && a.place.left != 0 && !is_fresh(a.at, a.place, rows); ++run.fetched)
+    for (; run.fetched < TILES_AHEAD && a.cursor.left != 0 && !has_new_keys(a.at, a.cursor, rows); ++run.fetched)
         fetch_next(run.ring, a, rows, pool);
     return run;
 }
@@ -137,14 +137,14 @@ DEV void finish_head(Target& shared, const Target& head, const Outputs& to, u32*
 #endif
 }
 
-DEV u64 unit_of(const Place& p, const Rows& rows) { return (u64)p.row * rows.kv_heads + p.head; }
-DEV Target target_of(const Place& p, const Rows& rows, const Outputs& to) {
+DEV u64 unit_of(const SplitCursor& p, const Rows& rows) { return (u64)p.row * rows.kv_heads + p.head; }
+DEV Target target_of(const SplitCursor& p, const Rows& rows, const Outputs& to) {
     half_t* out = to.o + (u64)p.token * to.stride + p.head * HEAD_GROUP * D;
     return Target{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
 }
 
 // Turns the scores of a tile at key `at`, of a split that ends at `end`, into probabilities.
-DEV void softmax_tile(SoftmaxState& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
+DEV void softmax_tile(SoftmaxState& r, Scores& s, const SplitCursor& p, u32 at, u32 end, float factor) {
     u32 seen[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         seen[i] = TOKENS_PER_BLOCK == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
@@ -170,7 +170,7 @@ template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void mask_first_keys(float 
 // Processes all splits of the run; called after grid_wait(). `records`: SETS * SET floats of shared memory.
 DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
                     float factor) {
-    Place& p = run.place;
+    SplitCursor& p = run.cursor;
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};

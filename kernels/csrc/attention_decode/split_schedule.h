@@ -7,23 +7,23 @@
 #pragma once
 
 // Returns the number of splits of a context. A row without keys has one empty split, which writes zeros to
-// the output. `cut`: split length chosen for all rows of a step, if the kernel uses one
+// the output. `split_log2`: log2 of the split length chosen for all rows of a step, if the kernel uses one
 // (mla_decode_wgmma/split_length.h).
-DEV u32 splits_of(u32 context, u32 cut) { return context == 0 ? 1 : splits_of_keys(context, cut); }
+DEV u32 splits_of(u32 context, u32 split_log2) { return context == 0 ? 1 : splits_of_keys(context, split_log2); }
 
 struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
     u32 rows, kv_heads, table_width;
     const i32* positions;  // positions of tokens; null if not needed
     u32 tokens_per_group;  // maximum number of successive tokens of a request processed together
-    u32 fresh;             // maximum number of tokens of a request per step, whose keys may be new
+    u32 max_new_tokens;    // maximum number of tokens of a request per step, whose keys may be new
 };
 
 // A position in the list of splits: the split, and the row, head and context that it belongs to.
-struct Place {
+struct SplitCursor {
     u32 row, head, split, left;  // left: number of splits from here to the end of the block's run
     u32 context, table, token, position;  // context: of the group's last row; the others: of its first
-    u32 span, splits, cut;
+    u32 span, splits, split_log2;
     u32 record;    // index of the row's first record: number of splits of all earlier rows
     u32 count;    // rows processed together (the group), from `row` on; each attends to one more key
     u32 tokens_per_group;  // as in Rows, or 1 if rows are scheduled separately
@@ -32,48 +32,50 @@ struct Place {
 
 DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
 DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
-DEV u32 span_of(u32 context, u32 cut) { return even_split(context, splits_of(context, cut)); }
+DEV u32 span_of(u32 context, u32 split_log2) { return even_split(context, splits_of(context, split_log2)); }
 
-DEV void cut_row(Place& p) {
-    p.splits = splits_of(p.context, p.cut);
+DEV void split_row(SplitCursor& p) {
+    p.splits = splits_of(p.context, p.split_log2);
     p.span = even_split(p.context, p.splits);
 }
 
 // Whether a row is the successor token of the previous row in the same request, with the same splits.
-DEV bool follows(const Rows& rows, u32 row, u32 cut) {
+DEV bool follows_previous_row(const Rows& rows, u32 row, u32 split_log2) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
-    return before != 0 && context == before + 1 && splits_of(before, cut) == splits_of(context, cut) &&
-           (GROUP_SPLIT_LENGTH || span_of(before, cut) == span_of(context, cut));
+    return before != 0 && context == before + 1 && splits_of(before, split_log2) == splits_of(context, split_log2) &&
+           (GROUP_SPLIT_LENGTH || span_of(before, split_log2) == span_of(context, split_log2));
 }
 // Whether a row is the first of a group of rows that are processed together.
-DEV bool leads(const Rows& rows, u32 row, u32 tokens_per_group, u32 cut) {
+DEV bool is_group_leader(const Rows& rows, u32 row, u32 tokens_per_group, u32 split_log2) {
     if (tokens_per_group <= 1) return true;
     u32 distance = 0;
-    while (follows(rows, row - distance, cut)) ++distance;
+    while (follows_previous_row(rows, row - distance, split_log2)) ++distance;
     return distance % tokens_per_group == 0;
 }
 // Extends `p` from the first row of a group to all rows of the group.
-DEV void take_successive_rows(Place& p, const Rows& rows) {
+DEV void extend_group(SplitCursor& p, const Rows& rows) {
     p.count = 1;
-    while (p.count < p.tokens_per_group && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;
+    while (p.count < p.tokens_per_group && p.row + p.count < rows.rows &&
+           follows_previous_row(rows, p.row + p.count, p.split_log2))
+        ++p.count;
     p.context += p.count - 1;
-    cut_row(p);
+    split_row(p);
 }
 
 // Number of the keys [at, end) of `p` that row i of its group attends to: all except those of later tokens.
-DEV u32 keys_seen_by(const Place& p, u32 i, u32 at, u32 end) {
+DEV u32 keys_seen_by(const SplitCursor& p, u32 i, u32 at, u32 end) {
     const u32 own = p.context + 1 + i - p.count, seen = own < end ? own : end;
     return seen > at ? seen - at : 0;
 }
 
-DEV u32 first_key(const Place& p) { return p.split * p.span; }
-DEV u32 end_key(const Place& p) {
+DEV u32 first_key(const SplitCursor& p) { return p.split * p.span; }
+DEV u32 end_key(const SplitCursor& p) {
     const u32 end = first_key(p) + p.span;
     return end < p.context ? end : p.context;
 }
 
-DEV void next_split(Place& p, const Rows& rows) {
+DEV void next_split(SplitCursor& p, const Rows& rows) {
     if (--p.left == 0 || ++p.split < p.splits) return;
     p.split = 0;
     if (++p.head < rows.kv_heads) return;
@@ -84,17 +86,17 @@ DEV void next_split(Place& p, const Rows& rows) {
     p.table = table_of(rows, p.row);
     p.token = (u32)rows.cu_q[p.row];
     p.position = position_of(rows, p.token);
-    take_successive_rows(p, rows);
+    extend_group(p, rows);
 }
 
 // Number of splits of the rows before this thread's rows, and of all rows.
 struct SplitCount { u32 before, all; };
 // Counts the splits, with rows in groups of at most `tokens_per_group`. Every thread of the team must call
 // it; `sums` [WARPS] must not be in use.
-DEV SplitCount count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 cut, u32* sums) {
+DEV SplitCount count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 split_log2, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
-        if (leads(rows, row, tokens_per_group, cut)) mine += splits_of((u32)rows.context_lens[row], cut);
+        if (is_group_leader(rows, row, tokens_per_group, split_log2)) mine += splits_of((u32)rows.context_lens[row], split_log2);
     u32 before = mine;
     for (u32 reach = 1; reach < WARP_SIZE; reach *= 2) {
         const u32 below = shfl(before, lane() - reach);
@@ -111,7 +113,7 @@ DEV SplitCount count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per
 }
 
 // Returns the block's first split. Every thread of the team must call it.
-DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
+DEV SplitCursor start_of_block(const Rows& rows, u32 split_log2 = 0) {
     SHARED(u32, sums, 2 * WARPS);
     SHARED(u32, found, 7);
     const u32 each = (rows.rows + TEAM - 1) / TEAM;
@@ -120,20 +122,21 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     // loads would dominate the latency of a step with a single row.
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
-    SplitCount splits = count_splits(rows, first, end, 1, cut, sums);
+    SplitCount splits = count_splits(rows, first, end, 1, split_log2, sums);
     u32 record = splits.before;
-    const bool spread = rows.tokens_per_group <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
-    const u32 tokens_per_group = spread ? 1 : rows.tokens_per_group;
-    if (!spread) splits = count_splits(rows, first, end, tokens_per_group, cut, sums + WARPS);
+    const bool separate = rows.tokens_per_group <= 1 || splits.all * rows.kv_heads <= MAX_SEPARATE_SPLITS * gdim_x();
+    const u32 tokens_per_group = separate ? 1 : rows.tokens_per_group;
+    if (!separate) splits = count_splits(rows, first, end, tokens_per_group, split_log2, sums + WARPS);
 
     const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), remainder = all % gdim_x();
     const u32 begin = bid_x() * even + (bid_x() < remainder ? bid_x() : remainder);
     u32 before = splits.before;
     for (u32 row = first; row < end; ++row) {
-        const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row], splits_here = splits_of(context, cut);
+        const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row],
+                  splits_here = splits_of(context, split_log2);
         const u32 first_record = record;
         record += splits_here;
-        if (!leads(rows, row, tokens_per_group, cut)) continue;
+        if (!is_group_leader(rows, row, tokens_per_group, split_log2)) continue;
         before += splits_here;
         if (begin < from || begin >= before * rows.kv_heads) continue;
         found[0] = row;
@@ -145,9 +148,9 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
         found[6] = first_record;
     }
     team_sync();
-    Place p{};
+    SplitCursor p{};
     p.tokens_per_group = tokens_per_group;
-    p.cut = cut;
+    p.split_log2 = split_log2;
     p.left = even + (bid_x() < remainder ? 1 : 0);
     if (p.left == 0) return p;
     p.row = found[0];
@@ -156,7 +159,7 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     p.token = found[4];
     p.position = found[5];
     p.record = found[6];
-    take_successive_rows(p, rows);
+    extend_group(p, rows);
     p.head = found[1] / p.splits;
     p.split = found[1] % p.splits;
     return p;

@@ -36,10 +36,10 @@ DEV Shared shared_layout(u8* dynamic) {
 
 // Copies a tile's queries; zero-fills rows after the last pair.
 DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
-    constexpr u32 PIECES = D / 8, AT_ONCE = QUERY_WARPS * WARP_SIZE / PIECES;
+    constexpr u32 PIECES = D / 8, ROWS_PER_PASS = QUERY_WARPS * WARP_SIZE / PIECES;
     const u32 thread = tid() - (PRODUCER_WARPS - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
     const half_t* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
-    _Pragma("unroll 4") for (u32 i = 0; i < TILE_PAIRS; i += AT_ONCE) {
+    _Pragma("unroll 4") for (u32 i = 0; i < TILE_PAIRS; i += ROWS_PER_PASS) {
         const u32 row = i + thread / PIECES, pair = item.first + row < item.pairs ? item.first + row : 0;
         u8* to = operand + piece / 8 * PANEL_BYTES + panel_offset(row, piece % 8);
         cp_async16_zfill(to, q + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D, item.first + row < item.pairs);

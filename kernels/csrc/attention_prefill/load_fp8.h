@@ -8,15 +8,15 @@
 enum : u32 {
     PRODUCER_THREADS = PRODUCER_WARPS * WARP_SIZE,
     ROW_PIECES = 4,  // number of fp8 pieces of a row in a panel
-    AT_ONCE = PRODUCER_THREADS / (ROW_PIECES * PANELS),
-    PASSES = TILE / AT_ONCE,
+    ROWS_PER_PASS = PRODUCER_THREADS / (ROW_PIECES * PANELS),
+    PASSES = TILE / ROWS_PER_PASS,
     NO_ROW = ~0u     // key beyond the context: its pieces are zero-filled
 };
 static_assert(PRODUCER_THREADS == TILE, "a thread finds a key");
 
 // Row, panel and piece that a thread copies. Eight consecutive threads have the pieces of two rows, which are
 // in different banks of a panel.
-DEV u32 own_row(u32 pass) { return pass * AT_ONCE + tid() / (8 * PANELS) * 2 + tid() / ROW_PIECES % 2; }
+DEV u32 own_row(u32 pass) { return pass * ROWS_PER_PASS + tid() / (8 * PANELS) * 2 + tid() / ROW_PIECES % 2; }
 DEV u32 own_panel() { return tid() / 8 % PANELS; }
 DEV u32 own_piece() { return tid() % ROW_PIECES; }
 

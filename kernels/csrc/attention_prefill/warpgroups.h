@@ -100,7 +100,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Share
 // Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced
 // whole rows.
 DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const float (&o)[OUTPUTS], const float (&scale)[2]) {
-    constexpr u32 PIECES = D / 8, AT_ONCE = WARP_SIZE / PIECES, PANEL = 16 * 128;
+    constexpr u32 PIECES = D / 8, ROWS_PER_PASS = WARP_SIZE / PIECES, PANEL = 16 * 128;
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 2) {
         const u32 row = wgmma_row(i) % 16, column = wgmma_col(i), pair = i >> 1 & 1;
         u8* to = panels + column / 64 * PANEL + panel_offset(row, column % 64 / 8) + column % 8 * 2;
@@ -108,7 +108,7 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const fl
     }
     warp_sync();
     half_t* out = job.o + (u64)item.token * job.o_stride + item.head * HEAD_GROUP * D;
-    UNROLL for (u32 i = 0; i < 16; i += AT_ONCE) {
+    UNROLL for (u32 i = 0; i < 16; i += ROWS_PER_PASS) {
         const u32 row = i + lane() / PIECES, piece = lane() % PIECES;
         const u32 pair = item.first + group * GROUP_PAIRS + (warp_id() & 3) * 16 + row;
         const u32x4 values = *(const u32x4*)(panels + piece / 8 * PANEL + panel_offset(row, piece % 8));

@@ -52,7 +52,7 @@ enum : u32 {
 #include "attention_single_row/merge_cluster.h"
 
 // Computes the records of this warp: attention over its part of the block's keys.
-DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, float* record, float factor) {
+DEV void attend(const Source& source, const SplitCursor& p, Ring& ring, Tiles& tiles, float* record, float factor) {
     Queries mine{};
     begin_split(source, mine, p, true);
     SoftmaxState r;
@@ -79,7 +79,7 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
                      const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,
                      const i32* tables, const i32* table_rows, u32 kv_heads, u32 table_width, u32 qkv_stride, u32 o_stride,
                      float factor, float eps) {
-    const Place p = place_of_block(Rows{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
+    const SplitCursor p = cursor_of_block(Rows{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
     half_t* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
     if (p.context == 0) {
         grid_wait();

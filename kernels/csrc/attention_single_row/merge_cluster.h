@@ -4,7 +4,7 @@
 enum : u32 { SENT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends to the first block
 
 // Merges the records of this block's warps and stores them in the shared memory of the cluster's first block.
-DEV void send_records(const Memory& s, const Place& p) {
+DEV void send_records(const Memory& s, const SplitCursor& p) {
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
         const MergedOutput m = merge<WARPS>(s.records + query * RECORD, d, HEAD_GROUP * RECORD);
@@ -17,26 +17,26 @@ DEV void send_records(const Memory& s, const Place& p) {
 // Merges outputs d..d + 4 of one query over the records of the first `count` blocks.
 DEV MergedOutput merge_blocks(const float* records, u32 d, u32 count) {
     MergedOutput m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
-    f32x2 facts[BLOCKS];
+    f32x2 stats[BLOCKS];
     f32x4 parts[BLOCKS];
     UNROLL for (u32 i = 0; i < BLOCKS; ++i) {
         const float* record = records + (i < count ? i : 0) * HEAD_GROUP * RECORD;
-        facts[i] = *(const f32x2*)(record + D);
+        stats[i] = *(const f32x2*)(record + D);
         parts[i] = *(const f32x4*)(record + d);
-        if (i >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
+        if (i >= count) stats[i] = f32x2{{NO_SCORE, 0.f}};
     }
-    UNROLL for (u32 i = 0; i < BLOCKS; ++i) m.max = fmax_(m.max, facts[i].v[0]);
+    UNROLL for (u32 i = 0; i < BLOCKS; ++i) m.max = fmax_(m.max, stats[i].v[0]);
     UNROLL for (u32 i = 0; i < BLOCKS; ++i) {
-        const float weight = i < count ? exp2_(facts[i].v[0] - m.max) : 0.f;
+        const float weight = i < count ? exp2_(stats[i].v[0] - m.max) : 0.f;
         UNROLL for (u32 c = 0; c < 4; ++c) m.value.v[c] = fma_(weight, parts[i].v[c], m.value.v[c]);
-        m.sum = fma_(weight, facts[i].v[1], m.sum);
+        m.sum = fma_(weight, stats[i].v[1], m.sum);
     }
     return m;
 }
 
 // Waits for the records of all blocks, merges them and stores the outputs; called in the cluster's first
 // block.
-DEV void finish_cluster(const Memory& s, const Place& p, half_t* out) {
+DEV void finish_cluster(const Memory& s, const SplitCursor& p, half_t* out) {
     barrier_wait_peers(s.records_full, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const MergedOutput m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);

@@ -2,23 +2,23 @@
 // divided among the blocks of the KV head's cluster in contiguous runs of equal length.
 #pragma once
 
-struct Place {
+struct SplitCursor {
     u32 row, head, rank;  // rank: rank of the block in its cluster
     u32 context, token, position;
     const i32* table;
     u32 first, end;     // range of the block's keys
     u32 split, splits;  // index of the block among the blocks with keys, and number of blocks with keys
 };
-DEV u32 first_key(const Place& p) { return p.first; }
+DEV u32 first_key(const SplitCursor& p) { return p.first; }
 
 struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows, *positions;
     u32 kv_heads, table_width;
 };
 
-DEV Place place_of_block(const Rows& rows) {
+DEV SplitCursor cursor_of_block(const Rows& rows) {
     const u32 unit = bid_x() / BLOCKS;
-    Place p{};
+    SplitCursor p{};
     p.rank = p.split = cluster_rank<BLOCKS>();
     p.row = unit / rows.kv_heads;
     p.head = unit % rows.kv_heads;
@@ -61,7 +61,7 @@ DEV void fetch_next(Ring& ring, Tiles& t) {
     t.at += WARPS * TILE_KEYS;
     load_block_entry(t);
 }
-DEV Tiles tiles_of_warp(const Place& p, const KV* pool, u32 kv_heads) {
+DEV Tiles tiles_of_warp(const SplitCursor& p, const KV* pool, u32 kv_heads) {
     const u32 head_values = 2 * BLOCK_TOKENS * D;
     Tiles t{pool + p.head * head_values, p.table, p.first + warp_id() * TILE_KEYS, p.end, kv_heads * head_values, 0};
     load_block_entry(t);

@@ -95,7 +95,7 @@ DEV FragB load_b_trans(const half_t* tile, u32 stride) {
 #else
 #if DEV_EMU
 DEV void check_rows(const half_t* tile, u32 stride) {
-    if ((u64)tile % 16 != 0 || stride % 8 != 0) emu::broken("rows of a tile are not aligned to 16 bytes");
+    if ((u64)tile % 16 != 0 || stride % 8 != 0) emu::rule_violated("rows of a tile are not aligned to 16 bytes");
 }
 #else
 DEV void check_rows(const half_t*, u32) {}

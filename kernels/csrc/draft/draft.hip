@@ -19,7 +19,7 @@
 // draft_argmax            y[i] = the lowest id with the largest of the logits f32 [n, vocab]; an arbitrary id
 //                         for a row of NaNs. Grid: n. Block: 1024.
 // draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel). It writes
-//                         words [n, 2]: the key of the largest logit, and that of its id (place_of in
+//                         words [n, 2]: the key of the largest logit, and that of its id (sort_key_of in
 //                         sample/order.h). Grid and block as draft_argmax.
 // draft_shard_merge      y[i] = the id with the largest logit, from the words [ranks, n, 2] of all ranks.
 //                        Grid: blocks of 256 over rows.
@@ -86,16 +86,16 @@ prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context
     if (r >= count) return;
     const DraftRow* row = drafts_of(stage) + r;
     const bool staged = r < header_of(stage)->drafts;
-    const bool real = staged && pass < (u32)row->drafts;
-    const i32 seq_slot = staged ? row->seq_slot : 0, newest = real ? row->len - 1 : 0;
-    const u32 position = real ? (u32)(step_positions[row->token] + newest) + pass : 0;
+    const bool valid = staged && pass < (u32)row->drafts;
+    const i32 seq_slot = staged ? row->seq_slot : 0, newest = valid ? row->len - 1 : 0;
+    const u32 position = valid ? (u32)(step_positions[row->token] + newest) + pass : 0;
     const i32* table = tables + (u64)seq_slot * table_width;
     i32 id = 0;
-    if (real) id = pass == 0 ? step_ids[row->token + newest] : drafts[(u64)(pass - 1) * draft_stride + r];
+    if (valid) id = pass == 0 ? step_ids[row->token + newest] : drafts[(u64)(pass - 1) * draft_stride + r];
     ids[r] = id;
-    positions[r] = real ? (i32)position : 0;
-    slots[r] = real ? (i64)table[position / block_tokens] * block_tokens + position % block_tokens : -1;
-    context_lens[r] = real ? (i32)position + 1 : 0;
+    positions[r] = valid ? (i32)position : 0;
+    slots[r] = valid ? (i64)table[position / block_tokens] * block_tokens + position % block_tokens : -1;
+    context_lens[r] = valid ? (i32)position + 1 : 0;
     row_seq_slots[r] = seq_slot;
     cu_q[r + 1] = (i32)r + 1;
 }
@@ -157,8 +157,8 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
 }
 EXPORT(store_draft_states)
 
-// Returns the key (place_of in sample/order.h) of the largest of a row's `ids` logits, the first of which
-// belongs to id `begin`. Every thread of the block must call it.
+// Returns the sort key (sort_key_of in sample/order.h) of the largest of a row's `ids` logits, the first of
+// which belongs to id `begin`. Every thread of the block must call it.
 DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
     u64 best = 0;
     for (u32 first = tid(); first < ids; first += bdim() * AHEAD) {
@@ -169,11 +169,11 @@ DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
         }
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const u32 id = first + i * bdim();
-            const u64 place = id < ids ? place_of(x[i], begin + id) : 0;
-            best = place > best ? place : best;
+            const u64 sort_key = id < ids ? sort_key_of(x[i], begin + id) : 0;
+            best = sort_key > best ? sort_key : best;
         }
     }
-    return block_first(best);
+    return block_max_key(best);
 }
 
 KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
@@ -202,8 +202,8 @@ KERNEL(256) draft_shard_merge(i32* y, const u32* candidates, u32 count, u32 rank
     u64 best = 0;
     for (u32 rank = 0; rank < ranks; ++rank) {
         const u32* words = candidates + ((u64)rank * count + r) * 2;
-        const u64 place = (u64)words[0] << 32 | words[1];
-        best = place > best ? place : best;
+        const u64 sort_key = (u64)words[0] << 32 | words[1];
+        best = sort_key > best ? sort_key : best;
     }
     y[r] = (i32)id_of(best);
 }

@@ -24,7 +24,7 @@ KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, 
     grid_launch_dependents();
     grid_wait();
     const u64 row = bid_x();
-    const bool real = row < rows;
+    const bool valid = row < rows;
     const half_t* from = x + row * x_stride;
     fp8* to = y + row * cols;
     f32x8 none;
@@ -32,18 +32,18 @@ KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, 
 #if CHANNELS
     float peak = 0.f;
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
-        if (real) peak = fmax_(peak, peak_of(load8(from + c)));
+        if (valid) peak = fmax_(peak, peak_of(load8(from + c)));
     const float scale = scale_of(block_max(peak));
     if (tid() == 0) scales[row] = scale;
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
-        *(fp8x8*)(to + c) = quantized(real ? load8(from + c) : none, 1.f / scale);
+        *(fp8x8*)(to + c) = quantized(valid ? load8(from + c) : none, 1.f / scale);
 #else
     // All QUANT_LANES lanes of a group take part, because they reduce their maximum; lanes after the last
     // column contribute zeros.
     const u32 padded = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK * QUANT_BLOCK;
     for (u32 at = 0; at < padded; at += bdim() * 8) {
         const u32 c = at + tid() * 8;
-        const f32x8 v = real && c < cols ? load8(from + c) : none;
+        const f32x8 v = valid && c < cols ? load8(from + c) : none;
         const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
         if (c < cols) *(fp8x8*)(to + c) = quantized(v, 1.f / scale);
         if (c < padded && tid() % QUANT_LANES == 0) scales[(u64)(c / QUANT_BLOCK) * scale_stride + row] = scale;

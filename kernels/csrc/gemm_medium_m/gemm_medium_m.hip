@@ -45,14 +45,14 @@ DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
 
 // Where a lane stores its sums of a tile. The sums are in pieces of two adjacent columns in two rows: `p` is
 // the piece, `half` selects its row.
-struct Place {
+struct OutputTile {
     OUT* y;
     u32 m, outputs, stride, first;
 };
-DEV u32 column_of(const Place& to, u32 p) { return to.first + (cluster_rank<SPLITS>() * RUN + p) * 8 + (lane() & 3) * 2; }
+DEV u32 column_of(const OutputTile& to, u32 p) { return to.first + (cluster_rank<SPLITS>() * RUN + p) * 8 + (lane() & 3) * 2; }
 DEV u32 row_of(u32 half) { return warp_id() / 4 * 64 + wgmma_row(half * 2); }
-DEV Pair* pair_at(const Place& to, u32 p, u32 half) { return (Pair*)(to.y + (u64)row_of(half) * to.stride + column_of(to, p)); }
-template <class Do> DEV void each_pair(const Place& to, const Do& act) {
+DEV Pair* pair_at(const OutputTile& to, u32 p, u32 half) { return (Pair*)(to.y + (u64)row_of(half) * to.stride + column_of(to, p)); }
+template <class Do> DEV void each_pair(const OutputTile& to, const Do& act) {
     UNROLL for (u32 p = 0; p < RUN; ++p)
         UNROLL for (u32 half = 0; half < 2; ++half)
             if (p < run_of(cluster_rank<SPLITS>()) && row_of(half) < to.m && column_of(to, p) < to.outputs) act(p, half);
@@ -71,20 +71,20 @@ gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m
         return;
     }
     grid_wait();
-    const Place place{y, m, GATED ? n / 2 : n, y_stride, work.first_output};
+    const OutputTile tile{y, m, GATED ? n / 2 : n, y_stride, work.first_output};
 #if RESIDUAL
     Pair before[RUN][2];
-    each_pair(place, [&](u32 p, u32 half) { before[p][half] = *pair_at(place, p, half); });
+    each_pair(tile, [&](u32 p, u32 half) { before[p][half] = *pair_at(tile, p, half); });
 #endif
     Sums sums;
     multiply(sums, work, s);
 #if SPLITS > 1
     exchange(sums, s);
 #endif
-    each_pair(place, [&](u32 p, u32 half) {
+    each_pair(tile, [&](u32 p, u32 half) {
         float v[2];
         UNROLL for (u32 i = 0; i < 2; ++i) {
-            const u32 column = column_of(place, p) + i, at = p * 4 + half * 2 + i;
+            const u32 column = column_of(tile, p) + i, at = p * 4 + half * 2 + i;
             v[i] = sums.c[at] + (bias ? bias[column] : 0.f);
 #if GATED
             v[i] = gated(v[i], sums.c[RUN * 4 + at] + (bias ? bias[n / 2 + column] : 0.f));
@@ -93,7 +93,7 @@ gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m
             v[i] = f32(before[p][half].v[i]) + f32(to<OUT>(v[i]));
 #endif
         }
-        *pair_at(place, p, half) = pair(v[0], v[1]);
+        *pair_at(tile, p, half) = pair(v[0], v[1]);
     });
 }
 EXPORT(gemm_medium_m)

@@ -73,20 +73,20 @@ DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u
 #if !NORM && !X_SLABS
 // Stages all rows of x unchanged. Loads by the consumer warps have lower latency than bulk copies.
 DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
-    enum : u32 { AT_ONCE = 4 };
+    enum : u32 { LOADS_IN_FLIGHT = 4 };
     const u32 pieces = work.k / 8, line = x_line(work.k);
     u32 row = 0, piece = tid();
 #pragma unroll 1
     while (row < work.m) {
-        u32x4 v[AT_ONCE];
-        u32 to[AT_ONCE];
-        UNROLL for (u32 i = 0; i < AT_ONCE; ++i) {
+        u32x4 v[LOADS_IN_FLIGHT];
+        u32 to[LOADS_IN_FLIGHT];
+        UNROLL for (u32 i = 0; i < LOADS_IN_FLIGHT; ++i) {
             for (; piece >= pieces; piece -= pieces) ++row;
             to[i] = row < work.m ? row * line + piece * 16 : ~0u;
             if (row < work.m) v[i] = *(const u32x4*)(x + (u64)row * x_stride + piece * 8);
             piece += CONSUMER_THREADS;
         }
-        UNROLL for (u32 i = 0; i < AT_ONCE; ++i)
+        UNROLL for (u32 i = 0; i < LOADS_IN_FLIGHT; ++i)
             if (to[i] != ~0u) *(u32x4*)(s.x + to[i]) = v[i];
         for (; piece >= pieces; piece -= pieces) ++row;
     }

@@ -58,7 +58,7 @@ enum : u32 {
     WARPS = TOKENS_PER_BLOCK * TOKEN_WARPS,
     TEAM = WARPS * WARP_SIZE,
     WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
-    SPREAD_RUNS = 1,   // rows are scheduled separately up to this number of splits per block
+    MAX_SEPARATE_SPLITS = 1,  // rows are scheduled separately up to this number of splits per block
     GROUP_SPLIT_LENGTH = 0,  // the split length of a row depends on its own context only
     LINE = WIDTH + 8  // row stride in shared memory, in elements: eight rows have no bank conflicts
 };
@@ -94,7 +94,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q
            u32 heads, u32 query, u32 table_width, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOKENS_PER_BLOCK, 0};
-    Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
+    SplitCursor p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
     grid_wait();
     grid_launch_dependents();
     Ring ring = begin_ring(shared, p, rows, pool);
@@ -117,7 +117,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q
         const bool last_split = p.left == 1 || p.split + 1 == p.splits;
         if (last_split && p.splits > 1 && is_last(to.arrived + unit_of(p), done, p.splits)) merge_splits(p, to);
         if (last_split) done = 0;
-        next_place(p, rows);
+        advance_cursor(p, rows);
     }
 }
 EXPORT(mla_decode)

@@ -17,21 +17,21 @@ struct Outputs {
     u32 heads;
 };
 
-DEV u64 unit_of(const Place& p) { return (u64)p.row * gdim_y() + bid_y(); }
+DEV u64 unit_of(const SplitCursor& p) { return (u64)p.row * gdim_y() + bid_y(); }
 // Number of heads of a block that have records.
 DEV u32 kept_heads(const Outputs& to) { return to.heads < TILE ? to.heads : TILE; }
 // Number of floats in the records of a block's split.
 DEV u32 split_floats(const Outputs& to) { return kept_heads(to) * RECORD; }
 // Returns the record of the block's first head, for token i of the group at `p` and the given split.
-DEV float* records_of(const Place& p, const Outputs& to, u32 i, u32 split) {
+DEV float* records_of(const SplitCursor& p, const Outputs& to, u32 i, u32 split) {
     return to.partial + ((u64)(p.record + i * p.splits + split) * gdim_y() + bid_y()) * split_floats(to);
 }
-DEV half_t* mean_of(const Place& p, const Outputs& to, u32 i, u32 head) {
+DEV half_t* mean_of(const SplitCursor& p, const Outputs& to, u32 i, u32 head) {
     return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * KV_LORA_RANK;
 }
 
 // Merges all splits of the block's heads.
-DEV void merge_splits(const Place& p, const Outputs& to) {
+DEV void merge_splits(const SplitCursor& p, const Outputs& to) {
     const u32 heads = to.heads - first_head() < TILE ? to.heads - first_head() : TILE;
     for (u32 at = warp_id(); at < p.count * heads; at += WARPS) {
         const u32 token = at / heads, head = at % heads;

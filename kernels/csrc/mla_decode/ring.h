@@ -14,7 +14,7 @@ struct Ring {
     half_t* steps;
     u32 next, oldest;  // stage to load into; stage to multiply
     // Next step to load, which comes after the step that is multiplied.
-    Place place;
+    SplitCursor cursor;
     u32 at, end;  // current key, and end of the split
     u32 block;    // block-table entry of the warp's rows, loaded one step in advance
 };
@@ -22,20 +22,20 @@ struct Ring {
 // Advances to the next split that has a step, if the current one has none left, and loads the block-table
 // entry of the next step.
 DEV void seek_step(Ring& r, const Rows& rows) {
-    while (r.place.left != 0 && r.at >= r.end) {
-        next_place(r.place, rows);
-        if (r.place.left == 0) return;
-        r.at = first_key(r.place);
-        r.end = end_key(r.place);
+    while (r.cursor.left != 0 && r.at >= r.end) {
+        advance_cursor(r.cursor, rows);
+        if (r.cursor.left == 0) return;
+        r.at = first_key(r.cursor);
+        r.end = end_key(r.cursor);
     }
     const u32 key = r.at + warp_id() * ROWS_OF_WARP;
-    if (r.place.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.place.table * rows.table_width + key / BLOCK_TOKENS];
+    if (r.cursor.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.cursor.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
 // Starts the copies of the next step, if there is one. Rows beyond the split's end are zero-filled, because
 // freed blocks may contain NaN. Every thread must call it.
 DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
-    if (r.place.left != 0) {
+    if (r.cursor.left != 0) {
         const u32 key = r.at + warp_id() * ROWS_OF_WARP;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
         half_t* to = r.steps + r.next * STEP_VALUES + warp_id() * ROWS_OF_WARP * LINE;
@@ -52,11 +52,11 @@ DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
     r.next = r.next + 1 == STAGES ? 0 : r.next + 1;
 }
 
-DEV Ring begin_ring(half_t* steps, const Place& place, const Rows& rows, const half_t* pool) {
-    Ring r{steps, 0, 0, place, 0, 0, 0};
-    if (place.left != 0) {
-        r.at = first_key(place);
-        r.end = end_key(place);
+DEV Ring begin_ring(half_t* steps, const SplitCursor& cursor, const Rows& rows, const half_t* pool) {
+    Ring r{steps, 0, 0, cursor, 0, 0, 0};
+    if (cursor.left != 0) {
+        r.at = first_key(cursor);
+        r.end = end_key(cursor);
         seek_step(r, rows);
     }
     for (u32 i = 0; i + 1 < STAGES; ++i) fetch(r, rows, pool);

@@ -30,18 +30,18 @@ struct SoftmaxState {
 };
 
 // Loads the queries of this warp's token and 16 heads; zeros for heads and tokens that do not exist.
-DEV Queries load_queries(const Source& s, const Place& p) {
+DEV Queries load_queries(const Source& s, const SplitCursor& p) {
     Queries all;
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
         const u32 head = first_head() + Frag::a_row(i);
-        const bool real = head < s.heads && own_token() < p.count;
+        const bool valid = head < s.heads && own_token() < p.count;
         const u64 token = p.token + own_token();
         const half_t* absorbed_q = s.absorbed_q + (token * s.heads + head) * KV_LORA_RANK;
         const half_t* rope_q = s.q + token * s.q_stride + (head + 1) * s.query - QK_ROPE_HEAD_DIM;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
             const u32 k = (half_of_warp() * PRODUCTS + j) * 16 + Frag::a_k(i);
             const half_t* from = k < KV_LORA_RANK ? absorbed_q + k : rope_q + (k - KV_LORA_RANK);
-            all.v[j].v[i / 2] = real ? bits_as<u32>(*(const half_x2*)from) : 0;
+            all.v[j].v[i / 2] = valid ? bits_as<u32>(*(const half_x2*)from) : 0;
         }
     }
     return all;

@@ -8,23 +8,23 @@
 
 // Returns the first token from `token` on that is in one of the block's runs, and sets `run_end` to the end
 // of that run.
-DEV u32 into_run(const Rows& rows, u32 token, u32& run_end) {
+DEV u32 enter_run(const Rows& rows, u32 token, u32& run_end) {
     if (token < run_end) return token;
-    const u32 apart = gdim_x() * rows.tokens_per_group;
-    run_end += ((token - run_end) / apart + 1) * apart;
+    const u32 run_stride = gdim_x() * rows.tokens_per_group;
+    run_end += ((token - run_end) / run_stride + 1) * run_stride;
     const u32 begin = run_end - rows.tokens_per_group;
     return token > begin ? token : begin;
 }
 
-// Returns the place of the tokens from `token` on that are in the same row and before `run_end`. `all`:
+// Returns the cursor at the tokens from `token` on that are in the same row and before `run_end`. `all`:
 // number of tokens of all rows.
-DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
-    Place p{};
+DEV SplitCursor cursor_at(const Rows& rows, u32 token, u32 run_end, u32 all) {
+    SplitCursor p{};
     if (token >= all) return p;
     p.row = row_of(rows.cu_q, rows.rows, token);
 #ifdef LONG_ROW
     while ((u32)(rows.cu_q[p.row + 1] - rows.cu_q[p.row]) >= LONG_ROW) {
-        token = into_run(rows, (u32)rows.cu_q[p.row + 1], run_end);
+        token = enter_run(rows, (u32)rows.cu_q[p.row + 1], run_end);
         if (token >= all) return p;
         p.row = row_of(rows.cu_q, rows.rows, token);
     }
@@ -41,16 +41,16 @@ DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
     return p;
 }
 
-// Returns the place of the block's first tokens. The block processes every gdim_x()-th run from token `first`
+// Returns the cursor at the block's first tokens. The block processes every gdim_x()-th run from token `first`
 // on.
-DEV Place first_token(const Rows& rows, u32 first) {
+DEV SplitCursor first_token(const Rows& rows, u32 first) {
     const u32 token = first + bid_x() * rows.tokens_per_group;
-    return place_of(rows, token, token + rows.tokens_per_group, (u32)rows.cu_q[rows.rows]);
+    return cursor_at(rows, token, token + rows.tokens_per_group, (u32)rows.cu_q[rows.rows]);
 }
 
-DEV void next_place(Place& p, const Rows& rows) {
+DEV void advance_cursor(SplitCursor& p, const Rows& rows) {
     if (!EACH_TOKEN) return next_split(p, rows);
     u32 run_end = p.run_end;
-    const u32 token = into_run(rows, p.token + p.count, run_end);
-    p = place_of(rows, token, run_end, p.token + p.left);
+    const u32 token = enter_run(rows, p.token + p.count, run_end);
+    p = cursor_at(rows, token, run_end, p.token + p.left);
 }

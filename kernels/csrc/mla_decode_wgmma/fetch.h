@@ -41,12 +41,12 @@ DEV Shared shared_layout(u8* dynamic) {
 
 // Starts loading the queries of the tokens at `p`, 16 query rows per warp; zeros for heads and tokens that do
 // not exist.
-DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
+DEV void start_queries(const Job& job, const Shared& shared, const SplitCursor& p) {
     constexpr u32 PIECES = WIDTH / 8, KV_LORA_PIECES = KV_LORA_RANK / 8, HEADS = TILE / PRODUCER_WARPS;
     const u32 first = (warp_id() - WARPS) * HEADS;
     _Pragma("unroll 1") for (u32 row = first; row < first + HEADS; ++row) {
         const QueryRow query_row = query_of(row, p, job.to);
-        const bool real = query_row.real;
+        const bool valid = query_row.valid;
         const u64 token = p.token + query_row.token;
         const half_t* absorbed_q = job.absorbed_q + (token * job.to.heads + first_head() + query_row.head) * KV_LORA_RANK;
         const half_t* rope_q = job.q + token * job.q_stride + (first_head() + query_row.head + 1) * job.query - WIDTH;
@@ -54,7 +54,7 @@ DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
             const u32 piece = at + lane();
             if (piece >= PIECES) break;
             u8* to = shared.queries + piece / 8 * PANEL_BYTES + panel_offset(row, piece % 8);
-            cp_async16_zfill(to, (real ? piece < KV_LORA_PIECES ? absorbed_q : rope_q : job.absorbed_q) + piece * 8 * real, real);
+            cp_async16_zfill(to, (valid ? piece < KV_LORA_PIECES ? absorbed_q : rope_q : job.absorbed_q) + piece * 8 * valid, valid);
         }
     }
     cp_async_commit();
@@ -68,7 +68,7 @@ struct ProducerState {
 };
 
 DEV u32 own_row() { return (warp_id() - WARPS) * BOX_ROWS; }
-DEV u32 block_at(const Job& job, const Place& p, u32 key, u32 end) {
+DEV u32 block_at(const Job& job, const SplitCursor& p, u32 key, u32 end) {
     return key < end ? (u32)job.rows.tables[(u64)p.table * job.rows.table_width + key / BLOCK_TOKENS] : 0;
 }
 
@@ -100,21 +100,21 @@ DEV void fetch_step(const Job& job, const Shared& shared, PipelineBarriers* m, P
     advance<STAGES>(producer.pipe);
 }
 
-DEV void fetch_all(const Job& job, const Shared& shared, PipelineBarriers* m, Place p) {
+DEV void fetch_all(const Job& job, const Shared& shared, PipelineBarriers* m, SplitCursor p) {
     ProducerState producer{};
     PipelineState queries{};
-    bool fresh = true;  // heads or token differ from those of the previous split
+    bool new_queries = true;  // heads or token differ from those of the previous split
     while (p.left != 0) {
-        if (fresh) {
+        if (new_queries) {
             barrier_wait(&m->queries_empty, queries.phase ^ 1);
             start_queries(job, shared, p);
         }
         const auto signal_queries = [&] {
-            if (!fresh) return;
+            if (!new_queries) return;
             cp_async_wait<0>();
             release_written(&m->queries_full);
             advance<1>(queries);
-            fresh = false;
+            new_queries = false;
         };
         const u32 end = end_key(p);
         producer.block = block_at(job, p, first_key(p) + own_row(), end);
@@ -125,7 +125,7 @@ DEV void fetch_all(const Job& job, const Shared& shared, PipelineBarriers* m, Pl
             signal_queries();
         }
         signal_queries();
-        fresh = p.split + 1 == p.splits;
-        next_place(p, job.rows);
+        new_queries = p.split + 1 == p.splits;
+        advance_cursor(p, job.rows);
     }
 }

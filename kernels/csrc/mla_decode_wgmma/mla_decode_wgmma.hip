@@ -44,7 +44,7 @@ enum : u32 {
     PANELS = WIDTH / 64,
     PANEL_BYTES = KEYS * 128,  // a panel of keys, of queries, or of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
-    SPREAD_RUNS = 0,   // split_length.h decides whether rows are scheduled separately
+    MAX_SEPARATE_SPLITS = 0,  // split_length.h decides whether rows are scheduled separately
     GROUP_SPLIT_LENGTH = 1,  // all rows of a group use the split length of its last row
     PIPELINE_BARRIER_BYTES = 128,  // barriers, at the start of shared memory
     GROUPS_SHARED = PIPELINE_BARRIER_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
@@ -53,7 +53,7 @@ enum : u32 {
 DEV void team_sync() { named_barrier_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
-DEV u32 splits_of_keys(u32 context, u32 cut) { return (context + (1u << cut) - 1) >> cut; }
+DEV u32 splits_of_keys(u32 context, u32 split_log2) { return (context + (1u << split_log2) - 1) >> split_log2; }
 // All splits of a row have equal length, except that the last one is shorter (by less than one step per
 // split).
 DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / splits + KEYS - 1) / KEYS * KEYS; }
@@ -78,21 +78,21 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* abso
     DYN_SHARED(u8, dynamic);
     PipelineBarriers* pipeline = (PipelineBarriers*)dynamic;
     const Shared shared = shared_layout(dynamic);
-    SHARED(Place, begin, 1);
+    SHARED(SplitCursor, begin, 1);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, tokens_per_group, 0};
     if (tid() == 0) init_barriers(pipeline);
     set_queries(heads);
     sync();
     u32 with_keys = row_count;
     if (warp_id() < WARPS) {
-        Place p;
+        SplitCursor p;
         if (EACH_TOKEN) {
             p = first_token(rows, first);
         } else {
             Rows scheduled_rows = rows;
-            const u32 cut = choose_split_length(scheduled_rows, heads < TILE ? heads : TILE, most_records, (u32*)shared.queries);
+            const u32 split_log2 = choose_split_length(scheduled_rows, heads < TILE ? heads : TILE, most_records, (u32*)shared.queries);
             with_keys = scheduled_rows.rows;
-            p = start_of_block(scheduled_rows, cut);
+            p = start_of_block(scheduled_rows, split_log2);
         }
         if (tid() == 0) *begin = p;
     }

@@ -67,7 +67,8 @@ DEV void publish_weights(const Shared& shared, PipelineBarriers* m, u32 step, co
 
 // Turns the scores of keys [at, at + KEYS) into probabilities, in a step in which not all query rows attend
 // to all keys: keys from `end` on do not exist, and later tokens' keys are masked.
-DEV void masked_softmax(float (&s)[KEYS / 2], Softmax& r, float (&rescale)[2], const Job& job, const Place& p, u32 at, u32 end) {
+DEV void masked_softmax(float (&s)[KEYS / 2], Softmax& r, float (&rescale)[2], const Job& job, const SplitCursor& p, u32 at,
+                        u32 end) {
     u32 seen[2];
     UNROLL for (u32 slot = 0; slot < 2; ++slot)
         seen[slot] = keys_seen_by(p, query_of(wgmma_row(slot * 2), p, job.to).token, at, end);
@@ -79,7 +80,7 @@ DEV void masked_softmax(float (&s)[KEYS / 2], Softmax& r, float (&rescale)[2], c
 // scores are in straight-line code, not across a loop end or an exit: otherwise ptxas serialises the WGMMAs,
 // which takes 1.5 times as long.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w,
-                       const Place& p) {
+                       const SplitCursor& p) {
     float s[KEYS / 2], rescale[2];
     Probabilities<KEYS / 2> weights;
     const u32 first = first_key(p), end = end_key(p);
@@ -123,7 +124,7 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
 
 // The second warpgroup's loop over a split: accumulates its half of the channels with the probabilities of
 // the first.
-DEV void add(float (&o)[SUMS], const Shared& shared, PipelineBarriers* m, ConsumerState& w, const Place& p) {
+DEV void add(float (&o)[SUMS], const Shared& shared, PipelineBarriers* m, ConsumerState& w, const SplitCursor& p) {
     const u32 first = first_key(p), end = end_key(p);
     for (u32 at = first; at < end; at += KEYS) {
         const u8* keys = await_keys(shared, m, w.step);
@@ -143,7 +144,7 @@ DEV void add(float (&o)[SUMS], const Shared& shared, PipelineBarriers* m, Consum
 }
 
 // Stores the result of a split. Every thread of both warpgroups must call it.
-template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const Place& p) {
+template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const SplitCursor& p) {
     float max[2]{}, sum[2]{}, scale[2];
     if (SCORES) UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         max[slot] = r.max[slot] * job.factor;
@@ -151,8 +152,8 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
         scale[slot] = 1.f / sum[slot];
     }
     if (p.splits > 1) {
-        const f32x2 facts[2] = {{{max[0], sum[0]}}, {{max[1], sum[1]}}};
-        return store_record(o, p, job.to, SCORES ? facts : nullptr);
+        const f32x2 stats[2] = {{{max[0], sum[0]}}, {{max[1], sum[1]}}};
+        return store_record(o, p, job.to, SCORES ? stats : nullptr);
     }
     team_sync();  // Until here the second warpgroup reads the last step's factors.
     if (SCORES) publish_scales(scale);
@@ -164,7 +165,7 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
 
 // Processes a split and stores its result. SCORES: this is the first warpgroup.
 template <bool SCORES>
-DEV void multiply_split(const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w, const Place& p) {
+DEV void multiply_split(const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w, const SplitCursor& p) {
     float o[SUMS];
     Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
     if (SCORES) score_and_add(o, r, job, shared, m, w, p);
@@ -175,7 +176,7 @@ DEV void multiply_split(const Job& job, const Shared& shared, PipelineBarriers* 
 // Writes zeros for padding rows, after the last row with keys.
 DEV void store_padding(const Job& job, u32 with_keys) {
     for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
-        Place p{};
+        SplitCursor p{};
         p.row = row;
         p.token = (u32)job.rows.cu_q[row];
         p.count = 1;
@@ -183,7 +184,7 @@ DEV void store_padding(const Job& job, u32 with_keys) {
     }
 }
 
-DEV void multiply(const Job& job, const Shared& shared, PipelineBarriers* m, Place p) {
+DEV void multiply(const Job& job, const Shared& shared, PipelineBarriers* m, SplitCursor p) {
     const bool scores = warp_id() < WARPS / 2;
     ConsumerState w{};
     u32 done = 0;  // number of splits of the current heads that are done
@@ -197,6 +198,6 @@ DEV void multiply(const Job& job, const Shared& shared, PipelineBarriers* m, Pla
         if (scores && last_split) release(&m->queries_empty);
         if (last_split && p.splits > 1 && is_last(job.to.arrived + unit_of(p), done, p.splits)) merge_splits(p, job.to);
         if (last_split) done = 0;
-        next_place(p, job.rows);
+        advance_cursor(p, job.rows);
     }
 }

@@ -22,8 +22,9 @@ enum : u32 { CHAIN_START = 1u << 31, CACHED_ROWS = OPERAND_BYTES / 4 };
 DEV u32 pack_context(const Rows& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
     if (rows.tokens_per_group <= 1 || row == 0 || context <= 1) return context | CHAIN_START;
-    const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
-    return follows ? context : context | CHAIN_START;
+    const bool follows_previous_row =
+        (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
+    return follows_previous_row ? context : context | CHAIN_START;
 }
 // Writes the packed contexts of the first CACHED_ROWS rows to shared memory. The loads of all rows overlap,
 // so that they take one memory latency; they also load the tables and cu_q, which start_of_block() needs,
@@ -39,12 +40,12 @@ DEV void cache_contexts(const Rows& rows, u32* packed_contexts) {
 
 // Returns approximately a / b rounded up, for b up to some thousands.
 DEV u32 approx_div_ceil(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
-DEV SplitTotals total_splits(const Rows& rows, const u32* packed_contexts, u32 cut) {
+DEV SplitTotals total_splits(const Rows& rows, const u32* packed_contexts, u32 split_log2) {
     SplitTotals n{};
     _Pragma("unroll 1") for (u32 row = lane(); row < rows.rows; row += WARP_SIZE) {
         const u32 packed_context = row < CACHED_ROWS ? packed_contexts[row] : pack_context(rows, row),
                   context = packed_context & ~CHAIN_START;
-        const u32 own = splits_of(context, cut);
+        const u32 own = splits_of(context, split_log2);
         n.records += own;
         if (context == 0) continue;
         n.all += own;

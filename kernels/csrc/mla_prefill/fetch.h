@@ -89,9 +89,9 @@ DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
             return;
         }
         const u32 ticket = lane() == 0 ? atomic_add(job.work_counter, 1u) : 0;
-        if (has_keys_here(item) || item.cut.steps == 0) publish_item(shared, m, items, job, item);
-        for (u32 step = item.cut.step; step < item.cut.end; ++step, advance<STAGES>(steps))
-            fetch_step(shared, m, steps, job, item, item.cut.at + (step - item.cut.step) * TILE);
+        if (has_keys_here(item) || item.range.steps == 0) publish_item(shared, m, items, job, item);
+        for (u32 step = item.range.step; step < item.range.end; ++step, advance<STAGES>(steps))
+            fetch_step(shared, m, steps, job, item, item.range.at + (step - item.range.step) * TILE);
         number = gdim_x() + shfl(ticket, 0);
     }
 }

@@ -33,11 +33,11 @@ struct StepRange { u32 step, end, steps, at; };
 // its row begin at index `begin` of the list.
 DEV StepRange steps_in_window(u32 keys, u32 begin, const Window& window) {
     const u32 window_end = window.begin + window.keys;
-    StepRange cut{};
-    cut.steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
-    cut.step = window.begin > begin ? (window.begin - begin) / STEP_KEYS : 0;
+    StepRange range{};
+    range.steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
+    range.step = window.begin > begin ? (window.begin - begin) / STEP_KEYS : 0;
     const u32 end = window_end > begin ? (window_end - begin) / STEP_KEYS : 0;
-    cut.end = end < cut.steps ? end : cut.steps;
-    cut.at = begin + cut.step * STEP_KEYS - window.begin;
-    return cut;
+    range.end = end < range.steps ? end : range.steps;
+    range.at = begin + range.step * STEP_KEYS - window.begin;
+    return range;
 }

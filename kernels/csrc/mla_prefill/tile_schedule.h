@@ -10,12 +10,12 @@ struct Item {
     u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no item
     u32 first;          // first token of the tile, relative to the row
     u32 before;         // number of keys before the row's first token
-    StepRange cut;      // cut.steps == 0: a padding row, which has no keys
+    StepRange range;    // range.steps == 0: a padding row, which has no keys
 };
 
 // Number of keys that a token of an item's row attends to.
 DEV u32 seen_by(const Item& item, u32 token) { return item.before + token + 1; }
-DEV bool has_keys_here(const Item& item) { return item.cut.step < item.cut.end; }
+DEV bool has_keys_here(const Item& item) { return item.range.step < item.range.end; }
 
 // State of a search for items in ascending order of their number: the search has reached `row`;
 // `items_before` and `keys_before` count the items and keys of earlier rows.
@@ -46,7 +46,7 @@ DEV Item find(Search& search, const Job& job, u32 number) {
             if (context < item.tokens) return item;
             item.before = context - item.tokens;
             const u32 end = item.first + TILE;
-            item.cut = steps_in_window(seen_by(item, (end < item.tokens ? end : item.tokens) - 1), row_begin, job.window);
+            item.range = steps_in_window(seen_by(item, (end < item.tokens ? end : item.tokens) - 1), row_begin, job.window);
             return item;
         }
         search.items_before += shfl(up_to, WARP_SIZE - 1);

@@ -61,7 +61,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Share
     const auto softmax_step = [&](u32 step) {
         wgmma_fence_operand(s);
         release(&m->keys.empty[w.keys.stage]);
-        if (step + 1 == item.cut.end) release(&m->item_empty);
+        if (step + 1 == item.range.end) release(&m->item_empty);
         advance<STAGES>(w.keys);
         if (step < unmasked_steps) return online_softmax<false>(s, r, rescale, seen, factor);
         const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
@@ -76,11 +76,11 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Share
 
     start_scores(s, queries, keys());
     wgmma_wait<0>();
-    softmax_step(item.cut.step);
-    if (item.cut.step != 0)
+    softmax_step(item.range.step);
+    if (item.range.step != 0)
         UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= rescale[i >> 1 & 1];
     pack(p, s);
-    for (u32 step = item.cut.step + 1; step < item.cut.end; ++step) {
+    for (u32 step = item.range.step + 1; step < item.range.end; ++step) {
         const u8* step_keys = keys();
         barrier_wait(&m->sequence[w.group], w.sequence_waits++ & 1);
         start_scores(s, queries, step_keys);
@@ -98,7 +98,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Share
 
 // Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced.
 DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const float (&o)[OUTPUTS], const float (&scale)[2]) {
-    constexpr u32 AT_ONCE = WARP_SIZE / 8;
+    constexpr u32 ROWS_PER_PASS = WARP_SIZE / 8;
     const u32 first = item.first + group * GROUP_TOKENS + (warp_id() & 3) * 16;
     half_t* out = job.o + (u64)(item.token + first) * job.o_stride + item.head * VALUE;
     UNROLL for (u32 part = 0; part < VALUE_PANELS; ++part) {
@@ -108,7 +108,7 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const flo
                 pack_half(o[part * 32 + i] * scale[token], o[part * 32 + i + 1] * scale[token]);
         }
         warp_sync();
-        UNROLL for (u32 i = 0; i < 16; i += AT_ONCE) {
+        UNROLL for (u32 i = 0; i < 16; i += ROWS_PER_PASS) {
             const u32 row = i + lane() / 8, piece = lane() % 8;
             const u32x4 values = *(const u32x4*)(panel + panel_offset(row, piece));
             if (first + row < item.tokens) *(u32x4*)(out + (u64)row * job.o_stride + part * 64 + piece * 8) = values;
@@ -131,10 +131,10 @@ DEV void load_carry_over(const f32x4* from, float (&o)[OUTPUTS], Softmax& r) {
         const f32x4 four = from[i / 4 * CONSUMER_THREADS];
         UNROLL for (u32 j = 0; j < 4; ++j) o[i + j] = four.v[j];
     }
-    const f32x4 facts = from[OUTPUTS / 4 * CONSUMER_THREADS];
+    const f32x4 stats = from[OUTPUTS / 4 * CONSUMER_THREADS];
     UNROLL for (u32 i = 0; i < 2; ++i) {
-        r.max[i] = facts.v[i];
-        r.sum[i] = facts.v[2 + i];
+        r.max[i] = stats.v[i];
+        r.sum[i] = stats.v[2 + i];
     }
 }
 
@@ -150,9 +150,9 @@ DEV void consume_items(const Shared& shared, PipelineBarriers* m, const Job& job
         Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
         UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
         if (has_keys_here(item)) {
-            if (item.cut.step != 0) load_carry_over(carry_over_of(job, item), o, r);
+            if (item.range.step != 0) load_carry_over(carry_over_of(job, item), o, r);
             multiply(o, r, w, shared, m, item, job.factor);
-            if (item.cut.end != item.cut.steps) {
+            if (item.range.end != item.range.steps) {
                 save_carry_over(carry_over_of(job, item), o, r);
                 continue;
             }

@@ -68,20 +68,20 @@ DEV void store_outputs(half_t* o, u32 o_stride, SoftmaxState& r, u32 first, u32 
 }
 
 DEV void save_carry_over(f32x4* to, const SoftmaxState& r) {
-    f32x4 facts{};
+    f32x4 stats{};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
-        facts.v[i] = r.max[i];
-        facts.v[2 + i] = r.sum[i];
+        stats.v[i] = r.max[i];
+        stats.v[2 + i] = r.sum[i];
     }
     UNROLL for (u32 i = 0; i < SUMS; ++i) to[i * CONSUMER_THREADS] = r.out[i];
-    to[SUMS * CONSUMER_THREADS] = facts;
+    to[SUMS * CONSUMER_THREADS] = stats;
 }
 DEV void load_carry_over(const f32x4* from, SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = from[i * CONSUMER_THREADS];
-    const f32x4 facts = from[SUMS * CONSUMER_THREADS];
+    const f32x4 stats = from[SUMS * CONSUMER_THREADS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
-        r.max[i] = facts.v[i];
-        r.sum[i] = facts.v[2 + i];
+        r.max[i] = stats.v[i];
+        r.sum[i] = stats.v[2 + i];
     }
 }
 
@@ -123,8 +123,8 @@ DEV void prefill(const Job& job) {
     const u32 before = lengths.context - tokens;
     const u32 last_of_warp = first + QUERIES <= tokens ? first + QUERIES - 1 : tokens - 1;
     const u32 keys_of_block = before + (begin + per_block <= tokens ? begin + per_block : tokens);
-    const StepRange cut = steps_in_window(keys_of_block, begin_of(job.rows, row), job.window);
-    if (cut.step >= cut.end) return;
+    const StepRange range = steps_in_window(keys_of_block, begin_of(job.rows, row), job.window);
+    if (range.step >= range.end) return;
     const half_t* queries = job.q + (u64)token * job.q_stride + head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM);
     const Queries mine = load_queries([&](u32 query) {
         return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
@@ -133,14 +133,14 @@ DEV void prefill(const Job& job) {
     // stored.
     VisibleKeys seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
-    const u32 end = cut.end * STEP_KEYS;
+    const u32 end = range.end * STEP_KEYS;
     seen.most = seen.most < end ? seen.most : end;
 
     f32x4* carried = carry_over_of(job, row, token, begin, per_block, head, SUMS + 1) + tid();
     SoftmaxState r;
-    if (cut.step == 0) start(r);
+    if (range.step == 0) start(r);
     else load_carry_over(carried, r);
-    multiply(r, mine, job, stages, cut.step * STEP_KEYS, keys_of_block < end ? keys_of_block : end, cut.at, seen);
-    if (cut.end == cut.steps) store_outputs(out, job.o_stride, r, first, tokens);
+    multiply(r, mine, job, stages, range.step * STEP_KEYS, keys_of_block < end ? keys_of_block : end, range.at, seen);
+    if (range.end == range.steps) store_outputs(out, job.o_stride, r, first, tokens);
     else save_carry_over(carried, r);
 }

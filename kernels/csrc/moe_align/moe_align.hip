@@ -23,20 +23,20 @@
 #include "moe/segment.h"
 #include "sample/order.h"
 
-// Calls take(choice, expert) for every choice in this block's part with an expert on this rank; several loads
+// Calls visit(choice, expert) for every choice in this block's part with an expert on this rank; several loads
 // are in flight.
-template <class Take> DEV void each_choice(const i32* experts, u32 choices, u32 first, u32 count, const Take& take) {
-    enum : u32 { AT_ONCE = 8 };
+template <class Visit> DEV void each_choice(const i32* experts, u32 choices, u32 first, u32 count, const Visit& visit) {
+    enum : u32 { LOADS_IN_FLIGHT = 8 };
     const u32 part = (choices + gdim_x() - 1) / gdim_x(), begin = bid_x() * part;
     const u32 end = begin + part < choices ? begin + part : choices;
-    for (u32 from = begin + tid(); from < end; from += AT_ONCE * bdim()) {
-        u32 e[AT_ONCE];
-        UNROLL for (u32 i = 0; i < AT_ONCE; ++i) {
+    for (u32 from = begin + tid(); from < end; from += LOADS_IN_FLIGHT * bdim()) {
+        u32 e[LOADS_IN_FLIGHT];
+        UNROLL for (u32 i = 0; i < LOADS_IN_FLIGHT; ++i) {
             const u32 c = from + i * bdim();
             e[i] = c < end ? (u32)experts[c] - first : count;
         }
-        UNROLL for (u32 i = 0; i < AT_ONCE; ++i)
-            if (e[i] < count) take(from + i * bdim(), e[i]);
+        UNROLL for (u32 i = 0; i < LOADS_IN_FLIGHT; ++i)
+            if (e[i] < count) visit(from + i * bdim(), e[i]);
     }
 }
 DEV void count_part(u32* counts, const i32* experts, u32 choices, u32 first, u32 count) {
@@ -77,8 +77,8 @@ KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i
     for (u32 from = 0; from < count; from += bdim()) {
         const u32 e = from + tid();
         const ChoiceCount mine = e >= count ? ChoiceCount{0, 0} : counts ? counted(counts, e, count) : ChoiceCount{0, next[e]};
-        const u32 pieces = (mine.all + segment_rows - 1) / segment_rows, apart = own < pieces ? own : pieces;
-        const Prefix rows = block_prefix(mine.all), cut = block_prefix(pieces - apart);
+        const u32 pieces = (mine.all + segment_rows - 1) / segment_rows, first_entries = own < pieces ? own : pieces;
+        const PrefixSum rows = block_prefix(mine.all), cut = block_prefix(pieces - first_entries);
         if (e < count) next[e] = at + rows.before + mine.before;
         const u32 entries = e >= count ? 0 : own > pieces ? own : pieces;
         for (u32 i = 0; i < entries && bid_x() == 0; ++i) {
@@ -106,9 +106,9 @@ enum : u32 { WIDTH = OUT_HALF ? 8 : 4 };
 
 KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float* weights, u32 h, u32 top_k, u32 first,
                         u32 count, u32 y_stride) {
-    enum : u32 { AT_ONCE = 8 };
+    enum : u32 { LOADS_IN_FLIGHT = 8 };
     SHARED(u32, chosen, 64);
-    SHARED(float, share, 64);
+    SHARED(float, routing_weight, 64);
     grid_launch_dependents();
     grid_wait();
     const u32 token = bid_x();
@@ -122,20 +122,20 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
             place += ahead;
         }
         chosen[place] = mine < count ? token * top_k + tid() : ~0u;
-        share[place] = weights[token * top_k + tid()];
+        routing_weight[place] = weights[token * top_k + tid()];
     }
     sync();
     const u32 at = (bid_y() * bdim() + tid()) * WIDTH;
     if (at >= h) return;
     float sum[WIDTH];
     UNROLL for (u32 i = 0; i < WIDTH; ++i) sum[i] = 0.f;
-    for (u32 from = 0; from < top_k; from += AT_ONCE) {
-        Outs x[AT_ONCE];
-        UNROLL for (u32 j = 0; j < AT_ONCE; ++j)
+    for (u32 from = 0; from < top_k; from += LOADS_IN_FLIGHT) {
+        Outs x[LOADS_IN_FLIGHT];
+        UNROLL for (u32 j = 0; j < LOADS_IN_FLIGHT; ++j)
             if (from + j < top_k && chosen[from + j] != ~0u) x[j] = out[((u64)chosen[from + j] * h + at) / WIDTH];
-        UNROLL for (u32 j = 0; j < AT_ONCE; ++j)
+        UNROLL for (u32 j = 0; j < LOADS_IN_FLIGHT; ++j)
             if (from + j < top_k && chosen[from + j] != ~0u)
-                UNROLL for (u32 i = 0; i < WIDTH; ++i) sum[i] = fma_(share[from + j], f32(x[j].v[i]), sum[i]);
+                UNROLL for (u32 i = 0; i < WIDTH; ++i) sum[i] = fma_(routing_weight[from + j], f32(x[j].v[i]), sum[i]);
     }
     UNROLL for (u32 i = 0; i < WIDTH; ++i) y[(u64)token * y_stride + at + i] = to<ACT>(sum[i]);
 }

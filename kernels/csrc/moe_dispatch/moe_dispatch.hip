@@ -10,9 +10,9 @@
 // moe_dispatch       lists the tokens of each rank, from experts i32 [t tokens, k]. Outputs: tokens i32
 //                    [ranks * t], the tokens for rank 0 in ascending order, then those for rank 1, and so on;
 //                    places i32 [t, ranks], the index in `tokens` of a token for a rank, or -1; counts i32
-//                    [ranks]. Rank r has `each` experts from (r * stride + offset) * each on. At most 64
-//                    ranks. Grid: ranks. Block: a multiple of WARP_SIZE up to 1024. Every block scans all
-//                    choices twice.
+//                    [ranks]. Rank r has `experts_per_rank` experts, the first of which is (r * stride +
+//                    offset) * experts_per_rank. At most 64 ranks. Grid: ranks. Block: a multiple of
+//                    WARP_SIZE up to 1024. Every block scans all choices twice.
 // moe_combine_ranks  y [tokens, cols] = sum of the rows of x [rows, cols] with indices places i32 [tokens,
 //                    n], added in that order in f32 from zero on, rounded once. Indices out of range are
 //                    skipped. x and y are of ACT. Grid: tokens * parts blocks, where block b processes part b
@@ -41,40 +41,40 @@ KERNEL(256) eplb_map_experts(i32* experts, const i32* positions, const i32* toke
 EXPORT(eplb_map_experts)
 
 struct ExpertParallelLayout {
-    u32 each, ranks, stride, offset;
+    u32 experts_per_rank, ranks, stride, offset;
 };
 // Returns the ranks that receive a token, as a bit mask.
-DEV u64 ranks_of(const i32* experts, u32 k, ExpertParallelLayout spread) {
+DEV u64 ranks_of(const i32* experts, u32 k, ExpertParallelLayout layout) {
     u64 ranks = 0;
     for (u32 j = 0; j < k; ++j) {
         const i32 expert = experts[j];
-        const u32 holder = (u32)expert / spread.each, rank = holder / spread.stride;
-        if (expert >= 0 && holder % spread.stride == spread.offset && rank < spread.ranks) ranks |= (u64)1 << rank;
+        const u32 holder = (u32)expert / layout.experts_per_rank, rank = holder / layout.stride;
+        if (expert >= 0 && holder % layout.stride == layout.offset && rank < layout.ranks) ranks |= (u64)1 << rank;
     }
     return ranks;
 }
-DEV u32 bits_of(u64 bits) {
+DEV u32 popcount(u64 bits) {
     u32 n = 0;
     for (; bits; bits &= bits - 1) ++n;
     return n;
 }
 
-KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* experts, u32 t, u32 k, u32 each, u32 ranks,
+KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* experts, u32 t, u32 k, u32 experts_per_rank, u32 ranks,
                           u32 stride, u32 offset, u32 experts_stride, u32 places_stride) {
     grid_wait();
     grid_launch_dependents();
-    const ExpertParallelLayout spread{each, ranks, stride, offset};
+    const ExpertParallelLayout layout{experts_per_rank, ranks, stride, offset};
     const u32 rank = bid_x();
     const u64 own = (u64)1 << rank;
     u32 ahead = 0;
     for (u32 i = tid(); i < t; i += bdim())
-        ahead += bits_of(ranks_of(experts + (u64)i * experts_stride, k, spread) & (own - 1));
+        ahead += popcount(ranks_of(experts + (u64)i * experts_stride, k, layout) & (own - 1));
     u32 next = block_prefix(ahead).total;
     const u32 begin = next;
     for (u32 from = 0; from < t; from += bdim()) {
         const u32 i = from + tid();
-        const bool received = i < t && (ranks_of(experts + (u64)i * experts_stride, k, spread) & own) != 0;
-        const Prefix before = block_prefix(received);
+        const bool received = i < t && (ranks_of(experts + (u64)i * experts_stride, k, layout) & own) != 0;
+        const PrefixSum before = block_prefix(received);
         if (received) tokens[next + before.before] = (i32)i;
         if (i < t) places[(u64)i * places_stride + rank] = received ? (i32)(next + before.before) : -1;
         next += before.total;

@@ -75,7 +75,7 @@ DEV void store_combined(half_t* y, const ExpertOutputs& expert_outputs, const Do
         const u32 token = i / STRIP_LINES, out = i % STRIP_LINES;
         float sum = 0.f;
         for (u32 place = 0; place < b.rows; ++place)
-            if (b.sorted->token[place] == token) sum = fma_(b.sorted->share[place], expert_outputs.v[place][out], sum);
+            if (b.sorted->token[place] == token) sum = fma_(b.sorted->routing_weight[place], expert_outputs.v[place][out], sum);
         y[(u64)token * y_stride + b.strip * STRIP_LINES + out] = to_half(sum);
     }
 }

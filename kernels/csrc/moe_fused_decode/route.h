@@ -17,7 +17,7 @@ struct Router {
 // not outputs of the previous kernel. Every thread must call it.
 DEV void route_tokens(SortedChoices& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
     u32 e = 0;
-    float share = 0.f;
+    float routing_weight = 0.f;
 #if ROUTES
     enum : u32 { MOST_EXPERTS = 256 };
     SHARED(i32, experts, MOST_CHOICES);
@@ -30,9 +30,9 @@ DEV void route_tokens(SortedChoices& sorted, const Router& r, u32 choices, u32 f
                                     r.normalise != 0);
         sync();
     }
-    if (tid() < choices) e = (u32)experts[tid()], share = weights[tid()];
+    if (tid() < choices) e = (u32)experts[tid()], routing_weight = weights[tid()];
 #else
-    if (tid() < choices) e = load_l2(r.experts + tid()), share = as_f32(load_l2(r.weights + tid()));
+    if (tid() < choices) e = load_l2(r.experts + tid()), routing_weight = as_f32(load_l2(r.weights + tid()));
 #endif
-    sort_choices(sorted, e, share, choices, first, count, top_k);
+    sort_choices(sorted, e, routing_weight, choices, first, count, top_k);
 }

@@ -8,13 +8,13 @@ enum : u32 { MOST_CHOICES = 64 };
 struct SortedChoices {
     u32 all, places;                // number of segments (active experts); number of choices of this rank
     u32 token[MOST_CHOICES];        // token of a place
-    float share[MOST_CHOICES];      // routing weight of a place
+    float routing_weight[MOST_CHOICES];  // of a place
     Segment segments[MOST_CHOICES]; // one per active expert; `first` is a place
 };
 
-// Sorts the choices. `e`, `share`: expert and weight of choice tid(), if that is below `choices`. Experts
-// [first, first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
-DEV void sort_choices(SortedChoices& s, u32 e, float share, u32 choices, u32 first, u32 count, u32 top_k) {
+// Sorts the choices. `e`, `routing_weight`: expert and weight of choice tid(), if that is below `choices`.
+// Experts [first, first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
+DEV void sort_choices(SortedChoices& s, u32 e, float routing_weight, u32 choices, u32 first, u32 count, u32 top_k) {
     SHARED(u32, chosen, MOST_CHOICES);
     SHARED(u32, first_flags, MOST_CHOICES);  // whether a choice is the first of its expert
     const u32 c = tid();
@@ -34,7 +34,7 @@ DEV void sort_choices(SortedChoices& s, u32 e, float share, u32 choices, u32 fir
     if (c < choices) first_flags[c] = first_of_expert;
     if (e != ~0u) {
         s.token[place] = c / top_k;
-        s.share[place] = share;
+        s.routing_weight[place] = routing_weight;
         atomic_add(&s.places, 1);
     }
     sync();

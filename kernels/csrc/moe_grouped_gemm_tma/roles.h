@@ -44,7 +44,7 @@ template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 beg
 }
 
 template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half_t* x, u32 x_stride) {
-    enum : u32 { AT_ONCE = ROW_THREADS / PIECES };
+    enum : u32 { ROWS_PER_PASS = ROW_THREADS / PIECES };
     const u32 t = tid() - CONSUMER_THREADS - WARP_SIZE, line = t / PIECES, piece = t % PIECES;
     const u32 place = panel_offset(line, piece);
     PipelineState pipe{0, 0};
@@ -54,9 +54,9 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
         static_assert(STRIPS * 2 <= ROW_THREADS, "a scale a thread");
         const float* scales = t < work.strips * 2 ? scales_of(work, t / 2, t % 2) : nullptr;
 #endif
-        const half_t* from[ROWS / AT_ONCE];
-        UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i) {
-            const u32 row = line + i * AT_ONCE;
+        const half_t* from[ROWS / ROWS_PER_PASS];
+        UNROLL for (u32 i = 0; i < ROWS / ROWS_PER_PASS; ++i) {
+            const u32 row = line + i * ROWS_PER_PASS;
             from[i] = x + (u64)(row < rows ? row_of(work, row) : 0) * x_stride + piece * 8;
         }
 #pragma unroll 1
@@ -64,9 +64,9 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
             barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
             u8* to = ring.at + pipe.stage * STAGE_BYTES + WEIGHT_BYTES + place;
             UNROLL for (u32 p = 0; p < COLUMNS / PANEL_COLUMNS; ++p)
-                UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i)
-                    if (line + i * AT_ONCE < rows)
-                        cp_async16(to + p * PANEL_BYTES + i * AT_ONCE * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
+                UNROLL for (u32 i = 0; i < ROWS / ROWS_PER_PASS; ++i)
+                    if (line + i * ROWS_PER_PASS < rows)
+                        cp_async16(to + p * PANEL_BYTES + i * ROWS_PER_PASS * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
 #if FP8
             if (scales) cp_async4(scales_at(ring, pipe.stage) + t, scales + block);
 #endif

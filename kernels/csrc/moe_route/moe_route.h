@@ -17,11 +17,11 @@ DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u
     SHARED(u32x4, keys, MOST / 4);
     SHARED(float, chosen, MOST);
     const u32 e = tid();
-    const bool real = e < count;
-    const float most = block_max(real ? logit : -3.0e38f);
-    const float mass = real ? exp2_((logit - most) * 1.44269504f) : 0.f;
+    const bool valid = e < count;
+    const float most = block_max(valid ? logit : -3.0e38f);
+    const float mass = valid ? exp2_((logit - most) * 1.44269504f) : 0.f;
     const float p = mass / block_sum(mass);
-    const u32 key = real ? order_of(logit) : 0;
+    const u32 key = valid ? order_of(logit) : 0;
     if (e < MOST) ((u32*)keys)[e] = key;
     sync();
     // The rank is the number of larger keys, which avoids a chain of k reductions.
@@ -30,7 +30,7 @@ DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u
         const u32x4 others = keys[j / 4];
         for (u32 i = 0; i < 4; ++i) rank += others.v[i] > key || (others.v[i] == key && j + i < e);
     }
-    if (real && rank < k) {
+    if (valid && rank < k) {
         chosen[rank] = p;
         experts[rank] = (i32)e;
         if (counts) atomic_add(counts + e, 1u);

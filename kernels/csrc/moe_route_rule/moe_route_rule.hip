@@ -63,23 +63,23 @@ moe_route(i32* experts, float* weights, const float* logits, u32 stride, const f
     const u64 token = bid_x(), at = token * (k + shared);
     const u32 e = tid();
     add_shared(experts + at + k, weights + at + k, count, shared);
-    bool real = e < count;
-    const float logit = real ? logits[token * stride + e] : -3.0e38f;
+    bool valid = e < count;
+    const float logit = valid ? logits[token * stride + e] : -3.0e38f;
     float score;
     if (sigmoid) {
         score = 1.f / (1.f + exp2_(-1.44269504f * logit));
     } else {
         const float most = block_max(logit);
-        const float mass = real ? exp2_((logit - most) * 1.44269504f) : 0.f;
+        const float mass = valid ? exp2_((logit - most) * 1.44269504f) : 0.f;
         score = mass / block_sum(mass);
     }
-    const float choice = score + (bias && real ? bias[e] : 0.f);
-    if (real) choices[e] = choice;
+    const float choice = score + (bias && valid ? bias[e] : 0.f);
+    if (valid) choices[e] = choice;
     sync();
-    if (groups) real = in_kept_group(choices, keys, count, Groups{groups, kept, two_largest});
-    if (e < count) keys[e] = real ? order_of(choice) : 0;
+    if (groups) valid = in_kept_group(choices, keys, count, Groups{groups, kept, two_largest});
+    if (e < count) keys[e] = valid ? order_of(choice) : 0;
     sync();
-    const u32 rank = real ? rank_of(keys, count, e) : count;
+    const u32 rank = valid ? rank_of(keys, count, e) : count;
     if (rank < k) {
         chosen[rank] = score;
         experts[at + rank] = (i32)e;

@@ -36,7 +36,7 @@ enum : u32 {
     OTHERS = RANKS - 1,
     PAIRS = sizeof(ACT),  // pairs of 8-byte words per eight elements
     // Pairs of each other rank that a thread polls at once.
-    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,
+    MAX_POLLED_PAIRS = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,
     ABORT_POLL_INTERVAL = 1024,  // polls of peer data per poll of the host's abort word
     NO_GROUP = ~0u
 };
@@ -83,7 +83,7 @@ DEV void end_launch(const Launch& l) {
 
 // Returns the address, in a rank's `memory`, of pair `pair` of group i (eight elements) of rank `from`'s
 // contribution.
-DEV u64x2* place(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
+DEV u64x2* slot_address(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
     u8* area = memory + ((l.number & 1) * RANKS + from) * l.area_bytes;
     return (u64x2*)area + (u64)pair * l.eights + i;
 }
@@ -93,7 +93,7 @@ DEV u64 word(u32 data, u32 number) { return (u64)number << 32 | data; }
 DEV void publish_to_peers(const Launch& l, u32 i, const ElementGroup& x) {
     UNROLL for (u32 to = 0; to < OTHERS; ++to)
         UNROLL for (u32 p = 0; p < PAIRS; ++p)
-            store_peer(place(l, l.memory.of[to], l.rank, p, i),
+            store_peer(slot_address(l, l.memory.of[to], l.rank, p, i),
                        {{word(x.words[2 * p], l.number), word(x.words[2 * p + 1], l.number)}});
 }
 
@@ -129,7 +129,7 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
 // unchanged. `own`: this rank's contribution. Polls as many pairs at a time as fit into registers: one poll
 // takes longer than all the arithmetic.
 template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const ElementGroup (&own)[N], f32x8 (&sums)[N]) {
-    constexpr u32 POLLED_PAIRS = AT_ONCE < N * PAIRS ? AT_ONCE : N * PAIRS;
+    constexpr u32 POLLED_PAIRS = MAX_POLLED_PAIRS < N * PAIRS ? MAX_POLLED_PAIRS : N * PAIRS;
     UNROLL for (u32 first = 0; first < N * PAIRS; first += POLLED_PAIRS) {
         u64x2 found[POLLED_PAIRS][OTHERS];
         bool complete;
@@ -139,7 +139,7 @@ template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const E
                 const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
                 if (index[n] == NO_GROUP) continue;
                 UNROLL for (u32 o = 0; o < OTHERS; ++o) {
-                    found[q][o] = load_peer(place(l, l.memory.own, o < l.rank ? o : o + 1, p, index[n]));
+                    found[q][o] = load_peer(slot_address(l, l.memory.own, o < l.rank ? o : o + 1, p, index[n]));
                     UNROLL for (u32 w = 0; w < 2; ++w) complete &= (u32)(found[q][o].v[w] >> 32) == l.number;
                 }
             }

@@ -33,15 +33,15 @@ struct HeadPart {
 };
 
 // First channels of a lane's pair of runs `pair`, whether it is rotated (`rotated`), and whether it exists.
-struct RunPlace {
+struct RunLocation {
     u32 low, high;
     bool rotated, exists;
 };
-DEV RunPlace run_place(u32 pair, u32 member) {
+DEV RunLocation run_location(u32 pair, u32 member) {
     const u32 run = pair * GROUP + member, p = run * RUN;
     const bool rotated = p < HALF;
     const u32 low = rotated ? p : 2 * p;
-    return RunPlace{low, rotated ? p + HALF : 2 * p + RUN, rotated, run < RUNS};
+    return RunLocation{low, rotated ? p + HALF : 2 * p + RUN, rotated, run < RUNS};
 }
 
 template <class T> DEV void load_run(float* to, const T* from) {
@@ -57,10 +57,10 @@ template <class T> DEV void store_run(T* to, const float* from, float factor) {
 DEV HeadPart load_head(const ACT* x, u32 member) {
     HeadPart part;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunPlace place = run_place(t, member);
-        if (!place.exists) continue;
-        load_run(part.low[t], x + place.low);
-        load_run(part.high[t], x + place.high);
+        const RunLocation location = run_location(t, member);
+        if (!location.exists) continue;
+        load_run(part.low[t], x + location.low);
+        load_run(part.high[t], x + location.high);
     }
     return part;
 }
@@ -68,10 +68,10 @@ DEV HeadPart load_head(const ACT* x, u32 member) {
 // Stores a lane's channels of a head, multiplied by `factor`.
 template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, float factor) {
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunPlace place = run_place(t, member);
-        if (!place.exists) continue;
-        store_run(y + place.low, part.low[t], factor);
-        store_run(y + place.high, part.high[t], factor);
+        const RunLocation location = run_location(t, member);
+        if (!location.exists) continue;
+        store_run(y + location.low, part.low[t], factor);
+        store_run(y + location.high, part.high[t], factor);
     }
 }
 
@@ -79,7 +79,7 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
 DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        if (!run_place(t, member).exists) continue;
+        if (!run_location(t, member).exists) continue;
         for (u32 i = 0; i < RUN; ++i) squares = fma_(part.low[t][i], part.low[t][i], squares);
         for (u32 i = 0; i < RUN; ++i) squares = fma_(part.high[t][i], part.high[t][i], squares);
     }
@@ -96,18 +96,18 @@ DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
 DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
     HeadPart rotation;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunPlace place = run_place(t, member);
-        if (!place.exists || !place.rotated) continue;
-        load_run(rotation.low[t], cos + place.low);
-        load_run(rotation.high[t], sin + place.low);
+        const RunLocation location = run_location(t, member);
+        if (!location.exists || !location.rotated) continue;
+        load_run(rotation.low[t], cos + location.low);
+        load_run(rotation.high[t], sin + location.low);
     }
     return rotation;
 }
 
 DEV void rope_head(HeadPart& part, const HeadPart& rotation, u32 member) {
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunPlace place = run_place(t, member);
-        if (!place.exists || !place.rotated) continue;
+        const RunLocation location = run_location(t, member);
+        if (!location.exists || !location.rotated) continue;
         for (u32 i = 0; i < RUN; ++i) {
             const float a = part.low[t][i], b = part.high[t][i], c = rotation.low[t][i], s = rotation.high[t][i];
             part.low[t][i] = f32(to<ACT>(rotated_low(a, b, c, s)));

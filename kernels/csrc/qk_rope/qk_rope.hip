@@ -29,10 +29,10 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
     grid_wait();
     const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
     const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
-    const bool real = unit < tokens * all;  // The other lanes take part in their warp's reductions too.
-    const u32 token = real ? unit / all : 0, head = real ? unit % all : 0;
+    const bool valid = unit < tokens * all;  // The other lanes take part in their warp's reductions too.
+    const u32 token = valid ? unit / all : 0, head = valid ? unit % all : 0;
     const bool is_query = head < heads, is_value = head >= heads + kv_heads;
-    const i64 slot = real && !is_query ? slots[token] : 0;
+    const i64 slot = valid && !is_query ? slots[token] : 0;
 
     // Issue all loads before the first use.
     HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), rotation = {};
@@ -47,7 +47,7 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
         if (w != nullptr) part = unit_part;
     }
     if (!is_value) rope_head(part, rotation, member);
-    if (!real) return;
+    if (!valid) return;
     if (is_query) {
         store_head(q + (u64)token * q_stride + head * HEAD_DIM, part, member, 1.f);
     } else if (slot >= 0) {

@@ -19,15 +19,15 @@ enum : u32 {
 
 // Result of the scan (sample_scan) of one chunk of a logits row.
 struct ChunkRecord {
-    u64 best;            // largest place after edits and temperature, or NON_FINITE_KEY (order.h)
-    u64 winner;          // place of the largest value with Gumbel noise, if the token is sampled
+    u64 best;            // largest sort key after edits and temperature, or NON_FINITE_KEY (order.h)
+    u64 winner;          // sort key of the largest value with Gumbel noise, if the token is sampled
     float winner_value;  // value of the winner without the noise
     float mass;          // sum of exp(value - best value), if top-p needs it
     float raw_best, raw_mass;  // largest raw logit, sum of exp(logit - raw_best); if requested
 };
 
 // Which computations one logits row needs, from its sampling parameters.
-struct Choice {
+struct SamplingMode {
     bool needs_token;     // a token is to be chosen; false: only the log-probability of a known token is
     bool needs_logprobs;  // log-probabilities are requested
     bool is_random;       // sampled, not greedy
@@ -38,8 +38,8 @@ struct Choice {
 };
 
 // Returns the computations that a logits row needs. `position`: of the token to be sampled.
-DEV Choice choice_of(const StagedLogitsRow& logits_row, const SequenceSamplingParams& params, u32 vocab, i32 position) {
-    Choice c;
+DEV SamplingMode sampling_mode_of(const StagedLogitsRow& logits_row, const SequenceSamplingParams& params, u32 vocab, i32 position) {
+    SamplingMode c;
     c.needs_token = logits_row.known_token < 0;
     c.needs_logprobs = logits_row.top >= 0;
     c.is_random = c.needs_token && params.temperature >= GREEDY_BELOW;
@@ -79,6 +79,6 @@ DEV f32x4 stored4(const Row& row, u32 id) {
 // Returns stored4() multiplied by the row's factor.
 DEV f32x4 values4(const Row& row, u32 id) {
     f32x4 r = stored4(row, id);
-    for (u32 i = 0; i < 4; ++i) r.v[i] = times(r.v[i], row.factor);
+    for (u32 i = 0; i < 4; ++i) r.v[i] = mul_rounded(r.v[i], row.factor);
     return r;
 }

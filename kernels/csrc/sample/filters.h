@@ -11,17 +11,17 @@
 
 // Winner of each chunk among the ids before the cutoff.
 struct Winners {
-    u64 noisy[MAX_CHUNKS];    // place of value + noise; 0: no id is before the cutoff
+    u64 noisy[MAX_CHUNKS];    // sort key of value + noise; 0: no id is before the cutoff
     float value[MAX_CHUNKS];  // value of the winner without the noise
 };
 
-struct Draw {
+struct RandomDraw {
     u64 key;
     u32 position;
 };
 
-// Finds the winner of chunk c among the ids with places >= `cutoff`; called by one warp.
-DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, u64 cutoff) {
+// Finds the winner of chunk c among the ids with sort keys >= `cutoff`; called by one warp.
+DEV void find_winner(Winners& winners, const Row& row, const RandomDraw& draw, u32 c, u64 cutoff) {
     u64 own = 0;
     float own_value = 0.f;
     for (u32 at = lane() * 4; at < CHUNK; at += WARP_SIZE * 4) {
@@ -29,19 +29,19 @@ DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, 
         if (id >= row.end) break;
         const f32x4 four = values4(row, id);
         bool any = false;
-        for (u32 i = 0; i < 4; ++i) any = any || place_of(four.v[i], id + i) >= cutoff;
+        for (u32 i = 0; i < 4; ++i) any = any || sort_key_of(four.v[i], id + i) >= cutoff;
         if (!any) continue;
         const u32x4 words = philox(draw.key, id / 4, DRAW_TOKEN, draw.position);
         for (u32 i = 0; i < 4; ++i) {
-            if (place_of(four.v[i], id + i) < cutoff) continue;
-            const u64 noisy = place_of(four.v[i] + gumbel(words.v[i]), id + i);
+            if (sort_key_of(four.v[i], id + i) < cutoff) continue;
+            const u64 noisy = sort_key_of(four.v[i] + gumbel(words.v[i]), id + i);
             if (noisy > own) {
                 own = noisy;
                 own_value = four.v[i];
             }
         }
     }
-    const u64 first = warp_first(own);
+    const u64 first = warp_max_key(own);
     if (first == 0) {
         if (lane() == 0) winners.noisy[c] = 0;
     } else if (own == first) {
@@ -50,47 +50,47 @@ DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, 
     }
 }
 
-// Returns the place, without the noise, of the row's winner among the ids with places >= `cutoff`; 0 if there
-// is none.
-DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, const Draw& draw, u64 cutoff) {
+// Returns the sort key, without the noise, of the row's winner among the ids with sort keys >= `cutoff`; 0
+// if there is none.
+DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, const RandomDraw& draw, u64 cutoff) {
     const u32 chunks = chunks_of(row);
     for (u32 c = warp_id(); c < chunks; c += bdim() / WARP_SIZE) {
         const u64 noisy = winners.noisy[c];
-        const bool is_current = noisy != 0 && place_of(winners.value[c], id_of(noisy)) >= cutoff;
+        const bool is_current = noisy != 0 && sort_key_of(winners.value[c], id_of(noisy)) >= cutoff;
         const bool reaches = search.order[c] >= (u32)(cutoff >> 32);
         warp_sync();
         if (!is_current && reaches) find_winner(winners, row, draw, c, cutoff);
         if (!is_current && !reaches && lane() == 0) winners.noisy[c] = 0;
     }
     sync();
-    const u64 first = block_first(tid() < chunks ? winners.noisy[tid()] : 0);
-    return first == 0 ? 0 : place_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
+    const u64 first = block_max_key(tid() < chunks ? winners.noisy[tid()] : 0);
+    return first == 0 ? 0 : sort_key_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
 }
 
-// Returns the least place that min-p keeps; `most` is the largest value of the row.
+// Returns the least sort key that min-p keeps; `most` is the largest value of the row.
 DEV u64 min_p_floor(const SequenceSamplingParams& params, float most) {
-    if (params.min_p <= 0.f) return LAST_UNMASKED;
+    if (params.min_p <= 0.f) return MIN_UNMASKED_KEY;
     const u64 floor = (u64)order_of(most + ln(fmin_(params.min_p, 1.f))) << 32;
-    return floor > LAST_UNMASKED ? floor : LAST_UNMASKED;
+    return floor > MIN_UNMASKED_KEY ? floor : MIN_UNMASKED_KEY;
 }
 
-// Samples a token with min-p, top-k and top-p. `best` is the largest place of the row, `total` the mass of
+// Samples a token with min-p, top-k and top-p. `best` is the largest sort key of the row, `total` the mass of
 // the whole row relative to the value of `best`. search.order and `winners` must be initialised with the
 // results of the scan.
-DEV u32 sample_with_filters(Search& search, Winners& winners, const Row& row, const SequenceSamplingParams& params, const Draw& draw,
+DEV u32 sample_with_filters(Search& search, Winners& winners, const Row& row, const SequenceSamplingParams& params, const RandomDraw& draw,
                             u64 best, float total) {
     const float most = value_of(best);
     u64 cutoff = min_p_floor(params, most);
     if (params.top_k > 0 && (u32)params.top_k < row.end) {
-        const u64 kth = kth_place(search, row, (u32)params.top_k, bound_for(search, chunks_of(row), (u32)params.top_k));
+        const u64 kth = kth_sort_key(search, row, (u32)params.top_k, kth_lower_bound(search, chunks_of(row), (u32)params.top_k));
         cutoff = kth > cutoff ? kth : cutoff;
     }
     const bool needs_masses = params.top_p < 1.f;
-    if (needs_masses && cutoff != LAST_UNMASKED) total = mass_from(search, row, cutoff, most);
+    if (needs_masses && cutoff != MIN_UNMASKED_KEY) total = mass_from(search, row, cutoff, most);
     for (;;) {
-        const u64 place = winner_from(winners, search, row, draw, cutoff);
-        if (!needs_masses || place == best || place == 0) return id_of(place == 0 ? best : place);
-        if (mass_from(search, row, place + 1, most) < total * params.top_p) return id_of(place);
-        cutoff = place + 1;
+        const u64 sort_key = winner_from(winners, search, row, draw, cutoff);
+        if (!needs_masses || sort_key == best || sort_key == 0) return id_of(sort_key == 0 ? best : sort_key);
+        if (mass_from(search, row, sort_key + 1, most) < total * params.top_p) return id_of(sort_key);
+        cutoff = sort_key + 1;
     }
 }

@@ -47,7 +47,7 @@ DEV void add_edits(ChunkLogits& x, u32 first, const StagedLogitEdit* edits, u32 
             edit = edits[tile + tid()];
             in_chunk = edit.id >= first && edit.id - first < CHUNK && applies(edit, words, history, known_len);
         }
-        const Prefix found = block_prefix(in_chunk ? 1 : 0);
+        const PrefixSum found = block_prefix(in_chunk ? 1 : 0);
         if (in_chunk) {
             ids[found.before] = edit.id;
             values[found.before] = edit.value;
@@ -64,8 +64,8 @@ DEV void add_edits(ChunkLogits& x, u32 first, const StagedLogitEdit* edits, u32 
 }
 
 DEV float penalise(float x, u32 count, const SequenceSamplingParams& params) {
-    x = x > 0.f ? x / params.repetition : times(x, params.repetition);
-    return count == 0 ? x : x - times(params.frequency, (float)count) - params.presence;
+    x = x > 0.f ? x / params.repetition : mul_rounded(x, params.repetition);
+    return count == 0 ? x : x - mul_rounded(params.frequency, (float)count) - params.presence;
 }
 
 // Applies the penalties. `seen` counts a chunk's ids in the history: bit 31 is set if the id occurs in the

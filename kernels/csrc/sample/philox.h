@@ -1,6 +1,6 @@
 // philox.h - counter-based noise: Philox4x32-10 (Salmon et al., 2011) and Gumbel noise derived from it. CPU
 // reference: cpu/sample/philox.rs, which gives identical words; its noise agrees to a few units in the last
-// place.
+// sort key.
 //
 // The key is SequenceSamplingParams.key, the counter (id / 4, draw, position, 0), where `draw` is a DRAW_
 // constant. Word id % 4 of the result belongs to the id.
@@ -24,7 +24,7 @@ DEV u32x4 philox(u64 key, u32 group, u32 draw, u32 position) {
 }
 
 // Returns a * b, rounded: the product is never contracted into a fused multiply-add.
-DEV float times(float a, float b) {
+DEV float mul_rounded(float a, float b) {
 #if DEV_NV
     return __fmul_rn(a, b);
 #else
@@ -73,7 +73,7 @@ DEV float gumbel(u32 word) {
 
 // Returns gumbel() to within GUMBEL_SLACK, in a third of the time.
 #define GUMBEL_SLACK 1e-3f
-DEV float gumbel_about(u32 word) {
+DEV float gumbel_approx(u32 word) {
     const float u = uniform(word);
     const float e = u < 0.015625f ? u * (1.f + u * (0.5f + u * 0.33333333f)) : -0.69314718f * log2_(1.f - u);
     return -0.69314718f * log2_(e);

@@ -47,9 +47,9 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     s.logits_row = logits_rows_of(stage) + q;
     s.params = &params_of(*s.logits_row, slot_params);
     s.position = position_of(*s.logits_row, positions);
-    s.choice = choice_of(*s.logits_row, *s.params, vocab, s.position);
-    if (!s.choice.needs_token && !s.choice.needs_logprobs) return;
-    const u64 seq_slot = s.choice.needs_token ? (u64)s.logits_row->seq_slot : 0;
+    s.mode = sampling_mode_of(*s.logits_row, *s.params, vocab, s.position);
+    if (!s.mode.needs_token && !s.mode.needs_logprobs) return;
+    const u64 seq_slot = s.mode.needs_token ? (u64)s.logits_row->seq_slot : 0;
     s.history = history + seq_slot * history_len;
     s.mask = masks + seq_slot * mask_words;
     s.words = words_of(stage);
@@ -64,7 +64,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 EXPORT(sample_scan)
 
 // Computes the log-probability and rank of the token in the raw row, and the `top` most probable ids.
-DEV void score(Search& search, SampledToken& output, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
+DEV void compute_logprobs(Search& search, SampledToken& output, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
                const Row& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
     const bool holds = tid() < chunks;
@@ -76,10 +76,10 @@ DEV void score(Search& search, SampledToken& output, i32* top_ids, float* top_lo
     sync();
     const float logit = raw.values[output.token];
     output.logprob = logit - log_sum;
-    output.rank = count_from(search, raw, place_of(logit, (u32)output.token) + 1) + 1;
+    output.rank = count_from(search, raw, sort_key_of(logit, (u32)output.token) + 1) + 1;
     if (top == 0) return;
-    const u64 last = kth_place(search, raw, top, bound_for(search, chunks, top));
-    const u32 n = gather(search, raw, last > LAST_UNMASKED ? last : LAST_UNMASKED, NON_FINITE_KEY);
+    const u64 last = kth_sort_key(search, raw, top, kth_lower_bound(search, chunks, top));
+    const u32 n = gather(search, raw, last > MIN_UNMASKED_KEY ? last : MIN_UNMASKED_KEY, NON_FINITE_KEY);
     sort_list(search, n);
     for (u32 i = tid(); i < n; i += bdim()) {
         top_ids[i] = (i32)id_of(search.sorted[i]);
@@ -89,13 +89,13 @@ DEV void score(Search& search, SampledToken& output, i32* top_ids, float* top_lo
 
 // Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
 // token.
-DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
-               const Choice& choice, const SequenceSamplingParams& params, const Draw& draw) {
+DEV u32 select_token(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
+               const SamplingMode& mode, const SequenceSamplingParams& params, const RandomDraw& draw) {
     const bool holds = tid() < chunks_of(row);
     const u64 chunk_best = holds ? records[tid()].best : 0;
-    const u64 best = block_first(chunk_best);
-    if (best < LAST_UNMASKED) return SAMPLE_ALL_MASKED;
-    if (!choice.is_random) {
+    const u64 best = block_max_key(chunk_best);
+    if (best < MIN_UNMASKED_KEY) return SAMPLE_ALL_MASKED;
+    if (!mode.is_random) {
         token = (i32)id_of(best);
         return SAMPLE_OK;
     }
@@ -105,13 +105,13 @@ DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* 
         winners.value[tid()] = records[tid()].winner_value;
     }
     sync();
-    if (!choice.has_filters) {
-        token = (i32)id_of(block_first(holds ? winners.noisy[tid()] : 0));
+    if (!mode.has_filters) {
+        token = (i32)id_of(block_max_key(holds ? winners.noisy[tid()] : 0));
         return SAMPLE_OK;
     }
     float total = 0.f;
-    if (choice.needs_masses) {
-        const bool included = holds && chunk_best >= LAST_UNMASKED;
+    if (mode.needs_masses) {
+        const bool included = holds && chunk_best >= MIN_UNMASKED_KEY;
         total = block_sum(included ? records[tid()].mass * exp_(value_of(chunk_best) - value_of(best)) : 0.f);
     }
     token = (i32)sample_with_filters(search, winners, row, params, draw, best, total);
@@ -134,32 +134,32 @@ sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* his
     }
     const StagedLogitsRow& logits_row = logits_rows_of(stage)[q];
     const SequenceSamplingParams& params = params_of(logits_row, slot_params);
-    const Choice choice = choice_of(logits_row, params, vocab, position_of(logits_row, positions));
+    const SamplingMode mode = sampling_mode_of(logits_row, params, vocab, position_of(logits_row, positions));
     const u32 chunks = chunks_of(vocab);
     const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
 
     i32 token = logits_row.known_token;
-    if (choice.needs_token || choice.needs_logprobs) {
+    if (mode.needs_token || mode.needs_logprobs) {
         const bool non_finite = tid() < chunks && own[tid()].best == NON_FINITE_KEY;
         if (block_max(non_finite ? 1u : 0u) != 0) output.status = SAMPLE_NON_FINITE;
     }
-    if (output.status == SAMPLE_OK && choice.needs_token) {
-        const bool stored = choice.edited && choice.has_filters;
-        const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, 0, vocab);
-        output.status = choose(*search, *winners, token, own, row, choice, params,
-                               Draw{params.key, (u32)position_of(logits_row, positions)});
+    if (output.status == SAMPLE_OK && mode.needs_token) {
+        const bool stored = mode.edited && mode.has_filters;
+        const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, mode.factor, 0, vocab);
+        output.status = select_token(*search, *winners, token, own, row, mode, params,
+                               RandomDraw{params.key, (u32)position_of(logits_row, positions)});
     }
     if (output.status == SAMPLE_OK) {
         output.token = token;
-        if (choice.needs_logprobs) {
+        if (mode.needs_logprobs) {
             const u32 top = (u32)logits_row.top < most ? (u32)logits_row.top : most;
-            score(*search, output, top_ids + q * most, top_logprobs + q * most, own,
+            compute_logprobs(*search, output, top_ids + q * most, top_logprobs + q * most, own,
                   row_of(logits + q * stride, 1.f, 0, vocab), top);
         }
     }
     if (tid() != 0) return;
     ((SampledToken*)sampled)[q] = output;
-    if (choice.needs_token)
+    if (mode.needs_token)
         update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position_of(logits_row, positions));
 }
 EXPORT(sample_pick)
@@ -188,7 +188,7 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
         if (accepted) {
             const i32 draft = ids[staged_rows[q].token + 1];
             if (per_mille < 0) accepted = draft == output.token;
-            else accepted = times(uniform(philox(params.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
+            else accepted = mul_rounded(uniform(philox(params.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
             if (accepted) {
                 output.token = draft;
                 output.status = SAMPLE_DRAFT_ACCEPTED;

@@ -5,7 +5,7 @@
 
 // Data shared by all chunks of a logits row.
 struct ScanArgs {
-    Choice choice;
+    SamplingMode mode;
     const SequenceSamplingParams* params;
     const StagedLogitsRow* logits_row;
     i32 position;  // position of the token to be sampled
@@ -21,14 +21,14 @@ DEV ChunkLogits load_chunk(const Row& row, u32 first) {
     return x;
 }
 
-// Returns the largest place among the thread's values.
+// Returns the largest sort key among the thread's values.
 DEV u64 first_of_chunk(const ChunkLogits& x, u32 first, u32 vocab) {
     u64 own = 0;
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) {
             const u32 id = id4(first, j) + i;
-            const u64 place = id < vocab ? place_of(x.v[j].v[i], id) : 0;
-            own = place > own ? place : own;
+            const u64 sort_key = id < vocab ? sort_key_of(x.v[j].v[i], id) : 0;
+            own = sort_key > own ? sort_key : own;
         }
     return own;
 }
@@ -58,7 +58,7 @@ DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u
     float top = -3.0e38f;
     IN_REGISTERS for (u32 j = 0; j < FOURS; ++j) {
         words[j] = philox(key, id4(first, j) / 4, DRAW_TOKEN, position);
-        IN_REGISTERS for (u32 i = 0; i < 4; ++i) top = fmax_(top, x.v[j].v[i] + gumbel_about(words[j].v[i]));
+        IN_REGISTERS for (u32 i = 0; i < 4; ++i) top = fmax_(top, x.v[j].v[i] + gumbel_approx(words[j].v[i]));
     }
     top = block_max(top);
     const float least = top - 2.f * GUMBEL_SLACK - 1e-6f * fabs_(top);
@@ -68,14 +68,14 @@ DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u
         IN_REGISTERS for (u32 i = 0; i < 4; ++i) {
             const u32 id = id4(first, j) + i;
             const float value = x.v[j].v[i];
-            if (id >= vocab || !(value + gumbel_about(words[j].v[i]) >= least)) continue;
-            const u64 noisy = place_of(value + gumbel(words[j].v[i]), id);
-            if (noisy > own && noisy >= LAST_UNMASKED) {
+            if (id >= vocab || !(value + gumbel_approx(words[j].v[i]) >= least)) continue;
+            const u64 noisy = sort_key_of(value + gumbel(words[j].v[i]), id);
+            if (noisy > own && noisy >= MIN_UNMASKED_KEY) {
                 own = noisy;
                 own_value = value;
             }
         }
-    const u64 winner = block_first(own);
+    const u64 winner = block_max_key(own);
     if (winner == 0 ? tid() == 0 : own == winner) {
         record->winner = winner;
         record->winner_value = own_value;
@@ -86,29 +86,29 @@ DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u
 // `edited` if filters will read them again.
 DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first, u32 vocab, const ScanArgs& s) {
     const bool non_finite = any_non_finite(x, first, vocab);
-    if (s.choice.needs_logprobs) {
-        const float raw_best = value_of(block_first(first_of_chunk(x, first, vocab)));
+    if (s.mode.needs_logprobs) {
+        const float raw_best = value_of(block_max_key(first_of_chunk(x, first, vocab)));
         const float raw_mass = mass_of(x, raw_best);
         if (tid() == 0) {
             record->raw_best = raw_best;
             record->raw_mass = raw_mass;
         }
     }
-    if (s.choice.masked) mask_ids(x, first, s.mask, vocab);
-    if (s.choice.needs_token && s.logits_row->edits > 0)
+    if (s.mode.masked) mask_ids(x, first, s.mask, vocab);
+    if (s.mode.needs_token && s.logits_row->edits > 0)
         add_edits(x, first, s.edits, (u32)s.logits_row->edits, s.words, s.history, s.position);
-    if (s.choice.penalised) penalise_seen(x, first, *s.params, s.history, s.position);
-    if (s.choice.edited && s.choice.has_filters)
+    if (s.mode.penalised) penalise_seen(x, first, *s.params, s.history, s.position);
+    if (s.mode.edited && s.mode.has_filters)
         for (u32 j = 0; j < FOURS; ++j)
             if (id4(first, j) < vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
     for (u32 j = 0; j < FOURS; ++j)
-        for (u32 i = 0; i < 4; ++i) x.v[j].v[i] = times(x.v[j].v[i], s.choice.factor);
+        for (u32 i = 0; i < 4; ++i) x.v[j].v[i] = mul_rounded(x.v[j].v[i], s.mode.factor);
 
-    const u64 best = block_first(non_finite ? NON_FINITE_KEY : first_of_chunk(x, first, vocab));
+    const u64 best = block_max_key(non_finite ? NON_FINITE_KEY : first_of_chunk(x, first, vocab));
     if (tid() == 0) record->best = best;
-    if (s.choice.is_random) find_gumbel_max(record, x, first, vocab, s.params->key, (u32)s.position);
-    if (s.choice.needs_masses) {
-        const float mass = best < LAST_UNMASKED ? 0.f : mass_of(x, value_of(best));
+    if (s.mode.is_random) find_gumbel_max(record, x, first, vocab, s.params->key, (u32)s.position);
+    if (s.mode.needs_masses) {
+        const float mass = best < MIN_UNMASKED_KEY ? 0.f : mass_of(x, value_of(best));
         if (tid() == 0) record->mass = mass;
     }
 }

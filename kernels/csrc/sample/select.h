@@ -1,11 +1,11 @@
 // select.h - block-wide searches in a logits row: sums and counts of the ids above a limit, the k-th largest
-// place, the k largest places in order. Warps take chunks in turn; chunks without a place above the limit are
-// not read.
+// sort key, the k largest sort keys in order. Warps take chunks in turn; chunks without a sort key above the
+// limit are not read.
 #pragma once
 #include "sample/chunk.h"
 
 enum : u32 {
-    LIST = 1024,     // maximum number of places sorted at once, and of top log-probabilities
+    LIST = 1024,     // maximum number of sort keys sorted at once, and of top log-probabilities
     BIN_BITS = 11,
     BINS = 1u << BIN_BITS,
 };
@@ -16,11 +16,11 @@ struct Search {
     u32 bins[BINS];
     u32 order[MAX_CHUNKS];  // order_of() the largest value of each chunk of the searched row
     u32 found, bin, above;
-    u64 place;
+    u64 sort_key;
 };
 
-// Calls f(place, value) for every id of the row with place >= `limit`, one id per lane and call; skips chunks
-// without such ids. Lanes diverge, so f must not use warp collectives.
+// Calls f(sort_key, value) for every id of the row with sort key >= `limit`, one id per lane and call; skips
+// chunks without such ids. Lanes diverge, so f must not use warp collectives.
 template <class F> DEV void each_from(const Search& search, const Row& row, u64 limit, F f) {
     for (u32 c = warp_id(); c < chunks_of(row); c += bdim() / WARP_SIZE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
@@ -29,21 +29,21 @@ template <class F> DEV void each_from(const Search& search, const Row& row, u64 
             if (id >= row.end) break;
             const f32x4 four = values4(row, id);
             for (u32 i = 0; i < 4; ++i) {
-                const u64 place = place_of(four.v[i], id + i);
-                if (place >= limit && id + i < row.end) f(place, four.v[i]);
+                const u64 sort_key = sort_key_of(four.v[i], id + i);
+                if (sort_key >= limit && id + i < row.end) f(sort_key, four.v[i]);
             }
         }
     }
 }
 
-// Returns the number of ids with place >= `limit`. Every thread must call it.
+// Returns the number of ids with sort key >= `limit`. Every thread must call it.
 DEV u32 count_from(const Search& search, const Row& row, u64 limit) {
     u32 n = 0;
     each_from(search, row, limit, [&](u64, float) { ++n; });
     return block_sum(n);
 }
 
-// Returns the sum of exp(value - best) over ids with place >= `limit`, summed per lane, warp and block, each
+// Returns the sum of exp(value - best) over ids with sort key >= `limit`, summed per lane, warp and block, each
 // in a fixed order.
 DEV float mass_from(const Search& search, const Row& row, u64 limit, float best) {
     float mass = 0.f;
@@ -51,15 +51,15 @@ DEV float mass_from(const Search& search, const Row& row, u64 limit, float best)
     return block_sum(mass);
 }
 
-// Writes the first LIST places found in [limit, end) to search.list, unordered; returns the number of all
-// such places, which may exceed LIST.
+// Writes the first LIST sort keys found in [limit, end) to search.list, unordered; returns the number of all
+// such sort keys, which may exceed LIST.
 DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
     if (tid() == 0) search.found = 0;
     sync();
-    each_from(search, row, limit, [&](u64 place, float) {
-        if (place >= end) return;
+    each_from(search, row, limit, [&](u64 sort_key, float) {
+        if (sort_key >= end) return;
         const u32 slot = atomic_add(&search.found, 1u);
-        if (slot < LIST) search.list[slot] = place;
+        if (slot < LIST) search.list[slot] = sort_key;
     });
     sync();
     const u32 found = search.found;
@@ -67,31 +67,31 @@ DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
     return found;
 }
 
-// Sorts the first `n` <= LIST places of search.list into search.sorted: the index of a place is the number of
-// larger places. All places differ.
+// Sorts the first `n` <= LIST sort keys of search.list into search.sorted: the index of a sort key is the
+// number of larger sort keys. All sort keys differ.
 DEV void sort_list(Search& search, u32 n) {
     for (u32 i = tid(); i < n; i += bdim()) {
-        const u64 place = search.list[i];
+        const u64 sort_key = search.list[i];
         u32 before = 0;
-        for (u32 j = 0; j < n; ++j) before += search.list[j] > place;
-        search.sorted[before] = place;
+        for (u32 j = 0; j < n; ++j) before += search.list[j] > sort_key;
+        search.sorted[before] = sort_key;
     }
     sync();
 }
 
 // Returns a limit that at least k ids reach: the k-th largest of the chunks' largest values.
-DEV u64 bound_for(Search& search, u32 chunks, u32 k) {
-    if (k > chunks) return LAST_UNMASKED;
+DEV u64 kth_lower_bound(Search& search, u32 chunks, u32 k) {
+    if (k > chunks) return MIN_UNMASKED_KEY;
     if (tid() < chunks) {
         const u32 own = search.order[tid()];
         u32 before = 0;
         for (u32 c = 0; c < chunks; ++c) before += search.order[c] > own || (search.order[c] == own && c < tid());
-        if (before == k - 1) search.place = (u64)own << 32;
+        if (before == k - 1) search.sort_key = (u64)own << 32;
     }
     sync();
-    const u64 bound = search.place;
+    const u64 bound = search.sort_key;
     sync();
-    return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
+    return bound > MIN_UNMASKED_KEY ? bound : MIN_UNMASKED_KEY;
 }
 
 // Finds search.bin, the bin that contains the k-th entry counted from the highest bin, and search.above, the
@@ -101,7 +101,7 @@ DEV void find_bin(Search& search, u32 k) {
     u32 own = 0;
     for (u32 i = 0; i < each; ++i) own += search.bins[top - i];
     if (tid() == 0) search.bin = BINS;
-    const Prefix sums = block_prefix(own);
+    const PrefixSum sums = block_prefix(own);
     u32 above = sums.before;
     if (above < k && k <= above + own) {
         u32 bin = top;
@@ -112,9 +112,9 @@ DEV void find_bin(Search& search, u32 k) {
     sync();
 }
 
-// Returns the k-th largest place, or 0 if fewer than k ids are unmasked; `bound` is a lower bound of that
-// place. Up to LIST candidates are sorted; more are first reduced by radix select.
-DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
+// Returns the k-th largest sort key, or 0 if fewer than k ids are unmasked; `bound` is a lower bound of that
+// sort key. Up to LIST candidates are sorted; more are first reduced by radix select.
+DEV u64 kth_sort_key(Search& search, const Row& row, u32 k, u64 bound) {
     u32 n = gather(search, row, bound, NON_FINITE_KEY);
     u64 low = bound;
     if (n > LIST) {
@@ -124,9 +124,9 @@ DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
             for (u32 i = tid(); i < BINS; i += bdim()) search.bins[i] = 0;
             sync();
             const u32 above_shift = shift + bits;
-            each_from(search, row, low > bound ? low : bound, [&](u64 place, float) {
-                if (above_shift < 64 && place >> above_shift != prefix) return;
-                atomic_add(&search.bins[(u32)(place >> shift) & ((1u << bits) - 1)], 1u);
+            each_from(search, row, low > bound ? low : bound, [&](u64 sort_key, float) {
+                if (above_shift < 64 && sort_key >> above_shift != prefix) return;
+                atomic_add(&search.bins[(u32)(sort_key >> shift) & ((1u << bits) - 1)], 1u);
             });
             sync();
             find_bin(search, k);
@@ -144,7 +144,7 @@ DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
     }
     if (n < k) return 0;
     sort_list(search, n);
-    const u64 place = search.sorted[k - 1];
+    const u64 sort_key = search.sorted[k - 1];
     sync();
-    return place;
+    return sort_key;
 }

@@ -7,9 +7,9 @@
 // sample_scan             runs first, over this rank's ids: records and edited logits; see sample.hip.
 // sample_verify_drafts    runs after vocab_shard_merge, if there are draft tokens.
 // vocab_shard_candidates writes candidates u64 [logits_rows, 2 + listed] of this rank's ids [first, end), as
-//                        places (sample/order.h): the largest place after edits and temperature
-//                        (NON_FINITE_KEY if a raw logit is NaN or infinite), the place of the largest value +
-//                        Gumbel noise, and, unordered, the places of the top-k ids, followed by zeros. Grid:
+//                        sort keys (sample/order.h): the largest sort key after edits and temperature
+//                        (NON_FINITE_KEY if a raw logit is NaN or infinite), the sort key of the largest value +
+//                        Gumbel noise, and, unordered, the sort keys of the top-k ids, followed by zeros. Grid:
 //                        logits rows. Block: 512. Logits are read again (twice) only for a top-k.
 // vocab_shard_merge       chooses the tokens from the candidates of all ranks, `all` u64 [ranks, logits_rows,
 //                         2 + listed]: sampled [logits_rows] of SampledToken. Updates the newest token of the
@@ -23,33 +23,33 @@
 #include "sample/filters.h"
 #include "sample/logits_row.h"
 
-// Layout of a rank's candidates of a row: two fixed entries, then the list of top-k places.
+// Layout of a rank's candidates of a row: two fixed entries, then the list of top-k sort keys.
 enum : u32 { BEST = 0, WINNER = 1, LISTED_FROM = 2 };
 
 // Returns a limit that at least k <= PICK_THREADS ids reach, if that many are unmasked: the k-th largest of
 // the threads' largest values.
 DEV u64 bound_by_threads(Search& search, const Row& row, u32 k) {
     u32 own = 0;
-    each_from(search, row, LAST_UNMASKED, [&](u64 place, float) {
-        const u32 order = (u32)(place >> 32);
+    each_from(search, row, MIN_UNMASKED_KEY, [&](u64 sort_key, float) {
+        const u32 order = (u32)(sort_key >> 32);
         own = order > own ? order : own;
     });
     search.bins[tid()] = own;
     sync();
     u32 before = 0;
     for (u32 t = 0; t < bdim(); ++t) before += search.bins[t] > own || (search.bins[t] == own && t < tid());
-    if (before == k - 1) search.place = (u64)own << 32;
+    if (before == k - 1) search.sort_key = (u64)own << 32;
     sync();
-    const u64 bound = search.place;
+    const u64 bound = search.sort_key;
     sync();
-    return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
+    return bound > MIN_UNMASKED_KEY ? bound : MIN_UNMASKED_KEY;
 }
 
-// Writes the k largest places of the row's unmasked ids (all, if there are fewer), then zeros up to `listed`
+// Writes the k largest sort keys of the row's unmasked ids (all, if there are fewer), then zeros up to `listed`
 // entries.
 DEV void put_first_candidate(u64* to, Search& search, const Row& row, u32 k, u32 listed) {
-    const u64 last = kth_place(search, row, k, bound_by_threads(search, row, k));
-    const u32 n = gather(search, row, last > LAST_UNMASKED ? last : LAST_UNMASKED, NON_FINITE_KEY);
+    const u64 last = kth_sort_key(search, row, k, bound_by_threads(search, row, k));
+    const u32 n = gather(search, row, last > MIN_UNMASKED_KEY ? last : MIN_UNMASKED_KEY, NON_FINITE_KEY);
     for (u32 i = tid(); i < listed; i += bdim()) to[i] = i < n ? search.list[i] : 0;
 }
 
@@ -65,21 +65,21 @@ vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, 
     if (!is_padding(stage, (u32)q)) {
         const StagedLogitsRow& logits_row = logits_rows_of(stage)[q];
         const SequenceSamplingParams& params = params_of(logits_row, slot_params);
-        const Choice choice = choice_of(logits_row, params, vocab, position_of(logits_row, positions));
+        const SamplingMode mode = sampling_mode_of(logits_row, params, vocab, position_of(logits_row, positions));
         const u32 chunks = chunks_of(end - first);
         const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
-        const bool holds = choice.needs_token && tid() < chunks;
+        const bool holds = mode.needs_token && tid() < chunks;
         const u64 chunk_best = holds ? own[tid()].best : 0;
-        const u64 best = block_first(chunk_best);
-        const u64 winner = block_first(holds && choice.is_random ? own[tid()].winner : 0);
+        const u64 best = block_max_key(chunk_best);
+        const u64 winner = block_max_key(holds && mode.is_random ? own[tid()].winner : 0);
         if (tid() == 0) to[BEST] = best, to[WINNER] = winner;
-        if (choice.has_filters && best >= LAST_UNMASKED && best != NON_FINITE_KEY)
+        if (mode.has_filters && best >= MIN_UNMASKED_KEY && best != NON_FINITE_KEY)
             k = (u32)params.top_k < listed ? (u32)params.top_k : listed;
         if (k > 0) {
             if (holds) search->order[tid()] = (u32)(chunk_best >> 32);
             sync();
-            const float* row = choice.edited ? edited + q * edited_stride : logits + q * stride;
-            put_first_candidate(to + LISTED_FROM, *search, row_of(row, choice.factor, first, end), k, listed);
+            const float* row = mode.edited ? edited + q * edited_stride : logits + q * stride;
+            put_first_candidate(to + LISTED_FROM, *search, row_of(row, mode.factor, first, end), k, listed);
         }
     } else if (tid() == 0) {
         to[BEST] = to[WINNER] = 0;
@@ -96,23 +96,23 @@ struct CandidateList {
     u32 listed;
 };
 
-// Returns the largest of the ranks' places at index `at`.
+// Returns the largest of the ranks' sort keys at index `at`.
 DEV u64 first_of(const CandidateList& candidates, u32 at) {
     u64 first = 0;
     for (u32 r = 0; r < candidates.ranks; ++r) {
-        const u64 place = candidates.first_rank[(u64)r * candidates.rank_stride + at];
-        first = place > first ? place : first;
+        const u64 sort_key = candidates.first_rank[(u64)r * candidates.rank_stride + at];
+        first = sort_key > first ? sort_key : first;
     }
     return first;
 }
 
-// Sorts the listed places of all ranks into search.sorted; returns their number.
+// Sorts the listed sort keys of all ranks into search.sorted; returns their number.
 DEV u32 sort_candidates(Search& search, const CandidateList& candidates) {
     if (tid() == 0) search.found = 0;
     sync();
     for (u32 i = tid(); i < candidates.ranks * candidates.listed; i += bdim()) {
-        const u64 place = candidates.first_rank[(u64)(i / candidates.listed) * candidates.rank_stride + LISTED_FROM + i % candidates.listed];
-        if (place != 0) search.list[atomic_add(&search.found, 1u)] = place;
+        const u64 sort_key = candidates.first_rank[(u64)(i / candidates.listed) * candidates.rank_stride + LISTED_FROM + i % candidates.listed];
+        if (sort_key != 0) search.list[atomic_add(&search.found, 1u)] = sort_key;
     }
     sync();
     const u32 n = search.found;
@@ -124,13 +124,13 @@ DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1
 
 // Samples a token among the top_k largest candidates that min-p and top-p keep; top-p keeps an id if the mass
 // of the ids before it is less than top-p.
-DEV u32 sample_candidates(Search& search, const CandidateList& candidates, const SequenceSamplingParams& params, const Draw& draw) {
+DEV u32 sample_candidates(Search& search, const CandidateList& candidates, const SequenceSamplingParams& params, const RandomDraw& draw) {
     const u32 n = sort_candidates(search, candidates), i = tid();
     const u32 k = n < (u32)params.top_k ? n : (u32)params.top_k;
     const float most = value_of(search.sorted[0]);
     const bool kept = i < k && (i == 0 || search.sorted[i] >= min_p_floor(params, most));
-    const u64 place = kept ? search.sorted[i] : 0;
-    if (i < k) search.bins[i] = kept ? as_u32(exp_(value_of(place) - most)) : 0;
+    const u64 sort_key = kept ? search.sorted[i] : 0;
+    if (i < k) search.bins[i] = kept ? as_u32(exp_(value_of(sort_key) - most)) : 0;
     sync();
     float before = 0.f, total = 0.f;
     for (u32 j = 0; j < k; ++j) {
@@ -139,23 +139,23 @@ DEV u32 sample_candidates(Search& search, const CandidateList& candidates, const
     }
     u64 noisy = 0;
     if (kept && (i == 0 || params.top_p >= 1.f || before < total * params.top_p)) {
-        const u32 id = id_of(place);
-        noisy = place_of(value_of(place) + gumbel(word_of(philox(draw.key, id / 4, DRAW_TOKEN, draw.position), id % 4)), id);
+        const u32 id = id_of(sort_key);
+        noisy = sort_key_of(value_of(sort_key) + gumbel(word_of(philox(draw.key, id / 4, DRAW_TOKEN, draw.position), id % 4)), id);
     }
-    return id_of(block_first(noisy));
+    return id_of(block_max_key(noisy));
 }
 
 // Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
 // token.
-DEV u32 choose_candidate(Search& search, i32& token, const CandidateList& candidates, const Choice& choice, const SequenceSamplingParams& params,
-                         const Draw& draw) {
+DEV u32 select_candidate(Search& search, i32& token, const CandidateList& candidates, const SamplingMode& mode, const SequenceSamplingParams& params,
+                         const RandomDraw& draw) {
     const u64 best = first_of(candidates, BEST);
     if (best == NON_FINITE_KEY) return SAMPLE_NON_FINITE;
-    if (best < LAST_UNMASKED) return SAMPLE_ALL_MASKED;
-    if (choice.has_filters)
+    if (best < MIN_UNMASKED_KEY) return SAMPLE_ALL_MASKED;
+    if (mode.has_filters)
         token = (i32)sample_candidates(search, candidates, params, draw);
     else
-        token = (i32)id_of(choice.is_random ? first_of(candidates, WINNER) : best);
+        token = (i32)id_of(mode.is_random ? first_of(candidates, WINNER) : best);
     return SAMPLE_OK;
 }
 
@@ -174,15 +174,15 @@ vocab_shard_merge(u8* sampled, u8* latest, i32* history, const u64* all, const u
     const StagedLogitsRow& logits_row = logits_rows_of(stage)[q];
     const SequenceSamplingParams& params = params_of(logits_row, slot_params);
     const i32 position = position_of(logits_row, positions);
-    const Choice choice = choice_of(logits_row, params, vocab, position);
+    const SamplingMode mode = sampling_mode_of(logits_row, params, vocab, position);
     i32 token = logits_row.known_token;
-    if (choice.needs_token) {
+    if (mode.needs_token) {
         const CandidateList candidates = {all + q * words, ranks, (u32)(gdim_x() * words), listed};
-        output.status = choose_candidate(*search, token, candidates, choice, params, Draw{params.key, (u32)position});
+        output.status = select_candidate(*search, token, candidates, mode, params, RandomDraw{params.key, (u32)position});
     }
     if (output.status == SAMPLE_OK) output.token = token;
     if (tid() != 0) return;
     ((SampledToken*)sampled)[q] = output;
-    if (choice.needs_token) update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position);
+    if (mode.needs_token) update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position);
 }
 EXPORT(vocab_shard_merge)
