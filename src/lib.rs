@@ -1,5 +1,7 @@
 //! Library with the code of the `hadron` executable, for integration tests.
 
+#![forbid(unsafe_code)]
+
 pub mod bench;
 pub mod client;
 pub mod config;

@@ -1,5 +1,7 @@
 //! Entry point of the `hadron` executable: parses the command line and runs one subcommand.
 
+#![forbid(unsafe_code)]
+
 use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
 use hadron::log::{LogWriter, expand_hadron_filter};
 use hadron::{bench, eval, events, launcher, synth};

@@ -1,4 +1,5 @@
-//! Collectives between GPUs through one RCCL or NCCL communicator; they run in the order of a stream.
+//! Collectives (all-reduce, all-gather, reduce-scatter, all-to-all) between GPUs through one RCCL or NCCL
+//! communicator; they run in the order of a stream.
 //!
 //! The communicator is non-blocking: its creation and all library calls return before they complete. Callers
 //! poll for completion and may abort the communicator.
@@ -212,7 +213,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// Computes `x = Σ x` over all ranks.
+    /// All-reduce: computes `x = Σ x` over all ranks.
     pub fn all_reduce(&self, s: &DeviceStream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
         const NAME: &str = "all_reduce";
         check_contiguous(NAME, x.as_ref())?;

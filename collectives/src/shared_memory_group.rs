@@ -1,4 +1,4 @@
-//! Group of CPU ranks in processes that share memory.
+//! Group of CPU ranks in processes that share memory: all-reduce, all-gather, reduce-scatter, all-to-all.
 //!
 //! Collectives run in rounds. In each round, every rank writes a chunk of data to its slot, waits until all
 //! ranks have done so, and computes the whole result from all slots in rank order. A host has few CPU ranks,

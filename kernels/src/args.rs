@@ -1,7 +1,7 @@
 //! Argument structs that several ops share: batch metadata of attention, RoPE tables, fusions of linear
 //! layers, MoE routes and expert weights.
 
-use device::{MatMut, MatRef};
+use device::{DType, MatMut, MatRef};
 
 use crate::{PackedGroup, PackedMatrix};
 
@@ -309,4 +309,15 @@ mod tests {
             assert!(any.mla_decode_tokens >= exact.mla_decode_tokens, "{lens:?}");
         }
     }
+}
+
+/// Size and element type of the matrix of an all-reduce.
+#[derive(Debug, Clone, Copy)]
+pub struct AllReduceShape {
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of columns.
+    pub cols: usize,
+    /// Element type.
+    pub dtype: DType,
 }

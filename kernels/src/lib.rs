@@ -31,9 +31,9 @@ pub mod step;
 mod vocab_shard;
 
 pub use args::{
-    AttentionMetadata, ExpertParallelLayout, ExpertWeights, LinearFusion, LinearPrologue,
-    PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin, RouterLogits, RowBounds,
-    TopKRoutes,
+    AllReduceShape, AttentionMetadata, ExpertParallelLayout, ExpertWeights, LinearFusion,
+    LinearPrologue, PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin, RouterLogits,
+    RowBounds, TopKRoutes,
 };
 pub use backend::KernelBackend;
 pub use content_digest::{MatrixWindow, digest_bytes};

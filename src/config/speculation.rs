@@ -18,7 +18,7 @@ const STRICT: &str = "strict";
 /// Value of `rejection_sample_method`: draft tokens are accepted at random, for benchmarks.
 const SYNTHETIC: &str = "synthetic";
 /// Maximum number of draft tokens per row of n-gram lookup and of a draft model.
-const NGRAM_DRAFT_TOKENS_MAX: u8 = 16;
+const DRAFT_TOKENS_MAX: u8 = 16;
 /// Maximum n-gram length of n-gram (prompt) lookup.
 const PROMPT_LOOKUP_LIMIT: u8 = 64;
 /// Default n-gram length of n-gram (prompt) lookup.
@@ -213,7 +213,7 @@ fn needs_draft_checkpoint(method: &str) -> bool {
 
 /// Returns the maximum number of draft tokens per row for a method.
 fn draft_tokens_max(method: &str) -> u8 {
-    if [MTP, EAGLE3].contains(&method) { MTP_DRAFTS_MAX } else { NGRAM_DRAFT_TOKENS_MAX }
+    if [MTP, EAGLE3].contains(&method) { MTP_DRAFTS_MAX } else { DRAFT_TOKENS_MAX }
 }
 
 /// Parses the value of `--speculative-config`. The error message contains unknown keys.

@@ -31,7 +31,7 @@ const FORMATS: &str = "
 | FP8 e4m3, scales per output channel | `quant_method: compressed-tensors`, `format: float-quantized`, one group, dynamic activations per token | yes | yes | emulated |
 
 Weights are safetensors files, in one file or with an index. `--dtype` selects f32, bf16 or f16 for activations; the default is the type in
-`config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950 and run in an emulator; no AMD GPU has run them
+`config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950, and that the same sources run in an emulator on the host; no AMD GPU has run them
 ([status](amd-status.md)).
 
 ## Limits
@@ -67,7 +67,7 @@ fn parallelism(support: &ArchitectureSupport) -> &'static str {
 fn proposers(support: &ArchitectureSupport) -> &'static str {
     match support {
         ArchitectureSupport { is_draft_only: true, .. } => {
-            "is the proposer (`--spec-method eagle3`)"
+            "is the proposer (`--speculative-config`, method `eagle3`)"
         }
         ArchitectureSupport { has_mtp: true, .. } => "n-gram, draft model, EAGLE-3, MTP",
         _ => "n-gram, draft model, EAGLE-3",

@@ -68,10 +68,12 @@ fn only_device_edge_crates_have_unsafe_code() {
         "metrics",
         "engine",
         "server",
+        ".",
     ] {
         let lib = read_file(&format!("{name}/src/lib.rs"));
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} must forbid unsafe code");
     }
+    assert!(read_file("src/main.rs").contains("#![forbid(unsafe_code)]"));
 }
 
 #[test]
@@ -113,7 +115,8 @@ fn release_builds_keep_checks() {
     assert_eq!(release["overflow-checks"].as_bool(), Some(true));
     let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
     assert_eq!(without, ["kernels"], "the one whose loops are checked at their edge");
-    // The rule applies to scheduling code and to parsers of requests, model folders and network messages.
+    // `debug_assert` is forbidden in scheduling code and in parsers of requests, model folders and network
+    // messages.
     let reads = [
         "protocol/src",
         "kvcache/src",

@@ -1,5 +1,5 @@
-//! Captured graphs of decode steps. There is one graph per number of rows, which every pure decode step
-//! replays. If traces may be recorded, there is a second graph with event timestamps between its launches. A
+//! Captured graphs (CUDA graphs, HIP graphs) of decode steps. There is one graph per number of rows, which
+//! every pure decode step replays. If traces may be recorded, there is a second graph with event timestamps between its launches. A
 //! single row has two graphs: one for short contexts and one for any context. With vocab-parallel logits,
 //! each graph has a variant for steps that need full rows of logits, because sizes of collectives are fixed
 //! in a graph. Rows with draft tokens are laid out as rows of one token each, so they replay the graph with

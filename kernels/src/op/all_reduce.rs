@@ -1,18 +1,7 @@
 //! One-shot (custom) all-reduces through memory that the GPUs of one host can all access; GPU only.
 
 use device::gpu::PeerMemoryView;
-use device::{DType, MatMut, MatRef};
-
-/// Size and element type of the matrix of an all-reduce.
-#[derive(Debug, Clone, Copy)]
-pub struct AllReduceShape {
-    /// Number of rows.
-    pub rows: usize,
-    /// Number of columns.
-    pub cols: usize,
-    /// Element type.
-    pub dtype: DType,
-}
+use device::{MatMut, MatRef};
 
 /// Sums `x` over the ranks. Rows must be contiguous; [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Capture of launches into a GPU graph, and replay of the graph.
+//! Capture of launches into a CUDA graph or HIP graph, and replay of the graph.
 
 use std::sync::Arc;
 
