@@ -148,7 +148,8 @@ impl AddedTokenFinder {
             let (id, token) = &self.tokens[found.pattern().as_usize()];
             let (mut from, mut to) = (found.start(), found.end());
             if token.special && covers_protected(piece, from, to, protected_positions) {
-                // The match remains plain text; another token may still begin inside it.
+                // The found special token covers a protected position, so its text remains plain text. The
+                // search continues one character later, because another added token may begin inside it.
                 search = from + text[from..].chars().next().map_or(1, char::len_utf8);
                 continue;
             }

@@ -78,7 +78,8 @@ pub(super) struct DetokenizerState {
     skip_special_tokens: bool,
     /// Special tokens that are kept in the text although `skip_special_tokens` is set.
     visible_special: Arc<[Token]>,
-    /// Whether the rules for the start of a text apply: the text continues no prompt and is empty so far.
+    /// Whether leading spaces may still be stripped (`LeadingSpaceRule`): the text continues no prompt and no
+    /// text has been emitted so far.
     at_start: bool,
     /// Number of leading spaces stripped so far.
     spaces_dropped: usize,

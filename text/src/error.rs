@@ -23,7 +23,7 @@ pub enum TextLoadError {
     Invalid {
         /// Path of the file.
         path: PathBuf,
-        /// Cause, with the names and numbers concerned.
+        /// What is invalid, with the names and values concerned.
         reason: String,
     },
 }
@@ -40,7 +40,7 @@ pub enum TextError {
     /// The chat template in the request is invalid; the details are only logged.
     #[error("invalid chat template")]
     InvalidRequestTemplate(String),
-    /// Rendering exceeded the maximum number of template instructions, which is given.
+    /// Rendering took more than this maximum number of template instructions.
     #[error("rendering the chat template took more than {0} instructions")]
     TemplateFuelExhausted(u64),
     /// The rendered prompt exceeded its maximum size in bytes.
@@ -52,7 +52,7 @@ pub enum TextError {
     /// A chat template sent in a request exceeded its time limit in seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
-    /// The maximum number of chat templates sent in requests, which is given, is already being rendered.
+    /// This number of chat templates sent in requests, the maximum, is being rendered already.
     #[error("{0} chat templates of requests are being rendered: try again later")]
     TemplatesBusy(u64),
     /// No worker process could be started for a chat template sent in a request.

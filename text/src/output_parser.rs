@@ -4,7 +4,7 @@
 //! amount of text held back is bounded.
 
 use super::detokenizer::Detokenizer;
-use super::output_pieces::{OutputPieces, PieceSink};
+use super::output_pieces::{OutputPieceWriter, OutputPieces};
 use super::reasoning::{
     OutputSection, ReasoningFamily, ReasoningSplitter, ReasoningStart, TokenReasoningTracker,
 };
@@ -94,11 +94,11 @@ impl OutputParser {
     /// Parses the next chunk of the output and appends to `pieces` all pieces that can no longer change.
     pub fn push(&mut self, text: &str, pieces: &mut OutputPieces) {
         if self.splitter.is_none() && self.calls.is_none() {
-            return PieceSink::new(pieces, self.bytes_read).text(text);
+            return OutputPieceWriter::new(pieces, self.bytes_read).text(text);
         }
         for c in text.chars() {
             self.bytes_read += c.len_utf8();
-            let mut out = PieceSink::new(pieces, self.bytes_read);
+            let mut out = OutputPieceWriter::new(pieces, self.bytes_read);
             match &mut self.splitter {
                 Some(splitter) if !splitter.is_after() => {
                     splitter.push(c, &mut |section, c| {
@@ -112,7 +112,7 @@ impl OutputParser {
 
     /// Ends the output: appends the text held back to `pieces`.
     pub fn finish(&mut self, pieces: &mut OutputPieces) {
-        let mut out = PieceSink::new(pieces, self.bytes_read);
+        let mut out = OutputPieceWriter::new(pieces, self.bytes_read);
         if let Some(splitter) = &mut self.splitter {
             splitter.finish(&mut |section, c| emit_section(&mut self.calls, section, c, &mut out));
         }
@@ -148,7 +148,7 @@ fn emit_section(
     calls: &mut Option<ToolCallParser>,
     section: OutputSection,
     c: char,
-    out: &mut PieceSink<'_>,
+    out: &mut OutputPieceWriter<'_>,
 ) {
     match section {
         OutputSection::Reasoning => out.reasoning(c),
@@ -156,7 +156,7 @@ fn emit_section(
     }
 }
 
-fn emit_content(calls: &mut Option<ToolCallParser>, c: char, out: &mut PieceSink<'_>) {
+fn emit_content(calls: &mut Option<ToolCallParser>, c: char, out: &mut OutputPieceWriter<'_>) {
     match calls {
         Some(calls) => calls.push(c, out),
         None => out.content(c),

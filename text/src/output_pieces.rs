@@ -99,7 +99,8 @@ impl OutputPieces {
         }
     }
 
-    /// Continues the last piece if it is of this kind, else appends an empty piece of this kind.
+    /// Prepares the list for text of the kind `kind`: continues the last piece if it is reasoning, content or
+    /// arguments of this kind, else appends an empty piece.
     #[inline]
     fn open_piece(&mut self, kind: PieceKind) {
         let continues =
@@ -137,15 +138,16 @@ impl<'a> OutputPiece<'a> {
     }
 }
 
-/// Piece list to which a parser appends, and the parser's position in the output.
+/// Appends pieces to a list for the parsers of an output, with the current position in the output, to which
+/// pieces refer.
 #[derive(Debug)]
-pub(super) struct PieceSink<'a> {
+pub(super) struct OutputPieceWriter<'a> {
     list: &'a mut OutputPieces,
     /// Length in bytes of the output up to and including the character being parsed.
     pub(super) bytes_read: usize,
 }
 
-impl<'a> PieceSink<'a> {
+impl<'a> OutputPieceWriter<'a> {
     #[inline]
     pub(super) fn new(list: &'a mut OutputPieces, at: usize) -> Self {
         Self { list, bytes_read: at }
@@ -163,7 +165,7 @@ impl<'a> PieceSink<'a> {
         self.list.text.push(c);
     }
 
-    /// Appends `more` as content.
+    /// Appends the text `more` as content.
     pub(super) fn text(&mut self, more: &str) {
         self.add(PieceKind::Content, more);
     }
@@ -206,7 +208,7 @@ mod tests {
     #[test]
     fn adjacent_pieces_are_merged() {
         let mut list = OutputPieces::default();
-        let mut out = PieceSink::new(&mut list, 9);
+        let mut out = OutputPieceWriter::new(&mut list, 9);
         out.text("");
         out.content('a');
         out.text("é");
@@ -229,8 +231,8 @@ mod tests {
         assert!(list.iter().eq(all) && list.len() == all.len());
 
         let mut more = OutputPieces::default();
-        PieceSink::new(&mut more, 0).reasoning('y');
-        PieceSink::new(&mut more, 0).text("b");
+        OutputPieceWriter::new(&mut more, 0).reasoning('y');
+        OutputPieceWriter::new(&mut more, 0).text("b");
         list.append(&more);
         assert!(list.iter().skip(6).eq([OutputPiece::Reasoning("zy"), OutputPiece::Content("b")]));
         list.clear();

@@ -33,8 +33,8 @@ impl SpecialTokenGuard {
         Ok(Self { token_strings, automaton })
     }
 
-    /// Inserts `sentinel` into every string and every object key of `value`, before each character to
-    /// protect.
+    /// Inserts `sentinel` into every string and every object key of `value`, before each character at which a
+    /// special token begins or that could complete a special token begun by neighbouring text.
     pub(super) fn insert_sentinels(&self, value: &mut Value, sentinel: char) {
         match value {
             Value::String(text) => {
@@ -111,8 +111,8 @@ pub(super) fn may_be_sentinel(c: char) -> bool {
     SENTINELS.iter().any(|range| range.contains(&c))
 }
 
-/// Returns two characters that occur in no string of `values`. `None` if every candidate occurs, which takes
-/// a request of several hundred kilobytes made for the purpose.
+/// Returns two sentinels that occur in no string of `values`. `None` if every candidate occurs, which takes a
+/// crafted request of several hundred kilobytes.
 pub(super) fn unused_characters(values: &[&Value]) -> Option<[char; 2]> {
     let candidates = SENTINELS.into_iter().flatten();
     let mut unused = candidates.filter(|&c| !values.iter().any(|value| contains(value, c)));

@@ -110,7 +110,7 @@ impl StopMatcher {
         }
         self.held_back.push_str(text);
         let pending_len = self.states.iter().copied().max().unwrap_or(0);
-        // A match starts at the first byte of a UTF-8 character, so this is a character boundary.
+        // A match starts at the first byte of a UTF-8 character, so `final_len` is a character boundary.
         let final_len = self.held_back.len() - pending_len;
         out.push_str(&self.held_back[..final_len]);
         self.held_back.drain(..final_len);
@@ -141,8 +141,8 @@ impl StopMatcher {
         !self.held_back.is_empty()
     }
 
-    /// Advances the automaton of every stop string by one byte. Of several matches that end here, the longest
-    /// is used.
+    /// Advances the automaton of every stop string by one byte. Returns the index of the stop string that
+    /// ends with this byte; of several, the longest.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut hit: Option<usize> = None;
         for (index, pattern) in self.set.patterns.iter().enumerate() {

@@ -15,7 +15,7 @@ use tokenizers::AddedToken;
 /// Maximum byte counts of the tokens of one tokenizer, from which the bound is computed.
 #[derive(Debug)]
 pub(super) struct TokenCountBound {
-    /// Maximum number of bytes of each class in one token.
+    /// Maximum number of bytes in one token, per byte class: all bytes, letters and digits, each byte value.
     max_per_token: ByteClassCounts,
     /// Whether the normaliser composes characters (NFC), so that the counts change for some characters.
     composes: bool,
@@ -23,7 +23,7 @@ pub(super) struct TokenCountBound {
     replaced: Vec<u8>,
 }
 
-/// Numbers of bytes by class.
+/// Numbers of bytes per byte class: all bytes, letters and digits, each byte value.
 #[derive(Debug, Clone)]
 struct ByteClassCounts {
     all: u32,
@@ -101,7 +101,7 @@ impl ByteClassCounts {
         Self { all: 0, alphanumeric: 0, by_value: [0; 256] }
     }
 
-    /// Raises the maximum counts to those of one token.
+    /// Raises each maximum to the number of bytes of its class in `token`.
     fn raise(&mut self, token: &[u8]) {
         self.all = self.all.max(token.len() as u32);
         let alphanumeric = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
@@ -113,7 +113,7 @@ impl ByteClassCounts {
 }
 
 impl PreBpeSteps {
-    /// Adds a step of the normaliser; `None` if the step may drop or shorten text.
+    /// Records the effects of a normaliser step on the text; `None` if the step may drop or shorten text.
     fn normalizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {
             None if step.is_null() => {}
@@ -130,7 +130,7 @@ impl PreBpeSteps {
         Some(())
     }
 
-    /// Adds a step of the pre-tokenizer; `None` if the step may drop or shorten text.
+    /// Records the effects of a pre-tokenizer step on the text; `None` if the step may drop or shorten text.
     fn pre_tokenizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {
             None if step.is_null() => {}
@@ -147,7 +147,8 @@ impl PreBpeSteps {
     }
 }
 
-/// Returns `None` if the BPE model may drop a byte, or encode several unknown bytes as one token.
+/// Checks that the BPE model encodes every byte of a text: `None` if it may drop a byte, or encode several
+/// unknown bytes as one token.
 fn covers_every_byte(model: &Value, byte_level: bool) -> Option<()> {
     let plain = |name: &str| model[name].as_str().unwrap_or_default().is_empty();
     let vocabulary = model["vocab"].as_object()?;

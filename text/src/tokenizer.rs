@@ -21,7 +21,7 @@ use super::template::RenderedChat;
 use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemory, TextMemoryPermit};
 use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
-use super::tokenizer_windows::{WINDOW_BYTES, WindowCutRules};
+use super::tokenizer_windows::{WINDOW_BYTES, WindowBoundaryRules};
 
 /// Maximum vocabulary size; larger vocabularies are rejected at load, because tables have an entry per id.
 const VOCABULARY_MAX: usize = 1 << 22;
@@ -37,7 +37,7 @@ const BYTES_PER_WORD_BYTE: u64 = 176;
 /// word.
 const BYTES_PER_TEXT_BYTE: u64 = 320;
 
-/// Factor by which a window grows if the text inside it cannot be cut.
+/// Factor by which a window grows if it contains no position at which the text can be cut.
 const WINDOW_GROWTH: usize = 4;
 
 /// Maximum number of EOS token ids.
@@ -49,15 +49,16 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     added_tokens: AddedTokens,
     pub(super) token_table: TokenTable,
-    /// Lower bound on token counts; `None` if the tokenizer allows no certain bound.
+    /// Computes lower bounds on the number of tokens of texts; `None` if no bound is certain for this
+    /// tokenizer.
     length_bound: Option<TokenCountBound>,
     /// Rules for cutting long texts into windows; `None` if long texts are tokenised as a whole.
-    windows: Option<WindowCutRules>,
+    windows: Option<WindowBoundaryRules>,
     /// Tokens added around a text; `None` if only the `tokenizers` crate can determine them.
     post_processor: Option<PostProcessorTokens>,
-    /// Bytes of memory that tokenisation takes per byte of a text that cannot be cut.
+    /// Bytes of memory that tokenisation takes per byte of a text that cannot be cut into windows.
     bytes_per_byte: u64,
-    /// Memory budget for texts that cannot be cut, and for chat templates sent in requests.
+    /// Memory budget for texts that cannot be cut into windows, and for chat templates sent in requests.
     memory: TextMemory,
     /// Special tokens (role, token string) under the roles that chat templates use, such as `bos_token`.
     special_tokens: Vec<(String, String)>,
@@ -85,7 +86,7 @@ impl Tokenizer {
         let token_table = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
         let added_token_list: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
         let length_bound = TokenCountBound::new(&json, &tokens, &added_token_list, &token_table);
-        let windows = WindowCutRules::new(&json, &added_token_list);
+        let windows = WindowBoundaryRules::new(&json, &added_token_list);
         let post_processor =
             catch_panic(LIBRARY_NAME, || PostProcessorTokens::new(&inner)).ok().flatten();
         let one_word = windows.is_some() || json["pre_tokenizer"].is_null();
@@ -122,13 +123,14 @@ impl Tokenizer {
         })
     }
 
-    /// Sets the memory budget in bytes for tokenising texts that cannot be cut, all of them together.
+    /// Sets the memory budget in bytes for tokenising texts that cannot be cut into windows, all of them
+    /// together.
     #[must_use]
     pub fn with_memory(self, bytes: u64) -> Self {
         Self { memory: TextMemory::new(bytes), ..self }
     }
 
-    /// Returns the memory budget shared by long texts and templates of requests.
+    /// Returns the memory budget that long texts and chat templates sent in requests share.
     pub(super) fn memory(&self) -> &TextMemory {
         &self.memory
     }
@@ -198,11 +200,11 @@ impl Tokenizer {
         catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
     }
 
-    /// Appends the ids of `text` to `ids`, tokenising one window of it at a time. A window that cannot be cut
-    /// grows and then acquires memory from the budget for long texts.
+    /// Appends the ids of `text` to `ids`, tokenising one window of it at a time. A window without a safe
+    /// position for a cut grows, and then acquires memory from the budget for long texts.
     fn encode_windows(
         &self,
-        rules: &WindowCutRules,
+        rules: &WindowBoundaryRules,
         text: &str,
         protected_positions: &[usize],
         ids: &mut Vec<Token>,

@@ -14,13 +14,13 @@ use tokenizers::AddedToken;
 
 /// Size of a window in bytes, if the text can be cut.
 pub(super) const WINDOW_BYTES: usize = 64 << 10;
-/// Number of changes of character class between a cut and the end of its window; no alternative of a pattern
-/// has as many runs.
+/// Minimum number of changes of character class (letter, digit, space, punctuation) between a cut and the end
+/// of its window: more than any alternative of a supported pre-tokenizer pattern contains.
 const CHANGES_MIN: u32 = 16;
 /// Minimum number of bytes between a cut and the end of its window, in addition to the longest added token.
 const MARGIN_BYTES: usize = 1 << 10;
 
-/// Supported pre-tokenizer patterns, to which the argument in the module documentation applies.
+/// Supported pre-tokenizer patterns: the module documentation explains why texts that they split can be cut.
 const KNOWN_PATTERNS: [&str; 8] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -40,7 +40,7 @@ const KNOWN_PATTERNS: [&str; 8] = [
 
 /// Rules that determine where the texts of one tokenizer are cut into windows.
 #[derive(Debug)]
-pub(super) struct WindowCutRules {
+pub(super) struct WindowBoundaryRules {
     /// Whether the normaliser composes characters (NFC): then it must leave the characters on both sides of a
     /// cut unchanged.
     composes: bool,
@@ -49,7 +49,7 @@ pub(super) struct WindowCutRules {
     margin: usize,
 }
 
-impl WindowCutRules {
+impl WindowBoundaryRules {
     /// Determines the rules from `tokenizer.json`; `None` if the boundaries of its pre-tokens are not known
     /// for certain.
     pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {

@@ -20,7 +20,7 @@ pub(crate) enum OutputSection {
     Content,
 }
 
-/// Splits one output; keeps the state between two characters.
+/// Splits one output into reasoning and content, one character at a time.
 #[derive(Debug, Clone)]
 pub(crate) struct ReasoningSplitter {
     state: SplitterState,
@@ -67,7 +67,8 @@ impl ReasoningSplitter {
                     return;
                 }
                 let mut text = String::new();
-                // The output of a model with empty reasoning begins with the closing marker.
+                // `<think>` may come first. If the prompt already contains it and the reasoning is empty,
+                // `</think>` comes first.
                 let markers: &[&str] =
                     if inside { &[OPEN_MARKER, CLOSE_MARKER] } else { &[OPEN_MARKER] };
                 match self.scanner.push(c, markers, |c| text.push(c)) {
@@ -94,7 +95,8 @@ impl ReasoningSplitter {
         self.scanner.finish(|c| out(section, c));
     }
 
-    /// Called when the output does not begin with `<think>`: the text held back belongs to the first section.
+    /// Called when the output does not begin with `<think>`: the text held back is reasoning if `inside`,
+    /// else content.
     fn resolve_start(
         &mut self,
         inside: bool,

@@ -50,8 +50,8 @@ impl SpecialTokens {
             .ok_or_else(|| TextError::Template("no unused character for a sentinel".to_owned()))?;
         if input.continue_final_message {
             let text = last_text(&mut input.messages).ok_or(TextError::NothingToContinue)?;
-            // The space after the end character is missing in the rendered text if the template trims its
-            // messages.
+            // The space after the end character shows whether the template trims its messages: the rendered
+            // text then lacks it.
             let _infallible = write!(text, "{end} ");
         }
         let mut variables = Map::new();

@@ -6,7 +6,7 @@ use protocol::codec::{CodecError, WireMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Kinds of the messages; other links (executors, grammar workers) use other numbers.
+/// Message kinds in the frame headers; the connections to executors and grammar workers use other numbers.
 const TEMPLATE_REQUEST: u16 = 67;
 const TEMPLATE_REPLY: u16 = 68;
 

@@ -431,7 +431,7 @@ fn long_tool_schema_is_read_once() {
     let mut pieces = OutputPieces::default();
     let start = processor_time();
     parser.push(&text, &mut pieces);
-    // Evaluating 100,000 values 60,000 times would take minutes.
+    // Evaluating the 100,000 values of the schema for each of the 60,000 arguments would take minutes.
     assert!(processor_time().saturating_sub(start) < Duration::from_secs(5));
     let Some(OutputPiece::Arguments { text, .. }) = pieces.iter().last() else {
         panic!("no arguments")

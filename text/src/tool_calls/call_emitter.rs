@@ -1,10 +1,11 @@
-//! Emits content and numbered tool calls; the parsers of all families use it.
+//! Emits content and numbered tool calls; the tool call parsers of all model families use it.
 //!
 //! Whitespace between content and a call, or between two calls, belongs to neither and is dropped.
 
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 
-/// Maximum number of whitespace bytes held back; the rest of a longer run is emitted as content.
+/// Maximum number of whitespace bytes that are held back before a possible tool call; the rest of a longer
+/// run is emitted as content.
 const SPACE_MAX: usize = 256;
 
 /// Emits the content and the tool calls of one output.
@@ -14,7 +15,7 @@ pub(super) struct ToolCallEmitter {
     space: String,
     /// Byte offset in the output at which the whitespace held back begins.
     space_from: usize,
-    /// Index of the next call.
+    /// Index of the next tool call in the output.
     next: u32,
     /// Maximum number of calls to emit; further calls are parsed and dropped.
     calls_max: u32,
@@ -42,7 +43,7 @@ impl ToolCallEmitter {
 
     /// Adds one character of content.
     #[inline]
-    pub(super) fn content(&mut self, c: char, out: &mut PieceSink<'_>) {
+    pub(super) fn content(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
         if c.is_whitespace() && self.space.len() < SPACE_MAX {
             if self.space.is_empty() {
                 self.space_from = out.bytes_read - c.len_utf8();
@@ -55,7 +56,7 @@ impl ToolCallEmitter {
     }
 
     /// Begins a call whose syntax begins at byte `from` of the output.
-    pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut PieceSink<'_>) {
+    pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut OutputPieceWriter<'_>) {
         // Whitespace directly before the call is counted as part of it, so that it is restored if the call
         // turns out to be content.
         let adjoins = self.space_from + self.space.len() == from;
@@ -69,7 +70,7 @@ impl ToolCallEmitter {
     }
 
     /// Adds the next part of the open call's arguments.
-    pub(super) fn arguments(&mut self, part: &str, out: &mut PieceSink<'_>) {
+    pub(super) fn arguments(&mut self, part: &str, out: &mut OutputPieceWriter<'_>) {
         if self.is_within_limit() {
             out.arguments(self.next - 1, part);
         }
@@ -77,14 +78,14 @@ impl ToolCallEmitter {
 
     /// Adds the next character of the open call's arguments.
     #[inline]
-    pub(super) fn argument(&mut self, c: char, out: &mut PieceSink<'_>) {
+    pub(super) fn argument(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
         if self.is_within_limit() {
             out.argument(self.next - 1, c);
         }
     }
 
     /// Completes the open call.
-    pub(super) fn end(&mut self, out: &mut PieceSink<'_>) {
+    pub(super) fn end(&mut self, out: &mut OutputPieceWriter<'_>) {
         self.open = false;
         if self.is_within_limit() {
             self.complete += 1;
@@ -93,14 +94,14 @@ impl ToolCallEmitter {
     }
 
     /// Ends the open call, if there is one, as malformed; its syntax ends before byte `to` of the output.
-    pub(super) fn break_call(&mut self, to: usize, out: &mut PieceSink<'_>) {
+    pub(super) fn break_call(&mut self, to: usize, out: &mut OutputPieceWriter<'_>) {
         if std::mem::take(&mut self.open) && self.is_within_limit() {
             out.broken_call(self.next - 1, to);
         }
     }
 
     /// Ends the output. Whitespace held back after a call is dropped.
-    pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(&mut self, out: &mut OutputPieceWriter<'_>) {
         self.break_call(out.bytes_read, out);
         if self.complete == 0 {
             self.flush(out);
@@ -112,7 +113,7 @@ impl ToolCallEmitter {
     }
 
     #[inline]
-    fn flush(&mut self, out: &mut PieceSink<'_>) {
+    fn flush(&mut self, out: &mut OutputPieceWriter<'_>) {
         if !self.space.is_empty() {
             self.space.drain(..).for_each(|c| out.content(c));
         }

@@ -1,5 +1,5 @@
-//! Builds the Lark grammar of a family's tool calls: the family's markers, and JSON that matches the schema
-//! of each tool.
+//! Builds the Lark grammar of a model family's tool calls: the family's markers, and JSON that matches the
+//! schema of each tool.
 //!
 //! Each tool's schema is a rule of its own, so that `$ref` references are resolved inside it.
 
@@ -8,7 +8,7 @@ use super::{ToolCallSyntax, ToolDefinition, deepseek, mistral};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// Text of the family's syntax before, between and after the calls of an output.
+/// Text of a model family's tool call syntax before, between and after the calls of an output.
 struct CallDelimiters {
     open: String,
     between: String,

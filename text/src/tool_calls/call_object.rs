@@ -6,7 +6,7 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::json_scanner::{JsonScanStatus, JsonScanner, is_space};
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 use std::sync::Arc;
 
 /// Maximum number of bytes of a function name in its JSON form.
@@ -84,7 +84,7 @@ impl CallObjectParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         match self.state {
             CallObjectState::InKey => self.key(c),
@@ -135,7 +135,7 @@ impl CallObjectParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let is_first = self.token_text.is_empty();
         if is_first && is_space(c) {
@@ -151,8 +151,8 @@ impl CallObjectParser {
                     return CallParseStatus::Invalid;
                 }
                 if is_first {
-                    // The text only shows that the value has begun; further characters of arguments are not
-                    // added to it.
+                    // `token_text` only shows that the value has begun: further characters of the arguments
+                    // are not added to it.
                     self.token_text.push(c);
                 }
                 self.argument(c, emitter, out);
@@ -182,7 +182,12 @@ impl CallObjectParser {
         }
     }
 
-    fn argument(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn argument(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         if self.has_name {
             emitter.argument(c, out);
         } else {
@@ -190,7 +195,11 @@ impl CallObjectParser {
         }
     }
 
-    fn name(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallParseStatus {
+    fn name(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
         let Ok(name) = serde_json::from_str::<String>(&self.token_text) else {
             return CallParseStatus::Invalid;
         };
@@ -207,7 +216,11 @@ impl CallObjectParser {
         self.go(CallObjectState::Next)
     }
 
-    fn close(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallParseStatus {
+    fn close(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
         if !self.has_name {
             return CallParseStatus::Invalid;
         }
@@ -234,7 +247,7 @@ impl CallArgumentsParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         if !self.started {
             match c {

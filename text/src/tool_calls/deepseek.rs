@@ -8,7 +8,7 @@ use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
 pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
@@ -51,7 +51,12 @@ impl DeepSeekToolParser {
         Self { fenced, scanner, state, inside: false, closing: false, unparsed }
     }
 
-    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         let step = match &mut self.state {
             DeepSeekParserState::Text => return self.text(c, emitter, out),
             DeepSeekParserState::Head(_) => self.head(c, emitter, out),
@@ -70,7 +75,11 @@ impl DeepSeekToolParser {
         }
     }
 
-    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         match self.state {
             DeepSeekParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
             _ => self.reject_call(emitter, out),
@@ -79,7 +88,7 @@ impl DeepSeekToolParser {
         self.unparsed.release(emitter, out);
     }
 
-    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         const MARKERS: [&str; 4] = [CALL_BEGIN, CALLS_BEGIN, CALLS_END, CALL_END];
         let (unparsed, closing) = (&mut self.unparsed, &mut self.closing);
         let found = self.scanner.push(c, &MARKERS, |c| {
@@ -113,7 +122,7 @@ impl DeepSeekToolParser {
         }
     }
 
-    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         self.unparsed.reject_call(emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), DeepSeekParserState::Text);
     }
@@ -122,7 +131,7 @@ impl DeepSeekToolParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let DeepSeekParserState::Head(head) = &mut self.state else {
             return CallParseStatus::Invalid;
@@ -146,7 +155,7 @@ impl DeepSeekToolParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let DeepSeekParserState::Name(name) = &mut self.state else {
             return CallParseStatus::Invalid;
@@ -166,7 +175,7 @@ impl DeepSeekToolParser {
         &mut self,
         name: &str,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let name = name.trim();
         if name.is_empty() || name.contains('\n') {

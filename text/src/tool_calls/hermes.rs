@@ -6,7 +6,7 @@ use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallObjectParser, CallParseStatus};
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
@@ -22,7 +22,12 @@ pub(super) struct HermesToolParser {
 }
 
 impl HermesToolParser {
-    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         let Some(call) = &mut self.call else { return self.text(c, emitter, out) };
         let step = call.push(c, emitter, out);
         if step == CallParseStatus::Done {
@@ -34,18 +39,22 @@ impl HermesToolParser {
         }
     }
 
-    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         self.scanner.finish(|c| emitter.content(c, out));
         self.reject_call(emitter, out);
     }
 
     /// Rejects the current call as malformed: its text read so far becomes content.
-    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         self.call = None;
         self.unparsed.reject_call(emitter, out);
     }
 
-    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let closing = &mut self.closing;
         let found = self.scanner.push(c, &[OPEN, CLOSE], |c| {
             *closing &= c.is_whitespace();

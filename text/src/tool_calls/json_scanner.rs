@@ -102,8 +102,8 @@ impl JsonScanner {
         }
     }
 
-    /// Whether the value lacks only the ends of open containers: a container has just begun, or a value
-    /// inside it has ended.
+    /// Whether closing the open objects and arrays would complete the value: one of them has just begun, or a
+    /// value inside it has ended.
     pub(super) fn may_close(&self) -> bool {
         match self.state {
             JsonScannerState::Value { may_close } | JsonScannerState::Key { may_close } => {

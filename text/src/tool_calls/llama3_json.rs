@@ -9,7 +9,7 @@ use super::call_object::{CallObjectParser, CallParseStatus, FunctionNames};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const TAG: &str = "<|python_tag|>";
 
@@ -45,7 +45,12 @@ impl LlamaToolParser {
         }
     }
 
-    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         match &mut self.state {
             LlamaParserState::Text => emitter.content(c, out),
             LlamaParserState::Call(call) => {
@@ -77,7 +82,11 @@ impl LlamaToolParser {
         }
     }
 
-    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         let unparsed = &mut self.unparsed;
         self.scanner.finish(|c| unparsed.push(c));
         if !matches!(self.state, LlamaParserState::Between) {
@@ -86,14 +95,19 @@ impl LlamaToolParser {
     }
 
     /// Holds back a character before a call or between two calls, which may become content.
-    fn hold_back(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn hold_back(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         self.unparsed.push(c);
         if self.unparsed.is_full() {
             self.reject_call(None, emitter, out);
         }
     }
 
-    fn start(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn start(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let (unparsed, mut text) = (&mut self.unparsed, false);
         let found = self.scanner.push(c, &[TAG], |c| {
             text |= !is_space(c);
@@ -112,7 +126,7 @@ impl LlamaToolParser {
         &mut self,
         c: Option<char>,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) {
         let unparsed = &mut self.unparsed;
         self.scanner.finish(|c| unparsed.push(c));

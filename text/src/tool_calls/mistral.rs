@@ -8,7 +8,7 @@ use super::call_object::{CallArgumentsParser, CallObjectParser, CallParseStatus}
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
@@ -42,7 +42,12 @@ pub(super) struct MistralToolParser {
 }
 
 impl MistralToolParser {
-    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         if matches!(self.state, MistralParserState::Text) {
             return self.text(c, emitter, out);
         }
@@ -53,7 +58,11 @@ impl MistralToolParser {
         }
     }
 
-    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         match self.state {
             MistralParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
             MistralParserState::Next => {}
@@ -61,14 +70,14 @@ impl MistralToolParser {
         }
     }
 
-    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if self.scanner.push(c, &[CALLS], |c| emitter.content(c, out)).is_some() {
             self.state = MistralParserState::Lead;
             self.unparsed.open(CALLS, emitter, out);
         }
     }
 
-    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         self.unparsed.reject_call(emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
@@ -78,7 +87,7 @@ impl MistralToolParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         match &mut self.state {
             MistralParserState::Lead | MistralParserState::Item | MistralParserState::Next
@@ -132,7 +141,7 @@ impl MistralToolParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let (name, in_name) = match &mut self.state {
             MistralParserState::Name(name) => (name, true),

@@ -20,7 +20,7 @@ mod schema_types;
 mod tool_definition;
 mod unparsed_syntax;
 
-use super::output_pieces::PieceSink;
+use super::output_pieces::OutputPieceWriter;
 use super::tokenizer::Tokenizer;
 use call_emitter::ToolCallEmitter;
 use deepseek::DeepSeekToolParser;
@@ -168,7 +168,7 @@ impl ToolCallParser {
 
     /// Parses the next character of the output after its reasoning.
     #[inline]
-    pub(super) fn push(&mut self, c: char, out: &mut PieceSink<'_>) {
+    pub(super) fn push(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {
             FamilyToolParser::Hermes(parser) => parser.push(c, emitter, out),
@@ -180,7 +180,7 @@ impl ToolCallParser {
     }
 
     /// Ends the output: emits the text held back.
-    pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(&mut self, out: &mut OutputPieceWriter<'_>) {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {
             FamilyToolParser::Hermes(parser) => parser.finish(emitter, out),

@@ -12,7 +12,7 @@ use super::marker_scanner::MarkerScanner;
 use super::schema_types::{ArgumentTypeCache, ArgumentValueParser, quoted};
 use super::tool_definition::ToolDefinition;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 use std::sync::Arc;
 
 const FUNCTION: &str = "<function=";
@@ -59,7 +59,12 @@ impl Qwen3CoderToolParser {
         Self { schemas, scanner, state, tool, has_parameters, closing, unparsed }
     }
 
-    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         if matches!(self.state, Qwen3CoderParserState::Text) {
             return self.text(c, emitter, out);
         }
@@ -74,7 +79,11 @@ impl Qwen3CoderToolParser {
         }
     }
 
-    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         if matches!(self.state, Qwen3CoderParserState::Text) {
             self.scanner.finish(|c| emitter.content(c, out));
         } else {
@@ -82,7 +91,7 @@ impl Qwen3CoderToolParser {
         }
     }
 
-    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let closing = &mut self.closing;
         let found = self.scanner.push(c, &[OPEN, FUNCTION, CLOSE], |c| {
             *closing &= c.is_whitespace();
@@ -104,19 +113,24 @@ impl Qwen3CoderToolParser {
         marker: &str,
         state: Qwen3CoderParserState,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) {
         (self.state, self.closing) = (state, false);
         self.unparsed.open(marker, emitter, out);
     }
 
-    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         self.unparsed.reject_call(emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
     }
 
     /// Parses a character inside a call; returns false if it is invalid there.
-    fn syntax(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
+    fn syntax(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> bool {
         match &mut self.state {
             Qwen3CoderParserState::Text => false,
             Qwen3CoderParserState::Lead => {
@@ -153,7 +167,12 @@ impl Qwen3CoderToolParser {
         }
     }
 
-    fn between(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
+    fn between(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> bool {
         let mut is_valid = true;
         let found = self.scanner.push(c, &[PARAMETER, FUNCTION_END], |c| is_valid &= is_space(c));
         match found {
@@ -165,7 +184,7 @@ impl Qwen3CoderToolParser {
     }
 
     /// Begins a parameter: emits its key as JSON and prepares the parser of its value.
-    fn value(&mut self, key: &str, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn value(&mut self, key: &str, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
         emitter.arguments(comma, out);
         emitter.arguments(&quoted(key), out);
@@ -179,7 +198,7 @@ impl Qwen3CoderToolParser {
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) -> bool {
         const END_MARKERS: [&str; 4] = [PARAMETER_END, PARAMETER, FUNCTION_END, CLOSE];
         let Qwen3CoderParserState::Value(value) = &mut self.state else { return false };
@@ -201,7 +220,7 @@ impl Qwen3CoderToolParser {
         true
     }
 
-    fn end(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn end(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         emitter.arguments("}", out);
         emitter.end(out);
         (self.state, self.closing) = (Qwen3CoderParserState::Text, true);

@@ -8,8 +8,8 @@ use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum number of schemas and `enum` values visited for one argument, because `$ref` references may be
-/// cyclic.
+/// Maximum number of schemas and `enum` values visited to determine the types of one argument, because
+/// `$ref` references may be cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 128;
 /// Maximum number of bytes of a value that is not a plain string; such a value is held back until its end.
 const BUFFER_MAX: usize = 64 << 10;
@@ -22,7 +22,7 @@ pub(super) struct SchemaTypes {
     number: bool,
     boolean: bool,
     null: bool,
-    /// Arrays and objects.
+    /// Whether arrays and objects are allowed.
     compound: bool,
 }
 

@@ -3,9 +3,10 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
-use crate::output_pieces::PieceSink;
+use crate::output_pieces::OutputPieceWriter;
 
-/// Maximum number of bytes kept; longer text is emitted as content.
+/// Maximum number of bytes of a call's syntax that are kept until the call begins; longer text is emitted as
+/// content.
 const UNPARSED_MAX: usize = 128 << 10;
 
 /// Text read since the opening marker of a call, until the call begins (`ToolCallEmitter::begin`).
@@ -23,7 +24,7 @@ impl UnparsedSyntax {
         &mut self,
         marker: &str,
         emitter: &mut ToolCallEmitter,
-        out: &mut PieceSink<'_>,
+        out: &mut OutputPieceWriter<'_>,
     ) {
         if self.is_full() {
             self.release(emitter, out);
@@ -62,18 +63,26 @@ impl UnparsedSyntax {
         self.text.is_empty()
     }
 
-    /// Whether the limit is reached, so that further text is emitted as content.
+    /// Whether the kept text has reached `UNPARSED_MAX` bytes, so that further text is emitted as content.
     pub(super) fn is_full(&self) -> bool {
         self.text.len() >= UNPARSED_MAX
     }
 
     /// Emits the kept text as content.
-    pub(super) fn release(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn release(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         self.text.drain(..).for_each(|c| emitter.content(c, out));
     }
 
     /// Rejects the call: if it has begun, it is reported as malformed, else its text becomes content.
-    pub(super) fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn reject_call(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         emitter.break_call(out.bytes_read, out);
         self.release(emitter, out);
     }
