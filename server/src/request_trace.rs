@@ -159,7 +159,7 @@ impl RequestTraceWriter {
                 self.write();
                 // The server may exit after a flush, so dropped lines are reported now.
                 self.report_dropped();
-                // The receiver of the report may have timed out.
+                // If the receiver has timed out, this fails and is ignored.
                 let _ = done.try_send(self.shared.dropped_lines.load(Ordering::Relaxed) == 0);
             }
             TraceWriterCommand::Wake => {}
@@ -329,7 +329,7 @@ mod tests {
         disk.read_exact(&mut line).unwrap();
         assert_eq!(line[..], *format!("{written}\n").as_bytes());
 
-        // The pipe buffers 64 KiB of the line.
+        // The pipe buffers 64 KiB of the line, so the writer thread blocks on the rest.
         tracer.write(json!(rest));
         let short = Duration::from_millis(50);
         assert!(!tracer.flush(short), "the disk is stalled");

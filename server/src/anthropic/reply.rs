@@ -20,7 +20,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use text::partial_arguments;
 
-/// What the reply to a Messages request needs in addition to the generated tokens.
+/// Values from which the reply to a Messages request is written, in addition to the generated tokens.
 pub(super) struct AnthropicReply {
     pub(super) id: String,
     pub(super) model: String,
@@ -67,8 +67,8 @@ impl From<&UsageInfo> for AnthropicUsage {
         Self {
             input: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
             cache_read: usage.cached_tokens,
-            // Adding blocks to the prefix cache has no extra cost here, so no tokens are reported as cache
-            // creation.
+            // Anthropic's API bills tokens that are written to the prompt cache. This server bills nothing,
+            // so it reports none.
             cache_creation: 0,
             output: usage.completion_tokens,
         }
@@ -117,8 +117,8 @@ impl AnthropicReply {
             blocks.push(ContentBlock::Text { text: content });
         }
         blocks.extend(calls.into_iter().map(|call| {
-            // The input of a truncated call contains its complete arguments, as clients parse them from a
-            // stream.
+            // If the output ended inside a call, `input` contains the arguments that are complete, as clients
+            // get when they parse the streamed reply.
             let input = Value::Object(partial_arguments(&call.arguments));
             ContentBlock::ToolUse { id: call.id, name: call.name, input }
         }));

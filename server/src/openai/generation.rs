@@ -233,7 +233,7 @@ impl RequestGeneration {
         &self.choices[index].prompt_logprobs
     }
 
-    /// Returns the log-probabilities of the prompt of a choice, and removes them here.
+    /// Removes the log-probabilities of the prompt of a choice from this generation and returns them.
     pub(crate) fn take_prompt_logprobs(&mut self, index: usize) -> Vec<TokenLogprobs> {
         mem::take(&mut self.choices[index].prompt_logprobs)
     }

@@ -54,7 +54,8 @@ pub(crate) struct ChoiceLogprobs<'a> {
     pub output: &'a [TokenLogprobs],
 }
 
-/// Token and log-probabilities of one row. The first token of a prompt has no log-probabilities.
+/// Token and log-probabilities that one row of a list describes. The first token of a prompt has no
+/// log-probabilities.
 #[derive(Debug, Clone, Copy)]
 struct LogprobRow<'a> {
     token: Token,
@@ -88,14 +89,14 @@ pub(crate) enum LogprobsFormat {
     Prompt,
 }
 
-/// One of the lists of a JSON form.
+/// One list of a JSON form, for example `token_logprobs` of a text completion.
 struct LogprobColumn {
     /// JSON text before the first row of this list; it also closes the preceding list.
     opening: &'static str,
     cell: LogprobCell,
 }
 
-/// What a row of a list contains.
+/// Kind of value that a list contains in each row.
 #[derive(Debug, Clone, Copy)]
 enum LogprobCell {
     ChatEntry,
@@ -218,8 +219,8 @@ impl LogprobListWriter {
     }
 }
 
-/// Returns a log-probability with the lower bound `FLOOR`, as a double: its decimal digits remain those that
-/// clients already get.
+/// Returns a log-probability, at least `FLOOR`, as a double: it is serialised with all digits of the double
+/// (−0.10000000149 for −0.1), which clients already get.
 fn finite_logprob(logprob: f32) -> f64 {
     f64::from(logprob.max(FLOOR))
 }

@@ -4,7 +4,6 @@
 pub(crate) mod assistant_message;
 pub mod chat;
 pub(crate) mod choice;
-mod chunk_frame;
 pub(crate) mod collect;
 pub mod completions;
 pub(crate) mod endpoint;
@@ -15,6 +14,7 @@ pub(crate) mod logprobs;
 pub(crate) mod memory_reservation;
 pub(crate) mod params;
 pub(crate) mod reply_parts;
+mod stream_chunk;
 mod structured_outputs;
 pub(crate) mod submit;
 pub(crate) mod thinking_budget;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 /// Upper bounds from this value on depend on the model or the command line, so the schemas omit them.
 const UNBOUNDED_FROM: i64 = u16::MAX as i64 - 1;
 
-/// Returns bounds that are at least those of any server.
+/// Returns field bounds that are at least as wide as those of any model and command line.
 fn widest_bounds() -> FieldBounds {
     FieldBounds {
         vocab_size: u32::MAX,

@@ -87,8 +87,8 @@ fn operation(route: &HttpRoute) -> Value {
     operation
 }
 
-/// Returns the schema of an error body. On paths of the Anthropic API it is Anthropic's; errors raised before
-/// the handler still have the common JSON form.
+/// Returns the schema of an error body. On paths of the Anthropic API it is Anthropic's. The error for a
+/// malformed request head may have the common JSON form, because its path may be unknown.
 fn error_schema(path: &str) -> Value {
     let common = json!({"$ref": "#/components/schemas/Error"});
     if path.starts_with("/v1/messages") {

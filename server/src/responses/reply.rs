@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// What the reply to a Responses request needs in addition to the generated tokens.
+/// Values from which the reply to a Responses request is written, in addition to the generated tokens.
 pub(super) struct ResponsesReply {
     pub(super) app: Arc<AppState>,
     pub(super) id: String,

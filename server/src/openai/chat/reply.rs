@@ -24,10 +24,10 @@ use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
 
-/// What the reply to a chat completion request needs in addition to the generated tokens.
+/// Values from which the reply to a chat completion request is written, in addition to the generated tokens.
 pub(super) struct ChatCompletionReply {
     pub(super) head: ReplyMetadata,
-    /// Format of tokens in log-probabilities.
+    /// Formatter of the tokens in log-probabilities.
     pub(super) tokens: TokenFormatter,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
@@ -68,7 +68,7 @@ impl CompletionEndpoint for ChatCompletionReply {
 
 impl ChatCompletionReply {
     fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
-        // All choices have the same prompt.
+        // All choices have the same prompt, so its log-probabilities are taken from the first choice.
         let prompt = choices.first_mut().map(|choice| mem::take(&mut choice.prompt_logprobs));
         let mut reply = BufferedReply::new(self.tokens.clone());
         self.head.open("chat.completion", &mut reply.text);

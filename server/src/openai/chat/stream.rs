@@ -3,9 +3,9 @@
 use super::ReasoningField;
 use super::reply::ChatCompletionReply;
 use crate::openai::choice::ChoiceDelta;
-use crate::openai::chunk_frame::ChunkEnvelope;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat};
+use crate::openai::stream_chunk::StreamChunkFields;
 use crate::openai::usage::UsageInfo;
 use crate::sse::{ChunkWriter, escape, write_end};
 use bytes::{BufMut, BytesMut};
@@ -16,13 +16,14 @@ use text::OutputPiece;
 /// Writes the chunks of a streaming reply.
 pub(super) struct ChatChunkWriter {
     reply: ChatCompletionReply,
-    frame: ChunkEnvelope,
+    chunk_fields: StreamChunkFields,
 }
 
 impl ChatChunkWriter {
     pub(super) fn new(reply: ChatCompletionReply) -> Self {
-        let frame = ChunkEnvelope::new(&reply.head, "chat.completion.chunk", reply.stream_options);
-        Self { reply, frame }
+        let chunk_fields =
+            StreamChunkFields::new(&reply.head, "chat.completion.chunk", reply.stream_options);
+        Self { reply, chunk_fields }
     }
 
     /// Writes the first chunk of a choice, which contains the role and the echoed message if there is one.
@@ -32,7 +33,7 @@ impl ChatChunkWriter {
         generation: &RequestGeneration,
         out: &mut BytesMut,
     ) {
-        if !self.frame.is_first_chunk(choice as usize) {
+        if !self.chunk_fields.is_first_chunk(choice as usize) {
             return;
         }
         self.open(choice, out);
@@ -42,7 +43,7 @@ impl ChatChunkWriter {
         if let Some(ids) = &self.reply.prompt_ids {
             let _ = write!(out.writer(), ",\"prompt_token_ids\":{}", json!(ids));
         }
-        self.frame.close(generation, out);
+        self.chunk_fields.close(generation, out);
     }
 
     /// Whether a piece of the output is sent in a chunk. For a malformed call nothing more is sent: its
@@ -96,7 +97,7 @@ impl ChatChunkWriter {
     }
 
     fn open(&self, choice: u32, out: &mut BytesMut) {
-        self.frame.open(choice, out);
+        self.chunk_fields.open(choice, out);
         out.put_slice(b"\"delta\":{");
     }
 }
@@ -126,7 +127,7 @@ impl ChunkWriter for ChatChunkWriter {
             out.put_slice(b"},\"logprobs\":null");
             write_end(None, out);
             out.put_slice(b"}]");
-            self.frame.close(generation, out);
+            self.chunk_fields.close(generation, out);
             piece = shown.next();
         }
         self.open(choice, out);
@@ -145,10 +146,10 @@ impl ChunkWriter for ChatChunkWriter {
             let _ = write!(out.writer(), ",\"token_ids\":{}", json!(delta.tokens));
         }
         out.put_slice(b"}]");
-        self.frame.close(generation, out);
+        self.chunk_fields.close(generation, out);
     }
 
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
-        self.frame.usage(usage, out);
+        self.chunk_fields.usage(usage, out);
     }
 }

@@ -4,13 +4,13 @@ use super::convert;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::choice::ChoiceDelta;
-use crate::openai::chunk_frame::ChunkEnvelope;
 use crate::openai::collect::{CollectedChoice, collect, put_end};
 use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
 use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
+use crate::openai::stream_chunk::StreamChunkFields;
 use crate::openai::usage::UsageInfo;
 use crate::request_fields::RequestFields;
 use crate::sse::{ChunkWriter, escape, write_end};
@@ -28,10 +28,10 @@ pub(super) struct EchoedPrompt {
     pub(super) ids: Arc<[Token]>,
 }
 
-/// What the reply to a text completion request needs in addition to the generated tokens.
+/// Values from which the reply to a text completion request is written, in addition to the generated tokens.
 pub(super) struct CompletionReply {
     pub(super) head: ReplyMetadata,
-    /// Format of tokens in log-probabilities.
+    /// Formatter of the tokens in log-probabilities.
     pub(super) tokens: TokenFormatter,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
@@ -126,15 +126,16 @@ fn put_token_ids(tokens: &[Token], prompt: &[Token], out: &mut BytesMut) {
 /// Writes the chunks of a streaming text completion.
 pub(super) struct CompletionChunkWriter {
     reply: CompletionReply,
-    frame: ChunkEnvelope,
+    chunk_fields: StreamChunkFields,
     /// `text_offset` of the next token of each choice: number of characters of its tokens listed so far.
     shown_chars: Vec<usize>,
 }
 
 impl CompletionChunkWriter {
     fn new(reply: CompletionReply) -> Self {
-        let frame = ChunkEnvelope::new(&reply.head, "text_completion", reply.stream_options);
-        Self { reply, frame, shown_chars: Vec::new() }
+        let chunk_fields =
+            StreamChunkFields::new(&reply.head, "text_completion", reply.stream_options);
+        Self { reply, chunk_fields, shown_chars: Vec::new() }
     }
 
     /// Whether the next delta is the first one of this choice.
@@ -142,7 +143,7 @@ impl CompletionChunkWriter {
         if self.shown_chars.len() <= choice {
             self.shown_chars.resize(choice + 1, 0);
         }
-        self.frame.is_first_chunk(choice)
+        self.chunk_fields.is_first_chunk(choice)
     }
 }
 
@@ -167,7 +168,7 @@ impl ChunkWriter for CompletionChunkWriter {
         if !has_content && !ids && !with_logprobs {
             return;
         }
-        self.frame.open(choice, out);
+        self.chunk_fields.open(choice, out);
         out.put_slice(b"\"text\":\"");
         escape(echoed, out);
         escape(&delta.text, out);
@@ -189,11 +190,11 @@ impl ChunkWriter for CompletionChunkWriter {
             }
         }
         out.put_slice(b"}]");
-        self.frame.close(generation, out);
+        self.chunk_fields.close(generation, out);
     }
 
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
-        self.frame.usage(usage, out);
+        self.chunk_fields.usage(usage, out);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writes the parts that all chunks of a streaming completion share: the constant start, and `usage`.
+//! Writes the fields that all chunks of a streaming completion share: those before `choices`, and `usage`.
 
 use super::endpoint::ReplyMetadata;
 use super::generation::RequestGeneration;
@@ -9,16 +9,16 @@ use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
 
-/// Constant start of the chunks of a stream, and the set of choices that have sent a chunk.
-pub(super) struct ChunkEnvelope {
+/// Fields that all chunks of a stream share, and the set of choices that have already sent a chunk.
+pub(super) struct StreamChunkFields {
     /// JSON text of each chunk up to and including `"choices":[`.
     head: Vec<u8>,
     options: StreamOptions,
     started: Vec<bool>,
 }
 
-impl ChunkEnvelope {
-    /// Creates the constant start of chunks whose `object` field is `object`.
+impl StreamChunkFields {
+    /// Serialises the fields before `choices`; `object` is the value of the field `object`.
     pub(super) fn new(head: &ReplyMetadata, object: &str, options: StreamOptions) -> Self {
         let ReplyMetadata { id, created, model, fingerprint } = head;
         let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
