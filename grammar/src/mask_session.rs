@@ -27,7 +27,8 @@ pub enum MaskEvent {
     Ready {
         /// Number of output tokens before the token that the mask restricts.
         output_tokens: u32,
-        /// Whether the next mask will be precomputed.
+        /// Whether the next mask will be precomputed: the scheduler then plans the next token only after its
+        /// mask is ready.
         wait_for_next: bool,
     },
     /// The request needs no more masks.
@@ -295,7 +296,8 @@ impl MaskSessionState {
 }
 
 impl MaskLookahead {
-    /// Records a mask: whether a step proceeded without it, and its processor time.
+    /// Updates the decision after one mask: whether a step proceeded without the mask, and its processor
+    /// time.
     fn record(&mut self, proceeded_without: bool, cpu: Duration) {
         if proceeded_without || cpu > MASK_SLOW {
             (self.precomputes, self.fast_in_a_row) = (true, 0);

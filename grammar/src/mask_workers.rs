@@ -126,7 +126,7 @@ impl MaskWorkers {
         }
     }
 
-    /// Returns the masked rows of a batch.
+    /// Returns the rows of a batch for whose sampled tokens the executor needs a grammar bitmask.
     pub fn masked_rows(&self, batch: &Batch) -> Vec<MaskedRow> {
         if self.live.is_empty() {
             return Vec::new();
@@ -154,7 +154,7 @@ impl MaskWorkers {
                 (None, Some(live)) => {
                     self.pool.enqueue(&live.session, MaskCommand::Compute(Arc::clone(&step), row));
                 }
-                // A request without a session is allowed no token.
+                // A request without a session gets an empty mask, which allows no token.
                 (ready, _) => drop(step.put(row, ready.unwrap_or_default())),
             }
         }
