@@ -32,7 +32,8 @@ const DRAINED_MAX: usize = 4 << 20;
 
 /// Time after FIN in which the rest of a request is still read; afterwards the request counts as truncated.
 const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
-/// Delay from FIN to the probe of a request; a faster reply needs no probe.
+/// Delay from FIN until a probe is sent (bytes to which a disconnected client replies with RST). If the reply
+/// is faster, no probe is sent.
 const PROBE_AFTER: Duration = Duration::from_millis(2);
 
 /// TCP socket of one client, through which hyper reads and writes.
@@ -58,7 +59,7 @@ pub(super) struct ClientSocket {
 }
 
 impl ClientSocket {
-    /// `limit`: write timeout, the maximum time without progress of a write.
+    /// Creates the socket; `limit` is the write timeout, the maximum time without progress of a write.
     pub(super) fn new(
         stream: TcpStream,
         progress: Arc<ConnectionProgress>,

@@ -1,4 +1,5 @@
-//! Connection checks after the client has sent FIN.
+//! State of a connection after the client has sent FIN. Until the last reply is written, the socket is polled
+//! at intervals ("connection checks") for an error such as RST, which shows that the client has disconnected.
 
 use socket2::SockRef;
 use std::future::Future;
@@ -8,20 +9,22 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Minimum and maximum interval of the connection checks after FIN; the interval doubles after each check.
+/// Minimum and maximum interval of the connection checks (polls for a socket error) after FIN; the interval
+/// doubles after each check.
 const CHECK_INTERVAL_FIRST: Duration = Duration::from_millis(1);
 const CHECK_INTERVAL_LAST: Duration = Duration::from_millis(50);
-/// Number of connection checks without a pending write after which hyper sees the end of the input: it can
-/// write a reply between two checks.
+/// Number of connection checks without a pending write after which hyper gets the end of the input: between
+/// two checks, hyper can write the rest of the last reply.
 const IDLE_CHECKS: u32 = 2;
 
 /// State of a connection after the client has sent FIN.
 pub(super) struct HalfClosedState {
     pub(super) since: Instant,
-    /// Interval until the next connection check.
+    /// Interval until the next connection check (poll for a socket error).
     check_interval: Duration,
     timer: Pin<Box<Sleep>>,
-    /// Number of the latest request for which a probe (bytes that detect a disconnect) was sent.
+    /// Number of the latest request during which a probe was sent: bytes to which a disconnected client
+    /// replies with RST.
     pub(super) probed: Option<u64>,
     /// Number of connection checks since the last reply was complete and written; `None` while a reply is in
     /// progress.
@@ -29,8 +32,8 @@ pub(super) struct HalfClosedState {
 }
 
 impl HalfClosedState {
-    /// `limit`: value of `TCP_USER_TIMEOUT`, after which the kernel closes a connection with unacknowledged
-    /// data.
+    /// Creates the state when FIN arrives, and sets the `TCP_USER_TIMEOUT` of the socket to `limit`: the
+    /// kernel then closes a connection with data that is unacknowledged for longer.
     pub(super) fn new(stream: &TcpStream, limit: Duration) -> Self {
         // If the network fails, no RST arrives; the kernel then closes the connection after `limit`.
         let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
@@ -47,7 +50,8 @@ impl HalfClosedState {
         let _ = self.timer.as_mut().poll(cx);
     }
 
-    /// Returns 1 if a connection check is due, else 0. `cx` is woken for the next check.
+    /// Returns 1 if a connection check (poll for a socket error) is due, else 0. `cx` is woken for the next
+    /// check.
     pub(super) fn due_checks(&mut self, cx: &mut Context<'_>) -> u32 {
         let mut checks = 0;
         while self.timer.as_mut().poll(cx).is_ready() {
@@ -58,7 +62,7 @@ impl HalfClosedState {
         checks
     }
 
-    /// Counts `checks` connection checks after the last reply. Ready: hyper may see the end of the input.
+    /// Counts `checks` connection checks after the last reply. Ready: hyper gets the end of the input.
     pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>, checks: u32) -> Poll<()> {
         if self.idle_checks.is_none() {
             self.reset_checks(cx);
