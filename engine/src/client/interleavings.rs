@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 use super::*;
+use grammar::DecodingGuide;
 use kvcache::KvConfig;
 use metrics::MetricsConfig;
 use protocol::{KvSpec, SamplingParams};
