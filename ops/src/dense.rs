@@ -272,7 +272,7 @@ impl Ops {
         Ok(y)
     }
 
-    /// Logit soft-capping `x = cap · tanh(x / cap)`, in place: `x [rows, cols]`, `cap` not 0.
+    /// Applies logit soft-capping `x = cap · tanh(x / cap)`, in place: `x [rows, cols]`, `cap` not 0.
     pub fn softcap(&self, x: &mut Tensor, cap: f32) -> Result<(), OpError> {
         Ok(self.device.launch(&self.stream, LogitSoftcap { x: x.mat_mut()?, cap })?)
     }

@@ -77,7 +77,7 @@ pub(super) fn admit(
     Ok(purpose)
 }
 
-/// Handshake on a worker node: proves that it has the secret, verifies node 0's proof and sends the purpose
+/// Runs the handshake on a worker node: proves that it has the secret, verifies node 0's proof and sends the purpose
 /// of the connection. Reads nothing after node 0's welcome.
 pub(super) fn introduce(
     stream: &TcpStream,
