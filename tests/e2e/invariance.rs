@@ -273,7 +273,7 @@ fn run(world: EngineTestConfig, grammar: &CompiledGrammar) -> RunOutputs {
                     finished += events.into_iter().map(|e| u64::from(ran.take(e))).sum::<u64>();
                 }
                 SchedulerEffect::Stats(SchedulerStats { drafts_total, .. }) => {
-                    ran.drafts = drafts_total
+                    ran.drafts = drafts_total;
                 }
                 SchedulerEffect::KvEvents { .. }
                 | SchedulerEffect::BlocksEvicted { .. }

@@ -203,7 +203,7 @@ impl LogprobListWriter {
             }
             LogprobCell::Name => write_json(&names.of(token), out),
             LogprobCell::Logprob => {
-                write_json(&entry.map(|entry| finite_logprob(entry.logprob)), out)
+                write_json(&entry.map(|entry| finite_logprob(entry.logprob)), out);
             }
             LogprobCell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
             LogprobCell::Offset => {
