@@ -120,7 +120,7 @@ impl Eagle3Model {
         Ok(DraftPassOutput { hidden, next_hidden })
     }
 
-    /// Writes the draft model's keys and values of these tokens to the KV cache, for later draft passes;
+    /// Writes the draft model's keys and values of the tokens `ids` to the KV cache, for later draft passes;
     /// computes no hidden states. Later draft passes never read the keys and values at position 0.
     pub fn write_kv_only(
         &self,

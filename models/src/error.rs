@@ -30,7 +30,7 @@ pub enum ModelLoadError {
     /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ModelConfigError),
-    /// A file cannot be read.
+    /// A file of the model folder cannot be read.
     #[error("{path}: {error}")]
     Io {
         /// Path of the file.
@@ -41,15 +41,15 @@ pub enum ModelLoadError {
     /// The folder has no safetensors weights.
     #[error("{dir}: no model.safetensors and no model.safetensors.index.json{hint}")]
     NoWeights {
-        /// Path of the folder.
+        /// Path of the model folder.
         dir: PathBuf,
-        /// Text about weights in other formats that the folder contains.
+        /// Text about weights in other formats that the model folder contains, for the error message.
         hint: &'static str,
     },
     /// A weight file is inconsistent.
     #[error("{path}: {fault}")]
     File {
-        /// Path of the file.
+        /// Path of the weight file.
         path: PathBuf,
         /// Error in the file's header, data or index.
         fault: WeightFileError,
@@ -57,7 +57,7 @@ pub enum ModelLoadError {
     /// A tensor contradicts its file, the index or the configuration.
     #[error("{path}: tensor `{tensor}`: {fault}")]
     Tensor {
-        /// Path of the file.
+        /// Path of the weight file that contains the tensor.
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
@@ -67,11 +67,11 @@ pub enum ModelLoadError {
     /// The checkpoint contains tensors that no weight uses, or lacks weights that the configuration requires.
     #[error("{dir}: weights do not match the configuration: {}", coverage(missing, unexpected))]
     Coverage {
-        /// Path of the folder.
+        /// Path of the model folder.
         dir: PathBuf,
-        /// Weights that the configuration requires.
+        /// Names of weights that the configuration requires and the checkpoint lacks.
         missing: Vec<String>,
-        /// Stored tensors that no weight uses.
+        /// Names of stored tensors that no weight uses.
         unexpected: Vec<String>,
     },
     /// The expert placement is invalid.
@@ -80,15 +80,15 @@ pub enum ModelLoadError {
     /// The checkpoint is an EAGLE-3 draft model, which only runs together with a target model.
     #[error("{dir}: LlamaForCausalLMEagle3 is a draft model and requires a target model")]
     DraftModelOnly {
-        /// Path of the folder.
+        /// Path of the model folder.
         dir: PathBuf,
     },
     /// A weight does not split evenly over the ranks.
     #[error("tensor `{tensor}`: {error}")]
     Split {
-        /// Name of the tensor.
+        /// Name of the tensor of the weight.
         tensor: String,
-        /// Dimension, its size and the number of ranks.
+        /// Dimension that cannot be split, its size and the number of ranks.
         error: UnevenSplitError,
     },
     /// The model has a bug: it reads a weight that is not in the weight table, or does not read a weight that
@@ -103,7 +103,7 @@ pub enum ModelLoadError {
     /// The device rejected an operation.
     #[error("weight `{tensor}`: {error}")]
     Device {
-        /// Weight that was being loaded.
+        /// Name of the weight that was being loaded.
         tensor: String,
         /// Error of the device.
         error: ops::OpError,
@@ -120,18 +120,18 @@ impl ModelLoadError {
 /// Error that concerns a whole safetensors file or a whole index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WeightFileError {
-    /// The file is shorter than the 8 bytes of the header length.
+    /// The weight file is shorter than the 8 bytes of the header length.
     #[error("{bytes} bytes are too short for a safetensors file")]
     Short {
-        /// Size of the file in bytes.
+        /// Size of the weight file in bytes.
         bytes: usize,
     },
-    /// The header length exceeds the file, or the limit of the safetensors format.
+    /// The header length exceeds the weight file, or the limit of the safetensors format.
     #[error("the header length is {stated} bytes, but the limit is {limit}")]
     HeaderLength {
-        /// Header length that the file states, in bytes.
+        /// Header length that the weight file states, in bytes.
         stated: u64,
-        /// Largest length that the size of the file and the format allow, in bytes.
+        /// Largest header length that the size of the file and the safetensors format allow, in bytes.
         limit: u64,
     },
     /// The header is not valid JSON, or not a header of the safetensors format.
@@ -143,9 +143,9 @@ pub enum WeightFileError {
     /// The data section is longer or shorter than the tensors in the header.
     #[error("tensors end at byte {end} of the data, but there are {bytes}")]
     End {
-        /// End of the last tensor, as an offset in the data.
+        /// Offset of the end of the last tensor, relative to the start of the data section.
         end: u64,
-        /// Size of the data after the header, in bytes.
+        /// Size of the data section after the header, in bytes.
         bytes: u64,
     },
     /// The index is not valid JSON, or not an index of the safetensors format.
@@ -157,7 +157,7 @@ pub enum WeightFileError {
     /// A file name in the index is not a plain name inside the folder.
     #[error("`{name}` is not the name of a file in this folder")]
     Outside {
-        /// File name.
+        /// Invalid file name in the index.
         name: String,
     },
 }
@@ -168,33 +168,33 @@ pub enum StoredTensorError {
     /// The header declares a dtype that the safetensors format does not have.
     #[error("dtype `{0}` is unknown")]
     UnknownDType(String),
-    /// The dtype is not supported for weights.
+    /// The stored dtype is not supported for weights.
     #[error("dtype {0} is not supported for weights; F32, BF16 and F16 are")]
     WrongDType(&'static str),
-    /// The byte offsets are in the wrong order or beyond the data.
+    /// The byte offsets of the tensor are in the wrong order or beyond the data section.
     #[error("bytes [{start}, {end}) are outside of the {bytes} bytes of data")]
     Offsets {
-        /// Offset of the first byte.
+        /// Offset of the tensor's first byte in the data section.
         start: u64,
-        /// Offset after the last byte.
+        /// Offset after the tensor's last byte in the data section.
         end: u64,
-        /// Size of the data in bytes.
+        /// Size of the data section in bytes.
         bytes: u64,
     },
-    /// The byte offsets leave a gap after the previous tensor, or overlap it.
+    /// The byte offsets of the tensor leave a gap after the previous tensor, or overlap it.
     #[error("starts at byte {start} of the data, but the tensor before it ends at {expected}")]
     Gap {
-        /// Offset of the first byte.
+        /// Offset of the tensor's first byte in the data section.
         start: u64,
-        /// Expected offset of the first byte.
+        /// Offset after the last byte of the previous tensor, at which this tensor must start.
         expected: u64,
     },
-    /// The number of bytes differs from the size that shape and dtype require.
+    /// The number of bytes between the tensor's offsets differs from the size that shape and dtype require.
     #[error("shape {shape:?} of {dtype} does not match {bytes} bytes")]
     Size {
-        /// Shape that the header declares.
+        /// Shape that the safetensors header declares.
         shape: Vec<u64>,
-        /// Dtype that the header declares.
+        /// Dtype that the safetensors header declares.
         dtype: &'static str,
         /// Number of bytes between the offsets of the tensor.
         bytes: u64,
@@ -223,16 +223,16 @@ pub enum StoredTensorError {
         /// Shape that the configuration requires.
         expected: Vec<u64>,
     },
-    /// Two files contain a tensor of this name.
+    /// Two weight files contain a tensor of this name.
     #[error("is also stored in {other}")]
     Duplicate {
-        /// Path of the other file.
+        /// Path of the other weight file.
         other: String,
     },
-    /// The index contains a tensor that its file does not contain.
+    /// The index assigns the tensor to a weight file that does not contain it.
     #[error("is in the index but not in the file")]
     NotInFile,
-    /// A file contains a tensor that the index does not assign to it.
+    /// A weight file contains a tensor that the index does not assign to this file.
     #[error("is in the file, but the index {0}")]
     NotInIndex(String),
     /// An expert's weight is stored as its own tensor and in the fused tensor of all experts.

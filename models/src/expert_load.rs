@@ -3,7 +3,7 @@
 use crate::ModelConfig;
 use ops::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter, OpError, Ops, Tensor};
 
-/// Number of tokens routed to each expert, by layer, since the last `take`; stored in device memory.
+/// Number of tokens routed to each expert, by layer; counted in device memory and reset by `take`.
 #[derive(Debug)]
 pub struct ExpertLoad(ExpertLoadCounters);
 

@@ -56,7 +56,7 @@ pub enum ExpertPlacementError {
         "layer {layer}: physical expert {physical_expert} is a copy of expert {expert}, the model has {experts}"
     )]
     Unknown {
-        /// Index of the layer.
+        /// Index of the layer in the placement.
         layer: usize,
         /// Index of the physical expert, from 0.
         physical_expert: usize,

@@ -22,7 +22,7 @@ pub enum LoadFormat {
     Safetensors,
     /// Hash function that computes the values of synthetic checkpoints; the folder needs no weight files.
     Synth {
-        /// Seed of all values.
+        /// Seed from which all weight values are computed.
         seed: u64,
     },
 }
@@ -31,8 +31,8 @@ pub enum LoadFormat {
 pub struct ModelLoadOptions<'a> {
     /// Ops of the device on which weights are stored; the dtype of the ops is the dtype of the model.
     pub ops: &'a Ops,
-    /// Position of this rank in tensor and expert parallelism, consistent with the groups of its forward
-    /// passes.
+    /// Index of this rank on the tensor-parallel and expert-parallel axes. It must agree with the parallel
+    /// groups in the `ForwardContext` of later forward passes.
     pub ranks: ParallelRanks,
     /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub placement: Option<&'a ExpertPlacement>,
@@ -42,9 +42,9 @@ pub struct ModelLoadOptions<'a> {
     pub kv_dtype: DType,
     /// Longest context that requests can use: number of positions of the RoPE tables.
     pub max_positions: usize,
-    /// Number of threads that compute synthetic values and digests.
+    /// Number of threads that compute synthetic weights, or hash the loaded weights for the digest.
     pub threads: usize,
-    /// Called with the number of bytes loaded so far and the total number of bytes.
+    /// Called with the number of weight bytes loaded so far and the total number of weight bytes.
     pub progress: &'a mut dyn FnMut(u64, u64),
     /// Sum to which the digests of all loaded bytes are added, so that ranks can compare their weights.
     pub digest: &'a mut WeightsDigest,

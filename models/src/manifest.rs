@@ -13,7 +13,7 @@ use std::path::Path;
 const HEADER_BYTES: u64 = 16 << 20;
 /// Number of samples that are hashed in a weight file, spread evenly over the file.
 const SAMPLES: u64 = 32;
-/// Number of bytes of one sample.
+/// Number of bytes of one sample of a weight file.
 const SAMPLE_BYTES: u64 = 256;
 
 /// Digest of `config.json` and, if the weights are files, of the name, size, header and samples of each file.
@@ -122,7 +122,7 @@ mod tests {
             "last byte of the file"
         );
         assert_ne!(digest(&mut |bytes| bytes.truncate(1 << 19)), first, "truncated file");
-        // Files with invalid sizes and headers also have a digest, because it does not validate them.
+        // Files with invalid sizes and headers also have a digest, because `manifest` does not validate them.
         let stated = |length: u64| {
             move |bytes: &mut Vec<u8>| bytes[0..8].copy_from_slice(&length.to_le_bytes())
         };

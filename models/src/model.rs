@@ -152,8 +152,8 @@ pub fn kv_spec(
     Ok(KvSpec { block_tokens, groups })
 }
 
-/// Returns the layout of the KV pool, with `blocks` blocks of `block_tokens` tokens; the device determines
-/// `order`.
+/// Returns the layout of the KV pool, with `blocks` blocks of `block_tokens` tokens. `order` is the order of
+/// elements in a block that the kernels of the device require.
 pub fn kv_layout(
     config: &ModelConfig,
     dtype: DType,

@@ -63,7 +63,7 @@ pub struct ParallelRank {
 /// Index of this rank on each axis along which weights are split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelRanks {
-    /// Tensor parallelism.
+    /// Index of this rank and number of ranks on the tensor-parallel axis.
     pub tp: ParallelRank,
     /// Expert parallelism. With size 1, experts are split like dense weights. Otherwise whole experts are
     /// distributed over all ranks of all replicas; the ranks of one replica have consecutive indices.
@@ -87,7 +87,7 @@ pub struct WeightSlice {
     "{what} {count} cannot be split over {ranks} ranks; the nearest number that works is {nearest}"
 )]
 pub struct UnevenSplitError {
-    /// Name of the dimension.
+    /// Name of the dimension: a field of `config.json`, or a description.
     pub what: &'static str,
     /// Size of the dimension.
     pub count: usize,
@@ -101,7 +101,7 @@ pub struct UnevenSplitError {
 const VOCAB_UNIT: usize = 64;
 
 impl ParallelRank {
-    /// Only rank of an axis without parallelism.
+    /// The only rank of an axis whose parallel size is 1.
     pub const SINGLE: Self = Self { rank: 0, size: 1 };
 
     /// Range of the items that this rank has of `count` items; returns an error if they do not split evenly.
@@ -216,7 +216,7 @@ impl ShardSpec {
 }
 
 impl WeightSlice {
-    /// Number of elements that are read from the stored matrix.
+    /// Number of elements that this rank reads from the stored matrix, without padding rows.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.rows.len() * self.cols.len()

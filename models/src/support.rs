@@ -24,7 +24,7 @@ pub struct ArchitectureSupport {
     pub is_draft_only: bool,
     /// FP8 formats that are supported.
     pub formats: Fp8Support,
-    /// Names of published checkpoints of the architecture, as examples.
+    /// Names of published checkpoints of the architecture, listed as examples in `docs/models.md`.
     pub examples: &'static [&'static str],
     /// Restrictions on fields of `config.json`: other values are rejected.
     pub limits: &'static [&'static str],

@@ -74,7 +74,7 @@ impl TensorSpec {
         self.scales.as_ref().filter(|scales| scales.expected)
     }
 
-    /// Number of elements.
+    /// Number of elements of the weight.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()

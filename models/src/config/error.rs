@@ -6,82 +6,83 @@ use std::path::PathBuf;
 /// Error of reading a model configuration, or a configuration that is not supported.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelConfigError {
-    /// The file cannot be read.
+    /// The configuration file cannot be read.
     #[error("{path}: {error}")]
     Io {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error of the operating system while the file was read.
         error: std::io::Error,
     },
-    /// The file exceeds the size limit.
+    /// The configuration file exceeds the size limit.
     #[error("{path}: {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Size of the file in bytes.
+        /// Size of the configuration file in bytes.
         bytes: u64,
-        /// Size limit in bytes.
+        /// Size limit of configuration files in bytes.
         limit: u64,
     },
-    /// The file is not a JSON object.
+    /// The configuration file is not a JSON object.
     #[error("{path}: not a JSON object: {detail}")]
     Json {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// Position and reason of the parse error.
         detail: String,
     },
-    /// A required field is missing.
+    /// A required field is missing in the configuration file.
     #[error("{path}: field `{field}` is missing")]
     Missing {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Name of the field.
+        /// Name of the missing field.
         field: String,
     },
-    /// A field has the wrong type or is out of range.
+    /// A field of the configuration file has the wrong type or is out of range.
     #[error("{path}: field `{field}`: expected {expected}, found {found}")]
     WrongType {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Name of the field.
+        /// Name of the invalid field.
         field: String,
-        /// Expected value.
+        /// Description of the values that are valid for the field.
         expected: String,
-        /// Value that was found, as JSON.
+        /// Invalid value in the configuration file, as JSON.
         found: String,
     },
-    /// The architecture is not supported.
+    /// The model architecture is not supported.
     #[error("{path}: field `architectures`: `{found}` is not supported; supported are {supported}")]
     Architecture {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Architecture that was found.
+        /// Architecture that the configuration file names.
         found: String,
-        /// Supported architectures.
+        /// Names of the supported architectures.
         supported: String,
     },
-    /// A field requests a feature that is not supported. Ignoring the field would change the output.
+    /// A field of the configuration file requests a feature that is not supported. If the field were ignored,
+    /// the output of the model would be wrong.
     #[error("{path}: field `{field}`: {found} is not supported: {why}")]
     Unsupported {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Name of the field.
+        /// Name of the field that requests the feature.
         field: String,
-        /// Value that was found, as JSON.
+        /// Value of the field, as JSON.
         found: String,
-        /// Reason, or the values that are supported instead.
+        /// Reason why the value is not supported, or the values that are supported instead.
         why: String,
     },
-    /// Two fields contradict each other.
+    /// Two fields of the configuration file contradict each other.
     #[error("{path}: field `{field}`: {detail}")]
     Contradiction {
-        /// Path of the file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Field that is probably wrong.
+        /// Name of the field that is probably wrong.
         field: String,
-        /// Values that contradict each other.
+        /// Text with the values that contradict each other.
         detail: String,
     },
 }

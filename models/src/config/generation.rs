@@ -12,15 +12,15 @@ pub struct GenerationConfig {
     pub eos: Vec<u32>,
     /// BOS token, if the file has one.
     pub bos: Option<u32>,
-    /// Recommended temperature. The field `do_sample` is not read.
+    /// Temperature that the checkpoint recommends. The field `do_sample` is not read.
     pub temperature: Option<f32>,
-    /// Recommended top-p.
+    /// Top-p that the checkpoint recommends.
     pub top_p: Option<f32>,
-    /// Recommended top-k.
+    /// Top-k that the checkpoint recommends.
     pub top_k: Option<u32>,
-    /// Recommended min-p.
+    /// Min-p that the checkpoint recommends.
     pub min_p: Option<f32>,
-    /// Recommended repetition penalty.
+    /// Repetition penalty that the checkpoint recommends.
     pub repetition_penalty: Option<f32>,
 }
 

@@ -36,13 +36,13 @@ impl JsonFields {
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })
     }
 
-    /// Returns the object with some members added or replaced.
+    /// Returns the object after adding or replacing the fields `members`.
     pub(crate) fn with(mut self, members: &Map<String, Value>) -> Self {
         self.map.extend(members.clone());
         self
     }
 
-    /// Creates an empty object, for a file that may be absent.
+    /// Creates an object without fields, used if the optional file `path` does not exist.
     pub(crate) fn absent(path: &Path) -> Self {
         Self { path: path.to_owned(), prefix: String::new(), map: Map::new() }
     }
@@ -51,7 +51,7 @@ impl JsonFields {
         self.map.get(field).filter(|v| !v.is_null())
     }
 
-    /// Names of all fields that are present.
+    /// Names of all fields whose value is not null.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
@@ -67,7 +67,7 @@ impl JsonFields {
         }
     }
 
-    /// Reads an integer in `1..=limit`.
+    /// Reads the required field `field`, an integer in `1..=limit`.
     pub(crate) fn size(&self, field: &str, limit: u64) -> Result<usize, ModelConfigError> {
         self.size_or_none(field, limit)?.ok_or_else(|| self.missing(field))
     }
@@ -84,7 +84,7 @@ impl JsonFields {
         }
     }
 
-    /// Reads a finite number above zero.
+    /// Reads the required field `field`, a finite number above 0.
     pub(crate) fn positive(&self, field: &str) -> Result<f64, ModelConfigError> {
         self.positive_or_none(field)?.ok_or_else(|| self.missing(field))
     }
@@ -97,7 +97,7 @@ impl JsonFields {
         }
     }
 
-    /// Reads a finite number.
+    /// Reads the optional field `field`, a finite number.
     pub(crate) fn number_or_none(&self, field: &str) -> Result<Option<f64>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(None) };
         match value.as_f64() {
@@ -122,7 +122,7 @@ impl JsonFields {
         }
     }
 
-    /// Reads a token id or a list of token ids.
+    /// Reads the optional field `field`: a token id or a list of token ids.
     pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(Vec::new()) };
         let wrong = || self.wrong(field, "a token id or a list of token ids", value);
@@ -153,7 +153,7 @@ impl JsonFields {
         }
     }
 
-    /// Creates the error for a well-formed value that is not supported.
+    /// Creates the error for the field `field`, whose value is well-formed but not supported.
     pub(crate) fn unsupported(&self, field: &str, why: &str) -> ModelConfigError {
         let found = self.map.get(field).map_or_else(|| "its absence".to_owned(), excerpt);
         let (path, field) = (self.path.clone(), self.full(field));
@@ -177,7 +177,7 @@ impl JsonFields {
     }
 }
 
-/// JSON text of a value, truncated so that an error message stays on one line.
+/// JSON text of a value for an error message, truncated so that the message stays on one line.
 fn excerpt(value: &Value) -> String {
     const LIMIT_CHARS: usize = 80;
     let text = value.to_string();

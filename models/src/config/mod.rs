@@ -114,14 +114,14 @@ pub struct MoeConfig {
     /// Function that turns router logits into scores: softmax or sigmoid.
     pub score: RouterScore,
     /// Whether a bias is added to the scores when experts are selected (`e_score_correction_bias`). The bias
-    /// does not change the expert weights.
+    /// does not change the weights with which the outputs of the selected experts are summed.
     pub has_correction_bias: bool,
     /// Groups of experts for group-limited routing: the router first selects groups, then experts within
     /// these groups.
     pub expert_groups: Option<ExpertGroups>,
     /// Whether the weights of a token's selected experts are scaled to sum to 1.
     pub norm_topk_prob: bool,
-    /// Factor by which expert weights are multiplied (`routed_scaling_factor`).
+    /// Factor by which the weights of a token's selected experts are multiplied (`routed_scaling_factor`).
     pub scale: f32,
     /// Layer `i` has experts if `sparse_step` divides `i + 1` and `dense_layers` does not contain `i`.
     pub sparse_step: usize,
@@ -235,8 +235,8 @@ impl ModelConfig {
         self.layers + if self.load_mtp { self.mtp_layers } else { 0 }
     }
 
-    /// Number of channels of the hidden state that is stored at each block boundary, so that a proposer can
-    /// continue after a prefix cache hit; 0 if the configuration has no proposer.
+    /// Number of channels of the hidden state that is stored at each KV block boundary, so that an MTP or
+    /// EAGLE-3 proposer can continue after a prefix cache hit; 0 if the configuration has no proposer.
     #[must_use]
     pub fn boundary_state_channels(&self) -> usize {
         if self.load_mtp || self.eagle.is_some() { self.hidden } else { 0 }

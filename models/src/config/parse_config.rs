@@ -143,7 +143,7 @@ fn reject_sliding_windows(
     Ok(())
 }
 
-/// Whether transformers would apply a sliding window to a layer, apart from the types in `layer_types`.
+/// Whether fields other than `layer_types` make transformers apply a sliding window to at least one layer.
 fn has_sliding_window(
     fields: &JsonFields,
     architecture: ModelArchitecture,

@@ -1,5 +1,5 @@
-//! Vocab-parallel token embedding and LM head: both are split over the ranks of `f.tp` by rows of the
-//! vocabulary. If the weights are tied, both share one matrix.
+//! Vocab-parallel token embedding and LM head: both are split by rows of the vocabulary over the ranks of
+//! `f.tp`, the tensor-parallel group. If the weights are tied, both share one matrix.
 
 use crate::weight_table::{EMBEDDING, HEAD};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};

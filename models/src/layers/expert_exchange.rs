@@ -1,5 +1,5 @@
-//! Expert parallelism across the ranks of `f.dp`: tokens are sent to the ranks of their experts, and the
-//! results of the experts are returned.
+//! Expert parallelism across the ranks of `f.dp`, the data-parallel group: tokens are sent to the ranks of
+//! their experts, and the results of the experts are returned.
 
 use crate::{ExpertExchange, ForwardContext, ForwardError};
 use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
@@ -70,8 +70,8 @@ fn all_gather_experts(
 }
 
 /// Sends each row once to every rank that has one of its experts, computes this rank's experts on the
-/// received rows, and returns the results. Buffers have the size of those in `all_gather_experts`,
-/// independent of routing.
+/// received rows, and returns the results. Receive buffers are allocated for the rows of all ranks, as in
+/// `all_gather_experts`, so their size does not depend on routing.
 fn all_to_all_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -100,7 +100,8 @@ fn all_to_all_experts(
     Ok(f.ops.moe_combine_ranks(&returned, &dispatch)?) // [tokens, hidden size]
 }
 
-/// Returns the distribution of the experts over the ranks of `f.dp`, seen from this rank of `f.tp`.
+/// Returns the mapping from experts to ranks of `f.dp` (data-parallel group), for this rank's index in `f.tp`
+/// (tensor-parallel group).
 fn expert_parallel_layout(f: &ForwardContext<'_>, experts_per_rank: usize) -> ExpertParallelLayout {
     ExpertParallelLayout {
         experts_per_rank,

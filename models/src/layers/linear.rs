@@ -1,4 +1,4 @@
-//! Tensor-parallel linear layers, split over the ranks of `f.tp`.
+//! Tensor-parallel linear layers, split over the ranks of `f.tp`, the tensor-parallel group.
 
 use super::{ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};

@@ -106,7 +106,8 @@ impl MoeMlp {
         shared: usize,
         logits_indices: Option<&Tensor>,
     ) -> Result<Tensor, ForwardError> {
-        // A step that requests logits for some of its tokens has no padding tokens.
+        // Padding tokens have KV slot −1 and are not counted. If logits are requested for some tokens only,
+        // the step has no padding tokens, so no KV slots are needed.
         let slots = logits_indices.is_none().then_some(&f.batch.slots);
         let counter = f.expert_load.map(|load| load.layer_counter(self.layer, slots));
         let per_token = ExpertsPerToken { top_k: self.top_k, shared };
@@ -132,7 +133,7 @@ fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelL
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
-/// One shared expert, or several shared experts as one MLP, split over the ranks of `f.tp`.
+/// One shared expert, or several shared experts as one MLP, split over the tensor-parallel ranks.
 #[derive(Debug)]
 struct SharedExpert {
     gate_up_proj: PackedLinear,
@@ -154,7 +155,8 @@ impl SharedExpert {
             .collect()
     }
 
-    /// Computes this rank's partial sum for `h [tokens, hidden size]`; the result has the shape of `h`.
+    /// Computes this rank's partial sum of the shared experts for `h [tokens, hidden size]`; the result has
+    /// the shape of `h`.
     fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
         let inner = ops.linear_silu_mul(h, &self.gate_up_proj)?; // [tokens, intermediate size]
         Ok(ops.linear(&inner, &self.down_proj)?)

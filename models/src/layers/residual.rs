@@ -14,11 +14,12 @@ pub(crate) struct ResidualStream {
     pending: Option<PendingDelta>,
 }
 
-/// Output of a layer part that has not been added to the residual stream yet.
+/// Output of attention or of the feed-forward part that has not been added to the residual stream yet.
 #[derive(Debug)]
 struct PendingDelta {
     delta: Tensor,
-    /// Whether `delta` is this rank's partial sum, which must be all-reduced over `f.tp`.
+    /// Whether `delta` is this rank's partial sum, which must still be all-reduced over the tensor-parallel
+    /// ranks.
     partial: bool,
 }
 
@@ -92,7 +93,7 @@ impl ResidualStream {
         })
     }
 
-    /// Computes `x += h Wᵀ + bias`; the products are summed over the ranks of `f.tp`.
+    /// Computes `x += h Wᵀ + bias`; the products are summed over the tensor-parallel ranks.
     pub(crate) fn add_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -107,7 +108,7 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += (silu(gate) · up) Wᵀ + bias`; the products are summed over the ranks of `f.tp`.
+    /// Computes `x += (silu(gate) · up) Wᵀ + bias`; the products are summed over the tensor-parallel ranks.
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -122,8 +123,9 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += delta`, where `delta` is summed over the ranks of `f.tp`. The sum may stay pending; a
-    /// norm must follow before the next delta. With a probe, `delta` is all-reduced immediately.
+    /// Computes `x += delta`, where `delta` is summed over the tensor-parallel ranks. The addition may stay
+    /// pending until the next norm, which must precede the next delta. If a probe reads intermediate results,
+    /// `delta` is all-reduced immediately.
     pub(crate) fn add_partial(
         &mut self,
         f: &ForwardContext<'_>,
@@ -139,7 +141,7 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Removes all rows of the stream except `rows`, i32 `[rows]`.
+    /// Removes all rows of the residual stream except those whose indices are in `rows`, i32 `[rows]`.
     pub(crate) fn retain_rows(
         &mut self,
         f: &ForwardContext<'_>,

@@ -93,7 +93,7 @@ impl SynthTensor {
         self.shape.iter().product::<usize>() as u64
     }
 
-    /// Number of bytes in the weight file.
+    /// Number of bytes of the tensor in the weight file.
     pub(super) fn bytes(&self) -> u64 {
         self.elements()
             * match self.element {
@@ -104,7 +104,7 @@ impl SynthTensor {
             }
     }
 
-    /// Name of the dtype in the safetensors header.
+    /// Name of the tensor's dtype in the safetensors header.
     pub(super) fn dtype(&self) -> &'static str {
         match self.element {
             SynthElementType::F32 => "F32",
@@ -116,7 +116,7 @@ impl SynthTensor {
         }
     }
 
-    /// Writes all elements in row-major order.
+    /// Writes all elements of the tensor in row-major order, as encoded in the weight file.
     pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let values = &self.generator;
         for i in 0..self.elements() {

@@ -10,21 +10,22 @@ use ops::Fp8E4m3;
 /// Distribution of the values of a synthetic tensor. `x` is an odd multiple of 1/128 in (−1, 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthDistribution {
-    /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: the output has about the variance of the
-    /// input.
+    /// `x · 2^e`, where `x` is an odd multiple of 1/128 in (−1, 1) and `e` is the largest exponent with `4^e
+    /// · input channels ≤ 6`: the output has about the variance of the input.
     Linear,
     /// Four times the values of `Linear`, so that router logits of different experts differ clearly.
     Router,
-    /// `x`, unscaled.
+    /// `x`, an odd multiple of 1/128 in (−1, 1), unscaled.
     Embedding,
-    /// `x / 16`
+    /// `x / 16`, where `x` is an odd multiple of 1/128 in (−1, 1).
     Bias,
-    /// `1 + k / 128` with `k` from −8 to 7.
+    /// `1 + k / 128`, where the hash selects an integer `k` from −8 to 7.
     Norm,
     /// Integers: offsets from draft token ids to target token ids, which are spread evenly over the
     /// vocabulary; see `SynthDraftVocab`.
     Offsets,
-    /// Scales from `2^(e − 1)` to `2^(e + 2)` of an fp8 linear layer, whose elements are `x` rounded to e4m3.
+    /// Scales from `2^(e − 1)` to `2^(e + 2)` of an fp8 linear layer, with the exponent `e` of `Linear`. The
+    /// fp8 elements are the unscaled values `x` rounded to e4m3.
     Scale,
 }
 
@@ -102,12 +103,13 @@ impl SynthDraftVocab {
     }
 }
 
-/// Odd multiple of 1/128 with index `i`, of 128 in ascending order.
+/// Value with index `i` of the 128 odd multiples of 1/128 in (−1, 1), ascending; synthetic weights are scaled
+/// from these values.
 fn level(i: u64) -> f32 {
     (2.0 * i as f32 - 127.0) / 128.0
 }
 
-/// Largest `e` with `4^e · inputs ≤ 6`.
+/// Exponent `e` of the scale `2^e` of synthetic linear layers: the largest `e` with `4^e · inputs ≤ 6`.
 fn gain_exponent(inputs: usize) -> i32 {
     let inputs = inputs.max(1) as f64;
     let mut e = 1;

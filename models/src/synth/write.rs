@@ -21,7 +21,7 @@ pub enum SynthDType {
 }
 
 impl SynthDType {
-    /// Name in `config.json`.
+    /// Name of the dtype in `config.json`.
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -34,7 +34,7 @@ impl SynthDType {
 /// Options for writing a synthetic checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct SynthOptions {
-    /// Seed of all values.
+    /// Seed from which all weight values are computed.
     pub seed: u64,
     /// Dtype of weights that are not quantised in the configuration.
     pub dtype: SynthDType,
@@ -73,9 +73,9 @@ pub enum SynthError {
     Vocabulary {
         /// Path of the configuration file.
         path: PathBuf,
-        /// Vocabulary size in the configuration.
+        /// Vocabulary size in the configuration file.
         found: usize,
-        /// Smallest vocabulary size that is supported.
+        /// Smallest vocabulary size with ids for all bytes and special tokens.
         required: usize,
     },
 }

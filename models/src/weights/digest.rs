@@ -89,14 +89,14 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) 
     *sum = sum.wrapping_add(part);
 }
 
-/// Adds the sums of `other`, which may be a digest of the same weights or of other weights of the model.
+/// Adds the digest `other` to `sum`: of other bytes of the same weights, or of other weights of the model.
 pub(super) fn add_digest(sum: &mut WeightsDigest, other: WeightsDigest) {
     sum.common = sum.common.wrapping_add(other.common);
     sum.sharded = sum.sharded.wrapping_add(other.sharded);
     sum.experts = sum.experts.wrapping_add(other.experts);
 }
 
-/// Adds the hash of a tensor that every rank reads completely, with its name.
+/// Adds the hash of a tensor and its name to `digest.common`, the sum for bytes that every rank reads.
 pub(super) fn add_common(digest: &mut WeightsDigest, name: &str, bytes: &[u8]) {
     let key = digest_bytes(name.as_bytes(), 0);
     digest.common = digest.common.wrapping_add(digest_bytes(bytes, key));

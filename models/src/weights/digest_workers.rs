@@ -14,25 +14,25 @@ use std::thread::{self, JoinHandle};
 
 /// Maximum number of threads: more threads would take memory bandwidth from packing and uploading.
 const THREADS_MAX: usize = 4;
-/// Number of hash blocks in one job. A large matrix is split into several jobs, so that all threads end at
-/// about the same time.
+/// Number of hash blocks (about 1 MiB each, hashed separately) in one job. A large matrix is split into
+/// several jobs, so that all threads end at about the same time.
 const BLOCKS_PER_JOB: usize = 16;
 
 /// Location of a part of a stored tensor that a rank loads and hashes.
 #[derive(Debug, Clone)]
 pub(super) struct WeightPartLocation {
-    /// Checkpoint that contains the bytes.
+    /// Checkpoint that contains the stored tensor.
     checkpoint: Arc<SafetensorsCheckpoint>,
-    /// Name of the stored tensor.
+    /// Name of the stored tensor that contains the part.
     stored: String,
     /// Byte range in the stored tensor of the matrix that contains the part; a fused tensor has several
     /// matrices.
     matrix: Range<usize>,
     /// Number of bytes of a row of the matrix.
     row_bytes: usize,
-    /// Rows of the matrix that belong to the part.
+    /// Rows of the matrix that the rank loads.
     rows: Range<usize>,
-    /// Byte range in each of these rows that belongs to the part.
+    /// Byte range that the rank loads, within each row of the matrix.
     columns: Range<usize>,
 }
 
@@ -70,7 +70,7 @@ impl WeightPartLocation {
     }
 }
 
-/// Job of a worker thread: some hash blocks of one part of a weight.
+/// Job of a worker thread: hashes the blocks `blocks` of one part of a weight.
 #[derive(Debug)]
 struct DigestJob {
     part: Arc<WeightPartLocation>,

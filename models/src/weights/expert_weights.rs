@@ -55,7 +55,8 @@ impl Weights<'_> {
         Ok(packed)
     }
 
-    /// Skips the experts of other ranks, out of `count` experts.
+    /// Counts the weights of experts that are only on other ranks as taken, so that `finish` does not report
+    /// them. The layer has `count` experts.
     fn skip_remote_experts(&self, own: &LocalExperts, count: usize) {
         for e in (0..count).filter(|e| !own.experts.contains(e)) {
             for name in projection_names(&format!("experts.{e}")) {
@@ -64,7 +65,7 @@ impl Weights<'_> {
         }
     }
 
-    /// Takes the gate, up and down projections of `mlp`.
+    /// Takes this rank's parts of the gate, up and down projections of the module `mlp`.
     fn take_projections(&self, mlp: &str) -> Result<[HostShard<'_>; 3], ModelLoadError> {
         let [gate, up, down] = projection_names(mlp);
         Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
@@ -106,7 +107,7 @@ fn projection_names(mlp: &str) -> [String; 3] {
     PROJECTIONS.map(|projection| format!("{mlp}.{projection}.weight"))
 }
 
-/// Packs the routed experts, followed by `count` shared experts.
+/// Packs the routed experts, followed by `count` shared experts, for the MoE kernels of the device.
 fn pack_with_shared(
     ops: &Ops,
     first_expert: usize,
@@ -166,7 +167,7 @@ pub(super) fn matrices<'a>(
     Ok(all)
 }
 
-/// Logical experts on this rank, in the order of their physical experts.
+/// Logical experts on this rank, in the order of their physical experts on this rank.
 pub(super) struct LocalExperts {
     /// Index of this rank's first physical expert.
     first: usize,

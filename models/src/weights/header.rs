@@ -35,7 +35,7 @@ pub(crate) enum StoredDType {
 pub(crate) struct StoredTensor {
     pub(crate) dtype: StoredDType,
     pub(crate) shape: Vec<u64>,
-    /// Byte range of the tensor's data in the file.
+    /// Byte range of the tensor's data, relative to the start of the file.
     pub(crate) bytes: Range<usize>,
 }
 
@@ -44,7 +44,7 @@ struct HeaderTensor {
     name: String,
     dtype: StoredDType,
     shape: Vec<u64>,
-    /// Byte range in the data of the file.
+    /// Byte range of the tensor, relative to the start of the data section.
     data: Range<u64>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Safetens
     Ok(tensors.into_iter().map(stored).collect())
 }
 
-/// Errors: the tensors, in the order of their data, do not fill `data_bytes` bytes without gap or overlap.
+/// Checks that the tensors, in the order of their data, fill `data_bytes` bytes without gap or overlap.
 fn check_contiguous(
     tensors: &[HeaderTensor],
     data_bytes: u64,

@@ -48,13 +48,13 @@ pub struct Weights<'a> {
 pub(crate) struct WeightLoadTarget<'a> {
     /// Ops of the device on which weights are stored.
     pub(crate) ops: &'a Ops,
-    /// Position of this rank on the parallel axes.
+    /// Index of this rank on the tensor-parallel and expert-parallel axes.
     pub(crate) ranks: ParallelRanks,
     /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub(crate) placement: Option<&'a ExpertPlacement>,
     /// Dtype of the KV cache.
     pub(crate) kv_dtype: DType,
-    /// Number of positions that a request can reach.
+    /// Number of positions that a request can reach, for which RoPE tables are created.
     pub(crate) positions: usize,
 }
 
@@ -184,7 +184,8 @@ impl<'a> Weights<'a> {
         packed.map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Whether the checkpoint has the optional weight `name`. If not, the weight counts as taken.
+    /// Whether the checkpoint has the optional weight `name`. If not, the weight counts as taken, so that
+    /// `finish` does not report it.
     pub fn has(&self, name: &str) -> bool {
         let has =
             self.store.untaken.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
@@ -307,13 +308,13 @@ impl<'a> Weights<'a> {
         self.store.positions
     }
 
-    /// Position of this rank on the parallel axes.
+    /// Index of this rank on the tensor-parallel and expert-parallel axes.
     #[must_use]
     pub fn ranks(&self) -> &ParallelRanks {
         &self.store.ranks
     }
 
-    /// Ops that store the weights.
+    /// Ops of the device on which the weights are stored.
     #[must_use]
     pub fn ops(&self) -> &Ops {
         self.store.ops
@@ -333,7 +334,8 @@ impl<'a> Weights<'a> {
         self.store.take(&self.name(child))
     }
 
-    /// Counts the weight as taken. Used if only another rank loads it, or if the checkpoint omits it.
+    /// Counts the weight `child` as taken, so that `finish` does not report it. Used if only another rank
+    /// loads the weight, or if the checkpoint omits it.
     fn skip(&self, child: impl Display) {
         self.store.untaken.borrow_mut().remove(&self.name(child));
     }

@@ -29,7 +29,7 @@ pub(crate) enum WeightSource {
     /// Hash function that computes the values of synthetic checkpoints, with this seed.
     Synth {
         seed: u64,
-        /// Number of threads that compute values.
+        /// Number of threads that compute the synthetic values.
         threads: usize,
     },
 }
@@ -41,7 +41,7 @@ pub(crate) struct HostShard<'a> {
     pub(super) dtype: DType,
     /// Number of rows and columns of the matrix whose elements are in `bytes`.
     pub(super) full_shape: [usize; 2],
-    /// Range of the matrix that the rank needs.
+    /// Range of rows and columns of the matrix that the rank loads.
     pub(super) slice: WeightSlice,
     /// Scales of the whole matrix, if the weight is quantised.
     pub(super) scales: Option<WeightScales>,
@@ -70,7 +70,7 @@ impl WeightSource {
         Ok(Self::Files { checkpoint: Arc::new(checkpoint), located })
     }
 
-    /// Whether the source has the weight. Optional weights may be missing.
+    /// Whether the source has the weight `spec`; optional weights may be missing.
     pub(crate) fn has(&self, spec: &TensorSpec) -> bool {
         match self {
             Self::Files { located, .. } => located.contains_key(&spec.name),
@@ -239,7 +239,7 @@ impl HostShard<'_> {
         self.dtype == DType::F8E4M3
     }
 
-    /// Number of zero rows that are appended to the rank's rows.
+    /// Number of zero rows that are appended to the rank's rows as vocabulary padding.
     pub(crate) fn padding(&self) -> usize {
         self.slice.padding
     }

@@ -95,7 +95,7 @@ pub(crate) fn locate(
     Err(ModelLoadError::Coverage { dir: checkpoint.dir.clone(), missing, unexpected })
 }
 
-/// Whether the tensor belongs to an MTP module and `load_mtp` is not set.
+/// Whether the tensor belongs to an MTP module that is not loaded, because `load_mtp` is false.
 fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
@@ -214,7 +214,7 @@ impl FusedExpertWeight {
     }
 }
 
-/// Checks that the values of a stored copy equal those of the original.
+/// Checks that the stored tensor `copy` has the values of the stored tensor `of`, of which it must be a copy.
 fn check_same(
     checkpoint: &SafetensorsCheckpoint,
     copy: &str,

@@ -61,7 +61,8 @@ impl CheckpointFolder {
         text.replace(&self.path().display().to_string(), "DIR")
     }
 
-    /// Applies `change` to the stored tensors (dtype, shape and bytes by name) and writes them back.
+    /// Applies `change` to the stored tensors (dtype, shape and bytes by name) and writes them back to the
+    /// file.
     fn edit(&self, change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>)) {
         let path = self.path().join(FILE);
         let bytes = fs::read(&path).unwrap();
