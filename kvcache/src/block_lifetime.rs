@@ -9,7 +9,7 @@ const TRACKED_USES: usize = 4;
 /// Fraction of block allocations whose lifetimes are recorded, above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleRate {
-    /// Largest 64-bit hash of an allocation number that is sampled.
+    /// An allocation is sampled if the 64-bit hash of its number is at most this threshold.
     threshold: u64,
 }
 
@@ -71,7 +71,7 @@ impl SampledBlock {
 pub(crate) struct LifetimeSampler {
     rate: SampleRate,
     now_ms: u64,
-    /// Number of allocations so far.
+    /// Number of block allocations so far, from which `SampleRate` decides which blocks are sampled.
     allocations: u64,
     sampled: Vec<Option<Box<SampledBlock>>>,
     finished: Vec<BlockLifetime>,

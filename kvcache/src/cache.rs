@@ -12,7 +12,7 @@ use crate::{BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvConfig, KvConfigEr
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
-/// KV group that KV events name. All groups of kind `Full` share one block table, that of this group.
+/// Index of the KV group in KV events. All groups of kind `Full` share one block table, that of this group.
 const FULL_ATTENTION_GROUP: u8 = 0;
 
 /// Block pool, prefix index and events of one replica.
@@ -45,7 +45,7 @@ struct BlockMetadata {
 pub struct SequenceContent<'a> {
     /// Token ids from position 0.
     pub tokens: &'a [Token],
-    /// Keys of the full blocks; full blocks without a key count as not full.
+    /// Keys of the full blocks; full blocks without a key are neither looked up nor registered.
     pub block_keys: &'a [BlockKey],
     /// Extra keys that the content depends on (adapter, cache salt, media).
     pub extra_keys: Option<&'a Arc<ExtraKeys>>,

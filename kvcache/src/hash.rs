@@ -58,7 +58,7 @@ impl ExtraKeys {
         lora.chain(salt).collect()
     }
 
-    /// Returns whether block `index` has equal extra keys under `a` and `b`.
+    /// Returns whether requests with extra keys `a` and `b` have equal extra keys in block `index`.
     pub(crate) fn same_in_block(a: Option<&Self>, b: Option<&Self>, index: u32, bs: u32) -> bool {
         let encoded = |extra: Option<&Self>| {
             let mut bytes = Vec::new();

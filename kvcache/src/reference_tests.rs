@@ -20,7 +20,7 @@ fn config(hash_bits: u8) -> KvConfig {
     KvConfig { hash_bits, lifetime_sample, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
 }
 
-/// Everything that the KV of a block depends on: the salt, and the token ids up to the end of the block.
+/// All inputs that the KV of a block depends on: the salt, and the token ids up to the end of the block.
 type PrefixKey = (Option<String>, Vec<Token>);
 
 /// A request: its content, its block table, and the number of its blocks in the prefix index.
@@ -100,7 +100,7 @@ impl ReferenceCache {
     }
 }
 
-/// Computes the expected lifetime from all times of a block.
+/// Computes the expected lifetime of a block from its allocation time (first entry) and its use times.
 fn expected_lifetime(times: &[u64], now_ms: u64) -> BlockLifetime {
     let uses = &times[1..];
     let gaps: Vec<u64> = uses.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -142,7 +142,7 @@ struct CacheComparison {
     /// The prefix index as a subscriber of KV events rebuilds it.
     event_index: BTreeSet<BlockHash>,
     config: KvConfig,
-    /// Whether hashes have all 64 bits, so that the reference predicts every outcome.
+    /// Whether block hashes have all 64 bits: without hash collisions, the reference predicts every outcome.
     exact: bool,
 }
 

@@ -56,10 +56,10 @@ pub struct BatchRow {
     pub start: u32,
     /// Number of known tokens forwarded, at least 1.
     pub len: u32,
-    /// Maximum number of draft tokens forwarded after the known tokens. They are stored in the sequence slot,
-    /// which may have fewer.
+    /// Maximum number of draft tokens forwarded after the known tokens. The draft tokens are stored in the
+    /// sequence slot, which may have fewer.
     pub drafts: u8,
-    /// Whether a token is sampled after the last one: true iff no successor is known.
+    /// Whether the row samples: true iff the token after its last one is unknown.
     pub samples: bool,
     /// Whether the sampler waits for the grammar bitmask of this row, which follows in a `GrammarBitmask`.
     /// Only for rows that sample, and never for rows with `RowInput::SampledAt`.

@@ -44,7 +44,7 @@ pub enum NodeCommand {
         /// Reason, with the values of both sides.
         reason: String,
     },
-    /// Kills remaining executors of a replica on the node, starts new ones, and links each to node 0.
+    /// Kills remaining executors of a replica on the node, starts new ones, and connects each to node 0.
     Start {
         /// Replica to start.
         replica: Replica,

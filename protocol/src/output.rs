@@ -3,8 +3,8 @@
 use crate::{Epoch, StepId, ThinVec, Token, TokenVec};
 use serde::{Deserialize, Serialize};
 
-/// Output of one step: one entry per batch row, in the same order. Steps that sample nothing have an output
-/// too.
+/// Output of one step: one entry per batch row, in the same order. A step in which no row samples has an
+/// output too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
     /// Step id.
@@ -69,7 +69,7 @@ pub struct TokenLogprobs {
     pub token: Token,
     /// Natural log-probability.
     pub logprob: f32,
-    /// Rank among all token ids, from 1.
+    /// Rank of the token among all token ids by logprob, from 1.
     pub rank: u32,
     /// Top-k tokens with their logprobs, highest first; ties by lowest id.
     #[serde(with = "crate::packed_list")]
@@ -98,12 +98,14 @@ pub struct CollectiveTiming {
     pub tp_all_reduce_ns: u64,
     /// Time of all-gathers over the TP ranks of a replica, for sampling.
     pub tp_all_gather_ns: u64,
-    /// Time of all-gathers of rows for the experts, over replicas.
+    /// Time of all-gathers of hidden states (a row per token) over the replicas, as inputs of the experts.
     pub dp_all_gather_rows_ns: u64,
     /// Time of reduce-scatters of expert outputs, over replicas.
     pub dp_reduce_scatter_ns: u64,
-    /// Time of exchanges of row counts before the all-to-all, over replicas.
+    /// Time of exchanges of the number of rows that each replica sends to each other replica, before the
+    /// all-to-all.
     pub dp_exchange_counts_ns: u64,
-    /// Time of all-to-alls of rows to experts and of expert outputs back, over replicas.
+    /// Time of all-to-alls over replicas: of hidden states to the experts (dispatch), and of expert outputs
+    /// back (combine).
     pub dp_all_to_all_ns: u64,
 }

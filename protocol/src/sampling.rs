@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Sampling parameters of a request. All values are resolved: no defaults are applied later.
 ///
 /// Order of application: allowed ids, bad words, `min_tokens` mask, logit bias, repetition, frequency and
-/// presence penalties, temperature, min-p, top-k, top-p, draw.
+/// presence penalties, temperature, min-p, top-k, top-p, random draw.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// Softmax temperature; below `1e-5` decoding is greedy (argmax, lowest id on ties).

@@ -33,7 +33,8 @@ pub struct ExecutorSettings {
     pub block_tokens: u32,
     /// Maximum length of a request in tokens, prompt and output.
     pub max_model_len: u32,
-    /// Minimum number of token positions in the KV cache.
+    /// Minimum number of token positions in the KV cache; the executor fails to start with a smaller KV
+    /// cache.
     pub kv_tokens_min: u32,
     /// Number of sequence slots: maximum number of running requests.
     pub max_num_seqs: u32,
@@ -47,7 +48,7 @@ pub struct ExecutorSettings {
     pub graph_capture: GraphCapture,
     /// Speculative decoding; `None` = off.
     pub speculative: Option<SpeculativeConfig>,
-    /// Maximum number of logprobs that a request may request.
+    /// Maximum number of logprobs per token in a request (`--max-logprobs`).
     pub max_logprobs: u32,
     /// Folder for traces of the executor's steps; `None` = no traces.
     pub profile_dir: Option<PathBuf>,
@@ -177,7 +178,7 @@ impl Default for GraphCapture {
 /// layer, rank `r` of `n` has those from `r · P / n` on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExpertPlacement {
-    /// Experts by layer and physical slot; entries of dense layers are ignored.
+    /// `layers[l][s]` = expert in physical slot `s` of layer `l`; entries of dense layers are ignored.
     pub layers: Vec<Vec<u16>>,
 }
 
@@ -204,7 +205,7 @@ pub struct DeviceLibraries {
     pub blas: Option<PathBuf>,
     /// Warp size of an emulated GPU; `None` = the libraries are not an emulator.
     pub emulated_warp_size: Option<u32>,
-    /// RCCL or NCCL, for communication between ranks; `None` = single rank.
+    /// RCCL or NCCL library, for communication between ranks; `None` = single rank.
     pub collectives: Option<PathBuf>,
 }
 

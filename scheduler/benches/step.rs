@@ -128,7 +128,8 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
         inbox.push(submit(&scheduler, u64::from(id), prompt_len, length - prompt_len, rank));
     }
     let mut effects = Vec::new();
-    // Runs the prefill, and then decode steps until all requests run, so that buffers reach their size.
+    // Runs the prefill, and then decode steps until all requests run, so that no reused buffer grows in the
+    // timed steps.
     while scheduler.limits().max_num_seqs > 0 {
         scheduler.tick(0, &mut inbox, &mut effects);
         let rows = complete_steps(&mut effects, &mut inbox);

@@ -16,7 +16,8 @@ const OUTPUT_TOKENS_RESERVED: u32 = 1_024;
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ColdFields {
-    /// Committed tokens, except the newest, which may be only in `Request::tail` until they are flushed.
+    /// Committed tokens, except the newest, which may be only in `Request::tail` until `Request::flush_tail`
+    /// copies them.
     pub(crate) tokens: Vec<Token>,
     pub(crate) block_table: BlockTable,
     pub(crate) block_keys: Vec<BlockKey>,
@@ -41,10 +42,10 @@ pub(crate) struct RequestParams {
     pub(crate) first_masked_position: u32,
     /// Whether the client named the replica: the request never migrates.
     pub(crate) pinned_to_replica: bool,
-    /// Tokens that the request adds to the outstanding load of its replica.
+    /// Tokens that the request adds to the outstanding load of its replica, which the router compares.
     pub(crate) load_tokens: u64,
     pub(crate) submitted_ms: u64,
-    /// Reason of the last requeue, and the number of positions computed before it.
+    /// Reason of the last requeue (for example a preemption), and the number of positions computed before it.
     pub(crate) last_requeue: Option<(RequeueReason, u32)>,
     pub(crate) first_admission: Option<FirstAdmission>,
 }

@@ -113,8 +113,8 @@ fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64
     }
 }
 
-/// Writes the rows of the batch and advances the computed positions of their requests. Afterwards the step
-/// counts as in flight, even if it has no rows.
+/// Writes the rows of the batch and advances the computed positions of their requests. Afterwards the step is
+/// in `steps_in_flight`, even if it has no rows.
 pub(crate) fn write_batch_rows(
     state: &mut SchedulingState,
     kv: &KvCache,

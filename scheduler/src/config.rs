@@ -76,7 +76,8 @@ impl SchedulerConfig {
 /// Policy that chooses the replica of submissions that name no replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
-    /// Chooses the replica with the lowest sum of outstanding tokens and uncached prompt tokens; ties rotate.
+    /// Chooses the replica with the lowest sum of outstanding tokens and uncached prompt tokens; replicas
+    /// with equal sums are chosen in turn.
     #[default]
     Prefix,
     /// Chooses the replica with the lowest sum of outstanding tokens and 512 tokens per outstanding request.

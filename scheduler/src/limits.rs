@@ -22,7 +22,8 @@ pub struct SchedulerLimits {
     pub max_waiting_requests: u32,
     /// Maximum number of tokens of waiting requests over all replicas; further submissions are rejected.
     pub max_waiting_tokens: u64,
-    /// Whether one step may contain both decode rows and prefill chunks (off only for comparisons).
+    /// Whether one step may contain both decode rows and prefill chunks (disabled only to measure the
+    /// effect).
     pub mixed_batches: bool,
     /// Number of draft tokens per decode row (k), at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX); 0
     /// disables speculative decoding.
@@ -53,8 +54,8 @@ impl SchedulerLimits {
         }
     }
 
-    /// Returns the alignment of chunk ends in tokens: a multiple of `block_tokens`, at least 64 unless
-    /// `tokens_per_step` is smaller.
+    /// Returns the alignment of prefill chunk ends in tokens: a multiple of `block_tokens`, at least 64
+    /// unless `tokens_per_step` is smaller.
     pub fn chunk_quantum(&self, block_tokens: u32) -> u32 {
         if self.tokens_per_step < 64 {
             return block_tokens;

@@ -9,8 +9,8 @@ use crate::plan::StepPlan;
 use crate::replica_state::ReplicaState;
 use protocol::DispatchMode;
 
-/// Share of KV blocks in use from which prefill is not delayed: while the pool is that full, waiting collects
-/// no more prefill work, because only finished requests free blocks for admissions.
+/// KV usage of any rank (share of its KV blocks in use) from which prefill is not delayed: a delay collects
+/// no further prefill work if requests cannot be admitted for lack of free blocks.
 const KV_USAGE_FULL: f64 = 0.9;
 /// Minimum share of the group's token budget that pending prefill tokens must fill before a prefill step is
 /// run.
@@ -27,9 +27,9 @@ const DELAYED_STEPS_MAX: u32 = 200;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PrefillGate {
     started: bool,
-    /// Number of consecutive group steps in which prefill was delayed.
+    /// Number of consecutive steps of the lockstep group in which prefill was delayed.
     delayed_steps: u32,
-    /// Maximum of the pending prefill tokens since the gate last opened.
+    /// Maximum of the pending prefill tokens in the steps since prefill was last allowed.
     pending_prefill_tokens: u64,
     /// Number of group steps since the pending prefill tokens last exceeded that maximum.
     stalled_steps: u32,
@@ -88,7 +88,7 @@ impl PrefillGate {
     }
 }
 
-/// Removes prefill rows from every plan if the gate is closed.
+/// Removes the prefill rows from the plans of all ranks if `gate` does not allow prefill in this step.
 pub(crate) fn delay_prefill(
     gate: &mut PrefillGate,
     replicas: &mut [ReplicaState],
@@ -128,9 +128,9 @@ fn gate_input(replicas: &[ReplicaState], limits: &SchedulerLimits) -> PrefillGat
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchHeaders {
     pub(crate) dispatch: DispatchMode,
-    /// Number of tokens to which MoE layers are padded.
+    /// Number of tokens to which every rank pads its MoE layers.
     pub(crate) moe_tokens: u32,
-    /// Number of rows to which passes of the draft model are padded.
+    /// Number of rows to which every rank pads the forward passes of the draft model.
     pub(crate) draft_rows: u32,
 }
 
@@ -189,7 +189,7 @@ mod tests {
         has_partial_prefill: false,
     };
 
-    /// Returns whether a started gate that delayed prefill for `delayed` steps opens on `input`.
+    /// Returns whether a gate that delayed prefill in the last `delayed` steps allows it for `input`.
     fn gate_opens(delayed: u32, input: PrefillGateInput) -> bool {
         PrefillGate { started: true, delayed_steps: delayed, ..PrefillGate::default() }
             .allows_prefill(&input)
@@ -242,7 +242,7 @@ mod tests {
         );
     }
 
-    /// Builds two replicas with the given numbers of decode rows and rows in their plans.
+    /// Builds two replicas; `plans[i]` = (number of decode rows, number of rows) of the plan of replica `i`.
     fn replicas(plans: [(usize, usize); 2]) -> Vec<ReplicaState> {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };

@@ -14,11 +14,12 @@
 pub(crate) enum MaskState {
     /// The request is unconstrained.
     Unmasked,
-    /// No token is constrained yet; `Request::commit` starts masking at the first masked position.
+    /// The next token is unconstrained, later ones may be constrained: `Request::commit` starts masking at
+    /// the first masked position.
     NotStarted,
     /// The next bitmask is computed while its step runs.
     InStep,
-    /// As `InStep`, but `MaskReady` arrived before the step could report the bitmask as overdue.
+    /// The next bitmask is ready (`MaskReady` arrived); each later bitmask is computed while its step runs.
     InStepReady,
     /// The next row is planned only after its bitmask is ready.
     AwaitingMask,
@@ -44,7 +45,7 @@ impl MaskState {
         !matches!(self, Self::Unmasked | Self::NotStarted)
     }
 
-    /// Starts masking: the next token is the first masked one.
+    /// Starts masking: the next token is the first one that a bitmask constrains.
     pub(crate) fn begin(&mut self) {
         *self = Self::InStep;
     }
@@ -66,8 +67,8 @@ impl MaskState {
         *self = match *self {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
-            // A token committed in `AwaitingMask` was recomputed with its bitmask; no event is expected for
-            // the next bitmask.
+            // In `AwaitingMask` a token is committed only after a requeue: recomputation rows do not wait for
+            // `MaskReady`, and none is expected for the next bitmask.
             Self::InStep | Self::InStepReady | Self::AwaitingMask => Self::InStep,
             Self::AheadReady => Self::AwaitingMask,
         };

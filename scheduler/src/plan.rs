@@ -22,16 +22,17 @@ pub(crate) struct StepPlan {
     pub(crate) admit: Vec<PlannedAdmission>,
     /// Blocks of the prefix hits of all admissions, concatenated.
     pub(crate) hits: Vec<BlockId>,
-    /// Running requests to preempt.
+    /// Running requests to preempt before the step, which frees their blocks for the rows of the plan.
     pub(crate) preempt: Vec<SlabSlot>,
-    /// The queue head that cannot be admitted, if blocks are the reason.
+    /// The head of the waiting queue, if it cannot be admitted for lack of KV blocks.
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     /// Uncomputed tokens of the requests with prefill rows (passes 2 and 3 of `plan`), including tokens
     /// beyond the chunks of this step.
     pub(crate) pending_prefill_tokens: u64,
-    /// Positions in the running queue of requests that do not decode: only these can have rows in pass 2.
+    /// Positions in the running queue of requests that do not decode: only these can have prefill chunks in
+    /// pass 2.
     non_decoding: Vec<usize>,
-    /// Number of references to each block by the requests to preempt.
+    /// For each block, the number of its references that the requests to preempt hold.
     victim_blocks: VictimBlockRefs,
 }
 
@@ -97,8 +98,8 @@ impl StepPlan {
     }
 }
 
-/// Number of references to each block by victims, the requests to preempt. A shared block becomes free only
-/// if victims hold all its references.
+/// For each block, the number of its references held by victims, the requests to preempt. A shared block
+/// becomes free only if victims hold all its references.
 #[derive(Debug, Default)]
 struct VictimBlockRefs {
     ref_counts: Vec<u32>,
@@ -106,7 +107,7 @@ struct VictimBlockRefs {
 }
 
 impl VictimBlockRefs {
-    /// Adds a victim. Returns the number of blocks that become free.
+    /// Adds a request to preempt. Returns the number of blocks that its preemption frees.
     fn add_victim(&mut self, request: &Request, kv: &KvCache) -> u32 {
         self.ref_counts.resize(kv.counts().pool as usize, 0);
         let mut freed = 0;
@@ -170,11 +171,11 @@ struct StepPlanner<'a> {
     state: &'a SchedulingState,
     kv: &'a KvCache,
     limits: &'a SchedulerLimits,
-    /// Tokens left in the step.
+    /// Tokens that the plan may still add to the step.
     budget: u32,
     /// Free blocks that are neither reserved nor planned.
     blocks_left: u32,
-    /// Preemptible requests from this position of the running queue on are victims.
+    /// Position in the running queue from which on the plan preempts all preemptible requests.
     victims_from: usize,
     plan: StepPlan,
 }
@@ -250,8 +251,8 @@ impl StepPlanner<'_> {
         u32::from(self.limits.draft_tokens).min(positions_left).min(self.budget - 1)
     }
 
-    /// Returns the number of blocks by which a decode row grows its table: enough even if every draft token
-    /// in flight is accepted.
+    /// Returns the number of blocks that a decode row appends to the request's block table: enough even if
+    /// every draft token in flight is accepted.
     fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
         let positions = request.computed_tokens + u32::from(request.draft_slack) + 1 + drafts;
         self.kv.blocks_for(positions).saturating_sub(request.block_count)
@@ -307,9 +308,9 @@ impl StepPlanner<'_> {
         }
     }
 
-    /// Returns whether the queue head still cannot be admitted, so that another prefix lookup is useless.
-    /// Since the last lookup, the number of blocks that it needs can have fallen only by blocks published
-    /// since then and by evictable hits that other requests have pinned.
+    /// Returns whether the queue head still cannot be admitted, so that its prefix lookup need not be
+    /// repeated. Since the last lookup, the number of blocks that it needs can have fallen only by blocks
+    /// published since then and by evictable hits that other requests have pinned.
     fn is_blocked(&self) -> bool {
         let Some(blocked) = self.state.blocked_head else { return false };
         let head = self.state.waiting.slots().next();
@@ -395,8 +396,8 @@ impl StepPlanner<'_> {
 /// `uncomputed` tokens are uncomputed.
 ///
 /// The chunk contains all uncomputed tokens if they fit. Otherwise its *end* is aligned to `quantum`, and
-/// with it the start of the next chunk. A chunk that would not reach the next multiple is postponed, unless
-/// the step has no other prefill chunk: decode rows must never starve prefill.
+/// with it the start of the next chunk. A chunk that would not reach the next multiple of `quantum` is
+/// postponed, unless the step has no other prefill chunk: decode rows must never starve prefill.
 fn align_chunk(start: u32, uncomputed: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
     if uncomputed <= cap {
         return uncomputed;

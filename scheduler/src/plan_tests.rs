@@ -24,7 +24,8 @@ struct PlanScenario {
     parked_blocks: BlockTable,
 }
 
-/// A request parsed from a scenario: name, token source, computed and known tokens, non-preemptible.
+/// A request parsed from a scenario, for example `b=a 4/9`: name, request whose tokens it has, whether it is
+/// non-preemptible, computed and known tokens.
 struct ScenarioRequest {
     name: u8,
     same_tokens_as: u8,
@@ -278,7 +279,8 @@ fn admission_counts_evictable_hits_and_keeps_headroom() {
     // Blocks that another request references cost nothing.
     check("free=1 | run a 8/8 | wait b=a 0/9", expect!["run b[8,9) admit b"]);
     check("free=0 | run a 8/8 | wait b=a 0/9", expect!["blocked"]);
-    // 5 % of 40 blocks are 2, and the headroom is at most one block per running request: one.
+    // An admission leaves 5 % of the pool free (2 of 40 blocks), but at most one block per running request:
+    // one.
     check("free=38 | run a 8/8 | wait b 0/148", expect!["run b[0,64) admit b"]);
     check("free=38 | run a 8/8 | wait b 0/152", expect!["blocked"]);
 }
@@ -323,7 +325,8 @@ fn chunk_alignment_table() {
 
 #[test]
 fn blocked_head_is_not_looked_up_again_without_change() {
-    // Five blocks were published before the head was blocked; `x` grows by one of the three free blocks.
+    // Five blocks were registered in the prefix cache before the queue head `a` was blocked; `x` grows by one
+    // of the three free blocks.
     let mut scenario = scenario("free=3 | run x 20/21 | wait a 0/20");
     let first = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     commit(&mut scenario.state, &mut scenario.kv, &first, 0);
@@ -333,7 +336,8 @@ fn blocked_head_is_not_looked_up_again_without_change() {
     );
     let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     assert!(again.blocked_head.is_none(), "two free blocks are fewer than the five needed");
-    // Blocks published since then may be hits that other requests reference: a lookup is useful.
+    // Two more blocks are registered, which may be hits that other requests reference: `a` then needs three
+    // free blocks, and none is free.
     let mut tables: Vec<BlockTable> = Vec::new();
     for token_source in [b'p', b'q'] {
         tables.push(scenario.fill(&tokens(token_source, 4), 4));

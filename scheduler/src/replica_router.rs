@@ -42,7 +42,8 @@ pub(crate) struct ReplicaRouter {
 }
 
 impl ReplicaRouter {
-    /// Returns the replica with the lowest cost. Failed replicas come last; ties rotate.
+    /// Returns the replica with the lowest cost. Failed replicas come last; replicas with equal cost are
+    /// chosen in turn.
     pub(crate) fn route(
         &mut self,
         submit: &RequestSubmission,

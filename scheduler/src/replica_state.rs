@@ -21,7 +21,7 @@ pub(crate) struct ReplicaState {
     pub(crate) load: ReplicaLoad,
     /// Plan of the current step; its buffers are reused.
     pub(crate) plan: StepPlan,
-    /// Whether statistics changed since the last snapshot.
+    /// Whether the statistics changed since the last `SchedulerEffect::Stats`.
     pub(crate) stats_changed: bool,
     pub(crate) last_step_rows: u32,
     pub(crate) last_step_tokens: u32,
@@ -57,7 +57,7 @@ impl ReplicaState {
         ReplicaCandidate { ready: self.is_ready(), load: self.load, kv: &self.kv }
     }
 
-    /// Records the size of the step just sent.
+    /// Records the number of rows and tokens of the step just sent, for the statistics.
     pub(crate) fn record_step(&mut self) {
         (self.last_step_rows, self.last_step_tokens) =
             (self.plan.rows.len() as u32, self.plan.tokens());

@@ -12,7 +12,7 @@ pub fn assign_request_ids(submits: &mut [RequestSubmission], first: u64, hasher:
         let (before, rest) = submits.split_at_mut(index);
         let Some(submit) = rest.first_mut() else { break };
         submit.id = RequestId(first + index as u64);
-        // Choices of one prompt are adjacent: hash the prompt once.
+        // The choices (`n`) of a prompt are adjacent submissions, so the prompt is hashed once.
         submit.block_keys = match before.last().filter(|b| b.tokens == submit.tokens) {
             Some(before) => before.block_keys.clone(),
             None => hasher.hash_prompt(&submit.tokens, submit.extra_keys.as_deref()),

@@ -15,7 +15,8 @@ pub(crate) struct QueueKey {
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     keys: VecDeque<QueueKey>,
-    /// Slots in the order of `keys`, stored separately because passes over the queue read only slots.
+    /// Slab slots of the requests in the order of `keys`, stored separately because a step reads only the
+    /// slots.
     slots: VecDeque<SlabSlot>,
 }
 

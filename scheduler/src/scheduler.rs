@@ -474,8 +474,8 @@ impl Scheduler {
         self.replicas[usize::from(replica.0)].stats(replica)
     }
 
-    /// Recomputes every counter and reference count from its owners; panics on a difference. Visits every
-    /// block of every pool.
+    /// Recomputes the block reference counts from the block tables, and the counters from the requests;
+    /// panics on a difference. Visits every block of every KV pool.
     pub fn check(&self) {
         for replica in &self.replicas {
             replica.kv.check(replica.state.block_tables());
@@ -483,8 +483,9 @@ impl Scheduler {
         self.check_requests();
     }
 
-    /// Recomputes the counters of requests and sequence slots. Its cost does not depend on the number of
-    /// blocks: it runs in the tick in which the scheduler becomes idle, and delays requests that arrive then.
+    /// Recomputes the counters of requests and sequence slots; panics on a difference. Its cost does not
+    /// depend on the number of blocks: it runs in the tick in which the scheduler becomes idle, and delays
+    /// requests that arrive then.
     fn check_requests(&self) {
         let mut live = 0;
         for (index, replica) in self.replicas.iter().enumerate() {

@@ -28,7 +28,7 @@ pub(crate) struct SchedulingState {
     pub(crate) steps_in_flight: VecDeque<ScheduledStep>,
     /// Id of the last step sent.
     pub(crate) step: StepId,
-    /// The head of the waiting queue that was not admitted, if blocks were the reason.
+    /// The head of the waiting queue, if it was not admitted for lack of KV blocks.
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     pub(crate) hasher: BlockHasher,
     pub(crate) totals: ReplicaTotals,
@@ -62,9 +62,10 @@ pub(crate) struct ScheduledRow {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockedQueueHead {
     pub(crate) request: RequestId,
-    /// Number of free blocks that the request needed, evictable hits included.
+    /// Number of free blocks that the request needed, evictable blocks of its prefix hit included.
     pub(crate) needed_blocks: u32,
-    /// Number of hit blocks that no request referenced: if another request pins them, they cost nothing.
+    /// Number of blocks of its prefix hit that no request referenced. If another request pins them, the
+    /// request needs no free blocks for them.
     pub(crate) evictable_hits: u32,
     /// Value of `KvCache::published_blocks` when the request was not admitted.
     pub(crate) published_blocks: u64,
@@ -167,7 +168,8 @@ impl SchedulingState {
         self.requests.len() == 0 && self.steps_in_flight.is_empty()
     }
 
-    /// Checks the sums of blocks and of sequence slots; cheap enough for every step.
+    /// Panics unless `reserved <= free + cached` blocks and `running requests + free slots == seq_slots`. The
+    /// cost is constant, so that it can be called in every step.
     pub(crate) fn check_counters(&self, kv: &KvCache, seq_slots: u32) {
         let counts = kv.counts();
         assert!(
@@ -187,7 +189,7 @@ impl SchedulingState {
         self.requests.iter().map(|(_, request)| &request.cold_fields.block_table)
     }
 
-    /// Recomputes every counter of requests and sequence slots from its owners; panics on a difference.
+    /// Recomputes every counter of the state from its requests and sequence slots; panics on a difference.
     pub(crate) fn check(&self, kv: &KvCache, seq_slots: u32) {
         self.check_counters(kv, seq_slots);
         self.check_queues();

@@ -60,12 +60,12 @@ pub struct SchedulerStats {
 /// Maximum number of draft tokens per row.
 pub const DRAFT_TOKENS_MAX: usize = 16;
 
-/// Verified draft tokens. Draft tokens of failed rows and of finished requests are not counted.
+/// Counters of verified draft tokens. Draft tokens of failed rows and of finished requests are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpecDecodeStats {
-    /// Number of rows with draft tokens.
+    /// Number of rows with verified draft tokens.
     pub draft_rows: u64,
-    /// Number of draft tokens.
+    /// Number of verified draft tokens, accepted or rejected.
     pub draft_tokens: u64,
     /// Number of accepted draft tokens by position in the row.
     pub accepted_per_position: [u64; DRAFT_TOKENS_MAX],

@@ -20,12 +20,14 @@ const DEADLINE_MIN: Duration = Duration::from_secs(5);
 /// Ratio of deadline to expected time. The margin covers contexts, and thus step times, that grow before a
 /// longer step time is observed.
 const DEADLINE_FACTOR: f64 = 10.0;
-/// Share of the difference that is added to the expected time if a step took longer than expected.
+/// Share of (step time − expected time) that is added to the expected time if a step took longer than
+/// expected.
 const RISE_RATE: f64 = 1.0 / 4.0;
-/// Share of the difference that is subtracted from the expected time if a step took less time than expected.
+/// Share of (expected time − step time) that is subtracted from the expected time if a step took less time
+/// than expected.
 const FALL_RATE: f64 = 1.0 / 64.0;
-/// Minimum initial fixed cost of a step. It is also the minimum upper bound on the excess that one
-/// observation may count, because the expected time may be small at first.
+/// Minimum initial fixed cost of a step. Also, the part of a step time above the expected time counts up to
+/// max(expected time, this value): the expected time may be small at first.
 const STEP_COST_MIN_NS: f64 = 1e6;
 /// Maximum initial ratio of the fixed cost to the cost per token. It keeps the cost per token above zero,
 /// because a cost of zero would never be corrected.
@@ -92,7 +94,8 @@ impl StepDeadline {
         for (cost, term) in
             self.costs_ns.iter_mut().zip(terms).filter(|(_, term)| is_corrected(term))
         {
-            // A term changes by its share of `correction`, and its unit cost in proportion.
+            // Each corrected term changes by `correction * term² / squares`, and its cost per unit in
+            // proportion.
             *cost += *cost * correction * term / squares;
         }
     }

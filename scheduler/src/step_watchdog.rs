@@ -9,11 +9,13 @@ use std::time::Duration;
 /// this tolerance, which covers the minimum wait for bitmasks and the sampling after it.
 const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(1);
 
-/// Minimum time between two heartbeats that count. Heartbeats are sent every second; those queued during a
-/// pause of this process are read at once.
+/// Minimum time between the first heartbeat of a rank at which a step is overdue and the heartbeat at which
+/// it times out. Heartbeats are sent every second; those queued during a pause of this process are read at
+/// once.
 const HEARTBEAT_DISTANCE_MIN_MS: u64 = 500;
 
-/// Minimum time between two calls of `poll` that counts as a pause. The caller polls several times a second.
+/// Minimum time between two calls of `poll` that counts as a pause of this process. The caller polls several
+/// times a second.
 const PAUSE_MIN_MS: u64 = 1_000;
 /// Part of a pause that still counts as step time, so that a hang is found even if every poll is slow.
 const POLL_INTERVAL_MS: u64 = 250;
@@ -79,8 +81,9 @@ impl StepWatchdog {
         Self { ranks, deadline, steps: VecDeque::new(), polled_ms: 0 }
     }
 
-    /// Detects pauses of this process; called several times a second. After a pause, the step may not have
-    /// been written to the link yet, so the executors get its full time from now on.
+    /// Detects pauses of this process; called several times a second. A step that was sent before a pause may
+    /// not have been written to the link yet, so all but `POLL_INTERVAL_MS` of the pause does not count as
+    /// step time.
     pub fn poll(&mut self, now_ms: u64) {
         let pause_ms = now_ms.saturating_sub(self.polled_ms);
         self.polled_ms = now_ms;
@@ -245,7 +248,8 @@ mod tests {
     fn heartbeats_queued_by_a_pause_count_once() {
         let mut steps = three_ranks();
         steps.step_sent(StepId(1), WORK, false, 0);
-        // The reader of the link was paused for eight seconds while the executor sent heartbeats.
+        // The reader of the link was paused for eight seconds, so it reads eight heartbeats at once: they
+        // count as one.
         for _ in 0..8 {
             assert_eq!(steps.on_heartbeat(0, 8_000).timeout, None);
         }

@@ -127,7 +127,7 @@ pub enum RejectReason {
     InvalidParameter {
         /// Invalid request field.
         param: String,
-        /// Error message with numbers.
+        /// Error message for the client.
         message: String,
     },
     /// A prerequisite of the request (such as its grammar) is unavailable; the request itself is valid.
@@ -140,7 +140,7 @@ pub enum RejectReason {
     /// resources.
     #[error("{message}")]
     Overloaded {
-        /// Error message with numbers.
+        /// Error message for the client.
         message: String,
     },
     /// The named replica does not exist.

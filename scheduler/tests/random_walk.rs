@@ -243,7 +243,7 @@ impl RandomWalkHarness {
         assert!(event.preemptions <= 4);
     }
 
-    /// Completes the oldest step of a random device. Returns false if no step is in flight.
+    /// Completes the oldest step in flight of a random replica. Returns false if no step is in flight.
     fn complete_oldest_step(&mut self) -> bool {
         let waiting: Vec<usize> =
             (0..self.devices.len()).filter(|&i| !self.devices[i].outputs.is_empty()).collect();
@@ -257,7 +257,7 @@ impl RandomWalkHarness {
     }
 }
 
-/// Returns the output of a prompt that runs alone.
+/// Returns the output that a prompt must have, computed without a scheduler.
 fn tokens_alone(prompt: &[Token], max_tokens: u32, stop_ids: &[Token]) -> Vec<Token> {
     let mut tokens = prompt.to_vec();
     for _ in 0..max_tokens {

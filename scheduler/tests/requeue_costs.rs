@@ -157,7 +157,7 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     assert_eq!(recovered, FailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
 
-    // Two requests outgrow the pool: one is preempted, and its published blocks are evicted.
+    // The two requests outgrow the KV pool: one is preempted, and its blocks in the prefix cache are evicted.
     let mut harness = RequeueHarness::new(1, 16);
     harness.submit(1, 30);
     harness.submit(2, 30);

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Heartbeat that is sent after an interval without other messages.
 #[derive(Debug, Clone, Copy)]
 pub struct HeartbeatConfig<M> {
-    /// Maximum interval without a message.
+    /// Maximum interval without a message, after which a heartbeat is sent.
     pub interval: Duration,
     /// Creates the heartbeat message.
     pub message: fn() -> M,
