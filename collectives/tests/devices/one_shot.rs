@@ -234,8 +234,8 @@ impl PeerMemoryTestRank<'_> {
     }
 }
 
-/// After its largest value, the launch counter continues with 2. Data of an earlier launch 2 must not be
-/// accepted as data of the new launch.
+/// The launch number, with which kernels tag their data in peer memory, continues with 2 after its largest
+/// value. Data of an earlier launch 2 must not be accepted as data of the new launch 2.
 #[test]
 fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
@@ -246,7 +246,7 @@ fn launch_numbers_wrap_around() {
     let results = run_two_peers("numbers", |mut peer| {
         let mut correct = Vec::new();
         let mut sum = |peer: &PeerMemoryTestRank<'_>, count| {
-            correct.push(peer.check_sum(correct.len(), count))
+            correct.push(peer.check_sum(correct.len(), count));
         };
         peer.memory.set_launch_count(3).unwrap();
         (0..2).for_each(|_| sum(&peer, LARGE)); // These are launches 4 and 5.
@@ -255,7 +255,7 @@ fn launch_numbers_wrap_around() {
         done.wait();
         (0..5).for_each(|_| sum(&peer, SMALL)); // The three largest numbers, then launches 2 and 3.
         if peer.rank == 1 {
-            // Launch 4 starts so late that rank 0 could accept the data of the earlier launch 4.
+            // Rank 1 starts launch 4 so late that rank 0 could accept the data of the earlier launch 4.
             let _ = receiver.lock().unwrap().recv_timeout(Duration::from_millis(300));
         }
         sum(&peer, LARGE);
