@@ -148,6 +148,6 @@ mod tests {
     fn pool_smaller_than_one_request_is_rejected() {
         assert!(check(4, 16, 64).is_ok());
         let text = check(4, 16, 65).unwrap_err().to_string();
-        assert!(text.contains("max_model_len 65") && text.contains("at most 64"), "{text}");
+        assert!(text.contains("hold 64 tokens, at least 65 are required"), "{text}");
     }
 }
