@@ -51,7 +51,7 @@ pub(crate) struct CollectiveCallShape {
 }
 
 impl CollectiveCallShape {
-    /// Shape of a call without data.
+    /// Shape of a collective call without data, such as a barrier.
     pub(crate) const EMPTY: Self = Self { dtype: DType::I32, rows: 0, cols: 0 };
 
     /// Shape of the matrix `x`.
@@ -66,16 +66,16 @@ pub struct CollectiveCall {
     /// Sequence number of the call among the calls of its group, starting at 1; it wraps to 0 after 2³²
     /// calls.
     pub sequence: u32,
-    /// Operation of the call.
+    /// Operation of the collective call.
     pub op: CollectiveOp,
-    /// Element type of the matrix; meaningless for a barrier.
+    /// Element type of the matrix that is passed to the call; meaningless for a barrier.
     pub dtype: DType,
     /// Number of rows of this rank's input matrix. For `all_gather_rows` it is the number of output rows, for
     /// `all_to_all` the total number of rows that are sent between different ranks.
     pub rows: u32,
     /// Number of columns of this rank's input matrix.
     pub cols: u32,
-    /// Progress of the call.
+    /// Progress of the collective call.
     pub state: CollectiveCallState,
 }
 

@@ -22,13 +22,14 @@ use rccl_sys::{
 
 /// Interval at which the completion of a library call is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// Duration of polling without sleep. Most calls are launched within this time, and a sleep would cost about
-/// 70 µs.
+/// Time for which a call polls without sleeping. The library launches most calls within this time, and a
+/// sleep would cost about 70 µs.
 const SPIN_TIME: Duration = Duration::from_micros(300);
 /// Maximum time that an abort waits for a library call of another thread to return. The call returns soon,
 /// unless the device accepts no more work.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
-/// Number of row indices that are uploaded when the communicator is created.
+/// Number of i32 row indices 0, 1, 2, … that are uploaded when the communicator is created. With them,
+/// `all_gather` copies the columns of each rank from scratch memory to the output.
 const INITIAL_INDICES: usize = 1024;
 
 /// Collective library (RCCL or NCCL), opened for one device.
@@ -49,20 +50,20 @@ pub struct GpuCommunicator {
     rccl: Arc<RcclLibrary>,
     size: usize,
     rank: usize,
-    /// Communicator handle; null after the communicator was aborted.
+    /// Handle of the NCCL or RCCL communicator; null after the communicator was aborted.
     handle: AtomicPtr<std::ffi::c_void>,
-    /// Lock that a thread holds during each library call.
+    /// Lock that a thread has during each call of NCCL or RCCL for this communicator.
     call_lock: Mutex<()>,
-    /// Device buffers with the indices 0, 1, 2, …, for row gathers. Buffers are never freed or replaced by
-    /// larger ones, because captured graphs contain their addresses.
+    /// Device buffers with the row indices 0, 1, 2, …, for the gather kernel in `all_gather`. Buffers are
+    /// never freed or replaced by larger ones, because captured graphs contain their addresses.
     index_buffers: Mutex<Vec<Buffer>>,
 }
 
 impl CommunicatorId {
-    /// Number of 32-bit words of an id.
+    /// Number of 32-bit words of a communicator id.
     pub const WORDS: usize = 32;
 
-    /// Encodes the id as 32-bit words, which are sent to other ranks.
+    /// Encodes the communicator id as 32-bit words, which are sent to other ranks.
     #[must_use]
     pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -72,7 +73,7 @@ impl CommunicatorId {
         words
     }
 
-    /// Decodes an id that was received from another rank.
+    /// Decodes a communicator id that was received from another rank.
     #[must_use]
     pub fn from_words(words: &[i32; Self::WORDS]) -> Self {
         let mut bytes = [0; 4 * Self::WORDS];
@@ -317,8 +318,8 @@ impl GpuCommunicator {
         })
     }
 
-    /// Computes `Σ x` over all ranks. Each rank has an equal number of rows of `x`; this rank gets its first
-    /// rows, as many as `own` has.
+    /// Computes `Σ x` over all ranks. Each rank has an equal number of rows of `x`; `own` gets the first
+    /// `own.rows()` rows of this rank's part.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -441,7 +442,7 @@ impl GpuCommunicator {
         runtime.launched(s, name)
     }
 
-    /// Blocks the host until the library has launched the pending call `name`.
+    /// Blocks the host until NCCL or RCCL has launched the pending call `name`.
     fn wait_until_launched(&self, name: &'static str) -> Result<(), GpuError> {
         let started = Instant::now();
         while !{
@@ -459,8 +460,8 @@ impl GpuCommunicator {
 
     fn poll(&self, call: &'static str) -> Result<bool, GpuError> {
         let (handle, mut code) = (self.live_handle()?, status::SUCCESS);
-        // SAFETY: `abort` frees the communicator only if `call_lock` has been locked for longer than
-        // `ABORT_WAIT`; `code` is valid for writes.
+        // SAFETY: callers have locked `call_lock`. `abort` frees the communicator only with this lock, or
+        // after another call has had it for longer than `ABORT_WAIT`; `code` is valid for writes.
         let result = unsafe { (self.rccl.comm_get_async_error)(handle, &raw mut code) };
         check(&self.rccl, result, call, None)?;
         match code {
@@ -478,7 +479,8 @@ impl GpuCommunicator {
         if handle.is_null() { Err(GpuError::CommunicatorAborted) } else { Ok(handle) }
     }
 
-    /// Returns the device address of a buffer with at least `count` i32 indices 0, 1, 2, ….
+    /// Returns the device address of a buffer with at least `count` i32 row indices 0, 1, 2, …, for the
+    /// gather kernel.
     fn index_buffer(&self, count: usize) -> Result<*const u8, DeviceError> {
         let mut buffers = self.index_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(buffer) = buffers.iter().find(|buffer| buffer.bytes() >= count * 4) {

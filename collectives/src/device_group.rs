@@ -43,9 +43,9 @@ pub struct DeviceGroup {
     /// Reason why a rank has no peer access; `None` if all ranks have peer access.
     peer_access_error: Option<CollectiveError>,
     shared_group: SharedMemoryGroup,
-    /// Calls that were recorded since the start of a graph capture; `None` outside of a capture.
+    /// Collective calls that were launched since the start of a graph capture; `None` outside of a capture.
     captured_calls: RefCell<Option<Vec<CollectiveCall>>>,
-    /// Matrix of one element, which a barrier all-reduces.
+    /// Device buffer with one element; a barrier is an all-reduce of this element.
     barrier_buffer: RefCell<Buffer>,
 }
 
@@ -265,7 +265,8 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Makes the device wait, and also blocks the host. During a graph capture, the host is not blocked.
+    /// Makes the device wait for all ranks, and also blocks the host. During a graph capture, the host is not
+    /// blocked.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let mut buffer = self.barrier_buffer.borrow_mut();
         let x = buffer.mat_mut(DType::F32, 1, 1)?;

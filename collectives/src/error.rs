@@ -11,7 +11,7 @@ use crate::CollectiveCall;
 /// all-to-all or broadcast of a shared-memory group returns it).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    /// A dimension of a matrix cannot be split over the ranks.
+    /// A dimension of a matrix does not fit the number of ranks.
     #[error("{collective}: {what} is {got}, which does not fit a group of {size} ranks")]
     Shape {
         /// Name of the collective that rejected the matrix.
@@ -95,13 +95,13 @@ pub enum CollectiveError {
     SharedMemory {
         /// Path of the shared memory file.
         path: PathBuf,
-        /// Reason.
+        /// Reason why the shared memory cannot be created, opened or mapped.
         error: String,
     },
     /// The rank has already been joined, by this process or by another process.
     #[error("rank {rank} of this group has already joined")]
     RankTaken {
-        /// Index of the rank.
+        /// Index of the rank that has already joined.
         rank: usize,
     },
 }

@@ -44,9 +44,9 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Gathers the rows of `own` of all ranks into `all`, in rank order. Every rank has an equal number of
-    /// rows of `all`; the rows after those of `own` are filled with 0, or for integers with -1, which is the
-    /// null index.
+    /// Gathers the rows of `own` of all ranks into `all`, in rank order. Every rank has `all.rows / ranks`
+    /// rows of `all`; the rows after those of `own` are filled with 0, or for integers with -1, the null
+    /// index.
     fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -54,8 +54,8 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Computes `Σ x` over all ranks, added in rank order. Every rank has an equal number of rows of `x`;
-    /// `own` gets the first of this rank's rows.
+    /// Computes `Σ x` over all ranks, added in rank order. Every rank has `x.rows / ranks` rows of `x`; `own`
+    /// gets the first `own.rows` of this rank's rows.
     fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -86,7 +86,7 @@ pub trait CollectiveBackend: Send {
         from: usize,
     ) -> Result<(), CollectiveError>;
 
-    /// Returns after every rank has called `barrier`.
+    /// Returns after every rank of the group has called `barrier`.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError>;
 
     /// Starts to record the collective calls that are captured into a graph. Backends whose calls complete
@@ -373,8 +373,8 @@ impl ParallelGroup {
     }
 }
 
-/// Checks that the number of ranks divides the rows of `all`, and that `all.rows / ranks` is at least the number of
-/// rows of `own`.
+/// Checks that the number of ranks divides the rows of `all`, that `all.rows / ranks >= own.rows`, and that
+/// columns and dtype are equal.
 fn check_rows(
     collective: &'static str,
     size: usize,
@@ -401,11 +401,12 @@ impl std::fmt::Debug for ParallelGroup {
 mod tests {
     use super::*;
 
-    /// Minimum duration of a call of `all_reduce` in `MockCollectiveBackend`.
+    /// Minimum duration of a call of `all_reduce` in `MockCollectiveBackend`, so that tests can check
+    /// measured times.
     const MIN_DURATION: Duration = Duration::from_millis(2);
 
-    /// Backend of a group of several ranks; each operation writes a different value, so that tests detect the
-    /// call.
+    /// Backend of a group of several ranks. Each operation writes its own number to the output, so that a
+    /// test detects which operation was called.
     struct MockCollectiveBackend {
         size: usize,
     }

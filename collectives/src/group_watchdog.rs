@@ -40,7 +40,7 @@ pub(crate) struct GroupHealth {
 #[derive(Debug)]
 pub struct LaunchCheckpoint {
     health: Arc<GroupHealth>,
-    /// Sequence number of the newest of these calls.
+    /// Sequence number of the newest collective call that the checkpoint covers.
     sequence: u32,
 }
 
@@ -57,6 +57,8 @@ impl GroupHealth {
         Self { memory, layout, rank, failure: Mutex::default(), done_calls: AtomicU32::new(0) }
     }
 
+    /// Checks whether the group has failed.
+    ///
     /// Errors: the group has failed on this rank, or another rank has aborted it. After an abort, the device
     /// of the other rank may have sent undefined data to this device.
     pub(crate) fn check(&self) -> Result<(), CollectiveError> {
@@ -72,6 +74,8 @@ impl GroupHealth {
         failure.get_or_insert(error).clone()
     }
 
+    /// Checks the flags of the other ranks in shared memory, and whether their processes are alive.
+    ///
     /// Errors: another rank has left the group or its process has exited, or the group was aborted.
     pub(crate) fn check_peers(&self) -> Result<(), CollectiveError> {
         let words = self.memory.words();
@@ -85,7 +89,7 @@ impl GroupHealth {
         Ok(())
     }
 
-    /// Sets the state of the records of all calls up to `sequence` to completed.
+    /// Sets the state of this rank's call records up to `sequence` to completed.
     fn mark_done_up_to(&self, sequence: u32) {
         let done = self.done_calls.swap(sequence, SeqCst);
         // Sequence numbers wrap around, so the difference is computed modulo 2³². Checkpoints are confirmed

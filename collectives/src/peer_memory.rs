@@ -18,7 +18,7 @@ use hip_runtime_sys::{DriverPtr, IpcHandle, code, flag};
 
 /// Maximum number of ranks that the one-shot all-reduce kernels support.
 const MAX_RANKS: usize = 8;
-/// Granularity of the matrix size limit: eight f32 elements, in bytes. The limit is rounded up to a multiple.
+/// The size limit of matrices is rounded up to a multiple of this number of bytes: eight f32 elements.
 const SIZE_GRANULARITY: usize = 8 * size_of::<f32>();
 /// Granularity of allocation sizes in bytes. The driver may place smaller allocations into one shared block;
 /// an IPC handle would then give access to the whole block.
@@ -52,8 +52,8 @@ pub struct PeerMemory {
     memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     limit_bytes: usize,
-    /// Device counters of kernel launches. Never freed, because a kernel may update them until the process
-    /// exits.
+    /// Device counters of the launches of one-shot all-reduces. Never freed, because a kernel may update them
+    /// until the process exits.
     launch_counters: ManuallyDrop<Buffer>,
     /// Abort flag, a 32-bit word of host memory: kernels stop waiting once it is not 0. Never freed.
     aborted: ManuallyDrop<Buffer>,
@@ -66,7 +66,7 @@ unsafe impl Send for PeerMemory {}
 unsafe impl Sync for PeerMemory {}
 
 impl PeerMemoryHandle {
-    /// Number of 32-bit words of a handle.
+    /// Number of 32-bit words of an encoded handle.
     pub const WORDS: usize = 21;
 
     /// Encodes the handle as 32-bit words, which are sent to other ranks.

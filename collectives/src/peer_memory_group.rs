@@ -47,7 +47,7 @@ impl PeerMemoryGroup {
     }
 }
 
-/// Gathers the words of all ranks in rank order. All ranks must pass equal numbers of words.
+/// Gathers 32-bit words of all ranks, in rank order. All ranks must pass equal numbers of words.
 fn gather_words(shared: &SharedMemoryGroup, own: &[i32]) -> Result<Vec<i32>, CollectiveError> {
     let mut all = vec![0; shared.size() * own.len()];
     let (s, cols) = (DeviceStream::default(), all.len());

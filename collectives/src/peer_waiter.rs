@@ -67,7 +67,7 @@ impl PeerWaiter {
         result
     }
 
-    /// Wakes all threads that wait for the rank with the round counter `posted`.
+    /// Wakes all threads that sleep until the rank with the round counter `posted` reaches another round.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
         // A wake-up on a mapped word cannot fail.
         let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
@@ -92,6 +92,8 @@ pub(crate) fn abort_group(
     }
 }
 
+/// Checks the abort flag of the group.
+///
 /// Errors: a rank or the creator of the group has aborted it.
 pub(crate) fn check_not_aborted(
     words: &[AtomicU32],

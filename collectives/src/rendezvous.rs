@@ -17,8 +17,8 @@ use crate::shared_layout::{
 };
 use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
-/// First word of the shared memory. The second word is the layout version, the third word the number of
-/// words.
+/// First word of the shared memory, which identifies it as Hadron's. The second word is the layout version,
+/// the third word the number of words.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
 const LAYOUT_VERSION: u32 = 2;
 /// Value of the abort flag if the creator of a group has aborted it; ranks store the index of the failed rank
@@ -36,7 +36,8 @@ pub struct SharedMemoryRendezvous {
 }
 
 impl SharedMemoryRendezvous {
-    /// Creates the memory for groups of these sizes; no rank has joined them.
+    /// Creates shared memory for several groups; `sizes` contains the number of ranks of each group. No rank
+    /// has joined yet.
     pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
         let layouts = group_layouts(sizes);
         let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);

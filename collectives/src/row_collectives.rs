@@ -12,16 +12,16 @@ use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
 use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError};
 
-/// Number of words of matrix data in a slot whose last word is the number of rows.
+/// Number of words of matrix data in a slot of shared memory whose last word is the number of rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
-/// Location of a row that a rank has sent.
+/// Location in shared memory of a row that a rank has sent.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     rank: usize,
-    /// Index of the rank's slot.
+    /// Index of the sending rank's slot that contains the row.
     slot: usize,
-    /// Row of the rank's matrix.
+    /// Index of the row in the matrix of the sending rank.
     row: usize,
 }
 

@@ -30,10 +30,10 @@ pub(crate) trait ReducibleElement: SharedMemoryElement {
     /// Adds the elements of `row` to `sum`.
     fn add_row(sum: &mut [f32], row: &[Self]);
 
-    /// Decodes `words` and adds the elements to `sum`.
+    /// Decodes a row from words and adds its elements to `sum`.
     fn add_words(sum: &mut [f32], words: &[AtomicU32]);
 
-    /// Rounds the sum once to the element type and stores it in `row`.
+    /// Rounds each sum once to the element type and stores it in `row`.
     fn store(sum: &[f32], row: &mut [Self]);
 }
 
@@ -125,7 +125,7 @@ macro_rules! impl_16_bit {
 }
 impl_16_bit!(bf16, f16);
 
-/// Part of a matrix that fits into one slot of shared memory.
+/// Part of a matrix that fits into one slot of shared memory, in which a rank sends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MatrixChunk {
     /// Range of rows of the matrix.

@@ -32,13 +32,13 @@ const RANK_WORDS: usize =
 /// Value in shared memory that one rank writes and other ranks read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RankFlag {
-    /// Number of rounds that the rank has reached.
+    /// Number of rounds (exchanges of one chunk between all ranks) that the rank has reached.
     RoundsPosted,
-    /// Number of threads that sleep until the rank reaches another round.
+    /// Number of threads of other ranks that sleep until the rank reaches another round.
     SleepingThreads,
-    /// Number of calls that the rank has begun.
+    /// Number of collective calls that the rank has begun.
     CallsBegun,
-    /// Process id; 0 before the rank has joined.
+    /// Process id of the rank; 0 before the rank has joined.
     ProcessId,
     /// Not 0 after the rank has left the group.
     HasLeft,
@@ -52,7 +52,7 @@ pub(crate) struct GroupMemoryLayout {
     pub(crate) size: usize,
 }
 
-/// Locations of groups of these sizes, one after the other.
+/// Locations of several groups, one after the other; `sizes` contains the number of ranks of each group.
 pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupMemoryLayout> {
     let mut first = HEADER_WORDS;
     let layout = |&size: &usize| {

@@ -32,7 +32,7 @@ pub struct SharedMemoryGroup {
     pub(crate) layout: GroupMemoryLayout,
     pub(crate) rank: usize,
     peer_waiter: PeerWaiter,
-    /// Number of rounds that this rank has reached.
+    /// Number of rounds (exchanges of one chunk between all ranks) that this rank has reached.
     rounds: Cell<u32>,
     calls: Cell<u32>,
     pub(crate) sum_buffer: RefCell<Vec<f32>>,
@@ -333,7 +333,7 @@ impl CollectiveBackend for SharedMemoryGroup {
         Ok(counts.expect("a successful call has set the counts"))
     }
 
-    /// The call record contains the total number of rows that are sent between different ranks, so that a
+    /// The call record contains the total number of rows that all ranks send to other ranks, so that a
     /// mismatch of the counts between ranks is detected.
     fn all_to_all(
         &self,

@@ -275,7 +275,7 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
             assert_eq!(part, &stacked[rank * count + r * cols..][..cols], "{what}");
         }
     }
-    // Every rank sends all its rows to the next rank.
+    // Every rank sends all its rows to the next rank, in an all-to-all.
     let to: Vec<usize> =
         (0..size).map(|to| if to == (rank + 1) % size { rows } else { 0 }).collect();
     let counts = group.exchange_counts(&to).unwrap();

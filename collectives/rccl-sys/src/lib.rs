@@ -16,7 +16,7 @@ pub type NcclResult = c_int;
 pub mod status {
     use crate::NcclResult;
 
-    /// Success.
+    /// The function has succeeded.
     pub const SUCCESS: NcclResult = 0;
     /// Another rank has failed, or the connection to it.
     pub const REMOTE_ERROR: NcclResult = 6;
@@ -109,9 +109,10 @@ macro_rules! table {
 table! {
     /// Arguments `(version out)`. The version is 10,000 · major + 100 · minor + patch.
     get_version: "ncclGetVersion" (*mut c_int) -> NcclResult;
-    /// Arguments `(status)`. Returns a static text.
+    /// Arguments `(status)`. Returns the error text of a status code, which is static.
     get_error_string: "ncclGetErrorString" (NcclResult) -> *const c_char;
-    /// Arguments `(communicator or null)`. Returns the text of the last error, valid until the next error.
+    /// Arguments `(communicator or null)`. Returns the text of the library's last error, valid until its next
+    /// error.
     get_last_error: "ncclGetLastError" (DriverPtr) -> *const c_char;
     /// Arguments `(id out)`. Creates a unique id for a communicator.
     get_unique_id: "ncclGetUniqueId" (*mut NcclUniqueId) -> NcclResult;
@@ -125,21 +126,26 @@ table! {
     /// Arguments `(communicator)`. Aborts operations in flight without waiting for other ranks, and frees the
     /// communicator.
     comm_abort: "ncclCommAbort" (DriverPtr) -> NcclResult;
-    /// Arguments `(communicator)`. All ranks call it together; waits for operations in flight.
+    /// Arguments `(communicator)`. Waits for operations in flight; all ranks must call it together.
     comm_finalize: "ncclCommFinalize" (DriverPtr) -> NcclResult;
     /// Arguments `(communicator)`. Frees the communicator.
     comm_destroy: "ncclCommDestroy" (DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements, type, reduction, communicator, stream)`.
+    /// Arguments `(from, to, elements, type, reduction, communicator, stream)`. Every rank gets the reduced
+    /// elements.
     all_reduce: "ncclAllReduce" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements of each rank, type, communicator, stream)`.
+    /// Arguments `(from, to, elements of each rank, type, communicator, stream)`. Every rank gets the
+    /// elements of all ranks.
     all_gather: "ncclAllGather" (DriverPtr, DriverPtr, usize, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements of each rank, type, reduction, communicator, stream)`.
+    /// Arguments `(from, to, elements of each rank, type, reduction, communicator, stream)`. Every rank gets
+    /// its part of the reduced elements.
     reduce_scatter: "ncclReduceScatter" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements, type, root, communicator, stream)`.
+    /// Arguments `(from, to, elements, type, root, communicator, stream)`. Every rank gets the elements of
+    /// `root`.
     broadcast: "ncclBroadcast" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, elements, type, destination rank, communicator, stream)`.
+    /// Arguments `(from, elements, type, destination rank, communicator, stream)`. Sends elements to one
+    /// rank.
     send: "ncclSend" (DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(to, elements, type, source rank, communicator, stream)`.
+    /// Arguments `(to, elements, type, source rank, communicator, stream)`. Receives elements from one rank.
     recv: "ncclRecv" (DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
     /// No arguments. Starts a group call: the library launches the following calls of this thread together.
     group_start: "ncclGroupStart" () -> NcclResult;

@@ -61,8 +61,8 @@ fn device(world: &str, rank: usize) -> GpuConfig {
     }
 }
 
-/// One rank with its device. The ranks of a test are dropped together, so that no rank detects a peer that
-/// has exited after the last barrier.
+/// One rank of a test with its GPU. The ranks of a test are dropped together, so that no rank detects a peer
+/// that has exited after the last barrier.
 struct DeviceRank {
     group: DeviceGroup,
     device: Arc<GpuBackend>,
@@ -184,8 +184,8 @@ impl DeviceRank {
         read(&self.device, buffer, count)
     }
 
-    /// Runs `work` eagerly, then captures it in a graph and replays the graph. `work` must not depend on its
-    /// own results.
+    /// Runs `work` eagerly, then captures it in a graph and replays the graph. `work` is executed twice, so
+    /// an in-place operation is applied to its own result.
     fn run_eager_and_replayed(&self, mut work: impl FnMut()) {
         work();
         self.device.synchronize(&S).unwrap();

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use crate::{DType, DeviceError, MatMut, MatRef};
 
-/// Frees the memory of dropped buffers; each kind of memory has its own implementation.
+/// Frees the memory of dropped buffers; CPU memory, GPU memory and weight slabs have their own
+/// implementations.
 pub trait BufferDeallocator: Send + Sync {
-    /// Frees `[ptr, ptr + bytes)`.
+    /// Frees the range `[ptr, ptr + bytes)` of a dropped buffer.
     ///
     /// # Safety
     /// The range was allocated by this allocator with exactly this size, and it is not used again.

@@ -2,7 +2,7 @@
 
 use crate::{DType, DeviceError, MatRef};
 
-/// Returns [`DeviceError::Shape`] if a size differs from the expected size.
+/// Returns [`DeviceError::Shape`] if the size of a kernel argument differs from the expected size.
 pub fn check_size(
     kernel: &'static str,
     what: &'static str,
@@ -15,7 +15,7 @@ pub fn check_size(
     Err(DeviceError::Shape { kernel, what, got, expected })
 }
 
-/// Returns [`DeviceError::Shape`] if a size is less than the required minimum.
+/// Returns [`DeviceError::Shape`] if the size of a kernel argument is less than the required minimum.
 pub fn check_at_least(
     kernel: &'static str,
     what: &'static str,
@@ -25,7 +25,7 @@ pub fn check_at_least(
     check_size(kernel, what, got.min(min), min)
 }
 
-/// Returns [`DeviceError::Shape`] if a size exceeds the maximum of the kernel.
+/// Returns [`DeviceError::Shape`] if the size of a kernel argument exceeds the maximum of the kernel.
 pub fn check_at_most(
     kernel: &'static str,
     what: &'static str,
@@ -35,7 +35,8 @@ pub fn check_at_most(
     check_size(kernel, what, got, got.min(max))
 }
 
-/// Returns [`DeviceError::Unsupported`] if an element type differs from the expected type.
+/// Returns [`DeviceError::Unsupported`] if the element type of a kernel argument differs from the expected
+/// type.
 pub fn check_dtype(
     kernel: &'static str,
     what: &'static str,
@@ -48,7 +49,7 @@ pub fn check_dtype(
     Err(DeviceError::Unsupported { kernel, what, dtype: got })
 }
 
-/// Returns [`DeviceError::Shape`] if the rows of a matrix are not contiguous.
+/// Returns [`DeviceError::Shape`] if the rows of a kernel argument are not contiguous in memory.
 pub fn check_dense(
     kernel: &'static str,
     what: &'static str,

@@ -22,7 +22,7 @@ pub struct MemInfo {
 #[derive(Debug)]
 pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
 
-/// Instantiated graph of a device, as implemented by the device.
+/// Instantiated graph; each device type with graph capture implements its replay.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "streams are passed as `DeviceDriver` passes them"
@@ -106,9 +106,9 @@ pub trait DeviceDriver: Send + Sync {
     /// be compiled together.
     fn begin_dry_run(&self) {}
 
-    /// Ends the dry run: compiles all recorded kernel modules in parallel (otherwise, launches would compile
-    /// them one by one), and enables launches again. Repeatedly calls `progress` with the number of compiled
-    /// modules and the total number, until all modules are compiled.
+    /// Ends the dry run: compiles all recorded kernel modules in parallel, and enables launches again.
+    /// Without a dry run, launches compile the modules one by one. Repeatedly calls `progress` with the
+    /// number of compiled modules and the total number, until all modules are compiled.
     fn end_dry_run(&self, _progress: &mut dyn FnMut(u64, u64)) -> Result<(), DeviceError> {
         Ok(())
     }

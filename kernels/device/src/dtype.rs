@@ -51,7 +51,7 @@ pub trait FloatElement: DeviceElement {
     fn load(self) -> f32;
     /// Converts `x` to this type, rounded to nearest even.
     fn store(x: f32) -> Self;
-    /// Converts `x`, which this type represents exactly.
+    /// Converts `x`, which this type represents exactly, so no rounding is needed.
     fn truncate(x: f32) -> Self {
         Self::store(x)
     }
@@ -111,7 +111,7 @@ impl FloatElement for f16 {
         const MIN_NORMAL: u32 = 0x0400 << 13;
         let bits = u32::from(self.to_bits());
         let magnitude = (bits & 0x7fff) << 13;
-        // 112 is the difference between the exponent biases of f32 and f16.
+        // 112 is the difference between the exponent biases of f32 (127) and f16 (15).
         let normal = magnitude + (112 << 23);
         // Subnormal numbers: the fraction is combined with the exponent of the smallest normal f16, and that
         // number is subtracted.

@@ -19,19 +19,19 @@ pub enum DeviceError {
     Shape {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// Name of the size, for the error message.
+        /// Name of the size that does not match, for the error message.
         what: &'static str,
-        /// Actual value.
+        /// Actual value of the size.
         got: usize,
-        /// Expected value.
+        /// Expected value of the size.
         expected: usize,
     },
-    /// An index is out of the range of its table or pool.
+    /// An index is out of the range of the table or the KV pool that it refers to.
     #[error("{kernel}: {what} {index} is outside [0, {limit})")]
     Index {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// Name of the index, for the error message.
+        /// Name of the index that is out of range, for the error message.
         what: &'static str,
         /// Value of the index.
         index: i64,
@@ -43,15 +43,15 @@ pub enum DeviceError {
     Unsupported {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// Name of the argument, for the error message.
+        /// Name of the kernel argument, for the error message.
         what: &'static str,
-        /// Element type of the argument.
+        /// Element type of the kernel argument.
         dtype: DType,
     },
     /// The configured instruction set is not available on this CPU.
     #[error("this CPU does not support {isa}")]
     MissingIsa {
-        /// Name of the instruction set.
+        /// Name of the missing instruction set.
         isa: &'static str,
     },
     /// A GPU, its runtime or its compiler failed.
@@ -60,13 +60,13 @@ pub enum DeviceError {
     /// The device does not support graph capture.
     #[error("{device} does not support graph capture")]
     GraphsUnsupported {
-        /// Description of the device.
+        /// Description of the device without graph capture.
         device: String,
     },
     /// The device does not support vocab-parallel (sharded) sampling.
     #[error("{device} does not support vocab-parallel sampling")]
     VocabParallelUnsupported {
-        /// Description of the device.
+        /// Description of the device without vocab-parallel sampling.
         device: String,
     },
     /// The ranks that have the other shards of the vocabulary have failed.
@@ -75,7 +75,7 @@ pub enum DeviceError {
     /// A worker thread of the thread pool could not be started.
     #[error("cannot start worker thread {index}")]
     Thread {
-        /// Index of the thread.
+        /// Index of the worker thread in the thread pool.
         index: usize,
     },
 }

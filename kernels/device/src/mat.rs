@@ -24,8 +24,8 @@ pub struct MatMut<'a> {
     ptr: *mut u8,
     dtype: DType,
     rows: usize,
-    /// Number of rows for which memory is available, at least `rows`. Rows from index `rows` on contain no
-    /// data and may be overwritten.
+    /// Number of rows for which memory is available, at least `rows`. Kernels may overwrite the memory from
+    /// row `rows` on, which contains no data.
     row_capacity: usize,
     cols: usize,
     stride: usize,

@@ -49,7 +49,7 @@ pub struct CopyInFlight {
 }
 
 impl CopyInFlight {
-    /// Creates a copy in flight that uses `memory` until `fence` completes.
+    /// Creates a copy in flight that owns the pinned buffer `memory` until `fence` completes.
     pub(crate) fn new(memory: PinnedBuffer, fence: Box<dyn CopyFence>) -> Self {
         Self { memory: Some(memory), fence }
     }
@@ -78,7 +78,7 @@ impl Drop for CopyInFlight {
     }
 }
 
-/// Fence of a device that runs launches synchronously; it is always complete.
+/// Fence of a copy on a device that runs launches synchronously; it is always complete.
 #[derive(Debug)]
 pub(crate) struct CompletedFence;
 

@@ -56,7 +56,7 @@ table! {
         );
     }
     optional {
-        /// No arguments. Returns the version of cuBLASLt as one integer.
+        /// No arguments. Returns the version of cuBLASLt as one integer; hipBLASLt has no such function.
         cuda_version: "" "cublasLtGetVersion" () -> usize;
     }
 }
@@ -82,7 +82,7 @@ pub struct BlasLtConstants {
     pub trans_a: c_int,
     /// Matmul descriptor attribute: whether B is transposed.
     pub trans_b: c_int,
-    /// Matmul descriptor attribute: epilogue.
+    /// Matmul descriptor attribute: epilogue, which selects whether a bias is added.
     pub epilogue: c_int,
     /// Matmul descriptor attribute: address of the bias.
     pub bias_pointer: c_int,
@@ -110,10 +110,10 @@ pub struct BlasLtConstants {
     pub reduction_scheme: Option<c_int>,
     /// Preference attributes: minimum alignment (u32) of A, B, C and D, in bytes.
     pub alignments: Option<[c_int; 4]>,
-    /// Size of an opaque algorithm descriptor, in bytes.
+    /// Size in bytes of the opaque algorithm descriptor that the heuristic returns.
     pub algorithm_bytes: usize,
-    /// Size of one heuristic result in bytes. It contains the algorithm, the workspace size in bytes (u64)
-    /// and the status (i32).
+    /// Size in bytes of one result of the heuristic. It contains the algorithm, the workspace size in bytes
+    /// (u64) and the status (i32).
     pub result_bytes: usize,
 }
 

@@ -8,7 +8,7 @@ use crate::{DriverPtr, DriverStatus, GpuApi};
 table! {
     /// Function table of the HIP runtime or the CUDA driver.
     DriverApi {
-        /// Arguments `(flags)`. Initialises the driver; must be the first call of a process.
+        /// Arguments `(flags)`. Initialises the driver; must be the first driver call of a process.
         init: "hipInit" "cuInit" (c_uint);
         /// Arguments `(count out)`. Returns the number of devices.
         device_count: "hipGetDeviceCount" "cuDeviceGetCount" (*mut c_int);
@@ -228,9 +228,9 @@ impl DeviceAttribute {
 pub mod code {
     use crate::DriverStatus;
 
-    /// Success.
+    /// The function has succeeded.
     pub const SUCCESS: DriverStatus = 0;
-    /// Out of device memory.
+    /// The device has too little free memory.
     pub const OUT_OF_MEMORY: DriverStatus = 2;
     /// The driver has found no device.
     pub const NO_DEVICE: DriverStatus = 100;

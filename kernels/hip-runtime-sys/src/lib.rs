@@ -40,7 +40,7 @@ pub enum GpuApi {
 }
 
 impl GpuApi {
-    /// Returns `hip` for the HIP API and `cuda` for the CUDA API.
+    /// Returns the argument for this API: `hip` for the HIP API, `cuda` for the CUDA API.
     #[must_use]
     pub const fn pick<T: Copy>(self, hip: T, cuda: T) -> T {
         match self {

@@ -13,7 +13,7 @@ pub enum LibraryOpenError {
     /// No candidate path could be opened as a library.
     #[error("no {what} found; tried {}", tried.join("; "))]
     NotFound {
-        /// Name of the library, for the error message.
+        /// Name of the library that was not found, for the error message.
         what: &'static str,
         /// Names and paths in the order in which they were tried, each with the error of the dynamic loader.
         tried: Vec<String>,
@@ -21,7 +21,7 @@ pub enum LibraryOpenError {
     /// The library lacks a required symbol: it is too old, or a different library with the same file name.
     #[error("{library} has no symbol {symbol}")]
     NoSymbol {
-        /// Path of the library.
+        /// Path of the library that lacks the symbol.
         library: String,
         /// Name of the missing symbol.
         symbol: String,
@@ -98,7 +98,7 @@ impl LibrarySearch {
         Self { what, names: names.iter().map(PathBuf::from).collect(), folders }
     }
 
-    /// Candidate paths, in the order in which they are tried.
+    /// Paths at which the library is searched, in the order in which they are tried.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
         let in_folder =
             |folder: &PathBuf| self.names.iter().map(|n| folder.join(n)).collect::<Vec<_>>();
@@ -127,7 +127,7 @@ pub struct SharedLibrary {
 }
 
 impl SharedLibrary {
-    /// Opens the first candidate of `search` that can be loaded.
+    /// Opens the first path of `search` at which a library can be loaded.
     pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
         let (library, found) = open(search)?;
         Ok(Self { library: Box::leak(Box::new(library)), found })
@@ -149,7 +149,7 @@ impl SharedLibrary {
     }
 }
 
-/// Opens the first candidate of `search` that can be loaded, and returns it with its path.
+/// Opens the first path of `search` at which a library can be loaded. Returns the library and its path.
 pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
     let mut tried = Vec::new();
     for path in search.paths() {
@@ -189,6 +189,8 @@ fn reason(error: &libloading::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
+/// Resolves the function `name`; returns an error if the library lacks it.
+///
 /// # Safety
 /// `F` is the function type of `name`, and the library is never closed.
 pub(crate) unsafe fn symbol<F: Copy>(
@@ -204,6 +206,8 @@ pub(crate) unsafe fn symbol<F: Copy>(
     })
 }
 
+/// Resolves the optional function `name`; returns `None` if the library lacks it or `name` is empty.
+///
 /// # Safety
 /// `F` is the function type of `name`, and the library is never closed.
 pub(crate) unsafe fn optional<F: Copy>(library: &'static Library, name: &str) -> Option<F> {

@@ -26,7 +26,8 @@ macro_rules! table {
         }
 
         impl $name {
-            /// Opens the first candidate of `search` that can be loaded. The library is never closed.
+            /// Opens the first path of `search` at which the library can be loaded. The library is never
+            /// closed.
             pub fn open(
                 api: $crate::GpuApi,
                 search: &$crate::LibrarySearch,

@@ -10,8 +10,8 @@ use ops::Fp8E4m3;
 /// Distribution of the values of a synthetic tensor. `x` is an odd multiple of 1/128 in (−1, 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthDistribution {
-    /// `x · 2^e`, where `x` is an odd multiple of 1/128 in (−1, 1) and `e` is the largest exponent with `4^e
-    /// · input channels ≤ 6`: the output has about the variance of the input.
+    /// `x · 2^e`, where `x` is an odd multiple of 1/128 in (−1, 1). With `e`, the largest integer for which
+    /// `4^e · inputs ≤ 6`, a layer of `inputs` input channels has about equal variances of input and output.
     Linear,
     /// Four times the values of `Linear`, so that router logits of different experts differ clearly.
     Router,

@@ -46,7 +46,7 @@ impl CpuDevice {
         Ok(Self { threads: ThreadPool::new(threads)?, memory: Arc::default(), isa: config.isa })
     }
 
-    /// Returns the instruction set in use.
+    /// Returns the instruction set that the kernels use.
     #[must_use]
     pub fn isa(&self) -> CpuIsa {
         self.isa

@@ -50,6 +50,8 @@ fn reserve(bytes: usize) -> Option<NonNull<u8>> {
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
 }
 
+/// Frees memory that `reserve` returned.
+///
 /// # Safety
 /// `ptr` was returned by `reserve(bytes)` and is not used again.
 unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
@@ -109,8 +111,8 @@ mod mapped {
 
     pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let size = mapped_bytes(bytes);
-        // One more huge page than needed is mapped, so that the mapping contains an aligned range; the rest
-        // is unmapped.
+        // One more huge page than needed is mapped, so that the mapping contains a range that is aligned to a
+        // huge page; the rest is unmapped.
         let wide = size.checked_add(HUGE_PAGE)?;
         // SAFETY: a new anonymous mapping does not affect existing memory.
         let base =
@@ -133,6 +135,8 @@ mod mapped {
         }
     }
 
+    /// Unmaps memory that `reserve` returned.
+    ///
     /// # Safety
     /// `ptr` was returned by `reserve(bytes)` and is not used again.
     pub(super) unsafe fn free(ptr: NonNull<u8>, bytes: usize) {

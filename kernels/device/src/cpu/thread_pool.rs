@@ -14,10 +14,11 @@ use std::thread::{JoinHandle, Thread};
 
 use crate::DeviceError;
 
-/// Number of polls of the region number before a worker sleeps: about 100 µs, longer than the pauses between
-/// the kernels of a step.
+/// Number of times that a worker polls for the next parallel region before it sleeps: about 100 µs, longer
+/// than the pauses between the kernels of a step.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
-/// Number of polls of the busy counter before the calling thread yields its core to the workers.
+/// Number of times that the calling thread polls whether workers are still busy before it yields its core to
+/// them.
 const SPINS_BEFORE_YIELD: u32 = 4_000;
 
 type PoolJob = *const (dyn Fn(usize) + Sync);
@@ -26,12 +27,12 @@ type PoolJob = *const (dyn Fn(usize) + Sync);
 pub struct ThreadPool {
     shared: Arc<ThreadPoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// Serialises regions: the calling thread holds the lock for the duration of a region.
+    /// Serialises parallel regions: the calling thread has the lock for the duration of a region.
     region_lock: Mutex<()>,
 }
 
-/// Value on cache lines of its own, to avoid false sharing: workers poll `region` while others decrement
-/// `busy`.
+/// Value on cache lines of its own, to avoid false sharing: workers poll the region number while other
+/// workers decrement the counter of busy workers.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -74,7 +75,7 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Number of threads of a region, including the calling thread.
+    /// Number of threads that run a parallel region, including the calling thread.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
@@ -153,7 +154,7 @@ impl ThreadPoolState {
         }
     }
 
-    /// Waits until the region number differs from `seen`, and returns the new number.
+    /// Waits until the number of the parallel region differs from `seen`, and returns the new number.
     fn next_region(&self, seen: usize, index: usize) -> usize {
         for _ in 0..SPINS_BEFORE_SLEEP {
             let region = self.region.0.load(Ordering::Acquire);

@@ -24,7 +24,7 @@ pub(super) struct AutotuneTimer<'a> {
 }
 
 impl<'a> AutotuneTimer<'a> {
-    /// Creates a timer for stream `s`, on which no graph capture may be active.
+    /// Creates a timer for stream `s`, which must not be captured into a graph.
     pub(super) fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         let sweep = match runtime.properties.l2_bytes as usize {
             0 => None,

@@ -30,13 +30,13 @@ const WORKSPACE: usize = 32 << 20;
 pub const HEURISTIC: &str = "heuristic";
 /// Maximum number of heuristic results that are autotuned.
 const CANDIDATES: usize = 8;
-/// The fastest candidate replaces the first heuristic result only if its time is below this fraction of the
-/// time of the first result.
+/// Autotuning replaces the first heuristic result by the fastest candidate only if `time of the candidate <
+/// MIN_SPEEDUP_RATIO · time of the first result`.
 const MIN_SPEEDUP_RATIO: f32 = 0.97;
 /// Largest `M` for which algorithms are autotuned. For more rows, the first heuristic result is good, and
 /// timing takes long.
 const AUTOTUNED_ROWS: usize = 512;
-/// Size of a heuristic result in 64-bit words, sufficient for hipBLASLt and cuBLASLt.
+/// Size of a heuristic result in 64-bit words; results of hipBLASLt and cuBLASLt are not larger.
 const HEURISTIC_RESULT_WORDS: usize = 12;
 
 static ONE: f32 = 1.0;
@@ -113,10 +113,10 @@ pub struct GemmOperands {
     pub scales: [*const u8; 2],
 }
 
-/// Cached algorithm for one bucket of GEMM problems, which differ only in the number of rows.
+/// Cached algorithm of one bucket of GEMM problems, which differ only in their number of rows (`m`).
 struct GemmPlan {
     operation: MatmulDescriptor,
-    /// Opaque algorithm descriptor, large enough for hipBLASLt and cuBLASLt.
+    /// Opaque algorithm descriptor of hipBLASLt or cuBLASLt.
     algorithm: [u64; 8],
     /// Algorithms that the heuristic returned, including the first; empty after autotuning.
     candidates: Vec<[u64; 8]>,
@@ -134,7 +134,7 @@ impl GemmPlan {
     }
 }
 
-/// Stream of a GEMM launch, with the library handle and the workspace of the stream.
+/// Stream on which a GEMM is launched, with the library handle and the workspace of this stream.
 struct GemmStreamState<'a> {
     runtime: &'a Arc<GpuRuntime>,
     s: &'a DeviceStream,
@@ -265,6 +265,8 @@ impl BlasLtLibrary {
         Ok(())
     }
 
+    /// Launches the GEMM with the algorithm of `plan`.
+    ///
     /// # Safety
     /// The addresses are valid for the sizes, strides and types of the problem until the launch has
     /// completed.
@@ -535,7 +537,7 @@ impl GemmProblem {
     }
 }
 
-/// Returns the algorithm of the cached problem that differs only in `m` and has the nearest `m`.
+/// Returns the algorithm of the cached GEMM problem that differs only in `m` and has the nearest `m`.
 fn nearest(
     plans: &HashMap<GemmProblem, Option<GemmPlan>>,
     problem: &GemmProblem,
@@ -546,7 +548,7 @@ fn nearest(
     found.min_by_key(|&(m, _)| (m.abs_diff(problem.m), m)).map(|(_, algorithm)| algorithm)
 }
 
-/// Rounds `m` up to the largest number of rows that uses the same plan.
+/// Rounds the number of rows `m` up to the end of its bucket, within which all `m` use the same plan.
 fn bucket(m: usize) -> usize {
     let step = match m {
         0..=256 => 16,

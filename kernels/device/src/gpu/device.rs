@@ -20,7 +20,7 @@ use crate::{
     MemInfo, PinnedBuffer,
 };
 
-/// Stream for launches that overlap with those of the step. Stream 1 is used for copies.
+/// Stream for launches that overlap with those of the step on stream 0. Stream 1 is used for copies.
 const SECONDARY_STREAM: DeviceStream = DeviceStream(2);
 
 /// One GPU, driven through the HIP runtime, the CUDA driver or the emulator.
@@ -34,10 +34,12 @@ pub struct GpuDevice {
     blaslt: Option<BlasLtLibrary>,
     /// Scratch memory of each stream, whose content launches may overwrite.
     scratch: [ScratchMemory; STREAMS],
-    /// Counters of each stream, which are 0 before and after each kernel.
+    /// Device counters of each stream, with which the thread blocks of a kernel count arrivals or distribute
+    /// work. They are 0 before and after each kernel.
     counters: [ScratchMemory; STREAMS],
     weights: WeightMemory,
-    /// Search paths of RCCL or NCCL.
+    /// Paths at which RCCL or NCCL is searched when a device group is created; `None` if neither is
+    /// configured.
     collectives: Option<LibrarySearch>,
 }
 
@@ -114,7 +116,7 @@ impl GpuDevice {
         self.blaslt.as_ref()
     }
 
-    /// Returns the search paths of RCCL or NCCL.
+    /// Returns the paths at which RCCL or NCCL is searched.
     pub fn collectives(&self) -> Option<&LibrarySearch> {
         self.collectives.as_ref()
     }
@@ -143,8 +145,8 @@ impl GpuDevice {
         Ok(self.scratch[s.0].at_least(&self.runtime, bytes)?)
     }
 
-    /// Returns at least `words` 32-bit counters of stream `s`, which are 0. Every kernel that uses them must
-    /// reset them to 0.
+    /// Returns at least `words` 32-bit device counters of stream `s`, which are 0. With them, thread blocks
+    /// of a kernel count arrivals or distribute work. Every kernel that uses them must reset them to 0.
     pub fn counters(&self, s: &DeviceStream, words: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;
         Ok(self.counters[s.0].at_least(&self.runtime, words * 4)?)

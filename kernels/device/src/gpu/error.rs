@@ -13,17 +13,17 @@ pub enum GpuError {
     NoDevice {
         /// Path of the driver library.
         library: String,
-        /// Requested device index.
+        /// Requested index of the device.
         requested: usize,
-        /// Number of devices found.
+        /// Number of devices that the driver finds.
         found: usize,
     },
     /// A function of the driver or of the run-time compiler returned an error.
     #[error("{call} failed: {name} ({code})")]
     Call {
-        /// Name of the function.
+        /// Name of the function that returned the error.
         call: &'static str,
-        /// Result code.
+        /// Result code that the function returned.
         code: DriverStatus,
         /// Name of the result code.
         name: String,
@@ -33,7 +33,7 @@ pub enum GpuError {
         "out of {place} memory on {device}: {bytes} bytes requested, {free_bytes} of {total_bytes} free"
     )]
     OutOfMemory {
-        /// `device`, or `pinned host`.
+        /// Place of the memory: `device`, or `pinned host`.
         place: &'static str,
         /// Number of bytes requested.
         bytes: usize,
@@ -47,9 +47,9 @@ pub enum GpuError {
     /// A kernel source could not be compiled.
     #[error("{file} does not compile for {arch} with {options}:\n{log}")]
     Compile {
-        /// Name of the source file.
+        /// Name of the kernel source file.
         file: &'static str,
-        /// Target architecture.
+        /// Target architecture of the compilation.
         arch: String,
         /// Compiler options.
         options: String,
@@ -59,15 +59,15 @@ pub enum GpuError {
     /// A compiled source does not contain the kernel.
     #[error("{file} has no kernel {kernel}")]
     NoFunction {
-        /// Name of the source file.
+        /// Name of the kernel source file.
         file: &'static str,
-        /// Name of the kernel.
+        /// Name of the missing kernel.
         kernel: &'static str,
     },
     /// The GPU backend does not implement the kernel.
     #[error("no GPU kernel {kernel}")]
     NoKernel {
-        /// Name of the kernel.
+        /// Name of the kernel that is not implemented.
         kernel: &'static str,
     },
     /// The call is not allowed during graph capture.
@@ -87,13 +87,13 @@ pub enum GpuError {
     /// The driver lacks a function that is needed for peer access between ranks.
     #[error("the driver does not support {what}")]
     PeerAccessUnsupported {
-        /// Name of the missing function.
+        /// Name of the missing driver function.
         what: &'static str,
     },
     /// A rank has not sent a handle of its peer memory.
     #[error("rank {rank} has published no peer memory")]
     NoPeerMemory {
-        /// Index of the rank.
+        /// Index of the rank that has sent no handle.
         rank: usize,
     },
     /// The libraries were configured by path, without a collective library (RCCL or NCCL).
@@ -102,7 +102,7 @@ pub enum GpuError {
     /// The collective library is too old.
     #[error("{library} has version {version}, at least {oldest} is required")]
     OutdatedCollectiveLibrary {
-        /// Path of the library.
+        /// Path of the collective library.
         library: String,
         /// Version found: 10,000 × major + 100 × minor + patch.
         version: i32,
@@ -112,7 +112,7 @@ pub enum GpuError {
     /// A function of RCCL or NCCL returned an error, because of this rank or another rank.
     #[error("{call} of the collective library failed with status {status}: {what}")]
     Collective {
-        /// Name of the function.
+        /// Name of the RCCL or NCCL function.
         call: &'static str,
         /// Status code that the library returned.
         status: i32,
@@ -125,7 +125,7 @@ pub enum GpuError {
     /// A function of hipBLASLt or cuBLASLt returned an error.
     #[error("{call} of the BLASLt library failed with status {status}: {what}")]
     Blas {
-        /// Name of the function.
+        /// Name of the BLASLt function.
         call: &'static str,
         /// Status code that the library returned.
         status: i32,

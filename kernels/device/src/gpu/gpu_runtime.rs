@@ -31,7 +31,7 @@ pub(super) struct GpuProperties {
     pub l2_bytes: u32,
 }
 
-/// State that launches, copies and fences of one device share.
+/// State of an opened GPU that its launches, copies and fences share.
 pub struct GpuRuntime {
     /// Function table of the HIP runtime or the CUDA driver.
     pub driver: DriverApi,
@@ -44,10 +44,11 @@ pub struct GpuRuntime {
     /// Whether a dry run is active: launches do nothing.
     dry_run: AtomicBool,
     autotuning_frozen: AtomicBool,
-    /// For each stream, whether the next launch must also wait for another stream.
+    /// For each stream, whether `stream_wait` was called since the last launch, so that the next launch must
+    /// also wait for another stream.
     stream_waits: [AtomicBool; STREAMS],
-    /// Whether `kernel_timestamper` is set. Launches read this flag, so that they need no lock if it is not
-    /// set.
+    /// Whether `kernel_timestamper` is set. Launches read this flag first, so that they lock the mutex only
+    /// if per-kernel timestamps are enabled.
     timestamping: AtomicBool,
     kernel_timestamper: Mutex<Option<KernelTimestamper>>,
     /// GPU events that are not in use and can be recorded again.
@@ -173,8 +174,8 @@ impl GpuRuntime {
         self.stream_waits[s.0].store(true, Ordering::Relaxed);
     }
 
-    /// Returns and clears the flag that the next launch on `s` must also wait for another stream. `s` must be
-    /// a stream of this device.
+    /// Returns and clears the flag that `set_stream_wait` sets: the next launch on `s` must also wait for
+    /// another stream. `s` must be a stream of this device.
     pub fn take_stream_wait(&self, s: &DeviceStream) -> bool {
         self.stream_waits[s.0].swap(false, Ordering::Relaxed)
     }
@@ -189,7 +190,7 @@ impl GpuRuntime {
         self.dry_run.store(active, Ordering::Relaxed);
     }
 
-    /// Whether an event timestamp is recorded after each launch. In this mode, a launch must not overlap the
+    /// Whether an event timestamp is recorded after each launch. If so, a launch must not overlap the
     /// previous launch.
     pub fn is_timestamping(&self) -> bool {
         self.timestamping.load(Ordering::Relaxed)
@@ -298,7 +299,7 @@ impl std::fmt::Debug for GpuRuntime {
     }
 }
 
-/// Converts a result code to a `Result`.
+/// Converts a result code of the driver to a `Result`.
 fn check(driver: &DriverApi, code: DriverStatus, call: &'static str) -> Result<(), GpuError> {
     if code == code::SUCCESS {
         return Ok(());

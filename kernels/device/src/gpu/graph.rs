@@ -18,7 +18,7 @@ pub(super) struct GpuGraph {
 // SAFETY: a graph may be launched from any thread, one thread at a time; this value is its only user.
 unsafe impl Send for GpuGraph {}
 
-/// Begins capturing launches on `s`.
+/// Begins to capture launches on `s` into a graph.
 pub(super) fn begin(runtime: &GpuRuntime, s: &DeviceStream) -> Result<(), GpuError> {
     runtime.not_capturing("beginning a capture")?;
     runtime.enter()?;
@@ -37,7 +37,7 @@ pub(super) fn end(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<GpuGrap
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream belongs to this device, and the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.capture_end)(stream, &raw mut graph) };
-    // The capture has ended, even if the driver call failed.
+    // The driver has ended the capture, even if it returned an error.
     runtime.set_capturing(false);
     runtime.free_dropped();
     runtime.check(code, "end capture")?;

@@ -35,9 +35,9 @@ pub(super) struct JitCompiler {
     headers: KernelHeaders,
 }
 
-/// Result of one compilation, which a compiler thread sends.
+/// Result of one compilation, which a compiler thread sends to the thread that called `images`.
 struct CompiledImage {
-    /// Index of the source.
+    /// Index of the source in the list of sources to compile.
     index: usize,
     image: Result<Vec<u8>, GpuError>,
 }
@@ -142,8 +142,8 @@ impl JitCompiler {
     }
 }
 
-/// Stores images by the index of their source until all compiler threads have ended. Calls `progress` after
-/// each image, and at least every `PROGRESS_INTERVAL`.
+/// Receives compiled images until all compiler threads have ended, and stores them by the index of their
+/// source. Calls `progress` after each image, and at least every `PROGRESS_INTERVAL`.
 fn receive_images(
     compiled: &Receiver<CompiledImage>,
     images: &mut [Option<Result<Vec<u8>, GpuError>>],

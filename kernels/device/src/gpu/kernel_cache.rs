@@ -28,8 +28,8 @@ impl KernelCache {
         Self { folder, writes: AtomicU32::new(0) }
     }
 
-    /// Hashes all inputs on which an image depends. The length of each part is hashed too, so that the bounds
-    /// between parts matter.
+    /// Hashes all inputs of a compilation to the key of its image. The length of each part is hashed too, so
+    /// that `"a", "bc"` and `"ab", "c"` have different keys.
     pub(super) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> u128 {
         let mut hash = Xxh3::new();
         for part in parts {
@@ -206,7 +206,8 @@ mod tests {
         let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                // The names of temporary files are equal, as they may be in containers that share a folder.
+                // Every thread starts with `writes = 0`, so the names of temporary files are equal, as for
+                // processes with equal process ids in different containers.
                 let cache = KernelCache { folder: folder.clone(), writes: AtomicU32::new(0) };
                 let image = &image;
                 scope.spawn(move || {

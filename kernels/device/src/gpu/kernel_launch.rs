@@ -7,7 +7,7 @@ use super::device::GpuDevice;
 use super::kernel_module::KernelFunction;
 use crate::{DeviceError, DeviceStream, MatMut, MatRef};
 
-/// Maximum size of all arguments in 64-bit words; no kernel has more.
+/// Maximum total size of the arguments of a kernel, in 64-bit words; no kernel has more.
 const MAX_WORDS: usize = 56;
 
 /// Kernel launch under construction: kernel, grid, block size and arguments.
@@ -20,9 +20,9 @@ pub struct KernelLaunch {
     shared_bytes: u32,
     overlaps: bool,
     cluster: u32,
-    /// Values of the arguments. Each argument starts at a new 64-bit word and may have several words.
+    /// Values of the kernel arguments. Each argument starts at a new 64-bit word and may have several words.
     words: [u64; MAX_WORDS],
-    /// Index of the first word of each argument.
+    /// Index in `words` of the first word of each argument.
     arg_offsets: [u8; MAX_WORDS],
     words_used: usize,
     arg_count: usize,
@@ -68,19 +68,19 @@ impl KernelLaunch {
         self.push(address as u64)
     }
 
-    /// Adds the address of an input matrix.
+    /// Adds the address of an input matrix as argument.
     #[must_use]
     pub fn arg(self, x: MatRef<'_>) -> Self {
         self.arg_ptr(x.as_ptr())
     }
 
-    /// Adds the address of an input matrix, or null.
+    /// Adds the address of an input matrix as argument; null if `x` is `None`.
     #[must_use]
     pub fn arg_or_null(self, x: Option<MatRef<'_>>) -> Self {
         self.arg_ptr(x.map_or(std::ptr::null(), |x| x.as_ptr()))
     }
 
-    /// Adds the address of an output matrix.
+    /// Adds the address of an output matrix as argument.
     #[must_use]
     pub fn out(self, y: &mut MatMut<'_>) -> Self {
         self.arg_ptr(y.as_mut_ptr())

@@ -34,7 +34,7 @@ unsafe impl Send for KernelModule {}
 
 type ModuleKey = (&'static str, Vec<KernelDefine>);
 
-/// Registry of all modules that are compiled and loaded on the device.
+/// Registry of all kernel modules that are compiled and loaded on the device.
 #[derive(Debug, Default)]
 pub(super) struct KernelModules {
     loaded: Mutex<LoadedModules>,
@@ -44,7 +44,7 @@ pub(super) struct KernelModules {
 struct LoadedModules {
     modules: HashMap<ModuleKey, KernelModule>,
     functions: HashMap<(&'static str, ModuleKey), KernelFunction>,
-    /// Kernels that were requested during a dry run and are not loaded yet.
+    /// Kernels that were requested during a dry run and are not compiled yet.
     requested: HashMap<(&'static str, ModuleKey), &'static KernelSource>,
 }
 

@@ -9,11 +9,11 @@ use super::error::GpuError;
 use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
-/// Sizes of allocations are rounded up to a multiple of this number of bytes, so that wide loads may read
+/// Allocations are rounded up to a multiple of this number of bytes, so that vector loads of kernels may read
 /// past the end of the requested size.
 const GRANULARITY: usize = 256;
 
-/// Frees the memory of dropped device buffers or pinned host buffers.
+/// Frees the memory of dropped device buffers or pinned host buffers, depending on its `kind`.
 #[derive(Debug)]
 struct GpuDeallocator {
     runtime: Arc<GpuRuntime>,

@@ -17,9 +17,10 @@ pub struct PeerMemoryViewParts {
     pub memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     pub limit_bytes: usize,
-    /// Address of two 32-bit launch counters in device memory.
+    /// Address of two 32-bit counters in device memory, with which kernels count the launches of one-shot
+    /// all-reduces.
     pub launch_counters: *const u8,
-    /// Address of a 32-bit abort flag in host memory; kernels stop waiting once it is not 0.
+    /// Address of a 32-bit abort flag in host memory. Kernels stop waiting for other ranks once it is not 0.
     pub aborted: *const u8,
 }
 
@@ -45,8 +46,8 @@ impl PeerMemoryView {
         Self { parts }
     }
 
-    /// Returns the size of an area in bytes. It is twice `limit_bytes`, because half of each word is data,
-    /// and the other half is the number of the launch that wrote it.
+    /// Returns the size in bytes of an area of peer memory. It is twice `limit_bytes`, because half of each
+    /// word is data, and the other half is the number of the launch that wrote it.
     #[must_use]
     pub fn area_bytes(limit_bytes: usize) -> usize {
         2 * limit_bytes
@@ -91,13 +92,13 @@ impl PeerMemoryView {
         ordered.map(|&memory| memory as u64).collect()
     }
 
-    /// Returns the address of the launch counters.
+    /// Returns the address of the counters of one-shot all-reduce launches.
     #[must_use]
     pub fn launch_counters(&self) -> *const u8 {
         self.parts.launch_counters
     }
 
-    /// Returns the address of the abort flag.
+    /// Returns the address of the abort flag, at which kernels stop waiting for other ranks.
     #[must_use]
     pub fn aborted(&self) -> *const u8 {
         self.parts.aborted

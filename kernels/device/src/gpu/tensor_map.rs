@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use super::device::GpuDevice;
 use crate::DeviceError;
 
-/// Number of rows of a TMA box; must equal `BOX_ROWS` in the header.
+/// Number of rows of a TMA box; must equal `BOX_ROWS` in `csrc/dev/tensor_map.h`.
 pub const BOX_ROWS: usize = 16;
 /// Number of columns of a TMA box: 64 columns of 16-bit elements have 128 bytes.
 const BOX_COLUMNS: c_uint = 64;
@@ -14,7 +14,7 @@ const SWIZZLE_128B: c_int = 3;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`: L2 fetch granularity of 256 bytes.
 const L2_PROMOTION_256B: c_int = 3;
 
-/// TMA descriptor of a matrix, as encoded by the driver.
+/// TMA descriptor (tensor map) of a matrix, as encoded by the CUDA driver.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub struct TensorMap(pub [u64; 16]);
@@ -24,7 +24,7 @@ impl TensorMap {
     pub const NONE: Self = Self([0; 16]);
 }
 
-/// Matrix of 16-bit elements that TMA copies in boxes.
+/// Matrix of 16-bit elements that kernels copy to shared memory in TMA boxes.
 #[derive(Debug, Clone, Copy)]
 pub struct TmaMatrix {
     /// Device address of the first element.

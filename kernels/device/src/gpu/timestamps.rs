@@ -112,7 +112,7 @@ impl std::fmt::Debug for GpuEventTimestamps {
     }
 }
 
-/// Recorder that records one event timestamp after each launch.
+/// Recorder of per-kernel timestamps: records one event after each launch.
 #[derive(Debug)]
 pub struct KernelTimestamper {
     pub timestamps: Arc<dyn EventTimestamps>,

@@ -9,7 +9,7 @@ use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use super::memory;
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
-/// Size of a slab in bytes.
+/// Size in bytes of a slab, a device allocation that small weights share.
 const SLAB_BYTES: usize = 64 << 20;
 /// Minimum size in bytes of a weight that gets its own allocation.
 const OWN_ALLOCATION_BYTES: usize = 8 << 20;
@@ -59,6 +59,8 @@ impl WeightSlab {
         Ok(slab)
     }
 
+    /// Returns the range `[at, at + bytes)` of the slab as a buffer.
+    ///
     /// # Safety
     /// The range is inside the slab and allocated only once.
     unsafe fn take(self: &Arc<Self>, at: usize, bytes: usize) -> Buffer {
@@ -69,11 +71,11 @@ impl WeightSlab {
 }
 
 impl WeightMemory {
-    /// Allocates zeroed device memory, in a slab or as an allocation of its own.
+    /// Allocates zeroed device memory for a weight: in a slab, or as an allocation of its own.
     pub fn alloc(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
         let size = bytes.max(1).next_multiple_of(ALIGNMENT);
         if size >= OWN_ALLOCATION_BYTES {
-            // SAFETY: the range is the whole slab and is allocated once.
+            // SAFETY: the range is the whole new slab and is allocated once.
             return Ok(unsafe { WeightSlab::new(runtime, size)?.take(0, size) });
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
