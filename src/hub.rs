@@ -97,7 +97,7 @@ pub enum HubError {
     Transfer {
         /// Hub id of the model.
         id: String,
-        /// Name of the file, or of the request.
+        /// Name of the file in transfer, or of the failed request to the hub.
         file: String,
         /// Cause of the last failed attempt.
         reason: String,
@@ -290,7 +290,8 @@ impl HubRepository {
             if complete(&path) {
                 return Ok(path);
             }
-            // The server ignored the requested range, so the file consists of wrong parts and is deleted.
+            // The file has a wrong length because the server ignored the requested byte range. It is corrupt
+            // and is deleted.
             std::fs::remove_file(&path)?;
             std::fs::remove_file(&blob)?;
             Err(ApiError::InvalidResume)
@@ -321,7 +322,7 @@ impl HubRepository {
         }
     }
 
-    /// Returns the error that an HTTP status stands for; `None` if a retry may succeed.
+    /// Returns the permanent error that an HTTP status of the hub means; `None` = a retry may succeed.
     fn permanent_error(&self, what: &str, status: u16) -> Option<HubError> {
         let id = self.id.clone();
         match status {

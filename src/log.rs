@@ -89,7 +89,7 @@ impl Write for LogWriter {
     }
 }
 
-/// Crates for which a filter for `hadron` is repeated.
+/// Crates of the server to which a `RUST_LOG` filter for `hadron` also applies.
 const SERVER_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "server"];
 
 /// Expands a log filter: `hadron=LEVEL` applies to all crates of the server, and `hadron::CRATE=LEVEL` to one

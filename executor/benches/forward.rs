@@ -104,8 +104,8 @@ fn main() {
     }
 }
 
-/// Prints a table line for the median step. The last column is the token rate over the total time of all
-/// steps, which is what benchmarks that time a whole run report.
+/// Prints a table line for the median step. The last column is the token rate of the whole run (all tokens
+/// divided by the time of all steps), for comparison with benchmarks that report only this rate.
 fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>) {
     steps.sort_by_key(|(ns, _)| *ns);
     let (ns, timing) = steps[steps.len() / 2];

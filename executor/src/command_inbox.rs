@@ -10,16 +10,18 @@ use std::time::{Duration, Instant};
 /// Maximum time to block in one receive call. The caller repeats the call, so the value only bounds how long
 /// a lost wake-up goes unnoticed.
 const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Time after which the peer is considered failed if it sends neither bitmasks nor overdue notices. A working
-/// peer sends one of the two for each masked row well within the deadline of its step.
+/// Maximum time that a step waits for the grammar bitmasks of its masked rows; a longer wait is an executor
+/// failure. For each masked row, a working scheduler sends its bitmask, or the notice that it is overdue,
+/// well within the deadline of the step.
 const BITMASK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Receives the scheduler's commands, and is the bitmask source of the steps.
+/// Receives the scheduler's commands, and supplies the steps with the grammar bitmasks of their masked rows.
 pub(crate) struct CommandInbox<'a, R> {
     link: &'a mut R,
-    /// Other commands that arrived while a step waited for bitmasks; they are returned later, in order.
+    /// Commands other than `Bitmask` that arrived while a step waited for its bitmasks. `next` returns them
+    /// later, in order of arrival.
     deferred: VecDeque<ExecutorCommand>,
-    /// Received bitmasks of steps that have not read them yet.
+    /// Grammar bitmasks that arrived before their step waited for them.
     early_bitmasks: Vec<GrammarBitmask>,
 }
 
@@ -42,7 +44,8 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         }
     }
 
-    /// Moves the received bitmasks of `step` to the end of `rows`. Bitmasks of earlier steps are dropped.
+    /// Moves the bitmasks of `step` from `early_bitmasks` to the end of `rows`. Bitmasks of earlier steps are
+    /// dropped.
     fn take(&mut self, step: StepId, rows: &mut Vec<BitmaskRow>) {
         self.early_bitmasks.retain(|mask| mask.step >= step);
         let (current, later) =

@@ -17,8 +17,8 @@ pub struct ExecutorConfig {
     pub model: models::ModelConfig,
     /// Parsed `config.json` of the draft model; `None` = no draft model.
     pub draft: Option<models::ModelConfig>,
-    /// Digest of the files in the model folders (`models::manifest`). The engine compares it with its own
-    /// digest.
+    /// Digest of the files in the model folders (`models::manifest`). The engine rejects an executor with a
+    /// digest that differs from its own, because that executor has read other files.
     pub manifest: u64,
 }
 

@@ -117,22 +117,22 @@ pub enum ExecutorError {
 /// Failure to receive the grammar bitmasks of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenBitmaskError {
-    /// The bitmasks do not cover the masked rows of the step.
+    /// Some masked rows of the step (rows that sample under a grammar) received no bitmask.
     #[error("step {step} has {rows} masked rows and received {received} grammar bitmasks")]
     Missing {
         /// Id of the step.
         step: u64,
-        /// Number of masked rows.
+        /// Number of masked rows of the step: rows that sample under a grammar.
         rows: usize,
         /// Number of masked rows with a bitmask.
         received: usize,
     },
-    /// The bitmasks did not arrive before the timeout.
+    /// The grammar bitmasks of the step's masked rows did not all arrive before the timeout.
     #[error("step {step} received {received} of {rows} grammar bitmasks within {waited_ms} ms")]
     Timeout {
         /// Id of the step.
         step: u64,
-        /// Number of masked rows.
+        /// Number of masked rows of the step: rows that sample under a grammar.
         rows: usize,
         /// Number of masked rows with a bitmask that arrived.
         received: usize,
@@ -221,7 +221,7 @@ pub enum BatchError {
     NotSampled {
         /// Id of the request that the row belongs to.
         request: RequestId,
-        /// Id of the step to which the row refers.
+        /// Id of the step that should have sampled the token to which the row refers.
         step: u64,
     },
     /// The sequence slot of a row does not exist.

@@ -341,7 +341,7 @@ impl Executor {
         StepShape { logits_rows: rows.min(self.max_logits_rows()), ..shape }
     }
 
-    /// Returns the shapes of the steps to capture, in ascending order of rows.
+    /// Returns the shapes of the decode steps to capture as CUDA/HIP graphs, in ascending order of rows.
     fn graph_shapes(&self) -> Vec<StepShape> {
         self.capture_plan().shapes(self.config.settings.max_model_len as usize)
     }

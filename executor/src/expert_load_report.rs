@@ -6,15 +6,16 @@ use ops::{ExpertLoadDownload, ExpertLoadEntry, Ops};
 use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
-/// Number of replayed steps per download of the counts. A download copies some tens of kilobytes after the
-/// step, which is noticeable in a replayed step and negligible in an eager step.
+/// Number of steps that replay a captured graph per download of the expert token counts. A download copies
+/// some tens of kilobytes after the step: a noticeable part of a replayed step's time, a negligible part of
+/// an eager step's.
 const REPLAYS: u32 = 16;
 
 /// Expert load counters of a replica. Only one rank of each replica has them.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReporter {
     pub(crate) load: ExpertLoad,
-    /// Number of replayed steps since the last report.
+    /// Number of steps that replayed a captured graph since the counts were last downloaded.
     replays: Cell<u32>,
 }
 
@@ -29,8 +30,8 @@ impl ExpertLoadReporter {
         Ok(load.map(|load| Self { load, replays: Cell::new(0) }))
     }
 
-    /// Starts a download after a step, if one is due: after every eager step, and after every `REPLAYS`
-    /// replayed steps.
+    /// Starts a download of the counts after a step, if one is due: after every eager step, and after every
+    /// `REPLAYS` replays of captured graphs.
     pub(crate) fn begin(
         &self,
         ops: &Ops,
@@ -46,7 +47,7 @@ impl ExpertLoadReporter {
 }
 
 impl ExpertLoadReport {
-    /// Waits for the download and returns the counts.
+    /// Waits for the download and returns the number of tokens routed to each expert.
     pub(crate) fn wait(self) -> Result<Vec<ExpertTokenCount>, ExecutorError> {
         let count = |entry: ExpertLoadEntry| ExpertTokenCount {
             layer: entry.layer as u16,

@@ -42,7 +42,8 @@ impl ModelContext {
         }
     }
 
-    /// Context of a forward pass over `batch`. It returns the hidden states of all tokens and has no probe.
+    /// Context of a forward pass over `batch`. The pass returns the hidden states of all tokens and only
+    /// these: no auxiliary hidden states, no expert load, no intermediate results.
     pub(crate) fn forward_context<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -71,7 +72,7 @@ impl ModelContext {
         self.expert_load_reporter.as_ref().map(|reporter| &reporter.load)
     }
 
-    /// Returns the times of the collectives of the last step, and resets them.
+    /// Returns the times that collectives took since the last call, which was for the previous step.
     pub(crate) fn collective_timing(&self) -> CollectiveTiming {
         let mut timing = CollectiveTiming::default();
         for CollectiveTime { op: operation, time } in self.tp.take_times() {

@@ -13,7 +13,7 @@ use protocol::{DeviceKind, DeviceLibraries, ExecutorSettings, KvCacheDtype, Mode
 
 use crate::ExecutorError;
 
-/// An opened device and the number of threads for it.
+/// An opened device, and the number of host threads that prepare weights for it.
 pub(crate) struct OpenedDevice {
     pub(crate) backend: KernelBackend,
     /// Number of threads that prepare weights for the device.

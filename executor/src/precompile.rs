@@ -7,7 +7,8 @@ use crate::step::{StepDeviceState, StepLaunch};
 use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 
-/// Launches a step of each shape in a dry run. `progress` gets the numbers of compiled and of all modules.
+/// Launches a step of each shape in a dry run. `progress` gets the number of kernel modules that are
+/// compiled, and the number of all kernel modules to compile.
 pub(crate) fn precompile(
     model: &ModelContext,
     device: &mut StepDeviceState,

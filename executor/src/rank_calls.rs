@@ -5,7 +5,8 @@ use std::fmt;
 use collectives::CollectiveCall;
 use protocol::Rank;
 
-/// Number of runs of equal calls per log line.
+/// Maximum number of runs per log line. A run is a sequence of equal collectives, which is written as one
+/// item.
 const RUNS_PER_LINE: usize = 8;
 
 /// Newest collectives of one rank in one communication group.
@@ -42,7 +43,7 @@ fn run(calls: &[CollectiveCall]) -> String {
 }
 
 impl fmt::Display for RankCallHistory {
-    /// Formats the newest call, for a log line.
+    /// Formats the rank and its newest collective, for a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
         match self.calls.last() {

@@ -68,8 +68,8 @@ pub fn check_world(
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
-/// Same as [`check_world`], for a draft model on the ranks of its target model. A draft model without experts
-/// ignores expert parallelism.
+/// Checks that a draft model can be served on the ranks of its target model, by the rules of [`check_world`].
+/// A draft model without experts ignores expert parallelism.
 pub fn check_draft_world(
     parallel: ParallelConfig,
     draft: &ModelConfig,
@@ -191,7 +191,7 @@ impl RankRendezvous {
         self.memory.path()
     }
 
-    /// Makes every wait of a rank for other ranks fail.
+    /// Makes all ranks that wait for other ranks in a collective fail.
     pub fn abort(&self) {
         self.memory.abort();
     }

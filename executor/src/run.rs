@@ -63,8 +63,8 @@ where
 enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
-    /// Steps that follow in the queue are recorded in this trace (`None` = in no trace). The flag requests a
-    /// `ProfilerStatus` message.
+    /// Steps that follow in the queue are recorded in this trace (`None` = in no trace). The flag: whether a
+    /// `ProfilerStatus` message is sent in reply.
     Trace(Option<TraceHandle>, bool),
 }
 
@@ -97,8 +97,8 @@ fn report_fault(outbox: &SyncSender<OutboxMessage>, step: Option<StepId>, text: 
     let _ = outbox.send(OutboxMessage::Message(ExecutorEvent::Fault { step, text }));
 }
 
-/// Sends messages in order, and the result of each step when the device has finished it: the step output if
-/// this rank reports for its replica (`reports_outputs`), `StepDone` otherwise.
+/// Sends the messages of the queue in order, and the result of each step when the device has finished it: the
+/// step output if this rank reports for its replica (`reports_outputs`), `StepDone` otherwise.
 fn run_reply_thread<S: MessageSender<Message = ExecutorEvent>>(
     mut link: S,
     outbox_receiver: &Receiver<OutboxMessage>,
@@ -187,8 +187,8 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     step: &Cell<Option<StepId>>,
 ) -> Result<(), ExecutorExitReason> {
     let epoch = config.settings.epoch;
-    // A restarted executor does not have the profile commands that its predecessor received, so it records no
-    // trace until the next command.
+    // A restarted executor has not received the `Profile` commands of its predecessor, which may have ended
+    // the trace. It therefore records no trace until the next `Profile` command.
     let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
     let mut progress_reporter = PhaseProgressReporter { outbox, last: None, closed: false };

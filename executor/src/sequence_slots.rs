@@ -107,7 +107,7 @@ impl HostSequenceSlots {
         Ok(change)
     }
 
-    /// Returns the state of a sequence slot that `update` has accepted.
+    /// Returns the state of a sequence slot. Only valid after `update` has accepted a row of the slot.
     pub(crate) fn get(&self, seq_slot: SequenceSlot) -> &HostSequenceState {
         &self.states[seq_slot.0 as usize]
     }
@@ -126,8 +126,8 @@ impl HostSequenceSlots {
         self.get(row.seq_slot).masked && row.samples && !row.masked
     }
 
-    /// Stages the removal of a slot's grammar bitmask, so that only the request's sampling parameters
-    /// restrict its tokens.
+    /// Stages an update of the slot on the device that removes its grammar bitmask, so that only the
+    /// request's sampling parameters restrict its tokens.
     pub(crate) fn unmask(
         &mut self,
         seq_slot: SequenceSlot,

@@ -75,7 +75,8 @@ fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     StepCost { fixed_ns: measured.iter().map(fixed).max().unwrap_or(0), per_token_ns }
 }
 
-/// Returns a batch with one row per length. Every row samples with all parameters that take time.
+/// Returns a batch with one row per length. Every row samples with temperature, top-p and log-probabilities,
+/// so that the measured cost includes them.
 fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let sampling = SamplingParams {
         temperature: 1.0,
@@ -113,7 +114,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
     let dispatch = DispatchMode::Eager { tokens };
-    // All ranks run the same passes.
+    // All replicas run the same warm-up passes, so `moe_tokens` equals their maximum without an exchange.
     Batch { step, epoch: Epoch::default(), dispatch, moe_tokens: tokens, draft_rows: 0, rows }
 }
 

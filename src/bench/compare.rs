@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::report;
 use crate::config::CompareArgs;
 
-/// Compared metrics: JSON pointer into the results of a level, and whether a higher value is better.
+/// Compared metrics: JSON pointer into the results of a level (one set of parameters that a benchmark
+/// measured), and whether a higher value is better.
 const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/output_tok_s", true),
     ("/total_tok_s", true),
@@ -24,7 +25,8 @@ const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/time_us/p50", false),
 ];
 
-/// Keys that identify a level, which is one set of parameters that a benchmark measured.
+/// Keys of a level's results that identify the level. The levels of both files are matched by the values of
+/// these keys.
 const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
 /// Prints every metric that both files contain, with its change. The exit code is 1 if `--fail-above` is
@@ -76,7 +78,8 @@ impl MetricComparison {
     }
 }
 
-/// Compares the metrics that both levels contain. A metric that was 0 before is skipped.
+/// Compares the metrics of the same level in both result files. A metric that one file does not contain, or
+/// that is 0 in `before`, is skipped.
 fn compare_level(before: &Value, after: &Value) -> Vec<MetricComparison> {
     let pair = |&(metric, higher_is_better): &(&'static str, bool)| {
         let value = |level: &Value| level.pointer(metric).and_then(Value::as_f64);

@@ -93,7 +93,7 @@ fn check(args: &OpsArgs) -> Result<()> {
     }
 }
 
-/// Returns the configuration of the model that provides the shapes.
+/// Returns the configuration of the model whose layers provide the shapes of the measured ops.
 fn model(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig> {
     let Some(name) = &args.model else {
         return Ok(ModelConfig::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);
@@ -143,7 +143,8 @@ impl OpLevelReport {
     fn from_timing(timing: OpTiming) -> Self {
         let OpTiming { op, tokens, shape, bytes, flops, seconds } = timing;
         let fastest_us = seconds.iter().copied().fold(f64::INFINITY, f64::min) * 1e6;
-        // `LatencySummary` multiplies its input by 1,000. Seconds times 1,000 give microseconds.
+        // `from_seconds` converts seconds to milliseconds. Here its input is 1,000 times the seconds, so that
+        // the result is in microseconds.
         let time_us = LatencySummary::from_seconds(seconds.into_iter().map(|s| s * 1e3).collect());
         let per_s = |count: u64| count as f64 / time_us.p50 / 1e3;
         let (gb_per_s, gflop_per_s) = (per_s(bytes), per_s(flops));

@@ -81,7 +81,8 @@ fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
     }
     let total: f64 = seconds.iter().sum();
     let steps = seconds.len();
-    // `LatencySummary` multiplies its input by 1,000. Seconds times 1,000 give microseconds.
+    // `from_seconds` converts seconds to milliseconds. Here its input is 1,000 times the seconds, so that the
+    // result is in microseconds.
     let step_us = LatencySummary::from_seconds(seconds.into_iter().map(|s| s * 1e3).collect());
     Ok(StepLevelReport {
         running,
@@ -102,8 +103,8 @@ struct SchedulerStepBench {
 
 impl SchedulerStepBench {
     fn new(args: &StepArgs, running: u32) -> Result<Self> {
-        // The measured and warm-up decode steps, the prefill steps and a margin, so that no request finishes
-        // during the measurement.
+        // `max_tokens` covers the prefill steps (with 8 to spare), the warm-up steps and the measured steps,
+        // so that no request finishes during the measurement.
         let prefill_steps = running * args.input_len.div_ceil(512) + 8;
         let max_tokens = args.steps + WARMUP_STEPS + prefill_steps;
         let length = args.input_len + max_tokens;

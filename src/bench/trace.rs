@@ -99,19 +99,20 @@ impl fmt::Display for StepClass {
 /// Totals over the steps of a class; times are in microseconds.
 #[derive(Debug, Default)]
 struct StepClassTotals {
-    /// Number of steps without launch timestamps. The fields up to `gap_steps_us` cover only these steps.
+    /// Number of steps without a timestamp per kernel launch. The fields up to `gap_steps_us` cover only
+    /// these steps.
     steps: u32,
     rows: u64,
     tokens: u64,
     us: f64,
     gaps: u32,
     gap_us: f64,
-    /// Total time of the steps after counted gaps.
+    /// Total time of the steps that follow a counted gap. The gaps are shown as a fraction of it.
     gap_steps_us: f64,
     timed_steps: KernelFamilyTotals,
 }
 
-/// Totals over the steps with launch timestamps; times are in microseconds.
+/// Totals over the steps with a timestamp per kernel launch; times are in microseconds.
 #[derive(Debug, Default)]
 struct KernelFamilyTotals {
     steps: u32,
@@ -120,7 +121,7 @@ struct KernelFamilyTotals {
     families: BTreeMap<String, (u32, f64)>,
 }
 
-/// The step before the current one, to compute the gap between the two.
+/// End of the step before the current one. The gap lasts from this end to the start of the current step.
 #[derive(Debug, Clone, Copy)]
 struct PrecedingStepEnd {
     step: u64,

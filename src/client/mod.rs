@@ -200,7 +200,8 @@ impl OpenAiClient {
         while let Some(mut connection) = self.idle.take() {
             if connection.ready().await.is_ok() {
                 match self.exchange(&mut connection, request.clone()).await {
-                    // The server closed the connection before it sent a response.
+                    // The server closed the idle connection before it sent a response. The request is sent
+                    // again on a new connection.
                     Err(ClientError::Connection(_)) => break,
                     response => return Ok((response?, connection)),
                 }
@@ -229,7 +230,8 @@ impl OpenAiClient {
         stream.set_nodelay(true).map_err(|e| failed(&e))?;
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (sender, connection) = handshake.map_err(|e| failed(&e))?;
-        // The task ends when the connection ends. Users of `sender` get its error.
+        // The task drives the HTTP connection and ends with it. Its error is dropped, because requests on
+        // `sender` fail with the same error.
         tokio::spawn(async move {
             let _reported = connection.await;
         });

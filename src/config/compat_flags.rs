@@ -14,7 +14,7 @@ pub(super) struct NoEffectFlag {
 enum NoEffectFlagValue {
     Nothing,
     Anything,
-    /// Only these values have no effect; other values are rejected.
+    /// The flag is accepted with these values only; other values are rejected.
     OneOf(&'static [&'static str]),
 }
 
@@ -40,7 +40,7 @@ impl NoEffectFlag {
     }
 }
 
-/// Flags that are accepted without effect, for compatibility.
+/// Flags of vLLM, SGLang and ATOM that are accepted without effect, so that existing command lines work.
 pub(super) const INERT_FLAGS: &[NoEffectFlag] = &[
     inert_flag(
         "trust-remote-code",

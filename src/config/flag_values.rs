@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use super::CliArgs;
 use super::access::SECRET_FLAGS;
 
-/// Returns the value of every flag of `serve`, given or default. For flags with keys, returns only their
-/// number.
+/// Returns the value of every flag of `serve`, given or default. For flags with secret values
+/// (`SECRET_FLAGS`, API keys), returns only the number of values.
 pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
     let Some(serve_matches) = matches.subcommand_matches("serve") else { return Map::new() };
     let command = CliArgs::command();

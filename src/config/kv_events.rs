@@ -202,7 +202,7 @@ impl KvEventsConfigJson {
     }
 }
 
-/// Parses the value of `--kv-events-config`. The error message contains unknown keys.
+/// Parses the value of `--kv-events-config`. The error message names the keys that are unknown.
 fn config(text: &str) -> Result<KvEventsConfigJson, String> {
     let object = super::units::json_object(text)?; // serde would accept a list.
     let config = serde_json::from_value(object.into());

@@ -139,7 +139,7 @@ pub struct ServeArgs {
     /// Read flags from a TOML file; flags on the command line take precedence
     #[arg(long, value_name = "FILE.toml", help_heading = "Configuration")]
     pub config: Option<std::path::PathBuf>,
-    /// All flags by name with their values, given or default. Keys are redacted.
+    /// All flags by name with their values, given or default. API keys are replaced with their number.
     #[arg(skip)]
     pub flags: Map<String, Value>,
 }

@@ -216,7 +216,7 @@ fn draft_tokens_max(method: &str) -> u8 {
     if [MTP, EAGLE3].contains(&method) { MTP_DRAFTS_MAX } else { DRAFT_TOKENS_MAX }
 }
 
-/// Parses the value of `--speculative-config`. The error message contains unknown keys.
+/// Parses the value of `--speculative-config`. The error message names the keys that are unknown.
 fn config(text: &str) -> Result<SpeculativeConfigJson, String> {
     let object = super::units::json_object(text)?;
     let config: SpeculativeConfigJson =

@@ -10,7 +10,7 @@ use crate::client::{OpenAiClient, run_limited};
 use crate::config::{EqualArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Maximum number of prompts with different outputs for which the difference is printed.
+/// Maximum number of prompts for which the difference between the outputs of the two servers is printed.
 const SHOWN_MAX: usize = 5;
 
 /// Output of one server for a prompt: text, and token ids if the server reports them.

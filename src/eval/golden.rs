@@ -16,7 +16,8 @@ use super::fixture::EvalFixture;
 use crate::client::{ClientError, OpenAiClient};
 use crate::config::{GoldenArgs, ProcessEnvironment};
 
-/// Number of token ids that are compared per position.
+/// Number of token ids per position, the most likely ones of the reference, for which log-probabilities are
+/// compared.
 const TOP_K: usize = 64;
 
 /// Writes the checkpoint of a golden fixture and prints the command that serves it.

@@ -59,7 +59,8 @@ struct KvEventStreamCheck {
     restarts: u64,
     compared: u64,
     blocks: SubscriberBlocks,
-    /// Newest batches of the live stream, by sequence number.
+    /// Payloads of the newest batches of the live stream, by sequence number. They are compared with a
+    /// replay.
     live: BTreeMap<u64, Vec<u8>>,
     violations: Vec<String>,
     violations_total: u64,

@@ -40,7 +40,7 @@ pub(super) fn resolve(
     })
 }
 
-/// Requests the KV-event publishers of all replicas from the server.
+/// Requests the list of KV-event publishers, one per replica, from the server (`/kv_event_sources`).
 fn request_sources(
     args: &SubscribeArgs,
     environment: &ProcessEnvironment,

@@ -18,7 +18,7 @@ struct MockHubState {
     /// HTTP status of all responses; `None` = normal responses.
     status: Option<u16>,
     ignore_ranges: bool,
-    /// Each body that was sent, as `file@offset`.
+    /// File and first byte offset of each response body that was sent, as `file@offset`.
     sent: Vec<String>,
     tokens: Vec<String>,
 }
@@ -216,7 +216,8 @@ fn partial_download_of_a_killed_process_is_resumed() {
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
     assert!(mock.state.lock().unwrap().sent.contains(&"model.safetensors@40000".to_owned()));
 
-    // State after the process was killed between the last byte and the rename of a file.
+    // Cache state after the process was killed between the last byte of a file and its rename: a part file of
+    // full size.
     let other = tempfile::tempdir().unwrap();
     let blobs = other.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();

@@ -39,7 +39,7 @@ pub struct UnpackError {
     pub source: io::Error,
 }
 
-/// Returns advice for the operator about a folder that cannot be written.
+/// Returns advice for the operator, which is part of the message of `UnpackError`.
 fn advice(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -125,7 +125,7 @@ fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
     Ok(ExecutorConfig { settings, model, draft, manifest })
 }
 
-/// Blocks until the peer has closed the link.
+/// Blocks until the server has closed the link.
 fn wait_for_hangup(link: &LinkSocket) {
     loop {
         let mut poll_fds = [PollFd::new(link, PollFlags::RDHUP)];

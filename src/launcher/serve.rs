@@ -129,7 +129,8 @@ fn serve(
     if let Ok(serving) = app.serving() {
         log_ready(args.log.log_format, serving, address);
     }
-    // An executor thread is never restarted, so the unpacked demo model is not needed any more.
+    // An executor thread has loaded the model and is never restarted, so the files of the unpacked demo model
+    // are removed now. Executor processes need them after a restart.
     let files = settings::uses_executor_processes(args).then_some(files);
     let frontend =
         ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
@@ -406,7 +407,8 @@ fn scheduler(
         let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
-        // Without captured graphs, all steps are eager, so prefill chunks do not make decode steps slower.
+        // The prefill gate delays prefill so that replicas in lockstep replay graphs in decode steps. Without
+        // captured graphs all steps are eager, and the gate has no benefit.
         config.prefill_gate = !startup.ready.capture_sizes.is_empty();
         config.capture_sizes.clone_from(&startup.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);

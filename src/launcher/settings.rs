@@ -166,8 +166,8 @@ pub fn limits(
     vocab_size: u32,
 ) -> SchedulerLimits {
     let tokens_per_step = engine.tokens_per_step();
-    // Decode rows must not fill a step alone. If the maximum tokens of a step are given explicitly, the
-    // scheduler reports the conflict instead.
+    // Every step must have room for prefill tokens besides the decode rows of all running requests. If
+    // `--max-num-batched-tokens` is given, the scheduler rejects a conflict instead.
     let max_num_seqs = match engine.max_num_batched_tokens {
         None => engine.max_num_seqs.min(tokens_per_step - 1),
         Some(_) => engine.max_num_seqs,
@@ -288,7 +288,7 @@ pub fn uses_executor_processes(args: &ServeArgs) -> bool {
 /// Returns the numbers of TP ranks and DP replicas, and whether experts are parallel.
 pub fn parallel(args: &ServeArgs) -> ParallelConfig {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
-    // A single rank has all experts in either case.
+    // A single rank has all experts with and without expert parallelism.
     let experts = args.parallel.enable_expert_parallel && (tp_size > 1 || dp_size > 1);
     ParallelConfig { tp_size, dp_size, expert_parallel: experts }
 }

@@ -10,17 +10,19 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// Interval at which a drain checks for running requests.
+/// Interval at which a drain (the wait for running requests at shutdown) checks whether all requests have
+/// finished.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Timeout for sending the remaining data of streams that have ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Timeout for writing the `--trace-requests` file. It is bounded so that a slow disk cannot delay the exit.
+/// Timeout for writing the `--trace-requests` file at shutdown. It is bounded so that a slow disk cannot
+/// delay the exit.
 const TRACE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum of this timeout after a drain that took all of its time.
+/// Time for writing the `--trace-requests` file if the drain has taken all of `--shutdown-timeout`.
 const TRACE_TIMEOUT_MIN: Duration = Duration::from_millis(200);
-/// Timeout for the last step of the executors.
+/// Maximum time for executors to finish their last step at shutdown.
 const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum of this timeout after a drain that took all of its time.
+/// Time for executors to finish their last step if the drain has taken all of `--shutdown-timeout`.
 const EXECUTOR_TIMEOUT_MIN: Duration = Duration::from_millis(300);
 /// Exit code of the process after a fatal failure at run time.
 pub const EXIT_CODE_FATAL: u8 = 3;
@@ -109,7 +111,7 @@ impl ServerFrontend<'_> {
         self.write_trace(deadline);
         log_totals(&host.client.replica_stats());
         host.stop();
-        // If the drain took all of its time, the executors get the minimum time.
+        // Executors get the rest of `--shutdown-timeout`, but at least `EXECUTOR_TIMEOUT_MIN`.
         let remaining = deadline.saturating_duration_since(Instant::now());
         supervisor.shut_down(remaining.clamp(EXECUTOR_TIMEOUT_MIN, EXECUTOR_TIMEOUT));
         ExitCode::SUCCESS

@@ -28,7 +28,7 @@ pub(super) struct UniformBatchShape {
 pub(super) struct KvPoolSize {
     pub(super) blocks: usize,
     pub(super) block_tokens: usize,
-    /// Bytes of one token in the pool.
+    /// Bytes of keys and values per token in the pool.
     pub(super) token_bytes: usize,
 }
 
@@ -46,8 +46,8 @@ impl UniformBatchShape {
 }
 
 impl KvPoolSize {
-    /// Returns the size of a pool for batches of shapes up to `largest`. The pool exceeds the caches of the
-    /// device, within the bounds of memory.
+    /// Returns the size of a pool for batches of shapes up to `largest`. The pool is larger than the caches
+    /// of the device if `POOL_BYTES_MAX` and `POOL_SLOTS_MAX` allow it.
     pub(super) fn new(largest: UniformBatchShape, block_tokens: usize, token_bytes: usize) -> Self {
         let rotated = BATCHES_MAX * largest.rows * largest.context.next_multiple_of(block_tokens);
         let slots = rotated.min(POOL_BYTES_MAX / token_bytes.max(1)).min(POOL_SLOTS_MAX);

@@ -98,7 +98,7 @@ pub struct OpTiming {
     pub seconds: Vec<f64>,
 }
 
-/// Benchmark on an opened device.
+/// An op benchmark: its configuration, and the opened device that it measures.
 #[derive(Debug)]
 pub struct OpBench {
     config: OpBenchConfig,
@@ -207,8 +207,8 @@ impl<'a> OpRunner<'a> {
         launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
     ) -> Result<(), ExecutorError> {
         let OpCase { op, tokens, shape, cost: OpCost { bytes, flops }, copies } = case;
-        // Without the interruption, each launch would prefetch the weights of the next one, as successive
-        // layers do.
+        // `interrupt_launch_order` makes the timed launches independent. Without it, each launch would
+        // prefetch the weights of the next one, as the launches of successive layers do.
         let mut launch_alone = |i| {
             self.bench.ops.interrupt_launch_order();
             launch(i)

@@ -33,8 +33,8 @@ impl OpTimer {
         launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
     ) -> Result<Vec<f64>, ExecutorError> {
         let (device, stream) = (ops.device(), ops.stream());
-        // The first round compiles kernels and allocates memory; the second round estimates the time of a
-        // launch.
+        // A round is one launch per copy of the weights or KV blocks. The first round compiles kernels and
+        // allocates memory; the time of the second round determines the number of rounds in a timed run.
         run(copies, 1, launch)?;
         device.synchronize(stream)?;
         let started = Instant::now();
@@ -76,7 +76,7 @@ fn run(
     (0..rounds).try_for_each(|_| (0..copies).try_for_each(&mut *launch))
 }
 
-/// Captures what `launches` launches. The capture is ended even if a launch fails.
+/// Captures the ops that `launches` launches as a graph. The capture is ended even if a launch fails.
 fn capture(
     ops: &Ops,
     launches: impl FnOnce() -> Result<(), OpError>,

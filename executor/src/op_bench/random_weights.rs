@@ -61,7 +61,8 @@ impl RandomWeights {
         (0..rows).step_by(drawn).map(part).collect()
     }
 
-    /// Packs a linear layer with `size.cols` inputs and `size.rows` outputs.
+    /// Returns the random weights of a linear layer with `size.cols` inputs and `size.rows` outputs, packed
+    /// for the GEMM kernels.
     pub(super) fn linear(
         &self,
         ops: &Ops,
@@ -80,7 +81,7 @@ impl RandomWeights {
         Ok(HostMat::new(&self.bytes, DType::BF16, size.rows, size.cols)?)
     }
 
-    /// Packs the experts of one layer.
+    /// Returns the random weights of the experts of one MoE layer, packed for the expert kernels.
     pub(super) fn experts(
         &self,
         ops: &Ops,

@@ -35,7 +35,8 @@ pub(crate) fn stage_bitmask(
     });
 }
 
-/// Stages the allowed token ids of a request. Returns the index of their words, or -1 if all ids are allowed.
+/// Stages the allowed token ids of a request. Returns the index of their bitmask among the staged words, or
+/// -1 if all ids are allowed.
 pub(super) fn stage_allowed_mask(
     sampling: &SamplingParams,
     vocab: usize,

@@ -70,8 +70,9 @@ impl DraftPasses<'_> {
         Ok(DraftPassOutput { hidden, next_hidden: None })
     }
 
-    /// Writes the keys and values of the step's tokens, `ids [T]`. `previous`: hidden states `[T, H]` of the
-    /// tokens before them, if [`reads_hidden_states`](Self::reads_hidden_states).
+    /// Writes the keys and values that the proposer's layers compute for the step's tokens, `ids [T]`.
+    /// `previous`: hidden states `[T, H]` of the tokens before them, if
+    /// [`reads_hidden_states`](Self::reads_hidden_states).
     fn observe(
         self,
         f: &ForwardContext<'_>,

@@ -31,7 +31,7 @@ pub(crate) struct DraftStateTracker {
 #[derive(Default)]
 struct CarryOverState {
     table: Vec<i32>,
-    /// Position of the first stored hidden state.
+    /// Token position of the first hidden state that the sequence slot stores.
     first_position: usize,
     /// Number of stored hidden states: of the newest token, of its draft tokens, and of the token before it,
     /// if there is one. The token before is needed because a row with an overdue bitmask is forwarded again.
@@ -43,7 +43,8 @@ struct CarryOverState {
 /// Location of the hidden state of the token before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PrecedingHiddenState {
-    /// No stored state: zeros are used, and no position attends to the result.
+    /// Zeros: the row starts at the first token, or the proposer reads no hidden states. No position attends
+    /// to draft KV that is computed from zeros.
     Zeros,
     /// In the sequence slot. The device has the positions of the states in the slot.
     InSlot,

@@ -74,7 +74,7 @@ pub(crate) struct StagedRow {
 /// The configured proposer and the size of its device buffers.
 pub(crate) struct ProposerSetup {
     pub(crate) proposer: Option<Box<dyn Proposer>>,
-    /// `None` = the proposer does not run on the device.
+    /// Sizes of the proposer's device buffers; `None` = the proposer runs on the host.
     pub(crate) buffers: Option<DraftBufferSize>,
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct NgramProposer {
     max_drafts: usize,
     histories: Vec<TokenHistory>,
     updates: (Sender<EmittedTokens>, Receiver<EmittedTokens>),
-    /// Number of steps with outputs that have not been received.
+    /// Number of submitted steps for which `updates` has not yet received the emitted tokens.
     pending_updates: usize,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct EmittedTokenSender {
     updates: EmittedTokens,
 }
 
-/// A row of a batch that samples.
+/// A batch row that samples a token, with the sequence slot and the request to which its tokens belong.
 #[derive(Clone, Copy)]
 struct SamplingRow {
     /// Index of the row in the batch.
@@ -121,7 +121,7 @@ impl Proposer for NgramProposer {
 }
 
 impl EmittedTokenSender {
-    /// Sets the outputs of the step, which are sent on drop.
+    /// Takes the emitted tokens from the outputs of the step. `drop` sends them to the proposer.
     pub(crate) fn record_outputs(&mut self, outputs: &[RowOutput]) {
         let emitted = |row: &SamplingRow| {
             let SamplingRow { index, slot, owner } = *row;

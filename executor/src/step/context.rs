@@ -20,7 +20,8 @@ pub(super) struct StepContext<'a> {
     /// Number of logits rows that are sampled together with the forward pass; 0 if the step waits for
     /// bitmasks. Set by `stage`.
     pub(super) first_slice: usize,
-    /// Range of the logits rows in the last slice. Set by `sample`.
+    /// Range in `logits_rows` of the last sampled slice, for which `pending` copies the outputs to the host.
+    /// Set by `sample`.
     pub(super) last_slice: Range<usize>,
     /// Whether sampling needs full rows of logits, all-gathered from ranks that share the LM head. Set by
     /// `stage`.
@@ -32,7 +33,8 @@ pub(super) struct StepContext<'a> {
     pub(super) hidden: Option<Tensor>,
     /// Grammar bitmasks of the batch. Set by `sample`.
     pub(super) masks: StepBitmasks,
-    /// Number of slices of logits rows that have been sampled.
+    /// Number of slices of `logits_rows` that have been sampled. A slice is limited by the memory for its
+    /// logits.
     pub(super) slices: usize,
     /// The step in flight that the pipeline returns.
     pub(super) pending: PendingStep,

@@ -38,8 +38,8 @@ impl StepState {
         if self.replay(context)? { Ok(()) } else { self.launch(context) }
     }
 
-    /// Returns the captured graph that fits a step, of which the first slice of logits rows is staged; `None`
-    /// = the step is launched eagerly.
+    /// Returns the captured graph that fits a step after its rows and its first slice of logits rows are
+    /// staged; `None` = the step is launched eagerly.
     fn matching_graph(&self, context: &StepContext<'_>) -> Option<StepGraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
         let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };

@@ -1,9 +1,9 @@
 //! Captured graphs (CUDA graphs, HIP graphs) of decode steps. There is one graph per number of rows, which
-//! every pure decode step replays. If traces may be recorded, there is a second graph with event timestamps between its launches. A
-//! single row has two graphs: one for short contexts and one for any context. With vocab-parallel logits,
-//! each graph has a variant for steps that need full rows of logits, because sizes of collectives are fixed
-//! in a graph. Rows with draft tokens are laid out as rows of one token each, so they replay the graph with
-//! that number of rows.
+//! every pure decode step replays. If traces may be recorded, there is a second graph with event timestamps
+//! between its launches. A single row has two graphs: one for short contexts and one for any context. With
+//! vocab-parallel logits, each graph has a variant for steps that need full rows of logits, because sizes of
+//! collectives are fixed in a graph. Rows with draft tokens are laid out as rows of one token each, so they
+//! replay the graph with that number of rows.
 //!
 //! A graph has fixed addresses and a fixed number of rows. If the batch has fewer rows, `prepare` fills the
 //! rest with padding. Graphs are captured before the executor is ready.
@@ -44,9 +44,9 @@ pub(crate) struct GraphCapturePlan {
 /// Properties of the steps that a captured graph fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct StepGraphKey {
-    /// Whether the ranks all-gather full rows of logits.
+    /// Whether the graph all-gathers full rows of logits from the ranks before it samples.
     full_logits: bool,
-    /// Number of rows, including padding.
+    /// Number of one-token rows that a replay computes, including padding.
     pub(crate) rows: u32,
     /// Maximum number of keys that a row attends to.
     context: usize,
@@ -242,7 +242,7 @@ mod tests {
     fn graph_serves_no_longer_context() {
         let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
         let graphs = sizes.iter().flat_map(|&(rows, context)| {
-            // No graph with full logits exists for the smaller number of rows.
+            // The graph for contexts of at most 2,048 keys has no variant with full rows of logits.
             let key = |full_logits| (StepGraphKey { full_logits, rows, context }, ());
             [false, true].map(key).into_iter().take(1 + usize::from(context > 2048))
         });

@@ -24,13 +24,13 @@ const TOP_LOGPROBS_BYTES: usize = 64 << 20;
 /// One row of logits, which is computed from one token of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogitsRow {
-    /// Index of its row in the batch.
+    /// Index of the batch row that contains the token.
     batch_row: usize,
-    /// Index in the step of the token with the hidden state from which the logits are computed.
+    /// Index of the token among all tokens of the step. The logits are computed from its hidden state.
     token: u32,
     /// Position of the token to sample if no pending draft token of earlier steps is accepted.
     min_position: u32,
-    /// Token at that position if it is known, which means that a prompt position is scored.
+    /// Token at `min_position` if it is known: it is a prompt token, and its log-probability is requested.
     known_token: Option<Token>,
     /// Number of draft tokens of the row before this position. All of them must be accepted for the sampled
     /// token to be valid.
@@ -252,7 +252,7 @@ fn write_output(
     }
 }
 
-/// Maximum bytes that are staged for a step with `words` words.
+/// Maximum bytes of a step's inputs, with `words` 32-bit words of token ids, block tables and bitmasks.
 pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
     let row = size_of::<ops::StagedStepRow>() + ops::RowFact::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
@@ -263,7 +263,8 @@ pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize)
     size_of::<ops::StagingHeader>() + regions + records + words * size_of::<i32>()
 }
 
-/// Maximum number of logit edits that are staged at a time: one request may bias its whole vocabulary.
+/// Maximum number of changed logits (logit bias, bad words, stop ids) that are staged at a time: one request
+/// may bias its whole vocabulary.
 pub(crate) fn edits_max(limits: &StepLimits) -> usize {
     limits.vocab.max(1 << 15)
 }

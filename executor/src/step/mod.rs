@@ -65,7 +65,8 @@ pub(crate) struct StepState {
     staging: StagingQueue,
     output_memory: OutputMemoryPool,
     pub(crate) graphs: StepGraphs,
-    /// Vectors of the step's `StepContext`, kept so that each step reuses their memory.
+    /// Block table changes of the rows of the current step. Like `logits_rows`, the vector is kept so that
+    /// each step reuses its memory.
     table_changes: Vec<BlockTableChange>,
     logits_rows: Vec<LogitsRow>,
 }

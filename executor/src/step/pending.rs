@@ -26,8 +26,8 @@ pub(crate) struct PendingStep {
     pub(crate) emitted_tokens: Option<EmittedTokenSender>,
     pub(crate) outputs: Option<SamplerOutputsInFlight>,
     memory_return: Sender<SamplerOutputMemory>,
-    /// Last collectives that the communication groups have launched up to this step, for the check that they
-    /// finished.
+    /// Newest collective that each communication group has launched up to this step. `finish` checks that
+    /// they have completed.
     pub(crate) launched: Vec<LaunchCheckpoint>,
     pub(crate) timing: StepTiming,
     pub(crate) experts: Option<ExpertLoadReport>,

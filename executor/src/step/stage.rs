@@ -78,7 +78,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages or announces the draft tokens of a row.
+    /// Stages the draft tokens that the host proposed for a row, or records that the device will propose
+    /// them.
     fn stage_drafts(&mut self, row: &BatchRow) {
         match self.proposer.as_mut().map(|proposer| proposer.propose(row)) {
             None => {}

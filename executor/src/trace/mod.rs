@@ -29,18 +29,19 @@ use ops::Ops;
 
 use crate::ExecutorError;
 
-/// One of this number of steps with the same row count is instrumented. An instrumented step takes up to
-/// twice the time of other steps.
+/// One in this number of steps with the same row count is instrumented (event timestamps between launches).
+/// An instrumented step takes up to twice the time of other steps.
 const INSTRUMENT_EVERY: u32 = 64;
-/// Index of the instrumented step among these steps. It is not 0, because the first step of a row count may
-/// include autotuning.
+/// Index of the instrumented step among `INSTRUMENT_EVERY` steps of the same row count. It is not 0, because
+/// the first step of a row count may include autotuning.
 const INSTRUMENTED_STEP: u32 = 1;
 /// Maximum number of spans of an instrumented step.
 const SPANS_MAX: usize = 4096;
-/// Number of pairs of event timestamps for whole steps. Reading a step also reads the end of the step before
-/// it, and at most three steps are in flight, because each has output memory.
+/// Number of pairs of event timestamps (start and end of a step), which the steps use in turn. To read the
+/// times of a step, the end of the step before it is needed. At most three steps are in flight, because each
+/// has output memory.
 const STEP_EVENT_SLOTS: usize = 8;
-/// Index of the event timestamp from which the times of a trace are counted.
+/// Index of the event timestamp at which a trace begins. All times of the trace are relative to it.
 const ORIGIN_EVENT: usize = 0;
 /// Index of the first event timestamp inside a step.
 pub(crate) const FIRST_SPAN_EVENT: usize = 1 + 2 * STEP_EVENT_SLOTS;

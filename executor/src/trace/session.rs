@@ -34,7 +34,7 @@ pub(crate) struct TraceSession {
     clock: Mutex<DeviceClock>,
     steps: Mutex<Option<SyncSender<StepTraceRecord>>>,
     written: Mutex<Receiver<io::Result<()>>>,
-    /// Whether recording has stopped, because the file is full or cannot be written.
+    /// Whether recording has stopped, because the file is full or cannot be written, or after a device error.
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
 }
@@ -96,7 +96,8 @@ impl TraceSession {
         &self.path
     }
 
-    /// Whether the session still records steps: the file is not full and can be written.
+    /// Whether the session still records steps. It stops if the file is full or cannot be written, or after a
+    /// device error.
     pub(super) fn records(&self) -> bool {
         !self.over.load(Ordering::Relaxed)
     }

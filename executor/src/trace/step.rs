@@ -48,7 +48,8 @@ pub(crate) struct StepTrace {
     start: usize,
     lease: Option<SpanEventLease>,
     spans: Option<Arc<[DeviceSpan]>>,
-    /// Whether the time after the last span is the download of the sampled tokens.
+    /// Whether the time between the last span and the end of the step is the download of the sampled tokens.
+    /// It is not if the step has several downloads.
     downloads: bool,
     staged: Instant,
     launched: Instant,

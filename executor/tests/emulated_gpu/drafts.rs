@@ -15,7 +15,7 @@ use protocol::{
 use std::sync::Arc;
 use std::thread;
 
-/// Number of output tokens that are compared.
+/// Number of output tokens per request that are compared with those of the CPU.
 const EXPECTED_TOKENS: usize = 8;
 
 /// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.

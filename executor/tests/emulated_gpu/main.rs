@@ -39,8 +39,8 @@ fn warp_sizes() -> Vec<u32> {
     emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
 }
 
-/// Whether this test run includes the longest tests of half `turn` (0 or 1). `HADRON_CURSOR` selects one half
-/// by its parity; without it, or if it is 0, both halves run.
+/// The longest tests are divided into two halves, 0 and 1. Returns whether half `turn` is included in this
+/// test run. An odd or even `HADRON_CURSOR` selects half 1 or 0; without it, or if it is 0, both halves run.
 #[allow(clippy::disallowed_methods, reason = "CI selects the tests of a run")]
 fn is_selected_by_cursor(turn: u64) -> bool {
     let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
@@ -128,7 +128,8 @@ fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
     [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("mla", mla_model(dtype))]
 }
 
-/// Returns greedy sampling parameters, and sampling parameters that use all rules at once.
+/// Returns greedy sampling parameters, once alone and once with penalties, bad words, logit bias, stop ids
+/// and allowed ids together.
 fn rules() -> [SamplingParams; 2] {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let strict = SamplingParams {
@@ -147,8 +148,8 @@ fn rules() -> [SamplingParams; 2] {
 
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
-/// Runs six requests in shared batches, with prompts in chunks. The requests alternate between the two sets
-/// of sampling parameters; one is preempted.
+/// Runs six requests in shared batches, with prompts in chunks. The requests alternate between the two
+/// sampling parameters of `rules`; one request is preempted.
 fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
     play_masked(harness, &[])
 }
@@ -200,8 +201,8 @@ fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &
     }
 }
 
-/// Checks that outputs are near those of the CPU, for GPU kernels that quantise values which the CPU does
-/// not.
+/// Checks that outputs of GPU kernels are near (`NEAR`) those of the CPU. Used for GPU kernels that round
+/// layer inputs to fp8, which the CPU kernels do not.
 fn assert_near(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
     assert_within(found, expected, NEAR, what);
 }
@@ -277,8 +278,8 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
     assert!(error.contains("no device 1:") && error.contains("finds 1"), "{error}");
 }
 
-/// Steps with masked rows are launched eagerly; other steps are replayed. Both sets of sampling parameters
-/// are combined with bitmasks.
+/// Steps with masked rows are launched eagerly; other steps are replayed. Masked requests use both sampling
+/// parameters of `rules`.
 #[test]
 fn masked_rows_match_the_cpu() {
     let masked = [1, 2];

@@ -160,8 +160,8 @@ fn library_all_reduce_gives_the_same_tokens() {
     assert_eq!(play(&mut SchedulerHarness::with(config)), found);
 }
 
-/// In f16, each addition of an all-reduce rounds: in the one-shot all-reduce and in that of the library
-/// (NCCL, RCCL).
+/// In f16, each addition of an all-reduce rounds its sum, both in the one-shot all-reduce and in that of NCCL
+/// or RCCL.
 #[test]
 fn tp_in_f16_stays_near_f32() {
     if !crate::is_selected_by_cursor(0) {
@@ -242,8 +242,8 @@ fn expert_parallel_replicas_match_single_replica() {
                 &format!("replica {replica}, warp size {warp_size}"),
             );
         }
-        // Replayed steps have fixed sizes. All other steps send tokens to the ranks of their experts by
-        // all-to-all.
+        // Captured graphs exchange a fixed number of tokens between replicas, by all-gather and
+        // reduce-scatter. Eager steps send tokens only to the ranks of their experts, by all-to-all.
         let calls: Vec<_> =
             lockstep.rendezvous.calls().into_iter().flat_map(|rank| rank.calls).collect();
         let called = |operation| calls.iter().any(|call| call.op == operation);

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Tolerance in microseconds: times are written in thousandths of a microsecond, each rounded separately.
+/// Tolerance in microseconds of comparisons between event times: the trace file contains times in thousandths
+/// of a microsecond, each rounded separately.
 const ROUNDING_US: f64 = 0.0021;
 
 fn folder(name: &str) -> PathBuf {
@@ -70,7 +71,7 @@ fn check_nesting(events: &[Value]) {
     }
 }
 
-/// Returns the kernel families that occur within a step.
+/// Returns the families of the kernel events that lie within the time of the event `step`.
 fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
     let (from, to) = span(step);
     let inside = |event: &&&Value| {

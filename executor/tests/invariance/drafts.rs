@@ -18,7 +18,8 @@ pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> Scripte
     request
 }
 
-/// Returns the generated tokens up to the compared length; the last row may have emitted more.
+/// Returns the generated tokens of a request of `TOTAL` tokens. With draft tokens, its last row may have
+/// emitted more, which are cut off.
 pub(crate) fn expected_tokens(request: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(TOTAL - PROMPT);

@@ -40,8 +40,8 @@ fn draft_count_does_not_change_outputs() {
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                // The first output token has no draft tokens, and no row has more draft tokens than its
-                // maximum.
+                // Every decode row proposes at least one draft token. It emits one token plus the accepted
+                // draft tokens, so there are at least this number of decode rows.
                 assert!(
                     request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
                     "{}",
@@ -73,7 +73,7 @@ fn async_steps_draft_and_sample_the_same() {
         harness.finish_all(&mut plain, TOTAL);
         let mut waited = requests(4);
         harness.finish_all(&mut waited, TOTAL);
-        // In 16-bit types, recomputation in other chunks may change the tokens.
+        // A preempted request is recomputed in other chunks, which may change its tokens in 16-bit types.
         for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
             let (mut ahead, mut left) = (requests(4), preempted_at);
             harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
@@ -91,7 +91,8 @@ fn async_steps_draft_and_sample_the_same() {
                 );
                 let counts = |request: &ScriptedRequest| [request.drafted, request.accepted];
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
-                // At the end, the asynchronous run may have one more row in flight.
+                // The asynchronous run may have one more row in flight when a request ends, so its counts may
+                // be larger.
                 assert!(ahead.drafted > 0 && (more || preempted_at.is_some()), "{name}");
                 harness.free(std::mem::take(&mut ahead.table));
             }
@@ -100,7 +101,7 @@ fn async_steps_draft_and_sample_the_same() {
     }
 }
 
-/// A row with an overdue bitmask is forwarded again: only its last token.
+/// If the bitmask of a row is overdue, the last token of the row is forwarded again in the next step.
 #[test]
 fn overdue_bitmasks_change_nothing_with_mtp() {
     let play = |config: ExecutorConfig, overdue| {

@@ -85,7 +85,8 @@ fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
     for (a, b) in ours.iter().zip(theirs) {
         assert!(a.token == b.token && near(a.logprob, b.logprob), "{what}: {a:?}, {b:?}");
         assert_eq!(a.top_logprobs.len(), b.top_logprobs.len(), "{what}");
-        // Ids of equal rank may swap if their logits differ in the last bits only.
+        // Only the log-probabilities are compared: two ids may swap ranks if their logits differ in the last
+        // bits.
         for (&(_, a), &(_, b)) in a.top_logprobs.iter().zip(&b.top_logprobs) {
             assert!(near(a, b), "{what}: {a}, {b}");
         }
@@ -182,7 +183,7 @@ fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
 fn ranks_load_the_experts_placed_on_them() {
     let expert_parallel = shared(moe_model(ModelDtype::Float32), 2, true);
     let moe = expert_parallel.model.moe.as_ref().unwrap();
-    // Synthetic weights are bf16.
+    // Bytes of one expert: its three matrices (gate, up, down) have synthetic weights in bf16, 2 bytes each.
     let expert = (3 * expert_parallel.model.hidden * moe.intermediate * size_of::<u16>()) as u64;
     for rank in [0, 1] {
         let (in_order, placed) = (

@@ -23,7 +23,7 @@ fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
     config
 }
 
-/// Number of output tokens that are compared.
+/// Number of output tokens per request that are compared with those of a single replica.
 const EXPECTED_TOKENS: usize = 10;
 
 /// Returns the requests of a replica. Odd replicas run them one after the other and are idle at first; even

@@ -264,7 +264,7 @@ impl ScriptedRequest {
         std::mem::take(&mut self.table)
     }
 
-    /// Adds a row to the sums over rows in flight; removes it if `over`.
+    /// Adds a submitted row to the sums in `in_flight`; subtracts it if the row is finished (`over`).
     fn set_in_flight(&mut self, row: &BatchRow, over: bool) {
         let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
         for (sum, of_row) in self.in_flight.iter_mut().zip(of_row) {
@@ -447,7 +447,7 @@ impl SchedulerHarness {
         take_rank(&mut config, Rank(first));
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().capture_sizes;
-        // Give requests non-contiguous blocks.
+        // The free list is a permutation of the blocks, so that requests get non-contiguous blocks.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
         Self {
             executor,
@@ -500,7 +500,7 @@ impl SchedulerHarness {
         self.step = self.step.next();
         let rows: Vec<BatchRow> =
             requests.iter_mut().map(|(request, len)| self.row(request, *len)).collect();
-        // Replicas in lockstep must replay the same graph.
+        // Replicas in lockstep must replay the same graph, so they agree on the maximum number of rows.
         let most_rows = self.lockstep.agree(rows.len() as u32);
         let tokens = |row: &BatchRow| row.len + u32::from(row.drafts);
         let longest = self.lockstep.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));

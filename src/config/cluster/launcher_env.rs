@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use super::slurm_hostlist;
 use crate::config::{CommandLineError, rejected};
 
-/// Names of all environment variables that are read.
+/// Names of all environment variables that `ClusterVariables` reads. Launchers set them on the nodes that
+/// they start.
 const VARIABLES: &[&str] = &[
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
@@ -55,7 +56,7 @@ pub(super) struct NodeLayout {
     pub(super) node: Option<NumericEnvVariable>,
     /// Host name or address of node 0.
     pub(super) host: Option<String>,
-    /// Port of node 0 for the other nodes.
+    /// Port on which node 0 accepts the connections of the other nodes.
     pub(super) port: Option<u16>,
 }
 
@@ -84,7 +85,8 @@ impl ClusterVariables {
         }
     }
 
-    /// Returns the node layout from the first launcher that has set its variables.
+    /// Returns the node layout from the first launcher that has set its variables. Without a launcher, only
+    /// the host is set, to `MASTER_ADDR`.
     pub(super) fn node_layout(&self) -> Result<NodeLayout, CommandLineError> {
         let systems = [Self::lws, Self::slurm, Self::mpi, Self::torchrun];
         for system in systems {

@@ -100,7 +100,8 @@ fn tokens() -> Vec<Token> {
     (0..100).map(|i| (i * i * 7 + i * 5 + 3) % 64).collect()
 }
 
-/// A request whose tokens are given. Draft tokens are proposed and verified, but never become its tokens.
+/// A test request with fixed tokens (teacher forcing). Draft tokens are proposed and verified, but never
+/// become tokens of the request.
 struct TeacherForcedRequest {
     seq_slot: u32,
     table: Vec<BlockId>,
@@ -152,7 +153,8 @@ fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
     output.rows.iter().map(|row| row.drafted).collect()
 }
 
-/// Returns the draft KV of a request, except that of its first token, and its block-boundary states.
+/// Returns the draft KV that the executor has written for a request, except for its first token, and the
+/// block-boundary states of its blocks.
 fn written_kv(
     executor: &Executor,
     request: &TeacherForcedRequest,
@@ -195,7 +197,7 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
         }
         assert!(written_kv(&executor, &request, 100) == expected, "chunks of {chunk}");
     }
-    // Forward the last token of each row again, as after an overdue bitmask.
+    // Forward the last token of each row twice more, as the scheduler does if a grammar bitmask is overdue.
     let mut overdue = TeacherForcedRequest::new(1, 8);
     for (start, len) in [(0, 1), (1, 1), (2, 14), (16, 1), (17, 15), (32, 30), (62, 38)] {
         for (start, len) in [(start, len), (start + len - 1, 1), (start + len - 1, 1)] {
@@ -203,7 +205,8 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
         }
     }
     assert!(written_kv(&executor, &overdue, 100) == expected, "recomputed tokens");
-    // A request with a prefix hit on blocks that another request filled in one chunk.
+    // A request starts after a prefix hit on three blocks, which another request (`uninterrupted`) has
+    // written.
     let mut hit = TeacherForcedRequest::new(2, 16);
     hit.table[..3].copy_from_slice(&uninterrupted.table[..3]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 48, 30, 0)]);
