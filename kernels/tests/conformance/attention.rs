@@ -43,7 +43,7 @@ impl HeadCounts {
     }
 }
 
-/// The tokens `from..to` of a request, computed in one step.
+/// The tokens `from..to` of request `request`, computed in one step.
 #[derive(Clone, Copy)]
 struct RequestChunk {
     request: usize,
@@ -171,7 +171,8 @@ impl AttentionConformanceCase {
         device.alloc(self.layout.bytes()).unwrap()
     }
 
-    /// Runs chunks as one step of layer 1; returns the outputs `[tokens, heads * head_dim]`.
+    /// Runs KV write and attention of `chunks` as one step, in layer 1 of the KV pool; returns the outputs
+    /// `[tokens, heads * head_dim]`.
     fn step<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
@@ -190,7 +191,8 @@ impl AttentionConformanceCase {
             context_lens.push(to as i32);
             let used = to.div_ceil(self.layout.block_tokens);
             tables.extend_from_slice(&table[..used]);
-            // Entries after a row's blocks are never read.
+            // The kernel must not read block table entries after the last block of a row, so these are
+            // invalid.
             tables.extend(std::iter::repeat_n(-7, widest - used));
         }
         let tokens = positions.len();
@@ -488,7 +490,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
         device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
     }
 
-    /// Writes what `store` must write into the bytes of a pool.
+    /// Writes the keys and values that `store` must write to the bytes of a pool.
     fn expect(&self, pool: &mut [u8], slots: [i64; 4]) {
         let size = T::DTYPE.bytes();
         for (t, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {

@@ -74,7 +74,8 @@ fn agrees_with_the_formula() {
     check::<f16>(4, 35, 7);
 }
 
-/// Checks that a row has the same bits alone, in any batch, at any index, and on any number of threads.
+/// Checks that a row of the GEMM output has the same bits alone, in any batch, at any index, and on any
+/// number of threads.
 fn check_invariance<T: CpuTestFloat>() {
     let (n, k, most) = (70, 130, 30);
     let mut numbers = SeededNumbers::new(11);

@@ -147,7 +147,8 @@ impl MlaConformanceCase {
         self.try_outputs(device, absorbs, first, first).unwrap()
     }
 
-    /// Runs as `outputs` does, with the queries that rows have if positions before `query_first` are masked.
+    /// Returns the attention outputs of all rows, or the error of the kernel. The positions before `first`
+    /// are masked; the rows have the queries that `queries(row, query_first)` counts.
     fn try_outputs<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
@@ -306,7 +307,8 @@ fn mla_skips_queries_before_the_first_position() {
     assert!(error.contains("first position"), "{error}");
 }
 
-/// Slot −1 writes nothing, and invalid shapes and slots are rejected before any byte is written.
+/// A token with slot −1 is not written to the KV pool, and invalid shapes and slots are rejected before any
+/// byte is written.
 #[test]
 fn mla_kv_write_skips_negative_slots() {
     let device = &devices(1)[0];

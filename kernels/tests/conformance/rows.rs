@@ -332,7 +332,8 @@ fn expert_groups_are_chosen_before_experts() {
 
 #[test]
 fn tokens_choose_expert_replicas_by_position() {
-    // Expert placement with three replicas of expert 0, one of expert 1, and two of expert 2.
+    // Expert placement, four numbers per expert: number of replicas (3, 1, 2), then their physical slots (−1
+    // = unused entry).
     let placement = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let positions = [0, 1, 2, 3, 7];
     for device in devices(2) {
@@ -480,7 +481,7 @@ fn combine_sums_rows_in_the_given_order() {
     combine_sums::<f16>();
 }
 
-/// Compares the experts with the formula, and a token's result in a batch with that of the token alone.
+/// Compares the expert MLPs with the formula, and a token's result in a batch with that of the token alone.
 fn experts<T: CpuTestFloat>() {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
     let mut numbers = SeededNumbers::new(21);

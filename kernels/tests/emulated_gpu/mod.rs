@@ -46,7 +46,7 @@ pub fn warp_sizes(variable: &str) -> Vec<u32> {
 }
 
 /// Folder of compiled kernels, which all tests of emulated devices share. This is safe, because a cache key
-/// includes all inputs of an image.
+/// includes all inputs of a compilation.
 pub fn kernel_cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
 }
@@ -121,7 +121,7 @@ fn build(compiler: &OsString, home: &Path, library: &Path) {
 
 fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
     let mut command = Command::new(compiler);
-    // The sources embed the text of the emulator's headers, which are in this folder.
+    // The emulator embeds the text of its headers, which the compiler reads from this folder.
     command.args(OPTIONS).arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
     command.arg("-c").arg(home.join(name)).arg("-o").arg(home.join(name).with_extension("o"));
     command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")

@@ -56,7 +56,8 @@ fn replay_uses_memory_contents_at_replay_time() {
     let (a, b, y) = (gpu.upload(&[2f32; 8]), gpu.alloc(32), gpu.alloc(32));
     gpu.begin_capture(1);
     gpu.copy(b, a);
-    // The arguments are dropped before the replay, because the graph has copies.
+    // The array of arguments is dropped before the replay: the captured graph must have copies of the
+    // arguments.
     gpu.launch(
         product,
         LaunchShape(1, 64, 0),

@@ -253,7 +253,8 @@ fn long_wait() {
 
 #[test]
 fn long_wait_is_not_a_deadlock() {
-    // With a progress timeout of zero, each check of the waiting blocks must find progress.
+    // With a progress timeout of zero, the emulator reports a deadlock at the first check in which no warp or
+    // block has progressed since the previous check.
     let output =
         child_process::run("injected_bugs::long_wait", &[("HIPEMU_PROGRESS_TIMEOUT_MS", "0")]);
     child_process::passed(&output);

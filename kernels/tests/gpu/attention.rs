@@ -25,7 +25,8 @@ struct PagedAttentionCase {
     /// Sequence slot of each row, which selects its block table.
     seq_slots: Vec<i32>,
     width: usize,
-    /// Maximum number of one-token rows of a request, which are processed together.
+    /// Maximum number of one-token rows of a request (newest token and draft tokens), which are processed
+    /// together.
     max_rows_per_request: usize,
 }
 
@@ -188,10 +189,11 @@ fn check_from(
 fn attention_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in &pairs() {
-        // Decodes with one split of the keys, with several splits, and with a partial last split.
+        // Decode rows whose keys are processed in one split, in several splits, and with a partial last
+        // split.
         check(pair, (4, 2, 128, 16), BF16, &[(1, 1), (1, 129), (1, 300)]);
         check(pair, (8, 1, 64, 32), BF16, &[(1, 33), (1, 128)]);
-        // A batch that is large enough for longer splits.
+        // More than four requests (not a small batch), for which the kernel uses longer splits.
         let many = [(1, 1000), (1, 449), (1, 1), (1, 448), (1, 897), (1, 130)];
         check(pair, (4, 2, 128, 16), BF16, &many);
         check(pair, (8, 1, 64, 32), BF16, &many);
@@ -199,8 +201,8 @@ fn attention_agrees_with_the_cpu() {
         // processes.
         check(pair, (8, 2, 128, 16), BF16, &[(37, 37), (5, 100), (2, 16)]);
         check(pair, (3, 1, 64, 64), BF16, &[(70, 75)]);
-        // Several steps over the keys; contexts that end within a block, within a step and at its boundary;
-        // and more rows than tiles.
+        // Keys are processed in several steps: contexts end within a block, within a step and at its
+        // boundary. The last batch has more rows than tiles.
         check(pair, (5, 1, 128, 16), BF16, &[(30, 270), (4, 256), (3, 129), (2, 2)]);
         check(pair, (16, 1, 64, 48), BF16, &[(20, 20), (7, 250)]);
         // Prefill and decode rows in one step.
@@ -343,7 +345,7 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
     }
 }
 
-/// Checks that rows have the same bits all in one batch and `part` rows at a time.
+/// Checks that the outputs have the same bits whether all rows are in one batch or `part` rows at a time.
 fn check_batch_invariance(
     pair: &CpuGpuPair,
     heads: HeadShape,

@@ -63,9 +63,10 @@ fn check(pair: &CpuGpuPair, rows: usize, n: usize, k: usize) {
 fn blas_gemm_agrees_with_the_cpu() {
     let pair = CpuGpuPair::new(device().into());
     assert!(pair.gpu.name().contains("with a BLASLt library"), "{}", pair.gpu.name());
-    // Numbers of rows within a bucket, at its end, odd (the mock requires an algorithm for the exact size),
-    // and in an unsupported bucket; and rows of f32 GEMMs beyond routers. The mock supports no GEMM with 8
-    // outputs.
+    // Numbers of rows (algorithms are cached by bucket, a rounded-up number of rows): within a bucket, at its
+    // end, odd (the mock requires an algorithm for the exact number), in a bucket that the mock does not
+    // support; and above 64 (`F32_ROWS`), where f32 GEMMs use the library too. The mock supports no GEMM with
+    // 8 outputs.
     for (rows, n, k) in [
         (18, 24, 40),
         (32, 33, 18),

@@ -20,9 +20,9 @@ const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
 const MAX_LEN: usize = 24;
 
-/// Rows of a step. A one-token row has two draft tokens and its previous hidden state in its sequence slot; a
-/// row starts at position 0; a chunk follows a block of another request; a one-token row has the maximum
-/// number of draft tokens, across the end of a block; a row has no draft tokens.
+/// Rows of a step, in this order. A one-token row has two draft tokens and its previous hidden state in its
+/// sequence slot; a row starts at position 0; a chunk follows a block of another request; a one-token row has
+/// the maximum number of draft tokens, across the end of a block; a row has no draft tokens.
 fn rows() -> [DraftRow; 5] {
     let row = |seq_slot, len, drafts, state_in_slot, boundary_block| DraftRow {
         seq_slot,
@@ -50,8 +50,8 @@ fn rows() -> [DraftRow; 5] {
 /// Start position of each row of `rows`.
 const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 
-/// Position of the first hidden state that each sequence slot stores: the states before the rows' starts are
-/// at indices 1, 4 and 0 of their slots.
+/// Position of the first hidden state that each sequence slot stores. The hidden states at the positions
+/// before the rows' starts are at indices 1, 4 and 0 of the slots 4, 1 and 3.
 const FIRSTS: [i32; SEQ_SLOTS] = [-7, 1, -7, 14, 7];
 
 fn positions() -> Vec<i32> {

@@ -78,7 +78,7 @@ fn parallel_compile_is_cached_for_next_device() {
     let again = GpuBackend::open(&config).unwrap();
     again.compile(&builds).unwrap();
     assert_eq!(files(), compiled, "nothing was written anew");
-    // Another warp size needs another image, and a damaged image is compiled again.
+    // A cached kernel image that is damaged is compiled again; another warp size needs an image of its own.
     std::fs::write(&compiled[0].0, b"damaged").unwrap();
     GpuBackend::open(&config).unwrap().compile(&builds).unwrap();
     GpuBackend::open(&GpuConfig { emulated_warp_size: Some(32), ..config })

@@ -9,8 +9,8 @@ use crate::support::S;
 /// Number of rows; the last row tile is partial.
 const ROWS: usize = 2100;
 
-/// Number of outputs whose tiles fill the GPU; the last tile is partial. It is smaller for larger K, because
-/// emulation is slow.
+/// Number of weight rows (outputs per token) whose tiles fill the GPU; the last tile is partial. It is
+/// smaller for larger K, because emulation is slow.
 fn lines(pair: &CpuGpuPair, k: usize) -> usize {
     let clusters = pair.gpu.multiprocessors() as usize / 2;
     256 * (clusters - usize::from(k > 64)) - 112
@@ -30,7 +30,7 @@ fn weights(pair: &CpuGpuPair, k: usize) -> [PackedMatrix; 2] {
 #[test]
 fn gemm_large_m_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
-        // K with fewer steps than the ring buffer has stages, and with more.
+        // The loop over K has fewer steps than the ring buffer has stages for K = 64, and more for K = 320.
         for k in [64, 320] {
             check(pair, k);
         }
@@ -69,7 +69,7 @@ pub(crate) fn check(pair: &CpuGpuPair, k: usize) {
     pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
-/// Rows have the same bits in another batch, at other positions in a tile.
+/// Output rows have the same bits in another batch, at other positions in a tile.
 #[test]
 fn gemm_large_m_rows_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
@@ -91,7 +91,8 @@ fn gemm_large_m_rows_are_batch_invariant() {
     }
 }
 
-/// Cases that other kernels compute: few rows, few tiles, a bias, a norm.
+/// `FusedLinear` does not support `silu_mul` with few rows or f32 inputs; with `ROWS` rows it supports no
+/// norm, bias or addition.
 #[test]
 fn gemm_large_m_rejects_other_fusions() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {

@@ -73,8 +73,9 @@ fn fused_linear_matches_separate_kernels() {
     }
 }
 
-/// Medium-M GEMMs whose weights are streamed by TMA to warpgroups. Covers tiles of one block and tiles split
-/// over two and four blocks, a partial last tile, and more and fewer columns than the ring buffer holds.
+/// Medium-M GEMMs whose weights are streamed by TMA to warpgroups. Covers tiles of one thread block and tiles
+/// split over two and four thread blocks, a partial last tile, and more and fewer columns (K) than the ring
+/// buffer holds.
 #[test]
 fn gemm_medium_m_agrees_with_the_cpu() {
     use DType::{BF16, F32};

@@ -1,5 +1,6 @@
 //! Times of GEMMs, attention and experts inside a captured graph, compared with the bytes that they must
-//! read. Weights rotate, so that they are not cached. The times are printed, not checked.
+//! read. Successive launches use different copies of the weights, so that these are not cached. The times are
+//! printed, not checked.
 
 use std::time::Instant;
 

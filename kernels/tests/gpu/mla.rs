@@ -124,7 +124,7 @@ fn successive_rows_match_single_rows() {
         check([5, 128, 64, 32, 32, 48], &few, 5);
         check([70, 128, 64, 32, 16, 16], &few, 2);
         check([32, 128, 64, 32, 16, 16], &many, 2);
-        // There are so few splits that each gets a block of its own.
+        // There are so few splits of the keys that each gets a thread block of its own.
         check([16, 128, 64, 32, 16, 16], &few[3..5], 4);
     }
 }

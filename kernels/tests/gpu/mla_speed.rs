@@ -19,9 +19,10 @@ const KV_LORA_RANK: usize = 512;
 const ROPE_DIM: usize = 64;
 /// `qk_nope_head_dim` and `v_head_dim`, which are equal.
 const NOPE_DIM: usize = 128;
-/// Number of layers that the launches use in rotation.
+/// Number of layers in the KV pool; launch `i` reads layer `i % LAYERS`.
 const LAYERS: usize = 2;
-/// Number of KV blocks in the pool, which exceeds the caches for any block table.
+/// Maximum number of KV blocks in the pool, which exceed the GPU's caches. Longer block tables use blocks
+/// repeatedly.
 const MAX_BLOCKS: usize = 1 << 16;
 
 #[test]

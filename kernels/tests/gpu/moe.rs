@@ -99,13 +99,14 @@ pub(crate) fn check(pair: &CpuGpuPair, sizes: MoeSizes, dtype: DType, tokens: us
 fn experts_agree_with_the_cpu() {
     for pair in &pairs() {
         check(pair, (136, 72, 6, 2), DType::BF16, 1);
-        // Few rows, but more than one segment for some experts.
+        // Few rows, but some experts have more than one segment (rows of one expert that one thread block
+        // processes).
         check(pair, (136, 72, 4, 3), DType::BF16, 10);
         check(pair, (72, 40, 3, 2), DType::BF16, 50); // These rows use tiles of 64 rows.
         check(pair, (40, 24, 3, 2), DType::BF16, 150); // These rows use tiles of 128 rows.
         check(pair, (36, 20, 5, 2), DType::BF16, 7); // Rows of these sizes do not permit 16-byte loads.
-        // Weights are streamed by bulk copies (TMA), if supported. Choices are sorted inside the kernel, and
-        // each block's share of the weights may begin at any strip.
+        // Weights are streamed by bulk copies (TMA), if supported. Choices are sorted by expert inside the
+        // kernel, and the share of a thread block may begin at any strip (16 weight rows).
         check(pair, (64, 128, 6, 3), DType::BF16, 1);
         check(pair, (192, 64, 40, 4), DType::BF16, 9);
         check(pair, (128, 192, 20, 8), DType::BF16, 9); // Choices are sorted by a separate kernel.
@@ -278,8 +279,8 @@ fn large_expert_alignment_uses_several_blocks() {
     }
 }
 
-/// Tokens have the same bits alone and in a batch. Very large batches use another kernel, within which the
-/// same holds.
+/// Tokens have the same bits alone and in a batch. Very large batches use another kernel, so they are
+/// compared with batches that use it too.
 #[test]
 fn moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
@@ -290,7 +291,8 @@ fn moe_tokens_are_batch_invariant() {
     }
 }
 
-/// Compares `tokens` tokens in one batch with runs of `some` of them as batches of their own.
+/// Checks that tokens have the same bits in a batch of `tokens` tokens and in batches of `some` consecutive
+/// ones of them.
 fn check_batch_invariance(pair: &CpuGpuPair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);

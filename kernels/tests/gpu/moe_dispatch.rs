@@ -140,7 +140,8 @@ fn combine_matches_the_cpu() {
 #[test]
 fn expert_replica_choice_matches_the_cpu() {
     let cpu = oracle();
-    // Expert placement with three replicas of expert 0, one of expert 1, and two of expert 2.
+    // Expert placement, four numbers per expert: number of replicas (3, 1, 2), then their physical slots (−1
+    // = unused entry).
     let placement = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let (t, k) = (300, 2);
     let mut numbers = RandomNumbers::fresh(3);

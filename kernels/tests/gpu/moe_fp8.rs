@@ -30,7 +30,7 @@ pub(crate) type MoeFp8Sizes = (usize, usize, usize, usize);
 
 /// First expert of this rank; expert 0 is on another rank.
 const FIRST: usize = 1;
-/// Number of layers that fit on no device in bf16.
+/// Number of MoE layers for which `experts_dtype` chooses fp8, because no device has memory for them in bf16.
 const MANY_LAYERS: usize = 1 << 40;
 
 impl MoeFp8Case {
@@ -217,7 +217,8 @@ fn fp8_small_m_agrees_with_the_cpu() {
     for pair in &pairs() {
         check_small_m(pair, (64, 64, 6, 2), 1);
         check_small_m(pair, (192, 64, 5, 3), 10);
-        // Scale units of 64 weights, with blocks that end inside the gate rows.
+        // One scale per 64 outputs, because the 192 gate outputs are no multiple of 128; thread blocks end
+        // inside the gate outputs.
         check_small_m(pair, (320, 192, 5, 2), 7);
     }
 }
@@ -269,7 +270,8 @@ fn check_quantized<T: GpuTestFloat>(
 #[test]
 fn hot_and_idle_fp8_experts_match_references() {
     for pair in &pairs() {
-        // Up to eight choices per expert use the small-M kernel; with 20 tokens one expert has two segments.
+        // Up to eight choices per expert use the small-M kernel; with 20 tokens one expert has two segments
+        // (parts of its rows that different thread blocks process).
         for (choices, tokens, small_m) in
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
@@ -343,7 +345,8 @@ fn fp8_moe_tokens_are_batch_invariant() {
     }
 }
 
-/// Compares `tokens` tokens in one batch with runs of `some` of them as batches of their own.
+/// Checks that tokens have the same bits in a batch of `tokens` tokens and in batches of `some` consecutive
+/// ones of them.
 pub(crate) fn check_batch_invariance(
     pair: &CpuGpuPair,
     sizes: MoeFp8Sizes,

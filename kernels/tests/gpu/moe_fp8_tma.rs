@@ -15,8 +15,8 @@ fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
-/// Covers few choices in all; few, some and many choices per expert, with several segments; and strips split
-/// over blocks.
+/// Covers few choices ((token, expert) pairs) in total; few and many choices per expert, with several
+/// segments per expert; and strips (16 weight rows) of one expert divided among thread blocks.
 #[test]
 fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -81,7 +81,7 @@ fn with_bits(
     MoeFp8Case::of(pair, numbers, sizes, tokens, stored)
 }
 
-/// Weights are every fp8 number, including subnormals; adjacent rows have similar magnitudes.
+/// Experts with every fp8 number except NaN as weights, subnormals included, agree with the CPU.
 #[test]
 fn every_number_is_exact() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {

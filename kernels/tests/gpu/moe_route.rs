@@ -30,7 +30,7 @@ fn routing_agrees_with_the_cpu() {
     ] {
         let k = top_k + shared;
         let mut numbers = RandomNumbers::fresh(count as u64);
-        // Logits are so coarse that some of the chosen experts have equal ones.
+        // Logits are multiples of 1/4, so that some of the chosen experts have equal logits.
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
         for renormalise in [false, true] {

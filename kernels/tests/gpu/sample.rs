@@ -18,7 +18,8 @@ mod vocab_parallel;
 const MAX_LEN: usize = 64;
 const PARAM_WORDS: usize = 12;
 
-/// Logits with their logits rows, and the sampling parameters of the rows' sequence slots.
+/// Inputs of the sampling kernels: logits, the metadata of each logits row (token and sequence slot), and the
+/// sampling parameters and token history of each sequence slot.
 #[derive(Clone)]
 struct SampleCase {
     vocabulary: usize,
@@ -166,8 +167,8 @@ impl SampleCase {
         }
     }
 
-    /// The case with only the logits rows `rows`; its sequence slots have the state that earlier rows left in
-    /// `left`.
+    /// The case with only the logits rows `rows`. If the results `left` of earlier rows are given, the
+    /// sequence slots have the state after these.
     fn slice_rows(&self, rows: std::ops::Range<usize>, left: Option<&SampleResults>) -> Self {
         let v = self.vocabulary;
         let mut part = self.clone();

@@ -17,8 +17,8 @@ const MASK_WORDS: usize = 5;
 const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
 
-/// Contents of all arrays that step preparation writes: of sequence slots, of the step, KV slots, and row
-/// facts.
+/// Contents of all arrays that step preparation writes: state of the sequence slots, inputs of the step, KV
+/// slots of its tokens, and `RowFact`s of its rows.
 #[derive(Debug, Clone, PartialEq)]
 struct StepTestArrays {
     seq_slots: [Vec<i32>; 5],
@@ -29,7 +29,8 @@ struct StepTestArrays {
 
 const SLOT_COLS: [usize; 5] = [3, WIDTH, MAX_LEN, MASK_WORDS, PARAM_WORDS];
 
-/// Arrays before a step: random for sequence slots, and −1, the poison value, for the step.
+/// Arrays before a step: the state of sequence slots is random, all other arrays contain −1 as the poison
+/// value.
 fn step_arrays(
     numbers: &mut RandomNumbers,
     rows: usize,
@@ -227,7 +228,7 @@ fn prepared_step_matches_the_cpu() {
     }
 }
 
-/// A prompt that several thread blocks prepare, with its block table entries.
+/// Compares GPU and CPU for a prompt whose tokens and block table entries several thread blocks prepare.
 #[test]
 fn long_prompts_are_prepared_by_several_blocks() {
     let (tokens, block_tokens) = (5000_usize, 16_usize);

@@ -1,5 +1,5 @@
 //! Vocab-parallel sampling: ranks that each have one vocabulary shard of each row get the results of full
-//! rows by exchanging a few words.
+//! rows by an all-gather of a few 32-bit words per row.
 
 use device::{DeviceError, MatMut, MatRef};
 use kernels::gpu::GpuBackend;
@@ -53,7 +53,7 @@ impl SampleCase {
         rows.flat_map(own).collect()
     }
 
-    /// Words that a rank contributes to the exchange of the ranks.
+    /// 32-bit words that the rank with shard `shard` contributes to the all-gather.
     fn exchanged_words(&self, device: &GpuBackend, shard: &VocabShard) -> Vec<i32> {
         let first = DeviceArray::row(device, &[0]);
         let mut exchanged = Vec::new();
