@@ -38,7 +38,7 @@ pub enum CollectiveCallState {
     InProgress,
     /// The call has completed.
     Done,
-    /// The call has failed, and with it the group.
+    /// The collective call has failed, and with it the group of ranks.
     Failed,
 }
 
@@ -54,7 +54,7 @@ impl CollectiveCallShape {
     /// Shape of a collective call without data, such as a barrier.
     pub(crate) const EMPTY: Self = Self { dtype: DType::I32, rows: 0, cols: 0 };
 
-    /// Shape of the matrix `x`.
+    /// Shape of a collective call with the matrix `x`.
     pub(crate) fn of(x: MatRef<'_>) -> Self {
         Self { dtype: x.dtype(), rows: x.rows(), cols: x.cols() }
     }

@@ -223,7 +223,7 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Exchanges the counts through shared memory of the host, not through the devices.
+    /// Exchanges row counts between the ranks through shared memory of the host, not through the devices.
     fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::NotCapturable { collective: "exchange_counts" });

@@ -16,9 +16,9 @@ pub enum CollectiveError {
     Shape {
         /// Name of the collective that rejected the matrix.
         collective: &'static str,
-        /// Name of the dimension.
+        /// Name of the dimension that does not fit.
         what: &'static str,
-        /// Value of the dimension.
+        /// Value of the dimension that does not fit.
         got: usize,
         /// Number of ranks of the group.
         size: usize,
@@ -34,7 +34,7 @@ pub enum CollectiveError {
     /// A rank has failed: its process has exited, or it has reported a failure.
     #[error("rank {rank} left the group")]
     RankFailed {
-        /// Index of the failed rank.
+        /// Index of the rank that has failed.
         rank: usize,
     },
     /// A rank is alive, but has not called a collective within the timeout.
@@ -44,7 +44,7 @@ pub enum CollectiveError {
         rank: usize,
         /// Collective call of the rank that waits.
         call: CollectiveCall,
-        /// Timeout in seconds.
+        /// Timeout in seconds for the wait for the other rank.
         seconds: u64,
     },
     /// Two ranks call different collectives, because of a bug.
@@ -60,7 +60,7 @@ pub enum CollectiveError {
     /// The communicator of the devices was not created within the timeout.
     #[error("the devices of the ranks have not connected within {seconds} s")]
     DevicesUnreachable {
-        /// Timeout in seconds.
+        /// Timeout in seconds for the creation of the communicator.
         seconds: u64,
     },
     /// A rank has no peer access to the memory of the other devices.
@@ -72,7 +72,7 @@ pub enum CollectiveError {
     /// The collective cannot be captured into a graph, because only the host has its sizes.
     #[error("{collective} cannot be captured into a graph")]
     NotCapturable {
-        /// Name of the collective that was rejected.
+        /// Name of the collective that cannot be captured.
         collective: &'static str,
     },
     /// The device, or the connection between devices, has failed.
@@ -87,7 +87,7 @@ pub enum CollectiveError {
     /// The watchdog thread of the ranks has panicked; failures of ranks would not be detected any more.
     #[error("the watchdog thread of the ranks has panicked")]
     WatchdogPanicked,
-    /// The creator of the group has aborted it.
+    /// The process that created the group has aborted it.
     #[error("the group was aborted by its creator")]
     Aborted,
     /// The shared memory of the rendezvous cannot be created, opened or mapped.

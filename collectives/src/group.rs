@@ -135,7 +135,7 @@ pub struct ParallelGroup {
 /// Accumulated host time of one operation, including waits for other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveTime {
-    /// Operation whose calls are measured.
+    /// Collective operation whose calls are measured.
     pub op: CollectiveOp,
     /// Sum of the durations from the start of a call to its return.
     pub time: Duration,

@@ -21,7 +21,7 @@ use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
 use crate::shared_layout::{CALL_HISTORY_LEN, GroupMemoryLayout, RankFlag};
 use crate::{CollectiveCall, CollectiveCallState, CollectiveError};
 
-/// Interval at which the watchdog checks the ranks.
+/// Interval at which the watchdog thread checks whether ranks have failed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Failure state of a group, shared by all threads of this rank's process.

@@ -28,7 +28,7 @@ const HANDLE_ALIGNMENT: usize = 2 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerMemoryHandle {
     process: u32,
-    /// Address of the memory in the process of its owner.
+    /// Address of the peer memory in the process that allocated it.
     address: u64,
     context: u64,
     handle: IpcHandle,
@@ -39,7 +39,7 @@ pub struct PeerMemoryHandle {
 pub struct PeerMemoryRank {
     /// Index of this rank, below `ranks`.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks that share peer memory.
     pub ranks: usize,
 }
 
@@ -191,7 +191,7 @@ impl PeerMemory {
         }
     }
 
-    /// Opens the memory of a rank in another process.
+    /// Opens the peer memory of a rank in another process.
     fn open_ipc(&self, handle: IpcHandle) -> Result<DriverPtr, GpuError> {
         let runtime = self.device.runtime();
         let unsupported = GpuError::PeerAccessUnsupported { what: "IPC memory of other processes" };

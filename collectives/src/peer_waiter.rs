@@ -36,7 +36,7 @@ pub(crate) struct PeerWaiter {
 }
 
 impl PeerWaiter {
-    /// Creates the waiter of a rank in a group of `size` ranks.
+    /// Creates the waiter for one rank in a group of `size` ranks.
     pub(crate) fn new(size: usize) -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
         Self { spins: if cores >= size { SPINS } else { 0 } }
@@ -69,7 +69,7 @@ impl PeerWaiter {
 
     /// Wakes all threads that sleep until the rank with the round counter `posted` reaches another round.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
-        // A wake-up on a mapped word cannot fail.
+        // A wake-up on a word of mapped memory cannot fail.
         let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
     }
 }

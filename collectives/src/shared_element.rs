@@ -10,7 +10,7 @@ use device::{DType, DeviceElement, MatMut, bf16, f16};
 pub(crate) trait SharedMemoryElement: DeviceElement {
     /// Number of elements per 32-bit word.
     const PER_WORD: usize;
-    /// Value of the elements of padding rows.
+    /// Value of the elements of padding rows in `all_gather_rows`.
     const PADDING: Self;
 
     /// Number of words of a row of `cols` elements.
@@ -79,7 +79,8 @@ impl ReducibleElement for f32 {
     }
 }
 
-/// Implements the traits for 16-bit types: a word contains two elements, the first in its lower half.
+/// Implements `SharedMemoryElement` and `ReducibleElement` for 16-bit types: a word contains two elements,
+/// the first in its lower half.
 macro_rules! impl_16_bit {
     ($($half:ty),*) => {$(
         impl SharedMemoryElement for $half {
@@ -128,9 +129,9 @@ impl_16_bit!(bf16, f16);
 /// Part of a matrix that fits into one slot of shared memory, in which a rank sends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MatrixChunk {
-    /// Range of rows of the matrix.
+    /// Range of the matrix rows in the chunk.
     pub(crate) rows: std::ops::Range<usize>,
-    /// Range of columns of the matrix.
+    /// Range of the matrix columns in the chunk.
     pub(crate) cols: std::ops::Range<usize>,
 }
 

@@ -17,7 +17,7 @@ pub const SLOT_BYTES: usize = 256 << 10;
 /// Number of recent calls of each rank that the call history contains.
 pub const CALL_HISTORY_LEN: usize = 1024;
 
-/// Number of 32-bit words of a slot.
+/// Number of 32-bit words of a slot, to which a rank writes one chunk of a matrix.
 pub(crate) const SLOT_WORDS: usize = SLOT_BYTES / 4;
 /// Number of 32-bit words of the header of the shared memory.
 pub(crate) const HEADER_WORDS: usize = CACHE_LINE_WORDS;
@@ -64,7 +64,7 @@ pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupMemoryLayout> {
 }
 
 impl GroupMemoryLayout {
-    /// Range of all words of this group.
+    /// Range of all words of this group in the shared memory.
     pub(crate) fn words(&self) -> Range<usize> {
         self.first..self.first + CACHE_LINE_WORDS + self.size * RANK_WORDS
     }
@@ -74,7 +74,7 @@ impl GroupMemoryLayout {
         self.first
     }
 
-    /// Index of the word with a flag of rank `rank`.
+    /// Index of the word in shared memory with the flag `flag` of rank `rank`.
     pub(crate) fn rank_flag(&self, rank: usize, flag: RankFlag) -> usize {
         let at = match flag {
             RankFlag::RoundsPosted => 0,
@@ -101,7 +101,7 @@ impl GroupMemoryLayout {
         at..at + CALL_WORDS
     }
 
-    /// Words with the data of slot `slot` of rank `rank`.
+    /// Range of the words with the data of slot `slot` of rank `rank`.
     pub(crate) fn slot(&self, rank: usize, slot: usize) -> Range<usize> {
         let end = self.rank_offset(rank) + RANK_WORDS - (1 - slot) * SLOT_WORDS;
         end - SLOT_WORDS..end

@@ -97,7 +97,7 @@ impl SharedMemoryGroup {
         call
     }
 
-    /// Sequence number of the newest call of this rank.
+    /// Sequence number of the newest collective call of this rank.
     pub(crate) fn last_call(&self) -> u32 {
         self.calls.get()
     }
@@ -387,7 +387,7 @@ impl Drop for SharedMemoryGroup {
     }
 }
 
-/// Encodes a chunk of a matrix as words.
+/// Encodes a chunk of a matrix as 32-bit words of shared memory.
 pub(crate) fn write_chunk<T: SharedMemoryElement>(
     x: MatRef<'_>,
     chunk: &MatrixChunk,

@@ -13,7 +13,7 @@ pub enum ForwardError {
     /// An operation failed on this rank's device, or the model passed invalid arguments to it.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// A collective operation failed.
+    /// A collective operation of the forward pass failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
     /// Draft tokens were requested, but no MTP module was loaded.
@@ -27,18 +27,18 @@ pub enum ForwardError {
 /// Error of loading a checkpoint, or a checkpoint that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelLoadError {
-    /// The configuration is invalid.
+    /// The model configuration is invalid.
     #[error(transparent)]
     Config(#[from] ModelConfigError),
     /// A file of the model folder cannot be read.
     #[error("{path}: {error}")]
     Io {
-        /// Path of the file.
+        /// Path of the file that cannot be read.
         path: PathBuf,
         /// Error of the operating system.
         error: std::io::Error,
     },
-    /// The folder has no safetensors weights.
+    /// The model folder has no safetensors weights.
     #[error("{dir}: no model.safetensors and no model.safetensors.index.json{hint}")]
     NoWeights {
         /// Path of the model folder.
@@ -46,7 +46,7 @@ pub enum ModelLoadError {
         /// Text about weights in other formats that the model folder contains, for the error message.
         hint: &'static str,
     },
-    /// A weight file is inconsistent.
+    /// The header, data or index of a weight file is inconsistent.
     #[error("{path}: {fault}")]
     File {
         /// Path of the weight file.
@@ -59,7 +59,7 @@ pub enum ModelLoadError {
     Tensor {
         /// Path of the weight file that contains the tensor.
         path: PathBuf,
-        /// Name of the tensor.
+        /// Name of the invalid tensor.
         tensor: String,
         /// Error in the tensor's metadata or values.
         fault: StoredTensorError,
@@ -74,7 +74,7 @@ pub enum ModelLoadError {
         /// Names of stored tensors that no weight uses.
         unexpected: Vec<String>,
     },
-    /// The expert placement is invalid.
+    /// The expert placement does not fit the model or the ranks.
     #[error(transparent)]
     Placement(#[from] crate::ExpertPlacementError),
     /// The checkpoint is an EAGLE-3 draft model, which only runs together with a target model.
@@ -95,12 +95,12 @@ pub enum ModelLoadError {
     /// is in the table.
     #[error("weight `{tensor}` {what}: the model and the weight table disagree")]
     Table {
-        /// Name of the weight.
+        /// Name of the weight on which the model and the weight table disagree.
         tensor: String,
-        /// Description of the mismatch.
+        /// Description of the mismatch between the model and the weight table.
         what: &'static str,
     },
-    /// The device rejected an operation.
+    /// The device rejected an operation while a weight was loaded.
     #[error("weight `{tensor}`: {error}")]
     Device {
         /// Name of the weight that was being loaded.
@@ -137,7 +137,7 @@ pub enum WeightFileError {
     /// The header is not valid JSON, or not a header of the safetensors format.
     #[error("invalid header: {detail}")]
     Header {
-        /// Position and reason of the parse error.
+        /// Position and reason of the parse error in the header.
         detail: String,
     },
     /// The data section is longer or shorter than the tensors in the header.
@@ -151,7 +151,7 @@ pub enum WeightFileError {
     /// The index is not valid JSON, or not an index of the safetensors format.
     #[error("invalid index: {detail}")]
     Index {
-        /// Position and reason of the parse error.
+        /// Position and reason of the parse error in the index.
         detail: String,
     },
     /// A file name in the index is not a plain name inside the folder.
@@ -196,13 +196,13 @@ pub enum StoredTensorError {
         shape: Vec<u64>,
         /// Dtype that the safetensors header declares.
         dtype: &'static str,
-        /// Number of bytes between the offsets of the tensor.
+        /// Number of bytes between the tensor's offsets in the header.
         bytes: u64,
     },
     /// The target token id of a draft token id is outside of the target vocabulary.
     #[error("target id {draft} {offset:+} of draft id {draft} is outside of the {ids} target ids")]
     Offset {
-        /// Draft token id.
+        /// Draft token id whose target token id is invalid.
         draft: usize,
         /// Stored offset from the draft token id to the target token id.
         offset: i64,
@@ -218,9 +218,9 @@ pub enum StoredTensorError {
     /// The stored shape differs from the shape that the configuration requires.
     #[error("shape {found:?}, but the configuration requires {expected:?}")]
     Shape {
-        /// Stored shape.
+        /// Shape of the stored tensor.
         found: Vec<u64>,
-        /// Shape that the configuration requires.
+        /// Shape that the configuration requires for the tensor.
         expected: Vec<u64>,
     },
     /// Two weight files contain a tensor of this name.

@@ -22,7 +22,7 @@ pub enum ExpertPlacementError {
     /// The placement has the wrong number of layers.
     #[error("the placement has {got} layers, the model {expected}{}", mtp_hint(*mtp_modules))]
     Layers {
-        /// Number of layers of the placement.
+        /// Number of layers in the placement.
         got: usize,
         /// Number of layers of the model.
         expected: usize,
@@ -36,7 +36,7 @@ pub enum ExpertPlacementError {
     MtpExperts {
         /// Number of experts of the MTP module.
         experts: usize,
-        /// Number of ranks.
+        /// Number of ranks over which the experts must be split.
         ranks: usize,
     },
     /// Ranks would have different numbers of physical experts.
@@ -48,7 +48,7 @@ pub enum ExpertPlacementError {
         layer: usize,
         /// Number of physical experts of the layer.
         physical_experts: usize,
-        /// Number of ranks.
+        /// Number of ranks over which the physical experts must be split.
         ranks: usize,
     },
     /// The placement names an expert that the model does not have.
@@ -70,7 +70,7 @@ pub enum ExpertPlacementError {
     Missing {
         /// Index of the layer.
         layer: usize,
-        /// Logical expert.
+        /// Logical expert without a physical expert.
         expert: usize,
     },
     /// An expert has two copies on one rank; the second copy would not balance any load.
@@ -78,9 +78,9 @@ pub enum ExpertPlacementError {
     DuplicateCopy {
         /// Index of the layer.
         layer: usize,
-        /// Logical expert.
+        /// Logical expert with two copies on one rank.
         expert: usize,
-        /// Rank with both copies.
+        /// Rank that has both copies of the expert.
         rank: usize,
     },
 }
@@ -154,7 +154,7 @@ impl<'a> LayerExpertPlacement<'a> {
         placement?.layers.get(layer).map(|row| Self(row))
     }
 
-    /// Range of the physical experts on a rank.
+    /// Range of the physical experts that rank `rank` computes.
     pub(crate) fn of_rank(self, rank: ParallelRank) -> Range<usize> {
         let per_rank = self.0.len() / rank.size;
         rank.rank * per_rank..(rank.rank + 1) * per_rank

@@ -36,7 +36,7 @@ pub struct ModelLoadOptions<'a> {
     pub ranks: ParallelRanks,
     /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub placement: Option<&'a ExpertPlacement>,
-    /// Source of the weights.
+    /// Source from which the weights are loaded.
     pub format: LoadFormat,
     /// Dtype of the KV cache: the model's dtype, or fp8.
     pub kv_dtype: DType,

@@ -15,7 +15,7 @@ use std::fmt;
 /// Inputs of a forward pass. A forward pass does not access global variables, the environment or requests.
 #[derive(Clone, Copy)]
 pub struct ForwardContext<'a> {
-    /// Ops that compute on this rank's device.
+    /// Tensor operations on this rank's device.
     pub ops: &'a Ops,
     /// Tensor-parallel group: the ranks over which every layer is split.
     pub tp: &'a ParallelGroup,
@@ -74,7 +74,7 @@ pub trait ForwardProbe {
 
 /// Target model, with the MTP module of the same checkpoint if it is enabled.
 pub struct LoadedModel {
-    /// Target model.
+    /// Target model, without its MTP module.
     pub model: Box<dyn Model>,
     /// MTP module; `None` unless `ModelConfig::load_mtp` is set.
     pub mtp: Option<Box<dyn MtpModel>>,

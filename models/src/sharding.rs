@@ -45,9 +45,9 @@ pub enum HeadKind {
 /// Smallest unit of input channels that a row-parallel split keeps together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitUnit {
-    /// Single input channel.
+    /// A split may separate any two input channels.
     Channel,
-    /// All value channels of one attention head.
+    /// All value channels of one attention head are on one rank.
     Head,
 }
 
@@ -65,17 +65,18 @@ pub struct ParallelRank {
 pub struct ParallelRanks {
     /// Index of this rank and number of ranks on the tensor-parallel axis.
     pub tp: ParallelRank,
-    /// Expert parallelism. With size 1, experts are split like dense weights. Otherwise whole experts are
-    /// distributed over all ranks of all replicas; the ranks of one replica have consecutive indices.
+    /// Index of this rank and number of ranks on the expert-parallel axis. With one rank, experts are split
+    /// like dense weights. Otherwise whole experts are distributed over all ranks of all replicas; the ranks
+    /// of one replica have consecutive indices.
     pub ep: ParallelRank,
 }
 
 /// Part of a stored matrix that one rank reads; a vector is a matrix with one column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSlice {
-    /// Range of stored rows.
+    /// Range of rows of the stored matrix that the rank reads.
     pub rows: Range<usize>,
-    /// Range of stored columns.
+    /// Range of columns of the stored matrix that the rank reads.
     pub cols: Range<usize>,
     /// Number of zero rows that are appended to the stored rows.
     pub padding: usize,
@@ -89,9 +90,9 @@ pub struct WeightSlice {
 pub struct UnevenSplitError {
     /// Name of the dimension: a field of `config.json`, or a description.
     pub what: &'static str,
-    /// Size of the dimension.
+    /// Size of the dimension that cannot be split.
     pub count: usize,
-    /// Requested number of ranks.
+    /// Requested number of ranks, over which the dimension cannot be split.
     pub ranks: usize,
     /// Nearest number of ranks over which the dimension can be split.
     pub nearest: usize,
@@ -118,7 +119,7 @@ impl ParallelRank {
 }
 
 impl ParallelRanks {
-    /// Ranks of a model that runs on one device.
+    /// Tensor-parallel and expert-parallel index of a model that runs on one device.
     pub const SINGLE: Self = Self { tp: ParallelRank::SINGLE, ep: ParallelRank::SINGLE };
 
     /// Range of the query heads that this rank computes.

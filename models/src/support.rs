@@ -22,7 +22,7 @@ pub struct ArchitectureSupport {
     pub has_mtp: bool,
     /// Whether the architecture is a draft model, which only runs together with a target model.
     pub is_draft_only: bool,
-    /// FP8 formats that are supported.
+    /// FP8 formats of weights and KV cache that are supported.
     pub formats: Fp8Support,
     /// Names of published checkpoints of the architecture, listed as examples in `docs/models.md`.
     pub examples: &'static [&'static str],

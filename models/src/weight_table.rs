@@ -21,12 +21,12 @@ pub(crate) const DRAFT_TO_TARGET: &str = "d2t";
 /// Name prefix of the decoder layer in EAGLE-3 checkpoints: older checkpoints, then newer checkpoints.
 pub(crate) const MIDLAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
-/// Metadata of one weight of a checkpoint.
+/// Name, shape, sharding and storage of one weight of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Name in the checkpoint. Each expert has its own entry, even if experts are stored fused.
     pub name: String,
-    /// Shape of the whole weight, computed from the configuration.
+    /// Shape of the whole weight over all ranks, computed from the configuration.
     pub shape: Vec<usize>,
     /// Rule by which the weight is split over the ranks.
     pub shard: ShardSpec,
@@ -85,20 +85,21 @@ impl TensorSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WeightScope {
     Top,
-    /// Every decoder layer, prefix `model.layers.{i}.`
+    /// Weight of every decoder layer, with the name prefix `model.layers.{i}.`
     Layer,
-    /// Layers with a dense MLP, prefix `model.layers.{i}.`
+    /// Weight of layers with a dense MLP, with the name prefix `model.layers.{i}.`
     Dense,
-    /// Layers with experts, prefix `model.layers.{i}.`
+    /// Weight of layers with experts, with the name prefix `model.layers.{i}.`
     Sparse,
-    /// Every routed expert, prefix `model.layers.{i}.mlp.experts.{e}.`
+    /// Weight of every routed expert, with the name prefix `model.layers.{i}.mlp.experts.{e}.`
     Expert,
-    /// MTP modules, in addition to the weights of a decoder layer, prefix `model.layers.{i}.`
+    /// Weight of MTP modules in addition to those of a decoder layer, with the name prefix
+    /// `model.layers.{i}.`
     Mtp,
-    /// EAGLE-3 draft model, without prefix.
+    /// Weight of an EAGLE-3 draft model outside of its decoder layer, without name prefix.
     Eagle,
-    /// Decoder layer of an EAGLE-3 draft model, in addition to the weights of a Llama layer, prefix
-    /// `midlayer.`
+    /// Weight of an EAGLE-3 draft model's decoder layer in addition to those of a Llama layer, with the name
+    /// prefix `midlayer.`
     Midlayer,
 }
 

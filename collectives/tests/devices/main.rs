@@ -30,7 +30,7 @@ use device::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
 use kernels::gpu::GpuBackend;
 
 const S: DeviceStream = DeviceStream(0);
-/// Timeout of tests; longer than any wait in them.
+/// Timeout of a test; longer than any wait of a rank in the tests.
 const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Returns the GPU of a rank. `world` names the emulated GPUs of a test, because tests run concurrently.

@@ -51,12 +51,12 @@ impl Buffer {
         self.bytes
     }
 
-    /// Returns the device address of the first byte.
+    /// Returns the device address of the first byte of the buffer.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
     }
 
-    /// Returns the device address of the first byte, for writing.
+    /// Returns the device address of the first byte of the buffer, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }

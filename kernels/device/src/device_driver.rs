@@ -28,7 +28,7 @@ pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
     reason = "streams are passed as `DeviceDriver` passes them"
 )]
 pub(crate) trait ReplayableGraph: Send + std::fmt::Debug {
-    /// Launches the graph on stream `s`.
+    /// Launches all captured launches of the graph on stream `s`.
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 }
 
@@ -54,7 +54,7 @@ pub trait DeviceDriver: Send + Sync {
         to: &mut [u8],
     ) -> Result<(), DeviceError>;
 
-    /// Blocks until all launches on `s` have completed.
+    /// Blocks the host until all launches on `s` have completed.
     fn synchronize(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 
     /// Allocates zeroed pinned host memory for asynchronous copies.

@@ -85,7 +85,8 @@ impl FloatElement for bf16 {
     fn load(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
-    /// Rounds to nearest even without branches, so that loops vectorise; NaN becomes a quiet NaN.
+    /// Rounds `x` to the nearest bf16, ties to even, without branches, so that loops vectorise. NaN becomes a
+    /// quiet NaN.
     #[inline(always)]
     fn store(x: f32) -> Self {
         let bits = x.to_bits();
@@ -122,7 +123,7 @@ impl FloatElement for f16 {
         let wide = if magnitude >= INFINITY { magnitude | quiet } else { finite };
         f32::from_bits(wide | (bits & 0x8000) << 16)
     }
-    /// Rounds to nearest even; NaN becomes a quiet NaN.
+    /// Rounds `x` to the nearest f16, ties to even; NaN becomes a quiet NaN.
     #[inline(always)]
     fn store(x: f32) -> Self {
         const MIN_NORMAL: u32 = 113 << 23;

@@ -9,7 +9,7 @@ pub enum DeviceError {
     /// The device has too little free memory.
     #[error("out of memory: {bytes} bytes on {device}")]
     OutOfMemory {
-        /// Number of bytes requested.
+        /// Number of bytes requested by the allocation.
         bytes: usize,
         /// Description of the device.
         device: &'static str,
@@ -33,12 +33,12 @@ pub enum DeviceError {
         kernel: &'static str,
         /// Name of the index that is out of range, for the error message.
         what: &'static str,
-        /// Value of the index.
+        /// Value of the invalid index.
         index: i64,
         /// One past the largest valid index.
         limit: usize,
     },
-    /// The kernel does not support this element type.
+    /// The kernel does not support the element type of an argument.
     #[error("{kernel} does not support {dtype:?} as {what}")]
     Unsupported {
         /// Kernel that rejected the arguments.

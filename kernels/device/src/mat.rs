@@ -92,7 +92,7 @@ impl<'a> MatRef<'a> {
         self.stride
     }
 
-    /// Returns the device address of the first element.
+    /// Returns the device address of the matrix's first element.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }

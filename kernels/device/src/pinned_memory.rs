@@ -37,7 +37,7 @@ impl PinnedBuffer {
 /// Completion of an asynchronous copy: a fence completes after all work submitted to its stream before it was
 /// recorded.
 pub(crate) trait CopyFence: Send + std::fmt::Debug {
-    /// Blocks until the fence has completed.
+    /// Blocks the host until the fence has completed.
     fn wait(&mut self) -> Result<(), DeviceError>;
 }
 

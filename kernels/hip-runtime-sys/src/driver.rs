@@ -150,7 +150,7 @@ pub struct LaunchConfig {
     pub grid: [c_uint; 3],
     /// Block dimensions, in threads.
     pub block: [c_uint; 3],
-    /// Dynamic shared memory per thread block, in bytes.
+    /// Dynamic shared memory per thread block of the launch, in bytes.
     pub shared_bytes: c_uint,
     /// Stream on which the kernel is launched.
     pub stream: DriverPtr,
@@ -201,7 +201,7 @@ pub enum DeviceAttribute {
     /// Maximum dynamic shared memory per thread block, in bytes. On NVIDIA, a kernel must opt in to this
     /// size.
     SharedBytesPerBlock,
-    /// Size of the L2 cache, in bytes.
+    /// Size of the L2 cache of the device, in bytes.
     L2Bytes,
     /// Major compute capability (NVIDIA).
     CapabilityMajor,

@@ -10,7 +10,7 @@ use crate::GpuApi;
 /// Error of opening a shared library or of resolving one of its symbols.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryOpenError {
-    /// No candidate path could be opened as a library.
+    /// The library could not be opened at any of the searched paths.
     #[error("no {what} found; tried {}", tried.join("; "))]
     NotFound {
         /// Name of the library that was not found, for the error message.
@@ -38,7 +38,7 @@ pub struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// Search paths of the driver of `api`.
+    /// Paths at which the driver library of `api` is searched.
     #[must_use]
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] =
@@ -66,7 +66,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// Search paths of hipBLASLt or cuBLASLt, as selected by `api`.
+    /// Paths at which hipBLASLt or cuBLASLt is searched, as selected by `api`.
     #[must_use]
     pub fn blaslt(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"];
@@ -75,7 +75,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// Search paths of RCCL or NCCL, as selected by `api`.
+    /// Paths at which RCCL or NCCL is searched, as selected by `api`.
     #[must_use]
     pub fn collectives(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["librccl.so.1", "librccl.so"];

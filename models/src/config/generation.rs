@@ -8,9 +8,9 @@ use std::path::Path;
 /// its fields are optional.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// EOS tokens; empty if the file has no `eos_token_id`.
+    /// EOS tokens; empty if `generation_config.json` has no `eos_token_id`.
     pub eos: Vec<u32>,
-    /// BOS token, if the file has one.
+    /// BOS token, if `generation_config.json` has one.
     pub bos: Option<u32>,
     /// Temperature that the checkpoint recommends. The field `do_sample` is not read.
     pub temperature: Option<f32>,

@@ -39,7 +39,7 @@ pub struct ModelConfig {
     pub hidden: usize,
     /// Number of decoder layers.
     pub layers: usize,
-    /// Number of query heads, over all ranks.
+    /// Number of query heads of a layer, over all ranks.
     pub heads: usize,
     /// Number of KV heads, over all ranks; for MLA equal to the number of query heads.
     pub kv_heads: usize,
@@ -102,7 +102,7 @@ pub struct MlaConfig {
 /// Settings of the mixture-of-experts (MoE) layers: experts, router and the layers that have experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig {
-    /// Number of routed experts per layer.
+    /// Number of routed experts of a layer with experts.
     pub experts: usize,
     /// Number of routed experts that the router selects for each token.
     pub top_k: usize,

@@ -19,11 +19,11 @@ pub struct RopeConfig {
 /// / f` positions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// No scaling.
+    /// The rotation frequencies are not scaled.
     Default,
     /// Linear scaling: every frequency is divided by `factor`.
     Linear {
-        /// Divisor of every frequency.
+        /// Divisor of every rotation frequency.
         factor: f64,
     },
     /// Llama 3 scaling: frequencies with long wavelengths are divided by `factor`, those with short
@@ -42,7 +42,7 @@ pub enum RopeScaling {
     /// are divided by `factor`, with a linear ramp between; cosines and sines are multiplied by
     /// `attention_factor`.
     Yarn {
-        /// Divisor of low frequencies.
+        /// Divisor of low rotation frequencies.
         factor: f64,
         /// A channel that rotates more often than this over the original context is unchanged.
         beta_fast: f64,

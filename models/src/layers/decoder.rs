@@ -21,7 +21,7 @@ pub(crate) struct DecoderModel<L> {
 
 /// Decoder layer: attention and feed-forward part. Each architecture file implements this trait.
 pub(crate) trait DecoderLayer: Sized {
-    /// Loads layer `i`. Names in `w` are relative to the name prefix of this layer.
+    /// Loads decoder layer `i`. Weight names in `w` are relative to the name prefix of this layer.
     fn load(
         config: &ModelConfig,
         w: &Weights<'_>,

@@ -24,7 +24,7 @@ pub(crate) struct MlaAttentionLayer {
 /// Projection from hidden states to the queries of all heads of this rank.
 #[derive(Debug)]
 enum QueryProjection {
-    /// `q_proj h`
+    /// `q_proj h`: queries are projected from hidden states `h` directly.
     Direct(PackedLinear),
     /// `q_b_proj norm(q_a_proj h)`, with a compressed query of q_lora_rank channels.
     LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNormLayer, q_b_proj: PackedLinear },

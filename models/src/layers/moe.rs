@@ -28,7 +28,7 @@ pub(crate) struct MoeMlp {
     shared: Vec<SharedExpert>,
     top_k: usize,
     layer: usize,
-    /// Physical experts of each logical expert, if there is an expert placement.
+    /// Table with the physical experts of each logical expert; `None` without an expert placement.
     placement: Option<Tensor>,
 }
 

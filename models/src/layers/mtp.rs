@@ -22,7 +22,8 @@ pub(crate) struct MtpModule<L> {
 }
 
 impl<L: DecoderLayer> MtpModule<L> {
-    /// Loads the module as layer `i`. Names in `w` are relative to the name prefix of this layer.
+    /// Loads the MTP module that checkpoints store as layer `i`. Weight names in `w` are relative to the name
+    /// prefix of this layer.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,

@@ -26,7 +26,7 @@ enum SynthElementType {
     BF16,
     F16,
     E4m3,
-    /// I64 offsets from draft token ids to target token ids.
+    /// I64 offsets from draft token ids to target token ids (EAGLE-3).
     Offsets(SynthDraftVocab),
     /// Flag per target token id: whether it is the target of a draft token id.
     DraftableFlags(SynthDraftVocab),

@@ -58,7 +58,7 @@ impl SynthValueGenerator {
         Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent), e4m3 }
     }
 
-    /// Value of the element with row-major index `i`.
+    /// Value of the tensor element with row-major index `i`.
     #[must_use]
     pub fn value(&self, i: u64) -> f32 {
         let u = self.word(i);
@@ -69,7 +69,7 @@ impl SynthValueGenerator {
         }
     }
 
-    /// Element `i` before scaling, as FP8 e4m3 encoding.
+    /// Tensor element with row-major index `i` before scaling, as FP8 e4m3 encoding.
     #[must_use]
     pub fn e4m3(&self, i: u64) -> u8 {
         self.e4m3[(self.word(i) >> 57) as usize]

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 /// Dtype of the weights in a written checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthDType {
-    /// `F32`
+    /// Weights are written as `F32`.
     F32,
-    /// `BF16`; all values are exact in F32, BF16 and F16, so the dtype does not change them.
+    /// Weights are written as `BF16`. All values are exact in F32, BF16 and F16, so the dtype does not change
+    /// them.
     BF16,
-    /// `F16`
+    /// Weights are written as `F16`.
     F16,
 }
 
@@ -55,13 +56,13 @@ impl Default for SynthOptions {
 /// Error while a synthetic checkpoint is written.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
-    /// The configuration is invalid.
+    /// The configuration file is invalid.
     #[error(transparent)]
     Config(#[from] ModelConfigError),
-    /// A file cannot be written.
+    /// A file of the checkpoint cannot be written.
     #[error("{path}: {error}")]
     Io {
-        /// Path of the file.
+        /// Path of the file that cannot be written.
         path: PathBuf,
         /// Error of the operating system.
         error: io::Error,

@@ -12,17 +12,17 @@ pub(super) enum WeightDim {
     /// Input channels of the query, key and value projections: the hidden size, or two times the hidden size
     /// in EAGLE-3.
     AttentionInput,
-    /// Hidden size of the target model.
+    /// Hidden size of the target model of an EAGLE-3 draft model.
     TargetHidden,
-    /// Channels of three auxiliary hidden states.
+    /// Channels of the three auxiliary hidden states that an EAGLE-3 draft model reads.
     AuxStates,
-    /// Size of the draft vocabulary.
+    /// Size of the draft vocabulary of an EAGLE-3 draft model.
     DraftVocab,
-    /// Channels of all query heads.
+    /// Query channels of all query heads.
     Query,
     /// Channels of all key heads, or of all value heads.
     KeyValue,
-    /// Channels of one head.
+    /// Query or key channels of one head.
     Head,
     Intermediate,
     Experts,

@@ -46,7 +46,7 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
-    /// Names of all stored tensors.
+    /// Names of all tensors in the safetensors files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }

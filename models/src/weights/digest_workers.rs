@@ -89,7 +89,7 @@ impl DigestJob {
     }
 }
 
-/// Jobs that no worker thread has taken yet.
+/// Queue of the jobs that no worker thread has taken yet.
 #[derive(Debug, Default)]
 struct DigestJobQueue {
     jobs: VecDeque<DigestJob>,
@@ -148,7 +148,8 @@ impl DigestWorkers {
         Self { shared, threads }
     }
 
-    /// Adds a part to the queue. Its digest, with the key `key`, is added to the sum that `shard` selects.
+    /// Queues the part `part` of a weight for hashing. Its digest, with the key `key`, is added to the sum
+    /// that `shard` selects.
     pub(super) fn add(&self, part: WeightPartLocation, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);
         let count = part.window().blocks();

@@ -102,7 +102,7 @@ impl Weights<'_> {
     }
 }
 
-/// Names of the gate, up and down projections of `mlp`.
+/// Names of the gate, up and down projections of the module `mlp`.
 fn projection_names(mlp: &str) -> [String; 3] {
     PROJECTIONS.map(|projection| format!("{mlp}.{projection}.weight"))
 }

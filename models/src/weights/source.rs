@@ -43,7 +43,7 @@ pub(crate) struct HostShard<'a> {
     pub(super) full_shape: [usize; 2],
     /// Range of rows and columns of the matrix that the rank loads.
     pub(super) slice: WeightSlice,
-    /// Scales of the whole matrix, if the weight is quantised.
+    /// Scales of the whole matrix; `None` if the weight is not quantised.
     pub(super) scales: Option<WeightScales>,
 }
 
@@ -78,7 +78,7 @@ impl WeightSource {
         }
     }
 
-    /// Whether the source stores the weight in fp8.
+    /// Whether the source stores the weight `spec` in fp8.
     pub(crate) fn is_fp8(&self, spec: &TensorSpec) -> bool {
         match self {
             Self::Files { located, .. } => located

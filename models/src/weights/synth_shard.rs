@@ -9,7 +9,7 @@ use ops::DType;
 use std::borrow::Cow;
 use std::thread;
 
-/// Computes the values of a slice, as bf16, which represents them exactly.
+/// Computes the values of a slice of a synthetic weight, as bf16, which represents them exactly.
 pub(super) fn synth_part(
     spec: &TensorSpec,
     slice: &WeightSlice,
@@ -26,7 +26,7 @@ pub(super) fn synth_part(
     HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, full_shape, slice, scales: None }
 }
 
-/// Computes all values of a quantised weight, because scale blocks may cross the bounds of slices.
+/// Computes all values of a quantised synthetic weight, because scale blocks may cross the bounds of slices.
 pub(super) fn synth_fp8(
     spec: &TensorSpec,
     slice: WeightSlice,
@@ -47,7 +47,7 @@ pub(super) fn synth_fp8(
     HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, full_shape, slice, scales }
 }
 
-/// Computes the elements of a slice of a matrix with `inputs` columns, row by row.
+/// Computes the elements of a slice of a synthetic matrix with `inputs` columns, row by row.
 fn synth_bytes<const SIZE: usize>(
     inputs: usize,
     slice: &WeightSlice,

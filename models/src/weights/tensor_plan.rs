@@ -123,11 +123,11 @@ fn locate_whole(
 /// Set of dtypes that a stored tensor may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AllowedDType {
-    /// F32, BF16 or F16.
+    /// The tensor is stored as F32, BF16 or F16.
     Float,
-    /// F32, BF16, F16 or FP8 e4m3.
+    /// The tensor is stored as F32, BF16, F16 or FP8 e4m3.
     Fp8,
-    /// I64, for the offsets from draft token ids to target token ids.
+    /// The tensor is stored as I64, for the offsets from draft token ids to target token ids.
     DraftToTarget,
 }
 
@@ -179,7 +179,7 @@ struct FusedExpertWeight {
     shape: [usize; 3],
     /// Index of the expert in the first dimension of the fused tensor.
     expert: usize,
-    /// First row of the weight in the matrix of the expert.
+    /// First row of the weight in the expert's matrix, in which gate and up projections are stacked.
     row: usize,
     rows: usize,
 }

@@ -14,7 +14,7 @@ pub enum CpuIsa {
 }
 
 impl CpuIsa {
-    /// All instruction sets, slowest first.
+    /// All instruction sets, from the slowest to the fastest kernels.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// Returns the best instruction set that this CPU supports.

@@ -30,8 +30,8 @@ const WORKSPACE: usize = 32 << 20;
 pub const HEURISTIC: &str = "heuristic";
 /// Maximum number of heuristic results that are autotuned.
 const CANDIDATES: usize = 8;
-/// Autotuning replaces the first heuristic result by the fastest candidate only if `time of the candidate <
-/// MIN_SPEEDUP_RATIO · time of the first result`.
+/// Autotuning replaces the first heuristic result by the fastest candidate only if the candidate's time is
+/// below this fraction of the time of the first result.
 const MIN_SPEEDUP_RATIO: f32 = 0.97;
 /// Largest `M` for which algorithms are autotuned. For more rows, the first heuristic result is good, and
 /// timing takes long.
@@ -80,7 +80,7 @@ pub struct GemmProblem {
     pub output: BlasDataType,
     /// Granularity of the fp8 scales of x and W.
     pub scaling: Fp8Scaling,
-    /// Whether a bias is added.
+    /// Whether the GEMM adds a bias to y.
     pub bias: bool,
     /// Whether all rows of all matrices are aligned to 16 bytes.
     pub aligned: bool,

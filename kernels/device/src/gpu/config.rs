@@ -13,7 +13,7 @@ pub enum GpuLibraries {
     Rocm,
     /// NVIDIA's libraries, in the loader's search path.
     Cuda,
-    /// Libraries at the given paths.
+    /// Libraries at the paths given in the fields.
     Named {
         /// API that the libraries export.
         api: GpuApi,
@@ -35,7 +35,7 @@ pub struct GpuConfig {
     pub libraries: GpuLibraries,
     /// Folders in which libraries are searched first.
     pub folders: Vec<PathBuf>,
-    /// Index of the device among the devices of the driver.
+    /// Index of the GPU among the devices that the driver finds.
     pub device: usize,
     /// Folder in which compiled kernels are cached; `None` = kernels are compiled at every start.
     pub cache_dir: Option<PathBuf>,

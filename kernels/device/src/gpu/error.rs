@@ -41,7 +41,7 @@ pub enum GpuError {
         free_bytes: u64,
         /// Total number of bytes of the device.
         total_bytes: u64,
-        /// Description of the device.
+        /// Description of the device that has too little free memory.
         device: String,
     },
     /// A kernel source could not be compiled.
@@ -51,7 +51,7 @@ pub enum GpuError {
         file: &'static str,
         /// Target architecture of the compilation.
         arch: String,
-        /// Compiler options.
+        /// Options that were passed to the compiler.
         options: String,
         /// Compiler log.
         log: String,
@@ -79,7 +79,7 @@ pub enum GpuError {
     /// The stream index is out of range.
     #[error("no stream {stream}: the device has {streams}")]
     NoStream {
-        /// Requested stream index.
+        /// Requested index of a stream.
         stream: usize,
         /// Number of streams of the device.
         streams: usize,

@@ -113,7 +113,7 @@ impl GpuRuntime {
         Ok(())
     }
 
-    /// Returns the API of the driver.
+    /// Returns the API (HIP or CUDA) of the driver.
     pub fn api(&self) -> GpuApi {
         self.driver.api
     }
@@ -185,7 +185,7 @@ impl GpuRuntime {
         self.dry_run.load(Ordering::Relaxed)
     }
 
-    /// Begins or ends a dry run.
+    /// Begins a dry run if `active` is true, otherwise ends it.
     pub fn set_dry_run(&self, active: bool) {
         self.dry_run.store(active, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ pub enum HalfDtype {
 }
 
 impl HalfDtype {
-    /// Returns the element type.
+    /// Returns the element type that corresponds to this 16-bit type.
     #[must_use]
     pub const fn dtype(self) -> DType {
         match self {

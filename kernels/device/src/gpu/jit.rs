@@ -54,7 +54,7 @@ impl JitCompiler {
         options.extend(config.half_dtype.option().map(str::to_owned));
         let compiler = compiler_version(&rtc, config.emulated_warp_size.is_some())?;
         let identity = format!("{compiler} {} {}", properties.arch, options.join(" "));
-        // hiprtc can compile only one program at a time.
+        // hiprtc can compile only one program at a time, so its compilations are not parallel.
         let parallel = searches.api == GpuApi::Cuda || config.emulated_warp_size.is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let compilers = if parallel { cores.min(MAX_COMPILERS) } else { 1 };

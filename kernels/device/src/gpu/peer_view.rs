@@ -5,7 +5,7 @@ use hip_runtime_sys::DriverPtr;
 use super::device::GpuDevice;
 use crate::{DeviceError, check_size};
 
-/// Fields of a [`PeerMemoryView`].
+/// Fields of a [`PeerMemoryView`], for its constructor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerMemoryViewParts {
     /// Driver context of the device whose kernels use the addresses.
@@ -65,7 +65,7 @@ impl PeerMemoryView {
         check_size(kernel, "context of the peer memory", view, own)
     }
 
-    /// Index of the rank that uses the view.
+    /// Index of the rank whose kernels use the addresses.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.parts.rank

@@ -20,14 +20,14 @@ const L2_PROMOTION_256B: c_int = 3;
 pub struct TensorMap(pub [u64; 16]);
 
 impl TensorMap {
-    /// Empty descriptor, for kernels that do not read it.
+    /// Empty TMA descriptor, for kernels that do not read it.
     pub const NONE: Self = Self([0; 16]);
 }
 
 /// Matrix of 16-bit elements that kernels copy to shared memory in TMA boxes.
 #[derive(Debug, Clone, Copy)]
 pub struct TmaMatrix {
-    /// Device address of the first element.
+    /// Device address of the matrix's first element.
     pub matrix: *const u8,
     /// Number of rows of the matrix.
     pub rows: usize,

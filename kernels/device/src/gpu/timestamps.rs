@@ -117,7 +117,7 @@ impl std::fmt::Debug for GpuEventTimestamps {
 pub struct KernelTimestamper {
     pub timestamps: Arc<dyn EventTimestamps>,
     pub next: usize,
-    /// Name of the kernel that precedes each recorded event.
+    /// Name of the kernel that was launched before each recorded event.
     pub names: Vec<&'static str>,
 }
 
