@@ -214,8 +214,8 @@ impl EngineClient {
         for event in events {
             let request = event.request;
             if event.finish_reason.is_some() {
-                // Remove the route first: a client that reads the end and drops its stream must not abort a
-                // finished request.
+                // Remove the route first: a client that reads the finish event and drops its stream must not
+                // abort the request, which has finished.
                 if let Some((_, mut route)) = self.state.inflight.remove(&request) {
                     round.event(&mut route.times, &event);
                     route.mailbox.put(route.index, event);

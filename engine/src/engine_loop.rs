@@ -99,7 +99,7 @@ pub(crate) struct EngineLoop {
     pub supervisor: std_mpsc::Sender<SupervisorEvent>,
 }
 
-/// State of the loop that `EngineLoop` does not hold.
+/// Working state of the engine loop from one message to the next, in addition to the fields of `EngineLoop`.
 struct EngineLoopState {
     /// Events for the next tick.
     events: Vec<SchedulerEvent>,
@@ -338,7 +338,7 @@ impl EngineLoop {
         failures
     }
 
-    /// Attaches the restarted executors of a replica.
+    /// Attaches the restarted executors of a replica, so that the scheduler sends batches to them.
     fn restore_executors(
         &mut self,
         replica: Replica,
@@ -423,9 +423,9 @@ impl EngineLoop {
         }
     }
 
-    /// Reports a step to the health state, which checks its deadline. If every running replica has a step in
-    /// flight, it is the oldest step with the latest deadline, so the server is healthy while one replica is
-    /// on time. Otherwise no step is reported.
+    /// Reports to the health state the step whose deadline the health probes check. If every running replica
+    /// has a step in flight: of the oldest steps of all replicas, the one with the latest deadline, so that
+    /// the server is healthy while one replica is on time. Otherwise no step is checked.
     fn report_steps(&self) {
         let live = || self.replica_handles.iter().filter(|handle| handle.is_up());
         let oldest_steps = live().map(ReplicaHandle::oldest_step).collect::<Option<Vec<_>>>();

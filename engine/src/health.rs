@@ -21,7 +21,7 @@ pub struct HealthState {
     draining: AtomicBool,
     /// Time of the last heartbeat of the scheduler thread, in milliseconds since `start`.
     heartbeat_ms: AtomicU64,
-    /// Send time of the step whose deadline is checked, in milliseconds plus one; 0 = no step is in flight.
+    /// Send time of the step whose deadline is checked, in milliseconds plus one; 0 = no step is checked.
     step_sent_ms: AtomicU64,
     step_deadline_ms: AtomicU64,
     restart_began_ms: AtomicU64,
@@ -100,7 +100,8 @@ impl HealthState {
         }
     }
 
-    /// Records that the executors of a replica are ready again.
+    /// Records that the executors of a replica are ready again: the server serves, and the duration of this
+    /// restart is the estimate for the next one.
     pub fn set_executors_restored(&self) {
         let took = self.now_ms().saturating_sub(self.restart_began_ms.load(Ordering::Relaxed));
         self.restart_took_ms.store(took.max(1), Ordering::Relaxed);
@@ -137,7 +138,7 @@ impl HealthState {
         self.step_sent_ms.store(sent_ms + 1, Ordering::Relaxed);
     }
 
-    /// Records that no step is in flight.
+    /// Records that there is no step whose deadline `status` must check.
     pub fn steps_completed(&self) {
         self.step_sent_ms.store(0, Ordering::Relaxed);
     }

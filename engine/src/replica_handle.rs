@@ -19,9 +19,9 @@ struct RankHandle {
 /// Outcome of handling a heartbeat of a rank.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct HeartbeatOutcome {
-    /// Stragglers: ranks whose step was found to be overdue by this heartbeat.
+    /// Ranks that became stragglers with this heartbeat: their oldest step in flight is overdue.
     pub(super) ranks: Vec<Rank>,
-    /// Description of the timeout, if the executors must be marked as failed.
+    /// Description of the step timeout, if the executors must be marked as failed because of it.
     pub(super) cause: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct ReplicaHandle {
     commands: Option<SyncSender<ExecutorCommand>>,
     ranks: Vec<RankHandle>,
     watchdog: StepWatchdog,
-    /// Failure of the executors that has not been handled yet.
+    /// Failure of the executors that the engine loop has not handled yet.
     pub(super) failure: Option<(ExecutorFailure, String)>,
 }
 
@@ -55,7 +55,7 @@ impl ReplicaHandle {
         self.commands.as_ref()
     }
 
-    /// Attaches restarted executors.
+    /// Attaches restarted executors: later batches are sent to their command queue.
     pub(super) fn restore(&mut self, commands: SyncSender<ExecutorCommand>) {
         self.commands = Some(commands);
     }
@@ -130,7 +130,8 @@ impl ReplicaHandle {
         self.watchdog.expected_wait()
     }
 
-    /// Records the output of a step.
+    /// Records that the output of a step was received: the step is no longer in flight, and its duration
+    /// corrects later step deadlines.
     pub(super) fn step_completed(&mut self, step: StepId, now_ms: u64) {
         self.watchdog.step_answered(step, now_ms);
     }

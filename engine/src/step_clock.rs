@@ -41,7 +41,7 @@ struct SchedulerTimes {
 /// Clock of the scheduler thread: times its phases and steps, and updates the metrics.
 pub(crate) struct StepClock {
     metrics: Arc<ServerMetrics>,
-    /// Time of the last clock read.
+    /// Time of the last clock read, which is the start of the phase that is being timed.
     last: Instant,
     /// Time spent in scheduler ticks since the last tick that sent a step.
     scheduler_times: SchedulerTimes,
@@ -140,7 +140,8 @@ impl StepClock {
         &mut self.replicas[usize::from(replica.0)]
     }
 
-    /// Records the output of a step, before the tick that processes it.
+    /// Updates the step metrics with the output of a step (wait, device time, expert load, collectives).
+    /// Called before the tick that processes the output.
     pub(crate) fn step_completed(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.step_completed(replica, &output.expert_tokens);
@@ -161,7 +162,8 @@ impl StepClock {
                 };
                 steps.step_completed(replica, &record);
             }
-            // The device starts a step only after the previous one has finished.
+            // The device starts a step only after the previous one has finished, so the wait for the next
+            // step begins no earlier than now.
             if let Some(next) = clock.in_flight.front_mut() {
                 next.sent = next.sent.max(now);
             }
@@ -173,7 +175,8 @@ impl StepClock {
         self.replica_clock(replica).in_flight.clear();
     }
 
-    /// Records changed statistics of a replica.
+    /// Records changed statistics of a replica, for metrics: queue lengths, generated tokens, and the wait of
+    /// the request at the head of the queue.
     pub(crate) fn stats_changed(&mut self, stats: &SchedulerStats, now_ms: u64) {
         let wait_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
         self.metrics.queue.set_head_wait(stats.replica, wait_ms.map(Duration::from_millis));

@@ -111,7 +111,7 @@ impl SupervisorState {
                 );
                 self.pending.push(PendingRestart { due: Instant::now() + backoff, replica, epoch });
             }
-            // The engine replies with `EngineFailed`.
+            // The engine replies with `SupervisorEvent::EngineFailed`, which ends the service.
             Err(exhausted) => host.fail_all_requests(exhausted.to_string()),
         }
     }

@@ -28,9 +28,9 @@ pub struct AdmissionLimits {
 pub struct OverloadRejection {
     /// Name of the exceeded limit, for error bodies and metrics.
     pub reason: &'static str,
-    /// Value of the load counter.
+    /// Value of the load counter that the limit bounds, without the rejected load.
     pub current: u64,
-    /// Value of the limit.
+    /// Value of the exceeded limit.
     pub cap: u64,
     /// Seconds after which the client should retry.
     pub retry_after_s: u32,
@@ -58,7 +58,7 @@ impl AdmissionController {
         })
     }
 
-    /// Returns a byte count of zero for a request body that is about to be read.
+    /// Starts the byte count of a request body that is about to be read, at zero.
     pub fn queue_body(self: &Arc<Self>) -> QueuedBytes {
         QueuedBytes { admission: Arc::clone(self), bytes: 0 }
     }
@@ -150,7 +150,7 @@ impl Drop for QueuedBytes {
     }
 }
 
-/// Share of one HTTP request in the load counters.
+/// Permit of an accepted HTTP request: its share in the load counters, which a drop of the permit subtracts.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     admission: Arc<AdmissionController>,
@@ -194,21 +194,22 @@ impl AdmissionPermit {
         self.queued_bytes.grow(bytes)
     }
 
-    /// Returns the byte count and leaves zero in the permit, for a response that holds memory until it is
-    /// sent.
+    /// Moves the byte count out of the permit to the response, which uses the counted memory until it is
+    /// sent, after the permit was dropped.
     pub(super) fn take_queued_bytes(&mut self) -> QueuedBytes {
         let empty = self.admission.queue_body();
         mem::replace(&mut self.queued_bytes, empty)
     }
 
-    /// Subtracts prompt tokens from the counter, because they were prefilled (`prefilled`) or never will be.
+    /// Subtracts prompt tokens from the counter of tokens not yet prefilled, because they were prefilled
+    /// (`prefilled`) or never will be.
     pub(super) fn release_tokens(&mut self, tokens: u64, prefilled: bool) {
         let tokens = tokens.min(self.prefill_tokens);
         self.prefill_tokens -= tokens;
         self.admission.leave_prefill(tokens, prefilled);
     }
 
-    /// Subtracts one finished request from the counter.
+    /// Subtracts one finished request from the counter of requests in flight.
     pub(super) fn release_request(&mut self) {
         if self.requests > 0 {
             self.requests -= 1;

@@ -201,18 +201,18 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
     seen.into_iter().map(|(tokens, end)| (tokens, end.unwrap())).collect()
 }
 
-/// Submits deferred requests, as after their grammar was compiled.
+/// Submits deferred requests to the engine, as the server does once their grammar is compiled.
 fn release(deferred: DeferredRequests) {
     deferred.release(&DecodingGuide::default());
 }
 
-/// Reads the first events of a stream (tokens or an end), then drops the stream.
+/// Reads the first events of a stream (tokens or a finish event), then drops the stream.
 fn drop_early(mut stream: RequestEventStream) {
     let mut events = Vec::new();
     block_on(poll_fn(|cx| stream.poll_events(cx, &mut events)));
 }
 
-/// Waits until a request with the client-given id is in flight, and aborts all requests with it.
+/// Waits until a request with the given client id is in flight, and aborts all requests with this client id.
 fn abort_once_in_flight(harness: &ClientHarness, client_id: &str) {
     while harness.client.abort_by_client_id(|id| id == client_id) == 0 {
         thread::yield_now();

@@ -90,8 +90,8 @@ impl RequestEventStream {
         Poll::Ready(())
     }
 
-    /// Releases the admission of a request as far as an event allows: its prompt tokens with the first output
-    /// token or its end, the request itself with its end.
+    /// Subtracts what an event completes from the admission counters: the prompt tokens of a request at its
+    /// first output token or at its end, the request itself at its end.
     fn release_admission(&mut self, index: u32, event: &TokenEvent) {
         let Some(request) = self.requests.get_mut(index as usize) else { return };
         if request.prompt_tokens > 0 {
@@ -105,7 +105,8 @@ impl RequestEventStream {
         }
     }
 
-    /// Returns the byte count of the admission permit and leaves zero in the stream.
+    /// Moves the byte count of the HTTP request out of the stream to the response, which uses the counted
+    /// memory until it is sent, after the stream was dropped.
     pub fn take_queued_bytes(&mut self) -> QueuedBytes {
         self.permit.take_queued_bytes()
     }

@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-/// Measurement window: amount of queued time after which the measured rate replaces the previous one.
+/// Measurement window: amount of time with queued prompts after which the measured rate replaces the
+/// previous one.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Measured prefill throughput, from which the retry time of rejected requests is estimated.
 #[derive(Debug, Default)]
 pub(super) struct PrefillRate {
-    /// Time until which `queued_time` is complete; `None` = no prompt is queued.
+    /// Time up to which `queued_time` has been counted; `None` = no prompt is queued.
     counted_to: Option<Instant>,
     queued_time: Duration,
     tokens: u64,
@@ -18,7 +19,7 @@ pub(super) struct PrefillRate {
 }
 
 impl PrefillRate {
-    /// Starts the measurement: a prompt is queued.
+    /// Starts to count queued time, because a prompt is queued. No effect if the time is counted already.
     pub(super) fn prompt_queued(&mut self, now: Instant) {
         self.counted_to.get_or_insert(now);
     }

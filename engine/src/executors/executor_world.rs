@@ -206,7 +206,8 @@ impl ExecutorWorld {
         self.histories[group].failed(stage, self.created_at.elapsed(), cause)
     }
 
-    /// Records that the executors of a replica and its group are ready again.
+    /// Records that the executors of a replica and its group are ready again, which resets the restart
+    /// policy's count of failed starts.
     pub fn ready(&mut self, replica: Replica) {
         let group = self.index_of(replica);
         self.histories[group].ready();

@@ -38,7 +38,7 @@ pub(crate) fn start(
     thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
         if let Err(error) = run_writer(outbox, writer, None) {
             tracing::error!(%error, "cannot write to the executor");
-            // Close the links so that the reader threads report the failure.
+            // Close the links to all ranks, so that their reader threads report the executors as failed.
             links.iter().for_each(LinkSocket::close);
         }
     })?;
@@ -66,8 +66,8 @@ mod tests {
             assert_eq!(reader.recv(WAIT), Ok(Some(ExecutorCommand::Profile { enabled: true })));
         }
         drop(readers.remove(1));
-        // A write to the closed stream fails with the second message at the latest; then the writer thread
-        // ends.
+        // A write to the closed stream of rank 1 fails with the second message at the latest. The writer
+        // thread then ends, and `send` fails.
         while commands.send(ExecutorCommand::Shutdown).is_ok() {}
         drop(commands);
         let mut last = readers.remove(1);

@@ -77,8 +77,8 @@ impl ExecutorProcess {
         Ok(SpawnedExecutor { process, sender, messages: FrameReader::new(ours, epoch) })
     }
 
-    /// Starts a process, as `start` does, with `stdin` as its end of the link. `link` is another handle to
-    /// that connection and is closed when the process exits.
+    /// Starts a process with `stdin` as its end of the link; its settings are not sent. `link` is a handle to
+    /// the other end of that connection, which is closed when the process exits.
     pub(super) fn spawn(
         rank: Rank,
         epoch: Epoch,
@@ -98,7 +98,8 @@ impl ExecutorProcess {
             .spawn()?;
         let pid = child.id();
         let stderr = child.stderr.take();
-        // If a later call fails, the link is closed and the child exits.
+        // If a later call in this function fails, this process closes its end of the link, so the child
+        // exits.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let exit = Arc::new(ProcessExit::default());
         watch_exit(child, Arc::clone(&exit), link)?;
@@ -152,9 +153,8 @@ fn watch_exit(mut child: Child, exit: Arc<ProcessExit>, link: LinkSocket) -> io:
         let status = child.wait();
         *exit.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
         exit.exited.notify_all();
-        // Close the link even if another process still holds the child's end open, because no executor reads
-        // from it any more. The reader thread still receives data that was sent before, then the end of the
-        // stream.
+        // Close the link even if another process still has the child's end open, because no executor reads
+        // from it any more. The reader thread still receives data that was sent before, then EOF.
         link.close();
     });
     started.map(drop)
@@ -177,7 +177,7 @@ fn forward_log(stderr: ChildStderr, rank: Rank, mut log: Box<dyn Write + Send>) 
                 Some(event) => format!("{{\"executor_rank\":{},{event}\n", rank.0),
                 None => format!("executor {}: {text}\n", rank.0),
             };
-            // The log sink writes the line or drops it; it reports no backpressure.
+            // The log destination writes the whole line or drops it, so the result needs no handling.
             let _ = log.write(line.as_bytes());
         }
     });

@@ -194,8 +194,8 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// Returns the times of the starts of executors that need `each` to fail and never become ready, and the
-    /// error that ends the restarts.
+    /// Simulates executors that fail `each` after every start, before they are ready. Returns the times of
+    /// the restarts and the error that ends them.
     fn start_times(policy: RestartPolicy, seed: u64, each: Duration) -> (Vec<Duration>, String) {
         let mut history = RestartHistory::new(policy, seed);
         let (mut now, mut starts) = (each, Vec::new());

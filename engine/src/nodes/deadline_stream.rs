@@ -12,8 +12,8 @@ pub(super) struct DeadlineStream<'a> {
 }
 
 impl<'a> DeadlineStream<'a> {
-    /// Creates a stream with a deadline `time` from now. It sets timeouts on the underlying stream, which
-    /// remain set until `clear_timeouts`.
+    /// Creates a stream with a deadline `time` from now. Its reads and writes set timeouts on the underlying
+    /// stream, which remain set until `clear_timeouts` is called.
     pub(super) fn new(stream: &'a TcpStream, time: Duration) -> Self {
         Self { stream, deadline: Instant::now() + time }
     }

@@ -135,7 +135,8 @@ mod tests {
         let (listener, dialer) = listener_and_dialer(ours);
         let server = thread::spawn(move || {
             drop(listener.accept().unwrap());
-            // A peer that closes after it has read the response has neither accepted nor rejected the secret.
+            // Close the second connection after the response was read: node 0 has then neither accepted nor
+            // rejected the secret, so the dialer must retry.
             let (stream, _) = listener.accept().unwrap();
             FrameWriter::new(&stream, EPOCH)
                 .send(NodeHandshake::Challenge { nonce: [0; 32] })

@@ -222,8 +222,8 @@ impl NodeRegistry {
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
-    /// Sends the start order of a replica to its node, unless that session of the node has received it.
-    /// Returns the progress of the order.
+    /// Sends the start order of a replica to its node, unless the node has received it in its current
+    /// session. Returns the progress of the order.
     pub(super) fn advance_order(&self, replica: Replica) -> StartOrderProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes, orders, tickets, .. } = &mut *state;
@@ -237,7 +237,7 @@ impl NodeRegistry {
         if order.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // The links that belong to a previous session of the node are closed.
+        // If the order was sent in a previous session of the node, its links are closed and are not used.
         let current = order.issued.as_mut().filter(|issued| issued.session == node.session);
         let Some(issued) = current else { return StartOrderProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {

@@ -20,7 +20,7 @@ pub(super) struct RemoteExecutor {
 }
 
 impl RemoteExecutor {
-    /// Creates the record of a running executor.
+    /// Creates the record of a running executor, whose exit has not been reported.
     pub(super) fn new(rank: Rank, node: u16) -> Self {
         Self { rank, node, exit_text: Mutex::new(None), reported: Condvar::new() }
     }

@@ -75,7 +75,8 @@ impl RemoteExecutorGroup {
     }
 }
 
-/// Deadline for all nodes to join, which does not depend on the order in which they are waited for.
+/// Common deadline for all nodes to join, `limit` after `since`: the wait for one node does not extend the
+/// deadline of the next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct JoinDeadline {
     pub(crate) since: Instant,
@@ -83,7 +84,7 @@ pub(crate) struct JoinDeadline {
 }
 
 impl JoinDeadline {
-    /// Checks that the deadline of a missing node has not passed.
+    /// Checks, for a node that has not joined, that the deadline has not passed.
     fn check(self, node: u16) -> Result<(), StartError> {
         let Self { since, limit } = self;
         if since.elapsed() > limit { Err(StartError::NodeMissing { node, limit }) } else { Ok(()) }
@@ -133,8 +134,8 @@ impl PendingRemoteStart {
     }
 }
 
-/// Waits for the links of a replica on another node. `join_deadline` and `is_cancelled` are as in
-/// `PendingRemoteStart::link`.
+/// Waits for the executor links of a replica on another node; `None` = `is_cancelled` has ended the wait.
+/// `join_deadline` limits the wait for a missing node.
 fn wait_for_links(
     registry: &NodeRegistry,
     replica: Replica,

@@ -20,7 +20,8 @@ pub(super) struct IssuedStartOrder {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
-    /// Executor links by rank within the replica; `None` = not received yet, or already used.
+    /// Executor links by rank within the replica; `None` = not received yet, or already taken to send the
+    /// executor its settings.
     pub(super) links: Vec<Option<PendingLink>>,
     /// Handles to the streams of all received links, used to close them.
     pub(super) streams: Vec<TcpStream>,

@@ -24,9 +24,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which an executor link is retried. It exceeds the time for which an unauthenticated
-/// connection can occupy a slot of node 0, and node 0 waits longer than it for the link. This node handles no
-/// other commands during the retries.
+/// Maximum time of retries to connect one executor to node 0. It is longer than an unauthenticated connection
+/// can occupy a slot of node 0, and shorter than node 0 waits for the link. This node handles no other
+/// commands during the retries.
 const LINK_TIME: Duration = Duration::from_secs(6);
 /// Maximum wait for the last step of the executors after node 0 ordered them to stop.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
@@ -171,7 +171,7 @@ impl WorkerNode {
                     tracing::warn!("node 0 did not shut down in time: leaving");
                     return WorkerNodeExit::Left;
                 }
-                // Ignore all other messages, which are no commands during service.
+                // Ignore heartbeats, and replies to a join request, which has been accepted already.
                 Ok(WorkerNodeEvent::NodeZeroCommand(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return WorkerNodeExit::Disconnected,
             }

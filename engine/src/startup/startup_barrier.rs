@@ -70,7 +70,8 @@ impl ExecutorStartState {
     }
 }
 
-/// Synchronises the executors that start together.
+/// Synchronises executors that start together: they allocate the KV cache once all have measured their
+/// memory, and serve once all are ready.
 pub(super) struct StartupBarrier {
     start: ExecutorStartup,
     started_at: Instant,
@@ -202,7 +203,7 @@ impl StartupBarrier {
         Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks, step_cost })
     }
 
-    /// Records that an executor is ready. Returns the report once all executors are ready.
+    /// Records that an executor is ready. Returns the report of the whole start once all executors are ready.
     fn set_ready(
         &mut self,
         index: usize,
