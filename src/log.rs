@@ -27,7 +27,7 @@ struct LogWriterState {
     dropped_lines: u64,
     /// Whether the last line was dropped. In that case the next write does not wait for the reader.
     last_line_dropped: bool,
-    /// Whether only a part of the last line was written.
+    /// Whether the last written line is incomplete. In that case the next write starts with a line end.
     last_line_truncated: bool,
 }
 
@@ -53,7 +53,8 @@ impl LogWriterState {
         0
     }
 
-    /// Whether a write would return immediately, with success or with an error.
+    /// Waits until stderr accepts a write, for at most `READER_TIMEOUT_MS`, or not at all if the last line
+    /// was dropped. Returns whether a write would now return immediately, with success or with an error.
     fn is_writable(&self, stderr: &StderrLock<'_>) -> bool {
         let timeout_ms = if self.last_line_dropped { 0 } else { READER_TIMEOUT_MS };
         let timeout = Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };

@@ -267,7 +267,7 @@ pub enum BatchError {
     /// A block table update contains a block that is not in the pool.
     #[error("block {block} is out of range: the pool has {limit}")]
     Block {
-        /// Id of the block.
+        /// Id of the KV block that is not in the pool.
         block: u32,
         /// Number of blocks in the pool.
         limit: u32,

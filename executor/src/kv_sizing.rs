@@ -123,7 +123,8 @@ mod tests {
     fn gpu_blocks_follow_memory_utilization() {
         const GIB: u64 = 1 << 30;
         let gpu = GpuMemoryBudget { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
-        // Of 100 GiB, 90 may be used; 20 are used and 2 are reserved.
+        // Of 100 GiB, 90 may be used; 20 are in use and 2 are reserved for the driver, so 68 blocks of 1 GiB
+        // fit.
         assert_eq!(gpu.blocks(KvCacheSize::Auto, GIB).unwrap(), 68);
         assert_eq!(gpu.blocks(KvCacheSize::Blocks(78), GIB).unwrap(), 78);
         let error = gpu.blocks(KvCacheSize::Bytes(79 * GIB), GIB).unwrap_err().to_string();

@@ -200,7 +200,8 @@ fn startup_reports_weights_digests() {
     assert!(other.common != first.common && other.sharded != first.sharded, "{other:?} {first:?}");
 }
 
-/// Starts all ranks of a replica. Also returns their rendezvous.
+/// Starts the executors of all ranks of a replica, each on a thread, and waits until they are ready. Also
+/// returns the shared memory of their communication groups.
 fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
     let mut config =
         scheduler_harness::shared(scheduler_harness::config(ModelDtype::Float32, 1), size, false);

@@ -56,7 +56,7 @@ const SWITCH_REWRITES: &[(&str, &str, &str)] = &[
     ("load-dummy", "--load-format=synth", "--load-format=auto"),
 ];
 
-/// Rewrites `argv`, of which the first word is the program name.
+/// Rewrites the command line `argv` into the spelling that clap expects. The first word is the program name.
 pub(super) fn normalise(
     command: &Command,
     argv: Vec<OsString>,
@@ -96,7 +96,7 @@ pub(super) fn normalise(
 
 /// Names of the flags of `serve`.
 struct ServeFlagNames {
-    /// Long name of a flag for each of its names and aliases.
+    /// Map from each name and alias of a flag to the flag's long name.
     names: BTreeMap<String, String>,
     /// Long names of the boolean flags.
     booleans: BTreeSet<String>,
@@ -189,7 +189,8 @@ impl ServeFlagNames {
         }
     }
 
-    /// Returns the long name of the flag that a word sets, if it sets one.
+    /// Returns the long name of the flag that a word of the command line sets; `None` = the word is no flag
+    /// of `serve`.
     fn flag_name(&self, word: &str) -> Option<&str> {
         let name = word.strip_prefix("--")?;
         let name = name.split_once('=').map_or(name, |(name, _)| name);

@@ -364,7 +364,7 @@ impl EngineArgs {
 /// loop.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
 
-/// Maximum number of executors per node.
+/// Maximum number of executors (ranks) of a server.
 const LOCAL_RANKS_MAX: u32 = 256;
 
 impl ParallelArgs {

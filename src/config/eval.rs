@@ -23,7 +23,7 @@ pub struct ClientArgs {
     pub timeout: DurationArg,
 }
 
-/// Check that `hadron eval` runs.
+/// The check of a server's outputs to run: the subcommand of `hadron eval`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EvalCommand {
     /// Send questions with one correct answer and count exact matches

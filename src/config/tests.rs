@@ -446,7 +446,8 @@ fn nodes_have_the_spellings_of_other_engines() {
     assert!(args.http.port == 9 && args.nodes.cluster().is_none(), "launch is serve");
 }
 
-/// `UPDATE_EXPECT=1 cargo test` updates `docs/cli.md`.
+/// `docs/cli.md` equals the page that is generated from the flags. `UPDATE_EXPECT=1 cargo test` updates the
+/// file.
 #[test]
 fn the_reference_page_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(reference_path());

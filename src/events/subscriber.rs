@@ -21,11 +21,11 @@ pub(super) struct RawKvEventBatch {
     pub(super) topic: Vec<u8>,
     pub(super) seq: u64,
     pub(super) payload: Vec<u8>,
-    /// Whether the batch was received in a replay instead of the live stream.
+    /// Whether the batch was received from the replay endpoint instead of the live stream.
     pub(super) replayed: bool,
 }
 
-/// Item that a subscription returns.
+/// What `EventSubscriber::next` returns: a batch, or a fault of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionEvent {
     Batch(RawKvEventBatch),
@@ -35,7 +35,8 @@ pub(super) enum SubscriptionEvent {
         to: u64,
         replayed: u64,
     },
-    /// The publisher has restarted its sequence numbers.
+    /// The publisher has restarted its sequence numbers. `seq` is the number of the first batch received
+    /// after the restart.
     Restart {
         seq: u64,
     },

@@ -22,7 +22,7 @@ pub struct ModelFiles {
     pub tokenizer_dir: PathBuf,
     /// Parsed `config.json`.
     pub config: ModelConfig,
-    /// Format of the weights.
+    /// Format of the weights: safetensors files in `dir`, or synthetic weights.
     pub source: models::LoadFormat,
     /// Digest of the files in the model folders. An executor with a different digest has read different
     /// files.

@@ -41,7 +41,7 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Number of threads that handle HTTP requests. The executor computes on the other cores.
 const HTTP_THREADS: usize = 2;
-/// Epoch of the executors that are started first.
+/// Epoch of the first executors of a server. Executors that replace them after a failure have a later epoch.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// Serves until a shutdown signal arrives. Returns the exit code of the process.

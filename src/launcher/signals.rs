@@ -42,7 +42,7 @@ pub struct NonFatalSignals {
 enum NonFatalSignalAction {
     /// Reopen log files.
     Reopen,
-    /// No action for the signal with this number.
+    /// Only log that the signal with this number is ignored.
     Ignored(i32),
 }
 
@@ -59,7 +59,7 @@ impl NonFatalSignals {
         })
     }
 
-    /// Waits for the next of these signals and returns the action for it.
+    /// Waits for the next signal that has a handler, and returns the action for it.
     async fn next(&mut self) -> NonFatalSignalAction {
         tokio::select! {
             _ = self.hangup.recv() => NonFatalSignalAction::Reopen,

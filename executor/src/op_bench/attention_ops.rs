@@ -97,7 +97,7 @@ impl AttentionBench {
     }
 }
 
-/// Bytes of a row of activations.
+/// Bytes of the activations of one token.
 struct ActivationRowBytes {
     /// Bytes of queries, keys and values together.
     qkv: usize,
@@ -157,7 +157,7 @@ fn time_paged_decode(
     Ok(())
 }
 
-/// Times paged attention over KV blocks that have been filled.
+/// Times paged attention (op `op`) alone. The KV blocks have been written before.
 fn time_attention(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,

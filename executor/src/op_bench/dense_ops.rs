@@ -32,7 +32,7 @@ pub(super) struct LinearOp {
     pub(super) kind: LinearEpilogue,
     /// Number of layers of the model that contain this linear layer.
     pub(super) layers: usize,
-    /// Maximum number of tokens to measure.
+    /// Maximum number of tokens per launch. The layer is not measured at larger configured values.
     pub(super) tokens_max: usize,
 }
 

@@ -125,7 +125,8 @@ fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
     }
 }
 
-/// Returns bounds of the staged rows, in which one-token rows come first.
+/// Returns the bounds of the staged rows that launches are sized by, such as the longest row and the longest
+/// context. One-token rows come first.
 fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> RowBounds {
     let lengths = |row: &StagedStepRow| (row.len as usize, (row.start + row.len) as usize);
     let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };

@@ -43,7 +43,8 @@ impl StepLimits {
         1 + self.speculation.map_or(0, |speculation| usize::from(speculation.draft_tokens))
     }
 
-    /// Maximum number of rows that are staged for a step.
+    /// Maximum number of rows that are staged for a step: its batch rows, or, with `split_decode_rows`, their
+    /// one-token rows.
     pub(crate) fn stage_rows(&self) -> usize {
         if self.split_decode_rows {
             (self.rows * self.tokens_per_row()).min(self.tokens.max(self.rows))

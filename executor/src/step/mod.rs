@@ -43,7 +43,8 @@ pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
     pub(crate) kv: PoolLayout,
-    /// Layout of the proposer's KV pool, which has the same blocks.
+    /// Layout of the proposer's own KV pool, which has the same block ids as `kv`; `None` = the proposer has
+    /// none.
     pub(crate) draft_kv: Option<PoolLayout>,
     pub(crate) limits: StepLimits,
     /// Number of tokens of the longest request.

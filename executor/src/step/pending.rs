@@ -50,7 +50,7 @@ impl OutputMemoryPool {
         Ok(Self { sender, receiver })
     }
 
-    /// Returns a sender that returns memory to the pool.
+    /// Returns a sender by which a finished step returns its output memory to the pool.
     pub(super) fn sender(&self) -> Sender<SamplerOutputMemory> {
         self.sender.clone()
     }

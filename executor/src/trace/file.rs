@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Closing brackets of the JSON file.
+/// Closing brackets of the JSON file, with which every write ends.
 const END: &str = "\n]}\n";
 /// Number of buffered bytes after which events are written to the file.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -168,7 +168,7 @@ impl TraceSession {
 struct ChromeTraceWriter {
     file: ChromeTraceFile,
     rank: u16,
-    /// Number of steps that have been written.
+    /// Number of steps that have been written. A file without steps is removed at the end.
     steps: u64,
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,

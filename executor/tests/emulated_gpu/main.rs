@@ -123,7 +123,7 @@ fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
-/// Returns one model of each kind.
+/// Returns one model of each kind: dense, MoE (`experts`) and MLA.
 fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
     [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("mla", mla_model(dtype))]
 }

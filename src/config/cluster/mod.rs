@@ -92,7 +92,7 @@ impl NodeArgs {
         environment: &ProcessEnvironment,
     ) -> Result<(), CommandLineError> {
         self.resolve_data_parallel_layout(parallel.data_parallel_size)?;
-        // The flag `--nnodes 1` disables the variables of a launcher.
+        // With the flag `--nnodes 1`, the environment variables of a launcher are ignored.
         let layout = match self.nnodes {
             Some(1) => launcher_env::NodeLayout::default(),
             _ => environment.cluster.node_layout()?,
