@@ -569,7 +569,7 @@ fn check(
     };
     // SAFETY: the function accepts any code.
     let name = text(unsafe { (rccl.get_error_string)(code) }).unwrap_or_default();
-    // SAFETY: a live communicator, as in `poll`, or null.
+    // SAFETY: the argument is null, or a communicator that is not freed during this call: see `poll`.
     let last = text(unsafe { (rccl.get_last_error)(handle.unwrap_or(std::ptr::null_mut())) });
     let what = [Some(name), last].into_iter().flatten().filter(|text| !text.is_empty());
     let what = what.collect::<Vec<_>>().join(": ");

@@ -18,10 +18,10 @@ pub(crate) trait SharedMemoryElement: DeviceElement {
         cols.div_ceil(Self::PER_WORD)
     }
 
-    /// Encodes a row of elements as words.
+    /// Encodes a row of elements as 32-bit words of shared memory.
     fn write_words(row: &[Self], words: &[AtomicU32]);
 
-    /// Decodes a row of elements from words.
+    /// Decodes a row of elements from 32-bit words of shared memory.
     fn read_words(words: &[AtomicU32], row: &mut [Self]);
 }
 

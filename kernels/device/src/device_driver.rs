@@ -28,7 +28,7 @@ pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
     reason = "streams are passed as `DeviceDriver` passes them"
 )]
 pub(crate) trait ReplayableGraph: Send + std::fmt::Debug {
-    /// Launches all captured launches of the graph on stream `s`.
+    /// Replays the graph on stream `s`: executes all launches that were captured.
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 }
 

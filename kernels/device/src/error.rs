@@ -3,7 +3,7 @@
 use crate::DType;
 
 /// Error of a device. `Shape` and `Unsupported` are errors of the caller, which are detected before any
-/// memory is accessed. After any other error, the device is unusable.
+/// memory is accessed. If a launch or a copy returns another error, the device must not be used any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The device has too little free memory.

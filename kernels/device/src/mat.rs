@@ -32,11 +32,11 @@ pub struct MatMut<'a> {
     lifetime: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a view behaves like a shared slice.
+// SAFETY: a `MatRef` gives read access to the elements only, as a shared slice does.
 unsafe impl Send for MatRef<'_> {}
-// SAFETY: a view behaves like a shared slice.
+// SAFETY: a `MatRef` gives read access to the elements only, as a shared slice does.
 unsafe impl Sync for MatRef<'_> {}
-// SAFETY: a view behaves like a unique slice.
+// SAFETY: a `MatMut` is the only access to its elements, as a unique slice is.
 unsafe impl Send for MatMut<'_> {}
 // SAFETY: `&MatMut` only gives read access to the elements.
 unsafe impl Sync for MatMut<'_> {}

@@ -198,7 +198,7 @@ pub(crate) unsafe fn symbol<F: Copy>(
     found: &Path,
     name: &str,
 ) -> Result<F, LibraryOpenError> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the type `F`.
     let symbol = unsafe { library.get::<F>(name) };
     symbol.map(|s| *s).map_err(|_| LibraryOpenError::NoSymbol {
         library: found.display().to_string(),
@@ -214,7 +214,7 @@ pub(crate) unsafe fn optional<F: Copy>(library: &'static Library, name: &str) ->
     if name.is_empty() {
         return None;
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the type `F`.
     unsafe { library.get::<F>(name) }.ok().map(|s| *s)
 }
 

@@ -10,7 +10,7 @@ use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
 const ALL_TO_ALL_MAX_SHARE: f64 = 7.0 / 8.0;
 
 /// Computes `Σ weight_e · expert_e(h)` over the experts of each token, for `h [tokens, hidden size]`. The
-/// experts are distributed over the ranks of `f.dp`. The result has the shape of `h`.
+/// experts are distributed over the data-parallel ranks (`f.dp`). The result has the shape of `h`.
 ///
 /// The all-gather and the all-to-all exchange both add in f32 in rank order, starting with zero, and give
 /// equal bits, with two exceptions: NCCL and RCCL add in an order of their own, and in bf16 on a GPU the
@@ -48,7 +48,8 @@ fn rank_share(top_k: usize, experts_per_rank: usize, all: usize) -> f64 {
     1.0 - (0..top_k.min(all)).map(misses).product::<f64>()
 }
 
-/// Gathers the rows of all ranks, computes this rank's experts on them, and reduce-scatters the results.
+/// Gathers the token rows of all ranks, computes this rank's experts on them, and reduce-scatters the
+/// results.
 /// Padding rows have no experts, so that no expert is computed for them.
 fn all_gather_experts(
     f: &ForwardContext<'_>,

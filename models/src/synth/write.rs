@@ -111,8 +111,9 @@ pub fn write(
     write_weights(&all_tensors(&config, options), out, options, progress)
 }
 
-/// Writes the configuration unchanged, unless only one of the declared and the stored dtype is float16. In
-/// that case the declared dtype is replaced, because a declared float16 selects float16 for the computation.
+/// Writes the configuration unchanged, unless exactly one of the declared dtype and the dtype of the written
+/// weights is float16. In that case the declared dtype is replaced, because a declared float16 selects
+/// float16 for the computation.
 fn write_config(
     from: &Path,
     config: &ModelConfig,

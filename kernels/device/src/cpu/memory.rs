@@ -56,7 +56,7 @@ fn reserve(bytes: usize) -> Option<NonNull<u8>> {
 /// `ptr` was returned by `reserve(bytes)` and is not used again.
 unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
     if bytes >= HUGE_PAGE && mapped::AVAILABLE {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that `reserve(bytes)` returned `ptr`.
         return unsafe { mapped::free(ptr, bytes) };
     }
     if let Ok(layout) = Layout::from_size_align(bytes, CACHE_LINE) {

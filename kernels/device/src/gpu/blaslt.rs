@@ -205,8 +205,8 @@ impl BlasLtLibrary {
                         if runtime.is_autotuning_frozen() {
                             plan.use_nearest_algorithm(nearest_algorithm);
                         } else if !runtime.is_capturing() {
-                            // SAFETY: guaranteed by the caller; autotuning computes the GEMM repeatedly
-                            // into its own output.
+                            // SAFETY: the caller guarantees the addresses; autotuning computes the GEMM
+                            // repeatedly into its own output.
                             unsafe {
                                 self.autotune(plan, &stream_state, &layouts, problem, operands)
                             }?;
@@ -216,7 +216,7 @@ impl BlasLtLibrary {
                 }
             };
             let Some(plan) = plan else { continue };
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the addresses of the operands.
             match unsafe { self.launch(plan, &layouts, &stream_state, problem, operands) } {
                 // The algorithm of the bucket may not support this `m`. In that case, a plan for the exact
                 // problem is used.
@@ -251,7 +251,7 @@ impl BlasLtLibrary {
         let (first_algorithm, mut times) = (plan.algorithm, Vec::new());
         for candidate in candidates {
             plan.algorithm = candidate;
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the addresses of the operands.
             let launch = || unsafe { self.launch(plan, layouts, stream_state, problem, operands) };
             match timer.time(launch) {
                 // Candidates that do not support this exact problem are skipped.
