@@ -10,7 +10,7 @@ mod node_messages;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A type of messages that are sent as bodies of frames.
+/// A type of messages that are encoded as bodies of frames, for example `ExecutorCommand`.
 pub trait WireMessage: Sized {
     /// Returns the message kind, unique over all messages.
     fn kind(&self) -> u16;

@@ -14,7 +14,7 @@ use protocol::{RequestId, SequenceSlot, StepId, Token, TokenVec};
 /// Number of preemptions after which a request becomes non-preemptible.
 pub(crate) const PREEMPTIONS_MAX: u8 = 4;
 
-/// Number of newest committed tokens stored inline.
+/// Number of newest committed tokens that `Request::tail` stores inline.
 const TAIL_TOKENS: usize = 16;
 
 /// A waiting or running request of one replica: the fields that every step reads, in two and a half cache
@@ -38,7 +38,7 @@ pub(crate) struct Request {
     pub(crate) epoch: u32,
     /// Sequence slot on the device while the request runs.
     pub(crate) seq_slot: Option<SequenceSlot>,
-    /// Number of committed tokens: prompt, then output.
+    /// Number of committed tokens: prompt and output.
     pub(crate) len: u32,
     /// Length at which the request finishes: prompt plus `max_tokens`, at most `max_model_len`.
     pub(crate) limit: u32,
@@ -63,7 +63,8 @@ pub(crate) struct Request {
     /// Sum of the draft tokens of rows in flight.
     pub(crate) draft_slack: u16,
     pub(crate) preemptions: u8,
-    /// Whether the last row sent in this epoch samples, so that the sequence slot has draft tokens.
+    /// Whether the last row sent in this epoch samples, so that draft tokens for the next row are in the
+    /// sequence slot.
     pub(crate) slot_has_drafts: bool,
     /// Whether the next row is the first of its epoch.
     pub(crate) first_row_of_epoch: bool,
@@ -221,14 +222,15 @@ impl Request {
         }
     }
 
-    /// Returns whether exactly one known token is uncomputed and another token may follow.
+    /// Returns whether exactly one known token is uncomputed, and the request stays below its length limit
+    /// even if all draft tokens in flight are accepted.
     #[inline]
     fn needs_one_token(&self) -> bool {
         self.uncomputed_tokens() == 1 && self.known_len() + u32::from(self.draft_slack) < self.limit
     }
 
-    /// Returns whether the next row is a chunk of several tokens, or the last token of a prompt that is only
-    /// scored.
+    /// Returns whether the next row is a prefill chunk of several tokens, or the last token of a prompt
+    /// without output (`max_tokens` 0).
     #[inline]
     pub(crate) fn continues_prefill(&self) -> bool {
         self.uncomputed_tokens() > 0 && self.pending_samples == 0 && !self.needs_one_token()

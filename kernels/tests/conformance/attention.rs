@@ -99,8 +99,8 @@ impl AttentionConformanceCase {
         i64::from(self.requests[request].1[position / bs]) * bs as i64 + (position % bs) as i64
     }
 
-    /// Query or key of one head at a position, after norm and RoPE, in f64 and rounded where the kernel
-    /// rounds.
+    /// Returns the query or key of one head at a position after norm and RoPE, computed in f64 and rounded
+    /// where the kernel rounds.
     fn rotated<T: CpuTestFloat>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
         let dim = self.layout.head_dim;
         let raw = &self.requests[request].0[position * self.width() + head * dim..][..dim];
@@ -132,7 +132,7 @@ impl AttentionConformanceCase {
         (0..self.layout.kv_heads).map(|head| (0..len).map(|p| key(head, p)).collect()).collect()
     }
 
-    /// Attention output of one token, computed in f64 by the formula.
+    /// Returns the attention output of one token, computed in f64 by the formula.
     fn expected<T: CpuTestFloat>(
         &self,
         request: usize,
@@ -242,7 +242,7 @@ impl AttentionConformanceCase {
         o
     }
 
-    /// One chunk per request that contains all of its tokens.
+    /// Returns one chunk per request that contains all of its tokens.
     fn whole_requests(&self) -> Vec<RequestChunk> {
         let bs = self.layout.block_tokens;
         let len = |i: usize| self.requests[i].0.len() / self.width();

@@ -21,8 +21,8 @@ const SIZES: [[usize; 5]; 3] = [[4, 32, 8, 16, 16], [3, 48, 2, 10, 6], [2, 144, 
 const ROWS: [(usize, usize); 5] = [(1, 130), (16, 100), (3, 3), (17, 65), (70, 200)];
 const BLOCK_TOKENS: usize = 6;
 
-/// Number of queries of a row if positions before `first` are masked; 0 if the row would have a query at a
-/// masked position.
+/// Returns the number of queries of row `row` of `ROWS` if positions before `first` are masked; 0 if the row
+/// would have a query at a masked position.
 fn queries(row: usize, first: usize) -> usize {
     let (row_queries, context) = ROWS[row];
     if context - row_queries < first { 0 } else { row_queries }
@@ -82,7 +82,7 @@ impl MlaConformanceCase {
         }
     }
 
-    /// Compressed KV that the kernel writes to the pool for a position, after norm and RoPE.
+    /// Returns the compressed KV that the kernel writes to the pool for a position, after norm and RoPE.
     fn written_kv<T: CpuTestFloat>(&self, row: usize, position: usize) -> Vec<f64> {
         let (kv_lora_rank, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
         let raw = &self.kv[row][position * width..][..width];

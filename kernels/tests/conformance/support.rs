@@ -4,13 +4,13 @@ use device::{CpuConfig, CpuIsa, DType, bf16, f16};
 use kernels::HostMat;
 use kernels::cpu::CpuBackend;
 
-/// One CPU backend per instruction set that this CPU supports.
+/// Returns one CPU backend per instruction set that this CPU supports.
 pub(crate) fn devices(threads: usize) -> Vec<CpuBackend> {
     let isas = CpuIsa::ALL.into_iter().filter(|isa| isa.available());
     isas.map(|isa| CpuBackend::new(CpuConfig { threads, isa }).unwrap()).collect()
 }
 
-/// A CPU backend with one instruction set.
+/// Returns a CPU backend with one instruction set.
 pub(crate) fn device(threads: usize, isa: CpuIsa) -> CpuBackend {
     CpuBackend::new(CpuConfig { threads, isa }).unwrap()
 }
@@ -88,7 +88,8 @@ pub(crate) fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
     HostMat::new(bytes, DType::F32, rows, cols).unwrap()
 }
 
-/// The largest difference, relative to the magnitude of the expected values.
+/// Returns the largest difference between `got` and `expected`, relative to the magnitude of the expected
+/// values.
 pub(crate) fn error<T: CpuTestFloat>(got: &[T], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
@@ -96,7 +97,7 @@ pub(crate) fn error<T: CpuTestFloat>(got: &[T], expected: &[f64]) -> f64 {
     worst.fold(0.0, |m: f64, e| if e.is_nan() { f64::INFINITY } else { m.max(e) }) / size
 }
 
-/// Maximum relative error for rounding to the activation type and f32 sums.
+/// Returns the permitted relative error for rounding to the activation type and f32 sums.
 pub(crate) fn tolerance<T: CpuTestFloat>() -> f64 {
     match T::DTYPE {
         DType::BF16 => 6e-3,

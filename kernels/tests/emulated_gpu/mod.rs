@@ -45,8 +45,8 @@ pub fn warp_sizes(variable: &str) -> Vec<u32> {
     }
 }
 
-/// Folder of compiled kernels, which all tests of emulated devices share. This is safe, because a cache key
-/// includes all inputs of a compilation.
+/// Returns the cache folder of compiled kernels, which all tests of emulated devices share. This is safe,
+/// because a cache key includes all inputs of a compilation.
 pub fn kernel_cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
 }
@@ -63,7 +63,8 @@ const OPTIONS: &[&str] = &[
     "-fvisibility=hidden",
 ];
 
-/// Path of `libhipemu.so`, which contains the driver, run-time compiler and collectives of an emulated GPU.
+/// Returns the path of `libhipemu.so`, which contains the driver, run-time compiler and collectives of an
+/// emulated GPU.
 ///
 /// Environment variables configure the GPU: see `kernels/emu/settings.h`.
 ///
@@ -88,8 +89,8 @@ pub fn library() -> PathBuf {
     library
 }
 
-/// A copy of the library for rank `rank` of a world whose ranks are threads of one process. Each copy is a
-/// separate GPU with its own lock, which a rank holds while it waits for other ranks.
+/// Returns the path of a copy of the library for rank `rank` of a world whose ranks are threads of one
+/// process. Each copy is a separate GPU with its own lock, which a rank holds while it waits for other ranks.
 pub fn library_of(world: &str, rank: usize) -> PathBuf {
     let library = library();
     let copy = library.with_file_name(format!("libhipemu-{world}-{rank}.so"));

@@ -44,7 +44,7 @@ pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Op
     Some(run(name, &variables))
 }
 
-/// The child's stdout and stderr.
+/// Returns the child's stdout and stderr.
 pub(crate) fn text(output: &Output) -> String {
     format!(
         "{}{}",

@@ -5,7 +5,7 @@ use crate::injected_bugs::{ATTENTION, AttentionBugCase, ROWS, WARPS};
 
 const SEEDS: [u64; 7] = [0, 1, 2, 3, 4, 7, 9];
 
-/// Pseudo-random values, equal in every call.
+/// Returns pseudo-random values, equal in every call.
 pub(crate) fn values(n: usize) -> Vec<f32> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let next = || {

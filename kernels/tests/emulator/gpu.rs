@@ -129,7 +129,7 @@ impl EmulatedGpu {
         module
     }
 
-    /// The kernel `name` of a module.
+    /// Returns the kernel `name` of a module.
     pub(crate) fn function(&self, module: DriverPtr, name: &str) -> DriverPtr {
         let name = CString::new(name).unwrap();
         let mut function = std::ptr::null_mut();

@@ -80,7 +80,7 @@ pub(crate) fn inject_bug(text: &str, from: &str, to: &str) -> String {
     text.replace(from, to)
 }
 
-/// The kernel `sums_twice` compiled with a change in the block reduction of `dev/collective.h`.
+/// Returns the kernel `sums_twice` compiled with a change in the block reduction of `dev/collective.h`.
 pub(crate) fn reduction_bug(gpu: &EmulatedGpu, wave: &str, from: &str, to: &str) -> DriverPtr {
     let edit = |name: &str, text: &str| match name {
         "dev/collective.h" => inject_bug(text, from, to),
@@ -90,7 +90,7 @@ pub(crate) fn reduction_bug(gpu: &EmulatedGpu, wave: &str, from: &str, to: &str)
     gpu.function(gpu.load(&image.unwrap_or_else(|log| panic!("{log}"))), "sums_twice")
 }
 
-/// Largest error of `sums_twice` over three rows of random values.
+/// Returns the largest error of `sums_twice` over three rows of random values.
 pub(crate) fn sums_error(gpu: &EmulatedGpu, kernel: DriverPtr) -> f64 {
     let x = values(3 * COLS);
     let (input, y) = (gpu.upload(&x), gpu.upload(&[0f32; 6]));
@@ -106,7 +106,7 @@ pub(crate) fn sums_error(gpu: &EmulatedGpu, kernel: DriverPtr) -> f64 {
     errors.fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
 }
 
-/// Whether at least one order of warps gives a wrong result.
+/// Returns whether at least one order of warps gives a wrong result.
 fn some_order_is_wrong(gpu: &EmulatedGpu, error: impl Fn() -> f64) -> bool {
     (0..8).any(|seed| {
         gpu.seed(seed);

@@ -19,7 +19,8 @@ fn wide(bits: u16, f16: bool) -> f64 {
     if f16 { half::f16::from_bits(bits).to_f64() } else { half::bf16::from_bits(bits).to_f64() }
 }
 
-/// Value of e4m3 bits; FNUZ has a bias larger by one, and uses the encoding of negative zero for NaN.
+/// Returns the value of e4m3 bits; FNUZ has a bias larger by one, and uses the encoding of negative zero for
+/// NaN.
 fn fp8_value(bits: u8, fnuz: bool) -> f64 {
     let (bias, nan) = if fnuz { (8, bits == 0x80) } else { (7, bits & 0x7f == 0x7f) };
     if nan {
@@ -34,7 +35,7 @@ fn fp8_value(bits: u8, fnuz: bool) -> f64 {
     if bits >> 7 == 1 { -size } else { size }
 }
 
-/// `C + A B` in f64, for `A [m, k]`, `B [k, n]` and `C [m, n]`.
+/// Returns `C + A B` in f64, for `A [m, k]`, `B [k, n]` and `C [m, n]`.
 fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
     let dot = |i: usize| (0..k).map(|j| a[i / n * k + j] * b[j * n + i % n]).sum::<f64>();
     c.iter().enumerate().map(|(i, c)| f64::from(*c) + dot(i)).collect()
@@ -143,7 +144,7 @@ fn the_matrix_builtins_of_amd_are_right() {
     check(&gpu, &gfx950, "fp8_16x16x32", [16, 16, 32]);
 }
 
-/// Nearest fp8 number to `x`, ties to even mantissas, saturating.
+/// Returns the nearest fp8 number to `x`, ties to even mantissas, saturating.
 fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
     let x = f64::from(x);
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };

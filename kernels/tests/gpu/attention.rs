@@ -103,7 +103,7 @@ impl PagedAttentionCase {
         self.max_rows_per_request = *tokens.iter().max().unwrap();
     }
 
-    /// Random queries: `[tokens, heads * head_dim]`.
+    /// Returns random queries: `[tokens, heads * head_dim]`.
     fn queries(&self, pair: &CpuGpuPair, numbers: &mut RandomNumbers) -> TwinMatrix {
         let tokens = self.rows.iter().map(|r| r.0).sum();
         let width = self.heads * self.layouts[0].head_dim;

@@ -11,7 +11,7 @@ use kernels::gpu::GpuBackend;
 use crate::device_pair::{CpuGpuPair, tolerance};
 use crate::support::{S, emulator};
 
-/// The emulated GPU with `blaslt.cpp` as its BLAS library.
+/// Returns the emulated GPU with `blaslt.cpp` as its BLAS library.
 fn device() -> GpuBackend {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));

@@ -9,7 +9,7 @@ use crate::support::S;
 
 const FLOATS: usize = 1000;
 
-/// `y = a + b` on the GPU.
+/// Computes `y = a + b` on the GPU.
 fn add(pair: &CpuGpuPair, y: &mut TwinMatrix, a: MatRef<'_>, b: MatRef<'_>) {
     pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a, b }).unwrap();
 }

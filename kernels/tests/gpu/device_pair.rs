@@ -12,23 +12,24 @@ use kernels::{HostMat, KernelBackend, PackedMatrix};
 
 use crate::support::{RandomNumbers, S, devices, devices_of};
 
-/// Every GPU under test, each with a reference device.
+/// Returns every GPU under test, each with a reference device.
 pub(crate) fn pairs() -> Vec<CpuGpuPair> {
     devices().into_iter().map(CpuGpuPair::new).collect()
 }
 
-/// Every GPU under test with f16 as its 16-bit type. The reference device computes in f32 from values that
-/// are exact in f16.
+/// Returns every GPU under test with f16 as its 16-bit type. The reference device computes in f32 from values
+/// that are exact in f16.
 pub(crate) fn f16_pairs() -> Vec<CpuGpuPair> {
     devices_of(HalfDtype::F16).into_iter().map(CpuGpuPair::new).collect()
 }
 
-/// The dtype in which the reference device stores a matrix that is `dtype` on the GPU.
+/// Returns the dtype in which the reference device stores a matrix that is `dtype` on the GPU.
 pub(crate) fn on_cpu(dtype: DType) -> DType {
     if dtype == DType::F16 { DType::F32 } else { dtype }
 }
 
-/// `x` rounded to a value that both devices store exactly: for f16, the reference device stores it as f32.
+/// Returns `x` rounded to a value that both devices store exactly: for f16, the reference device stores it as
+/// f32.
 pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
     if dtype == DType::F16 { f16::from_f32(x).to_f32() } else { x }
 }
@@ -41,7 +42,7 @@ pub(crate) struct CpuGpuPair {
 }
 
 impl CpuGpuPair {
-    /// The GPU backend and the CPU backend.
+    /// Returns the GPU backend and the CPU backend.
     pub(crate) fn backends(&self) -> [KernelBackend; 2] {
         [Arc::clone(&self.gpu).into(), Arc::clone(&self.cpu).into()]
     }
@@ -55,7 +56,7 @@ impl CpuGpuPair {
         Self { gpu, cpu, seed }
     }
 
-    /// Random numbers that differ in every run, but are equal for every call with the same `salt`.
+    /// Returns random numbers that differ in every run, but are equal for every call with the same `salt`.
     pub(crate) fn numbers(&self, salt: u64) -> RandomNumbers {
         RandomNumbers::new(self.seed ^ salt.wrapping_mul(0x1_0000_0001))
     }
@@ -71,7 +72,7 @@ impl CpuGpuPair {
         twin
     }
 
-    /// A matrix of random floats in (−1, 1), as `dtype` on both devices.
+    /// Returns a matrix of random floats in (−1, 1), as `dtype` on both devices.
     pub(crate) fn random(
         &self,
         numbers: &mut RandomNumbers,
@@ -103,8 +104,8 @@ impl CpuGpuPair {
         }
     }
 
-    /// A matrix with all bits set, which are NaN as floats and −1 as integers: a kernel must overwrite every
-    /// element.
+    /// Returns a matrix with all bits set, which are NaN as floats and −1 as integers: a kernel must
+    /// overwrite every element.
     pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
         let mut twin = self.zeros(dtype, rows, cols);
         let bytes = vec![0xff; rows * cols * on_cpu(dtype).bytes()];
@@ -133,7 +134,8 @@ impl CpuGpuPair {
         [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, on_cpu(dtype)).unwrap()]
     }
 
-    /// The contents of both matrices, the GPU's first. Not for f16, which the reference device does not have.
+    /// Returns the contents of both matrices, the GPU's first. Panics for f16, which the reference device
+    /// does not support.
     pub(crate) fn read<T: DeviceElement>(&self, twin: &TwinMatrix) -> [Vec<T>; 2] {
         assert_eq!((T::DTYPE, T::DTYPE), (twin.dtype, on_cpu(twin.dtype)));
         let elements = twin.rows * twin.cols;
@@ -142,7 +144,7 @@ impl CpuGpuPair {
         [self.read_gpu(twin), elements_of(&bytes)]
     }
 
-    /// The contents of the GPU's matrix.
+    /// Returns the contents of the GPU's matrix.
     pub(crate) fn read_gpu<T: DeviceElement>(&self, twin: &TwinMatrix) -> Vec<T> {
         assert_eq!(T::DTYPE, twin.dtype);
         let mut bytes = vec![0; twin.rows * twin.cols * twin.dtype.bytes()];
@@ -150,7 +152,7 @@ impl CpuGpuPair {
         elements_of(&bytes)
     }
 
-    /// The contents of both float matrices as f32, the GPU's first.
+    /// Returns the contents of both float matrices as f32, the GPU's first.
     pub(crate) fn read_floats(&self, twin: &TwinMatrix) -> [Vec<f32>; 2] {
         match twin.dtype {
             DType::BF16 => {
@@ -166,7 +168,8 @@ impl CpuGpuPair {
         }
     }
 
-    /// Panics if both matrices differ by more than `tolerance` times the largest expected value.
+    /// Panics if the GPU's and the CPU's matrix differ by more than `tolerance` times the largest expected
+    /// value.
     pub(crate) fn check(&self, what: &str, twin: &TwinMatrix, tolerance: f32) {
         let [got, expected] = self.read_floats(twin);
         let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
@@ -177,7 +180,7 @@ impl CpuGpuPair {
         }
     }
 
-    /// Panics if both matrices differ in any element.
+    /// Panics if the GPU's and the CPU's matrix differ in any element.
     pub(crate) fn check_equal<T: DeviceElement + PartialEq + std::fmt::Debug>(
         &self,
         what: &str,
@@ -205,30 +208,30 @@ pub(crate) struct TwinMatrix {
 }
 
 impl TwinMatrix {
-    /// View of the GPU's matrix, for reading.
+    /// Returns a view of the GPU's matrix, for reading.
     pub(crate) fn gpu(&self) -> MatRef<'_> {
         self.gpu.mat(self.dtype, self.rows, self.cols).unwrap()
     }
 
-    /// View of the CPU's matrix, for reading.
+    /// Returns a view of the CPU's matrix, for reading.
     pub(crate) fn cpu(&self) -> MatRef<'_> {
         self.cpu.mat(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 
-    /// View of the GPU's matrix, for writing.
+    /// Returns a view of the GPU's matrix, for writing.
     pub(crate) fn gpu_mut(&mut self) -> MatMut<'_> {
         self.gpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
     }
 
-    /// View of the CPU's matrix, for writing.
+    /// Returns a view of the CPU's matrix, for writing.
     pub(crate) fn cpu_mut(&mut self) -> MatMut<'_> {
         self.cpu.mat_mut(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 }
 
-/// Maximum error, relative to the largest value, for one rounding to `dtype` and another order of sums. For
-/// f16 the CPU computes in f32 without intermediate rounding, where a kernel rounds up to three times by
-/// 2^-11.
+/// Returns the permitted error, relative to the largest value, for one rounding to `dtype` and another order
+/// of sums. For f16 the CPU computes in f32 without intermediate rounding, where a kernel rounds up to three
+/// times by 2^-11.
 pub(crate) fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 8e-3,

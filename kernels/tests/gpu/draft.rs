@@ -70,7 +70,7 @@ fn stage_words() -> Vec<i32> {
     bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect()
 }
 
-/// A device buffer with the words of a staged step. Staged records contain 64-bit numbers, so the words need
+/// Returns a buffer with the words of a staged step. Staged records contain 64-bit numbers, so the words need
 /// the alignment of a device buffer.
 fn aligned_buffer(words: &[i32]) -> Buffer {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -79,12 +79,12 @@ fn aligned_buffer(words: &[i32]) -> Buffer {
     buffer
 }
 
-/// Block table of each sequence slot; no two requests write to the same block.
+/// Returns the block table of each sequence slot; no two requests write to the same block.
 fn tables() -> Vec<i32> {
     (0..BLOCKS as i32).map(|i| i * 7 % BLOCKS as i32).collect()
 }
 
-/// `n` random token ids below `limit`.
+/// Returns `n` random token ids below `limit`.
 fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32> {
     (0..n).map(|_| numbers.below(limit) as i32).collect()
 }

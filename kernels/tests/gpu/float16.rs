@@ -15,8 +15,8 @@ use crate::{
 
 const F16: DType = DType::F16;
 
-/// Sums of every f16 value and values of any magnitude are rounded once, also if they are inexact, subnormal
-/// or overflow.
+/// The sum of any f16 value and a value of any magnitude is rounded once, also if it is inexact or subnormal,
+/// or overflows.
 #[test]
 fn sums_round_to_nearest_even() {
     let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();

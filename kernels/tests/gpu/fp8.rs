@@ -33,7 +33,8 @@ impl Fp8Weights {
         &mut self.bytes
     }
 
-    /// Random weights of about (−1, 1) / √k, so that sums of `k` products with inputs near 1 stay near 1.
+    /// Returns random weights of about (−1, 1) / √k, so that sums of `k` products with inputs near 1 stay
+    /// near 1.
     pub(crate) fn new(
         numbers: &mut RandomNumbers,
         n: usize,

@@ -9,8 +9,8 @@ use crate::support::S;
 /// Number of rows; the last row tile is partial.
 const ROWS: usize = 2100;
 
-/// Number of weight rows (outputs per token) whose tiles fill the GPU; the last tile is partial. It is
-/// smaller for larger K, because emulation is slow.
+/// Returns the number of weight rows (outputs per token) whose tiles fill the GPU; the last tile is partial.
+/// It is smaller for larger K, because emulation is slow.
 fn lines(pair: &CpuGpuPair, k: usize) -> usize {
     let clusters = pair.gpu.multiprocessors() as usize / 2;
     256 * (clusters - usize::from(k > 64)) - 112

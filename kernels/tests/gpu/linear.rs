@@ -7,7 +7,7 @@ use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul,
 use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
 
-/// Random weights in (−1, 1) / √k, so that sums of `k` products stay near 1.
+/// Returns random weights in (−1, 1) / √k, so that sums of `k` products stay near 1.
 fn weights(numbers: &mut RandomNumbers, n: usize, k: usize) -> Vec<f32> {
     let scale = (k as f32).powf(-0.5);
     (0..n * k).map(|_| numbers.float() * scale).collect()

@@ -50,7 +50,8 @@ fn matrix_speed() {
     }
 }
 
-/// As many copies of a weight matrix as exceed every cache.
+/// Returns copies of a weight matrix, at most 64. Their total size exceeds every GPU's caches, so that a
+/// launch does not find its weights cached.
 fn copies(pair: &CpuGpuPair, n: usize, k: usize) -> Vec<PackedMatrix> {
     let weights = pair.numbers(1).reals::<f32>(n * k);
     let count = UNCACHED.div_ceil(n * k * 2).clamp(2, 64);

@@ -73,7 +73,7 @@ struct MlaResults {
 }
 
 impl<'a> MlaCase<'a> {
-    /// A case with random weights, contexts and queries.
+    /// Creates a case with random weights, contexts and queries.
     pub(crate) fn random(
         pair: &'a CpuGpuPair,
         sizes: MlaSizes,
@@ -129,7 +129,8 @@ impl<'a> MlaCase<'a> {
         pair.cpu.launch(&S, MlaAttention { o, pool: &pool, layout: &cpu, args: &all }).unwrap();
     }
 
-    /// A device's KV pool with all positions written, and its packed weights; applies RoPE to the queries.
+    /// Writes all positions to a KV pool on one device and applies RoPE to the queries. Returns the pool and
+    /// the packed weights.
     fn write_pool(
         &mut self,
         device: &KernelBackend,
@@ -186,7 +187,7 @@ type TwinView = fn(&TwinMatrix) -> MatRef<'_>;
 type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
 
 impl MlaKvInputs {
-    /// Random inputs of `tokens` tokens, with the slots that the block table `table` assigns.
+    /// Returns random inputs of `tokens` tokens, with the slots that the block table `table` assigns.
     fn random(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
@@ -276,7 +277,7 @@ impl MlaQueries {
         }
     }
 
-    /// Total number of queries of all rows.
+    /// Returns the total number of queries of all rows.
     fn count(&self) -> usize {
         self.ends[self.ends.len() - 1] as usize
     }
@@ -300,13 +301,13 @@ impl MlaQueries {
     }
 }
 
-/// The arguments of the attention kernel, changed to process every row separately.
+/// Returns the arguments of the attention kernel, changed to process every row separately.
 fn rows_separately<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = RowBounds { max_rows_per_request: 1, ..all.rows.bounds };
     MlaAttentionArgs { rows: AttentionMetadata { bounds, ..all.rows }, ..*all }
 }
 
-/// The arguments of the attention kernel for the first row only.
+/// Returns the arguments of the attention kernel for the first row only.
 fn first_row_only<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = all.rows.bounds;
     let decode_rows = bounds.decode_rows.min(1);

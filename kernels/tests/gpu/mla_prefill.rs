@@ -67,7 +67,7 @@ impl<'a> MlaPrefillCase<'a> {
         Self { sizes, rows, dtype, pool, q, keys, values }
     }
 
-    /// Block table of each row in random order; block 0 is unused.
+    /// Returns the block table of each row in random order; block 0 is unused.
     fn tables(&self) -> Vec<Vec<i32>> {
         let block_tokens = self.sizes[5];
         let blocks: usize = self.rows.iter().map(|row| row.1.div_ceil(block_tokens)).sum();
@@ -78,7 +78,7 @@ impl<'a> MlaPrefillCase<'a> {
         self.rows.iter().map(of_row).collect()
     }
 
-    /// The KV pool, with NaN after each row's context, as previous requests may leave it.
+    /// Returns the KV pool, with NaN after each row's context, as previous requests may leave it.
     fn pool_matrix(&self, pair: &CpuGpuPair) -> TwinMatrix {
         let [_, kv_lora_rank, rope_dim, .., block_tokens] = self.sizes;
         let (width, mut pool) = (kv_lora_rank + rope_dim, self.pool.clone());
@@ -94,7 +94,7 @@ impl<'a> MlaPrefillCase<'a> {
     }
 }
 
-/// W_UK, its transpose and W_UV of all heads, packed on a device.
+/// Returns W_UK, its transpose and W_UV of all heads, packed on a device.
 fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
     let [heads, kv_lora_rank, _, nope_dim, value_dim, _] = case.sizes;
     let pack = |all: &[f32], n: usize, k: usize| {
@@ -207,8 +207,8 @@ pub(crate) fn check(
     }
 }
 
-/// GPUs under test with a limit of `bytes` for computed keys and values (`None` = they use the absorbed
-/// form). All of them have equal random numbers.
+/// Returns GPUs under test with a limit of `bytes` for computed keys and values (`None` = they use the
+/// absorbed form). All of them have equal random numbers.
 pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<CpuGpuPair> {
     let limited = |gpu: Arc<GpuBackend>| {
         let gpu = Arc::into_inner(gpu).unwrap().with_mla_prefill_bytes(bytes);

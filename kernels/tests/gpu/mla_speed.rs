@@ -263,8 +263,8 @@ fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usi
     report(&format!("  {name} alone, {rate:.0} TFLOP/s"), kernel_time, bytes);
 }
 
-/// The slowest kernel of a call and its median time, from GPU event timestamps. Pauses first and makes few
-/// calls, because sustained computation lowers the GPU's clock.
+/// Returns the name of the slowest kernel of a call and its median time, from GPU event timestamps. Pauses
+/// first and makes few calls, because sustained computation lowers the GPU's clock.
 fn slowest_kernel(pair: &CpuGpuPair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
     const CALLS: usize = 9;
     std::thread::sleep(Duration::from_millis(200));

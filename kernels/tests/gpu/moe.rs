@@ -24,7 +24,7 @@ struct MoeCase {
 type MoeSizes = (usize, usize, usize, usize);
 
 impl MoeCase {
-    /// A case with random weights and choices; expert 0 is on another rank.
+    /// Creates a case with random weights and choices; expert 0 is on another rank.
     fn new(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,

@@ -5,7 +5,7 @@ use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, TokenDisp
 
 use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, oracle};
 
-/// Random expert ids of `rows` tokens, `k` each, among `count` experts; a few are −1.
+/// Returns random expert ids of `rows` tokens, `k` each, among `count` experts; a few are −1.
 fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
     let choice = |numbers: &mut RandomNumbers| match numbers.below(9) {
         0 => -1,

@@ -44,7 +44,7 @@ impl MoeFp8Case {
         Self::of(pair, numbers, sizes, tokens, stored)
     }
 
-    /// A case with the weights `stored` for all experts, of which those on other ranks are left out.
+    /// Creates a case with the weights `stored` for all experts, of which those on other ranks are left out.
     pub(crate) fn of(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
@@ -117,12 +117,12 @@ impl MoeFp8Case {
         y
     }
 
-    /// Whether the first choice of a token is an expert of this rank.
+    /// Returns whether the first choice of a token is an expert of this rank.
     pub(crate) fn is_here(&self, token: usize) -> bool {
         self.chosen[token * self.sizes.3] >= FIRST as i32
     }
 
-    /// The experts of this rank, packed on the GPU.
+    /// Returns the experts of this rank, packed on the GPU.
     pub(crate) fn experts(&self) -> ExpertWeights<'_> {
         ExpertWeights { first_expert: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
     }
@@ -142,7 +142,8 @@ impl MoeFp8Case {
         [self.weights, _] = pair.read::<f32>(&weights);
     }
 
-    /// Reference for many rows, computed in f64 as the GPU computes them: every input is quantised.
+    /// Returns the expected outputs of many rows, computed in f64 as the GPU computes them: every input is
+    /// quantised.
     fn quantized<T: GpuTestFloat>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
@@ -206,7 +207,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// silu(gate) · up, from sums that are rounded to the activation type.
+/// Returns silu(gate) · up, from sums that are rounded to the activation type.
 fn gated<T: GpuTestFloat>(gate: f64, up: f64) -> T {
     let [gate, up] = [gate, up].map(|sum| T::of(sum as f32).value());
     T::of(gate / (1.0 + (-gate).exp()) * up)

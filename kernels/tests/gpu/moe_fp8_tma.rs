@@ -64,7 +64,8 @@ fn fused_routing_changes_no_bit() {
     }
 }
 
-/// A case whose weight at index `at` has the bits `of(at)`, if these are given.
+/// Creates a case in which the weight at index `at` of each matrix has the bits `of(at)`; random if `of(at)`
+/// is `None`.
 fn with_bits(
     pair: &CpuGpuPair,
     numbers: &mut RandomNumbers,

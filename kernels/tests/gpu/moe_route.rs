@@ -8,8 +8,8 @@ use kernels::{
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
 
-/// Load counters of two layers with previous counts, and KV slots of the tokens, of which some are padding
-/// (−1).
+/// Returns load counters of two layers with previous counts, and KV slots of the tokens, of which some are
+/// padding (−1).
 fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
     let slots = (0..tokens as i64).map(|t| if t % 3 == 2 { -1 } else { t }).collect();
     ((0..2 * count as i32).collect(), slots)

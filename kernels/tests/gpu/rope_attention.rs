@@ -82,7 +82,7 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
         }
     }
 
-    /// The case with row `r` only; it keeps the block tables of all rows.
+    /// Returns the case with row `r` only; it keeps the block tables of all rows.
     fn single_row(&self, r: usize) -> Self {
         let columns = self.qkv.len() / self.contexts.len();
         Self {
@@ -99,13 +99,13 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
         }
     }
 
-    /// Context length of the longest row.
+    /// Returns the context length of the longest row.
     fn longest(&self) -> usize {
         *self.contexts.iter().max().unwrap()
     }
 
-    /// Outputs, and the pool afterwards: from one fused launch for contexts up to `fused_limit`, or from two
-    /// launches if it is `None`.
+    /// Returns the outputs and the pool after one fused launch for contexts up to `fused_limit`, or after two
+    /// separate launches if it is `None`.
     fn run(&self, device: &GpuBackend, fused_limit: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();

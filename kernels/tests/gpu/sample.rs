@@ -65,7 +65,7 @@ impl SampleResults {
     }
 }
 
-/// Sampling parameters of greedy sampling with every option off.
+/// Returns sampling parameters of greedy sampling with every option off.
 fn plain() -> SequenceSamplingParams {
     SequenceSamplingParams { top_p: 1.0, repetition: 1.0, ..SequenceSamplingParams::default() }
 }
@@ -74,7 +74,7 @@ fn mask_words(vocabulary: usize) -> usize {
     vocabulary.div_ceil(32)
 }
 
-/// Random logits with a realistic distribution: many are small, a few are large.
+/// Returns random logits with a realistic distribution: many are small, a few are large.
 fn row(numbers: &mut RandomNumbers, vocabulary: usize) -> Vec<f32> {
     let one = |n: &mut RandomNumbers| {
         let bulk: f32 = (0..4).map(|_| n.float()).sum::<f32>() * 1.5;
@@ -167,8 +167,8 @@ impl SampleCase {
         }
     }
 
-    /// The case with only the logits rows `rows`. If the results `left` of earlier rows are given, the
-    /// sequence slots have the state after these.
+    /// Returns the case with only the logits rows `rows`. If the results `left` of earlier rows are given,
+    /// the sequence slots have the state after these.
     fn slice_rows(&self, rows: std::ops::Range<usize>, left: Option<&SampleResults>) -> Self {
         let v = self.vocabulary;
         let mut part = self.clone();
@@ -213,7 +213,7 @@ impl SampleCase {
         }
     }
 
-    /// The case with logits row `q` alone, in its sequence slot.
+    /// Returns the case with logits row `q` alone, in its sequence slot.
     fn single_row(&self, q: usize) -> Self {
         self.slice_rows(q..q + 1, None)
     }
@@ -373,8 +373,8 @@ impl SampleCase {
         }
     }
 
-    /// Whether rounding can explain `token`: the CPU also samples it if logits and cutoffs are changed
-    /// slightly.
+    /// Returns whether rounding can explain `token`: the CPU also samples it if logits and cutoffs are
+    /// changed slightly.
     fn within_rounding(&self, q: usize, token: i32) -> bool {
         let slot = self.logits_rows[q].seq_slot as usize;
         let drawn =
@@ -440,7 +440,7 @@ fn chosen(top: i32) -> StagedLogitsRow {
     StagedLogitsRow { known_token: -1, top, ..StagedLogitsRow::default() }
 }
 
-/// Random sampling parameters, each of which may be off.
+/// Returns random sampling parameters, each of which may be off.
 fn random_params(numbers: &mut RandomNumbers) -> SequenceSamplingParams {
     let maybe = |n: &mut RandomNumbers, off: f32, on: f32| if n.below(2) == 0 { off } else { on };
     let temperature = [0.0, 1.0, 0.3, 1.7][numbers.below(4)];

@@ -45,7 +45,7 @@ fn step_arrays(
     StepTestArrays { seq_slots: slot_arrays, step, slots: vec![-1; tokens], facts }
 }
 
-/// A step of `real` rows, of which the first has 11 tokens, and a padding logits row. With `init`, two
+/// Builds a step of `real` rows, of which the first has 11 tokens, and a padding logits row. With `init`, two
 /// sequence slots are initialised.
 fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer {
     let mut stage = StagingBuffer::default();

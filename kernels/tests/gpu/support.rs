@@ -20,13 +20,13 @@ use crate::emulated_gpu;
 
 pub(crate) const S: DeviceStream = DeviceStream(0);
 
-/// The GPU that `HADRON_GPU` selects; otherwise the emulator with each warp size of
+/// Returns the GPU that `HADRON_GPU` selects; otherwise the emulator with each warp size of
 /// `emulated_gpu::warp_sizes`.
 pub(crate) fn devices() -> Vec<Arc<GpuBackend>> {
     devices_of(HalfDtype::BF16)
 }
 
-/// The devices of `devices` with `half` as their 16-bit type.
+/// Returns the devices of `devices` with `half` as their 16-bit type.
 pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
@@ -38,7 +38,7 @@ pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     configs.map(|config| Arc::new(GpuBackend::open(&config).unwrap())).collect()
 }
 
-/// Configuration of the emulator with warps of `wave` lanes.
+/// Returns the configuration of the emulator with warps of `wave` lanes.
 pub(crate) fn emulator(wave: u32) -> GpuConfig {
     let library = emulated_gpu::library();
     let (driver, rtc) = (library.clone(), library);
@@ -48,8 +48,8 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
     GpuConfig { libraries, cache_dir, emulated_warp_size: Some(wave), ..GpuConfig::default() }
 }
 
-/// Configuration of a real GPU: `cuda`, `rocm`, or `cuda-alone`, with which Hadron's kernels replace the BLAS
-/// library. `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
+/// Returns the configuration of a real GPU: `cuda`, `rocm`, or `cuda-alone`, with which Hadron's kernels
+/// replace the BLAS library. `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
 fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
         "rocm" => GpuLibraries::Rocm,
@@ -73,7 +73,7 @@ fn cache_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// The CPU backend that every GPU is compared with.
+/// Returns the CPU backend that every GPU is compared with.
 pub(crate) fn oracle() -> CpuBackend {
     CpuBackend::new(CpuConfig { threads: 1, isa: CpuIsa::Portable }).unwrap()
 }
@@ -86,8 +86,8 @@ impl RandomNumbers {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Random numbers that differ in every run, or those of `HADRON_SEED`; equal for every call with the same
-    /// `salt`.
+    /// Returns random numbers that differ in every run, or those of `HADRON_SEED`; equal for every call with
+    /// the same `salt`.
     pub(crate) fn fresh(salt: u64) -> Self {
         static SEED: LazyLock<u64> = LazyLock::new(|| {
             let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
@@ -108,12 +108,12 @@ impl RandomNumbers {
         (self.bits() % n as u64) as usize
     }
 
-    /// A random number in [0, 1).
+    /// Returns a random number in [0, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 8 & 0xff_ffff) as f32 / 16_777_216.0
     }
 
-    /// A random number in (−1, 1).
+    /// Returns a random number in (−1, 1).
     pub(crate) fn float(&mut self) -> f32 {
         2.0 * self.unit() - 1.0
     }
@@ -195,7 +195,7 @@ impl<T: GpuTestElement> DeviceArray<T> {
         Self::of(device, data, 1, data.len())
     }
 
-    /// A matrix with all bits set, which are NaN as floats and −1 as integers.
+    /// Returns a matrix with all bits set, which are NaN as floats and −1 as integers.
     pub(crate) fn poisoned(device: &GpuBackend, rows: usize, cols: usize) -> Self {
         let bytes = vec![0xff; rows * cols * T::DTYPE.bytes()];
         let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
@@ -219,7 +219,8 @@ impl<T: GpuTestElement> DeviceArray<T> {
     }
 }
 
-/// The largest difference, relative to the magnitude of the expected values.
+/// Returns the largest difference between `got` and `expected`, relative to the magnitude of the expected
+/// values.
 pub(crate) fn error<T: GpuTestFloat>(got: &[T], expected: &[T]) -> f32 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.value().abs()));
@@ -227,8 +228,8 @@ pub(crate) fn error<T: GpuTestFloat>(got: &[T], expected: &[T]) -> f32 {
     worst.fold(0.0, |m: f32, e| if e.is_nan() { f32::INFINITY } else { m.max(e) }) / size
 }
 
-/// Maximum relative error for another order of f32 sums and approximate exponentials: one ulp in 16-bit
-/// types, where rounding may differ.
+/// Returns the permitted relative error for another order of f32 sums and approximate exponentials: one ulp
+/// in 16-bit types, where rounding may differ.
 pub(crate) fn tolerance<T: GpuTestFloat>() -> f32 {
     match T::DTYPE {
         DType::BF16 => 8e-3,

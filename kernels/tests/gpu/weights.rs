@@ -6,8 +6,8 @@ use kernels::HostMat;
 use crate::device_pair::{CpuGpuPair, bytes_of, elements_of, pairs};
 use crate::support::S;
 
-/// Weights with more rows than one pinned staging buffer holds, from every kind of part: a whole matrix, a
-/// range of rows, a range of columns.
+/// Uploads weights with more rows than one pinned staging buffer holds, from every kind of part: a whole
+/// matrix, a range of rows, a range of columns.
 #[test]
 fn weights_arrive_unchanged() {
     for pair in &pairs() {
@@ -46,7 +46,7 @@ fn weights_are_converted_while_loading() {
     }
 }
 
-/// The bytes of a packed matrix, read back from the GPU.
+/// Returns the bytes of a packed matrix, read back from the GPU.
 fn packed_bytes(pair: &CpuGpuPair, packed: &kernels::PackedMatrix, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     pair.gpu.download(&S, packed.buffer(), 0, &mut out).unwrap();

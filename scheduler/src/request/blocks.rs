@@ -25,13 +25,13 @@ impl Request {
         self.cold_fields.block_table = table;
     }
 
-    /// Appends newly allocated blocks to the table.
+    /// Allocates `count` blocks and appends them to the block table of the request.
     pub(crate) fn allocate_blocks(&mut self, count: u32, kv: &mut KvCache) {
         kv.allocate(&mut self.cold_fields.block_table, count);
         self.block_count += count;
     }
 
-    /// Frees all blocks. Returns the emptied table for reuse.
+    /// Frees all blocks of the request. Returns its emptied block table, whose memory another request reuses.
     pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTable {
         let mut table = std::mem::take(&mut self.cold_fields.block_table);
         kv.free(&mut table);
@@ -39,7 +39,7 @@ impl Request {
         table
     }
 
-    /// Computes the keys of full blocks that have no key yet.
+    /// Computes the keys (hash and guard) of the request's full blocks that have no key yet.
     pub(crate) fn extend_block_keys(&mut self, hasher: &BlockHasher) {
         let ColdFields { block_keys, tokens, extra_keys, .. } = &mut *self.cold_fields;
         hasher.extend_keys(block_keys, tokens, extra_keys.as_deref());

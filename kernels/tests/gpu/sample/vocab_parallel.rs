@@ -9,7 +9,8 @@ use kernels::{KernelBackend, RowGather, VocabParallelSampling, VocabParallelSupp
 use super::{SampleCase, SampleResults, chosen, plain, random_params, row};
 use crate::support::{DeviceArray, RandomNumbers, S, devices};
 
-/// Vocabulary shards of all ranks: each has the same number of columns, of which the last ranks use fewer.
+/// Returns the vocabulary shards of all ranks. All have equal numbers of columns; the last ranks have token
+/// ids for only some of these.
 fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.div_ceil(ranks).next_multiple_of(64);
     let shard = |rank: usize| {
@@ -19,7 +20,7 @@ fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     (0..ranks).map(shard).collect()
 }
 
-/// The largest top-k that is supported with sharded rows.
+/// Returns the largest top-k that is supported with sharded rows.
 fn top_k_of(shard: &VocabShard) -> usize {
     match KernelBackend::from(devices().remove(0)).vocab_parallel_support(shard) {
         VocabParallelSupport::TopK(max_top_k) => max_top_k,
@@ -27,7 +28,7 @@ fn top_k_of(shard: &VocabShard) -> usize {
     }
 }
 
-/// Random sampling parameters that are supported with sharded rows.
+/// Returns random sampling parameters that are supported with sharded rows.
 fn shard_params(numbers: &mut RandomNumbers, max_top_k: usize) -> SequenceSamplingParams {
     let params = random_params(numbers);
     match numbers.below(3) {
@@ -42,7 +43,7 @@ fn copy(device: &GpuBackend, to: MatMut<'_>, from: MatRef<'_>, first: &DeviceArr
 }
 
 impl SampleCase {
-    /// A shard's columns of all rows; columns after its ids are NaN.
+    /// Returns a shard's columns of all rows; columns after its ids are NaN.
     fn columns(&self, shard: &VocabShard) -> Vec<f32> {
         let rows = self.logits.chunks(self.vocabulary);
         let own = |row: &[f32]| {
@@ -53,7 +54,7 @@ impl SampleCase {
         rows.flat_map(own).collect()
     }
 
-    /// 32-bit words that the rank with shard `shard` contributes to the all-gather.
+    /// Returns the 32-bit words that the rank with shard `shard` contributes to the all-gather.
     fn exchanged_words(&self, device: &GpuBackend, shard: &VocabShard) -> Vec<i32> {
         let first = DeviceArray::row(device, &[0]);
         let mut exchanged = Vec::new();
