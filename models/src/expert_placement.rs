@@ -242,7 +242,8 @@ mod tests {
         };
         assert_eq!(check(&config, layers + 2, 2), wrong_layers(layers + 2));
         assert_eq!(check(&config, layers - 1, 2), wrong_layers(layers - 1));
-        // The number of ranks must divide the number of experts only if the MTP module is loaded.
+        // With more ranks than experts, an MTP module without a placement row cannot be split. This is an
+        // error only if the module is loaded.
         let ranks = usize::from(2 * experts);
         assert_eq!(check(&config, layers, ranks), Ok(()));
         config.load_mtp = true;

@@ -49,8 +49,7 @@ fn rank_share(top_k: usize, experts_per_rank: usize, all: usize) -> f64 {
 }
 
 /// Gathers the token rows of all ranks, computes this rank's experts on them, and reduce-scatters the
-/// results.
-/// Padding rows have no experts, so that no expert is computed for them.
+/// results. Padding rows have no experts, so that no expert is computed for them.
 fn all_gather_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,

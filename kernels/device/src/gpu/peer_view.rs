@@ -98,7 +98,7 @@ impl PeerMemoryView {
         self.parts.launch_counters
     }
 
-    /// Returns the address of the abort flag, at which kernels stop waiting for other ranks.
+    /// Returns the address of the abort flag, which makes kernels stop waiting for other ranks.
     #[must_use]
     pub fn aborted(&self) -> *const u8 {
         self.parts.aborted
