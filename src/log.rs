@@ -1,7 +1,8 @@
 //! Log output on stderr, and reopening of log files.
 //!
-//! A write never blocks the logging thread, which may be the scheduler thread. If the reader does not read,
-//! the disk is full or the pipe is closed, log lines are dropped and counted.
+//! The logging thread may be the scheduler thread, so a write waits for a slow reader for at most
+//! `READER_TIMEOUT_MS` per `CHUNK_BYTES`. If the reader does not read, the disk is full or the pipe is
+//! closed, log lines are dropped and counted.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, OpenOptions};

@@ -74,7 +74,7 @@ pub enum ExecutorError {
         free: u64,
         /// Configured share of the total memory that may be used.
         utilization: f64,
-        /// Share of the total memory with which one KV block would fit.
+        /// Value of `utilization` from which on at least one KV block would fit.
         sufficient: f64,
     },
     /// The requested KV cache does not fit on the device.
@@ -124,7 +124,7 @@ pub enum TokenBitmaskError {
         step: u64,
         /// Number of masked rows of the step: rows that sample under a grammar.
         rows: usize,
-        /// Number of masked rows with a bitmask.
+        /// Number of masked rows for which a grammar bitmask was received.
         received: usize,
     },
     /// The grammar bitmasks of the step's masked rows did not all arrive before the timeout.
@@ -134,7 +134,7 @@ pub enum TokenBitmaskError {
         step: u64,
         /// Number of masked rows of the step: rows that sample under a grammar.
         rows: usize,
-        /// Number of masked rows with a bitmask that arrived.
+        /// Number of masked rows for which a grammar bitmask arrived in time.
         received: usize,
         /// Time that the step waited, in milliseconds.
         waited_ms: u128,

@@ -279,7 +279,8 @@ impl Executor {
         gpu.blocks(kv, block_bytes)
     }
 
-    /// Maximum number of top log-probabilities per token: the configured value, limited by the sampler.
+    /// Maximum number of top log-probabilities per token: the configured value, limited by what the sampler
+    /// of the device supports.
     fn max_top_logprobs(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         let limit = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
@@ -399,9 +400,9 @@ struct ModelLoader<'a> {
     ranks: ParallelRanks,
     kv_dtype: DType,
     threads: usize,
-    /// Total bytes of the model that is being loaded.
+    /// Total bytes of the weights of the model that is being loaded, for the progress report.
     model_bytes: u64,
-    /// Total bytes of the models that were loaded before.
+    /// Total bytes of the models that were loaded before. Progress covers target and draft model together.
     bytes_before: u64,
     progress: &'a mut dyn FnMut(PhaseProgress),
     /// Digest of the weights of the model that is being loaded.

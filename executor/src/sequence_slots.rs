@@ -15,7 +15,7 @@ use ops::{SequenceSamplingParams, StagedLogitEdit, StagedSequenceInit, StagingBu
 use protocol::{BatchRow, RequestId, SamplingParams, SequenceInit, SequenceSlot, StepId, Token};
 use token_bitmask::stage_allowed_mask;
 
-/// Host state of all sequence slots.
+/// Host part of the state of all sequence slots.
 pub(crate) struct HostSequenceSlots {
     states: Vec<HostSequenceState>,
     table_width: usize,
@@ -35,7 +35,7 @@ impl SlotOwner {
     }
 }
 
-/// Host state of one sequence slot.
+/// Host part of the state of one sequence slot. A sequence slot has the state of one running request.
 pub(crate) struct HostSequenceState {
     /// Request and epoch that the slot is assigned to; `None` until the first request.
     owner: Option<SlotOwner>,
@@ -237,7 +237,8 @@ impl HostSequenceState {
     }
 }
 
-/// Stages the initialisation of a sequence slot on the device.
+/// Stages the initialisation of a sequence slot for a new request: sampling parameters, allowed ids, token
+/// history.
 pub(crate) fn stage_init(
     seq_slot: SequenceSlot,
     init: &SequenceInit,

@@ -65,7 +65,7 @@ struct TraceEventArgs<'a> {
     family: Cow<'a, str>,
 }
 
-/// Class of steps with comparable times.
+/// Class of steps with comparable times, by launch mode and size. The report has one table row per class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StepClass {
     /// Replays of the captured graph with this number of rows.

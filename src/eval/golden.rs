@@ -82,7 +82,7 @@ struct PositionEntry {
     rank: u64,
 }
 
-/// Parses the entries for one position of `prompt_logprobs`.
+/// Parses the token ids and log-probabilities that the server reports for one position of `prompt_logprobs`.
 fn entries(position: &Value) -> Result<Vec<PositionEntry>> {
     let ids = position.as_object().context("a position has no entries")?;
     let entry = |(id, entry): (&String, &Value)| {

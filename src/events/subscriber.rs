@@ -29,7 +29,8 @@ pub(super) struct RawKvEventBatch {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionEvent {
     Batch(RawKvEventBatch),
-    /// Batches are missing in the live stream. Replayed batches follow as `Batch` items.
+    /// Batches `from` to `to` are missing in the live stream. The `replayed` of them that a replay returned
+    /// follow as `Batch` items.
     Gap {
         from: u64,
         to: u64,

@@ -21,7 +21,8 @@ pub fn program(log: LogFormat) -> WorkerProgram {
     }
 }
 
-/// Runs dry runs of grammars until the server closes the link. Returns the exit code of the process.
+/// Compiles grammars and runs them on sample tokens, to measure their cost, until the server closes the link.
+/// Returns the exit code of the process.
 pub fn run() -> Result<ExitCode> {
     let link = link_to_server(ROLE)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -141,7 +141,8 @@ fn serve(
     Ok(code)
 }
 
-/// Waits for the other nodes of the cluster to join. Nodes must meet the requirements of this server.
+/// Starts the thread that accepts the other nodes of the cluster. A node is rejected if it differs from this
+/// server in a `ClusterRequirements` value, such as the digest of the model files.
 fn accept_nodes(
     listener: NodeListener,
     args: &ServeArgs,
@@ -348,7 +349,7 @@ fn wait_until_ready(
     events: &Receiver<SupervisorEvent>,
 ) -> Result<StartupReport, StartError> {
     let mut shown: Option<(StartupPhase, ProgressReporter)> = None;
-    // Before the engine runs, only signals produce supervisor events.
+    // Before the engine runs, signals are the only source of supervisor events.
     let stop = || match events.try_recv() {
         Ok(SupervisorEvent::Signal(number)) => Some(number),
         _ => None,

@@ -179,8 +179,8 @@ pub fn limits(
         // Admission control also counts running requests, so this limit of the queue never rejects a request.
         max_waiting_requests: engine.requests_in_flight_max(replicas),
         mixed_batches: engine.mixed,
-        // On a GPU, a second step in flight avoids waits for the host. On the CPU, steps and host share the
-        // cores.
+        // On a GPU, a second step in flight avoids that the GPU waits for the host between steps. On the CPU
+        // it has no benefit, because steps and host share the cores.
         steps_in_flight: if device(engine.device) == DeviceKind::Cpu { 1 } else { 2 },
         ..SchedulerLimits::cpu(max_model_len, vocab_size)
     }

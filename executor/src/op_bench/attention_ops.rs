@@ -18,7 +18,7 @@ struct AttentionBench {
     shape: AttentionShape,
     /// Number of columns of queries, keys and values together.
     qkv_width: usize,
-    /// Number of columns of the queries.
+    /// Number of columns of the queries, N x D.
     query_width: usize,
 }
 
@@ -77,7 +77,7 @@ impl AttentionBench {
         }
     }
 
-    /// Returns the bytes of a row of activations, for `element` bytes per element.
+    /// Returns the bytes of the activations of one token, for `element` bytes per element.
     fn widths(&self, element: usize) -> ActivationRowBytes {
         ActivationRowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
     }
@@ -99,9 +99,9 @@ impl AttentionBench {
 
 /// Bytes of the activations of one token.
 struct ActivationRowBytes {
-    /// Bytes of queries, keys and values together.
+    /// Bytes of queries, keys and values of one token together.
     qkv: usize,
-    /// Bytes of the queries.
+    /// Bytes of the queries of one token.
     query: usize,
 }
 

@@ -33,7 +33,7 @@ impl ProposerModel {
     }
 }
 
-/// Vocabulary from which draft tokens are chosen.
+/// Vocabulary from which a proposer on the device chooses draft tokens.
 #[derive(Clone, Copy)]
 struct DraftVocab<'a> {
     /// Vocabulary shard of this rank's draft logits.

@@ -46,7 +46,7 @@ enum PrecedingHiddenState {
     /// Zeros: the row starts at the first token, or the proposer reads no hidden states. No position attends
     /// to draft KV that is computed from zeros.
     Zeros,
-    /// In the sequence slot. The device has the positions of the states in the slot.
+    /// The state is in the sequence slot of the row. The device selects it by its position.
     InSlot,
     /// The block-boundary state of the block with this index.
     AtBlockBoundary(i32),

@@ -23,7 +23,8 @@ pub(crate) use draft_states::DraftRowCounts;
 pub(crate) use ngram::{EmittedTokenSender, NgramProposer};
 pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
 
-/// Host part of a draft token proposer.
+/// Host part of a proposer of draft tokens. Implementations: n-gram lookup, and proposers that run on the
+/// device.
 pub(crate) trait Proposer: Send {
     /// Proposes draft tokens for a row. The sequence slot of the row has been updated.
     fn propose(&mut self, row: &BatchRow) -> DraftProposal<'_>;
@@ -62,7 +63,8 @@ pub(crate) enum DraftProposal<'a> {
     OnDevice,
 }
 
-/// Position of a staged row in its step, and its number of draft tokens from the device.
+/// Where the tokens of a staged row are in the step, and how many draft tokens the device proposes for the
+/// row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagedRow {
     /// Index of the row's first token in the step.

@@ -1,4 +1,4 @@
-//! `StepContext`: the state of one step that its pipeline stages pass on.
+//! `StepContext`: the state of one step that the pipeline (stage, forward, sample) passes on.
 
 use super::bitmasks::StepBitmasks;
 use super::graphs::StepGraphKey;

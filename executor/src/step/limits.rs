@@ -102,8 +102,8 @@ impl StepLimits {
         let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - staged_rows;
         for i in 0..staged_rows as i32 {
-            // Each staged row computes its KV slots from the request's block table; any of them may carry the
-            // table change.
+            // Every staged row carries the table change of the batch row, because each computes its KV slots
+            // from the changed block table.
             stage.rows.push(StagedStepRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,

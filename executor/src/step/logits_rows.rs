@@ -35,7 +35,8 @@ pub(crate) struct LogitsRow {
     /// Number of draft tokens of the row before this position. All of them must be accepted for the sampled
     /// token to be valid.
     draft_index: u8,
-    /// Whether the next token of the step is the draft token for this position.
+    /// Whether the batch row has a draft token for this position, with which the sampled token is compared.
+    /// It is the next token of the step.
     has_draft: bool,
     /// Number of top log-probabilities to report; `None` = no log-probabilities are reported.
     top_logprobs: Option<u32>,

@@ -36,10 +36,10 @@ pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
 pub(crate) use pending::PendingStep;
 
-/// Maximum number of steps with inputs or outputs in flight.
+/// Maximum number of steps with copies of inputs or outputs in flight.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 
-/// Sizes of the state that steps change.
+/// Sizes from which `StepState` (KV pools, sequence slots, buffers) is allocated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
     pub(crate) kv: PoolLayout,
@@ -47,7 +47,7 @@ pub(crate) struct StepStateSize {
     /// none.
     pub(crate) draft_kv: Option<PoolLayout>,
     pub(crate) limits: StepLimits,
-    /// Number of tokens of the longest request.
+    /// Maximum number of tokens of a request (prompt and output).
     pub(crate) longest: usize,
     /// Maximum number of logits rows that are sampled at a time.
     pub(crate) logits_rows: usize,
@@ -120,7 +120,7 @@ impl StepState {
         (draft_kv.as_ref().unwrap_or(kv), drafts.as_ref())
     }
 
-    /// Total bytes of the KV pools.
+    /// Total bytes of the KV pools of the target model and of the proposer.
     pub(crate) fn kv_bytes(&self) -> u64 {
         (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
     }

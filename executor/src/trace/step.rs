@@ -140,7 +140,8 @@ pub(super) struct StepTraceRecord {
     /// Host times of the reply thread: start of waiting, end of waiting, end of reading the outputs.
     reply: [i64; 3],
     device: (i64, i64),
-    /// Spans with their end times. The first span starts with the step.
+    /// Spans with their end times. Each span starts at the end of the previous one, the first at the start of
+    /// the step.
     spans: Vec<(DeviceSpan, i64)>,
 }
 

@@ -199,7 +199,7 @@ fn draft_model_drafts_eager_and_replayed() {
     check("another model", 64, &model_drafting(dense, same_model, 2), [2, 1, 2]);
 }
 
-/// Runs EAGLE-3 with the generic attention kernels and, in bf16, with the attention kernels for matrix units.
+/// Runs EAGLE-3 with the generic attention kernels and, in bf16, with the attention kernels for tensor cores.
 #[test]
 fn eagle3_drafts_eager_and_replayed() {
     if !crate::is_selected_by_cursor(1) {

@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Number of decode steps: more than the interval at which replayed steps report the expert load.
+/// Number of decode steps: one more than the 16 replayed steps after which the expert load is reported.
 const STEPS: usize = 17;
 
-/// Number of routed tokens by (layer, expert).
+/// Number of tokens routed to each expert, by (layer, expert).
 type ExpertTokenTotals = BTreeMap<(u16, u16), u32>;
 
 fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {

@@ -78,7 +78,7 @@ fn draft_count_does_not_change_outputs() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// Outputs equal those of a model without speculative decoding.
+/// Collecting the auxiliary hidden states that EAGLE-3 reads does not change the outputs of the target model.
 #[test]
 fn collecting_aux_hidden_states_changes_nothing() {
     for config in configs(2) {

@@ -40,8 +40,8 @@ fn draft_count_does_not_change_outputs() {
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                // Every decode row proposes at least one draft token. It emits one token plus the accepted
-                // draft tokens, so there are at least this number of decode rows.
+                // For every decode row, at least one draft token is proposed. A decode row emits one token
+                // plus the accepted draft tokens, so there are at least this number of decode rows.
                 assert!(
                     request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
                     "{}",

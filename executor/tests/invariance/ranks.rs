@@ -108,7 +108,8 @@ fn ranks_match_single_rank_for_all_sampling_params() {
     }
 }
 
-/// Returns the words per rank of each all-gather in one decode step of `rows` requests.
+/// Returns, for each all-gather in one decode step of `rows` requests, the number of elements that a rank
+/// sends.
 fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
     let mut harness = SchedulerHarness::with(wide(ranks));
     let mut requests: Vec<ScriptedRequest> = (0..rows)

@@ -272,7 +272,7 @@ impl ScriptedRequest {
         }
     }
 
-    /// Applies the output of a row, and checks it.
+    /// Checks the output of a row, and adds its tokens and log-probabilities to the request.
     pub(crate) fn apply_output(&mut self, row: &BatchRow, result: &RowOutput) {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
@@ -409,7 +409,8 @@ pub(crate) struct SchedulerHarness {
     pub(crate) lockstep: Arc<LockstepGroup>,
     free: Vec<BlockId>,
     step: StepId,
-    /// Whether decode rows refer to the step that sampled their token, instead of containing the token.
+    /// Whether decode rows refer to the step that sampled their token (`RowInput::SampledAt`) instead of
+    /// containing the token.
     pub(crate) from_device: bool,
     /// Whether the bitmasks are overdue in every second step.
     pub(crate) overdue_bitmasks: bool,
@@ -486,7 +487,7 @@ impl SchedulerHarness {
         output
     }
 
-    /// Runs one step without applying its output to the requests.
+    /// Runs one step and returns its rows and its output. The output is not applied to the requests.
     pub(crate) fn try_step(
         &mut self,
         requests: &mut [(&mut ScriptedRequest, usize)],
