@@ -15,7 +15,7 @@ pub struct KvConfig {
     /// Key of the private guards (`BlockKey::guard`), drawn once per process; it must never leave the
     /// process.
     pub guard_key: [u64; 2],
-    /// Number of bits of the block hash, 1 to 64. Fewer than 64 only in simulations, which need collisions.
+    /// Number of bits of the block hash, 1 to 64. Fewer than 64 only in tests, which need hash collisions.
     pub hash_bits: u8,
     /// Whether changes of the prefix index are recorded for `KvCache::take_events`.
     pub events: bool,

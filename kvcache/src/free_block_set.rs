@@ -4,7 +4,7 @@
 //! `insert` and `pop_lowest` touch one word per level (four levels for 16 million blocks) and never allocate
 //! memory.
 
-/// A set of block ids below a fixed bound.
+/// Set of the free blocks of a pool, by id.
 #[derive(Debug, Clone)]
 pub(crate) struct FreeBlockSet {
     /// `levels[0]` has a bit per block; a bit of `levels[l + 1]` is set iff the word of `levels[l]` is

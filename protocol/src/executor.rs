@@ -37,7 +37,7 @@ pub enum ExecutorEvent {
     Progress {
         /// Current phase.
         phase: StartupPhase,
-        /// Number of finished units of the phase; `StartupPhase` names the unit.
+        /// Number of finished units of the phase; the comment on each `StartupPhase` names its unit.
         done: u64,
         /// Total number of units of the phase.
         total: u64,
@@ -50,11 +50,11 @@ pub enum ExecutorEvent {
     Ready(ExecutorReady),
     /// Output of a batch.
     StepOutput(StepOutput),
-    /// A rank that sends no `StepOutput` finished a batch.
+    /// A rank that sends no `StepOutput` (TP rank above 0) finished a batch.
     StepDone {
         /// Step id.
         step: StepId,
-        /// Duration in nanoseconds.
+        /// Duration of the step in nanoseconds.
         duration_ns: u64,
     },
     /// Answer to `Profile`, after all earlier steps are recorded.
@@ -138,7 +138,7 @@ impl WeightsDigest {
     /// Returns the combined digest of a model and its draft model.
     #[must_use]
     pub fn with_draft(self, draft: Self) -> Self {
-        // The rotation detects a model and a draft model that are swapped.
+        // The rotation makes the sum depend on the order, so that swapped models are detected.
         let both = |model: u64, draft: u64| model.wrapping_add(draft.rotate_left(23));
         Self {
             common: both(self.common, draft.common),

@@ -22,7 +22,7 @@ const MAGIC: [u8; 4] = *b"HDRN";
 /// Number of header bytes that the checksum covers.
 const CHECKSUMMED_BYTES: usize = 20;
 
-/// Error of a frame. The stream cannot be resynchronised afterwards.
+/// Error of encoding or decoding a frame. After a decoding error, the stream cannot be resynchronised.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The bytes do not start with the magic number.

@@ -33,7 +33,7 @@ pub enum KvEvent {
         /// Index of the KV group in `KvSpec::groups`.
         group: u8,
     },
-    /// Blocks were evicted; children come before parents.
+    /// Blocks were evicted from the prefix index; children come before parents.
     Removed {
         /// Hashes of the evicted blocks.
         hashes: Vec<BlockHash>,

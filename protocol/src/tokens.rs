@@ -54,7 +54,7 @@ impl TokenVec {
         }
     }
 
-    /// Keeps the first `count` token ids.
+    /// Drops all token ids except the first `count`.
     pub fn truncate(&mut self, count: usize) {
         match &mut self.0 {
             TokenVecRepr::Inline { len, .. } => *len = (*len).min(count.min(INLINE_TOKENS) as u8),

@@ -25,7 +25,7 @@ const BLOCK_TOKENS: u32 = 16;
 const PROMPT: u32 = 64;
 const VOCAB: u32 = 150_000;
 const STEPS: usize = 1_000;
-/// Number of KV blocks of a small model on a large GPU.
+/// KV pool size, in blocks, of a small model on a large GPU, for the measurement of a single request.
 const MANY_BLOCKS: u32 = 4_000_000;
 
 struct StepBenchCase {
@@ -238,7 +238,7 @@ fn submit(
     }))
 }
 
-/// Simulates the device: completes every batch immediately. Returns the number of rows.
+/// Simulates the device: completes every batch immediately. Returns the number of rows in the batches.
 fn complete_steps(effects: &mut Vec<SchedulerEffect>, inbox: &mut Vec<SchedulerEvent>) -> usize {
     let mut rows = 0;
     for effect in effects.drain(..) {

@@ -2,7 +2,8 @@
 
 use crate::{RejectReason, RequestSubmission, SchedulerConfig};
 
-/// Waiting requests and their tokens, summed over all replicas.
+/// Number of waiting requests and of their tokens, summed over all replicas, for the limits of the waiting
+/// queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct QueueBacklog {
     pub(crate) requests: u32,

@@ -11,7 +11,8 @@ pub const HEARTBEAT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 /// State of the wait for the next heartbeat of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeartbeatMonitor {
-    /// Whether the heartbeat timeout has expired since the last heartbeat.
+    /// Whether `HEARTBEAT_TIMEOUT` has expired since the last heartbeat, so that `HEARTBEAT_GRACE_PERIOD`
+    /// runs.
     in_grace_period: bool,
 }
 

@@ -42,13 +42,14 @@ pub(crate) struct PrefillGateInput {
     pub(crate) ranks: u32,
     /// Number of ranks with prefill rows in their plan; requests that cannot be admitted do not count.
     pub(crate) ranks_with_prefill: u32,
-    /// Uncomputed prefill tokens of requests in the plans, capped at one step's budget per rank.
+    /// Uncomputed prefill tokens of the requests in the plans, summed over ranks, at most `tokens_per_step`
+    /// per rank.
     pub(crate) pending_prefill_tokens: u64,
     /// Token budget of one rank's step.
     pub(crate) tokens_per_step: u32,
     /// Decode rows, summed over all ranks.
     pub(crate) decode_rows: usize,
-    /// Highest share of KV blocks in use on any rank.
+    /// KV usage (share of KV blocks in use) of the rank with the highest KV usage.
     pub(crate) kv_usage: f64,
     /// Whether any prompt is partially prefilled.
     pub(crate) has_partial_prefill: bool,
@@ -124,7 +125,7 @@ fn gate_input(replicas: &[ReplicaState], limits: &SchedulerLimits) -> PrefillGat
     input
 }
 
-/// Header fields that are equal in all batches of one group step.
+/// Fields of `Batch` that are equal on all ranks in one step of a lockstep group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchHeaders {
     pub(crate) dispatch: DispatchMode,

@@ -58,7 +58,7 @@ pub(crate) struct PlannedAdmission {
 }
 
 impl StepPlan {
-    /// Returns the number of tokens forwarded, draft tokens included.
+    /// Returns the number of tokens that the step forwards, draft tokens included.
     pub(crate) fn tokens(&self) -> u32 {
         self.rows.iter().map(|row| row.len + u32::from(row.drafts)).sum()
     }

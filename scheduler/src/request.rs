@@ -123,7 +123,7 @@ impl Request {
         }
     }
 
-    /// Commits a sampled token.
+    /// Appends a sampled token to the committed tokens.
     #[inline]
     pub(crate) fn commit(&mut self, token: Token) {
         self.tail[self.len as usize % TAIL_TOKENS] = token;
@@ -145,7 +145,7 @@ impl Request {
         self.flush_tail_below(self.len);
     }
 
-    /// Flushes the tail unless all tokens below `position` are in the token vector.
+    /// Copies the tokens in `tail` to the token vector, unless all tokens below `position` are there already.
     pub(crate) fn flush_tail_below(&mut self, position: u32) {
         let tail = &self.tail;
         let flushed = self.cold_fields.tokens.len();
@@ -156,7 +156,7 @@ impl Request {
         }
     }
 
-    /// Returns the committed tokens; panics unless they are flushed.
+    /// Returns the committed tokens; panics if `flush_tail` was not called after the last commit.
     pub(crate) fn tokens(&self) -> &[Token] {
         assert_eq!(
             self.cold_fields.tokens.len() as u32,

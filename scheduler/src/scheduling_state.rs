@@ -15,7 +15,7 @@ use std::collections::{BinaryHeap, VecDeque};
 /// Requests, queues and steps in flight of one replica.
 #[derive(Debug)]
 pub(crate) struct SchedulingState {
-    /// Replica that the state belongs to.
+    /// Replica to which the requests and queues belong.
     pub(crate) replica: Replica,
     pub(crate) requests: RequestSlab<Request>,
     pub(crate) running: RequestQueue,
@@ -34,7 +34,7 @@ pub(crate) struct SchedulingState {
     pub(crate) totals: ReplicaTotals,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
-    /// Emptied row buffers and block tables, reused so that a step does not allocate.
+    /// Emptied row buffers and block tables, reused so that a step does not allocate memory.
     spare_row_buffers: Vec<Vec<ScheduledRow>>,
     spare_block_tables: Vec<BlockTable>,
 }

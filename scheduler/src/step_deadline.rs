@@ -32,9 +32,9 @@ const STEP_COST_MIN_NS: f64 = 1e6;
 /// Maximum initial ratio of the fixed cost to the cost per token. It keeps the cost per token above zero,
 /// because a cost of zero would never be corrected.
 const TOKENS_PER_FIXED_COST_MAX: f64 = 512.0;
-/// Context length at which attention initially costs as much as the rest of a token. By model sizes it is
-/// 5,000 (0.6B) to 27,000 (8B). With a lower estimate of the pair cost, the time of the first long prompt
-/// would be attributed to the token cost.
+/// Context length at which attention initially costs as much as the rest of a token. Computed from layer
+/// sizes, it is 5,000 (0.6B model) to 27,000 (8B model). With a lower estimate of the pair cost, the time of
+/// the first long prompt would be attributed to the token cost.
 const CONTEXT_PER_TOKEN_COST: f64 = 8_192.0;
 
 /// Minimum share of the expected time that a term must have to be corrected.
@@ -81,7 +81,7 @@ impl StepDeadline {
         Duration::from_nanos(self.expected_ns(work) as u64)
     }
 
-    /// Corrects the costs by the observed time of a step.
+    /// Corrects the costs, from which expected times are computed, by the observed time of a step.
     pub fn observe(&mut self, work: StepWorkload, step_time: Duration) {
         let terms = self.cost_terms(work);
         let expected: f64 = terms.iter().sum();

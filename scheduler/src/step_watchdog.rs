@@ -29,14 +29,14 @@ struct WatchedStep {
     /// Whether this process was paused since the step was sent, so that the step time is unknown.
     paused: bool,
     work: StepWorkload,
-    /// Whether some rows wait for grammar bitmasks.
+    /// Whether some rows of the step wait for grammar bitmasks in the sampler.
     masked: bool,
 }
 
 /// Steps that one rank has finished or has reported as overdue.
 #[derive(Debug, Default)]
 struct RankProgress {
-    /// Last step that the rank finished.
+    /// Newest step that the rank has finished.
     last_done: StepId,
     /// Step that was overdue at the last heartbeat of the rank, and the time of the first such heartbeat.
     overdue: Option<(StepId, u64)>,

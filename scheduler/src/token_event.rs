@@ -14,9 +14,9 @@ pub struct TokenEvent {
     pub logprobs: ThinVec<TokenLogprobs>,
     /// Logprobs of further prompt positions, in order from position 1 on, if requested.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
-    /// Data about the first admission; only in the first event.
+    /// Data about the first admission; only in the first event of a request.
     pub first_admission: Option<FirstAdmission>,
-    /// Number of preemptions so far.
+    /// Number of times that the request has been preempted.
     pub preemptions: u32,
     /// Reason for which the request finished; set only in the last event.
     pub finish_reason: Option<FinishReason>,

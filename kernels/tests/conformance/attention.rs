@@ -125,7 +125,7 @@ impl AttentionConformanceCase {
         x.iter().map(|x| f64::from(T::of(*x as f32).value())).collect()
     }
 
-    /// Keys of a request after norm and RoPE: `[kv_heads, positions, head_dim]`.
+    /// Returns the keys of a request after norm and RoPE: `[kv_heads, positions, head_dim]`.
     fn keys<T: CpuTestFloat>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
         let len = self.requests[request].0.len() / self.width();
         let key = |head, p| self.rotated::<T>(request, p, self.heads + head);
@@ -253,7 +253,7 @@ impl AttentionConformanceCase {
     }
 }
 
-/// Cosines and sines of all positions for `rotary` channels and base 10,000.
+/// Returns the RoPE tables of cosines and sines of all positions, for `rotary` channels and base 10,000.
 fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
     let half = rotary / 2;
     let angle = |i: usize| (i / half) as f64 * 1e4f64.powf(-((i % half) as f64) / half as f64);
@@ -507,7 +507,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
     }
 }
 
-/// Bytes of a value in a pool of its type.
+/// Returns the bytes of `x` in a KV pool of type `T`.
 fn stored<T: CpuTestFloat>(x: T) -> Vec<u8> {
     match T::DTYPE {
         device::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),

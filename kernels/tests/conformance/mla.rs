@@ -96,7 +96,8 @@ impl MlaConformanceCase {
         x
     }
 
-    /// Outputs of all queries of a row, computed in f64 by the formula: `[queries, heads * v_head_dim]`.
+    /// Returns the attention outputs of all queries of a row, computed in f64 by the formula: `[queries,
+    /// heads * v_head_dim]`.
     fn expected<T: CpuTestFloat>(&self, row: usize, first: usize) -> Vec<f64> {
         let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim] = self.sizes;
         let (row_queries, context) = (queries(row, first), ROWS[row].1);

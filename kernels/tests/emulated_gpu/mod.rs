@@ -30,8 +30,8 @@ const SOURCES: &[(&str, &str)] = &[
     ("settings.h", include_str!("../../emu/settings.h")),
 ];
 
-/// Numbers of lanes per warp (wavefront) that tests emulate: 64 and 32, or the value of the environment
-/// variable `variable`.
+/// Returns the numbers of lanes per warp (wavefront) that tests emulate: 64 and 32, or the value of the
+/// environment variable `variable`.
 ///
 /// # Panics
 /// If the variable is neither 64 nor 32.

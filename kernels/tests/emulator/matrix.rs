@@ -10,7 +10,7 @@ const WGMMA: &str = include_str!("kernels/wgmma.hip");
 
 const F16: &str = "-DHALF_F16=1";
 
-/// Bits of `x` rounded to f16 or bf16; `wide` converts back.
+/// Returns the bits of `x` rounded to f16 or bf16; `wide` converts the bits back.
 fn narrow(x: f32, f16: bool) -> u16 {
     if f16 { half::f16::from_f32(x).to_bits() } else { half::bf16::from_f32(x).to_bits() }
 }

@@ -245,14 +245,14 @@ fn widened(bytes: &[u8]) -> Vec<f32> {
     elements_of::<f16>(bytes).into_iter().map(f16::to_f32).collect()
 }
 
-/// Elements as the bytes that a device stores.
+/// Returns elements as the bytes that a device stores.
 pub(crate) fn bytes_of<T: DeviceElement>(data: &[T]) -> Vec<u8> {
     // SAFETY: elements have no padding, so all bytes of `data` are initialised.
     let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
     <[u8]>::to_vec(bytes)
 }
 
-/// Elements from the bytes that a device stores; inverse of `bytes_of`.
+/// Returns elements from the bytes that a device stores; inverse of `bytes_of`.
 pub(crate) fn elements_of<T: DeviceElement>(bytes: &[u8]) -> Vec<T> {
     let size = size_of::<T>();
     assert!(bytes.len().is_multiple_of(size));

@@ -20,9 +20,10 @@ const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
 const MAX_LEN: usize = 24;
 
-/// Rows of a step, in this order. A one-token row has two draft tokens and its previous hidden state in its
-/// sequence slot; a row starts at position 0; a chunk follows a block of another request; a one-token row has
-/// the maximum number of draft tokens, across the end of a block; a row has no draft tokens.
+/// Returns the rows of a step, in this order. A one-token row has two draft tokens and its previous hidden
+/// state in its sequence slot; a row starts at position 0; a chunk follows a block of another request; a
+/// one-token row has the maximum number of draft tokens, across the end of a block; a row has no draft
+/// tokens.
 fn rows() -> [DraftRow; 5] {
     let row = |seq_slot, len, drafts, state_in_slot, boundary_block| DraftRow {
         seq_slot,

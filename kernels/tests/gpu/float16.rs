@@ -137,7 +137,7 @@ fn experts_agree_with_the_cpu() {
         moe::check(pair, (136, 72, 4, 3), F16, 10); // Few rows use the small-M kernel.
         moe::check(pair, (72, 40, 3, 2), F16, 50); // These rows use tiles of 64 rows.
         moe::check(pair, (36, 20, 5, 2), F16, 7); // Rows of these sizes do not permit 16-byte loads.
-        // Experts of these sizes are streamed by bulk copies (TMA), if the GPU supports them.
+        // The weights of experts of these sizes are streamed by bulk copies (TMA), if the GPU supports these.
         moe::check(pair, (192, 64, 40, 4), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 20);

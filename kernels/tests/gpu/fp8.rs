@@ -11,7 +11,7 @@ use kernels::{
 use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, tolerance};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
-/// What has one scale in an fp8 weight matrix `W`: a block of 128 x 128 weights, or an output channel.
+/// Part of an fp8 weight matrix `W` that has one scale: a block of 128 x 128 weights, or an output channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ScaleGranularity {
     Blocks,
@@ -28,7 +28,7 @@ pub(crate) struct Fp8Weights {
 }
 
 impl Fp8Weights {
-    /// Bytes of the weights, in row-major order.
+    /// Returns the bytes of the weights, in row-major order, for tests that change weights.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }

@@ -175,7 +175,8 @@ fn linear_rows_are_batch_invariant() {
     }
 }
 
-/// Checks parts of a batch, each given by its first row and number of rows.
+/// Checks that rows have the same bits in a batch of `rows` rows and in batches of `parts` of it: (first row,
+/// number of rows).
 fn check_rows(
     pair: &CpuGpuPair,
     n: usize,

@@ -16,7 +16,7 @@ use crate::support::S;
 /// Number of bytes that exceeds every GPU's caches.
 const UNCACHED: usize = 512 << 20;
 
-/// Microseconds per launch of `launch(i)`, for `count` dependent launches in one graph.
+/// Returns the microseconds per launch of `launch(i)`, for `count` dependent launches in one graph.
 pub(crate) fn microseconds(pair: &CpuGpuPair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
     launch(0);
     pair.gpu.synchronize(&S).unwrap();

@@ -116,7 +116,7 @@ fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -
     ]
 }
 
-/// Outputs of the rows `rows` as a batch of their own: of the GPU, and also of the CPU if `with_cpu`.
+/// Returns the outputs of the rows `rows` as a separate batch: on the GPU, and also on the CPU if `with_cpu`.
 fn outputs(
     pair: &CpuGpuPair,
     case: &MlaPrefillCase<'_>,

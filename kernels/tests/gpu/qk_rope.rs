@@ -54,7 +54,8 @@ fn layout<T: GpuTestFloat>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
     KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
 }
 
-/// Keys and values of a pool, in an order that does not depend on its layout.
+/// Returns the keys and values of a pool in an order that does not depend on its layout, which differs
+/// between GPU and CPU.
 fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
     let mut out = Vec::new();
     for (layer, block) in (0..LAYERS).flat_map(|l| (0..BLOCKS).map(move |b| (l, b))) {

@@ -22,7 +22,7 @@ const VOCABULARY: usize = 151_936;
 /// Number of launches in a graph.
 const CHAIN: usize = 50;
 
-/// Microseconds per launch, in a graph of `CHAIN` dependent launches.
+/// Returns the microseconds per launch, in a graph of `CHAIN` dependent launches.
 fn microseconds(device: &GpuBackend, mut launch: impl FnMut()) -> f64 {
     launch();
     device.begin_capture(&S).unwrap();

@@ -297,8 +297,8 @@ impl SampleCase {
         self.launch(device, false)
     }
 
-    /// Results of a launch; if `captured`, of a replay of the captured launch, with the outputs poisoned
-    /// before it.
+    /// Returns the results of a launch; if `captured`, of a replay of the captured launch, with the outputs
+    /// poisoned before the replay.
     fn launch(&self, device: &GpuBackend, captured: bool) -> SampleResults {
         self.sample_with(
             device,
@@ -310,7 +310,8 @@ impl SampleCase {
         )
     }
 
-    /// Results of `sample` on the rows of `logits`, from a launch or a replay.
+    /// Calls `sample` with the rows of `logits` and the state of the case on `device`; returns its results,
+    /// from a launch or a replay.
     fn sample_with(
         &self,
         device: &GpuBackend,

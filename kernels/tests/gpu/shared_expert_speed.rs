@@ -105,7 +105,7 @@ impl SharedExpertLayer {
         }
     }
 
-    /// Experts and weights of each token, including the shared experts if `with`.
+    /// Returns the experts and weights of each token, including the shared experts if `with`.
     fn routes(&self, pair: &CpuGpuPair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
         let mut numbers = pair.numbers(tokens as u64);
         let shared = if with { self.shared } else { 0 };
@@ -122,7 +122,8 @@ impl SharedExpertLayer {
         [pair.put(&chosen, tokens, k), pair.put(&weights, tokens, k)]
     }
 
-    /// Microseconds of each schedule, and the bytes of the weights that each reads.
+    /// Returns the microseconds of each `SharedExpertSchedule`, and the number of weight bytes that a
+    /// schedule reads.
     fn times(
         &self,
         pair: &CpuGpuPair,

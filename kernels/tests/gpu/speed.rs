@@ -9,7 +9,7 @@ use kernels::{HostMat, Linear, TensorAdd};
 use crate::device_pair::{CpuGpuPair, pairs};
 use crate::support::S;
 
-/// Microseconds per call, from `times` calls after a first one.
+/// Returns the microseconds per call, from `times` calls after an untimed one.
 fn microseconds(pair: &CpuGpuPair, times: usize, mut call: impl FnMut()) -> f64 {
     call();
     pair.gpu.synchronize(&S).unwrap();

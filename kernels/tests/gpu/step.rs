@@ -29,8 +29,8 @@ struct StepTestArrays {
 
 const SLOT_COLS: [usize; 5] = [3, WIDTH, MAX_LEN, MASK_WORDS, PARAM_WORDS];
 
-/// Arrays before a step: the state of sequence slots is random, all other arrays contain −1 as the poison
-/// value.
+/// Returns the arrays before a step: the state of sequence slots is random, all other arrays contain −1 as
+/// the poison value.
 fn step_arrays(
     numbers: &mut RandomNumbers,
     rows: usize,

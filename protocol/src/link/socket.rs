@@ -31,7 +31,7 @@ impl LinkSocket {
         Ok(Self::Unix(stream))
     }
 
-    /// Returns another handle of the same socket.
+    /// Returns another handle of the socket, so that sender and receiver have one each.
     ///
     /// Errors: no file descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {

@@ -71,7 +71,7 @@ impl<W, M> FrameWriter<W, M> {
         self.stream
     }
 
-    /// Returns a writer on this stream for messages of another type.
+    /// Returns a writer on this stream for messages of another type, for example after a handshake.
     pub fn with_message_type<N>(self) -> FrameWriter<W, N> {
         FrameWriter {
             messages: PhantomData,
@@ -134,7 +134,8 @@ impl<R, M> FrameReader<R, M> {
         }
     }
 
-    /// Returns a reader on this stream, with all buffered bytes, for messages of another type.
+    /// Returns a reader on this stream, with all buffered bytes, for messages of another type, for example
+    /// after a handshake.
     pub fn with_message_type<N>(self) -> FrameReader<R, N> {
         let Self {
             stream, epoch, buffer, start, end, timeout, stale_frames, body_bytes_max, ..

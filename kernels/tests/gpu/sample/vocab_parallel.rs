@@ -87,7 +87,7 @@ impl SampleCase {
         exchanged
     }
 
-    /// Results of sampling on `ranks` ranks, which are equal on all ranks.
+    /// Returns the results of sampling on `ranks` ranks, after a check that they are equal on all ranks.
     fn vocab_parallel(&self, device: &GpuBackend, ranks: usize, captured: bool) -> SampleResults {
         let shards = shards_of(self.vocabulary, ranks);
         let words_of_ranks: Vec<i32> =
