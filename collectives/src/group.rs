@@ -385,8 +385,11 @@ fn check_rows(
     if !all.rows().is_multiple_of(size) || own.rows() > all.rows() / size {
         return reject("rows", all.rows());
     }
-    if all.cols() != own.cols() || all.dtype() != own.dtype() {
+    if all.cols() != own.cols() {
         return reject("columns", all.cols());
+    }
+    if all.dtype() != own.dtype() {
+        return Err(CollectiveError::Dtype { collective, dtype: own.dtype() });
     }
     Ok(())
 }
