@@ -165,7 +165,8 @@ impl KvEventStreamCheck {
             }
         }
         let set = |blocks: &SubscriberBlocks| blocks.hashes().cloned().collect::<BTreeSet<_>>();
-        // A difference is a violation only if no batch was published after the last received batch.
+        // If a batch was published after the last received one, only the replay contains it, and a difference
+        // between the two sets of blocks is not a violation.
         if last == Some(self.last)
             && self.blocks.is_complete()
             && set(&replayed_blocks) != set(&self.blocks)

@@ -5,7 +5,8 @@ use crate::config::{LogFormat, SECRET_VARIABLE};
 use crate::log::LogWriter;
 use engine::ExecutorProgram;
 
-/// Returns the program for executor processes: the running executable, with a log that the server writes.
+/// Returns the program for executor processes: the running executable. The server writes their log lines to
+/// its own log.
 pub(super) fn program(log: LogFormat) -> ExecutorProgram {
     ExecutorProgram {
         path: OWN_BINARY,

@@ -1,4 +1,5 @@
-//! `hadron grammar-worker`: process that runs dry runs of grammars for the server.
+//! `hadron grammar-worker`: process that compiles grammars and runs them on sample tokens for the server (dry
+//! runs).
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::NonFatalSignals;

@@ -10,7 +10,8 @@ use std::time::Duration;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time without a progress report while an executor starts on a GPU.
 const STALL_TIMEOUT: Duration = Duration::from_mins(1);
-/// Time window in which failures of executors that had become ready are counted.
+/// Time window in which failures of executors that had become ready are counted for
+/// `--max-executor-restarts`.
 const SERVICE_WINDOW: Duration = Duration::from_mins(10);
 
 /// Returns the start and restart policy of executors. `jitter_seed`: random seed for variation of the

@@ -16,7 +16,7 @@ struct AttentionBench {
     qk_norm: Option<Tensor>,
     eps: f32,
     shape: AttentionShape,
-    /// Number of columns of queries, keys and values together.
+    /// Number of columns of queries, keys and values together, (N + 2 K) x D.
     qkv_width: usize,
     /// Number of columns of the queries, N x D.
     query_width: usize,

@@ -141,7 +141,8 @@ struct DraftPassExchange {
     experts: ExpertExchange,
 }
 
-/// Context of a draft pass over `batch`. It has no expert load counters and no probe.
+/// Context of a draft pass over `batch`. Draft passes do not count routed tokens and return no intermediate
+/// results.
 fn pass_context<'a>(
     context: &'a ModelContext,
     kv: &'a KvPool,

@@ -41,7 +41,7 @@ pub(crate) struct GraphCapturePlan {
     pub(crate) also_without_drafts: bool,
 }
 
-/// Properties of the steps that a captured graph fits.
+/// Key of a captured graph: the properties of the steps that may replay it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct StepGraphKey {
     /// Whether the graph all-gathers full rows of logits from the ranks before it samples.

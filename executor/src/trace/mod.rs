@@ -54,7 +54,8 @@ pub(crate) struct StepTracer {
     /// Whether the event timestamps inside a step are free. They are leased to one step at a time.
     span_events_free: Arc<AtomicBool>,
     session: Option<Arc<TraceSession>>,
-    /// Number of steps so far, by the row count of the captured graph (`None` = eager steps).
+    /// Number of steps in the current trace, by the row count of the captured graph (`None` = eager steps).
+    /// It determines which steps are instrumented.
     step_counts: HashMap<Option<u32>, u32>,
     next_slot: usize,
 }

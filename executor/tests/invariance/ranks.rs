@@ -1,5 +1,5 @@
-//! Tests of sampling and expert load on several ranks: the tokens of a single rank, and little exchanged
-//! data.
+//! Tests of sampling and expert load on several ranks: tokens equal those of a single rank, and the ranks
+//! exchange only the data that sampling needs.
 
 use crate::scheduler_harness::{
     SchedulerHarness, ScriptedRequest, config, moe_model, shared, with_expert_placement,

@@ -213,7 +213,7 @@ pub(crate) struct ScriptedRequest {
     sent: usize,
     needs_init: bool,
     sampled_at: Option<StepId>,
-    /// Sums over the rows in flight: tokens without draft tokens, sampling rows, draft tokens.
+    /// Totals over the request's rows in flight: tokens without draft tokens, rows that sample, draft tokens.
     in_flight: [usize; 3],
 }
 

@@ -40,7 +40,7 @@ const VARIABLES: &[&str] = &[
 #[derive(Debug, Clone, Default)]
 pub struct ClusterVariables(BTreeMap<&'static str, String>);
 
-/// Name and value of a numeric environment variable.
+/// Name and value of a launcher's environment variable that contains a number, such as a number of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NumericEnvVariable {
     pub(super) name: &'static str,
