@@ -23,7 +23,7 @@ pub struct ClientArgs {
     pub timeout: DurationArg,
 }
 
-/// The check of a server's outputs to run: the subcommand of `hadron eval`.
+/// Checks of a server's outputs; a run of `hadron eval` performs one of them.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EvalCommand {
     /// Send questions with one correct answer and count exact matches
