@@ -32,7 +32,7 @@ pub struct ExpertTokenCount {
     pub tokens: u32,
 }
 
-/// Result of one row.
+/// Result of one batch row.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RowOutput {
     /// Sampled token ids: accepted draft tokens, then one more. Empty for a row that does not sample.
@@ -55,7 +55,7 @@ pub struct RowOutput {
 pub enum RowError {
     /// The logits contain NaN or infinity.
     NonFiniteLogits,
-    /// Every token was masked.
+    /// All token ids were masked, so that none could be sampled.
     AllMasked,
     /// The grammar bitmask was overdue: all tokens of the row were forwarded, but nothing was sampled.
     #[serde(rename = "MaskLate")]

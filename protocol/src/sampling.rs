@@ -33,7 +33,7 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(Token, f32)>,
     /// The only token ids that may be sampled: all others are masked. `None` = no restriction.
     pub allowed_token_ids: Option<Vec<Token>>,
-    /// Token sequences that must not be completed.
+    /// Token sequences that must not occur in the output: a token that would complete one is masked.
     pub bad_words: Vec<Vec<Token>>,
     /// Logprobs to report per emitted token: `None` = none, `Some(n)` = the sampled token and the top `n`;
     /// `u32::MAX` = the whole vocabulary.

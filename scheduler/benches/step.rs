@@ -171,8 +171,8 @@ fn longest_prompt_submit() -> Duration {
     worst
 }
 
-/// Returns the longest tick of a request that is alone in a pool of `blocks` blocks, which delays the next
-/// request: the median of a hundred runs.
+/// Returns the time of the longest tick while one request runs alone in a KV pool of `blocks` blocks (median
+/// of a hundred runs). Requests that arrive during a tick wait for its end.
 fn longest_single_request_tick(blocks: u32) -> Duration {
     let case = StepBenchCase { ranks: 1, running: 1, depth: 1, bar_us: 0.0 };
     let mut scheduler = scheduler_with_blocks(&case, 100, blocks);

@@ -15,11 +15,12 @@ const KV_USAGE_FULL: f64 = 0.9;
 /// Minimum share of the group's token budget that pending prefill tokens must fill before a prefill step is
 /// run.
 const BUDGET_FILL_MIN: f64 = 0.9;
-/// Number of group steps without growth of pending prefill tokens after which prefill is no longer delayed.
+/// Number of steps of the lockstep group without growth of pending prefill tokens after which prefill is no
+/// longer delayed.
 const STALLED_STEPS: u32 = 10;
-/// Maximum number of group steps for which a partially prefilled prompt is delayed.
+/// Maximum number of steps of the lockstep group for which a partially prefilled prompt is delayed.
 const DELAYED_STEPS_MAX_PARTIAL: u32 = 100;
-/// Maximum number of group steps for which any prompt is delayed.
+/// Maximum number of steps of the lockstep group for which any prompt is delayed.
 const DELAYED_STEPS_MAX: u32 = 200;
 
 /// Decides when a lockstep group prefills. A chunk on one rank makes every rank run eagerly, so chunks of
@@ -31,11 +32,11 @@ pub(crate) struct PrefillGate {
     delayed_steps: u32,
     /// Maximum of the pending prefill tokens in the steps since prefill was last allowed.
     pending_prefill_tokens: u64,
-    /// Number of group steps since the pending prefill tokens last exceeded that maximum.
+    /// Number of steps of the lockstep group since the maximum `pending_prefill_tokens` last grew.
     stalled_steps: u32,
 }
 
-/// Input of the prefill gate in one group step.
+/// Input of the prefill gate in one step of the lockstep group.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PrefillGateInput {
     /// Number of ranks in the group.

@@ -280,7 +280,8 @@ fn check<T: CpuTestFloat>(case: &AttentionConformanceCase, what: &str) {
     }
 }
 
-/// Attention of an MTP module, which has no KV entry at a request's first position.
+/// Compares with the f64 reference the attention of an MTP module, which has no KV entry at a request's first
+/// position.
 #[test]
 fn attention_skips_masked_first_position() {
     for heads in [HeadCounts::new(4, 2, 64), HeadCounts::new(2, 1, 80)] {

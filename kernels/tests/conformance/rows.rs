@@ -213,7 +213,8 @@ fn routing_takes_the_lower_index_among_equals() {
     }
 }
 
-/// Router scores of six experts in three groups: 0.9 and 0.1, 0.6 and 0.5, 0.8 and 0.2.
+/// Routes a token with grouped top-k: the scores of the six experts in three groups are 0.9 and 0.1, 0.6 and
+/// 0.5, 0.8 and 0.2.
 #[test]
 fn expert_groups_are_chosen_before_experts() {
     let scores = [0.9f32, 0.1, 0.6, 0.5, 0.8, 0.2];

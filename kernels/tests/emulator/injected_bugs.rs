@@ -146,7 +146,7 @@ fn a_missing_barrier_before_a_merge_is_caught() {
     }
 }
 
-/// Runs a test whose kernel violates a rule in a child process, and returns the child's output.
+/// Runs a test whose kernel violates a rule of the emulator, in a child process; returns the child's output.
 fn rule_violation(name: &str) -> String {
     let output = child_process::run(
         &format!("injected_bugs::{name}"),

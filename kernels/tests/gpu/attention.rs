@@ -221,7 +221,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// Attention of an MTP module, which has no KV entry at a request's first position.
+/// Compares GPU and CPU for attention of an MTP module, which has no KV entry at a request's first position.
 #[test]
 fn attention_skips_masked_first_position() {
     use DType::{BF16, F32};
@@ -236,7 +236,8 @@ fn attention_skips_masked_first_position() {
     }
 }
 
-/// With more rows than threads in a block, every thread that computes the split schedule has several rows.
+/// Runs more decode rows than a block has threads, so that each thread that computes the split schedule has
+/// several rows.
 #[test]
 fn decodes_of_many_rows_agree_with_the_cpu() {
     let rows: Vec<_> = (0..300).map(|row| (1, 1 + row * 7 % 45 + row % 50 / 49 * 900)).collect();
@@ -330,8 +331,8 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             let all = case.run(pair, &q, true);
             pair.check(&what, &all, tolerance(dtype));
             let [all, _] = pair.read_floats(&all);
-            // The number of rows stays the same, so that splits have equal length; the order separates the
-            // rows of each request.
+            // This order makes the rows of a request non-adjacent, so that each is processed alone. The
+            // number of rows stays the same, so that splits have equal length.
             let permuted: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
             (case.rows, case.seq_slots) = permuted.iter().map(|&i| (rows[i], seq_slots[i])).unzip();
             let values: Vec<bf16> =

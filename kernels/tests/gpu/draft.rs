@@ -315,8 +315,8 @@ fn argmax_ids_become_drafts() {
     }
 }
 
-/// Ranks with one vocabulary shard of each row exchange one candidate id each and get the result of full
-/// rows. The last rank has no ids.
+/// Ranks that have one vocabulary shard of each logits row exchange one candidate id each, and get the argmax
+/// of the full row. The shard of the last rank has no ids.
 #[test]
 fn vocab_parallel_draft_argmax_matches_full_rows() {
     const RANKS: usize = 3;

@@ -159,7 +159,8 @@ pub(crate) fn check_small_m(
     pair.check(&what("add"), &sum, tolerance(half));
 }
 
-/// Parts of a stacked matrix end inside scale blocks, as stacked projections and tensor-parallel slices may.
+/// Packs a stacked matrix whose parts end inside scale blocks, as stacked projections and tensor-parallel
+/// slices may.
 #[test]
 fn stacks_keep_the_scales_of_their_parts() {
     for pair in &pairs() {
@@ -286,7 +287,8 @@ fn check_rows(pair: &CpuGpuPair, n: usize, k: usize, grid: ScaleGranularity, nor
     }
     let large_batch = product(0, rows);
     let same = product(5, 24) == large_batch[5 * n..29 * n];
-    // The algorithms of the vendor's BLAS library depend on the number of rows.
+    // The vendor's BLAS library chooses algorithms by the number of rows, so with it the bits of a row may
+    // depend on the batch.
     assert!(same || pair.gpu.name().contains("with a matrix"), "24 rows of {n} x {k} {grid:?}");
 }
 

@@ -51,7 +51,7 @@ fn linear_agrees_with_the_cpu() {
             check_product(pair, m, n, k, [BF16; 3], m == 3);
             check_product(pair, m, n, k, [BF16, BF16, F32], m != 3);
         }
-        // Routers, f32 models, and rows whose length is no multiple of 16 bytes.
+        // GEMMs with f32 weights (routers, f32 models), and rows whose length is no multiple of 16 bytes.
         for (m, n, k) in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
             check_product(pair, m, n, k, [BF16, F32, F32], false);
             check_product(pair, m, n, k, [F32; 3], true);
@@ -73,9 +73,9 @@ fn fused_linear_matches_separate_kernels() {
     }
 }
 
-/// Medium-M GEMMs whose weights are streamed by TMA to warpgroups. Covers tiles of one thread block and tiles
-/// split over two and four thread blocks, a partial last tile, and more and fewer columns (K) than the ring
-/// buffer holds.
+/// Compares GPU and CPU for medium-M GEMMs whose weights are streamed by TMA to warpgroups. Covers tiles of
+/// one thread block and tiles split over two and four thread blocks, a partial last tile, and more and fewer
+/// columns (K) than the ring buffer holds.
 #[test]
 fn gemm_medium_m_agrees_with_the_cpu() {
     use DType::{BF16, F32};

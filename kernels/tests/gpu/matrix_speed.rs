@@ -89,7 +89,7 @@ fn products(pair: &CpuGpuPair, n: usize, k: usize, rows: &[usize]) {
     }
 }
 
-/// Attention of rows with draft tokens: each token as a separate request, and the tokens of a request
+/// Times attention of rows with draft tokens: each token as a separate request, and the tokens of a request
 /// together.
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]

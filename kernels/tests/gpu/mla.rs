@@ -95,9 +95,10 @@ fn mla_ignores_masked_first_position() {
     }
 }
 
-/// Rows of requests with draft tokens. Covers rows with several splits of their keys, rows of a request with
-/// different splits, a request with more tokens than are processed together, neighbouring requests whose
-/// contexts differ by one, and padding rows.
+/// Compares the one-token rows of requests with draft tokens, which are processed together, with rows
+/// processed separately. Covers rows with several splits of their keys, rows of a request with different
+/// splits, a request with more tokens than are processed together, neighbouring requests whose contexts
+/// differ by one, and padding rows.
 #[test]
 fn successive_rows_match_single_rows() {
     let few = [(598..602, 0), (254..259, 3), (0..1, 0), (14..18, 1), (18..19, 2), (300..301, 5)];
@@ -129,8 +130,9 @@ fn successive_rows_match_single_rows() {
     }
 }
 
-/// WGMMA kernels, if supported: tiles of 64 heads, full and partial; rows of several splits, of one, and of
-/// none; batches in which no context, or only the long contexts, are split; and padding rows.
+/// Compares the WGMMA kernels, if supported, with the CPU: tiles of 64 heads, full and partial; rows of
+/// several splits, of one, and of none; batches in which no context, or only the long contexts, are split;
+/// and padding rows.
 #[test]
 fn mla_decode_wgmma_agrees_with_the_cpu() {
     let mut many = [(1, 40); 18];

@@ -244,8 +244,8 @@ fn mla_prefill_windows_change_no_bit() {
     }
 }
 
-/// The form in use is recognised by its bits: the non-absorbed form rounds keys and values, the absorbed form
-/// does not.
+/// Checks from which number of tokens the non-absorbed form is used. The form is recognised by its bits: the
+/// non-absorbed form rounds keys and values, the absorbed form does not.
 #[test]
 fn mla_prefill_starts_at_its_token_threshold() {
     let (non_absorbed, absorbed) = (pairs(), with_bytes(None));

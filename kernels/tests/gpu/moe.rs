@@ -115,8 +115,8 @@ fn experts_agree_with_the_cpu() {
     }
 }
 
-/// More tokens than the maximum grid size of any dimension but the first, as the tokens of all DP replicas
-/// may be.
+/// Runs more tokens than the maximum grid size of any dimension but the first, as the tokens of all DP
+/// replicas may be.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -125,7 +125,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// All tokens choose the same experts, or no expert of this rank.
+/// Compares GPU and CPU if all tokens choose the same experts, or no expert of this rank.
 #[test]
 fn hot_and_idle_experts_match_the_cpu() {
     for pair in &pairs() {
@@ -142,8 +142,8 @@ fn hot_and_idle_experts_match_the_cpu() {
     }
 }
 
-/// The last experts are shared experts (weight 1, chosen by every token), as in DeepSeek-V2-Lite and V3, for
-/// any number of tokens.
+/// Compares GPU and CPU if the last experts are shared experts (weight 1, chosen by every token), as in
+/// DeepSeek-V2-Lite and V3, for any number of tokens.
 #[test]
 fn shared_experts_agree_with_the_cpu() {
     for pair in &pairs() {
@@ -258,7 +258,8 @@ fn fused_routing_changes_no_bit() {
     }
 }
 
-/// More choices than one block sorts, of which few are experts of this rank.
+/// Runs more choices ((token, expert) pairs) than one thread block sorts, few of them for experts of this
+/// rank.
 #[test]
 fn large_expert_alignment_uses_several_blocks() {
     for pair in &pairs() {

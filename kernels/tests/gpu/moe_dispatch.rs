@@ -113,7 +113,7 @@ fn check_combine<T: GpuTestFloat>() {
         cpu.launch(&S, MoeCombine { y: y.unwrap(), x: from.unwrap(), token_rows: named }).unwrap();
         for device in devices() {
             let from = DeviceArray::of(&device, &x, rows, cols);
-            // An index out of range is an error on the CPU; a GPU skips it.
+            // A row index that is out of range is an error on the CPU; a GPU skips the row.
             let out_of_range: Vec<i32> =
                 token_rows.iter().map(|&row| if row < 0 { rows as i32 + 4 } else { row }).collect();
             for named in [&token_rows, &out_of_range] {

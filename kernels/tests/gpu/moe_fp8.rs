@@ -267,7 +267,7 @@ fn check_quantized<T: GpuTestFloat>(
     pair.check(what, &expected, 2.0 * tolerance(T::DTYPE));
 }
 
-/// All tokens choose the same experts, or no expert of this rank.
+/// Compares the GPU with the references if all tokens choose the same experts, or no expert of this rank.
 #[test]
 fn hot_and_idle_fp8_experts_match_references() {
     for pair in &pairs() {
@@ -290,8 +290,8 @@ fn hot_and_idle_fp8_experts_match_references() {
     }
 }
 
-/// The last expert is a shared expert (weight 1, chosen by every token). As a separate matrix it gives the
-/// result that it gives in the group.
+/// The last expert is a shared expert (weight 1, chosen by every token). Packed as a separate matrix, it
+/// gives the same result as in the packed group of all experts.
 #[test]
 fn shared_expert_is_a_separate_matrix() {
     for pair in &pairs() {

@@ -15,8 +15,8 @@ fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
-/// Covers few choices ((token, expert) pairs) in total; few and many choices per expert, with several
-/// segments per expert; and strips (16 weight rows) of one expert divided among thread blocks.
+/// Compares GPU and CPU for few choices ((token, expert) pairs) in total; few and many choices per expert,
+/// with several segments per expert; and strips (16 weight rows) of one expert divided among thread blocks.
 #[test]
 fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {

@@ -523,7 +523,7 @@ fn filters_over_a_real_vocabulary() {
     case.check();
 }
 
-/// If all logits are equal, ids are in ascending order.
+/// If all logits are equal, the top-k tokens are in ascending order of their ids.
 #[test]
 fn equal_logits_are_ordered_by_id() {
     let vocabulary = 5000;

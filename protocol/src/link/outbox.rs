@@ -18,7 +18,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Sends the messages of `outbox` until all its senders are dropped or the peer closes the link.
 ///
-/// Errors: the link failed for a reason other than a closed peer.
+/// Errors: the link failed for another reason than that the peer closed it.
 pub fn run_writer<S: MessageSender>(
     mut outbox: Receiver<S::Message>,
     mut link: S,

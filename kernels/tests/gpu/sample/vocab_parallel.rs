@@ -182,7 +182,8 @@ fn vocab_parallel_matches_full_rows() {
     }
 }
 
-/// The most likely ids are on one rank, on the other, or on both; or all logits are equal.
+/// Checks top-k with two ranks if the most likely ids are in the shard of one rank, of the other, or of both,
+/// and if all logits are equal.
 #[test]
 fn vocab_parallel_top_k_finds_ids_in_any_shard() {
     let (vocabulary, ranks) = (9000, 2);
