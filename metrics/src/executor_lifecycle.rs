@@ -8,7 +8,7 @@ use scheduler::{ExecutorFailure, SchedulerStats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Values of the label `cause`, in the order of `ExecutorFailure`.
+/// Values of the label `cause` of executor failures, in the order of `ExecutorFailure`.
 pub(super) const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
 const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 

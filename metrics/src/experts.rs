@@ -20,7 +20,7 @@ struct ExpertLayer {
     experts: usize,
     /// Index of the layer's first expert in the token counts.
     first: usize,
-    /// Series of the layer; `None` for a dense layer.
+    /// Prometheus series of the layer; `None` for a dense layer.
     series: Option<ExpertLayerSeries>,
 }
 
@@ -65,7 +65,8 @@ impl ExpertMetrics {
         Ok(Self { layers, tokens: (0..f.replicas()).map(|_| zeros()).collect() })
     }
 
-    /// Adds the token counts of a completed step; counts of the same layer are adjacent.
+    /// Adds the token counts of a completed step to the totals of its experts and layers. In `counts`, the
+    /// entries of a layer are adjacent.
     pub fn step_completed(&self, replica: Replica, counts: &[ExpertTokenCount]) {
         let Some(totals) = self.tokens.get(usize::from(replica.0)) else { return };
         for of_layer in counts.chunk_by(|a, b| a.layer == b.layer) {
@@ -84,7 +85,8 @@ impl ExpertMetrics {
         }
     }
 
-    /// Updates the gauges that are derived from the token counts of single experts.
+    /// Updates, for a scrape, the gauges of the load imbalance: token count of the most loaded expert of a
+    /// layer, divided by the mean over its experts.
     pub(super) fn update(&self) {
         for layer in &self.layers {
             let Some(series) = &layer.series else { continue };
@@ -111,7 +113,7 @@ impl ExpertMetrics {
     }
 }
 
-/// Registers the series of the named layers.
+/// Registers the series of the MoE layers. `layers`: layer indices, as values of the label `layer`.
 fn series(f: &MetricRegistrar<'_>, layers: &[&str]) -> Result<Vec<ExpertLayerSeries>, Error> {
     if layers.is_empty() {
         return Ok(Vec::new());

@@ -8,7 +8,7 @@ use prometheus::proto::{Histogram, MetricFamily, MetricType};
 use prometheus::{Encoder, Error, TextEncoder};
 use std::fmt::Write as _;
 
-/// Estimated size of a number on the page, in bytes.
+/// Estimated size of a number on the page, in bytes, by which memory for the page is reserved.
 const NUMBER_BYTES: usize = 12;
 /// Bound of 2^53: whole numbers below it are written as integers, which represent them exactly.
 const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
@@ -16,10 +16,10 @@ const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 /// Metrics page without its numbers.
 #[derive(Default)]
 pub(super) struct ExpositionTemplate {
-    /// Number of series of each metric family, in page order.
+    /// Number of series of each metric family, in page order. If it changes, the template is built again.
     shape: Vec<usize>,
     template: String,
-    /// Byte offset of each number in `template`.
+    /// Byte offset in `template` at which each number of the page is inserted.
     number_offsets: Vec<usize>,
 }
 
@@ -86,8 +86,8 @@ fn each_number(families: &[MetricFamily], mut take: impl FnMut(f64)) {
                 MetricType::COUNTER => take(metric.get_counter().get_value()),
                 MetricType::GAUGE => take(metric.get_gauge().get_value()),
                 MetricType::HISTOGRAM => of_histogram(metric.get_histogram(), &mut take),
-                // No registered metric has these types. Otherwise the count of numbers would not match, and
-                // `of` would fail.
+                // No registered metric has these types. With such a metric, `ExpositionTemplate::of` would
+                // find a different count of numbers and fail.
                 MetricType::SUMMARY | MetricType::UNTYPED => {}
             }
         }

@@ -33,7 +33,7 @@ impl KvEventMetrics {
     }
 
     /// Updates the series from the counters of each replica's publisher. Replicas without a series of their
-    /// own add to the last one.
+    /// own are included in the last series: summed, or as the maximum for the sequence number.
     pub(super) fn update(&self, publishers: &[Arc<PublisherCounters>]) {
         let series = self.queue_depth.len();
         for engine in 0..series {

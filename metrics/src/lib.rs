@@ -198,7 +198,7 @@ impl ServerMetrics {
 
     /// Sets the KV cache properties. Only the first call has an effect.
     ///
-    /// Errors: as for `new`.
+    /// Errors: Prometheus rejects the name or the labels of the info series.
     pub fn set_kv_cache(&self, info: KvCacheInfo) -> Result<(), prometheus::Error> {
         if self.kv_cache.set(info).is_ok()
             && let Some(info) = self.kv_cache.get()

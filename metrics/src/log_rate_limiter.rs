@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of lines within `WINDOW`.
+/// Maximum number of log lines of one kind within `WINDOW`; further lines are suppressed.
 const LINES_MAX: u32 = 8;
 const WINDOW: Duration = Duration::from_mins(1);
 

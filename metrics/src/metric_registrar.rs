@@ -10,8 +10,8 @@ use prometheus::{
 };
 use protocol::Replica;
 
-/// Metric with one series per replica, or one series for all replicas. Replicas without a series of their own
-/// use the last one.
+/// Metric with one series per replica (label `engine`), or one series for all replicas. Replicas without a
+/// series of their own use the last series.
 pub(super) struct EngineSeries<T>(Vec<T>);
 
 impl<T> EngineSeries<T> {
@@ -20,7 +20,7 @@ impl<T> EngineSeries<T> {
         &self.0[usize::from(replica.0).min(self.0.len() - 1)]
     }
 
-    /// Iterates over all series.
+    /// Iterates over the series of all replicas.
     pub(super) fn iter(&self) -> std::slice::Iter<'_, T> {
         self.0.iter()
     }
@@ -65,7 +65,7 @@ impl<'a> MetricRegistrar<'a> {
         self.add(Gauge::new(name, help)?)
     }
 
-    /// Registers a custom collector.
+    /// Registers a collector that computes its metrics at each scrape.
     pub(super) fn add_collector(&self, family: impl Collector + 'static) -> Result<(), Error> {
         self.registry.register(Box::new(family))
     }
@@ -213,7 +213,7 @@ impl<'a> MetricRegistrar<'a> {
         self.ranks / self.tp_size
     }
 
-    /// Registers a gauge with no labels other than the given ones.
+    /// Registers a gauge that has the given labels alone, without model name and replica.
     pub(super) fn info(
         &self,
         name: &str,

@@ -55,9 +55,10 @@ impl ReplicaMetrics {
         Ok(Self { counters, gauges, usage, waiting, deferred })
     }
 
-    /// Updates the series from `stats`, the statistics of all replicas. `deferred` requests have no replica
-    /// yet and are counted for the first one. Replicas without a series of their own are included in the last
-    /// series: summed, or averaged for the KV cache usage.
+    /// Updates the series from `stats`, the statistics of all replicas. The number of `deferred` requests,
+    /// whose grammar is being compiled, is added to the first replica, because they have no replica yet.
+    /// Replicas without a series of their own are included in the last series: summed, or averaged for the KV
+    /// cache usage.
     pub(super) fn update(&self, stats: &[SchedulerStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);

@@ -251,7 +251,7 @@ fn requests_are_counted_on_their_replica() {
     assert_eq!(value(&page, r#"hadron:late_rank_total{engine="0",model_name="m",rank="3"}"#), 1.0);
 }
 
-/// To regenerate the page, run `UPDATE_EXPECT=1 cargo test`.
+/// Checks that the committed page of metrics is current. To regenerate it, run `UPDATE_EXPECT=1 cargo test`.
 #[test]
 fn metrics_reference_page_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page_path());

@@ -5,7 +5,8 @@ use super::metric_registrar::MetricRegistrar;
 use prometheus::{Error, Gauge};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Gauge of the unsupported features with a value that changes: the current time.
+/// Gauge `vllm:lora_requests_info`: the only series of an unsupported feature with a value that changes.
+/// The value is the Unix time of the scrape.
 pub(super) struct UnsupportedFeatureMetrics {
     adapters: Gauge,
 }

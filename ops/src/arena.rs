@@ -50,8 +50,8 @@ fn size_class(bytes: usize) -> usize {
     bytes.next_multiple_of(quarter)
 }
 
-/// Memory of a tensor, which returns to its arena when the tensor is dropped. Weights have no arena; their
-/// memory is freed.
+/// Memory of a tensor, which returns to the tensor's arena when the tensor is dropped. The memory of weights
+/// comes from no arena and is freed.
 #[derive(Debug)]
 pub(crate) struct TensorStorage {
     buffer: Option<Buffer>,

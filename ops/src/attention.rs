@@ -10,8 +10,8 @@ use crate::error::check_size;
 use crate::launch_plan::fuses_rope_attention;
 use crate::{BatchView, KvPool, OpError, Ops, Tensor};
 
-/// RoPE cosines and sines by position, each f32 `[positions, rotary_dim / 2]`. The model computes them from
-/// its RoPE parameters.
+/// Table of the RoPE cosines and sines on the device, each f32 `[positions, rotary_dim / 2]`. The model
+/// computes them from its RoPE parameters.
 #[derive(Debug)]
 pub struct RopeTable {
     pub(crate) cos: Tensor,

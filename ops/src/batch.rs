@@ -26,7 +26,8 @@ pub struct BatchInputs {
 }
 
 impl BatchInputs {
-    /// Returns the exact bounds of the rows, by which kernels are selected.
+    /// Returns the bounds of the rows (such as the longest row and the longest context), by which kernels are
+    /// selected.
     fn bounds(&self) -> RowBounds {
         let tokens = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize);
         RowBounds::of(tokens.zip(self.context_lens.iter().map(|&n| n as usize)), 1)
@@ -49,10 +50,11 @@ pub struct BatchView {
     pub block_tables: Tensor,
     /// Index of the block table of each row; i32 `[rows]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
-    /// [`RowFact`]s of each row; i32 `[facts, at least rows]`. `None` = the batch does not come from
-    /// `StepBuffers`.
+    /// Facts about each row, such as its sequence slot: one line per [`RowFact`], i32 `[facts, at least
+    /// rows]`. `None` = the batch does not come from `StepBuffers`.
     pub row_facts: Option<Tensor>,
-    /// Upper bounds of the rows, by which kernels are selected.
+    /// Upper bounds of the rows (such as the longest row and the longest context), by which kernels are
+    /// selected.
     pub bounds: RowBounds,
 }
 
@@ -91,7 +93,8 @@ impl BatchView {
         self.context_lens.len()
     }
 
-    /// Returns one fact about each row, i32 `[1, rows]`; `None` = the batch does not come from `StepBuffers`.
+    /// Returns one fact about each row, such as its sequence slot; i32 `[1, rows]`. `None` = the batch does
+    /// not come from `StepBuffers`.
     pub fn row_fact(&self, fact: RowFact) -> Result<Option<MatRef<'_>>, OpError> {
         let Some(facts) = &self.row_facts else { return Ok(None) };
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))

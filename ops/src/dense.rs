@@ -83,8 +83,8 @@ impl Ops {
         self.device.mem_info()
     }
 
-    /// Starts a new sequence of launches, so that the previous linear layer does not prefetch the weights of
-    /// the next one.
+    /// Ends the recorded sequence of fused linear layers, so that the layer launched last is not recorded to
+    /// prefetch the weights of the layer launched next.
     pub fn interrupt_launch_order(&self) {
         self.launch_order.interrupt();
     }
@@ -138,7 +138,8 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Copies host integers to a tensor `[1, ids.len()]` outside the arena, as for weights.
+    /// Copies host integers to a tensor `[1, ids.len()]` outside the arena, for tables that are kept with the
+    /// weights.
     pub fn id_table(&self, ids: &[i32]) -> Result<Tensor, OpError> {
         let mut tensor = self.zeros(DType::I32, &[1, ids.len()])?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -166,7 +167,8 @@ impl Ops {
         Ok(out)
     }
 
-    /// Packs `parts`, stacked along the outputs, as one linear layer with weights in the model type.
+    /// Packs the weight matrices `parts`, stacked along the outputs (for example q, k and v), as one linear
+    /// layer with weights in the model type.
     pub fn pack_linear(
         &self,
         parts: &[HostMat<'_>],
@@ -238,8 +240,8 @@ impl Ops {
         self.linear_as(x, w, x.dtype())
     }
 
-    /// [`Ops::linear`] with the f32 sums as its result, not rounded to the model type; for logits of LM heads
-    /// and routers.
+    /// Linear layer `y = x Wᵀ + bias` that returns the f32 sums, not rounded to the model type; for logits of
+    /// LM heads and routers.
     pub fn linear_f32(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
         self.linear_as(x, w, DType::F32)
     }

@@ -1,5 +1,5 @@
-//! Device memory of a draft module (MTP, EAGLE-3 or draft model): arrays of its passes, their draft tokens,
-//! and the hidden states that the passes start from.
+//! Device memory of a draft module (MTP, EAGLE-3 or draft model): inputs of its draft passes, each of which
+//! computes one draft token per row, the draft tokens, and the hidden states that the passes start from.
 
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
@@ -23,7 +23,7 @@ pub struct DraftBufferSize {
     pub hidden: usize,
     /// Number of blocks of the KV pool.
     pub blocks: usize,
-    /// Maximum number of rows for which logits are computed at a time.
+    /// Maximum number of rows for which logits are computed at a time; more rows are computed in slices.
     pub logits: usize,
 }
 
@@ -83,7 +83,8 @@ impl DraftBuffers {
         })
     }
 
-    /// Prepares the inputs of draft pass `pass` for the first `rows` rows of a prepared step.
+    /// Prepares the inputs of draft pass `pass` (0 = first draft token): one token for each of the first
+    /// `rows` rows of a step, which `StepBuffers::prepare` has laid out before.
     pub fn prepare_pass(
         &mut self,
         ops: &Ops,
@@ -110,8 +111,8 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Returns the inputs of a prepared draft pass with contexts of up to `longest` keys: its batch, and its
-    /// token ids, i32 `[rows]`.
+    /// Returns the inputs that `prepare_pass` has computed: the batch of the draft pass, with contexts of up
+    /// to `longest` keys, and its token ids, i32 `[rows]`.
     pub fn view(
         &self,
         seq_slots: &DeviceSequenceSlots,
@@ -132,7 +133,8 @@ impl DraftBuffers {
         Ok((batch, self.ids.narrow(&[rows])?))
     }
 
-    /// Gathers the hidden states that the first draft pass starts from, `[rows, hidden_size]`.
+    /// Gathers the hidden states that the first draft pass starts from, one for each row of the step,
+    /// `[rows, hidden_size]`.
     pub fn pass_input_states(
         &mut self,
         ops: &Ops,
@@ -247,8 +249,8 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Inserts the draft tokens of the first `rows` rows into a prepared step and into the token histories of
-    /// their sequence slots.
+    /// Inserts the draft tokens of the first `rows` rows into the input tokens of a prepared step, whose
+    /// forward pass verifies them, and into the token histories of their sequence slots.
     pub fn insert(
         &self,
         ops: &Ops,
@@ -300,8 +302,8 @@ impl DraftBuffers {
     }
 }
 
-/// Launches the argmax of draft tokens: over `local`, the logits of this rank, or over those of all ranks if
-/// the vocabulary is sharded.
+/// Launches the argmax that chooses draft tokens: over the logits of this rank in `local`, or over the
+/// logits of all ranks if the vocabulary is sharded.
 fn launch_argmax(
     ops: &Ops,
     local: DraftArgmax<'_>,

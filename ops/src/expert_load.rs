@@ -8,10 +8,10 @@ use kernels::ExpertLoadArgs;
 
 use crate::{OpError, Ops, Tensor};
 
-/// Maximum number of downloads in flight.
+/// Maximum number of copies of the token counts to the host that are in flight.
 const IN_FLIGHT: usize = 3;
 
-/// Token counts by layer and expert, since their last download.
+/// Token counts on the device by layer and expert, since their last copy to the host.
 #[derive(Debug)]
 pub struct ExpertLoadCounters {
     tokens: RefCell<Tensor>, // i32 [layers, experts]
@@ -55,7 +55,7 @@ impl ExpertLoadCounters {
     pub fn new(ops: &Ops, layers: usize, experts: usize) -> Result<Self, OpError> {
         let (memory_return, memory) = channel();
         for _ in 0..IN_FLIGHT {
-            // The send cannot fail: the receiver is in the same struct.
+            // The send cannot fail, because `memory` is the receiver.
             let _ =
                 memory_return.send(ops.device.alloc_pinned(layers * experts * size_of::<u32>())?);
         }
@@ -94,7 +94,8 @@ impl ExpertLoadDownload {
 }
 
 impl LayerLoadCounter<'_> {
-    /// Calls `work` with the counts of the layer, or with `None` if tokens are not counted.
+    /// Calls `work`, which launches a routing kernel, with the token counts of the layer that the kernel
+    /// increases, or with `None` if tokens are not counted.
     pub(crate) fn with<T>(
         counter: Option<Self>,
         work: impl FnOnce(Option<&mut ExpertLoadArgs<'_>>) -> Result<T, OpError>,

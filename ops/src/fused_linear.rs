@@ -9,7 +9,7 @@ use crate::{OpError, Ops, PackedLinear, Tensor};
 /// Weight and epsilon of a root-mean-square norm before a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct NormWeight<'a> {
-    /// Weight, `[inputs]` of the linear layer.
+    /// Weight of the norm, `[inputs]` with the number of inputs of the linear layer.
     pub weight: &'a Tensor,
     /// Epsilon, which is added to the mean square.
     pub eps: f32,
@@ -142,7 +142,8 @@ impl Ops {
         Ok(GatedActivation::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
     }
 
-    /// [`Ops::norm_linear_gated`] of `x + delta`, which is stored to `x`: `delta [tokens, inputs]`.
+    /// Adds `delta [tokens, inputs]` to `x`, then returns `silu(gate) · up` of the linear layer `gate_up`
+    /// over `norm(x)`, as input of the linear layer `down`. See [`Ops::norm_linear_gated`].
     pub fn add_norm_linear_gated(
         &self,
         x: &mut Tensor,
@@ -164,7 +165,8 @@ impl Ops {
         Ok(GatedActivation::Product(self.linear_silu_mul(&h, gate_up)?))
     }
 
-    /// [`Ops::norm_linear_gated`] without the norm: `h [tokens, inputs]` is already normed.
+    /// Returns `silu(gate) · up` of the linear layer `gate_up` over `h [tokens, inputs]`, which is normed
+    /// already, as input of the linear layer `down`. See [`Ops::norm_linear_gated`].
     pub fn linear_gated(
         &self,
         h: &Tensor,
@@ -185,8 +187,9 @@ impl Ops {
         }
     }
 
-    /// `x += (silu(gate) · up) Wᵀ + bias` for the gated activation `h`. May return the addend instead and
-    /// leave `x` unchanged, like [`Ops::linear_add`].
+    /// `x += (silu(gate) · up) Wᵀ + bias` for the gated activation `h`. Where the addition is better fused
+    /// with the norm that follows, returns the addend instead and leaves `x` unchanged. See
+    /// [`Ops::linear_add`].
     pub fn gated_linear_add(
         &self,
         x: &mut Tensor,

@@ -77,7 +77,7 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Allocates a zeroed pool.
+    /// Allocates the memory of the pool on the device, zeroed.
     pub fn new(ops: &Ops, layout: impl Into<PoolLayout>) -> Result<Self, OpError> {
         let layout = layout.into();
         layout.check()?;

@@ -165,9 +165,9 @@ impl Ops {
         Ok(PackedExperts { first: first_expert, gate_up, down, shared: 0, separate_shared: None })
     }
 
-    /// Whether shared experts are packed with the routed experts of these projections (arguments as in
-    /// [`Ops::pack_experts`]). It is false where routed experts run as an fp8 grouped GEMM with TMA, where
-    /// separate shared experts are always faster.
+    /// Whether shared experts are packed with the routed experts, which have the projections `gate_up` and
+    /// `down` (see [`Ops::pack_experts`]). False if routed experts run as an fp8 grouped GEMM with TMA,
+    /// because separate shared experts are always faster then.
     #[must_use]
     pub fn packs_shared_experts(
         &self,
@@ -222,8 +222,8 @@ impl Ops {
         Ok(ExpertRouting { experts, weights })
     }
 
-    /// [`Ops::moe_route`] and [`Ops::moe_mlp`] in one call, for callers that need only the counts of the
-    /// routing.
+    /// Routes each token to its experts and computes their MLPs: [`Ops::moe_route`] and [`Ops::moe_mlp`],
+    /// fused where the device supports it. `counter` counts the tokens that are routed to each expert.
     pub fn moe(
         &self,
         x: &Tensor,

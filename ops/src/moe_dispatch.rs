@@ -9,11 +9,11 @@ use crate::{ExpertRouting, OpError, Ops, Tensor};
 /// Dispatch plan of one layer: which tokens are sent to which rank.
 #[derive(Debug)]
 pub struct MoeDispatch {
-    /// Tokens for rank 0, ascending, then those for rank 1, and so on; i32 `[ranks · tokens]`. The rest is
-    /// undefined.
+    /// Indices of the tokens that are sent to rank 0, ascending, then of those for rank 1, and so on (send
+    /// order); i32 `[ranks · tokens]`. Entries after the last sent token are undefined.
     tokens: Tensor,
-    /// Row of a token among the rows sent to a rank, −1 = the token is not sent to that rank; i32 `[tokens,
-    /// ranks]`.
+    /// Row of each token in send order, for each rank that it is sent to; −1 = the token is not sent to that
+    /// rank; i32 `[tokens, ranks]`.
     row_of_token: Tensor,
     counts: Vec<usize>,
 }

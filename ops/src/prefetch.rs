@@ -12,7 +12,8 @@ use kernels::{PackedMatrix, PrefetchHint};
 
 use crate::PackedLinear;
 
-/// Fused linear layer that is launched after another one, and whether `silu_mul` is fused with it.
+/// Fused linear layer that is launched after another one, which prefetches its weights; and whether
+/// `silu_mul` is fused with it.
 #[derive(Debug)]
 pub(crate) struct NextLinearLayer {
     /// Weak reference, because the chain of layers is a cycle: the first layer follows the last one.
@@ -45,7 +46,8 @@ impl LaunchOrder {
         Some(PrefetchTarget { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
     }
 
-    /// Records that an unfused linear layer or another op was launched.
+    /// Records that an unfused linear layer or another op was launched, so that the next fused layer does not
+    /// count as the successor of the last one.
     pub(crate) fn interrupt(&self) {
         self.replace(None);
     }

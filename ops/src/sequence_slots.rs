@@ -5,8 +5,8 @@ use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
 
 use crate::{OpError, Ops, Tensor};
 
-/// Sequence slots on the device, all allocated at start-up. All their contents are copies of data that exists
-/// elsewhere too.
+/// Device state of running requests, one sequence slot each: latest token, block table, token history,
+/// grammar bitmask, sampling parameters. Allocated at start-up; copies of data that exists elsewhere too.
 #[derive(Debug)]
 pub struct DeviceSequenceSlots {
     latest: Tensor,             // i32 [seq_slots, 3]

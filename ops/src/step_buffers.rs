@@ -47,7 +47,8 @@ pub struct StepShape {
     pub rows: usize,
     /// Number of logits rows.
     pub logits_rows: usize,
-    /// Upper bounds of the rows; for a captured graph, the bounds of all steps that replay it.
+    /// Upper bounds of the rows (such as the longest row and the longest context); for a captured graph, the
+    /// bounds of all steps that replay it.
     pub bounds: RowBounds,
 }
 
@@ -88,8 +89,8 @@ impl StepBuffers {
         })
     }
 
-    /// Starts the copy of a stage to the device. `memory` must have at least `stage_bytes` bytes; the
-    /// finished copy returns it.
+    /// Starts the copy of a stage (the inputs of a step) to the device. `memory` must have at least
+    /// `stage_bytes` bytes; the finished copy returns it.
     pub fn upload(
         &mut self,
         ops: &Ops,
@@ -100,7 +101,8 @@ impl StepBuffers {
         Ok(ops.device.start_upload(&ops.stream, self.stage.buffer_mut()?, memory, bytes)?)
     }
 
-    /// Updates the sequence slots from the uploaded stage, and lays out the arrays of the step.
+    /// Updates the sequence slots from the uploaded stage, and computes the arrays that the forward pass
+    /// reads: token ids, positions, KV slots, row boundaries and others.
     pub fn prepare(
         &mut self,
         ops: &Ops,
@@ -206,7 +208,7 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// Returns the sampler arguments of the first `n` staged logits rows.
+    /// Returns the arguments with which the sampler samples the first `n` logits rows of the step.
     fn sampler_args(&mut self, n: usize) -> Result<SamplerArgs<'_>, OpError> {
         let stage = view(&self.stage, StepShape { logits_rows: n, ..StepShape::default() })?;
         let (ids, positions) = (self.ids.mat()?, self.positions.mat()?);
@@ -363,7 +365,7 @@ impl SamplerOutputs {
     }
 }
 
-/// Returns a view of a stage tensor for kernels.
+/// Returns a view of the uploaded stage (the inputs of a step) for kernels.
 fn view(stage: &Tensor, shape: StepShape) -> Result<StagingBufferView<'_>, OpError> {
     let StepShape { tokens, rows, logits_rows, .. } = shape;
     Ok(StagingBufferView { bytes: stage.mat()?, rows, tokens, logits_rows })

@@ -17,7 +17,8 @@ pub struct PackedLinear {
     pub(crate) weight: Arc<PackedMatrix>,
     /// Bias, f32 `[outputs]`.
     pub(crate) bias: Option<Arc<Tensor>>,
-    /// Fused linear layer that is launched after this one, once it is recorded.
+    /// Fused linear layer that is launched after this one, once it is recorded; this layer prefetches its
+    /// weights.
     pub(crate) next: Arc<OnceLock<NextLinearLayer>>,
 }
 

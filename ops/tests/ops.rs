@@ -90,7 +90,8 @@ fn results_reuse_memory_in_the_same_order() {
     assert_eq!(again, later, "equal steps get equal addresses");
 }
 
-/// One request of `len` tokens in blocks 2, 0, 1, ..: in chunks of one token, in larger chunks and at once.
+/// Computes attention of one request, with its KV in blocks 2, 0 and 1, in chunks of 1, 7 and 16 tokens and
+/// all at once: the results must be equal.
 #[test]
 fn paged_attention_is_independent_of_chunking() {
     let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
@@ -138,7 +139,7 @@ fn paged_attention_is_independent_of_chunking() {
                 let o = ops.paged_attention(&q, &shape, &pool, &batch).unwrap();
                 out.extend(ops.read_f32(&o).unwrap());
             }
-            // Value of the last token and second head, as stored in the pool.
+            // The value of the last token and second head must be in the pool as the QKV projection has it.
             let (_, value) = pool.read_slot(&ops, 0, slot(len - 1) as usize, 1).unwrap();
             assert_eq!(value, qkv[len * width - dim..]);
             assert!(pool.read_slot(&ops, 0, 64, 0).is_err());
@@ -166,7 +167,8 @@ fn shape_errors_report_sizes() {
     assert_eq!(error, format!("{} does not support activations in F8E4M3", ops.device().name()));
 }
 
-/// Two logits rows in two sequence slots: the second row contains a NaN.
+/// Samples two logits rows in two sequence slots. The second row contains a NaN, which must not affect the
+/// first one.
 #[test]
 fn logits_rows_are_sampled_independently() {
     let ops = ops(DType::F32);

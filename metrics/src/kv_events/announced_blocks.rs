@@ -32,7 +32,7 @@ pub(super) struct AnnouncedBlock {
 }
 
 impl AnnouncedBlock {
-    /// Memory usage in bytes.
+    /// Memory usage of the block, in bytes; counted for the byte limit of the publisher's queue.
     pub(super) fn bytes(&self) -> u64 {
         let keys = self.extra.iter().map(|key| {
             let (ExtraKey::Lora(text) | ExtraKey::Salt(text)) = key;
@@ -70,7 +70,7 @@ impl AnnouncedBlocks {
         Self { stores_token_ids, ..Self::default() }
     }
 
-    /// Applies a published event.
+    /// Applies a published event to the set of announced blocks.
     pub fn apply(&mut self, event: &KvEvent) {
         match event {
             KvEvent::Cleared => self.blocks.clear(),
@@ -87,7 +87,8 @@ impl AnnouncedBlocks {
         }
     }
 
-    /// Applies a backlog, which replaces the events that did not fit in the publisher's queue.
+    /// Applies a backlog to the set of announced blocks. The backlog replaces the events that did not fit in
+    /// the publisher's queue.
     pub fn apply_backlog(&mut self, backlog: EventBacklog) {
         let CoalescedChanges { cleared, removed, stored } = backlog.coalesce();
         if cleared {

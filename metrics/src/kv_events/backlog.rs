@@ -16,21 +16,21 @@ pub struct EventBacklog {
     blocks: HashMap<BlockHashWithGroupId, BacklogEntry>,
     /// Memory usage of `stored` in all entries, in bytes.
     bytes: u64,
-    /// Number of changes so far; gives their order.
+    /// Number of changes added so far, which is the order number of the next change.
     changes: u64,
 }
 
 /// Coalesced changes of one block; at least one field is set.
 #[derive(Debug, Default)]
 struct BacklogEntry {
-    /// Order number of the removal of the block, if the publisher has announced it.
+    /// Order number of the removal of an announced block; `None` = not removed, or never announced.
     removed: Option<u64>,
     /// New state of the block, if it was stored after the removal or without one and is still cached.
     stored: Option<Box<AnnouncedBlock>>,
 }
 
-/// Coalesced changes in an order that subscribers accept: removals with children first, then stores with
-/// parents first.
+/// Coalesced changes of a backlog, in an order that subscribers accept: removals with children first, then
+/// stores with parents first.
 pub(super) struct CoalescedChanges {
     /// Whether all announced blocks are cleared before the other changes.
     pub(super) cleared: bool,
@@ -87,7 +87,7 @@ impl EventBacklog {
         }
     }
 
-    /// Memory usage in bytes.
+    /// Memory usage of the backlog, in bytes; counted for the byte limit of the publisher's queue.
     pub(super) fn bytes(&self) -> u64 {
         let entry_bytes = size_of::<(BlockHashWithGroupId, BacklogEntry)>();
         self.bytes + (self.blocks.capacity() * entry_bytes) as u64
@@ -103,7 +103,8 @@ impl EventBacklog {
         self.blocks.is_empty()
     }
 
-    /// Returns the changes in an order that subscribers accept.
+    /// Returns the changes in an order that subscribers accept: removals with children first, then stores
+    /// with parents first.
     pub(super) fn coalesce(self) -> CoalescedChanges {
         let (mut removed, mut stored) = (Vec::new(), Vec::new());
         for (key, entry) in self.blocks {

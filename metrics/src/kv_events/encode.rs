@@ -160,7 +160,8 @@ fn has_extra_keys(extra_keys: &[Vec<ExtraKey>]) -> bool {
     extra_keys.iter().any(|keys| !keys.is_empty())
 }
 
-/// Writes the LoRA name. All blocks of an event have the same adapter, so the first key found is used.
+/// Writes the LoRA name of an event, nil without an adapter. All blocks of an event have the same adapter,
+/// so the first LoRA key found is used.
 fn write_lora(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     let name = extra_keys.iter().flatten().find_map(|key| match key {
         ExtraKey::Lora(name) => Some(name.as_ref()),
@@ -178,7 +179,7 @@ fn write_str_or_nil(out: &mut Vec<u8>, value: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the extra keys, nil if no block has any.
+/// Writes the extra keys of an event's blocks, or nil if no block has any.
 fn write_extra_keys_or_nil(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     if has_extra_keys(extra_keys) {
         return write_extra_keys(out, extra_keys);
@@ -186,7 +187,8 @@ fn write_extra_keys_or_nil(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> i
     write_nil(out)
 }
 
-/// Writes the extra keys: one entry per hash, nil or an array.
+/// Writes the extra keys of an event's blocks: an array with one entry per block, which is the array of
+/// the block's extra keys, or nil if the block has none.
 fn write_extra_keys(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     write_array_len(out, extra_keys.len() as u32)?;
     for keys in extra_keys {

@@ -66,7 +66,7 @@ fn host(endpoint: &str) -> Option<&str> {
     Some(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
-/// Whether a PUB socket binds to the endpoint.
+/// Whether a PUB socket binds to the endpoint; otherwise it connects to it.
 pub(super) fn binds(mode: BindMode, endpoint: &str) -> bool {
     match mode {
         BindMode::Bind => true,

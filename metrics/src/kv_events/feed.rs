@@ -66,10 +66,10 @@ pub struct KvEventFeed {
     waker: PublisherWaker,
     counters: Arc<PublisherCounters>,
     pending: Vec<KvEvent>,
-    /// Dropped events that the publisher has not received. It must receive them before later events, which
-    /// depend on them.
+    /// Events that were dropped because the queue was full. The publisher must receive them before later
+    /// events, which depend on them. `None` = the queue has all events.
     backlog: Option<Box<EventBacklog>>,
-    /// Number of blocks of the KV pool.
+    /// Number of blocks of the KV pool, for which a new backlog reserves space.
     blocks: u32,
     /// Strong reference by which the handle of the publisher detects whether the feed exists.
     liveness: Arc<()>,
@@ -125,7 +125,7 @@ impl KvEventFeed {
         Arc::downgrade(&self.liveness)
     }
 
-    /// Adds events of the current step.
+    /// Adds events of the current step, which `flush` queues at the end of the step.
     pub fn add(&mut self, events: Vec<KvEvent>) {
         if self.pending.is_empty() {
             self.pending = events;
@@ -164,12 +164,13 @@ impl KvEventFeed {
             Err(TrySendError::Full(QueuedKvEvents::Backlog(_, backlog))) => {
                 self.backlog = Some(backlog);
             }
-            // The publisher thread has ended and has reported the reason.
+            // The publisher thread has ended and has reported the reason: count the events as dropped.
             Err(TrySendError::Disconnected(_)) => count(&self.counters.dropped, 1),
         }
     }
 
-    /// Queues changes whose memory usage is `bytes` bytes.
+    /// Queues changes for the publisher thread and adds them to the queue gauges. `bytes`: memory usage of
+    /// the changes.
     fn send(
         &self,
         changes: QueuedKvEvents,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct MessageRing {
     messages: VecDeque<Arc<OutgoingMessage>>,
-    /// Position of the first message in `messages`.
+    /// Position of the oldest message in `messages`: number of messages that have left the ring.
     first: u64,
     bytes: u64,
     len_max: usize,
@@ -52,7 +52,7 @@ impl MessageRing {
         Some(Arc::clone(message))
     }
 
-    /// Discards the messages before a position.
+    /// Discards the messages before a position, which no subscriber needs any more.
     pub(super) fn discard_before(&mut self, before: u64) {
         while self.first < before && !self.messages.is_empty() {
             self.pop();

@@ -17,14 +17,14 @@ pub(super) struct ReplayRateMonitor {
 }
 
 impl ReplayRateMonitor {
-    /// Starts a replay on a connection that has sent `sent_bytes` bytes so far.
+    /// Starts to monitor a replay on a connection that has sent `sent_bytes` bytes so far.
     pub(super) fn new(now: Instant, sent_bytes: u64) -> Self {
         Self { since: now, sent_bytes }
     }
 
-    /// Updates the number of bytes that the connection has sent.
+    /// Checks the rate, given the total number of bytes that the connection has sent.
     ///
-    /// Errors: `PeerError::TimedOut` if the peer is too slow.
+    /// Errors: `PeerError::TimedOut` if the peer has received less than `STEP_BYTES` in `STEP_TIME`.
     pub(super) fn check(&mut self, now: Instant, sent_bytes: u64) -> Result<(), PeerError> {
         if sent_bytes - self.sent_bytes >= STEP_BYTES {
             *self = Self::new(now, sent_bytes);

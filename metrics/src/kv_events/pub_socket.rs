@@ -35,7 +35,7 @@ const FLUSH_POLL: Duration = Duration::from_millis(1);
 struct SubscriberState {
     /// Lengths of the subscribed prefixes of the topic.
     prefixes: BTreeSet<usize>,
-    /// Position in the message ring from which the subscriber continues.
+    /// Position in the message ring of the next message that is sent to the subscriber.
     position: u64,
     /// Whether the next frame continues a message of several frames.
     is_within_message: bool,
@@ -102,7 +102,8 @@ pub(super) struct PubSocket {
 }
 
 impl PubSocket {
-    /// Creates the socket. A byte is written to `wake` when a connection to a collector was made.
+    /// Creates the socket. A byte is written to `wake`, which wakes the publisher thread, when a connection
+    /// to a collector was made.
     ///
     /// Errors: no thread is available for the connection to a collector.
     pub(super) fn new(
@@ -144,7 +145,7 @@ impl PubSocket {
         self.ring.push(message);
     }
 
-    /// Processes subscriptions and sends pending messages; returns whether more work is ready at once.
+    /// Processes subscriptions and sends pending messages; returns whether more messages can be sent at once.
     pub(super) fn poll(&mut self, now: Instant) -> bool {
         self.peers.accept(now, &self.counters);
         if self.peers.len() == 0
@@ -166,7 +167,8 @@ impl PubSocket {
             check_detached(connection)
         });
         let subscribed = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
-        // Keep the message that is being sent, so that only evicted messages are owned by a connection alone.
+        // Keep messages in the ring while they are being sent: a message that only its connection owns is
+        // then one that was evicted, as `check_detached` requires.
         let needed = subscribed
             .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
         self.ring.discard_before(needed.min().unwrap_or(u64::MAX));
@@ -175,7 +177,8 @@ impl PubSocket {
         more | (self.connector.is_some() && had_peers && self.peers.len() == 0)
     }
 
-    /// Adds the file descriptors of the socket to `polled`; returns whether it also needs a periodic wake-up.
+    /// Adds the file descriptors of the socket to `polled`. Returns whether the publisher thread must also
+    /// wake periodically, because a peer has a deadline or is throttled.
     pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         self.peers.add_poll_fds(polled)
     }

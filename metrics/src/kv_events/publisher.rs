@@ -21,9 +21,9 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Maximum number of batches published before replays are served.
+/// Maximum number of queued batches that are published before the sockets and replays are served.
 const BATCHES_PER_TURN: usize = 1024;
-/// Maximum time to send the remaining batches at shutdown.
+/// Maximum time to send the remaining batches to subscribers at shutdown.
 const FLUSH: Duration = Duration::from_secs(1);
 /// Maximum sleep of the publisher thread while a peer has a deadline or is throttled.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -38,7 +38,7 @@ pub struct BoundPublisher {
 }
 
 impl BoundPublisher {
-    /// Opens the sockets of one DP rank and chooses the epoch.
+    /// Opens the sockets of one DP rank and chooses the epoch (the sequence number of the first batch).
     ///
     /// Errors: an address is in use or not one of this machine, or the configuration is invalid.
     pub fn open(
@@ -185,9 +185,9 @@ impl PublisherLoop {
         }
     }
 
-    /// Publishes queued changes; returns whether more may be queued.
+    /// Publishes the queued events of steps and backlogs; returns whether more may be queued.
     ///
-    /// Errors: the feed was dropped and all changes are published.
+    /// Errors: the feed was dropped and all its events are published.
     fn publish_waiting(&mut self) -> Result<bool, TryRecvError> {
         for _ in 0..BATCHES_PER_TURN {
             match self.changes.try_recv() {
@@ -269,7 +269,7 @@ impl PublisherLoop {
         }
         // `Timespec` cannot represent very long timeouts; the thread then waits without a timeout.
         let timespec = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        // An interrupted poll is only a shorter sleep.
+        // If a signal interrupts `poll`, the thread only wakes earlier, so the error needs no handling.
         let _ = poll(&mut polled, timespec.as_ref());
     }
 }

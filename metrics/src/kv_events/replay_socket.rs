@@ -18,7 +18,8 @@ const PEERS_MAX: usize = 64;
 const BODY_BYTES_MAX: usize = 1 << 10;
 /// Maximum bytes sent to a peer before new batches and other peers are served.
 const BYTES_PER_TURN: usize = 1 << 20;
-/// Maximum number of snapshots that are sent at the same time; a further request that needs one waits.
+/// Maximum number of snapshots that are sent at the same time. A further request that needs one waits; a
+/// replay that needs one because its next batch has left the ring ends with its connection closed.
 const SNAPSHOTS_MAX: usize = 4;
 /// Time that a peer has to receive a snapshot, in addition to `SNAPSHOT_TIME_PER_MIB` for each MiB.
 const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
@@ -29,7 +30,7 @@ const END: [u8; 8] = [0xff; 8];
 /// Parser of the frames of a replay request; keeps only the start number.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ReplayRequestReader {
-    /// Number of frames of the message so far.
+    /// Number of frames of the current message that were received so far.
     frames: u64,
     start: Option<u64>,
     is_malformed: bool,
@@ -81,7 +82,7 @@ struct ReplayResponse {
     failure: Option<io::Error>,
     /// Whether the end marker has been queued.
     is_complete: bool,
-    /// Deadline for receiving a snapshot; `None` = the response contains no snapshot.
+    /// Deadline by which the peer must have received a snapshot; `None` = the response contains no snapshot.
     deadline: Option<SnapshotDeadline>,
 }
 
@@ -143,7 +144,8 @@ impl ReplaySocket {
                 return Err(PeerError::TimedOut { what: "a snapshot was not received", after });
             }
             if response.deadline.is_none() && context.journal.needs_snapshot(&response.replay) {
-                // The replay continues with a snapshot after the batch that is being sent.
+                // The next batch of the replay has left the ring, so the replay continues with a snapshot
+                // after the batch that is being sent.
                 if snapshots >= SNAPSHOTS_MAX {
                     return Err(PeerError::NoCapacity(SNAPSHOTS_MAX));
                 }
@@ -174,7 +176,8 @@ impl ReplaySocket {
         responses.filter(|response| response.deadline.is_some()).count()
     }
 
-    /// Adds the file descriptors of the socket to `polled`; returns whether it also needs a periodic wake-up.
+    /// Adds the file descriptors of the socket to `polled`. Returns whether the publisher thread must also
+    /// wake periodically, because a peer has a deadline, is throttled or waits for a response.
     pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         self.peers.add_poll_fds(polled) | self.peers.iter().any(|peer| !peer.state.reads())
     }

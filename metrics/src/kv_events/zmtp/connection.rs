@@ -162,12 +162,13 @@ impl ZmtpConnection {
         self.sent_bytes
     }
 
-    /// Message that is being sent.
+    /// Message of which a part has been sent; `None` = no message is being sent.
     pub(crate) fn sending(&self) -> Option<&Arc<OutgoingMessage>> {
         self.sending.as_ref().map(|sending| &sending.message)
     }
 
-    /// Whether the connection needs a wake-up after some time, even if the peer sends nothing.
+    /// Whether the connection needs a wake-up after some time even if the peer sends nothing: for the
+    /// handshake timeout, or because its input is throttled.
     pub(crate) fn needs_time(&self) -> bool {
         !self.is_open() || self.is_throttled()
     }
@@ -181,7 +182,7 @@ impl ZmtpConnection {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, reads && !self.is_throttled());
         flags.set(PollFlags::OUT, self.is_blocked || !self.control.is_empty());
-        // With empty flags, poll would report a closed peer again and again.
+        // Return no entry for empty flags, because `poll` would report a closed peer at every call.
         (!flags.is_empty()).then(|| PollFd::from_borrowed_fd(self.stream.as_fd(), flags))
     }
 

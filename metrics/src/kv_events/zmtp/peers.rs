@@ -20,7 +20,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) trait PeerState: Default {
     /// Whether the peer has no subscription or request, so that a new peer may replace it.
     fn is_idle(&self) -> bool;
-    /// Whether frames of the peer are read at present.
+    /// Whether frames of the peer are read at present. False while a replay request of the peer is
+    /// unfinished.
     fn reads(&self) -> bool;
 }
 
@@ -122,7 +123,8 @@ impl<S: PeerState> PeerTable<S> {
         });
     }
 
-    /// Adds the file descriptors of the socket to `polled`; returns whether it also needs a periodic wake-up.
+    /// Adds the file descriptors of the socket to `polled`. Returns whether the publisher thread must also
+    /// wake periodically: a handshake is pending, a peer is throttled, or `accept` is paused.
     pub(crate) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         if let Some(listener) = self.listener.as_ref().filter(|_| self.accepts_from.is_none()) {
             polled.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
