@@ -365,7 +365,7 @@ impl EngineArgs {
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
 
 /// Maximum number of executors (ranks) of a server.
-const LOCAL_RANKS_MAX: u32 = 256;
+const RANKS_MAX: u32 = 256;
 
 impl ParallelArgs {
     /// Returns the total number of ranks, each of which is one executor.
@@ -382,10 +382,10 @@ impl ParallelArgs {
                 return rejected(format!("{name} 0: at least 1"));
             }
         }
-        if world > LOCAL_RANKS_MAX {
+        if world > RANKS_MAX {
             return rejected(format!(
                 "--tensor-parallel-size {tp} and --data-parallel-size {dp}: {world} executors, \
-                 one machine runs at most {LOCAL_RANKS_MAX}"
+                 a server runs at most {RANKS_MAX}"
             ));
         }
         if self.enable_dp_attention && tp > 1 && dp > 1 {

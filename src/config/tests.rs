@@ -205,7 +205,7 @@ fn unsupported_values_are_rejected_with_reason() {
         ("M -r 1", "--node-rank 1: with --nnodes 1 only rank 0 exists"),
         ("M --headless", "the only node runs the HTTP server"),
         ("M -tp 0", "--tensor-parallel-size 0"),
-        ("M -tp 16 -dp 17", "272 executors, one machine runs at most 256"),
+        ("M -tp 16 -dp 17", "272 executors, a server runs at most 256"),
         ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
         ("M -tp 2 -dp 2 --ep --enable-dp-attention", "use --data-parallel-size only"),
         ("M -tp 2 --expert-placement f", "only with --enable-expert-parallel and a size above 1"),
