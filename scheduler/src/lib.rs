@@ -2,7 +2,7 @@
 //! step.
 //!
 //! `Scheduler::tick(now, inbox) -> effects` is the entry point. No I/O, clock, thread, random number or
-//! hash-map order affects a decision, so a recorded inbox replays to the same effects. Three further types
+//! hash-map order affects a decision, so a recorded inbox replays to the same effects. Three further items
 //! implement rules that the server and the simulator share: step deadlines (`StepWatchdog`), heartbeat
 //! timeouts (`HeartbeatMonitor`) and request ids (`assign_request_ids`).
 

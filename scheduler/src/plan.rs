@@ -310,7 +310,8 @@ impl StepPlanner<'_> {
 
     /// Returns whether the queue head still cannot be admitted, so that its prefix lookup need not be
     /// repeated. Since the last lookup, the number of blocks that it needs can have fallen only by blocks
-    /// published since then and by evictable hits that other requests have pinned.
+    /// registered in the prefix cache since then, and by evictable blocks of its prefix hit that other
+    /// requests have pinned.
     fn is_blocked(&self) -> bool {
         let Some(blocked) = self.state.blocked_head else { return false };
         let head = self.state.waiting.slots().next();

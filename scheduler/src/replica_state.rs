@@ -82,8 +82,8 @@ impl ReplicaState {
     pub(crate) fn requeue_running(&mut self, reason: RequeueReason) {
         let running: Vec<_> = self.state.running.slots().collect();
         self.state.running.retain(|_| false);
-        // Requests are requeued in reverse order, so that the lowest sequence slots are reused first and the
-        // blocks of later requests are freed first.
+        // Requests are requeued in reverse order, so that the cached blocks of later requests are freed, and
+        // thus evicted, before those of earlier requests.
         for slot in running.into_iter().rev() {
             self.state.requeue(slot, &mut self.kv, reason);
         }

@@ -59,7 +59,8 @@ impl RequestSubmission {
     }
 }
 
-/// Reason to reject a request: an invalid request or a full queue, never a failure.
+/// Reason to reject a request before any step: the request is invalid, a queue is full, or a prerequisite of
+/// the request (such as its grammar) is unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RejectReason {
     /// The prompt has no tokens.
@@ -78,7 +79,7 @@ pub enum RejectReason {
         "the prompt has {prompt_len} tokens, it must be shorter than the context length of {max_model_len}"
     )]
     PromptTooLong {
-        /// Prompt tokens.
+        /// Number of prompt tokens.
         prompt_len: u64,
         /// Maximum length of prompt plus output.
         max_model_len: u32,
@@ -89,9 +90,9 @@ pub enum RejectReason {
          {max_model_len}"
     )]
     TotalTooLong {
-        /// Prompt tokens.
+        /// Number of prompt tokens.
         prompt_len: u64,
-        /// Requested output tokens.
+        /// Requested maximum number of output tokens.
         max_tokens: u32,
         /// Maximum length of prompt plus output.
         max_model_len: u32,

@@ -258,8 +258,8 @@ fn check_state_copies<T: GpuTestElement>(
     }
 }
 
-/// Calls `run` with the tokens' positions, the slots' first positions and the block tables in memory of
-/// `backend`, and returns the first positions afterwards.
+/// Calls `run` with the tokens' positions, the sequence slots' first positions (`FIRSTS`) and the block
+/// tables in memory of `backend`, and returns the first positions afterwards.
 fn with_words(
     backend: &KernelBackend,
     device: &GpuBackend,
@@ -323,7 +323,7 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
     let mut numbers = RandomNumbers::fresh(10);
     let (rows, vocab, cols) = (4, 150, 80);
     let mut logits: Vec<f32> = numbers.reals(rows * vocab);
-    // The maximum logit occurs twice, in two shards; the lower id must be chosen.
+    // The maximum logit of the first row occurs twice, in two shards; the lower id must be chosen.
     (logits[vocab - 1], logits[70]) = (9.0, 9.0);
     (logits[vocab + 120], logits[2 * vocab], logits[3 * vocab + 79]) = (9.0, 9.0, 9.0);
     let shard = |rank: usize| {

@@ -30,7 +30,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
     for (t, k, experts_per_rank, ranks, rank_stride, rank_offset) in cases {
         let layout = ExpertParallelLayout { experts_per_rank, ranks, rank_stride, rank_offset };
         let mut numbers = RandomNumbers::fresh(t as u64);
-        // The ids include two that are out of range.
+        // The random ids may be one of two ids that are out of range, after the last expert of the last rank.
         let experts = choices(&mut numbers, t, k, experts_per_rank * ranks * rank_stride + 2);
         let [mut tokens, mut token_rows] = [(); 2].map(|()| vec![-1i32; ranks * t]);
         let mut counts = vec![-1i32; ranks];
@@ -50,7 +50,8 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
         )
         .unwrap();
         let sent: i32 = counts.iter().sum();
-        // A single token may be sent to no rank; with many tokens some are always sent.
+        // A few tokens may all have invalid expert ids, so that none is sent to a rank; of many tokens, some
+        // are always sent.
         assert!(sent > 0 || t < 5, "no token is dispatched");
         for device in devices() {
             let chosen = DeviceArray::of(&device, &experts, t, k);
