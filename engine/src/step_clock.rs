@@ -53,7 +53,7 @@ pub(crate) struct StepClock {
 }
 
 impl StepClock {
-    /// Starts the clocks for `replicas` replicas.
+    /// Creates the clock of the scheduler thread of a server with `replicas` replicas.
     pub(crate) fn new(metrics: Arc<ServerMetrics>, replicas: usize) -> Self {
         let now = Instant::now();
         Self {

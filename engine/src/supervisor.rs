@@ -190,7 +190,7 @@ impl SupervisorState {
 pub enum ServiceEndReason {
     /// The process received this signal.
     Signal(i32),
-    /// No replica can be served any more. Carries the cause.
+    /// No replica serves requests or will serve them again. Carries the cause.
     Failed(String),
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Expert load metrics; empty if the model has no experts or their load is not counted.
 pub struct ExpertMetrics {
     layers: Vec<ExpertLayer>,
-    /// Token counts by replica, then by layer and expert.
+    /// Number of tokens routed to each expert since the start: by replica, then by layer and expert.
     tokens: Vec<Vec<AtomicU64>>,
 }
 
@@ -24,7 +24,7 @@ struct ExpertLayer {
     series: Option<ExpertLayerSeries>,
 }
 
-/// Series of a MoE layer.
+/// Prometheus series of a MoE layer: all routed tokens, and the load of its most loaded expert.
 struct ExpertLayerSeries {
     tokens: EngineSeries<IntCounter>,
     /// Tokens of the most loaded expert in each step, summed over the steps.

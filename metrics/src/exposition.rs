@@ -1,8 +1,8 @@
 //! Renders the metrics page from a template: between scrapes only the numbers change.
 //!
 //! The Prometheus library renders the first page, and the text before each number is kept. Series are never
-//! removed and the labels of a series never change, so an equal number of series per family means the same
-//! series; otherwise the library renders the page again.
+//! removed and the labels of a series never change, so an equal number of series per family means equal
+//! series. Otherwise the Prometheus library renders the page again.
 
 use prometheus::proto::{Histogram, MetricFamily, MetricType};
 use prometheus::{Encoder, Error, TextEncoder};

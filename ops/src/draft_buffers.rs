@@ -160,8 +160,9 @@ impl DraftBuffers {
         Ok(y)
     }
 
-    /// Gathers hidden states to `y`. With `hidden`, the states of a step's own tokens: the state of the token
-    /// before each of them. Without `hidden`: the states that the first draft pass starts from.
+    /// Gathers hidden states to `y`. If `hidden` has the states of the step's own tokens: for each of these
+    /// tokens, the state of the token before it. Without `hidden`: the states that the first draft pass
+    /// starts from.
     fn gather_states(
         &mut self,
         ops: &Ops,

@@ -40,7 +40,7 @@ pub enum OpError {
     Pool {
         /// Name of the op.
         op: &'static str,
-        /// Description of the rows that the pool stores.
+        /// Description of what the KV pool stores for each token.
         stores: &'static str,
     },
     /// An op tried to write a tensor that shares its memory with another tensor.

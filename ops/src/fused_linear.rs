@@ -6,7 +6,7 @@ use crate::launch_plan::LinearPlan;
 use crate::prefetch::PrefetchTarget;
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
-/// Weight and epsilon of a root-mean-square norm before a linear layer.
+/// Weight and epsilon of the root-mean-square norm whose result is the input of a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct NormWeight<'a> {
     /// Weight of the norm, `[inputs]` with the number of inputs of the linear layer.

@@ -28,17 +28,19 @@ pub(crate) struct LinearPlan<'a> {
 }
 
 impl LinearPlan<'_> {
-    /// Whether the layer can be fused with a norm before it, a residual addition or `silu_mul` after it.
+    /// Whether the linear layer can be fused with a norm before it, and with a residual addition or
+    /// `silu_mul` after it.
     pub(crate) fn is_fused(self) -> bool {
         FusedLinear::supports(self.backend, self.rows, self.dtype, self.weight)
     }
 
-    /// Whether the layer can be fused with `silu_mul` after it.
+    /// Whether the linear layer can be fused with `silu_mul` (`silu(gate) · up`) after it.
     pub(crate) fn is_fused_with_silu_mul(self) -> bool {
         FusedLinear::supports_silu_mul(self.backend, self.rows, self.dtype, self.weight)
     }
 
-    /// Whether the layer can run the op before it as a prologue that stores its output in fp8.
+    /// Whether the linear layer can run the op before it (norm or `silu_mul`) as a prologue that stores its
+    /// output in fp8.
     pub(crate) fn has_prologue(self) -> bool {
         PrologueLinear::supports(self.backend, self.rows, self.dtype, self.weight)
     }

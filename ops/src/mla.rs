@@ -90,7 +90,7 @@ impl Ops {
 
     /// MLA of the queries `q [tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]` over compressed KV. The
     /// step's own compressed KV, `kv [tokens, kv_lora_rank + qk_rope_head_dim]`, is normed, rotated and
-    /// written to the pool by slot (−1: not written). Returns `[tokens, heads · v_head_dim]`.
+    /// written to the KV pool by slot (−1: not written). Returns `[tokens, heads · v_head_dim]`.
     pub fn mla_attention(
         &self,
         mut q: Tensor,
@@ -123,8 +123,8 @@ impl Ops {
         Ok(o)
     }
 
-    /// Writes `kv [tokens, kv_lora_rank + qk_rope_head_dim]` to layer `layer` of the pool, as
-    /// [`Ops::mla_attention`] does, without computing attention.
+    /// Writes the compressed KV and rotary keys `kv [tokens, kv_lora_rank + qk_rope_head_dim]` to layer
+    /// `layer` of the KV pool, as [`Ops::mla_attention`] does, without computing attention.
     pub fn mla_write_kv_only(
         &self,
         kv: &Tensor,
@@ -140,7 +140,7 @@ impl Ops {
         self.mla_kv_write(&mut scratch_q, pool, &write)
     }
 
-    /// Rotates the queries `q` in place, and writes compressed KV, normed and rotated, to a layer of the
+    /// Rotates the queries `q` in place, and writes compressed KV, normed and rotated, to a layer of the KV
     /// pool.
     fn mla_kv_write(
         &self,
@@ -154,8 +154,8 @@ impl Ops {
     }
 }
 
-/// Returns the arguments of the KV write of a batch to layer `layer` of the pool. The queries of the batch
-/// have `heads` heads.
+/// Returns the kernel arguments of the KV write of a batch to layer `layer` of the KV pool. The queries of
+/// the batch have `heads` heads.
 fn mla_kv_write_args<'a>(
     kv: &'a Tensor,
     weights: &MlaWeights<'a>,

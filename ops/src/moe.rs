@@ -40,15 +40,15 @@ impl ExpertsPerToken {
 /// Rule by which a router's logits select experts and their weights. See [`kernels::RouterRuleArgs`].
 #[derive(Debug)]
 pub struct RouterRule {
-    /// Function that computes scores from logits.
+    /// Function that computes expert scores from router logits.
     pub score: RouterScore,
     /// Score correction bias, which is added to the scores for the selection alone; f32 `[experts]`.
     pub bias: Option<Tensor>,
     /// Expert groups, some of which are selected before the experts (group-limited routing).
     pub groups: Option<ExpertGroups>,
-    /// Whether the weights of a token are divided by their sum.
+    /// Whether the routing weights of a token's experts are divided by their sum.
     pub renormalise: bool,
-    /// Factor by which the final weights are multiplied.
+    /// Factor by which the final routing weights are multiplied.
     pub scale: f32,
 }
 

@@ -36,8 +36,9 @@ pub(crate) struct PrefetchTarget {
 }
 
 impl LaunchOrder {
-    /// Records the fused launch of `w`, with `silu_mul` or not. Returns the weights of the next fused launch,
-    /// if it is recorded.
+    /// Records the launch of the fused linear layer `w`, with `silu_mul` or not. Returns the weights of the
+    /// fused layer that followed it in an earlier pass, for the launch to prefetch; `None` = none was
+    /// recorded.
     pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<PrefetchTarget> {
         if let Some(last) = self.replace(Some(Arc::clone(&w.next))) {
             last.get_or_init(|| NextLinearLayer { weight: Arc::downgrade(&w.weight), silu_mul });

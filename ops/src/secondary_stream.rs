@@ -16,7 +16,7 @@ use crate::{OpError, Ops};
 #[must_use = "results are undefined until the stream is joined"]
 pub struct SecondaryStream {
     ops: Ops,
-    /// Secondary stream; `None` = ops are launched on the main stream.
+    /// Secondary stream that `join` waits for; `None` = ops are launched on the main stream.
     stream: Option<DeviceStream>,
 }
 

@@ -139,7 +139,7 @@ fn paged_attention_is_independent_of_chunking() {
                 let o = ops.paged_attention(&q, &shape, &pool, &batch).unwrap();
                 out.extend(ops.read_f32(&o).unwrap());
             }
-            // The value of the last token and second head must be in the pool as the QKV projection has it.
+            // The value of the last token and second head must be in the KV pool as in `qkv`.
             let (_, value) = pool.read_slot(&ops, 0, slot(len - 1) as usize, 1).unwrap();
             assert_eq!(value, qkv[len * width - dim..]);
             assert!(pool.read_slot(&ops, 0, 64, 0).is_err());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// previous one.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Measured prefill throughput, from which the retry time of rejected requests is estimated.
+/// Measured prefill throughput, from which the retry time (`Retry-After`) of rejected requests is estimated.
 #[derive(Debug, Default)]
 pub(super) struct PrefillRate {
     /// Time up to which `queued_time` has been counted; `None` = no prompt is queued.

@@ -47,7 +47,7 @@ pub struct StartPolicy {
 /// All executor groups of a server: starts them, restarts failed ones and shuts them down.
 pub struct ExecutorWorld {
     groups: Vec<ReplicaGroup>,
-    /// Failure history of each group.
+    /// Failure history of each executor group in `groups`, for the restart policy.
     histories: Vec<RestartHistory>,
     /// Origin of the failure times in `histories`.
     created_at: Instant,

@@ -50,7 +50,8 @@ pub(crate) struct ExecutorGroup {
 }
 
 impl ExecutorGroup {
-    /// Creates a group that is not started. Each rank receives `config` with its own rank and rendezvous.
+    /// Creates the group without starting its executors. `start` gives each rank `config` with its own rank
+    /// and rendezvous.
     pub(crate) fn new(
         config: ExecutorConfig,
         replicas: Range<u16>,

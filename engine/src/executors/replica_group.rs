@@ -70,8 +70,8 @@ impl ReplicaGroup {
 }
 
 impl StartedGroup {
-    /// Returns the links to the executors. For a group on another node, waits for that node without a time
-    /// limit.
+    /// Returns the links to the started executors. For a group on another node, waits without a time limit
+    /// until that node has joined and its executors have connected.
     fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
         match self {
             Self::Local(links) => Ok(links),

@@ -77,8 +77,8 @@ pub(super) fn admit(
     Ok(purpose)
 }
 
-/// Runs the handshake on a worker node: proves that it has the secret, verifies node 0's proof and sends the purpose
-/// of the connection. Reads nothing after node 0's welcome.
+/// Runs the handshake on a worker node: proves that it has the secret, verifies node 0's proof and sends the
+/// purpose of the connection. Reads nothing after node 0's welcome.
 pub(super) fn introduce(
     stream: &TcpStream,
     secret: &ClusterSecret,
@@ -208,7 +208,7 @@ mod tests {
         };
         let long = error_for(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes exceeds the limit of 512");
-        // The error is the same if the complete body arrives together with the header.
+        // A body over the limit gives an equal error if it arrives completely, together with the header.
         let whole = error_for([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
         let old_version = error_for(header(1, 0));

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// closes.
 const EXIT_REPORT_WAIT: Duration = Duration::from_secs(1);
 
-/// Executor process on another node, which is linked to node 0.
+/// Executor process on another node, which is connected to node 0.
 pub(super) struct RemoteExecutor {
     rank: Rank,
     node: u16,

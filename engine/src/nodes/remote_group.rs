@@ -32,7 +32,8 @@ pub(crate) struct PendingRemoteStart {
 }
 
 impl RemoteExecutorGroup {
-    /// Creates a group that is not started. Each rank receives `config` with its host-specific settings.
+    /// Creates the group without starting its executors. At a start, each rank receives `config` with the
+    /// settings of its host.
     pub(crate) fn new(
         config: ExecutorConfig,
         replica: Replica,

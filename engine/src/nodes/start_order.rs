@@ -41,11 +41,11 @@ pub(super) struct PendingLink {
 pub(super) enum StartOrderProgress {
     /// The node of the order is not connected.
     NodeDisconnected,
-    /// The order was sent at the given time, and not all executors have linked to node 0 yet.
+    /// The order was sent at the given time, and not all executors have connected to node 0 yet.
     Issued(Instant),
     /// The node reported that the start failed.
     Failed(String),
-    /// All executors have linked to node 0; their links in rank order.
+    /// All executors have connected to node 0. Carries their links in rank order.
     Linked(Vec<PendingLink>),
 }
 

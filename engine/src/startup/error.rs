@@ -30,7 +30,7 @@ pub enum StartError {
     /// No executor made progress for too long.
     #[error("{executor}no progress for {} s (while: {phase})", limit.as_secs())]
     Stalled {
-        /// Executor with the oldest progress.
+        /// Executor that has made no progress for the longest time.
         executor: ExecutorLabel,
         /// Startup phase of the executor.
         phase: &'static str,
@@ -40,7 +40,7 @@ pub enum StartError {
     /// The executors made progress, but the maximum total time has passed.
     #[error("{executor}not ready after {} s (while: {phase}); --startup-timeout sets this bound", limit.as_secs())]
     Timeout {
-        /// Executor with the oldest progress.
+        /// Executor that has made no progress for the longest time.
         executor: ExecutorLabel,
         /// Startup phase of the executor.
         phase: &'static str,
@@ -65,7 +65,7 @@ pub enum StartError {
     WeightsChanged {
         /// Executor with the changed weights.
         executor: ExecutorLabel,
-        /// Evidence of the change.
+        /// Digests that show the change.
         change: WeightsChange,
     },
     /// A node has not joined the cluster in time.
@@ -84,7 +84,7 @@ pub enum StartError {
     Threads(#[from] std::io::Error),
 }
 
-/// Evidence that the weights are not those of the first start.
+/// Digests that show that the weights are not those of the first start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsChange {
     /// Found before loading: `config.json` differs, or the names, sizes, headers or samples of the weight

@@ -20,7 +20,7 @@ pub struct DigestConflict {
     pub part: WeightsDigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
-    /// Rank whose digest is compared; the same rank if it conflicts with a previous start.
+    /// Rank with the conflicting digest; the rank that has just loaded if its digest of a previous start differs.
     pub other: Rank,
     /// Recorded digest of the rank `other`.
     pub ours: u64,

@@ -1,8 +1,8 @@
 //! Backlog of a KV-event publisher: events that did not fit in its full queue, coalesced per block.
 //!
-//! However long the publisher is blocked, a backlog holds at most twice the blocks of the pool: announced
-//! blocks that were removed since, and cached blocks that were not announced. A step only adds its own
-//! events, so its cost does not depend on the number of cached blocks.
+//! However long the publisher is blocked, a backlog has entries for at most twice the blocks of the KV pool:
+//! announced blocks that were removed since, and cached blocks that were not announced. A step only adds its
+//! own events, so its cost does not depend on the number of cached blocks.
 
 use super::announced_blocks::{AnnouncedBlock, BlockHashWithGroupId};
 use protocol::KvEvent;
@@ -41,8 +41,8 @@ pub(super) struct CoalescedChanges {
 }
 
 impl EventBacklog {
-    /// Creates an empty backlog. Reserves space for a pool of `blocks` blocks, so that adding events does not
-    /// reallocate.
+    /// Creates an empty backlog. Reserves space for a KV pool of `blocks` blocks, so that adding events does
+    /// not reallocate.
     pub fn new(blocks: u32) -> Self {
         let blocks = HashMap::with_capacity(2 * blocks as usize);
         Self { cleared: false, blocks, bytes: 0, changes: 0 }

@@ -52,7 +52,7 @@ pub enum KvEventFormat {
 }
 
 impl KvEventFormat {
-    /// Name of the format, as at `/kv_event_sources`.
+    /// Name of the encoding in replies of `/kv_event_sources`.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Map => "map",
@@ -71,7 +71,7 @@ pub enum SequenceStart {
 }
 
 impl SequenceStart {
-    /// Name of the choice, as at `/kv_event_sources`.
+    /// Name of the setting's value in replies of `/kv_event_sources`.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Clock => "clock",

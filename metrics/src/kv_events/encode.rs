@@ -170,7 +170,7 @@ fn write_lora(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()>
     write_str_or_nil(out, name)
 }
 
-/// Writes a string, nil if absent.
+/// Writes a string as MessagePack, or nil for `None`.
 fn write_str_or_nil(out: &mut Vec<u8>, value: Option<&str>) -> io::Result<()> {
     match value {
         Some(value) => write_str(out, value)?,

@@ -24,7 +24,7 @@ impl QueuedKvEvents {
         matches!(self, Self::Backlog(..))
     }
 
-    /// Memory usage while queued, in bytes.
+    /// Memory usage of the queue entry, in bytes; counted for the byte limit of the queue.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Step(_, events) => events.iter().map(event_bytes).sum(),
@@ -49,7 +49,8 @@ fn event_bytes(event: &KvEvent) -> u64 {
     (size_of::<KvEvent>() + heap_bytes) as u64
 }
 
-/// Limits of a publisher's queue. A single entry is accepted whatever its size.
+/// Limits of the queue from the scheduler thread to a publisher. A single entry is accepted whatever its
+/// size.
 #[derive(Debug, Clone, Copy)]
 pub struct FeedLimits {
     /// Maximum number of entries, at least 1.
@@ -98,8 +99,8 @@ impl PublisherWaker {
 }
 
 impl KvEventFeed {
-    /// Creates a feed for a pool of `blocks` blocks with a queue limited by `limits`, and the receiver for
-    /// the publisher.
+    /// Creates a feed for a KV pool of `blocks` blocks with a queue limited by `limits`, and the receiving
+    /// end of the queue for the publisher.
     pub fn new(
         limits: FeedLimits,
         blocks: u32,

@@ -30,7 +30,8 @@ pub struct ReplayCursor {
     /// Sequence number after that of the last batch of the replay.
     end: u64,
     snapshot: Option<PublishedBatch>,
-    /// Whether the replay is a snapshot: one batch from which a subscriber can rebuild its block set.
+    /// Whether the replay is, or has continued with, a snapshot: one batch from which a subscriber can
+    /// rebuild its block set.
     pub is_snapshot: bool,
 }
 

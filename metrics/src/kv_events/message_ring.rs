@@ -17,8 +17,8 @@ pub(super) struct MessageRing {
 }
 
 impl MessageRing {
-    /// Creates a ring of at most `len_max` messages and `bytes_max` bytes; a single message is always
-    /// accepted.
+    /// Creates a ring of at most `len_max` messages and `bytes_max` bytes. One message is accepted whatever
+    /// its size.
     pub(super) fn new(len_max: usize, bytes_max: u64) -> Self {
         Self { messages: VecDeque::new(), first: 0, bytes: 0, len_max, bytes_max }
     }

@@ -53,8 +53,8 @@ impl BoundPublisher {
         Ok(Self { config: config.clone(), topic_fields, sockets })
     }
 
-    /// Starts the publisher thread for a KV cache of layout `spec` with a pool of `blocks` blocks; the thread
-    /// updates `counters`.
+    /// Starts the publisher thread for a KV cache of layout `spec` with a KV pool of `blocks` blocks; the
+    /// thread updates `counters`. Returns the feed for the scheduler thread and the publisher's handle.
     pub fn start(
         self,
         spec: &KvSpec,

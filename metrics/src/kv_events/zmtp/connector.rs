@@ -55,8 +55,8 @@ impl CollectorConnector {
         Ok(Self { requests: requests_tx, streams: streams_rx, is_requested: false })
     }
 
-    /// Returns the new connection if there is one; requests a connection unless one is requested already.
-    /// Call it while the socket has no connection.
+    /// Returns the connection to the collector once the connector thread has made it; requests one from the
+    /// thread unless it is requested already. Call it while the PUB socket has no connection.
     pub(crate) fn next(&mut self) -> Option<PeerStream> {
         if !self.is_requested {
             self.is_requested = self.requests.try_send(()).is_ok();
