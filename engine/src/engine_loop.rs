@@ -66,7 +66,7 @@ pub enum SupervisorEvent {
     EngineFailed(String),
 }
 
-/// Failure of a restart of executors.
+/// Failure of an executor restart, as reported to the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFailureReport {
     /// Failure class.
@@ -77,7 +77,7 @@ pub struct StartFailureReport {
 
 /// Engine loop with all state that the scheduler thread owns.
 pub(crate) struct EngineLoop {
-    /// The scheduler.
+    /// Scheduler, which the loop ticks with the received messages.
     pub engine: Scheduler,
     /// KV-event feeds by replica; empty if KV events are disabled.
     pub kv_events: Vec<KvEventFeed>,
@@ -101,7 +101,7 @@ pub(crate) struct EngineLoop {
 
 /// Working state of the engine loop from one message to the next, in addition to the fields of `EngineLoop`.
 struct EngineLoopState {
-    /// Events for the next tick.
+    /// Scheduler events for the next tick.
     events: Vec<SchedulerEvent>,
     step_clock: StepClock,
     /// For each step that this tick sends in a lockstep group: largest number of attention pairs (tokens

@@ -207,7 +207,7 @@ impl TickTimer for StepClock {
 /// Row and token counts of a batch, for metrics and step deadlines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSummary {
-    /// Step of the batch.
+    /// Id of the step that the batch runs in.
     pub step: StepId,
     /// Number of rows with one token (decode).
     pub decode_rows: u64,

@@ -97,10 +97,10 @@ pub enum CustomBucketsError {
     /// The text names an unknown histogram family.
     #[error("unknown bucket family {family:?}; valid families: {}", known_families())]
     Unknown {
-        /// Unknown name.
+        /// Name in the text that is no histogram family.
         family: String,
     },
-    /// The list of bounds is empty.
+    /// The list of bucket bounds of a histogram family is empty.
     #[error("{family}: at least one bound")]
     Empty {
         /// Name of the family.

@@ -129,19 +129,19 @@ pub struct ServerMetrics {
     update_lock: Mutex<()>,
     exposition: Mutex<ExpositionTemplate>,
     config: MetricsConfig,
-    /// Request metrics.
+    /// Metrics of requests: latencies, token counts, finish reasons.
     pub requests: RequestMetrics,
-    /// Step metrics.
+    /// Metrics of steps: durations of phases, sizes, throughput.
     pub steps: StepMetrics,
     /// Expert load metrics.
     pub experts: ExpertMetrics,
-    /// Metrics of collectives.
+    /// Metrics of the time that executors spend in collectives.
     pub collectives: CollectiveMetrics,
     /// HTTP server metrics.
     pub http: HttpMetrics,
     /// Executor lifecycle metrics.
     pub executors: ExecutorLifecycleMetrics,
-    /// Queue metrics.
+    /// Metrics of the queue of waiting requests.
     pub queue: QueueMetrics,
     /// Durations of grammar compilation and grammar bitmask computation, written by the grammar workers.
     pub grammar: Arc<GrammarTimings>,

@@ -13,7 +13,7 @@ pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 
 #[derive(Debug, Default)]
 struct RateLimitWindow {
-    /// Start of the current window.
+    /// Start of the current time window.
     since: Option<Instant>,
     /// Number of lines allowed in the current window.
     lines: u32,

@@ -112,7 +112,7 @@ struct StepRingEntry {
 #[derive(Debug)]
 pub struct StepRing {
     entries: Vec<StepRingEntry>,
-    /// Number of records pushed so far.
+    /// Number of records pushed so far; modulo the capacity, the entry of the next record.
     count: AtomicU64,
 }
 

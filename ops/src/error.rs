@@ -24,7 +24,7 @@ pub enum OpError {
         op: &'static str,
         /// Name of the argument.
         what: &'static str,
-        /// Element type of the argument.
+        /// Element type of the argument, which the op does not support.
         dtype: DType,
     },
     /// The device has no kernels for activations of a type.

@@ -46,7 +46,7 @@ pub struct ExpertLoadEntry {
     pub layer: usize,
     /// Index of the expert in the layer.
     pub expert: usize,
-    /// Number of tokens.
+    /// Number of tokens routed to the expert since the previous copy of the counts.
     pub tokens: u32,
 }
 

@@ -45,7 +45,7 @@ pub struct StepShape {
     pub tokens: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Number of logits rows.
+    /// Number of logits rows, for each of which a token is sampled or scored.
     pub logits_rows: usize,
     /// Upper bounds of the rows (such as the longest row and the longest context); for a captured graph, the
     /// bounds of all steps that replay it.
@@ -322,7 +322,7 @@ pub struct SamplerOutputs {
 }
 
 impl SamplerOutputsInFlight {
-    /// Waits until the copies are complete.
+    /// Waits until the copies to the host are complete; returns the sampler outputs.
     pub fn wait(self) -> Result<SamplerOutputs, OpError> {
         let (top_ids, top_logprobs) = (self.top_ids.wait()?, self.top_logprobs.wait()?);
         let memory = SamplerOutputMemory { sampled: self.sampled.wait()?, top_ids, top_logprobs };

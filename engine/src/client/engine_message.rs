@@ -36,7 +36,7 @@ pub enum EngineMessage {
     ExecutorFailed {
         /// Executor that failed.
         sender: ExecutorId,
-        /// Failure class.
+        /// Failure class, for statistics and metrics.
         failure: ExecutorFailure,
         /// Description of the failure.
         cause: String,
@@ -57,7 +57,7 @@ pub enum EngineMessage {
         /// Receives the status of every executor; closed after the last one.
         replies: UnboundedSender<ProfilerStatus>,
     },
-    /// Reply of an executor to `Profile`.
+    /// Reply of an executor to the profiler command that `Profile` sent it.
     ProfileReply(ExecutorId, ProfilerStatus),
     /// A rank other than the replica's rank 0 has finished a step.
     StepDone(ExecutorId, StepId),

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const LINK_MESSAGES: usize = 32;
 /// Maximum wait for a process to exit after SIGKILL; only a device driver can delay the exit.
 const KILL_WAIT: Duration = Duration::from_secs(5);
-/// Wait between SIGTERM and SIGKILL.
+/// Wait for an executor process to exit after SIGTERM, before SIGKILL is sent.
 const TERM_WAIT: Duration = Duration::from_secs(2);
 
 /// Whether executors are threads or processes, and how processes are launched.

@@ -27,7 +27,7 @@ const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 pub struct ExecutorProgram {
     /// Path of the `hadron` executable, which is the running one.
     pub path: &'static str,
-    /// Log format as a command-line value.
+    /// Log format of the executor, as the value of its flag `--log-format`.
     pub log_format: &'static str,
     /// Name of an environment variable with a secret of the server, which is removed from the environment of
     /// the process.

@@ -23,13 +23,13 @@ pub struct RestartPolicy {
     pub service_window: Duration,
     /// Back-off after the first start that fails before READY, without jitter.
     pub backoff_first: Duration,
-    /// Maximum back-off.
+    /// Maximum back-off between failed starts.
     pub backoff_max: Duration,
     /// Maximum time from the first failed start to the last retry.
     pub give_up_after: Duration,
 }
 
-/// Stage in which executors fail.
+/// Stage in which executors fail; the failures of each stage have separate limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureStage {
     /// After the executors were READY.

@@ -7,7 +7,7 @@ use protocol::{NodeInfo, ParallelConfig};
 pub struct ClusterRequirements {
     /// Number of nodes.
     pub nodes: u16,
-    /// Parallel configuration.
+    /// Parallel configuration, such as the tensor parallel and data parallel sizes.
     pub parallel: ParallelConfig,
     /// Digest of the model folder, which must be equal on all nodes.
     pub manifest: u64,

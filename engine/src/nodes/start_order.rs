@@ -79,7 +79,7 @@ impl StartOrder {
 }
 
 impl IssuedStartOrder {
-    /// Closes the links of the executors.
+    /// Closes the links of the executors that were started by this order, which ends them.
     pub(super) fn close(&self) {
         for stream in &self.streams {
             let _ = stream.shutdown(Shutdown::Both); // The stream may be closed already.

@@ -51,7 +51,7 @@ pub enum StartError {
     /// expected.
     #[error("{executor}the executor has {what} {theirs}, this process {ours}")]
     Mismatch {
-        /// Executor with the difference.
+        /// Executor that reported the unexpected value.
         executor: ExecutorLabel,
         /// Name of the property that differs.
         what: &'static str,
@@ -65,7 +65,7 @@ pub enum StartError {
     WeightsChanged {
         /// Executor with the changed weights.
         executor: ExecutorLabel,
-        /// Digests that show the change.
+        /// Digests that show that the weights have changed.
         change: WeightsChange,
     },
     /// A node has not joined the cluster in time.

@@ -40,7 +40,7 @@ pub struct StartTimeouts {
 pub struct ExpectedExecutors {
     /// Generation of the executors.
     pub epoch: Epoch,
-    /// Digest of the model folder.
+    /// Digest of the model folder, which the executors must have computed as well.
     pub manifest: u64,
 }
 

@@ -20,7 +20,8 @@ pub struct DigestConflict {
     pub part: WeightsDigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
-    /// Rank with the conflicting digest; the rank that has just loaded if its digest of a previous start differs.
+    /// Rank with the conflicting digest; equal to the rank that has just loaded if the digest of its own
+    /// previous start differs.
     pub other: Rank,
     /// Recorded digest of the rank `other`.
     pub ours: u64,

@@ -110,12 +110,12 @@ impl AnnouncedBlocks {
         self.blocks.insert(key, block);
     }
 
-    /// Number of blocks in the set.
+    /// Number of announced blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether the set is empty.
+    /// Whether no blocks are announced.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }

@@ -9,7 +9,7 @@ pub struct KvEventsConfig {
     pub endpoint: String,
     /// Endpoint of the ROUTER socket of DP rank 0, which serves replay requests; `None` = no replays.
     pub replay_endpoint: Option<String>,
-    /// Number of batches kept for replay.
+    /// Number of published batches that are kept for replay requests.
     pub buffer_steps: usize,
     /// High-water mark: maximum number of batches queued for a slow subscriber; 0 = limited by bytes only.
     pub hwm: i32,
@@ -21,9 +21,9 @@ pub struct KvEventsConfig {
     pub topic: String,
     /// Whether the PUB socket binds or connects.
     pub bind: BindMode,
-    /// Encoding of the events.
+    /// Encoding of the events in a batch.
     pub format: KvEventFormat,
-    /// Sequence number of the first batch.
+    /// Choice of the sequence number of the first batch.
     pub sequence_start: SequenceStart,
     /// Idle time after which an empty batch is sent as a heartbeat; `None` = never.
     pub idle_heartbeat_interval: Option<Duration>,

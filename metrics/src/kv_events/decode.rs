@@ -20,9 +20,9 @@ pub struct KvEventBatch {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type")]
 pub enum DecodedKvEvent {
-    /// Blocks were added to the index.
+    /// Blocks were added to the prefix index.
     BlockStored(BlockStored),
-    /// Blocks were removed from the index.
+    /// Blocks were removed from the prefix index.
     BlockRemoved(BlockRemoved),
     /// All blocks were removed from the prefix index.
     AllBlocksCleared,
@@ -148,7 +148,7 @@ pub enum DecodeError {
     /// The payload is not MessagePack, or does not have the shape of a batch.
     #[error("not a batch of KV events: {0}")]
     Shape(#[from] rmp_serde::decode::Error),
-    /// Bytes follow the batch.
+    /// The payload has bytes after the end of the batch.
     #[error("{left} bytes follow the batch")]
     Trailing {
         /// Number of trailing bytes.

@@ -8,7 +8,7 @@ pub enum EndpointError {
     /// The endpoint is not `tcp://HOST:PORT` or `ipc://PATH`.
     #[error("{key} {endpoint}: not tcp://HOST:PORT or ipc://PATH")]
     Shape {
-        /// Name of the setting.
+        /// Name of the setting that has the invalid endpoint.
         key: &'static str,
         /// Value of the setting.
         endpoint: String,

@@ -78,7 +78,7 @@ struct ReplayPeer {
 struct ReplayResponse {
     replay: ReplayCursor,
     pace: ReplayRateMonitor,
-    /// Encoding error that ends the response.
+    /// Error in encoding a snapshot, which ends the response and the connection.
     failure: Option<io::Error>,
     /// Whether the end marker has been queued.
     is_complete: bool,

@@ -11,7 +11,7 @@ pub struct SequenceNumberTracker {
 pub enum BatchArrival {
     /// The expected batch, or the first batch received.
     Next,
-    /// A batch received before.
+    /// A batch that was received before, or one older than the last received batch.
     Duplicate,
     /// Batches before this one are missing.
     Gap {

@@ -84,7 +84,7 @@ impl OutgoingMessage {
 /// Outcome of `ZmtpConnection::transmit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TransmitResult {
-    /// All messages were sent.
+    /// All pending commands and messages were sent.
     All,
     /// The peer's socket buffer is full.
     Blocked,
@@ -111,7 +111,7 @@ pub(crate) struct ZmtpConnection {
     /// Part of `input` that was read from the stream and not parsed yet.
     unread: std::ops::Range<usize>,
     reader: ZmtpFrameReader,
-    /// Pending greeting, READY and PONG commands.
+    /// Bytes of greeting, READY and PONG commands that have not been sent to the peer yet.
     control: Vec<u8>,
     sending: Option<PartialSend>,
     is_blocked: bool,

@@ -24,16 +24,16 @@ pub(crate) enum PeerError {
     TimedOut {
         /// Condition that was not met in time.
         what: &'static str,
-        /// Time limit.
+        /// Time limit that the peer has exceeded.
         after: Duration,
     },
     /// A slow peer is the only owner of a large message, which was evicted from the ring.
     #[error("too slow for a message of more than {0} bytes")]
     HoldsLargeMessage(usize),
-    /// The requested snapshot cannot be encoded.
+    /// A snapshot of the KV blocks for a replay cannot be encoded.
     #[error("a snapshot cannot be encoded: {0}")]
     Encode(io::Error),
-    /// The limit of concurrent snapshots is reached.
+    /// A replay needs a snapshot, but the limit of concurrent snapshots is reached.
     #[error("{0} snapshots are being sent already")]
     NoCapacity(usize),
 }

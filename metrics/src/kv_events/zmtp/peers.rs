@@ -69,7 +69,7 @@ impl<S: PeerState> PeerTable<S> {
         self.peers.len()
     }
 
-    /// Accepts pending connections.
+    /// Accepts pending connections to the listener, if the socket has one.
     pub(crate) fn accept(&mut self, now: Instant, counters: &PublisherCounters) {
         if self.accepts_from.is_some_and(|from| now < from) {
             return;

@@ -27,9 +27,9 @@ pub(crate) enum PeerAddress {
         /// Port; 0 = chosen by the operating system.
         port: u16,
     },
-    /// `ipc://PATH`.
+    /// `ipc://PATH`: Unix domain socket at a path.
     Path(PathBuf),
-    /// `ipc://@NAME`, in Linux's abstract namespace.
+    /// `ipc://@NAME`: Unix domain socket with a name in Linux's abstract namespace.
     Abstract(String),
 }
 
@@ -87,7 +87,7 @@ impl PeerAddress {
 /// Non-blocking listening socket of an endpoint.
 #[derive(Debug)]
 pub(crate) enum PeerListener {
-    /// Listener of `tcp://`.
+    /// Listener of a `tcp://` endpoint.
     Tcp(TcpListener),
     /// Listener of `ipc://`, with the path of the socket file, which is removed when the listener is dropped.
     Unix(UnixListener, Option<PathBuf>),
@@ -167,9 +167,9 @@ fn remove_stale(path: &Path) {
 /// Non-blocking stream to a peer.
 #[derive(Debug)]
 pub(crate) enum PeerStream {
-    /// Stream of `tcp://`.
+    /// Stream of a `tcp://` endpoint.
     Tcp(TcpStream),
-    /// Stream of `ipc://`.
+    /// Stream of an `ipc://` endpoint.
     Unix(UnixStream),
 }
 
