@@ -36,6 +36,7 @@ pub use executors::{
 pub use health::{HealthState, ServerStatus};
 pub use running_engine::{EngineObservers, EngineParts, RunningEngine};
 pub use startup::{
-    ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
+    ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport,
+    WeightsDigestBaseline,
 };
 pub use supervisor::{ServiceEndReason, SupervisorState, supervise};

@@ -4,7 +4,7 @@ use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
 use crate::hub::{self, HubFileSet};
 use anyhow::{Context, Result, bail};
-use engine::WeightsBaseline;
+use engine::WeightsDigestBaseline;
 use models::ModelConfig;
 use models::config::CheckpointDType;
 use std::fs;
@@ -132,7 +132,11 @@ impl ModelFiles {
     /// Returns the fingerprint of the served model, `hadron-<version>-<hash>`, with 8 hash digits. The hash
     /// covers `config.json`, its overrides, the weights format, the data type of the activations, and the
     /// digests of the weights that the executors loaded.
-    pub fn fingerprint(&self, model: &ModelArgs, weights: &WeightsBaseline) -> Result<String> {
+    pub fn fingerprint(
+        &self,
+        model: &ModelArgs,
+        weights: &WeightsDigestBaseline,
+    ) -> Result<String> {
         let path = self.dir.join("config.json");
         let config = fs::read(&path).with_context(|| path.display().to_string())?;
         let mut hasher = DefaultHasher::new();

@@ -11,7 +11,7 @@ use engine::SupervisorEvent;
 use engine::{AdmissionLimits, EngineClient};
 use engine::{EngineObservers, EngineParts, RunningEngine};
 use engine::{ExecutorLink, ExecutorReceiver};
-use engine::{ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline};
+use engine::{ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsDigestBaseline};
 use executor::ExecutorConfig;
 use grammar::GrammarCompilePool;
 use grammar::worker_process::WorkerProgram;
@@ -205,7 +205,8 @@ impl TestServer {
         let timeouts = StartTimeouts { hello: wait, stall: None, total: wait };
         let expected = ExpectedExecutors { epoch: Epoch(1), manifest: 0 };
         let parallel = ParallelConfig { dp_size: setup.replicas, ..ParallelConfig::default() };
-        let start = ExecutorStartup { timeouts, expected, weights: WeightsBaseline::new(parallel) };
+        let start =
+            ExecutorStartup { timeouts, expected, weights: WeightsDigestBaseline::new(parallel) };
         let startup = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
         self.supervisor_events = notices_out;
 

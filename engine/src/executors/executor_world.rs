@@ -12,7 +12,8 @@ use crate::nodes::{
     ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteExecutorGroup,
 };
 use crate::startup::{
-    ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
+    ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport,
+    WeightsDigestBaseline,
 };
 use anyhow::Result;
 use executor::ExecutorConfig;
@@ -59,7 +60,7 @@ pub struct ExecutorWorld {
     /// more, so that limits reported to clients since then remain valid.
     blocks: Option<u32>,
     /// Digests of the weights that the first start loaded. A later start that loads other weights fails.
-    weights: WeightsBaseline,
+    weights: WeightsDigestBaseline,
 }
 
 impl ExecutorWorld {
@@ -99,7 +100,7 @@ impl ExecutorWorld {
         let StartPolicy { timeouts, restarts, jitter_seed } = policy;
         let history = |group| RestartHistory::new(restarts, jitter_seed.wrapping_add(group));
         let histories = (0..groups.len() as u64).map(history).collect();
-        let weights = WeightsBaseline::new(parallel);
+        let weights = WeightsDigestBaseline::new(parallel);
         Self {
             groups,
             histories,

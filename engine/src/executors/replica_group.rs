@@ -60,7 +60,7 @@ impl ReplicaGroup {
         }
     }
 
-    /// Starts the executors as generation `epoch`, or orders their node to start them.
+    /// Starts the executors as generation `epoch`, or sends their node a start command.
     pub(super) fn start(&mut self, epoch: Epoch) -> Result<StartedGroup> {
         match self {
             Self::Local(group) => group.start(epoch).map(StartedGroup::Local),

@@ -2,9 +2,9 @@
 //! executors.
 //!
 //! Node 0 accepts connections (`node_listener.rs`), tracks connected nodes (`node_registry.rs`) and the
-//! starts it has ordered (`start_order.rs`). Every other node connects, proves that it has the secret
+//! start commands it has sent (`start_command.rs`). Every other node connects, proves that it has the secret
 //! (`handshake.rs`), joins (`node_zero_connection.rs`) and executes the commands of node 0
-//! (`worker_node.rs`). To an order to start a replica, it responds with one connection per rank. The executor
+//! (`worker_node.rs`). To a command that starts a replica, it responds with one connection per rank. The executor
 //! inherits that connection and communicates with node 0 directly, as an executor on node 0 does. Executor
 //! processes never receive the secret.
 
@@ -19,7 +19,7 @@ mod node_registry;
 mod node_zero_connection;
 mod remote_executor;
 mod remote_group;
-mod start_order;
+mod start_command;
 mod worker_node;
 
 pub use cluster::{ClusterConfig, ClusterSecret};

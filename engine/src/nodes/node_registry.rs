@@ -2,7 +2,7 @@
 
 use super::cluster_requirements::ClusterRequirements;
 use super::remote_executor::RemoteExecutor;
-use super::start_order::{IssuedStartOrder, PendingLink, StartOrder, StartOrderProgress};
+use super::start_command::{IssuedStartCommand, PendingLink, StartCommand, StartCommandProgress};
 use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
@@ -31,11 +31,11 @@ pub struct NodeRegistry {
 struct NodeRegistryState {
     /// Connected nodes by node rank; the entry of node 0 is always empty.
     nodes: Vec<Option<ConnectedNode>>,
-    /// Latest start order of each remote replica.
-    orders: BTreeMap<u16, StartOrder>,
+    /// Latest start command of each remote replica.
+    start_commands: BTreeMap<u16, StartCommand>,
     sessions: u64,
     tickets: u64,
-    /// Whether the nodes have been ordered to leave.
+    /// Whether the nodes have been commanded to leave.
     shutting_down: bool,
 }
 
@@ -51,7 +51,7 @@ impl NodeRegistry {
     pub fn new(expected: ClusterRequirements) -> Self {
         let state = NodeRegistryState {
             nodes: (0..expected.nodes).map(|_| None).collect(),
-            orders: BTreeMap::new(),
+            start_commands: BTreeMap::new(),
             sessions: 0,
             tickets: RandomState::new().hash_one(0), // Random: differs from tickets of a previous node 0.
             shutting_down: false,
@@ -100,7 +100,7 @@ impl NodeRegistry {
         let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, is_connected);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.shutting_down {
-            return Ok(Err("node 0 is shutting down".to_owned())); // A node admitted now would miss the order to leave.
+            return Ok(Err("node 0 is shutting down".to_owned())); // A node admitted now would miss the command to leave.
         }
         if is_connected(&mut state) {
             return Ok(Err(format!("node {node} is already connected")));
@@ -147,7 +147,7 @@ impl NodeRegistry {
 
     fn start_failed(&self, ticket: u64, reason: String) {
         let mut state = self.lock();
-        if let Some(issued) = state.issued_orders().find(|issued| issued.ticket == ticket) {
+        if let Some(issued) = state.issued_commands().find(|issued| issued.ticket == ticket) {
             issued.failed = Some(reason);
             self.changed.notify_all();
         }
@@ -155,16 +155,18 @@ impl NodeRegistry {
 
     fn executor_exited(&self, rank: Rank, epoch: Epoch, description: &str) {
         let state = self.lock();
-        let own = |order: &&StartOrder| order.epoch == epoch && order.ranks.contains(&rank);
-        let Some(order) = state.orders.values().find(own) else { return };
-        let executors = order.issued.iter().flat_map(|issued| &issued.executors);
+        let own = |start_command: &&StartCommand| {
+            start_command.epoch == epoch && start_command.ranks.contains(&rank)
+        };
+        let Some(start_command) = state.start_commands.values().find(own) else { return };
+        let executors = start_command.issued.iter().flat_map(|issued| &issued.executors);
         executors
             .filter(|executor| executor.rank() == rank)
             .for_each(|executor| executor.set_exit(description));
     }
 
     /// Removes a disconnected node and closes the links of its executors. Returns whether the nodes were
-    /// ordered to leave.
+    /// commanded to leave.
     fn disconnected(&self, node: u16, session: u64, cause: &str) -> bool {
         let mut state = self.lock();
         let node = &mut state.nodes[usize::from(node)];
@@ -172,7 +174,7 @@ impl NodeRegistry {
             // Closing the stream unblocks the writer thread of the node.
             let _ = node.stream.shutdown(Shutdown::Both);
         }
-        for issued in state.issued_orders().filter(|issued| issued.session == session) {
+        for issued in state.issued_commands().filter(|issued| issued.session == session) {
             let description = format!("the node failed: {cause}");
             issued.executors.iter().for_each(|executor| executor.set_exit(&description));
             issued.close();
@@ -183,18 +185,21 @@ impl NodeRegistry {
         leaving
     }
 
-    /// Stores the link of an executor if a start order expects it; otherwise closes the link.
+    /// Stores the link of an executor if a start command expects it; otherwise closes the link.
     pub(super) fn accept_link(&self, offer: ExecutorLinkOffer, stream: TcpStream) {
         let ExecutorLinkOffer { ticket, rank, host } = offer;
         let mut state = self.lock();
-        let ordered = |order: &&mut StartOrder| {
-            order.issued.as_ref().is_some_and(|issued| issued.ticket == ticket)
+        let is_expected = |start_command: &&mut StartCommand| {
+            start_command.issued.as_ref().is_some_and(|issued| issued.ticket == ticket)
         };
-        let Some(order) = state.orders.values_mut().find(ordered) else {
+        let Some(start_command) = state.start_commands.values_mut().find(is_expected) else {
             return tracing::debug!(rank = rank.0, "unexpected executor link");
         };
-        let (node, local_rank) = (order.node, order.ranks.iter().position(|own| *own == rank));
-        let (Some(issued), Some(local_rank)) = (&mut order.issued, local_rank) else { return };
+        let (node, local_rank) =
+            (start_command.node, start_command.ranks.iter().position(|own| *own == rank));
+        let (Some(issued), Some(local_rank)) = (&mut start_command.issued, local_rank) else {
+            return;
+        };
         let (Ok(stream_handle), None) = (stream.try_clone(), &issued.links[local_rank]) else {
             return;
         };
@@ -207,10 +212,16 @@ impl NodeRegistry {
     }
 
     /// Orders a node to start the executors of a replica, and closes the links of their predecessors.
-    pub(super) fn order_start(&self, replica: Replica, node: u16, epoch: Epoch, ranks: Vec<Rank>) {
-        let order = StartOrder { node, epoch, ranks, issued: None };
-        if let Some(StartOrder { issued: Some(previous), .. }) =
-            self.lock().orders.insert(replica.0, order)
+    pub(super) fn command_start(
+        &self,
+        replica: Replica,
+        node: u16,
+        epoch: Epoch,
+        ranks: Vec<Rank>,
+    ) {
+        let start_command = StartCommand { node, epoch, ranks, issued: None };
+        if let Some(StartCommand { issued: Some(previous), .. }) =
+            self.lock().start_commands.insert(replica.0, start_command)
         {
             previous.close();
         }
@@ -222,47 +233,51 @@ impl NodeRegistry {
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
-    /// Sends the start order of a replica to its node, unless the node has received it in its current
-    /// session. Returns the progress of the order.
-    pub(super) fn advance_order(&self, replica: Replica) -> StartOrderProgress {
+    /// Sends the start command of a replica to its node, unless the node has received it in its current
+    /// session. Returns the progress of the start command.
+    pub(super) fn advance_start(&self, replica: Replica) -> StartCommandProgress {
         let mut state = self.lock();
-        let NodeRegistryState { nodes, orders, tickets, .. } = &mut *state;
-        let Some(order) = orders.get_mut(&replica.0) else {
-            return StartOrderProgress::NodeDisconnected;
+        let NodeRegistryState { nodes, start_commands, tickets, .. } = &mut *state;
+        let Some(start_command) = start_commands.get_mut(&replica.0) else {
+            return StartCommandProgress::NodeDisconnected;
         };
-        let Some(node) = &nodes[usize::from(order.node)] else {
-            return StartOrderProgress::NodeDisconnected;
+        let Some(node) = &nodes[usize::from(start_command.node)] else {
+            return StartCommandProgress::NodeDisconnected;
         };
         let ticket = *tickets;
-        if order.issue(node.session, &node.commands, replica, ticket) {
+        if start_command.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // If the order was sent in a previous session of the node, its links are closed and are not used.
-        let current = order.issued.as_mut().filter(|issued| issued.session == node.session);
-        let Some(issued) = current else { return StartOrderProgress::NodeDisconnected };
+        // If the start command was sent in a previous session of the node, its links are closed and are not used.
+        let current = start_command.issued.as_mut().filter(|issued| issued.session == node.session);
+        let Some(issued) = current else { return StartCommandProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {
-            return StartOrderProgress::Failed(reason);
+            return StartCommandProgress::Failed(reason);
         }
         if issued.links.iter().any(Option::is_none) {
-            return StartOrderProgress::Issued(issued.at);
+            return StartCommandProgress::Issued(issued.at);
         }
-        StartOrderProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
+        StartCommandProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
     }
 
     /// Closes the links of a replica's executors.
     pub(super) fn close(&self, replica: Replica) {
         let state = self.lock();
-        if let Some(issued) = state.orders.get(&replica.0).and_then(|order| order.issued.as_ref()) {
+        if let Some(issued) = state
+            .start_commands
+            .get(&replica.0)
+            .and_then(|start_command| start_command.issued.as_ref())
+        {
             issued.close();
         }
     }
 
-    /// Orders all nodes to leave the cluster. Their executors must have been ordered to stop before.
+    /// Commands all nodes to leave the cluster. Their executors must have been commanded to stop before.
     pub fn shut_down_nodes(&self) {
         let mut state = self.lock();
         state.shutting_down = true;
         for node in state.nodes.iter().flatten() {
-            // If the queue is full, the node does not receive the order, but detects the end of this process.
+            // If the queue is full, the node does not receive the command, but detects the end of this process.
             let _ = node.commands.try_send(NodeCommand::Leave);
         }
         drop(state);
@@ -287,8 +302,8 @@ fn reject(stream: &TcpStream, reason: String) {
 }
 
 impl NodeRegistryState {
-    fn issued_orders(&mut self) -> impl Iterator<Item = &mut IssuedStartOrder> {
-        self.orders.values_mut().filter_map(|order| order.issued.as_mut())
+    fn issued_commands(&mut self) -> impl Iterator<Item = &mut IssuedStartCommand> {
+        self.start_commands.values_mut().filter_map(|start_command| start_command.issued.as_mut())
     }
 }
 
@@ -363,9 +378,9 @@ mod tests {
         matches!(stream.read(&mut [0]), Ok(0))
     }
 
-    /// Issues the start order of replica 1; returns the ticket that the node receives.
+    /// Issues the start command of replica 1; returns the ticket that the node receives.
     fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) -> u64 {
-        while !matches!(registry.advance_order(Replica(1)), StartOrderProgress::Issued(_)) {
+        while !matches!(registry.advance_start(Replica(1)), StartCommandProgress::Issued(_)) {
             registry.wait_for_change(Duration::from_millis(5));
         }
         let NodeCommand::Start { replica: Replica(1), epoch: Epoch(received), ticket } =
@@ -380,13 +395,17 @@ mod tests {
     #[test]
     fn link_requires_the_ticket_of_the_latest_order() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
-        let order = |epoch| registry.order_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
-        order(1);
-        assert!(matches!(registry.advance_order(Replica(1)), StartOrderProgress::NodeDisconnected));
+        let start_command =
+            |epoch| registry.command_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
+        start_command(1);
+        assert!(matches!(
+            registry.advance_start(Replica(1)),
+            StartCommandProgress::NodeDisconnected
+        ));
         let mut node = join(&registry, member());
         assert_eq!(node.next(), NodeCommand::Accepted);
         let first = ticket(&registry, &mut node, 1);
-        order(2);
+        start_command(2);
         let second = ticket(&registry, &mut node, 2);
         for offer in [offer(first, 1), offer(second, 0), offer(second.wrapping_add(9), 1)] {
             let (client, server) = connected();
@@ -398,16 +417,16 @@ mod tests {
         let (duplicate, server) = connected();
         registry.accept_link(offer(second, 1), server);
         assert!(is_closed(duplicate), "the rank is linked already");
-        let StartOrderProgress::Linked(links) = registry.advance_order(Replica(1)) else {
+        let StartCommandProgress::Linked(links) = registry.advance_start(Replica(1)) else {
             panic!("not linked")
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
         // The links are closed when the node's connection ends, and the next session of the node receives the
-        // order again.
+        // start command again.
         node.stream.shutdown(Shutdown::Both).unwrap();
         assert!(is_closed(client));
-        order(3);
+        start_command(3);
         let mut rejoined = join(&registry, member());
         assert_eq!(rejoined.next(), NodeCommand::Accepted);
         ticket(&registry, &mut rejoined, 3);
@@ -417,7 +436,10 @@ mod tests {
         registry.wait_until_disconnected(LONG);
         let ending = NodeCommand::Rejected { reason: "node 0 is shutting down".to_owned() };
         assert_eq!(join(&registry, member()).next(), ending, "rejected during shutdown");
-        assert!(matches!(registry.advance_order(Replica(1)), StartOrderProgress::NodeDisconnected));
+        assert!(matches!(
+            registry.advance_start(Replica(1)),
+            StartCommandProgress::NodeDisconnected
+        ));
     }
 
     #[test]
@@ -437,7 +459,7 @@ mod tests {
     #[test]
     fn links_of_a_previous_session_are_closed() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
-        registry.order_start(Replica(1), 1, Epoch(1), vec![Rank(1)]);
+        registry.command_start(Replica(1), 1, Epoch(1), vec![Rank(1)]);
         let mut node = join(&registry, member());
         assert_eq!(node.next(), NodeCommand::Accepted);
         let first = ticket(&registry, &mut node, 1);
@@ -445,11 +467,14 @@ mod tests {
         registry.accept_link(offer(first, 1), server);
         node.stream.shutdown(Shutdown::Both).unwrap();
         registry.wait_until_disconnected(LONG);
-        // In the next session of the node, the queue is full and does not accept the order.
+        // In the next session of the node, the queue is full and does not accept the start command.
         let (_client, stream) = connected();
         let (commands, outbox) = sync_channel(0);
         registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });
-        assert!(matches!(registry.advance_order(Replica(1)), StartOrderProgress::NodeDisconnected));
+        assert!(matches!(
+            registry.advance_start(Replica(1)),
+            StartCommandProgress::NodeDisconnected
+        ));
         drop(outbox);
     }
 

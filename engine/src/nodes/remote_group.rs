@@ -1,7 +1,7 @@
 //! Executor group of a replica on another node: the node starts the executors, and they link to node 0.
 
 use super::node_registry::NodeRegistry;
-use super::start_order::{PendingLink, StartOrderProgress};
+use super::start_command::{PendingLink, StartCommandProgress};
 use crate::executors::{ExecutorLink, ExecutorProcessHandle, ExecutorReceiver, outbox};
 use crate::startup::{ExecutorLabel, StartError};
 use executor::ExecutorConfig;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Poll interval while executor links are pending.
 const POLL: Duration = Duration::from_millis(100);
-/// Maximum time from a start order to the links of all its executors.
+/// Maximum time from a start command to the links of all its executors.
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
 /// Executor group of one replica on another node; can be started repeatedly.
@@ -64,7 +64,7 @@ impl RemoteExecutorGroup {
         let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
         let ranks = (first..first + settings.parallel.tp_size).map(Rank).collect();
-        self.registry.order_start(self.replica, self.node, epoch, ranks);
+        self.registry.command_start(self.replica, self.node, epoch, ranks);
         let registry = Arc::clone(&self.registry);
         let settings = Box::new(settings);
         PendingRemoteStart { registry, replica: self.replica, node: self.node, settings }
@@ -146,20 +146,20 @@ fn wait_for_links(
 ) -> Result<Option<Vec<PendingLink>>, StartError> {
     let (mut is_logged, label, phase) = (false, ExecutorLabel::of_node(node), "start");
     while !is_cancelled() {
-        match registry.advance_order(replica) {
-            StartOrderProgress::Linked(links) => return Ok(Some(links)),
-            StartOrderProgress::Failed(text) => {
+        match registry.advance_start(replica) {
+            StartCommandProgress::Linked(links) => return Ok(Some(links)),
+            StartCommandProgress::Failed(text) => {
                 return Err(StartError::Reported { executor: label, phase, text });
             }
-            StartOrderProgress::Issued(at) if at.elapsed() > LINK_WAIT => {
+            StartCommandProgress::Issued(at) if at.elapsed() > LINK_WAIT => {
                 return Err(StartError::Stalled { executor: label, phase, limit: LINK_WAIT });
             }
-            StartOrderProgress::Issued(_) => {}
-            StartOrderProgress::NodeDisconnected if !is_logged => {
+            StartCommandProgress::Issued(_) => {}
+            StartCommandProgress::NodeDisconnected if !is_logged => {
                 is_logged = true;
                 tracing::info!(node, replica = replica.0, "waiting for the node");
             }
-            StartOrderProgress::NodeDisconnected => {
+            StartCommandProgress::NodeDisconnected => {
                 join_deadline.map_or(Ok(()), |join_deadline| join_deadline.check(node))?;
             }
         }
@@ -179,7 +179,7 @@ mod tests {
     fn join_deadline_is_shared_by_all_nodes() {
         let parallel = ParallelConfig { dp_size: 3, ..ParallelConfig::default() };
         let registry = NodeRegistry::new(ClusterRequirements { nodes: 3, parallel, manifest: 7 });
-        registry.order_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
+        registry.command_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
         let limit = Duration::from_secs(1);
         let join_deadline = JoinDeadline { since: Instant::now(), limit };
         // Wait until the join deadline has passed.

@@ -9,7 +9,7 @@ mod weights_baseline;
 
 pub use error::StartError;
 pub(crate) use error::{ExecutorLabel, WeightsChange};
-pub use weights_baseline::WeightsBaseline;
+pub use weights_baseline::WeightsDigestBaseline;
 
 use super::executors::{ExecutorLink, ExecutorReceiver};
 use protocol::{Epoch, ExecutorEvent, ExecutorReady, StartupPhase, WarmUpReport};
@@ -54,7 +54,7 @@ pub struct StartupReport {
     /// Duration of each startup phase of the executor that became ready last.
     pub phases: Vec<(&'static str, Duration)>,
     /// Digests of the loaded weights, including those of previous starts.
-    pub weights: WeightsBaseline,
+    pub weights: WeightsDigestBaseline,
 }
 
 /// Parameters of an executor start: timeouts, expected hello values and weight digests.
@@ -65,7 +65,7 @@ pub struct ExecutorStartup {
     /// Values that the hello messages of the executors must report.
     pub expected: ExpectedExecutors,
     /// Digests of the weights that previous starts have loaded.
-    pub weights: WeightsBaseline,
+    pub weights: WeightsDigestBaseline,
 }
 
 impl ExecutorStartup {
@@ -189,7 +189,7 @@ mod tests {
             total: Duration::from_secs(2),
         };
         let weights =
-            WeightsBaseline::new(ParallelConfig { dp_size: 4, ..ParallelConfig::default() });
+            WeightsDigestBaseline::new(ParallelConfig { dp_size: 4, ..ParallelConfig::default() });
         let start = ExecutorStartup { timeouts, expected: EXPECTED, weights };
         let report = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
         drop(links);

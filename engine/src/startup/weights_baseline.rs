@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hasher};
 
 /// Weight digests of the ranks of a server, kept from the first start on.
 #[derive(Debug, Clone)]
-pub struct WeightsBaseline {
+pub struct WeightsDigestBaseline {
     parallel: ParallelConfig,
     by_rank: BTreeMap<u16, WeightsDigest>,
 }
@@ -48,7 +48,7 @@ impl fmt::Display for WeightsDigestPart {
     }
 }
 
-impl WeightsBaseline {
+impl WeightsDigestBaseline {
     /// Creates a baseline without digests.
     pub fn new(parallel: ParallelConfig) -> Self {
         Self { parallel, by_rank: BTreeMap::new() }
@@ -115,7 +115,7 @@ mod tests {
     /// Records the digests `loaded`, in order, in the baseline of two replicas of two ranks; returns its
     /// fingerprint.
     fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
-        let mut baseline = WeightsBaseline::new(ParallelConfig {
+        let mut baseline = WeightsDigestBaseline::new(ParallelConfig {
             tp_size: 2,
             dp_size: 2,
             expert_parallel: experts,

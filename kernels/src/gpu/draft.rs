@@ -23,8 +23,8 @@ const ARGMAX_THREADS: u32 = 1024;
 /// Number of 32-bit words that a rank sends per logits row in `VocabParallelDraftArgmax`: a sort key of its
 /// largest logit, and one of the token id.
 const CANDIDATE_WORDS: usize = 2;
-/// Number of blocks, over all rows, that a copy of hidden states aims for: with few rows, several blocks copy
-/// the states of one row.
+/// Minimum number of thread blocks of a copy of hidden states: with few rows, several thread blocks copy the
+/// states of one row.
 const MIN_COPY_BLOCKS: usize = 128;
 
 impl GpuBackend {

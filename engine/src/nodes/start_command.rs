@@ -1,4 +1,4 @@
-//! Start orders to other nodes, and the executor links that result from them.
+//! Start commands to other nodes, and the executor links that result from them.
 
 use super::remote_executor::RemoteExecutor;
 use protocol::{Epoch, HostSettings, NodeCommand, Rank, Replica};
@@ -8,15 +8,15 @@ use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 /// Order to start the executors of a replica on a node.
-pub(super) struct StartOrder {
+pub(super) struct StartCommand {
     pub(super) node: u16,
     pub(super) epoch: Epoch,
     pub(super) ranks: Vec<Rank>,
-    pub(super) issued: Option<IssuedStartOrder>,
+    pub(super) issued: Option<IssuedStartCommand>,
 }
 
-/// State of a start order that was sent to its node in one session (connection) of the node.
-pub(super) struct IssuedStartOrder {
+/// State of a start command that was sent to its node in one session (connection) of the node.
+pub(super) struct IssuedStartCommand {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
@@ -37,20 +37,20 @@ pub(super) struct PendingLink {
     pub(super) executor: Arc<RemoteExecutor>,
 }
 
-/// Progress of a start order.
-pub(super) enum StartOrderProgress {
-    /// The node of the order is not connected.
+/// Progress of a start command.
+pub(super) enum StartCommandProgress {
+    /// The node of the command is not connected.
     NodeDisconnected,
-    /// The order was sent at the given time, and not all executors have connected to node 0 yet.
+    /// The command was sent at the given time, and not all executors have connected to node 0 yet.
     Issued(Instant),
     /// The node reported that the start failed.
     Failed(String),
-    /// All executors have connected to node 0. Carries their links in rank order.
+    /// All executors have connected to node 0. Carries their links in rank command.
     Linked(Vec<PendingLink>),
 }
 
-impl StartOrder {
-    /// Sends the order, unless the node has received it in this session. Returns whether it was sent.
+impl StartCommand {
+    /// Sends the command, unless the node has received it in this session. Returns whether it was sent.
     pub(super) fn issue(
         &mut self,
         session: u64,
@@ -65,7 +65,7 @@ impl StartOrder {
         if commands.try_send(command).is_err() {
             return false; // The queue is full or closed: the session is about to time out.
         }
-        self.issued = Some(IssuedStartOrder {
+        self.issued = Some(IssuedStartCommand {
             session,
             ticket,
             at: Instant::now(),
@@ -78,8 +78,8 @@ impl StartOrder {
     }
 }
 
-impl IssuedStartOrder {
-    /// Closes the links of the executors that were started by this order, which ends them.
+impl IssuedStartCommand {
+    /// Closes the links of the executors that were started by this command, which ends them.
     pub(super) fn close(&self) {
         for stream in &self.streams {
             let _ = stream.shutdown(Shutdown::Both); // The stream may be closed already.
