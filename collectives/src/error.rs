@@ -7,7 +7,7 @@ use device::{DType, DeviceError};
 use crate::CollectiveCall;
 
 /// Error of a collective operation. After an error, the group has failed and is unusable, except after
-/// `Shape`, `NotCapturable`, `RankTaken`, a `Device` error of shape or dtype, and `Dtype` (unless a gather,
+/// `Shape`, `DtypeMismatch`, `NotCapturable`, `RankTaken`, a `Device` error of shape or dtype, and `Dtype` (unless a gather,
 /// all-to-all or broadcast of a shared-memory group returns it).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
@@ -22,6 +22,16 @@ pub enum CollectiveError {
         got: usize,
         /// Number of ranks of the group.
         size: usize,
+    },
+    /// The matrices of this rank have different element types.
+    #[error("{collective}: the input has dtype {input:?}, the output {output:?}")]
+    DtypeMismatch {
+        /// Name of the collective that rejected the matrices.
+        collective: &'static str,
+        /// Element type of the input.
+        input: DType,
+        /// Element type of the output.
+        output: DType,
     },
     /// The collective does not support the element type.
     #[error("{collective} does not support dtype {dtype:?}")]

@@ -266,9 +266,10 @@ impl ParallelGroup {
         if all.rows() != own.rows() {
             return reject("rows", all.rows());
         }
-        if all.cols() > own.cols() * size || all.dtype() != own.dtype() {
+        if all.cols() > own.cols() * size {
             return reject("columns", all.cols());
         }
+        check_dtypes("all_gather", own.dtype(), all.dtype())?;
         self.timed(backend, CollectiveOp::AllGather, |backend| backend.all_gather(s, own, all))
     }
 
@@ -349,9 +350,10 @@ impl ParallelGroup {
         if counts.received_by(rank) > y.rows() {
             return reject("rows of the result", y.rows());
         }
-        if x.cols() != y.cols() || x.dtype() != y.dtype() {
+        if x.cols() != y.cols() {
             return reject("columns", y.cols());
         }
+        check_dtypes("all_to_all", x.dtype(), y.dtype())?;
         self.timed(backend, CollectiveOp::AllToAll, |backend| backend.all_to_all(s, x, y, counts))
     }
 
@@ -388,10 +390,19 @@ fn check_rows(
     if all.cols() != own.cols() {
         return reject("columns", all.cols());
     }
-    if all.dtype() != own.dtype() {
-        return Err(CollectiveError::Dtype { collective, dtype: own.dtype() });
+    check_dtypes(collective, own.dtype(), all.dtype())
+}
+
+/// Checks that the input and the output of a collective have the same element type.
+fn check_dtypes(
+    collective: &'static str,
+    input: DType,
+    output: DType,
+) -> Result<(), CollectiveError> {
+    if input == output {
+        return Ok(());
     }
-    Ok(())
+    Err(CollectiveError::DtypeMismatch { collective, input, output })
 }
 
 impl std::fmt::Debug for ParallelGroup {
@@ -560,5 +571,24 @@ mod tests {
             rejected,
             Err(CollectiveError::Shape { collective: "all_to_all", what, got: 3, size: 2 })
         );
+    }
+
+    #[test]
+    fn unequal_dtypes_are_rejected() {
+        let group = ParallelGroup::new(Box::new(MockCollectiveBackend { size: 2 }));
+        let s = DeviceStream::default();
+        let own = MatRef::of(&[0.0_f32; 2], 2, 1).unwrap();
+        let mut words = [0_i32; 4];
+        let mismatch = |collective| {
+            let (input, output) = (DType::F32, DType::I32);
+            Err(CollectiveError::DtypeMismatch { collective, input, output })
+        };
+        let rejected = group.all_gather(&s, own, MatMut::of(&mut words, 2, 2).unwrap());
+        assert_eq!(rejected, mismatch("all_gather"));
+        let rejected = group.all_gather_rows(&s, own, MatMut::of(&mut words, 4, 1).unwrap());
+        assert_eq!(rejected, mismatch("all_gather_rows"));
+        let counts = group.exchange_counts(&[0, 2]).unwrap();
+        let all = MatMut::of(&mut words, 4, 1).unwrap();
+        assert_eq!(group.all_to_all(&s, own, all, &counts), mismatch("all_to_all"));
     }
 }

@@ -31,7 +31,7 @@ pub enum ExecutorError {
     /// A batch was submitted before the KV cache was allocated.
     #[error("the KV cache is not allocated yet")]
     KvCacheNotSized,
-    /// The KV cache cannot store one request of the configured `--max-model-len`.
+    /// The KV cache cannot store one request of `--max-model-len` tokens, or one block without that flag.
     #[error(
         "{blocks} KV blocks of {block_tokens} tokens hold {capacity} tokens, at least {kv_tokens_min} are \
          required (--max-model-len, or one block without it)"
@@ -47,19 +47,20 @@ pub enum ExecutorError {
         capacity: u64,
     },
     /// With `KvCacheSize::Auto` on a CPU, the KV cache takes a share of the host's free memory. This share is
-    /// too small for one request of `max_model_len` tokens.
+    /// too small for `kv_tokens_min` tokens.
     #[error(
-        "{free} bytes of memory are free, of which the KV cache takes {taken}; a request of max_model_len \
-         {max_model_len} needs {needed}: set --kv-cache-memory-bytes, or lower --max-model-len"
+        "{free} bytes of memory are free, of which the KV cache takes {taken}; {kv_tokens_min} tokens \
+         (--max-model-len, or one block without it) need {needed}: set --kv-cache-memory-bytes, or lower \
+         --max-model-len"
     )]
     KvShareTooSmall {
         /// Free memory of the host in bytes.
         free: u64,
         /// Bytes chosen for the KV cache.
         taken: u64,
-        /// Configured maximum number of tokens of a request.
-        max_model_len: u32,
-        /// Bytes of KV cache that a request of this length needs.
+        /// Minimum number of token positions of the KV cache (`ExecutorSettings::kv_tokens_min`).
+        kv_tokens_min: u32,
+        /// Bytes of KV cache that this number of tokens needs.
         needed: u64,
     },
     /// No device memory is left for a KV cache after weights and activations are allocated.

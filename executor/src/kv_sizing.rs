@@ -91,14 +91,14 @@ pub(crate) fn check_share(
     block_bytes: u64,
     needed_blocks: u32,
     free: u64,
-    max_model_len: u32,
+    kv_tokens_min: u32,
 ) -> Result<(), ExecutorError> {
     if blocks >= needed_blocks {
         return Ok(());
     }
     let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
     let (taken, needed) = (bytes(blocks), bytes(needed_blocks));
-    Err(ExecutorError::KvShareTooSmall { free, taken, max_model_len, needed })
+    Err(ExecutorError::KvShareTooSmall { free, taken, kv_tokens_min, needed })
 }
 
 #[cfg(test)]

@@ -101,8 +101,8 @@ pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
-/// Joins the two communication groups of a rank: the TP group of its replica, and the DP group,
-/// which consists of one rank per replica (those of equal TP rank) and over which the experts are partitioned.
+/// Joins the two communication groups of a rank: the TP group of its replica, and the DP group.
+/// The DP group has one rank per replica, those of equal TP rank; the experts are partitioned over it.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
     gpu: Option<&Arc<GpuBackend>>,

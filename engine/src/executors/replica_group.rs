@@ -71,7 +71,7 @@ impl ReplicaGroup {
 
 impl StartedGroup {
     /// Returns the links to the started executors. For a group on another node, waits without a time limit
-    /// until that node has joined and its executors have connected.
+    /// for that node to join, then for a limited time (`LINK_WAIT`) for its executors to connect.
     fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
         match self {
             Self::Local(links) => Ok(links),

@@ -25,7 +25,8 @@ pub struct RestartPolicy {
     pub backoff_first: Duration,
     /// Maximum back-off between failed starts.
     pub backoff_max: Duration,
-    /// Maximum time from the first failed start to the last retry.
+    /// Maximum time from the first failed start to the last retry. At least `FAILED_STARTS_MIN` starts are made, even
+    /// if they take longer.
     pub give_up_after: Duration,
 }
 

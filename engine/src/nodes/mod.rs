@@ -4,8 +4,8 @@
 //! Node 0 accepts connections (`node_listener.rs`), tracks connected nodes (`node_registry.rs`) and the
 //! start commands it has sent (`start_command.rs`). Every other node connects, proves that it has the secret
 //! (`handshake.rs`), joins (`node_zero_connection.rs`) and executes the commands of node 0
-//! (`worker_node.rs`). To a command that starts a replica, it responds with one connection per rank. The executor
-//! inherits that connection and communicates with node 0 directly, as an executor on node 0 does. Executor
+//! (`worker_node.rs`). To a command that starts a replica, it responds with one connection per rank. The
+//! executor inherits that connection and communicates with node 0 directly, as an executor on node 0 does. Executor
 //! processes never receive the secret.
 
 mod cluster;

@@ -100,7 +100,8 @@ impl NodeRegistry {
         let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, is_connected);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.shutting_down {
-            return Ok(Err("node 0 is shutting down".to_owned())); // A node admitted now would miss the command to leave.
+            // A node admitted now would miss the command to leave.
+            return Ok(Err("node 0 is shutting down".to_owned()));
         }
         if is_connected(&mut state) {
             return Ok(Err(format!("node {node} is already connected")));
@@ -248,7 +249,7 @@ impl NodeRegistry {
         if start_command.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // If the start command was sent in a previous session of the node, its links are closed and are not used.
+        // If the start command was sent in a previous session of the node, its links are closed and not used.
         let current = start_command.issued.as_mut().filter(|issued| issued.session == node.session);
         let Some(issued) = current else { return StartCommandProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {
@@ -277,7 +278,7 @@ impl NodeRegistry {
         let mut state = self.lock();
         state.shutting_down = true;
         for node in state.nodes.iter().flatten() {
-            // If the queue is full, the node does not receive the command, but detects the end of this process.
+            // If the queue is full, the node misses the command, but detects the end of this process.
             let _ = node.commands.try_send(NodeCommand::Leave);
         }
         drop(state);
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn link_requires_the_ticket_of_the_latest_order() {
+    fn link_requires_the_ticket_of_the_latest_command() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
         let start_command =
             |epoch| registry.command_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);

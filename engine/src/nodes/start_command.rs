@@ -45,7 +45,7 @@ pub(super) enum StartCommandProgress {
     Issued(Instant),
     /// The node reported that the start failed.
     Failed(String),
-    /// All executors have connected to node 0. Carries their links in rank command.
+    /// All executors have connected to node 0. Carries their links in rank order.
     Linked(Vec<PendingLink>),
 }
 

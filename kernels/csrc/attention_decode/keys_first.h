@@ -71,11 +71,11 @@ DEV void rescale(SoftmaxState& r, const Scores& s) {
         float max = fmax_(s.v[i][0], s.v[i][1]);
         for (u32 mask = 4; mask < 32; mask *= 2) max = fmax_(max, shfl_xor(max, mask));
         max = max > r.max[i] + SLACK ? max : r.max[i];
-        const float rescale = exp2_(r.max[i] - max);
+        const float factor = exp2_(r.max[i] - max);
         r.max[i] = max;
-        r.sum[i] *= rescale;
+        r.sum[i] *= factor;
         UNROLL for (u32 j = 0; j < D / 16; ++j)
-            UNROLL for (u32 e = i; e < 4; e += 2) r.out[j].v[e] *= rescale;
+            UNROLL for (u32 e = i; e < 4; e += 2) r.out[j].v[e] *= factor;
     }
 }
 

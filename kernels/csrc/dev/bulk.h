@@ -9,7 +9,7 @@
 //                           (transaction count)
 //   barrier_arrive(b)       this thread arrives
 //   barrier_arrive_copied(b)  arrives when all earlier cp_async16 (cp.async) of this thread have completed
-//   barrier_wait(b, odd)    waits until the phase of that parity is complete; phases count from 0
+//   barrier_wait(b, phase)  waits until the phase of that parity is complete; phases count from 0
 //   bulk_copy(to, from, n, b)  copies n bytes; addresses and n are multiples of 16. Issuing one costs its
 //                           warp 40 ns, whatever n is: below 2 KiB per copy the issue rate limits throughput,
 //                           not memory

@@ -9,7 +9,7 @@
 //   peer_store<CLUSTER>(to, rank, v, b)  stores 16 bytes to block `rank`, at the offset that `to` has in this
 //                           block, and counts them in that block's barrier `b`. Both `to` and `b` are in
 //                           dynamic shared memory, at offsets from its start that are equal in every block
-//   barrier_wait_peers(b, odd)  barrier_wait with cluster scope: stores of other blocks are visible
+//   barrier_wait_peers(b, phase)  barrier_wait with cluster scope: stores of other blocks are visible
 //                           afterwards
 #pragma once
 #include "dev/bulk.h"

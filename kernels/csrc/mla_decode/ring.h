@@ -1,5 +1,5 @@
 // mla_decode/ring.h - loads KV rows into shared memory in steps of KEYS rows. Of STAGES stages, one is
-// multiplied while the copies of the others are in flight; each warp loads FETCHED rows of one block per
+// multiplied while the copies of the others are in flight; each warp loads ROWS_OF_WARP rows of one block per
 // step.
 #pragma once
 

@@ -125,7 +125,7 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
     return pair;
 }
 
-// Sums groups of eight elements over the ranks. `index`: indices of the groups; those with index NOTHING are
+// Sums groups of eight elements over the ranks. `index`: indices of the groups; those with index NO_GROUP are
 // unchanged. `own`: this rank's contribution. Polls as many pairs at a time as fit into registers: one poll
 // takes longer than all the arithmetic.
 template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const ElementGroup (&own)[N], f32x8 (&sums)[N]) {

@@ -23,9 +23,9 @@ const ARGMAX_THREADS: u32 = 1024;
 /// Number of 32-bit words that a rank sends per logits row in `VocabParallelDraftArgmax`: a sort key of its
 /// largest logit, and one of the token id.
 const CANDIDATE_WORDS: usize = 2;
-/// Minimum number of thread blocks of a copy of hidden states: with few rows, several thread blocks copy the
-/// states of one row.
-const MIN_COPY_BLOCKS: usize = 128;
+/// Number of thread blocks, over all rows, up to which a copy of hidden states uses several thread blocks per
+/// row.
+const COPY_BLOCKS_TARGET: usize = 128;
 
 impl GpuBackend {
     fn draft_kernel(&self, name: &'static str) -> Result<KernelFunction, DeviceError> {
@@ -241,7 +241,7 @@ impl GpuKernel for DraftPassPreparation<'_, '_> {
 
 /// Returns the number of thread blocks per row for a copy of hidden states.
 fn blocks_per_row(rows: usize, tokens: usize) -> u32 {
-    let max_blocks = MIN_COPY_BLOCKS.div_ceil(rows.max(1));
+    let max_blocks = COPY_BLOCKS_TARGET.div_ceil(rows.max(1));
     tokens.div_ceil(rows.max(1)).clamp(1, max_blocks) as u32
 }
 

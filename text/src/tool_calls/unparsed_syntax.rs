@@ -18,8 +18,8 @@ pub(super) struct UnparsedSyntax {
 }
 
 impl UnparsedSyntax {
-    /// Starts to keep text at an opening marker (such as `<tool_call>`): if no valid tool call follows, the kept
-    /// text is emitted as content. Text that is kept already belongs to the same attempt.
+    /// Starts to keep text at an opening marker (such as `<tool_call>`): if no valid tool call follows, the
+    /// kept text is emitted as content. Text that is kept already belongs to the same attempt.
     pub(super) fn open(
         &mut self,
         marker: &str,
