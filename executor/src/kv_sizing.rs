@@ -139,7 +139,7 @@ mod tests {
         let chosen = blocks(KvCacheSize::Auto, 40 << 20, 1 << 20, 1);
         assert!(check_share(chosen, 1 << 20, 10, 40 << 20, 160).is_ok());
         let text = check_share(chosen, 1 << 20, 11, 40 << 20, 170).unwrap_err().to_string();
-        for part in ["41943040 bytes", "takes 10485760", "max_model_len 170", "needs 11534336"] {
+        for part in ["41943040 bytes", "takes 10485760", "170 tokens", "need 11534336"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.contains("--kv-cache-memory-bytes"), "{text}");
