@@ -170,7 +170,7 @@ mod tests {
     fn library_without_symbols_is_rejected_by_name() {
         let error = RcclLibrary::open(&LibrarySearch::named("RCCL", Path::new("libc.so.6")));
         let error = error.expect_err("the C library has no collectives").to_string();
-        assert_eq!(error, "libc.so.6 has no ncclGetVersion");
+        assert_eq!(error, "libc.so.6 has no symbol ncclGetVersion");
     }
 
     #[test]
