@@ -163,10 +163,10 @@ def main():
             version = page.text("version")
         down = "document.body.classList.contains('down')"
         page.until("that the server is gone", down)
-        assert "does not answer; figures are of" in page.text("state"), page.text("state")
+        assert "is unreachable; last update" in page.text("state"), page.text("state")
         with Server("--port", str(port)):
             page.until("that the server is back", "!" + down)
-    print(f"status page: version {version}, alive, honest when down, and recovered")
+    print(f"status page: version {version}, current, reports an unreachable server, and recovers")
     return 0
 
 
