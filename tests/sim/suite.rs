@@ -7,13 +7,19 @@ use crate::world::SimCounts;
 use std::time::Instant;
 
 /// Number of simulated worlds with the default kinds of faults and without lockstep groups.
-const SEEDS: u64 = 2400;
+const SEEDS: u64 = 2700;
 /// Number of worlds with lockstep groups that are simulated.
 const GROUP_SEEDS: u64 = 300;
 /// Number of simulated worlds with broken links and subscribers that disconnect.
 const LINK_SEEDS: u64 = 300;
 /// First seed of runs with a cursor (`HADRON_CURSOR`), above all seeds explored so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
+/// Minimum number of scheduler steps in `SEEDS` worlds. Thirty runs with fresh seeds took 1.22 million with a
+/// standard deviation of 0.04 million: a minimum must hold for every draw, so it lies at least five standard
+/// deviations below the mean.
+const STEPS_MIN: u64 = 1_000_000;
+/// Minimum number of batches of all eight ranks in `GROUP_SEEDS` worlds (mean 132,000, deviation 24,000).
+const BATCHES_OF_EIGHT_MIN: u64 = 10_000;
 /// Minimum number of occurrences of each kind of fault in the worlds of one suite. With fresh seeds, the
 /// rarest kind occurs about 120 times.
 const FAULTS_MIN: u64 = 30;
@@ -32,7 +38,7 @@ fn million_steps_keep_all_invariants() {
         result.seeds,
         start.elapsed().as_secs_f64()
     );
-    assert!(result.seeds >= 500 && counts.steps >= 1_000_000, "{result:?}");
+    assert!(counts.steps >= STEPS_MIN, "{result:?}");
     // The test is meaningful only if each kind of fault happened often enough.
     let happened = [
         counts.preemptions,
@@ -75,7 +81,7 @@ fn lockstep_groups_keep_all_invariants() {
         result.seeds,
         start.elapsed().as_secs_f64()
     );
-    assert!(counts.batches_of_eight >= 100_000, "{counts:?}");
+    assert!(counts.batches_of_eight >= BATCHES_OF_EIGHT_MIN, "{counts:?}");
     let happened = [
         counts.idle_of_eight,
         counts.crashes,
@@ -124,7 +130,8 @@ fn mutant_seeds() {
     assert_no_failures(&sweep(LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
 }
 
-/// Checks that pauses, hangs, justified failures and false suspicions happened in a run of few worlds.
+/// Checks that pauses, hangs, justified failures and false suspicions happened in a run of few worlds. The
+/// rarest kind, step timeouts with broken links, occurs 14 times on average.
 fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     let happened = [
         counts.process_pauses,
@@ -133,7 +140,7 @@ fn assert_heartbeat_faults_happened(counts: &SimCounts) {
         counts.heartbeat_timeouts,
         counts.false_suspicions,
     ];
-    assert!(happened.iter().all(|&count| count > 4), "too few to watch: {counts:?}");
+    assert!(happened.iter().all(|&count| count > 0), "a kind is missing: {counts:?}");
 }
 
 /// Panics with the first failure of a sweep, if there is one.
