@@ -269,7 +269,7 @@ CASES = {
         "LlamaForCausalLM", 4, 1, 16, tie_word_embeddings=True, rope_scaling=llama3(8.0, 64)
     ),
     "llama-linear-biases": config(
-        "LlamaForCausalLM", 4, 4, 16, attention_bias=True, mlp_bias=True, rope_parameters=NEW_ROPE
+        "LlamaForCausalLM", 4, 4, 16, attention_bias=True, mlp_bias=True, rope_theta=500000.0, rope_parameters=NEW_ROPE
     ),
     "llama-d64-gqa8": config("LlamaForCausalLM", 8, 1, 64, rope_scaling=llama3(32.0, 128)),
     "llama-d128-gqa1": config("LlamaForCausalLM", 2, 2, 128, rope_theta=500000.0),

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod added_tokens;
+mod declared_tokens;
 mod detokenizer;
 mod error;
 mod grammar_vocabulary;

@@ -13,6 +13,7 @@ use protocol::Token;
 use serde_json::Value;
 
 use super::added_tokens::{AddedTokens, append_ids, pre_token_starts};
+use super::declared_tokens::DeclaredTokens;
 use super::detokenizer::{DetokenizeOptions, DetokenizerState};
 use super::error::{TextError, TextLoadError};
 use super::panic_guard::catch_panic;
@@ -71,7 +72,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, and the special tokens and EOS ids from `tokenizer_config.json`,
+    /// Loads `tokenizer.json`, the special tokens that the files next to it declare, and the EOS ids from
     /// `generation_config.json` and `config.json`, if these exist.
     ///
     /// Errors: the error names the file and what is wrong in it.
@@ -80,7 +81,8 @@ impl Tokenizer {
         let bytes = read_file(&path)?.ok_or_else(|| TextLoadError::Missing(path.clone()))?;
         let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
         let json: Value = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes));
+        let declared = DeclaredTokens::read(dir)?;
+        let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes, &declared));
         let inner = inner.and_then(|inner| inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
         let token_table = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
@@ -97,15 +99,12 @@ impl Tokenizer {
         };
         let memory = TextMemory::new(TEXT_MEMORY_DEFAULT);
         let added_tokens = AddedTokens::new(&inner).map_err(invalid)?;
-        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
-        let special_tokens = special_tokens(&config);
-        let role =
-            |name: &str| special_tokens.iter().find(|(r, _)| r == name).map(|(_, t)| t.as_str());
         let id = |text: &str| inner.token_to_id(text);
-        let bos = role("bos_token").and_then(id);
+        let bos = declared.role("bos_token").and_then(id);
+        let eos_ids = eos_ids(dir, declared.role("eos_token").and_then(id))?;
+        let DeclaredTokens { config, roles: special_tokens, .. } = declared;
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
         let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
-        let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
         Ok(Self {
             inner,
             added_tokens,
@@ -370,13 +369,17 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
 }
 
 /// Loads the tokenizer with the `tokenizers` crate, and checks that it can encode a text.
-fn read_by_library(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+fn read_by_library(
+    bytes: &[u8],
+    declared: &DeclaredTokens,
+) -> Result<tokenizers::Tokenizer, String> {
     let mut inner =
         tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
     // The file contains the truncation and padding of training; transformers clears both before encoding a
     // prompt.
     inner.with_truncation(None).map_err(|e| e.to_string())?;
     inner.with_padding(None);
+    declared.add_to(&mut inner)?;
     check_added(&inner)?;
     Ok(inner)
 }
@@ -409,17 +412,6 @@ fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, boo
         }
     }
     Ok(tokens)
-}
-
-/// Reads the `*_token` members of `tokenizer_config.json`, each a string or `{"content": string}`.
-fn special_tokens(config: &Value) -> Vec<(String, String)> {
-    let members = config.as_object().into_iter().flatten();
-    let tokens =
-        members.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {
-            let text = value.as_str().or_else(|| value["content"].as_str())?;
-            Some((name.clone(), text.to_owned()))
-        });
-    tokens.collect()
 }
 
 /// Returns the tokenizer's EOS id `own`, then the ids of `generation_config.json` and `config.json`.

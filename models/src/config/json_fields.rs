@@ -4,6 +4,7 @@
 //! An explicit `null` counts as absent, because published configuration files contain such fields.
 
 use super::ModelConfigError;
+use super::config_overrides::apply_overrides;
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,9 +37,9 @@ impl JsonFields {
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })
     }
 
-    /// Returns the object after adding or replacing the fields `members`.
-    pub(crate) fn with(mut self, members: &Map<String, Value>) -> Self {
-        self.map.extend(members.clone());
+    /// Returns the object after the overrides (`--hf-overrides`).
+    pub(crate) fn with(mut self, overrides: &Map<String, Value>) -> Self {
+        apply_overrides(&mut self.map, overrides);
         self
     }
 
@@ -162,6 +163,42 @@ impl JsonFields {
 
     pub(crate) fn contradiction(&self, field: &str, detail: String) -> ModelConfigError {
         ModelConfigError::Contradiction { path: self.path.clone(), field: self.full(field), detail }
+    }
+
+    /// Rejects fields that are not in `known`: a field that is not read may change the output of the model.
+    pub(crate) fn reject_unknown(&self, known: &[&str]) -> Result<(), ModelConfigError> {
+        match self.names().find(|name| !known.contains(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let why = format!("the known fields are {}", known.join(", "));
+                Err(self.unsupported(name, &why))
+            }
+        }
+    }
+
+    /// Rejects two spellings of one setting that have different values: `spelling` in this object and
+    /// `other_spelling` in `other`.
+    pub(crate) fn reject_disagreement(
+        &self,
+        spelling: &str,
+        other: &Self,
+        other_spelling: &str,
+    ) -> Result<(), ModelConfigError> {
+        let (Some(value), Some(other_value)) = (self.value(spelling), other.value(other_spelling))
+        else {
+            return Ok(());
+        };
+        let is_equal = match (value.as_f64(), other_value.as_f64()) {
+            (Some(value), Some(other_value)) => value == other_value,
+            _ => value == other_value,
+        };
+        if is_equal {
+            return Ok(());
+        }
+        let (found, other_found) = (excerpt(value), excerpt(other_value));
+        let other_field = other.full(other_spelling);
+        let detail = format!("{found} disagrees with `{other_field}`, which is {other_found}");
+        Err(self.contradiction(spelling, detail))
     }
 
     pub(crate) fn unknown_architecture(&self, found: &str, supported: String) -> ModelConfigError {

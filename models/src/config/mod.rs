@@ -3,6 +3,7 @@
 //! Each field that changes the arithmetic is either supported or rejected with an error that names the file
 //! and the field: if a feature were ignored silently, the model would generate fluent but wrong text.
 
+mod config_overrides;
 #[cfg(test)]
 mod deepseek_tests;
 mod eagle3;
@@ -168,8 +169,8 @@ impl ModelConfig {
         Self::from_dir_with(dir, &Map::new())
     }
 
-    /// Reads a model folder as `from_dir` does, after adding or replacing the fields `overrides` of
-    /// `config.json`.
+    /// Reads a model folder as `from_dir` does, after applying `overrides` to the fields of `config.json`:
+    /// objects are merged, names with dots are paths, and null removes a field.
     pub fn from_dir_with(
         dir: &Path,
         overrides: &Map<String, Value>,

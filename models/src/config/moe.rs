@@ -23,6 +23,7 @@ pub(super) fn moe(
 }
 
 fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
+    fields.reject_disagreement("num_experts", fields, "num_local_experts")?;
     let experts = match fields.size_or_none("num_experts", EXPERT_LIMIT)? {
         Some(experts) => experts,
         None => fields

@@ -228,6 +228,7 @@ fn mtp_layers(
 /// Reads the declared data type from `dtype` (new name) or `torch_dtype` (old name). It is the default data
 /// type of the computation; weights are cast to the data type of the computation.
 fn dtype(fields: &JsonFields) -> Result<Option<CheckpointDType>, ModelConfigError> {
+    fields.reject_disagreement("dtype", fields, "torch_dtype")?;
     let field = if fields.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match fields.text(field)? {
         None => Ok(None),

@@ -110,7 +110,55 @@ fn modules_beginning_with(name: &str, entry: &str) -> bool {
     name.strip_prefix(entry).is_some_and(|rest| rest.starts_with('.'))
 }
 
+/// Fields of `quantization_config` in the format `fp8`. `dequantize` is an option of the loader of
+/// transformers.
+const FP8_FIELDS: &[&str] = &[
+    "quant_method",
+    "fmt",
+    "activation_scheme",
+    "scale_fmt",
+    "weight_block_size",
+    "modules_to_not_convert",
+    "ignored_layers",
+    "dequantize",
+];
+/// Fields of `quantization_config` in the format `compressed-tensors`.
+const COMPRESSED_TENSORS_FIELDS: &[&str] = &[
+    "quant_method",
+    "format",
+    "config_groups",
+    "ignore",
+    "kv_cache_scheme",
+    "sparsity_config",
+    "transform_config",
+    "quantization_status",
+    "global_compression_ratio",
+    "run_compressed",
+    "version",
+];
+/// Fields of a group in `config_groups`.
+const GROUP_FIELDS: &[&str] =
+    &["targets", "weights", "input_activations", "output_activations", "format"];
+/// Fields of the description of quantised weights or activations. The observer describes the calibration,
+/// which is complete.
+const TENSOR_FIELDS: &[&str] = &[
+    "num_bits",
+    "type",
+    "symmetric",
+    "group_size",
+    "strategy",
+    "block_structure",
+    "dynamic",
+    "actorder",
+    "observer",
+    "observer_kwargs",
+    "scale_dtype",
+    "zp_dtype",
+];
+
 fn fp8(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
+    object.reject_unknown(FP8_FIELDS)?;
+    object.reject_disagreement("modules_to_not_convert", object, "ignored_layers")?;
     expect_text(object, "fmt", &["e4m3"])?;
     expect_text(object, "activation_scheme", &["dynamic"])?;
     if object.value("scale_fmt").is_some() {
@@ -129,7 +177,31 @@ fn fp8(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
     })
 }
 
+/// Rejects parts of the format `compressed-tensors` that change the weights or the KV cache and are not
+/// supported: sparse weights, transforms of weights and activations, and scales of the KV cache.
+fn reject_unsupported_parts(object: &JsonFields) -> Result<(), ModelConfigError> {
+    if let Some(sparsity) = object.object("sparsity_config")? {
+        expect_text(&sparsity, "format", &["dense"])?;
+        if sparsity.names().next().is_some() && sparsity.value("format").is_none() {
+            return Err(object.unsupported("sparsity_config", "only dense weights are"));
+        }
+    }
+    if let Some(transforms) = object.object("transform_config")?
+        && transforms.names().next().is_some()
+    {
+        return Err(object.unsupported("transform_config", "only untransformed weights are"));
+    }
+    if object.value("kv_cache_scheme").is_some() {
+        let why = "the scales of the KV cache are not read; override it with null, and set \
+                   --kv-cache-dtype for an FP8 cache";
+        return Err(object.unsupported("kv_cache_scheme", why));
+    }
+    Ok(())
+}
+
 fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
+    object.reject_unknown(COMPRESSED_TENSORS_FIELDS)?;
+    reject_unsupported_parts(object)?;
     expect_text(object, "format", &["float-quantized"])?;
     let groups = object.object("config_groups")?;
     let groups = groups.ok_or_else(|| object.missing("config_groups"))?;
@@ -138,6 +210,8 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
         return Err(object.unsupported("config_groups", "only one group is"));
     };
     let group = groups.object(name)?.ok_or_else(|| groups.missing(name))?;
+    group.reject_unknown(GROUP_FIELDS)?;
+    expect_text(&group, "format", &["float-quantized"])?;
     if group.strings("targets")?.unwrap_or_default() != ["Linear"] {
         return Err(group.unsupported("targets", "only [\"Linear\"] is"));
     }
@@ -149,6 +223,10 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
     };
     let (weights, inputs) = (member("weights")?, member("input_activations")?);
     for fields in [&weights, &inputs] {
+        fields.reject_unknown(TENSOR_FIELDS)?;
+        if fields.value("actorder").is_some_and(|order| *order != false) {
+            return Err(fields.unsupported("actorder", "only false is"));
+        }
         expect_text(fields, "type", &["float"])?;
         if fields.size("num_bits", 64)? != 8 {
             return Err(fields.unsupported("num_bits", "only 8 is"));
@@ -167,6 +245,12 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
         _ => return Err(weights.unsupported("strategy", "channel and block are")),
     };
     expect_text(&inputs, "strategy", &[input_strategy])?;
+    if inputs.value("group_size").is_some_and(|size| *size != BLOCK) {
+        return Err(inputs.unsupported("group_size", "only 128 is"));
+    }
+    if weights.value("group_size").is_some() {
+        return Err(weights.unsupported("group_size", "only weights without groups are"));
+    }
     let block = weights.value("block_structure");
     if scales == CheckpointScaleGranularity::Blocks
         && block != Some(&serde_json::json!([BLOCK, BLOCK]))

@@ -1,7 +1,8 @@
 //! Parser of the RoPE settings: `rope_parameters` (new form), or `rope_theta` and `rope_scaling` (old form).
 //!
 //! The scaling type may be written as `type` or as `rope_type` in both forms. Rejected are dynamic and
-//! longrope scaling, partial rotation, and parameters that differ between layer types.
+//! longrope scaling, partial rotation, parameters that differ between layer types, unknown parameters, and two
+//! spellings of one parameter with different values.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
@@ -64,15 +65,50 @@ pub enum RopeScaling {
 /// Base of the rotation frequencies if the configuration has none, as in transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
 
+/// Object with the RoPE settings in the new form.
+const NEW_FORM: &str = "rope_parameters";
+/// Object with the RoPE settings in the old form.
+const OLD_FORM: &str = "rope_scaling";
+/// Fields of `config.json` whose names begin with `rope_`.
+const ROPE_FIELDS: &[&str] = &[NEW_FORM, OLD_FORM, "rope_theta", "rope_interleave"];
+/// Fields of `rope_parameters` and `rope_scaling`.
+const PARAMETERS: &[&str] = &[
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "partial_rotary_factor",
+];
+/// Parameters that some files store at the top level of `config.json`.
+const TOP_LEVEL_PARAMETERS: &[&str] =
+    &["rope_theta", "original_max_position_embeddings", "partial_rotary_factor"];
+
 impl RopeConfig {
     pub(super) fn read(
         fields: &JsonFields,
         max_positions: usize,
     ) -> Result<Self, ModelConfigError> {
-        let new = fields.object("rope_parameters")?;
-        let old = fields.object("rope_scaling")?;
+        let unknown = |name: &&str| name.starts_with("rope_") && !ROPE_FIELDS.contains(name);
+        if let Some(name) = fields.names().find(unknown) {
+            let why = format!("the known fields are {}", ROPE_FIELDS.join(", "));
+            return Err(fields.unsupported(name, &why));
+        }
+        let new = fields.object(NEW_FORM)?;
+        let old = fields.object(OLD_FORM)?;
         let theta = fields.positive_or_none("rope_theta")?;
         reject_partial_rotary(fields)?;
+        if let (Some(new), Some(old)) = (&new, &old) {
+            reject_different_forms(new, old)?;
+        }
         let Some(map) = new.or(old) else {
             let theta = theta.unwrap_or(DEFAULT_THETA);
             return Ok(Self { theta, scaling: RopeScaling::Default });
@@ -81,6 +117,11 @@ impl RopeConfig {
             if map.value(nested).is_some() {
                 return Err(map.unsupported(nested, "all layers must have equal RoPE parameters"));
             }
+        }
+        map.reject_unknown(PARAMETERS)?;
+        map.reject_disagreement("rope_type", &map, "type")?;
+        for parameter in TOP_LEVEL_PARAMETERS {
+            map.reject_disagreement(parameter, fields, parameter)?;
         }
         let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(DEFAULT_THETA);
         reject_partial_rotary(&map)?;
@@ -144,6 +185,22 @@ impl RopeScaling {
     }
 }
 
+/// Rejects a configuration with both forms if a parameter differs between them.
+fn reject_different_forms(new: &JsonFields, old: &JsonFields) -> Result<(), ModelConfigError> {
+    for (spelling, old_spelling) in [("rope_type", "type"), ("type", "rope_type")] {
+        new.reject_disagreement(spelling, old, old_spelling)?;
+    }
+    for parameter in old.names().chain(new.names()) {
+        let is_type = parameter == "type" || parameter == "rope_type";
+        if !is_type && parameter != "rope_theta" && new.value(parameter).is_none() {
+            let detail = format!("is missing, but `{OLD_FORM}.{parameter}` is set");
+            return Err(new.contradiction(parameter, detail));
+        }
+        new.reject_disagreement(parameter, old, parameter)?;
+    }
+    Ok(())
+}
+
 fn reject_partial_rotary(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const FIELD: &str = "partial_rotary_factor";
     match fields.positive_or_none(FIELD)? {
@@ -153,7 +210,7 @@ fn reject_partial_rotary(fields: &JsonFields) -> Result<(), ModelConfigError> {
 }
 
 /// Reads `original_max_position_embeddings`, which some files store at the top level instead of in the RoPE
-/// object.
+/// object; `RopeConfig::read` rejects different values.
 fn original_positions(
     fields: &JsonFields,
     map: &JsonFields,

@@ -102,6 +102,122 @@ fn override_adds_missing_fields() {
 }
 
 #[test]
+fn override_reaches_nested_fields() {
+    let dir = tempfile::tempdir().unwrap();
+    let yarn =
+        json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768});
+    let quantization = json!({"quant_method": "fp8", "weight_block_size": [128, 128],
+        "unknown": 1});
+    let config = with(qwen3(), json!({"rope_scaling": yarn, "quantization_config": quantization}));
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let read =
+        |overrides: Value| ModelConfig::from_dir_with(dir.path(), overrides.as_object().unwrap());
+    let error = read(json!({})).unwrap_err().to_string();
+    assert!(error.contains("`quantization_config.unknown`"), "{error}");
+    let overrides = json!({"quantization_config.unknown": null, "rope_scaling": {"factor": 4.0}});
+    assert_eq!(read(overrides).unwrap().context_max(), 131_072);
+    let error = read(json!({"quantization_config": null, "rope_scaling.type": "linear"}));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("disagrees with `rope_scaling.type`"), "{error}");
+}
+
+#[test]
+fn different_spellings_must_agree() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5,
+        "original_max_position_embeddings": 32768});
+    for (changes, field, other) in [
+        (json!({"rope_scaling": yarn}), "rope_scaling.rope_theta", "rope_theta"),
+        (
+            json!({"rope_theta": 5e5, "rope_scaling": yarn,
+                "original_max_position_embeddings": 4096}),
+            "rope_scaling.original_max_position_embeddings",
+            "original_max_position_embeddings",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 4.0}}),
+            "rope_scaling.rope_type",
+            "rope_scaling.type",
+        ),
+        (
+            json!({"rope_theta": 5e5, "rope_parameters": yarn,
+                "rope_scaling": {"type": "yarn", "factor": 2.0}}),
+            "rope_parameters.factor",
+            "rope_scaling.factor",
+        ),
+        (
+            json!({"rope_theta": 5e5, "rope_parameters": yarn,
+                "rope_scaling": {"type": "linear", "factor": 4.0}}),
+            "rope_parameters.rope_type",
+            "rope_scaling.type",
+        ),
+        (json!({"dtype": "float16"}), "dtype", "torch_dtype"),
+    ] {
+        let error = parse(&with(qwen3(), changes)).unwrap_err().to_string();
+        let expected = format!("config.json: field `{field}`: ");
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.contains(&format!("disagrees with `{other}`")), "{error}");
+    }
+    let equal = json!({"rope_theta": 500_000, "rope_parameters": yarn, "rope_scaling": yarn,
+        "dtype": "bfloat16"});
+    assert_eq!(parse(&with(qwen3(), equal)).unwrap().rope.theta, 5e5);
+}
+
+#[test]
+fn unknown_rope_fields_are_rejected_by_name() {
+    for (changes, field) in [
+        (json!({"rope_ratio": 2.0}), "rope_ratio"),
+        (
+            json!({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}),
+            "rope_scaling.mrope_section",
+        ),
+        (
+            json!({"rope_theta": 1e6, "rope_parameters": {"rope_type": "yarn", "scale": 2.0}}),
+            "rope_parameters.scale",
+        ),
+    ] {
+        let error = parse(&with(qwen3(), changes)).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("config.json: field `{field}`: ")), "{error}");
+    }
+}
+
+#[test]
+fn unread_parts_of_compressed_tensors_are_rejected() {
+    let tensor = |strategy: &str, more: Value| {
+        let tensor = json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true,
+            "symmetric": true, "observer": null, "observer_kwargs": {}, "group_size": null});
+        with(tensor, more)
+    };
+    let config = |more: Value, weights: Value| {
+        let group = json!({"targets": ["Linear"], "weights": tensor("channel", weights),
+            "input_activations": tensor("token", json!({})), "output_activations": null});
+        let quantization = json!({"quant_method": "compressed-tensors", "version": "0.12",
+            "format": "float-quantized", "config_groups": {"group_0": group},
+            "quantization_status": "compressed", "kv_cache_scheme": null,
+            "sparsity_config": {}, "transform_config": {}, "ignore": ["lm_head"]});
+        parse(&with(qwen3(), json!({"quantization_config": with(quantization, more)})))
+    };
+    assert!(config(json!({}), json!({})).unwrap().quantization.is_some());
+    assert!(config(json!({"sparsity_config": {"format": "dense"}}), json!({})).is_ok());
+    for (more, weights, field) in [
+        (json!({"transform_config": {"config_groups": {}}}), json!({}), "transform_config"),
+        (
+            json!({"sparsity_config": {"format": "sparse-24-bitmask"}}),
+            json!({}),
+            "sparsity_config.format",
+        ),
+        (json!({"kv_cache_scheme": {"num_bits": 8}}), json!({}), "kv_cache_scheme"),
+        (json!({"sparsities": 1}), json!({}), "sparsities"),
+        (json!({}), json!({"actorder": "group"}), "config_groups.group_0.weights.actorder"),
+        (json!({}), json!({"group_size": 64}), "config_groups.group_0.weights.group_size"),
+        (json!({}), json!({"clip": 1}), "config_groups.group_0.weights.clip"),
+    ] {
+        let error = config(more, weights).unwrap_err().to_string();
+        let expected = format!("config.json: field `quantization_config.{field}`: ");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+}
+
+#[test]
 fn moe_layers_follow_step_and_list() {
     let moe = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8,

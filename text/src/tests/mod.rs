@@ -1,6 +1,7 @@
 //! Tests against the `tokenizers` crate and against expected renderings, with small tokenizers built here.
 
 mod chat;
+mod declared_tokens;
 mod output_parsers;
 mod tokenizer;
 mod windows;
