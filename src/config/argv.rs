@@ -1,7 +1,7 @@
 //! Rewrites a command line into the spelling that clap expects.
 //!
 //! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean flag X, and `-tp 2`
-//! becomes `--tensor-parallel-size 2`. Flags of other engines are removed or rejected. Flags of `--config
+//! becomes `--tensor-parallel-size 2`, and `--hf-overrides.X V` becomes `--hf-overrides={"X":V}`. Flags of other engines are removed or rejected. Flags of `--config
 //! FILE.toml` that the command line does not set are inserted before those of the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Command;
+use serde_json::{Map, Value};
 
 use super::compat_flags::{INERT_FLAGS, is_no_op_value, unsupported_reason};
 use super::{CommandLineError, file, rejected};
@@ -133,6 +134,10 @@ impl ServeFlagNames {
                 out.extend(words.by_ref().cloned());
                 break;
             }
+            if let Some(member) = overridden_member(word) {
+                out.push(config_override(member, &mut words)?);
+                continue;
+            }
             let word = self.rewrite_negation(&canonical_spelling(word));
             let Some(name) = word.strip_prefix("--") else {
                 out.push(word);
@@ -221,6 +226,33 @@ impl ServeFlagNames {
         }
         Ok(remaining)
     }
+}
+
+/// Returns what follows the dot in `--hf-overrides.MEMBER` or `--hf-overrides.MEMBER=VALUE`.
+fn overridden_member(word: &str) -> Option<&str> {
+    let prefixes = ["--hf-overrides.", "--hf_overrides."];
+    prefixes.iter().find_map(|prefix| word.strip_prefix(prefix))
+}
+
+/// Converts `MEMBER=VALUE`, or `MEMBER` and the next word, to `--hf-overrides={"MEMBER": VALUE}`. A value that
+/// is not JSON is a string.
+fn config_override<'a>(
+    member: &str,
+    words: &mut impl Iterator<Item = &'a String>,
+) -> Result<String, CommandLineError> {
+    let (member, value) = match member.split_once('=') {
+        Some((member, value)) => (member, Some(value)),
+        None => (member, words.next().map(String::as_str)),
+    };
+    let Some(value) = value else {
+        return rejected(format!("--hf-overrides.{member}: the value is missing"));
+    };
+    if member.split('.').any(str::is_empty) {
+        return rejected(format!("--hf-overrides.{member}: a name between the dots is empty"));
+    }
+    let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+    let overrides = Map::from_iter([(member.to_owned(), value)]);
+    Ok(format!("--hf-overrides={}", Value::Object(overrides)))
 }
 
 /// Converts the name in a word to kebab case, keeps the value, and applies `REWRITES` and `SWITCH_REWRITES`.

@@ -26,9 +26,10 @@ pub struct ModelArgs {
     /// MODEL before it
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
-    /// Values that override members of config.json
+    /// Values that override members of config.json; objects are merged, null removes a member. A name with dots
+    /// is a path, also as a flag: --hf-overrides.rope_scaling.factor 4
     #[arg(long, value_parser = json_object, value_name = "JSON")]
-    pub hf_overrides: Option<Map<String, Value>>,
+    hf_overrides: Vec<Map<String, Value>>,
     /// Data type of weights and activations; auto selects that of config.json
     #[arg(long, default_value = "auto")]
     pub dtype: DtypeArg,
@@ -47,6 +48,18 @@ pub struct ModelArgs {
     /// Download folder [default: the hub's cache folder]
     #[arg(long, value_name = "DIR")]
     pub download_dir: Option<std::path::PathBuf>,
+}
+
+impl ModelArgs {
+    /// Returns the overrides of `config.json` of all `--hf-overrides` flags. Of two flags that set the same
+    /// name, the later one is used.
+    pub fn config_overrides(&self) -> Map<String, Value> {
+        self.hf_overrides
+            .iter()
+            .flatten()
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    }
 }
 
 /// Data type of weights and activations.

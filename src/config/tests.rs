@@ -379,6 +379,26 @@ fn inert_flags_only_log_a_note() {
 }
 
 #[test]
+fn config_overrides_have_dotted_forms() {
+    let args = serve(
+        "--hf-overrides.rope_scaling.rope_type yarn --hf_overrides.rope_scaling.factor=4 \
+         --hf-overrides {\"vocab_size\":8} --hf-overrides.sliding_window null",
+    );
+    let expected = serde_json::json!({
+        "rope_scaling.rope_type": "yarn", "rope_scaling.factor": 4, "vocab_size": 8, "sliding_window": null
+    });
+    assert_eq!(Value::Object(args.model.config_overrides()), expected);
+    for (line, reason) in [
+        ("--hf-overrides.rope_theta", "the value is missing"),
+        ("--hf-overrides.rope_scaling. 1", "a name between the dots is empty"),
+        ("--hf-overrides.=1", "a name between the dots is empty"),
+    ] {
+        let error = run(line).unwrap_err().to_string();
+        assert!(error.contains(reason), "{line}: {error}");
+    }
+}
+
+#[test]
 fn command_line_overrides_config_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("serve.toml");
@@ -391,7 +411,7 @@ fn command_line_overrides_config_file() {
     assert_eq!((args.http.port, args.engine.max_num_seqs), (2, 3));
     assert_eq!(args.model.served_model_name, ["c"]);
     assert!(!args.engine.enable_prefix_caching);
-    assert_eq!(args.model.hf_overrides.unwrap()["rope_theta"], 1.0);
+    assert_eq!(args.model.config_overrides()["rope_theta"], 1.0);
 
     std::fs::write(&path, "served-model-name = [\"a\", \"b\"]").unwrap();
     let args = serve(&format!("--config {}", path.display()));

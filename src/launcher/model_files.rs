@@ -71,8 +71,7 @@ impl ModelFiles {
             Some(name) => fetch(name, HubFileSet::Tokenizer)?,
             None => dir.clone(),
         };
-        let overrides = model.hf_overrides.clone().unwrap_or_default();
-        let config = ModelConfig::from_dir_with(&dir, &overrides)?;
+        let config = ModelConfig::from_dir_with(&dir, &model.config_overrides())?;
         let source = settings::load_format(args);
         let draft = args.speculation.draft_model().map(|name| -> Result<_> {
             let synth = model.load_format == LoadFormatArg::Synth;
@@ -141,7 +140,7 @@ impl ModelFiles {
         let config = fs::read(&path).with_context(|| path.display().to_string())?;
         let mut hasher = DefaultHasher::new();
         hasher.write(&config);
-        hasher.write(serde_json::to_string(&model.hf_overrides)?.as_bytes());
+        hasher.write(serde_json::to_string(&model.config_overrides())?.as_bytes());
         hasher.write(format!("{:?} {:?}", self.source, self.dtype(model.dtype)).as_bytes());
         hasher.write_u64(weights.fingerprint());
         let hash = hasher.finish() as u32;
