@@ -122,6 +122,10 @@ listening:
     cargo build --release
     tests/conformance/listening.sh target/release/hadron
 
+# Run coding agents and agent frameworks (all, or AGENTS) against a puppet model; results: tests/conformance/agents/results.md.
+agents *AGENTS:
+    tests/conformance/agents/run.py --binary target/debug/hadron {{AGENTS}}
+
 # Run 10,000 schemathesis cases; commit the summary that it prints to tests/conformance/clients/results/.
 schemathesis:
     tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis

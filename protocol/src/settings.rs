@@ -120,11 +120,14 @@ pub enum DraftAcceptance {
     /// Accepts the draft tokens that equal the tokens sampled without drafts.
     #[default]
     Exact,
-    /// For benchmarks: accepts each draft token with this probability, in thousandths, regardless of the
-    /// model. The output is meaningless.
+    /// For benchmarks: accepts draft tokens with fixed probabilities, regardless of the model. The output is
+    /// meaningless.
     Synthetic {
-        /// Probability in thousandths.
+        /// Probability of the first draft token of a row in thousandths; values above 1000 are certain.
         per_mille: u16,
+        /// Thousandths by which the probability decreases from each draft token of a row to the next: 0 for a
+        /// constant rate, 1000 for a fixed mean number of accepted draft tokens.
+        decrease: u16,
     },
 }
 

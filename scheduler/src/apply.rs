@@ -8,7 +8,7 @@ use crate::publish::publish_full_blocks;
 use crate::request::Request;
 use crate::scheduling_state::{ReplicaTotals, ScheduledRow, SchedulingState};
 use crate::slab::SlabSlot;
-use crate::{FinishReason, RequestError, SchedulerLimits, TokenEvent};
+use crate::{FinishReason, RequestError, SchedulerLimits, TokenEvent, VerifiedDrafts};
 use kvcache::KvCache;
 use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
@@ -101,6 +101,7 @@ fn apply_row(
     event.tokens.extend(result.sampled_tokens[..committed].iter().copied());
     event.logprobs = take(&mut result.logprobs);
     event.prompt_logprobs = prompt_logprobs;
+    event.drafts = VerifiedDrafts { drafted: result.drafted, accepted: result.accepted };
     let is_finished = finish.is_some();
     if is_finished {
         event.finish_reason = finish;

@@ -53,5 +53,5 @@ pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};
 pub use submit::{RejectReason, RequestSubmission};
 pub use tick_timer::{TickPhase, TickTimer};
 pub use token_event::{
-    AbortCause, FinishReason, FirstAdmission, RequestError, StopReason, TokenEvent,
+    AbortCause, FinishReason, FirstAdmission, RequestError, StopReason, TokenEvent, VerifiedDrafts,
 };

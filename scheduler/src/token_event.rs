@@ -16,6 +16,8 @@ pub struct TokenEvent {
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
     /// Data about the first admission; only in the first event of a request.
     pub first_admission: Option<FirstAdmission>,
+    /// Draft tokens that the step of this event verified.
+    pub drafts: VerifiedDrafts,
     /// Number of times that the request has been preempted.
     pub preemptions: u32,
     /// Reason for which the request finished; set only in the last event.
@@ -29,6 +31,7 @@ impl TokenEvent {
         logprobs: ThinVec::new(),
         prompt_logprobs: ThinVec::new(),
         first_admission: None,
+        drafts: VerifiedDrafts { drafted: 0, accepted: 0 },
         preemptions: 0,
         finish_reason: None,
     };
@@ -37,6 +40,15 @@ impl TokenEvent {
     pub fn finished(request: RequestId, finish: FinishReason) -> Self {
         Self { request, finish_reason: Some(finish), ..Self::EMPTY }
     }
+}
+
+/// Draft tokens of one row that the model verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct VerifiedDrafts {
+    /// Number of draft tokens, accepted or rejected.
+    pub drafted: u8,
+    /// Number of accepted draft tokens.
+    pub accepted: u8,
 }
 
 /// Data about a request's first admission.

@@ -15,8 +15,14 @@ const EAGLE3: &str = "eagle3";
 /// Value of `rejection_sample_method`: draft tokens are verified, so outputs equal those without draft
 /// tokens.
 const STRICT: &str = "strict";
+/// vLLM's name of `STRICT`.
+const STANDARD: &str = "standard";
 /// Value of `rejection_sample_method`: draft tokens are accepted at random, for benchmarks.
 const SYNTHETIC: &str = "synthetic";
+/// Key with the probability that a draft token is accepted.
+const RATE: &str = "synthetic_acceptance_rate";
+/// Key with the mean number of tokens per step.
+const LENGTH: &str = "synthetic_acceptance_length";
 /// Maximum number of draft tokens per row of n-gram lookup and of a draft model.
 const DRAFT_TOKENS_MAX: u8 = 16;
 /// Maximum n-gram length of n-gram (prompt) lookup.
@@ -58,6 +64,7 @@ impl SpeculationArgs {
             model: None,
             rejection_sample_method: None,
             synthetic_acceptance_rate: None,
+            synthetic_acceptance_length: None,
         };
         (self.spec_method != "none").then(|| config.speculation())
     }
@@ -116,6 +123,7 @@ struct SpeculativeConfigJson {
     model: Option<String>,
     rejection_sample_method: Option<String>,
     synthetic_acceptance_rate: Option<f64>,
+    synthetic_acceptance_length: Option<f64>,
 }
 
 impl SpeculativeConfigJson {
@@ -134,32 +142,57 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// Returns how draft tokens are accepted: at random if a synthetic acceptance rate is given, else by
-    /// verification.
+    /// Returns how draft tokens are accepted: at random if a synthetic acceptance rate or length is given,
+    /// else by verification.
+    ///
+    /// A length counts the token that the model samples itself. As in vLLM, it is met with the smallest
+    /// variance: 3.78 accepts two draft tokens always, a third one with probability 0.78, and no others.
     fn acceptance(&self) -> DraftAcceptance {
-        let per_mille = |rate: f64| (rate * 1000.0).round() as u16;
-        self.synthetic_acceptance_rate.map_or(DraftAcceptance::Exact, |rate| {
-            DraftAcceptance::Synthetic { per_mille: per_mille(rate) }
-        })
+        let per_mille = |mean: f64| (mean * 1000.0).round() as u16;
+        match (self.synthetic_acceptance_rate, self.synthetic_acceptance_length) {
+            (Some(rate), _) => {
+                DraftAcceptance::Synthetic { per_mille: per_mille(rate), decrease: 0 }
+            }
+            (None, Some(length)) => {
+                DraftAcceptance::Synthetic { per_mille: per_mille(length - 1.0), decrease: 1000 }
+            }
+            (None, None) => DraftAcceptance::Exact,
+        }
     }
 
-    /// Rejects a synthetic acceptance rate without method `synthetic`, and this method without a rate.
+    /// Rejects synthetic acceptance rates and lengths without method `synthetic`, and this method without
+    /// exactly one of them.
     fn check_acceptance(&self) -> Result<(), String> {
-        match (self.rejection_sample_method.as_deref(), self.synthetic_acceptance_rate) {
-            (None | Some(STRICT), None) => Ok(()),
-            (Some(SYNTHETIC), Some(rate)) if (0.0..=1.0).contains(&rate) => Ok(()),
-            (Some(SYNTHETIC), Some(rate)) => {
-                Err(format!("synthetic_acceptance_rate {rate}: 0 to 1"))
+        let (rate, length) = (self.synthetic_acceptance_rate, self.synthetic_acceptance_length);
+        match self.rejection_sample_method.as_deref() {
+            None | Some(STRICT | STANDARD) => match (rate, length) {
+                (None, None) => Ok(()),
+                (Some(_), _) => Err(format!("{RATE}: needs rejection_sample_method {SYNTHETIC}")),
+                (None, Some(_)) => {
+                    Err(format!("{LENGTH}: needs rejection_sample_method {SYNTHETIC}"))
+                }
+            },
+            Some(SYNTHETIC) => self.check_synthetic_acceptance(),
+            Some(other) => {
+                Err(format!("rejection_sample_method {other}: {STANDARD}, {STRICT} or {SYNTHETIC}"))
             }
-            (Some(SYNTHETIC), None) => {
-                Err("rejection_sample_method synthetic needs synthetic_acceptance_rate".to_owned())
+        }
+    }
+
+    fn check_synthetic_acceptance(&self) -> Result<(), String> {
+        let longest = f64::from(self.num_speculative_tokens) + 1.0;
+        match (self.synthetic_acceptance_rate, self.synthetic_acceptance_length) {
+            (Some(rate), None) if (0.0..=1.0).contains(&rate) => Ok(()),
+            (Some(rate), None) => Err(format!("{RATE} {rate}: 0 to 1")),
+            (None, Some(length)) if (1.0..=longest).contains(&length) => Ok(()),
+            (None, Some(length)) => Err(format!(
+                "{LENGTH} {length}: 1 to {longest} for {} draft tokens",
+                self.num_speculative_tokens
+            )),
+            (None, None) => {
+                Err(format!("rejection_sample_method {SYNTHETIC} needs {RATE} or {LENGTH}"))
             }
-            (None | Some(STRICT), Some(_)) => {
-                Err("synthetic_acceptance_rate: needs rejection_sample_method synthetic".to_owned())
-            }
-            (Some(other), _) => {
-                Err(format!("rejection_sample_method {other}: {STRICT} or {SYNTHETIC}"))
-            }
+            (Some(_), Some(_)) => Err(format!("{RATE} excludes {LENGTH}")),
         }
     }
 
@@ -286,7 +319,10 @@ mod tests {
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
         assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
         let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
-        let synthetic = DraftAcceptance::Synthetic { per_mille: 850 };
+        let synthetic = DraftAcceptance::Synthetic { per_mille: 850, decrease: 0 };
+        assert_eq!(args(Some(&keys), "none", None).speculation(), mtp_config(3, synthetic));
+        let keys = keys.replace("rate\": 0.85", "length\": 2.78");
+        let synthetic = DraftAcceptance::Synthetic { per_mille: 1780, decrease: 1000 };
         assert_eq!(args(Some(&keys), "none", None).speculation(), mtp_config(3, synthetic));
     }
 
@@ -297,8 +333,8 @@ mod tests {
             (r#"{"method": "ngram"}"#, "num_speculative_tokens"),
             (r#"{"method": "eagle", "num_speculative_tokens": 1}"#, "method eagle: supported"),
             (
-                r#"{"method": "mtp", "num_speculative_tokens": 5}"#,
-                "num_speculative_tokens 5: 1 to 4",
+                r#"{"method": "mtp", "num_speculative_tokens": 17}"#,
+                "num_speculative_tokens 17: 1 to 16",
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 5}"#,
@@ -307,8 +343,8 @@ mod tests {
             (r#"{"method": "draft_model", "num_speculative_tokens": 1}"#, "eagle3 only"),
             (r#"{"method": "eagle3", "num_speculative_tokens": 1}"#, "eagle3 only"),
             (
-                r#"{"method": "eagle3", "num_speculative_tokens": 5, "model": "m"}"#,
-                "num_speculative_tokens 5: 1 to 4 for eagle3",
+                r#"{"method": "eagle3", "num_speculative_tokens": 17, "model": "m"}"#,
+                "num_speculative_tokens 17: 1 to 16 for eagle3",
             ),
             (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens 0"),
             (r#"{"method": "ngram", "num_speculative_tokens": 17}"#, "num_speculative_tokens 17"),
@@ -324,11 +360,20 @@ mod tests {
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic"}"#,
-                "needs synthetic_acceptance_rate",
+                "needs synthetic_acceptance_rate or synthetic_acceptance_length",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_length": 3.5}"#,
+                "synthetic_acceptance_length 3.5: 1 to 3 for 2 draft tokens",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 2, "synthetic_acceptance_length": 2}"#,
+                "synthetic_acceptance_length: needs rejection_sample_method synthetic",
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "typical"}"#,
-                "rejection_sample_method typical: strict or synthetic",
+                "rejection_sample_method typical: standard, strict or synthetic",
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "synthetic_acceptance_rate": 0.5}"#,
@@ -352,7 +397,7 @@ mod tests {
             (args(None, "draft_model", Some(1)), "use --speculative-config"),
             (args(None, "eagle3", Some(1)), "--spec-method eagle3: use --speculative-config"),
             (args(None, "ngram", Some(40)), "--spec-tokens 40"),
-            (args(None, "mtp", Some(5)), "--spec-tokens 5: 1 to 4 for mtp"),
+            (args(None, "mtp", Some(17)), "--spec-tokens 17: 1 to 16 for mtp"),
         ] {
             let error = args.check().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -140,11 +140,18 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
     }
 }
 
-/// Returns the rate at which draft tokens are accepted at random; `None` = draft tokens are verified.
+/// Returns the share of draft tokens that are accepted at random; `None` = draft tokens are verified.
 pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
-    match args.speculation.speculation()?.acceptance {
+    let config = args.speculation.speculation()?;
+    match config.acceptance {
         DraftAcceptance::Exact => None,
-        DraftAcceptance::Synthetic { per_mille } => Some(f64::from(per_mille) / 1000.0),
+        DraftAcceptance::Synthetic { per_mille, decrease: 0 } => {
+            Some(f64::from(per_mille) / 1000.0)
+        }
+        // The mean number of accepted draft tokens of a step.
+        DraftAcceptance::Synthetic { per_mille, .. } => {
+            Some(f64::from(per_mille) / 1000.0 / f64::from(config.draft_tokens))
+        }
     }
 }
 
@@ -400,12 +407,7 @@ pub fn executor(
     let settings = ExecutorSettings {
         model_dir: files.dir.clone(),
         draft_model_dir: files.draft.as_ref().map(|(dir, _)| dir.clone()),
-        config_overrides: args
-            .model
-            .hf_overrides
-            .as_ref()
-            .map(serde_json::to_string)
-            .transpose()?,
+        config_overrides: Some(serde_json::to_string(&args.model.config_overrides())?),
         synth_seed: match files.source {
             models::LoadFormat::Synth { seed } => Some(seed),
             models::LoadFormat::Safetensors => None,

@@ -114,6 +114,8 @@ pub(crate) fn runs_on_device(config: Option<SpeculativeConfig>) -> bool {
 pub(crate) fn verification(config: Option<SpeculativeConfig>) -> DraftVerification {
     config.map_or(DraftVerification::NoDrafts, |config| match config.acceptance {
         DraftAcceptance::Exact => DraftVerification::MatchSampled,
-        DraftAcceptance::Synthetic { per_mille } => DraftVerification::Synthetic { per_mille },
+        DraftAcceptance::Synthetic { per_mille, decrease } => {
+            DraftVerification::Synthetic { per_mille, decrease }
+        }
     })
 }

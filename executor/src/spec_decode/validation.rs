@@ -4,7 +4,7 @@ use models::ModelConfig;
 use protocol::{SpeculativeConfig, SpeculativeMethod};
 
 /// Maximum number of draft tokens per row of an MTP module or EAGLE-3 layer.
-pub const MTP_DRAFTS_MAX: u8 = 4;
+pub const MTP_DRAFTS_MAX: u8 = 16;
 
 /// Maximum number of draft tokens per row of a draft model.
 pub const MODEL_DRAFTS_MAX: u8 = 16;

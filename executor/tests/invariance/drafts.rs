@@ -178,7 +178,7 @@ fn error_after_accepted_drafts_loses_no_token() {
 fn synthetic_acceptance_rate_is_met() {
     let chance = |mut config: ExecutorConfig, per_mille| {
         let how = config.settings.speculative.as_mut().unwrap();
-        how.acceptance = DraftAcceptance::Synthetic { per_mille };
+        how.acceptance = DraftAcceptance::Synthetic { per_mille, decrease: 0 };
         let mut harness = SchedulerHarness::with(config);
         let mut found = [0; 2];
         for id in 0..6 {
@@ -198,4 +198,23 @@ fn synthetic_acceptance_rate_is_met() {
     assert!((0.5..0.7).contains(&share), "{accepted} of {drafted}");
     // With several ranks, the harness checks that the outputs of all ranks are equal.
     assert_eq!(chance(shared(layer(), 2, false), 600), [drafted, accepted]);
+}
+
+/// A synthetic acceptance length of 2.6 with four draft tokens accepts the first draft token always, the second
+/// with probability 0.6, and no further one.
+#[test]
+fn synthetic_acceptance_length_is_met() {
+    let mut config = mtp_drafting(ModelDtype::Float32, 4);
+    let speculative = config.settings.speculative.as_mut().unwrap();
+    speculative.acceptance = DraftAcceptance::Synthetic { per_mille: 1600, decrease: 1000 };
+    let mut harness = SchedulerHarness::with(config);
+    let (mut drafted, mut accepted) = (0, 0);
+    for id in 0..6 {
+        let mut request = request(id, &rules()[0], 1);
+        harness.finish(&mut request, PROMPT, PROMPT + 120);
+        (drafted, accepted) = (drafted + request.drafted, accepted + request.accepted);
+        harness.free(request.table);
+    }
+    let per_step = 4.0 * accepted as f64 / drafted as f64;
+    assert!((1.45..1.75).contains(&per_step), "{accepted} of {drafted}");
 }

@@ -15,8 +15,8 @@
 //                       It reads logits again only if filters, ranks or top ids need it, and then only chunks
 //                       with a logit above the limit.
 // sample_verify_drafts accepts or rejects draft tokens: a draft is accepted if it equals the sampled token
-//                      (per_mille < 0), or at random with probability per_mille / 1000. Logits rows after a
-//                      rejected draft are void; the last valid token becomes the newest token of the sequence
+//                      (per_mille < 0), or at random: draft i of a row with the probability
+//                      (per_mille - i * per_mille_decrease) / 1000. Logits rows after a rejected draft are void; the last valid token becomes the newest token of the sequence
 //                      slot. The logits rows of a row are consecutive, possibly across several launches.
 //                      Grid: blocks of 256 over logits rows.
 // positions i32 [tokens] are those of the step's tokens; a sampled token is at the next position.
@@ -166,7 +166,7 @@ EXPORT(sample_pick)
 
 KERNEL(256)
 sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* slot_params,
-                     u32 logits_rows, u32 history_len, i32 per_mille) {
+                     u32 logits_rows, u32 history_len, i32 per_mille, i32 per_mille_decrease) {
     grid_wait();
     grid_launch_dependents();
     const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->logits_rows;
@@ -188,7 +188,10 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
         if (accepted) {
             const i32 draft = ids[staged_rows[q].token + 1];
             if (per_mille < 0) accepted = draft == output.token;
-            else accepted = mul_rounded(uniform(philox(params.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
+            else {
+                const i32 chance = per_mille - per_mille_decrease * staged_rows[q].draft_index;
+                accepted = mul_rounded(uniform(philox(params.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)chance;
+            }
             if (accepted) {
                 output.token = draft;
                 output.status = SAMPLE_DRAFT_ACCEPTED;

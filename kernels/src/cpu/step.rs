@@ -379,8 +379,9 @@ fn update_latest_token(
         let accepted = match prepared.verification {
             DraftVerification::NoDrafts => false,
             DraftVerification::MatchSampled => draft == output.token,
-            DraftVerification::Synthetic { per_mille } => {
-                acceptance_noise(params.key, position as u32) * 1000.0 < f32::from(per_mille)
+            DraftVerification::Synthetic { per_mille, decrease } => {
+                let chance = i32::from(per_mille) - i32::from(decrease) * row.draft_index;
+                acceptance_noise(params.key, position as u32) * 1000.0 < chance as f32
             }
         };
         if accepted {

@@ -148,10 +148,12 @@ impl GpuBackend {
         seq_slots: &mut SequenceSlotArrays<'_>,
         outputs: &mut SamplerOutputArrays<'_>,
     ) -> Result<(), DeviceError> {
-        let per_mille = match step.prepared.verification {
+        let (per_mille, decrease) = match step.prepared.verification {
             DraftVerification::NoDrafts => return Ok(()),
-            DraftVerification::MatchSampled => -1,
-            DraftVerification::Synthetic { per_mille } => i32::from(per_mille),
+            DraftVerification::MatchSampled => (-1, 0),
+            DraftVerification::Synthetic { per_mille, decrease } => {
+                (i32::from(per_mille), u32::from(decrease))
+            }
         };
         let kernel = self.kernel(&SAMPLE, "sample_verify_drafts", &[])?;
         let grid = [(logits_rows as u32).div_ceil(VERIFY_THREADS).max(1), 1, 1];
@@ -166,7 +168,8 @@ impl GpuBackend {
             .arg(seq_slots.params.as_ref())
             .u32(logits_rows as u32)
             .u32(seq_slots.history.cols() as u32)
-            .u32(per_mille.cast_unsigned());
+            .u32(per_mille.cast_unsigned())
+            .u32(decrease);
         // SAFETY: the outputs have a row per logits row; the host checked the staged indices, and draft
         // tokens follow tokens of the step.
         unsafe { launch.launch(self, s) }

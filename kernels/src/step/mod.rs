@@ -329,10 +329,12 @@ pub enum DraftVerification {
     NoDrafts,
     /// A draft token is accepted if it equals the sampled token.
     MatchSampled,
-    /// Draft tokens are accepted at random at a fixed rate, for benchmarks.
+    /// Draft tokens are accepted at random with fixed probabilities, for benchmarks.
     Synthetic {
-        /// Acceptance rate in per mille.
+        /// Probability of the first draft token of a row in thousandths; values above 1000 are certain.
         per_mille: u16,
+        /// Thousandths by which the probability decreases from each draft token of a row to the next.
+        decrease: u16,
     },
 }
 

@@ -589,9 +589,11 @@ fn non_finite_and_masked_rows_fail_alone() {
 /// Verifies draft tokens in one launch, and with a request's logits rows split over two launches.
 #[test]
 fn draft_verification_matches_the_cpu() {
-    for (seed, verification) in
-        [(1, DraftVerification::MatchSampled), (2, DraftVerification::Synthetic { per_mille: 700 })]
-    {
+    for (seed, verification) in [
+        (1, DraftVerification::MatchSampled),
+        (2, DraftVerification::Synthetic { per_mille: 700, decrease: 0 }),
+        (3, DraftVerification::Synthetic { per_mille: 1600, decrease: 1000 }),
+    ] {
         let mut numbers = RandomNumbers::fresh(seed);
         let mut case = SampleCase { verification, ..SampleCase::new(2051, 2) };
         for r in 0..24 {

@@ -247,7 +247,7 @@ fn executor_settings_bytes() {
         speculative: Some(SpeculativeConfig {
             draft_tokens: 3,
             method: SpeculativeMethod::Ngram { lookup_min: 2, lookup_max: 5 },
-            acceptance: DraftAcceptance::Synthetic { per_mille: 700 },
+            acceptance: DraftAcceptance::Synthetic { per_mille: 700, decrease: 0 },
         }),
         max_logprobs: 20,
         profile_dir: None,
@@ -262,11 +262,11 @@ fn executor_settings_bytes() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0d000100020000000000000071000000ae10feb2
+            4844524e0d000100020000000000000072000000fc964f5c
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
-            67930381a54e6772616d92020581a953796e74686574696391cd02bc14c00201
-            930201c30291929092cd012c00a22f78c3"#]],
+            67930381a54e6772616d92020581a953796e74686574696392cd02bc0014c002
+            01930201c30291929092cd012c00a22f78c3"#]],
     );
 }
 

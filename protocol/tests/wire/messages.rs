@@ -300,7 +300,10 @@ pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
                         _ => SpeculativeMethod::Mtp,
                     },
                     acceptance: match n % 3 {
-                        0 => DraftAcceptance::Synthetic { per_mille: (n >> 4) as u16 },
+                        0 => DraftAcceptance::Synthetic {
+                            per_mille: (n >> 4) as u16,
+                            decrease: (n >> 8) as u16,
+                        },
                         _ => DraftAcceptance::Exact,
                     },
                 }),

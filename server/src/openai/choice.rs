@@ -106,6 +106,10 @@ pub(crate) struct ChoiceState {
     pub tokens: u32,
     /// Number of reasoning tokens generated so far.
     pub reasoning_tokens: u32,
+    /// Number of draft tokens that were verified so far, accepted or rejected.
+    pub draft_tokens: u32,
+    /// Number of accepted draft tokens so far.
+    pub accepted_draft_tokens: u32,
     /// Number of prompt tokens found in the prefix cache; `None` until this is known.
     pub cached_tokens: Option<u32>,
     /// Log-probabilities of the prompt tokens received so far.
@@ -129,6 +133,8 @@ impl ChoiceState {
             parser,
             tokens: 0,
             reasoning_tokens: 0,
+            draft_tokens: 0,
+            accepted_draft_tokens: 0,
             cached_tokens: None,
             prompt_logprobs: Vec::new(),
             ended: false,
@@ -161,6 +167,8 @@ impl ChoiceState {
         let with_text = self.tokens_with_text(&event);
         self.cached_tokens =
             self.cached_tokens.or(event.first_admission.map(|run| run.cached_tokens));
+        self.draft_tokens += u32::from(event.drafts.drafted);
+        self.accepted_draft_tokens += u32::from(event.drafts.accepted);
         self.prompt_logprobs.extend(event.prompt_logprobs);
         let mut logprobs = event.logprobs.into_iter();
         for (i, &token) in event.tokens.iter().enumerate() {

@@ -209,6 +209,9 @@ impl RequestGeneration {
     pub(crate) fn usage(&self) -> UsageInfo {
         let mut usage = UsageInfo { details: self.prompts.details, ..UsageInfo::default() };
         usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
+        usage.draft_tokens = self.choices.iter().map(|c| u64::from(c.draft_tokens)).sum();
+        usage.accepted_draft_tokens =
+            self.choices.iter().map(|c| u64::from(c.accepted_draft_tokens)).sum();
         if self.choices.iter().any(ChoiceState::parses_reasoning) {
             let tokens = self.choices.iter().map(|c| u64::from(c.reasoning_tokens)).sum();
             usage.reasoning_tokens = Some(tokens);

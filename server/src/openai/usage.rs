@@ -18,6 +18,10 @@ pub(crate) struct UsageInfo {
     pub details: bool,
     /// Number of reasoning tokens; `None` without a reasoning parser.
     pub reasoning_tokens: Option<u64>,
+    /// Number of draft tokens that speculative decoding verified, accepted or rejected; 0 without drafts.
+    pub draft_tokens: u64,
+    /// Number of accepted draft tokens.
+    pub accepted_draft_tokens: u64,
 }
 
 impl UsageInfo {
@@ -40,10 +44,26 @@ impl UsageInfo {
                  \"created_cache_tokens\":{created_cache_tokens}}}"
             );
         }
+        self.write_completion_details(out);
+        out.put_u8(b'}');
+    }
+
+    /// Appends `completion_tokens_details` if the output has reasoning tokens or draft tokens to report.
+    fn write_completion_details(&self, out: &mut BytesMut) {
+        let has_drafts = self.draft_tokens > 0;
+        if self.reasoning_tokens.is_none() && !has_drafts {
+            return;
+        }
+        out.put_slice(b",\"completion_tokens_details\":{");
         if let Some(tokens) = self.reasoning_tokens {
+            let _ = write!(out.writer(), "\"reasoning_tokens\":{tokens}");
+        }
+        if has_drafts {
+            let separator = if self.reasoning_tokens.is_some() { "," } else { "" };
+            let (drafted, accepted) = (self.draft_tokens, self.accepted_draft_tokens);
             let _ = write!(
                 out.writer(),
-                ",\"completion_tokens_details\":{{\"reasoning_tokens\":{tokens}}}"
+                "{separator}\"draft_tokens\":{drafted},\"accepted_draft_tokens\":{accepted}"
             );
         }
         out.put_u8(b'}');

@@ -114,6 +114,27 @@ fn spec_decode_changes_no_output() {
 }
 
 #[test]
+fn usage_counts_draft_tokens() {
+    let details = |at, which| {
+        let body = body(which, &json!({"temperature": 0}));
+        let mut usage = post(at, "/v1/completions", &body).json()["usage"].take();
+        usage["completion_tokens_details"].take()
+    };
+    let plain = start(&[]);
+    assert_eq!(details(plain.address, 0), Value::Null);
+    drop(plain);
+    let drafting = start(&["--speculative-config", CONFIG]);
+    let mut sums = (0.0, 0.0);
+    for which in 0..3 {
+        let details = details(drafting.address, which);
+        let count = |name: &str| details[name].as_f64().unwrap();
+        assert!(count("accepted_draft_tokens") <= count("draft_tokens"), "{details}");
+        sums = (sums.0 + count("draft_tokens"), sums.1 + count("accepted_draft_tokens"));
+    }
+    assert_eq!(sums, spec_decode_counts(drafting.address));
+}
+
+#[test]
 fn spec_decode_changes_no_output_under_preemption() {
     let bodies: Vec<Value> = (0..).zip(rules()).map(|(which, rule)| body(which, &rule)).collect();
     let plain = start(&[]);
@@ -397,7 +418,7 @@ fn mismatched_eagle3_config_is_rejected_by_field() {
         assert!(text.contains("--speculative-config"), "{text}");
     };
     let by = |drafts| move |layer: &str| eagle3(layer, drafts);
-    rejected(json!({}), &by(5), "num_speculative_tokens 5: 1 to 4 for eagle3");
+    rejected(json!({}), &by(17), "num_speculative_tokens 17: 1 to 16 for eagle3");
     rejected(json!({"vocab_size": 300}), &by(2), "field `vocab_size`");
     rejected(
         json!({"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
