@@ -157,6 +157,9 @@ pub struct AppState {
     /// Lock that allows one listing of cached blocks (`/debug/kv`) at a time.
     pub kv_listing: Mutex<()>,
     serving: OnceLock<Arc<ServingContext>>,
+    /// Whether the chat template shows system messages in the middle of a conversation; determined at the
+    /// first request that has one.
+    shows_inline_system: OnceLock<bool>,
     /// Number of requests that were rejected before `serving` was set; they are added to the metrics once
     /// these exist.
     rejected_at_startup: AtomicU64,
@@ -167,6 +170,7 @@ impl AppState {
     pub fn new(options: ServerOptions, health: Arc<HealthState>) -> Self {
         let (text_pool, id_generator) = (TextPool::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
+        let shows_inline_system = OnceLock::new();
         let responses = ResponseStore::default();
         let rejected_at_startup = AtomicU64::new(0);
         let kv_listing = Mutex::default();
@@ -179,6 +183,7 @@ impl AppState {
             responses,
             kv_listing,
             serving,
+            shows_inline_system,
             rejected_at_startup,
         }
     }
@@ -215,6 +220,14 @@ impl AppState {
     /// Creates the 503 error for requests that arrive before the model is loaded.
     pub fn starting(&self) -> ApiError {
         ApiError::unavailable("starting", self.options.starting, 10)
+    }
+
+    /// Whether the model's chat template shows system messages in the middle of a conversation.
+    pub fn shows_inline_system(&self, serving: &ServingContext) -> bool {
+        let template = serving.template.as_ref();
+        *self
+            .shows_inline_system
+            .get_or_init(|| template.is_some_and(ChatTemplate::shows_inline_system))
     }
 
     /// Returns the serving context for a new request.

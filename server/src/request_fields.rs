@@ -17,6 +17,8 @@ pub struct RequestFields {
     pairs: Vec<(String, JsonValue)>,
     /// Fields looked up so far; `None` if lookups are not recorded.
     lookups: Option<Vec<FieldLookup>>,
+    /// Paths of accepted values that have no effect on the reply.
+    without_effect: Vec<String>,
 }
 
 /// Record that a field was looked up; the OpenAPI document is generated from these records.
@@ -66,7 +68,7 @@ impl RequestFields {
     /// Creates the fields from `pairs` and drops those whose value is null.
     fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
         pairs.retain(|(_, value)| *value != JsonValue::Null);
-        Self { path, pairs, lookups: None }
+        Self { path, pairs, lookups: None, without_effect: Vec::new() }
     }
 
     /// Returns the fields of a request body, which must be an object.
@@ -94,6 +96,27 @@ impl RequestFields {
             "" => name.to_owned(),
             path => format!("{path}.{name}"),
         }
+    }
+
+    /// Returns the path of the object itself; empty for a request body.
+    pub fn own_path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether the field `name` is present and was not taken yet.
+    pub fn contains(&self, name: &str) -> bool {
+        self.pairs.iter().any(|(key, _)| key == name)
+    }
+
+    /// Records that the value at `path` is accepted but has no effect on the reply. The path must be printable
+    /// ASCII.
+    pub fn accept_without_effect(&mut self, path: String) {
+        self.without_effect.push(path);
+    }
+
+    /// Returns the paths of accepted values that have no effect on the reply.
+    pub fn without_effect(&self) -> &[String] {
+        &self.without_effect
     }
 
     /// Records all further lookups of fields.

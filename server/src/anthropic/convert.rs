@@ -1,18 +1,30 @@
 //! Converts the messages of an Anthropic Messages request to messages of a chat template.
 
+use super::content_blocks::{
+    block_text, block_texts, system_block_text, system_text, too_many_blocks, unsupported_block,
+};
+use super::system_turns::{place_system_turns, push_user};
 use crate::api_error::ApiError;
-use crate::openai::chat::messages::{PARTS_MAX, text_of};
+use crate::openai::chat::messages::{self, PARTS_MAX};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
-
-/// Types of the content blocks that contain plain text.
-const TEXT_BLOCKS: &[&str] = &["text"];
 
 /// Converts messages one after the other, and collects the resulting template messages.
 #[derive(Default)]
 pub(super) struct AnthropicMessageConverter {
     messages: Vec<Value>,
+    /// Reasoning effort that the last system message with an effort sets.
+    effort: Option<String>,
+    /// Paths of accepted values that have no effect.
+    without_effect: Vec<String>,
+}
+
+/// Conversation for a chat template, and what its messages set for the whole request.
+pub(super) struct ConvertedConversation {
+    pub(super) messages: Vec<Value>,
+    pub(super) effort: Option<String>,
+    pub(super) without_effect: Vec<String>,
 }
 
 /// Content blocks of one message, grouped by kind.
@@ -32,21 +44,35 @@ impl GroupedContentBlocks {
 impl AnthropicMessageConverter {
     /// Adds the system prompt, which is a string or a list of text blocks.
     pub(super) fn system(&mut self, path: &str, value: JsonValue) -> Result<(), ApiError> {
-        let text = text_of(path, value, TEXT_BLOCKS)?;
-        self.messages.push(json!({"role": "system", "content": text}));
+        if let Some(text) = system_text(path, value)? {
+            self.messages.push(json!({"role": "system", "content": text}));
+        }
         Ok(())
     }
 
-    /// Converts one message and appends the resulting template messages.
-    pub(super) fn message(&mut self, path: String, value: JsonValue) -> Result<(), ApiError> {
-        let mut fields = RequestFields::of(path, value)?;
-        let role_path = fields.path("role");
-        let role = match fields.string("role", 64)?.as_deref() {
-            Some("user") => "user",
-            Some("assistant") => "assistant",
-            Some(_) => return Err(ApiError::invalid(role_path, "must be user or assistant")),
-            None => return Err(ApiError::invalid(role_path, "is missing")),
-        };
+    /// Converts all messages and appends the resulting template messages.
+    pub(super) fn messages(&mut self, list: Vec<JsonValue>) -> Result<(), ApiError> {
+        let last_user = list.iter().rposition(is_user_message);
+        for (index, value) in list.into_iter().enumerate() {
+            let mut fields = RequestFields::of(format!("messages[{index}]"), value)?;
+            let role_path = fields.path("role");
+            match fields.string("role", 64)?.as_deref() {
+                Some("user") => self.message("user", &mut fields)?,
+                Some("assistant") => self.message("assistant", &mut fields)?,
+                Some("system") => {
+                    self.system_turn(&mut fields, last_user.is_some_and(|last| last > index))?;
+                }
+                Some(_) => {
+                    return Err(ApiError::invalid(role_path, "must be user, assistant or system"));
+                }
+                None => return Err(ApiError::invalid(role_path, "is missing")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Converts one message of the user or the assistant.
+    fn message(&mut self, role: &str, fields: &mut RequestFields) -> Result<(), ApiError> {
         let path = fields.path("content");
         let (mut parts, before) = (GroupedContentBlocks::default(), self.messages.len());
         match fields.take("content") {
@@ -54,17 +80,11 @@ impl AnthropicMessageConverter {
             Some(JsonValue::Str(text)) => parts.texts.push(text),
             Some(JsonValue::List(blocks)) if blocks.len() <= PARTS_MAX => {
                 for (index, block) in blocks.into_iter().enumerate() {
-                    self.block(
-                        role,
-                        RequestFields::of(format!("{path}[{index}]"), block)?,
-                        &mut parts,
-                    )?;
+                    let block = RequestFields::of(format!("{path}[{index}]"), block)?;
+                    self.block(role, block, &mut parts)?;
                 }
             }
-            Some(JsonValue::List(blocks)) => {
-                let message = format!("at most {PARTS_MAX} blocks, got {}", blocks.len());
-                return Err(ApiError::invalid(path, message));
-            }
+            Some(JsonValue::List(blocks)) => return Err(too_many_blocks(&path, blocks.len())),
             Some(other) => return Err(wrong_type(path, "a string or a list of blocks", &other)),
         }
         // A message that consists of tool results only has already been converted to one template message per
@@ -72,6 +92,68 @@ impl AnthropicMessageConverter {
         if !parts.is_empty() || self.messages.len() == before {
             self.push(role, parts);
         }
+        Ok(())
+    }
+
+    /// Converts a system message within the conversation. `is_followed` says whether a user message follows.
+    fn system_turn(
+        &mut self,
+        fields: &mut RequestFields,
+        is_followed: bool,
+    ) -> Result<(), ApiError> {
+        let path = fields.path("clear_at");
+        let is_cleared = match fields.string("clear_at", 64)?.as_deref() {
+            None | Some("never") => false,
+            Some("next_user_message") => is_followed,
+            Some(_) => return Err(ApiError::invalid(path, "must be never or next_user_message")),
+        };
+        let config = fields.take("output_config");
+        let (path, has_config) = (fields.path("output_config"), config.is_some());
+        if let Some(config) = config {
+            let mut config = RequestFields::of(path, config)?;
+            self.effort = messages::effort(&mut config, "effort")?.or(self.effort.take());
+        }
+        let path = fields.path("content");
+        let text = match fields.take("content") {
+            None if has_config => None,
+            None => return Err(ApiError::invalid(path, "is missing")),
+            Some(JsonValue::List(blocks)) => self.system_blocks(&path, blocks)?,
+            Some(content) => system_text(&path, content)?,
+        };
+        if let Some(text) = text.filter(|text| !text.is_empty() && !is_cleared) {
+            self.messages.push(json!({"role": "system", "content": text}));
+        }
+        Ok(())
+    }
+
+    /// Parses the blocks of a system message; `None` if none of them has a text.
+    fn system_blocks(
+        &mut self,
+        path: &str,
+        blocks: Vec<JsonValue>,
+    ) -> Result<Option<String>, ApiError> {
+        if blocks.len() > PARTS_MAX {
+            return Err(too_many_blocks(path, blocks.len()));
+        }
+        let mut texts = Vec::with_capacity(blocks.len());
+        for (index, block) in blocks.into_iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            if string_member(&block, "type") == Some("tool_addition") {
+                self.tool_addition(RequestFields::of(path, block)?)?;
+            } else {
+                texts.extend(system_block_text(path, block)?);
+            }
+        }
+        Ok((!texts.is_empty()).then(|| texts.join("\n")))
+    }
+
+    /// Accepts a block that offers a tool which is in `tools`: it is offered from the beginning.
+    fn tool_addition(&mut self, mut block: RequestFields) -> Result<(), ApiError> {
+        let tool = block.required("tool")?;
+        if string_member(&tool, "type") != Some("tool_reference") {
+            return Err(unsupported_block(&block, "tools can be defined in tools only"));
+        }
+        self.without_effect.push(block.own_path().to_owned());
         Ok(())
     }
 
@@ -85,11 +167,10 @@ impl AnthropicMessageConverter {
         let path = block.path("type");
         let kind = block.string("type", 64)?;
         match (kind.as_deref(), role) {
-            (Some("text"), _) => parts.texts.push(block.required_string("text")?),
             (Some("thinking"), "assistant") => {
                 parts.reasoning.push(block.required_string("thinking")?);
             }
-            (Some("redacted_thinking"), "assistant") => {}
+            (Some("redacted_thinking" | "fallback"), "assistant") => {}
             (Some("tool_use"), "assistant") => parts.calls.push(tool_use(&mut block)?),
             (Some("tool_result"), "user") => {
                 if !parts.is_empty() {
@@ -97,9 +178,13 @@ impl AnthropicMessageConverter {
                 }
                 self.messages.push(tool_result(&mut block)?);
             }
-            (Some(_), _) => {
-                let message = "content blocks of this type are not supported";
-                return Err(ApiError::bad_request("unsupported_content", path, message));
+            (Some(kind @ "text"), _) => parts.texts.push(block_text(kind, &mut block)?),
+            (Some(kind @ ("document" | "image" | "search_result")), "user") => {
+                parts.texts.push(block_text(kind, &mut block)?);
+            }
+            (Some(kind), _) => {
+                let message = format!("content blocks of type {kind:?} are not supported here");
+                return Err(unsupported_block(&block, &message));
             }
             (None, _) => return Err(ApiError::invalid(path, "is missing")),
         }
@@ -109,6 +194,9 @@ impl AnthropicMessageConverter {
     /// Appends one template message that contains `parts`.
     fn push(&mut self, role: &str, parts: GroupedContentBlocks) {
         let GroupedContentBlocks { texts, reasoning, calls } = parts;
+        if role == "user" {
+            return push_user(&texts.join("\n"), &mut self.messages);
+        }
         let mut message = Map::new();
         message.insert("role".to_owned(), Value::from(role));
         message.insert("content".to_owned(), Value::from(texts.join("\n")));
@@ -121,14 +209,33 @@ impl AnthropicMessageConverter {
         self.messages.push(Value::Object(message));
     }
 
+    /// Returns the conversation. `is_shown_inline` returns whether the chat template shows system messages
+    /// within a conversation.
+    pub(super) fn finish(self, is_shown_inline: impl FnOnce() -> bool) -> ConvertedConversation {
+        let Self { messages, effort, without_effect } = self;
+        let messages = place_system_turns(messages, is_shown_inline);
+        ConvertedConversation { messages, effort, without_effect }
+    }
+}
+
+impl ConvertedConversation {
     /// Whether the output can continue the last message: it is an assistant message without tool calls.
     pub(super) fn can_be_continued(&self) -> bool {
         let last = self.messages.last();
         last.is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null())
     }
+}
 
-    pub(super) fn into_messages(self) -> Value {
-        Value::Array(self.messages)
+fn is_user_message(message: &JsonValue) -> bool {
+    string_member(message, "role") == Some("user")
+}
+
+/// Returns the member `name` of an object if it is a string.
+fn string_member<'a>(value: &'a JsonValue, name: &str) -> Option<&'a str> {
+    let JsonValue::Object(pairs) = value else { return None };
+    match pairs.iter().find(|(key, _)| key == name) {
+        Some((_, JsonValue::Str(text))) => Some(text),
+        _ => None,
     }
 }
 
@@ -137,18 +244,93 @@ fn tool_result(block: &mut RequestFields) -> Result<Value, ApiError> {
     let id = block.required_string("tool_use_id")?;
     let content = match block.take("content") {
         None => String::new(),
-        Some(content) => text_of(&block.path("content"), content, TEXT_BLOCKS)?,
+        Some(content) => block_texts(&block.path("content"), content)?.join("\n"),
     };
     Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
 fn tool_use(block: &mut RequestFields) -> Result<Value, ApiError> {
     let (id, name) = (block.required_string("id")?, block.required_string("name")?);
-    let path = block.path("input");
-    let input = match block.take("input") {
-        None => json!({}),
-        Some(JsonValue::Object(pairs)) => JsonValue::Object(pairs).into_value(),
-        Some(other) => return Err(wrong_type(path, "an object", &other)),
-    };
+    let input = messages::arguments(&block.path("input"), block.take("input"))?;
     Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn converted(messages: &Value) -> Result<ConvertedConversation, ApiError> {
+        let mut converter = AnthropicMessageConverter::default();
+        converter.system("system", JsonValue::Str("S".to_owned()))?;
+        match JsonValue::parse(messages.to_string().as_bytes())? {
+            JsonValue::List(list) => converter.messages(list)?,
+            other => panic!("{other:?}"),
+        }
+        Ok(converter.finish(|| true))
+    }
+
+    fn texts(conversation: &ConvertedConversation) -> String {
+        let member = |message: &Value, name: &str| message[name].as_str().unwrap().to_owned();
+        let text = |m: &Value| format!("{}:{} ", member(m, "role"), member(m, "content"));
+        conversation.messages.iter().map(text).collect()
+    }
+
+    #[test]
+    fn system_messages_are_shown_until_they_are_cleared() {
+        let note = json!({"role": "system", "content": "N", "clear_at": "next_user_message"});
+        let user = json!({"role": "user", "content": "a"});
+        let shown = converted(&json!([user, note])).unwrap();
+        assert_eq!(texts(&shown), "system:S user:a system:N ");
+        let cleared = converted(&json!([user, note, user])).unwrap();
+        assert_eq!(texts(&cleared), "system:S user:a\na ");
+        let kept = json!({"role": "system", "content": "N", "clear_at": "never"});
+        assert_eq!(
+            texts(&converted(&json!([user, kept, user])).unwrap()),
+            "system:S user:a system:N user:a "
+        );
+    }
+
+    #[test]
+    fn last_system_message_sets_the_effort() {
+        let turn = |effort: &str| json!({"role": "system", "content": [], "output_config": {"effort": effort}});
+        let user = json!({"role": "user", "content": "a"});
+        let conversation = converted(&json!([turn("low"), user, turn("high")])).unwrap();
+        assert_eq!(conversation.effort.as_deref(), Some("high"));
+        assert_eq!(texts(&conversation), "system:S user:a ");
+    }
+
+    #[test]
+    fn additions_of_listed_tools_have_no_effect() {
+        let addition = |tool: Value| {
+            let content =
+                json!([{"type": "text", "text": "N"}, {"type": "tool_addition", "tool": tool}]);
+            converted(
+                &json!([{"role": "user", "content": "a"}, {"role": "system", "content": content}]),
+            )
+        };
+        let listed = addition(json!({"type": "tool_reference", "name": "weather"})).unwrap();
+        assert_eq!(listed.without_effect, ["messages[1].content[1]"]);
+        assert_eq!(texts(&listed), "system:S user:a system:N ");
+        let error = addition(json!({"type": "tool_definition", "definition": {}})).err().unwrap();
+        assert_eq!(error.param.as_deref(), Some("messages[1].content[1]"));
+    }
+
+    #[test]
+    fn invalid_messages_are_rejected_with_their_path() {
+        for (message, param) in [
+            (json!({"role": "developer", "content": "a"}), "messages[0].role"),
+            (json!({"role": "system"}), "messages[0].content"),
+            (json!({"role": "system", "content": [{"type": "image"}]}), "messages[0].content[0]"),
+            (json!({"role": "system", "content": "a", "clear_at": "soon"}), "messages[0].clear_at"),
+            (json!({"role": "user", "content": [{"type": "image"}]}), "messages[0].content[0]"),
+            (
+                json!({"role": "assistant", "content": [{"type": "image"}]}),
+                "messages[0].content[0]",
+            ),
+            (json!({"role": "user", "content": [{}]}), "messages[0].content[0].type"),
+        ] {
+            let error = converted(&json!([message])).err().unwrap();
+            assert_eq!(error.param.as_deref(), Some(param), "{message}");
+        }
+    }
 }

@@ -1,10 +1,14 @@
 //! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API, implemented with the code
 //! of chat completions.
 
+mod content_blocks;
 mod convert;
 pub(crate) mod error;
 mod reply;
+mod service_fields;
 mod stream;
+mod system_turns;
+mod tools;
 mod types;
 
 use super::api_error::ApiError;
@@ -32,10 +36,10 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    tokenize::serve(app, request, |_, serving, fields, _permit| {
+    tokenize::serve(app, request, |app, serving, fields, _permit| {
         let model = fields.string("model", 512)?;
         serving.check_model(model.as_deref())?;
-        let conversation = types::AnthropicConversation::take(fields)?;
+        let conversation = types::AnthropicConversation::take(fields, app, serving)?;
         fields.take("max_tokens");
         let mut input = conversation.input;
         input.tools = conversation.tools.template_value;

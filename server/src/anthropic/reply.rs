@@ -136,7 +136,7 @@ impl CompletionEndpoint for AnthropicReply {
         headers: &HeaderParams,
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
-        let request = types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
+        let request = types::take(&mut fields, app, serving)?;
         let ignored = ignored_fields(app, &fields)?;
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =

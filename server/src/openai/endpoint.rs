@@ -24,6 +24,9 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::Span;
 
+/// Maximum number of paths of values without effect that a reply header lists.
+const PATHS_MAX: usize = 32;
+
 /// Fields that identify a reply: `id`, `created`, `model` and `system_fingerprint`.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyMetadata {
@@ -271,22 +274,24 @@ pub(crate) fn add_reply_headers(
     }
 }
 
-/// Returns the names of the fields that no code has parsed.
+/// Returns the names of the fields that no code has parsed, and the paths of accepted values without effect.
 ///
-/// Errors: HTTP status 400 if there are any and `--strict-fields` is set.
+/// Errors: HTTP status 400 if `--strict-fields` is set and a field was not parsed.
 pub(crate) fn ignored_fields(
     app: &AppState,
     fields: &RequestFields,
 ) -> Result<Vec<String>, ApiError> {
-    let names = fields.ignored_names();
+    let mut names = fields.ignored_names();
     match names.first() {
         Some(name) if app.options.strict_fields => {
             Err(ApiError::unsupported(name.clone(), "unknown field"))
         }
         _ => {
+            let without_effect = fields.without_effect();
             if let Ok(serving) = app.serving() {
-                serving.metrics.http.ignored(fields.remaining());
+                serving.metrics.http.ignored(fields.remaining() + without_effect.len());
             }
+            names.extend(without_effect.iter().take(PATHS_MAX).cloned());
             Ok(names)
         }
     }

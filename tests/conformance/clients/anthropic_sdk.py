@@ -2,6 +2,7 @@
 """The anthropic package against /v1/messages: whole, streamed, calls, counting, every error class."""
 
 import json
+import re
 
 from sdk_venv import enter
 
@@ -81,6 +82,51 @@ def refused(client, model):
     assert fails(anthropic.NotFoundError, model="another") == "not_found_error"
 
 
+def agent(client, model):
+    """A request as Claude Code sends it: beta fields, a server tool, a system message within the conversation."""
+    turns = [*HELLO, {"role": "system", "content": "The date has changed."}, *HELLO]
+    reply = client.beta.messages.with_raw_response.create(
+        model=model, max_tokens=8, messages=turns, system=[{"type": "text", "text": "Be brief."}],
+        tools=[WEATHER, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+        thinking={"type": "adaptive"}, metadata={"user_id": "u"}, mcp_servers=[], service_tier="auto",
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        betas=["context-management-2025-06-27"])
+    ignored = reply.headers["x-hadron-ignored-fields"].split(", ")
+    assert {"context_management", "metadata", "service_tier", "tools[1]"} == set(ignored), ignored
+    assert reply.parse().usage.output_tokens > 0
+    counted = client.beta.messages.count_tokens(model=model, messages=turns, mcp_servers=[])
+    assert counted.input_tokens > 0
+
+
+def too_long(client, model):
+    """Both sentences of Anthropic's API about the context length, with their numbers."""
+    def message(**fields):
+        try:
+            client.messages.create(**{"model": model, "max_tokens": 4, "messages": HELLO, **fields})
+        except anthropic.BadRequestError as error:
+            return error.message
+        raise AssertionError(f"{fields} were accepted")
+
+    long = [{"role": "user", "content": "hello world, " * 50_000}]
+    found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message(messages=long))
+    assert int(found[1]) > int(found[2]), found
+    both = r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)"
+    found = re.search(both, message(max_tokens=1_000_000))
+    assert int(found[1]) + int(found[2]) > int(found[3]), found
+
+
+def cached(client, model):
+    """The attribution line of Claude Code changes with every request; the prompt after it is cached."""
+    def usage(number, turns):
+        line = f"x-anthropic-billing-header: cc_version=2.1.332; cch={number:05x};"
+        system = [{"type": "text", "text": line}, {"type": "text", "text": "Be brief. " * 30}]
+        return client.messages.create(model=model, max_tokens=4, messages=turns, system=system).usage
+
+    usage(1, HELLO)
+    second = usage(2, [*HELLO, {"role": "assistant", "content": "42"}, *HELLO])
+    assert second.cache_read_input_tokens > second.input_tokens, second
+
+
 def main():
     with Server() as server:
         client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
@@ -89,6 +135,9 @@ def main():
         called(client, model)
         formatted(client, model)
         refused(client, model)
+        agent(client, model)
+        too_long(client, model)
+        cached(client, model)
     print(f"anthropic {anthropic.__version__}: /v1/messages agrees")
 
 

@@ -4,6 +4,7 @@ mod admin_routes;
 mod anthropic;
 mod auth;
 mod choices;
+mod claude_code;
 mod clock_and_memory;
 mod drain;
 pub(crate) mod executor_process;

@@ -184,7 +184,7 @@ fn invalid_tools_are_rejected_by_name() {
     };
     let cases = [
         (name("no spaces"), "tools[0].function.name"),
-        (name(&"x".repeat(65)), "tools[0].function.name"),
+        (name(&"x".repeat(129)), "tools[0].function.name"),
         (json!({"tools": [tool("a"), tool("a")]}), "tools[1].function.name"),
         (json!({"tools": many}), "tools"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),

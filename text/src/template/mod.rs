@@ -9,6 +9,7 @@
 mod child;
 mod context;
 mod engine;
+mod inline_system;
 mod message;
 mod request_template;
 mod source;

@@ -213,3 +213,27 @@ fn templates_are_found_in_the_folder() {
     let missing = ChatTemplate::load(dir.path(), Some("/no/such.jinja"), &tokenizer, 1);
     assert!(missing.unwrap_err().to_string().contains("/no/such.jinja"));
 }
+
+/// Templates of published models differ in what they do with a system message that is not the first message.
+#[test]
+fn templates_that_show_inline_system_messages_are_recognised() {
+    let shows = |template: &str| compile(template).1.shows_inline_system();
+    assert!(shows(CHATML));
+    let prompt = "{% if add_generation_prompt %}<assistant>{% endif %}";
+    let others = "{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}";
+    let hidden = format!("{{% for m in messages %}}{others}{{% endfor %}}{prompt}");
+    let hoisted = format!(
+        "{{% for m in messages if m.role == 'system' %}}{{{{ m.content }}}}{{% endfor %}}{hidden}"
+    );
+    let rejected = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+        {{ raise_exception('system must be first') }}{% endif %}<{{ m.role }}>{{ m.content }}\
+        {% endfor %}<assistant>";
+    let as_user = "{% for m in messages %}<{{ 'user' if m.role == 'system' else m.role }}>\
+        {{ m.content }}{% endfor %}<assistant>";
+    let without_marker = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{% endif %}\
+        {{ m.content }}{% endfor %}<assistant>";
+    let no_generation_prompt = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    for template in [&hidden, &hoisted, rejected, as_user, without_marker, no_generation_prompt] {
+        assert!(!shows(template), "{template}");
+    }
+}

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use text::ToolDefinition;
 
 const TOOLS_MAX: usize = 128;
-const NAME_MAX: usize = 64;
+/// Maximum length of the name of a function in bytes.
+const NAME_MAX: usize = 128;
 
 /// Value of `tool_choice`: whether the model must, may or must not call tools.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,0 +1,162 @@
+//! Fields that control services of Anthropic: billing, caching, context management, MCP servers. Those that do
+//! not change what this server generates are accepted and reported as having no effect; the others are
+//! rejected by name.
+
+use crate::api_error::ApiError;
+use crate::request_fields::{RequestFields, wrong_type};
+use crate::strict_json::JsonValue;
+
+/// Fields about caching, billing, routing and diagnostics.
+const WITHOUT_EFFECT: &[&str] = &[
+    "billing_policy",
+    "cache_control",
+    "diagnostics",
+    "fallback_credit_token",
+    "fallbacks",
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+];
+/// Fields that request another kind of reply, or a conversation that the server holds.
+const UNSUPPORTED: &[&str] = &["compaction", "thread"];
+/// Prefixes of the types of context edits. An edit only shortens the prompt beyond a threshold, so that the
+/// model sees more of the conversation without it.
+const CONTEXT_EDITS: &[&str] = &["clear_thinking_", "clear_tool_uses_", "compact_"];
+const CONTEXT_EDITS_MAX: usize = 64;
+
+/// Takes all fields that control services of Anthropic.
+///
+/// Errors: HTTP status 400 with the name of a field that requests what this server does not have.
+pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {
+    for name in UNSUPPORTED {
+        if fields.take(name).is_some() {
+            return Err(ApiError::unsupported(*name, "is not supported by this server"));
+        }
+    }
+    context_management(fields)?;
+    mcp_servers(fields)?;
+    container(fields)?;
+    for name in WITHOUT_EFFECT {
+        if fields.take(name).is_some() {
+            fields.accept_without_effect((*name).to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn context_management(fields: &mut RequestFields) -> Result<(), ApiError> {
+    const NAME: &str = "context_management";
+    let Some(value) = fields.take(NAME) else { return Ok(()) };
+    let mut management = RequestFields::of(NAME.to_owned(), value)?;
+    let path = management.path("edits");
+    let edits = match management.take("edits") {
+        None => Vec::new(),
+        Some(JsonValue::List(edits)) if edits.len() <= CONTEXT_EDITS_MAX => edits,
+        Some(JsonValue::List(edits)) => {
+            let message = format!("at most {CONTEXT_EDITS_MAX} edits, got {}", edits.len());
+            return Err(ApiError::invalid(path, message));
+        }
+        Some(other) => return Err(wrong_type(path, "a list of edits", &other)),
+    };
+    for (index, edit) in edits.into_iter().enumerate() {
+        let mut edit = RequestFields::of(format!("{path}[{index}]"), edit)?;
+        let kind = edit.required_string("type")?;
+        if !CONTEXT_EDITS.iter().any(|prefix| kind.starts_with(prefix)) {
+            let message = "context edits of this type are not supported";
+            return Err(ApiError::unsupported(edit.path("type"), message));
+        }
+    }
+    fields.accept_without_effect(NAME.to_owned());
+    Ok(())
+}
+
+/// Rejects MCP servers, whose tools the model could call only from Anthropic's servers.
+fn mcp_servers(fields: &mut RequestFields) -> Result<(), ApiError> {
+    const NAME: &str = "mcp_servers";
+    match fields.take(NAME) {
+        None => Ok(()),
+        Some(JsonValue::List(servers)) if servers.is_empty() => Ok(()),
+        Some(_) => {
+            let message = "MCP servers are not supported: connect them in the client, and send their \
+                           tools in tools";
+            Err(ApiError::unsupported(NAME, message))
+        }
+    }
+}
+
+/// Accepts the id of a container, which only the tool for code execution uses; rejects skills.
+fn container(fields: &mut RequestFields) -> Result<(), ApiError> {
+    const NAME: &str = "container";
+    match fields.take(NAME) {
+        None => return Ok(()),
+        Some(JsonValue::Str(_)) => {}
+        Some(value) => {
+            let mut container = RequestFields::of(NAME.to_owned(), value)?;
+            let path = container.path("skills");
+            match container.take("skills") {
+                None => {}
+                Some(JsonValue::List(skills)) if skills.is_empty() => {}
+                Some(_) => {
+                    return Err(ApiError::unsupported(path, "is not supported by this server"));
+                }
+            }
+        }
+    }
+    fields.accept_without_effect(NAME.to_owned());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(body: &str) -> Result<Vec<String>, ApiError> {
+        let mut fields = RequestFields::of_body(JsonValue::parse(body.as_bytes()).unwrap())?;
+        take(&mut fields)?;
+        assert_eq!(fields.remaining(), 0, "{body}");
+        Ok(fields.without_effect().to_vec())
+    }
+
+    #[test]
+    fn fields_without_effect_are_named() {
+        let edits = r#"{"edits":[{"type":"clear_thinking_20251015","keep":"all"},
+            {"type":"clear_tool_uses_20250919"},{"type":"compact_20260112"}]}"#;
+        let body = format!(
+            r#"{{"context_management":{edits},"mcp_servers":[],"container":"c1","metadata":{{}},
+            "speed":"fast","inference_geo":"eu","service_tier":"auto","cache_control":{{}}}}"#
+        );
+        let names = taken(&body).unwrap();
+        let expected = [
+            "context_management",
+            "container",
+            "cache_control",
+            "inference_geo",
+            "metadata",
+            "service_tier",
+            "speed",
+        ];
+        assert_eq!(names, expected);
+        assert!(taken(r#"{"mcp_servers":[],"container":null}"#).unwrap().is_empty());
+    }
+
+    #[test]
+    fn services_that_this_server_lacks_are_rejected_by_name() {
+        for (body, param) in [
+            (r#"{"mcp_servers":[{"type":"url","name":"a","url":"http://a"}]}"#, "mcp_servers"),
+            (r#"{"container":{"skills":[{"skill_id":"pdf"}]}}"#, "container.skills"),
+            (r#"{"compaction":{"type":"summarize"}}"#, "compaction"),
+            (r#"{"thread":{"type":"create"}}"#, "thread"),
+            (
+                r#"{"context_management":{"edits":[{"type":"rewrite_20300101"}]}}"#,
+                "context_management.edits[0].type",
+            ),
+            (r#"{"context_management":{"edits":[{}]}}"#, "context_management.edits[0].type"),
+            (r#"{"context_management":{"edits":{}}}"#, "context_management.edits"),
+        ] {
+            assert_eq!(taken(body).unwrap_err().param.as_deref(), Some(param), "{body}");
+        }
+    }
+}

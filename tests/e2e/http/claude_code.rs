@@ -1,0 +1,222 @@
+//! `/v1/messages` as coding agents use it: fields for Anthropic's services, tools that Anthropic defines,
+//! system messages within a conversation.
+
+use crate::http_client::{HttpClient, HttpReply, get};
+use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
+use serde_json::{Value, json};
+use server::ServerOptions;
+use text::ToolCallSyntax;
+
+const PATH: &str = "/v1/messages";
+/// Template that shows messages of all roles anywhere.
+const OPEN_TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+    {% if add_generation_prompt %}<assistant>{% endif %}";
+/// Template that accepts a system message at the start only, and requires alternating roles.
+const STRICT_TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' %}\
+    {% if not loop.first %}{{ raise_exception('system must be first') }}{% endif %}\
+    {% elif loop.previtem is defined and loop.previtem.role == m.role %}\
+    {{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}\
+    {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+
+fn start(template: &'static str) -> TestServer {
+    TestServer::start(&ServerSetup {
+        scripted_output: Some("ok"),
+        template: Some(template),
+        parsers: (Some(ToolCallSyntax::Hermes), None),
+        ..ServerSetup::default()
+    })
+}
+
+/// Request with the fields that Claude Code 2.1 sends.
+fn agent_request() -> Value {
+    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}});
+    json!({
+        "model": "tiny",
+        "max_tokens": 16,
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}],
+        "tools": [
+            {"name": "Bash", "description": "d", "input_schema": schema, "eager_input_streaming": true},
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+            {"type": "custom", "name": "mcp__docs__find", "input_schema": schema, "defer_loading": true},
+        ],
+        "thinking": {"type": "adaptive", "display": "summarized"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high", "task_budget": {"type": "tokens", "total": 20_000}},
+        "metadata": {"user_id": "user_1_account__session_2"},
+        "mcp_servers": [],
+        "speed": "standard",
+    })
+}
+
+fn ignored(reply: &HttpReply) -> Vec<&str> {
+    let mut names: Vec<&str> =
+        reply.header("x-hadron-ignored-fields").unwrap_or_default().split(", ").collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn request_of_a_coding_agent_is_served() {
+    let options = ServerOptions { strict_fields: true, ..ServerOptions::default() };
+    let setup = ServerSetup { options, scripted_output: Some("ok"), ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
+    let mut client = HttpClient::connect(server.address);
+    let expected = [
+        "context_management",
+        "metadata",
+        "output_config.task_budget",
+        "speed",
+        "thinking.display",
+        "tools[1]",
+    ];
+    let mut body = agent_request();
+    let reply = client.post("/v1/messages?beta=true", &body);
+    assert_eq!(reply.status, 200, "{}", reply.json());
+    assert_eq!(reply.json()["content"][0]["text"], "ok");
+    assert_eq!(ignored(&reply), expected);
+    let count = client.post("/v1/messages/count_tokens?beta=true", &body);
+    assert_eq!(count.status, 200, "{}", count.json());
+    assert_eq!(ignored(&count), expected);
+    body["thinking"] = json!({"type": "enabled", "budget_tokens": 1_024});
+    let reply = client.post(PATH, &body);
+    assert!(ignored(&reply).contains(&"thinking.budget_tokens"), "{}", reply.json());
+    // Fields without effect are known; `--strict-fields` rejects unknown ones.
+    body["unheard_of"] = json!(1);
+    assert_eq!(client.post(PATH, &body).status, 400);
+}
+
+/// Asserts that the prompt of a conversation is `prompt`.
+fn assert_prompt(client: &mut HttpClient, messages: &Value, prompt: &str) {
+    let body = json!({"system": "S", "messages": messages});
+    let counted = client.post("/v1/messages/count_tokens", &body);
+    assert_eq!(counted.status, 200, "{}", counted.json());
+    let ids = client.post("/tokenize", &json!({"prompt": prompt, "add_special_tokens": false}));
+    assert_eq!(counted.json()["input_tokens"], ids.json()["count"], "{messages}");
+    let mut body = body;
+    body["max_tokens"] = json!(4);
+    let reply = client.post(PATH, &body);
+    assert_eq!(reply.status, 200, "{messages}: {}", reply.json());
+}
+
+#[test]
+fn system_messages_reach_the_model_at_their_place() {
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": [{"type": "text", "text": "N"}]},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "system", "content": "M"},
+    ]);
+    let open = start(OPEN_TEMPLATE);
+    let prompt = "<system>S<user>a<system>N<assistant>b<user>c<system>M<assistant>";
+    assert_prompt(&mut HttpClient::connect(open.address), &messages, prompt);
+    let strict = start(STRICT_TEMPLATE);
+    let prompt = "<system>S<user>a\n\nN<assistant>b<user>c\n\nM<assistant>";
+    assert_prompt(&mut HttpClient::connect(strict.address), &messages, prompt);
+}
+
+/// As in Anthropic's API, consecutive user messages are one turn.
+#[test]
+fn consecutive_user_messages_are_one_turn() {
+    let server = start(STRICT_TEMPLATE);
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]);
+    assert_prompt(
+        &mut HttpClient::connect(server.address),
+        &messages,
+        "<system>S<user>a\nb<assistant>",
+    );
+}
+
+#[test]
+fn parts_of_tool_results_reach_the_model() {
+    let server = start(OPEN_TEMPLATE);
+    let document = json!({"type": "document", "title": "T", "source": {"type": "text",
+        "media_type": "text/plain", "data": "D"}});
+    let content = json!([{"type": "tool_reference", "tool_name": "mcp__docs__find"}, document]);
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t", "content": content, "is_error": false}]},
+    ]);
+    let prompt = "<system>S<user>a<assistant><tool>mcp__docs__find\nT\nD<assistant>";
+    assert_prompt(&mut HttpClient::connect(server.address), &messages, prompt);
+}
+
+#[test]
+fn services_that_the_server_lacks_are_named_in_errors() {
+    let server = start(OPEN_TEMPLATE);
+    let mut client = HttpClient::connect(server.address);
+    let image = json!({"type": "image", "source": {"type": "base64", "data": ""}});
+    let pdf = json!({"type": "document", "source": {"type": "base64", "data": ""}});
+    let third = |block: Value| {
+        let user = json!({"role": "user", "content": "a"});
+        json!([user, {"role": "assistant", "content": "b"}, {"role": "user", "content": [block]}])
+    };
+    let cases = [
+        (
+            json!({"mcp_servers": [{"type": "url", "name": "a", "url": "http://a"}]}),
+            "mcp_servers: ",
+        ),
+        (
+            json!({"tool_choice": {"type": "tool", "name": "web_search"}}),
+            "tool_choice: names a tool",
+        ),
+        (
+            json!({"messages": third(image)}),
+            "messages[2].content[0]: images are not supported by this model",
+        ),
+        (
+            json!({"messages": third(pdf)}),
+            "messages[2].content[0]: documents other than plain text are not supported",
+        ),
+        (
+            json!({"context_management": {"edits": [{"type": "rewrite_20300101"}]}}),
+            "context_management.edits[0].type: ",
+        ),
+    ];
+    for (extra, start) in cases {
+        for path in [PATH, "/v1/messages/count_tokens"] {
+            let mut body = agent_request();
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let reply = client.post(path, &body);
+            let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert_eq!(reply.status, 400, "{message}");
+            assert!(message.starts_with(start), "{message}");
+        }
+    }
+}
+
+/// Sends the turns of a conversation, each with another attribution line and another system message, and
+/// asserts that each finds the blocks of the preceding prompt in the prefix cache.
+fn assert_turns_are_cached(template: &'static str) {
+    let server = start(template);
+    let mut client = HttpClient::connect(server.address);
+    let instructions = "You write code. ".repeat(40);
+    let (mut messages, mut preceding) = (Vec::new(), 0);
+    for turn in 0..3 {
+        let line =
+            format!("x-anthropic-billing-header: cc_version=2.1.332.{turn}; cch=fa69{turn};");
+        messages.push(json!({"role": "user", "content": format!("Do step {turn}.")}));
+        messages.push(json!({"role": "system", "content": format!("{turn} tokens left")}));
+        let system =
+            json!([{"type": "text", "text": line}, {"type": "text", "text": instructions}]);
+        let body = json!({"max_tokens": 8, "system": system, "messages": messages});
+        let reply = client.post(PATH, &body).json();
+        let count = |name: &str| reply["usage"][name].as_u64().unwrap_or_else(|| panic!("{reply}"));
+        let cached = count("cache_read_input_tokens");
+        let whole_blocks = preceding / u64::from(BLOCK_TOKENS) * u64::from(BLOCK_TOKENS);
+        assert!(cached >= whole_blocks, "turn {turn}: {cached} of {preceding} tokens are cached");
+        preceding = count("input_tokens") + cached;
+        assert!(preceding > 300, "the prompt contains the instructions: {preceding} tokens");
+        messages.push(json!({"role": "assistant", "content": reply["content"][0]["text"]}));
+    }
+}
+
+#[test]
+fn turns_with_changing_attribution_are_cached() {
+    assert_turns_are_cached(OPEN_TEMPLATE);
+    assert_turns_are_cached(STRICT_TEMPLATE);
+}
