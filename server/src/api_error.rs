@@ -3,6 +3,7 @@
 //! Messages are fixed texts with numbers. They contain no path, type name or panic message; such details are
 //! logged with the request id.
 
+use super::context_overflow::ContextOverflow;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
@@ -21,12 +22,21 @@ pub struct ApiError {
     pub reason: &'static str,
     /// Value of `Retry-After` in seconds (429 and 503).
     pub retry_after_s: Option<u32>,
+    /// Token counts, if the request exceeds the context length: each API has its own sentence for them.
+    pub context_overflow: Option<ContextOverflow>,
 }
 
 impl ApiError {
     /// Creates an error that names no field and has no `Retry-After`.
     pub fn new(status: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, reason, retry_after_s: None }
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            reason,
+            retry_after_s: None,
+            context_overflow: None,
+        }
     }
 
     /// Creates a 400 error: the value of the field `param` is invalid.
@@ -61,10 +71,11 @@ impl ApiError {
     }
 
     /// Returns the message, preceded by the field name unless it contains it: many clients display only the
-    /// message.
+    /// message. Messages about the context length are complete sentences that clients recognise.
     pub fn text(&self) -> String {
         let in_word = |c: char| c.is_alphanumeric() || "_-.[]".contains(c);
         match &self.param {
+            Some(_) if self.context_overflow.is_some() => self.message.clone(),
             Some(param) if !self.message.split(|c| !in_word(c)).any(|word| word == param) => {
                 format!("{param}: {}", self.message)
             }
@@ -72,13 +83,18 @@ impl ApiError {
         }
     }
 
-    /// Formats the body of the reply: `{"error":{"message","type","param","code","reason"}}`.
+    /// Formats the body of the reply: `{"error":{"message","type","param","code","reason"}}`. `code` is the
+    /// HTTP status, except for errors about the context length, which clients recognise by OpenAI's code.
     pub fn body(&self) -> String {
+        let code = match self.context_overflow {
+            Some(_) => json!(self.reason),
+            None => json!(self.status.as_u16()),
+        };
         json!({"error": {
             "message": self.text(),
             "type": kind(self.status),
             "param": self.param,
-            "code": self.status.as_u16(),
+            "code": code,
             "reason": self.reason,
         }})
         .to_string()

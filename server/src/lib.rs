@@ -13,6 +13,7 @@ mod app;
 mod auth;
 mod client_socket;
 mod connection;
+mod context_overflow;
 mod cors;
 mod debug;
 mod hyper_error_reply;

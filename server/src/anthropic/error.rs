@@ -22,9 +22,10 @@ struct AnthropicErrorDetail<'a> {
 
 /// Formats the body of an error reply in Anthropic's JSON form.
 pub(crate) fn body(error: &ApiError) -> String {
-    let message = match &error.param {
-        Some(param) => format!("{param}: {}", error.message),
-        None => error.message.clone(),
+    let message = match (error.context_overflow, &error.param) {
+        (Some(overflow), _) => overflow.anthropic_message(),
+        (None, Some(param)) => format!("{param}: {}", error.message),
+        (None, None) => error.message.clone(),
     };
     let inner = AnthropicErrorDetail { r#type: kind(error.status.as_u16()), message: &message };
     let body = AnthropicErrorBody { r#type: "error", error: inner };

@@ -4,6 +4,7 @@
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
 use crate::api_error::ApiError;
+use crate::context_overflow::ContextOverflow;
 use crate::request_trace::{RequestTrace, RequestTracer};
 use axum::http::StatusCode;
 use engine::{QueuedBytes, RequestEventStream};
@@ -270,11 +271,11 @@ fn rejection_error(reason: &RejectReason, prompts: &PromptInfo) -> ApiError {
     match reason {
         RejectReason::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
         RejectReason::QueueTokensFull { .. } => overloaded("max_num_queued_tokens", message, 1),
-        RejectReason::PromptTooLong { .. } => {
-            ApiError::bad_request("context_length_exceeded", field, message)
+        &RejectReason::PromptTooLong { prompt_len, max_model_len } => {
+            context_overflow(prompt_len, 1, max_model_len).into_error(field)
         }
-        RejectReason::TotalTooLong { .. } => {
-            ApiError::bad_request("context_length_exceeded", max_tokens_field, message)
+        &RejectReason::TotalTooLong { prompt_len, max_tokens, max_model_len } => {
+            context_overflow(prompt_len, max_tokens, max_model_len).into_error(field)
         }
         RejectReason::PoolTooSmall { .. } => {
             ApiError::bad_request("never_fits", max_tokens_field, message)
@@ -292,6 +293,10 @@ fn rejection_error(reason: &RejectReason, prompts: &PromptInfo) -> ApiError {
             ApiError::invalid(field, message)
         }
     }
+}
+
+fn context_overflow(prompt_tokens: u64, max_tokens: u32, context_length: u32) -> ContextOverflow {
+    ContextOverflow { prompt_tokens, is_lower_bound: false, max_tokens, context_length }
 }
 
 fn overloaded(reason: &'static str, message: String, retry_after_s: u32) -> ApiError {

@@ -7,6 +7,7 @@ use super::params::{CompletionParams, PromptTruncation};
 use super::thinking_budget::ActiveThinkingBudget;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
+use crate::context_overflow::ContextOverflow;
 use crate::request_ids::sampling_key;
 use axum::http::StatusCode;
 use engine::{AdmissionPermit, RequestEventStream};
@@ -266,24 +267,34 @@ fn template(
 pub(crate) fn reject_if_too_long(
     serving: &ServingContext,
     text: &str,
-    truncate: Option<PromptTruncation>,
+    params: &CompletionParams,
     field: &str,
 ) -> Result<(), ApiError> {
     let limit = serving.field_bounds.max_model_len as usize;
-    if truncate.is_some() || text.len() < limit {
+    if params.truncate.is_some() || text.len() < limit {
         return Ok(());
     }
     match serving.tokenizer.min_token_count(text) {
         lower_bound if lower_bound < limit => Ok(()),
-        lower_bound => Err(too_long(&format!("at least {lower_bound}"), limit, field)),
+        lower_bound => {
+            let overflow = context_overflow(serving, params, lower_bound);
+            Err(ContextOverflow { is_lower_bound: true, ..overflow }.into_error(field))
+        }
     }
 }
 
-fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
-    let message = format!(
-        "the prompt has {tokens} tokens, it must be shorter than the context length of {limit}"
-    );
-    ApiError::bad_request("context_length_exceeded", field, message)
+/// Returns the token counts of a request that exceeds the context length.
+fn context_overflow(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    prompt_len: usize,
+) -> ContextOverflow {
+    ContextOverflow {
+        prompt_tokens: prompt_len as u64,
+        is_lower_bound: false,
+        max_tokens: params.max_tokens.unwrap_or(1).max(1),
+        context_length: serving.field_bounds.max_model_len,
+    }
 }
 
 /// Returns the maximum number of output tokens for a prompt.
@@ -297,8 +308,9 @@ fn max_tokens(
     if prompt_len == 0 {
         return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
     }
+    let overflow = || context_overflow(serving, params, prompt_len).into_error(extra.prompt_field);
     if prompt_len >= limit {
-        return Err(too_long(&prompt_len.to_string(), limit, extra.prompt_field));
+        return Err(overflow());
     }
     let remaining = (limit - prompt_len) as u32;
     let Some(requested) = params.max_tokens else {
@@ -312,12 +324,8 @@ fn max_tokens(
         }
         return Ok(max_tokens);
     };
-    let field = params.max_tokens_field;
     if requested > remaining {
-        let message = format!(
-            "{prompt_len} prompt tokens and {field} {requested} exceed the context length of {limit}"
-        );
-        return Err(ApiError::bad_request("context_length_exceeded", field, message));
+        return Err(overflow());
     }
     // The scheduler checks whether one choice fits in the KV cache. If all choices together do not fit, they
     // run one after another.

@@ -48,8 +48,10 @@ fn list_of(name: &str) -> Value {
 pub(super) fn schemas() -> Map<String, Value> {
     let [text, int, flag] = ["string", "integer", "boolean"].map(|kind| json!({"type": kind}));
     let nullable_text = json!({"type": ["string", "null"]});
+    // Errors about the context length have OpenAI's code, the others the HTTP status.
+    let code = json!({"type": ["integer", "string"]});
     let error = object(&json!({
-        "message": text, "type": text, "param": nullable_text, "code": int, "reason": text,
+        "message": text, "type": text, "param": nullable_text, "code": code, "reason": text,
     }));
     let mut schemas = Map::new();
     let mut add = |name: &str, schema: Value| schemas.insert(name.to_owned(), schema);

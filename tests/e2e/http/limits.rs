@@ -263,16 +263,23 @@ fn overlong_prompts_are_rejected_without_tokenizing() {
         assert_eq!((reply.status, reason(&reply)), (400, json!("context_length_exceeded")));
         let error = reply.json()["error"].clone();
         let message = error["message"].as_str().unwrap();
-        assert!(message.contains("the prompt has at least "), "{message}");
-        assert!(
-            message.ends_with(" tokens, it must be shorter than the context length of 4096"),
-            "{message}"
-        );
+        let start = "This model's maximum context length is 4096 tokens. However, you requested at \
+            least ";
+        assert!(message.starts_with(start), "{message}");
+        assert!(message.ends_with("reduce the length of the messages or completion."), "{message}");
+        assert_eq!(error["code"], "context_length_exceeded");
         assert_eq!(error["param"], field);
     }
     let reply = client.post("/v1/messages", &json!({"messages": user, "max_tokens": 8}));
     let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.starts_with("messages: the prompt has at least "), "{message}");
+    assert!(message.starts_with("prompt is too long: at least "), "{message}");
+    assert!(message.ends_with(" tokens > 4096 maximum"), "{message}");
+    let both = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4_096});
+    let reply = client.post("/v1/messages", &both);
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(reply.status, 400);
+    let start = "input length and `max_tokens` exceed context limit: ";
+    assert!(message.starts_with(start) && message.contains(" + 4096 > 4096, "), "{message}");
     // A prompt that is truncated or only tokenised may have any length.
     let cut = json!({"prompt": far, "truncate_prompt_tokens": 16, "max_tokens": 1});
     assert_eq!(client.post("/v1/completions", &cut).status, 200);

@@ -82,7 +82,7 @@ pub(crate) fn start(
     let continued = input.continue_final_message.then(|| last.to_owned());
     input.tools = tools.template_value.clone();
     let rendered = template(serving, input, prompt_field)?;
-    reject_if_too_long(serving, &rendered.text, params.truncate, prompt_field)?;
+    reject_if_too_long(serving, &rendered.text, &params, prompt_field)?;
     let prompt = tokenise(serving, &rendered, add_special_tokens, prompt_field)?;
     let RenderedPrompt { mut ids, prompt_tail } = prompt;
     truncate(&mut ids, params.truncate);

@@ -5,7 +5,7 @@ use super::types::{CompletionPrompt, CompletionRequest};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
-use crate::openai::params::{CompletionParams, PromptTruncation};
+use crate::openai::params::CompletionParams;
 use crate::openai::submit::{
     EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
 };
@@ -36,7 +36,7 @@ pub(super) fn prepare(
     params.replica = headers.replica(params.replica, serving.field_bounds.replicas)?;
     let request_id = headers.request_id(&mut params, &app.id_generator);
 
-    let prompts = encode(serving, &request.prompts, request.add_special_tokens, params.truncate)?;
+    let prompts = encode(serving, &request.prompts, request.add_special_tokens, &params)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
     // If the prompt is echoed, it gets as many log-probabilities per token as the output.
     let echo_logprobs = request.logprobs.filter(|_| params.echo);
@@ -68,18 +68,18 @@ fn encode(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],
     add_special_tokens: bool,
-    truncation: Option<PromptTruncation>,
+    params: &CompletionParams,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
     let ids = |prompt: &CompletionPrompt| {
         let mut ids = match prompt {
             CompletionPrompt::Ids(ids) => ids.clone(),
             CompletionPrompt::Text(text) => {
-                reject_if_too_long(serving, text, truncation, FIELD)?;
+                reject_if_too_long(serving, text, params, FIELD)?;
                 let encoded = serving.tokenizer.encode(text, add_special_tokens);
                 encoded.map_err(|error| text_error(&error, FIELD))?
             }
         };
-        truncate(&mut ids, truncation);
+        truncate(&mut ids, params.truncate);
         Ok(ids)
     };
     prompts.iter().map(ids).collect()

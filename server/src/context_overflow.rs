@@ -1,0 +1,160 @@
+//! Errors for requests that exceed the context length. Their sentences are those of OpenAI's and Anthropic's
+//! APIs: clients recognise them and then shorten the conversation or lower the maximum output length.
+
+use super::api_error::ApiError;
+
+/// Value of `code` and `reason` in errors about the context length.
+pub(crate) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
+
+/// Token counts of a request that exceeds the context length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContextOverflow {
+    /// Number of prompt tokens, or a lower bound of it.
+    pub prompt_tokens: u64,
+    /// Whether `prompt_tokens` is a lower bound, because the prompt was not tokenised.
+    pub is_lower_bound: bool,
+    /// Maximum number of output tokens; 1 if the request sets none.
+    pub max_tokens: u32,
+    /// Maximum number of prompt and output tokens together.
+    pub context_length: u32,
+}
+
+impl ContextOverflow {
+    /// Returns the message of OpenAI's API.
+    pub fn openai_message(&self) -> String {
+        let Self { prompt_tokens, max_tokens, context_length, .. } = self;
+        let total = prompt_tokens + u64::from(*max_tokens);
+        let bound = self.bound_words();
+        format!(
+            "This model's maximum context length is {context_length} tokens. However, you requested \
+             {bound}{total} tokens ({bound}{prompt_tokens} in the messages, {max_tokens} in the \
+             completion). Please reduce the length of the messages or completion."
+        )
+    }
+
+    /// Returns the message of Anthropic's API.
+    pub fn anthropic_message(&self) -> String {
+        let Self { prompt_tokens, max_tokens, context_length, .. } = self;
+        if *prompt_tokens > u64::from(*context_length) {
+            let bound = self.bound_words();
+            return format!(
+                "prompt is too long: {bound}{prompt_tokens} tokens > {context_length} maximum"
+            );
+        }
+        format!(
+            "input length and `max_tokens` exceed context limit: {prompt_tokens} + {max_tokens} > \
+             {context_length}, decrease input length or `max_tokens` and try again"
+        )
+    }
+
+    fn bound_words(&self) -> &'static str {
+        if self.is_lower_bound { "at least " } else { "" }
+    }
+
+    /// Creates the 400 error; `param` is the field that contains the prompt, as in OpenAI's API.
+    pub(crate) fn into_error(self, param: &str) -> ApiError {
+        let error = ApiError::bad_request(CONTEXT_LENGTH_EXCEEDED, param, self.openai_message());
+        ApiError { context_overflow: Some(self), ..error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::anthropic;
+    use serde_json::Value;
+
+    const TOO_LONG: ContextOverflow = ContextOverflow {
+        prompt_tokens: 5_000,
+        is_lower_bound: false,
+        max_tokens: 16,
+        context_length: 4_096,
+    };
+    const TOO_LONG_TOGETHER: ContextOverflow =
+        ContextOverflow { prompt_tokens: 4_000, max_tokens: 1_000, ..TOO_LONG };
+    const AT_LEAST: ContextOverflow = ContextOverflow { is_lower_bound: true, ..TOO_LONG };
+
+    fn bodies(overflow: ContextOverflow) -> [Value; 2] {
+        let error = overflow.into_error("messages");
+        [error.body(), anthropic::error::body(&error)]
+            .map(|body| serde_json::from_str(&body).unwrap())
+    }
+
+    #[test]
+    fn sentences_are_those_of_both_apis() {
+        let [openai, anthropic] = bodies(TOO_LONG);
+        assert_eq!(
+            openai["error"]["message"],
+            "This model's maximum context length is 4096 tokens. However, you requested 5016 tokens \
+             (5000 in the messages, 16 in the completion). Please reduce the length of the messages \
+             or completion."
+        );
+        assert_eq!(openai["error"]["code"], "context_length_exceeded");
+        assert_eq!(openai["error"]["param"], "messages");
+        let message = "prompt is too long: 5000 tokens > 4096 maximum";
+        assert_eq!(anthropic["error"]["message"], message);
+        let message = "prompt is too long: at least 5000 tokens > 4096 maximum";
+        assert_eq!(AT_LEAST.anthropic_message(), message);
+        assert_eq!(
+            TOO_LONG_TOGETHER.anthropic_message(),
+            "input length and `max_tokens` exceed context limit: 4000 + 1000 > 4096, decrease input \
+             length or `max_tokens` and try again"
+        );
+        assert!(
+            AT_LEAST
+                .openai_message()
+                .contains("at least 5016 tokens (at least 5000 in the messages")
+        );
+    }
+
+    /// Texts by which clients recognise the errors, in lower case: litellm 1.110
+    /// (`is_error_str_context_window_exceeded`), langchain-openai and langchain-anthropic 1.7, Claude Code 2.1,
+    /// OpenRouter's and Groq's patterns in pi-ai.
+    #[test]
+    fn clients_recognise_the_errors() {
+        let contains = |body: &Value, words: &[&str]| {
+            let text = body.to_string().replace("\":\"", "\": \"").to_lowercase();
+            for word in words {
+                assert!(text.contains(word), "{word}: {text}");
+            }
+        };
+        for overflow in [TOO_LONG, TOO_LONG_TOGETHER, AT_LEAST] {
+            let [openai, anthropic] = bodies(overflow);
+            contains(
+                &openai,
+                &[
+                    "this model's maximum context length is",
+                    "maximum context length is 4096 tokens",
+                    "\"code\": \"context_length_exceeded\"",
+                    "context_length_exceeded",
+                    "reduce the length of the messages",
+                ],
+            );
+            if overflow == TOO_LONG_TOGETHER {
+                contains(&anthropic, &["exceed context limit: 4000 + 1000 > 4096"]);
+                contains(&anthropic, &["input length and `max_tokens` exceed context limit"]);
+            } else {
+                contains(&anthropic, &["prompt is too long"]);
+                assert_eq!(claude_code_counts(&anthropic), Some([5_000, 4_096]));
+            }
+        }
+    }
+
+    /// Parses the counts as Claude Code does: `prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)`.
+    fn claude_code_counts(body: &Value) -> Option<[u64; 2]> {
+        let message = body["error"]["message"].as_str()?;
+        let (_, rest) = message.split_once("prompt is too long")?;
+        let rest = rest.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let (prompt, rest) = rest.split_once(" tokens > ")?;
+        let limit = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some([prompt.parse().ok()?, limit.parse().ok()?])
+    }
+
+    /// The sentences are true inequalities also at the limit.
+    #[test]
+    fn prompt_of_exactly_the_context_length_leaves_no_output() {
+        let full = ContextOverflow { prompt_tokens: 4_096, max_tokens: 1, ..TOO_LONG };
+        assert!(full.openai_message().contains("you requested 4097 tokens"));
+        assert!(full.anthropic_message().contains("4096 + 1 > 4096"));
+    }
+}
