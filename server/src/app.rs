@@ -4,6 +4,7 @@
 use super::api_error::ApiError;
 use super::auth::ApiKeys;
 use super::cors::CorsConfig;
+use super::model_names::ServedNames;
 use super::openai::chat::ReasoningField;
 use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
@@ -94,8 +95,8 @@ impl Default for ServerOptions {
 /// Model information in `/v1/models` and in replies.
 #[derive(Debug, Clone)]
 pub struct ModelCard {
-    /// Names under which the model is served; the first name is the default.
-    pub names: Vec<String>,
+    /// Names under which the model is served.
+    pub names: ServedNames,
     /// Path of the model folder, or model id on the Hugging Face hub.
     pub root: String,
     /// Unix time of the server's start, in seconds.
@@ -253,9 +254,9 @@ impl ServingContext {
     /// Errors: 404 if the requested model is not served.
     pub fn check_model(&self, requested: Option<&str>) -> Result<String, ApiError> {
         let Some(requested) = requested else {
-            return Ok(self.card.names.first().cloned().unwrap_or_default());
+            return Ok(self.card.names.first().to_owned());
         };
-        if self.card.names.iter().any(|name| name == requested) {
+        if self.card.names.includes(requested) {
             return Ok(requested.to_owned());
         }
         // The requested name may be as long as the request body, so the error message repeats only its start.

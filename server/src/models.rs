@@ -12,11 +12,11 @@ use std::sync::Arc;
 pub(crate) async fn list(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let cards: Vec<Value> =
-        serving.card.names.iter().map(|name| card(&app, serving, name)).collect();
+        serving.card.names.plain().iter().map(|name| card(&app, serving, name)).collect();
     Ok(Json(json!({"object": "list", "data": cards})))
 }
 
-/// Returns one served model. Its name may contain slashes.
+/// Returns one served model. Its name may contain slashes, and may match a pattern of served names.
 pub(crate) async fn retrieve(
     State(app): State<Arc<AppState>>,
     PathParam(name): PathParam,

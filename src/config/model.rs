@@ -22,8 +22,9 @@ pub struct ModelArgs {
     /// Tokenizer folder or hub id, if it differs from the model's
     #[arg(long)]
     pub tokenizer: Option<String>,
-    /// Model names accepted by the API; responses report the first. Consumes all arguments after it, so put
-    /// MODEL before it
+    /// Model names accepted by the API, and patterns such as `claude-*` or `*` that accept every matching name.
+    /// Responses repeat the name of the request; without one, they report the first name that is no pattern.
+    /// Consumes all arguments after it, so put MODEL before it
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Values that override members of config.json; objects are merged, null removes a member. A name with dots

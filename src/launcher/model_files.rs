@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use engine::WeightsDigestBaseline;
 use models::ModelConfig;
 use models::config::CheckpointDType;
+use server::ServedNames;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
@@ -106,12 +107,9 @@ impl ModelFiles {
         Ok(TextAssets { tokenizer, template })
     }
 
-    /// Returns the served model names; at least one.
-    pub fn served_names(&self, args: &ServeArgs) -> Vec<String> {
-        match args.model.served_model_name.as_slice() {
-            [] => vec![self.name.clone()],
-            names => names.to_vec(),
-        }
+    /// Returns the served model names.
+    pub fn served_names(&self, args: &ServeArgs) -> ServedNames {
+        ServedNames::new(&args.model.served_model_name, &self.name)
     }
 
     /// Returns the data type of the activations for the requested type. `auto` selects the type of the

@@ -183,7 +183,7 @@ fn bind_kv_events(
     }
     let topic_fields = |rank| TopicFields {
         pod: environment.pod_name.clone().unwrap_or_default(),
-        model: files.served_names(args).into_iter().next().unwrap_or_default(),
+        model: files.served_names(args).first().to_owned(),
         rank,
         epoch: 0, // Set when the socket is opened.
     };
@@ -308,7 +308,7 @@ fn metrics(
     scheduler: &Scheduler,
     max_model_len: u32,
 ) -> Result<Arc<ServerMetrics>> {
-    let name = files.served_names(args).into_iter().next().unwrap_or_default();
+    let name = files.served_names(args).first().to_owned();
     let experts = settings::expert_counts_by_layer(&files.config);
     let config = MetricsConfig { experts, ..settings::metrics(args, name, max_model_len) };
     let metrics = ServerMetrics::new(&config)?;
@@ -439,7 +439,7 @@ fn log_ready(format: LogFormat, serving: &ServingContext, address: SocketAddr) {
     match format {
         LogFormat::Human => LogWriter::default().write_plain_line(&ready_message(serving, address)),
         LogFormat::Json => {
-            let model = serving.card.names.first().map_or("", String::as_str);
+            let model = serving.card.names.first();
             let (max_model_len, kv_cache_tokens) =
                 (serving.field_bounds.max_model_len, serving.pool_tokens);
             tracing::info!(%address, model, max_model_len, kv_cache_tokens, "ready");
@@ -455,7 +455,7 @@ fn ready_message(serving: &ServingContext, address: SocketAddr) -> String {
     } else {
         ("/v1/completions", r#"{"prompt":"Once upon a time"}"#.to_owned())
     };
-    let name = serving.card.names.first().map_or("", String::as_str);
+    let name = serving.card.names.first();
     let (max_model_len, pool_tokens) = (serving.field_bounds.max_model_len, serving.pool_tokens);
     format!(
         "hadron {} serves {name} on http://{address} (up to {max_model_len} tokens per request, \

@@ -20,7 +20,7 @@ pub fn server_info(
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model": serving.card.root,
-        "served_model_names": serving.card.names,
+        "served_model_names": serving.card.names.all().collect::<Vec<_>>(),
         "fingerprint": serving.card.fingerprint,
         "flags": args.flags,
         "engine": {

@@ -32,7 +32,7 @@ use scheduler::{
 use server::listener::{ConnectionLimiter, bind};
 use server::openai::{FieldBounds, SamplingDefaults};
 use server::routes::router;
-use server::{AppState, ConnectionTimeouts, ModelCard, ServerOptions, ServingContext};
+use server::{AppState, ConnectionTimeouts, ModelCard, ServedNames, ServerOptions, ServingContext};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -358,7 +358,7 @@ fn limits(setup: &ServerSetup) -> SchedulerLimits {
 
 fn card() -> ModelCard {
     ModelCard {
-        names: vec!["tiny".to_owned(), "org/alias".to_owned()],
+        names: ServedNames::new(&["tiny", "org/alias", "claude-*"].map(str::to_owned), "tiny"),
         root: "tiny".to_owned(),
         created: 1,
         fingerprint: "hadron-test-00000000".to_owned(),

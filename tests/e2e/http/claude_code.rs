@@ -220,3 +220,21 @@ fn turns_with_changing_attribution_are_cached() {
     assert_turns_are_cached(OPEN_TEMPLATE);
     assert_turns_are_cached(STRICT_TEMPLATE);
 }
+
+#[test]
+fn names_that_match_a_pattern_are_served_and_repeated() {
+    let server = start(OPEN_TEMPLATE);
+    let mut client = HttpClient::connect(server.address);
+    let mut body = agent_request();
+    body["model"] = json!("claude-opus-5[1m]");
+    assert_eq!(client.post(PATH, &body).json()["model"], "claude-opus-5[1m]");
+    let chat = |model: &str| json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
+    let reply = client.post("/v1/chat/completions", &chat("claude-x")).json();
+    assert_eq!(reply["model"], "claude-x");
+    assert_eq!(client.post("/v1/chat/completions", &chat("gpt-5")).status, 404);
+    let list = get(server.address, "/v1/models").json();
+    let ids: Vec<&Value> =
+        list["data"].as_array().unwrap().iter().map(|card| &card["id"]).collect();
+    assert_eq!(ids, ["tiny", "org/alias"]);
+    assert_eq!(get(server.address, "/v1/models/claude-x").json()["id"], "claude-x");
+}
