@@ -41,4 +41,6 @@ pub use template::{
 };
 pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;
-pub use tool_calls::{ToolCallIdFormat, ToolCallSyntax, ToolDefinition, partial_arguments};
+pub use tool_calls::{
+    ToolCallIdFormat, ToolCallSyntax, ToolDefinition, closed_arguments, partial_arguments,
+};

@@ -29,6 +29,7 @@ mod openapi;
 mod pairwise;
 pub(crate) mod parallel_ranks;
 mod profile;
+mod replayed_calls;
 mod replicas;
 mod replies;
 mod request_templates;

@@ -197,7 +197,7 @@ fn invalid_tools_are_rejected_by_name() {
         (json!({"tool_choice": {"type": "function"}}), "tool_choice.function"),
         (json!({"functions": [{}]}), "functions"),
         (json!({"function_call": {"name": "x"}}), "function_call"),
-        (calls(json!("{broken")), "messages[0].tool_calls[0].function.arguments"),
+        (calls(json!("broken")), "messages[0].tool_calls[0].function.arguments"),
         (calls(json!("[1]")), "messages[0].tool_calls[0].function.arguments"),
         (json!({"messages": [{"role": "function", "content": "x"}]}), "messages[0].role"),
         (

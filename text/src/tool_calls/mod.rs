@@ -8,6 +8,7 @@
 mod call_emitter;
 mod call_grammar;
 mod call_object;
+mod closed_arguments;
 mod deepseek;
 mod hermes;
 mod json_scanner;
@@ -23,6 +24,7 @@ mod unparsed_syntax;
 use super::output_pieces::OutputPieceWriter;
 use super::tokenizer::Tokenizer;
 use call_emitter::ToolCallEmitter;
+pub use closed_arguments::closed_arguments;
 use deepseek::DeepSeekToolParser;
 use hermes::HermesToolParser;
 use llama3_json::LlamaToolParser;

@@ -4,7 +4,7 @@ use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
-use text::{ChatInput, TEMPLATE_BYTES_MAX};
+use text::{ChatInput, TEMPLATE_BYTES_MAX, closed_arguments};
 
 /// Maximum number of messages in a conversation.
 pub(crate) const MESSAGES_MAX: usize = 4_096;
@@ -36,6 +36,10 @@ const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
 ];
 /// Types of content parts with text, in OpenAI's APIs.
 pub(crate) const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
+/// Types of content parts with text in messages of the assistant.
+const ASSISTANT_PARTS: &[&str] = &["text", "input_text", "output_text", REFUSAL];
+/// Type of a content part in which the assistant refuses a request, and its member with the text.
+const REFUSAL: &str = "refusal";
 const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Parses `messages` and all other fields that are inputs of the chat template.
@@ -155,12 +159,15 @@ fn one_call(path: String, call: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(value))
 }
 
-/// Parses the arguments of a tool call: a JSON object, usually given as text.
+/// Parses the arguments of a tool call: a JSON object, usually given as text. The text may be cut off, because
+/// clients send back calls of outputs that ended at `max_tokens`.
 pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     let value = match value {
         None => return Ok(json!({})),
         Some(JsonValue::Str(text)) if text.trim().is_empty() => return Ok(json!({})),
-        Some(JsonValue::Str(text)) => serde_json::from_str(&text).unwrap_or_default(),
+        Some(JsonValue::Str(text)) if text.trim_start().starts_with('{') => {
+            Value::Object(closed_arguments(&text))
+        }
         Some(other) => other.into_value(),
     };
     if value.is_object() {
@@ -172,9 +179,14 @@ pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, A
 /// Parses the content of a message; an assistant message may have none.
 pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, ApiError> {
     match fields.take("content") {
-        None if role == "assistant" => Ok(json!("")),
+        None if role == "assistant" => {
+            Ok(json!(fields.string(REFUSAL, usize::MAX)?.unwrap_or_default()))
+        }
         None => Err(ApiError::invalid(fields.path("content"), "is missing")),
-        Some(value) => text_of(&fields.path("content"), value, TEXT_PARTS).map(Value::String),
+        Some(value) => {
+            let kinds = if role == "assistant" { ASSISTANT_PARTS } else { TEXT_PARTS };
+            text_of(&fields.path("content"), value, kinds).map(Value::String)
+        }
     }
 }
 
@@ -205,7 +217,7 @@ fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiErr
         let message = "only text parts are supported";
         return Err(ApiError::bad_request("unsupported_content", fields.path("type"), message));
     }
-    fields.required_string("text")
+    fields.required_string(if kind == REFUSAL { REFUSAL } else { "text" })
 }
 
 fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
