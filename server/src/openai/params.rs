@@ -124,6 +124,8 @@ pub(crate) struct CompletionParams {
     pub tokens_as_ids: Option<bool>,
 }
 
+/// Maximum number of choices per prompt, as in OpenAI's API.
+const N_MAX: i64 = 128;
 const STRINGS_MAX: usize = 16;
 const STRING_BYTES_MAX: usize = 256;
 const BAD_WORDS_MAX: usize = 64;
@@ -147,7 +149,7 @@ impl CompletionParams {
             let message = "prompt_logprobs cannot be streamed";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        let n = fields.int("n", 1..=16)?.unwrap_or(1) as u32;
+        let n = fields.int("n", 1..=N_MAX)?.unwrap_or(1) as u32;
         unsupported_fields::reject_best_of(fields, n)?;
         Ok(Self {
             model: fields.string("model", 512)?,

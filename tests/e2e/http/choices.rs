@@ -120,3 +120,17 @@ fn choices_beyond_the_queue_are_rejected_for_good() {
     }
     server.wait_idle(Duration::from_secs(2));
 }
+
+#[test]
+fn up_to_128_choices_share_few_sequence_slots() {
+    let server = TestServer::start(&ServerSetup { max_num_seqs: 4, ..ServerSetup::default() });
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = |n: u32| json!({"messages": messages, "max_tokens": 2, "n": n});
+    let reply = post(server.address, "/v1/chat/completions", &chat(128));
+    let choices = reply.json()["choices"].as_array().unwrap().clone();
+    let indices: Vec<u64> =
+        choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, (0..128).collect::<Vec<u64>>());
+    let reply = post(server.address, "/v1/chat/completions", &chat(129));
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("n")));
+}
