@@ -50,7 +50,7 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("clap", &["hadron"]),
     ("anyhow", &["engine", "grammar", "hadron"]),
     ("tokenizers", &["text"]),
-    ("minijinja", &["text"]),
+    ("num-bigint", &["text"]),
     ("dashmap", &["engine"]),
     ("llguidance", &["grammar"]),
     ("hf-hub", &["hadron"]),

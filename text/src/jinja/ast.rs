@@ -1,0 +1,358 @@
+//! Syntax tree of a template. It is shared between threads, so it contains no values of a rendering.
+
+use super::filters::FilterFunction;
+use super::value_tests::TestFunction;
+use std::sync::Arc;
+
+/// Index of a name in the names of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NameId(pub(crate) u32);
+
+/// Constant in a template.
+#[derive(Debug, Clone)]
+pub(crate) enum LiteralValue {
+    /// `none`
+    None,
+    /// `true` or `false`
+    Bool(bool),
+    /// Integer of 64 bits.
+    Int(i64),
+    /// Other integer.
+    Big(Arc<num_bigint::BigInt>),
+    /// Floating-point number.
+    Float(f64),
+    /// String.
+    Text(Arc<str>),
+}
+
+/// Arithmetic operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BinaryOperator {
+    /// `+`
+    Add,
+    /// `-`
+    Subtract,
+    /// `*`
+    Multiply,
+    /// `/`
+    Divide,
+    /// `//`
+    FloorDivide,
+    /// `%`
+    Modulo,
+    /// `**`
+    Power,
+}
+
+/// Comparison operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CompareOperator {
+    /// `==`
+    Equal,
+    /// `!=`
+    NotEqual,
+    /// `<`
+    Less,
+    /// `<=`
+    LessEqual,
+    /// `>`
+    Greater,
+    /// `>=`
+    GreaterEqual,
+    /// `in`
+    In,
+    /// `not in`
+    NotIn,
+}
+
+/// Expression.
+#[derive(Debug)]
+pub(crate) enum Expression {
+    /// Constant.
+    Literal(LiteralValue),
+    /// Variable.
+    Name(NameId),
+    /// `[…]`
+    List(Vec<Expression>),
+    /// `(…,)`
+    Tuple(Vec<Expression>),
+    /// `{…}`
+    Dict(Vec<DictPair>),
+    /// `target.name`
+    Attribute(Box<Expression>, Arc<str>),
+    /// `target[index]`
+    Item(Box<Expression>, Box<Expression>),
+    /// `target[start:stop:step]`
+    Slice(Box<SliceExpression>),
+    /// `target(…)`
+    Call(Box<CallExpression>),
+    /// `target|filter(…)`
+    Filter(Box<FilterExpression>),
+    /// `target is test(…)`
+    Test(Box<TestExpression>),
+    /// `not value`
+    Not(Box<Expression>),
+    /// `-value`
+    Negative(Box<Expression>),
+    /// `+value`
+    Positive(Box<Expression>),
+    /// Arithmetic.
+    Binary(BinaryOperator, Box<Expression>, Box<Expression>),
+    /// `left and right`
+    And(Box<Expression>, Box<Expression>),
+    /// `left or right`
+    Or(Box<Expression>, Box<Expression>),
+    /// `a ~ b ~ …`
+    Concat(Vec<Expression>),
+    /// `a < b < …`
+    Compare(Box<Expression>, Vec<CompareOperand>),
+    /// `then if test else otherwise`
+    Conditional(Box<ConditionalExpression>),
+}
+
+/// Key and value of a dict literal.
+#[derive(Debug)]
+pub(crate) struct DictPair {
+    /// Key.
+    pub(crate) key: Expression,
+    /// Value.
+    pub(crate) value: Expression,
+}
+
+/// Slice of a sequence.
+#[derive(Debug)]
+pub(crate) struct SliceExpression {
+    /// Sequence.
+    pub(crate) target: Expression,
+    /// First index.
+    pub(crate) start: Option<Expression>,
+    /// Index after the last one.
+    pub(crate) stop: Option<Expression>,
+    /// Step between indices.
+    pub(crate) step: Option<Expression>,
+}
+
+/// Arguments of a call, a filter or a test.
+#[derive(Debug, Default)]
+pub(crate) struct ArgumentList {
+    /// Positional arguments.
+    pub(crate) positional: Vec<Expression>,
+    /// Keyword arguments.
+    pub(crate) keyword: Vec<KeywordArgument>,
+    /// `*arguments`
+    pub(crate) spread: Option<Expression>,
+    /// `**arguments`
+    pub(crate) spread_keyword: Option<Expression>,
+}
+
+/// Keyword argument.
+#[derive(Debug)]
+pub(crate) struct KeywordArgument {
+    /// Name.
+    pub(crate) name: Arc<str>,
+    /// Value.
+    pub(crate) value: Expression,
+}
+
+/// Call of a value.
+#[derive(Debug)]
+pub(crate) struct CallExpression {
+    /// What is called.
+    pub(crate) target: Expression,
+    /// Arguments.
+    pub(crate) arguments: ArgumentList,
+}
+
+/// Application of a filter.
+#[derive(Debug)]
+pub(crate) struct FilterExpression {
+    /// Filtered value; `None` = the text of the enclosing filter block.
+    pub(crate) target: Option<Expression>,
+    /// Name.
+    pub(crate) name: Arc<str>,
+    /// Function; `None` if no filter has the name, which is an error when it is evaluated.
+    pub(crate) function: Option<FilterFunction>,
+    /// Arguments.
+    pub(crate) arguments: ArgumentList,
+}
+
+/// Application of a test.
+#[derive(Debug)]
+pub(crate) struct TestExpression {
+    /// Tested value.
+    pub(crate) target: Expression,
+    /// Name.
+    pub(crate) name: Arc<str>,
+    /// Function; `None` if no test has the name, which is an error when it is evaluated.
+    pub(crate) function: Option<TestFunction>,
+    /// Arguments.
+    pub(crate) arguments: ArgumentList,
+}
+
+/// Operator of a comparison with its right operand.
+#[derive(Debug)]
+pub(crate) struct CompareOperand {
+    /// Operator.
+    pub(crate) operator: CompareOperator,
+    /// Right operand.
+    pub(crate) value: Expression,
+}
+
+/// Conditional expression.
+#[derive(Debug)]
+pub(crate) struct ConditionalExpression {
+    /// Condition.
+    pub(crate) test: Expression,
+    /// Value if the condition is true.
+    pub(crate) then: Expression,
+    /// Value if the condition is false; `None` = undefined.
+    pub(crate) otherwise: Option<Expression>,
+    /// Line of the expression.
+    pub(crate) line: u32,
+}
+
+/// Target of an assignment.
+#[derive(Debug)]
+pub(crate) enum AssignTarget {
+    /// Variable.
+    Name(NameId),
+    /// Attribute of a namespace.
+    Attribute(NameId, Arc<str>),
+    /// Targets of the items of a sequence.
+    Tuple(Vec<AssignTarget>),
+}
+
+/// Statement with its line.
+#[derive(Debug)]
+pub(crate) struct StatementNode {
+    /// Statement.
+    pub(crate) statement: JinjaStatement,
+    /// Line, from 1.
+    pub(crate) line: u32,
+}
+
+/// Statements of a block.
+pub(crate) type StatementList = Vec<StatementNode>;
+
+/// Statement.
+#[derive(Debug)]
+pub(crate) enum JinjaStatement {
+    /// Text outside of tags.
+    Data(Arc<str>),
+    /// `{{ value }}`
+    Print(Expression),
+    /// `{% for %}`
+    For(Arc<ForNode>),
+    /// `{% if %}` and each `{% elif %}`, with the statements of `{% else %}`.
+    If(Vec<IfBranch>, StatementList),
+    /// `{% set target = value %}`
+    Set(AssignTarget, Expression),
+    /// `{% set target %}…{% endset %}`
+    SetBlock(AssignTarget, Option<Expression>, StatementList),
+    /// `{% macro %}`
+    Macro(NameId, Arc<MacroNode>),
+    /// `{% call %}`
+    CallBlock(Arc<MacroNode>, CallExpression),
+    /// `{% generation %}` of transformers, which renders its statements in a scope of their own.
+    Generation(Arc<MacroNode>),
+    /// `{% filter %}`
+    FilterBlock(Expression, StatementList),
+    /// `{% with %}`
+    With(Vec<WithVariable>, StatementList),
+    /// `{% block %}`
+    Block(Arc<BlockNode>),
+    /// `{% autoescape %}`
+    Autoescape(Expression, StatementList),
+    /// `{% break %}`
+    Break,
+    /// `{% continue %}`
+    Continue,
+    /// `{% include %}`, `{% import %}`, `{% from %}` or `{% extends %}`: templates of transformers have no
+    /// loader.
+    LoadTemplate(Expression),
+}
+
+/// Condition with its statements.
+#[derive(Debug)]
+pub(crate) struct IfBranch {
+    /// Condition.
+    pub(crate) test: Expression,
+    /// Statements.
+    pub(crate) body: StatementList,
+}
+
+/// Loop.
+#[derive(Debug)]
+pub(crate) struct ForNode {
+    /// Variables of the items.
+    pub(crate) target: AssignTarget,
+    /// Iterated value.
+    pub(crate) iterable: Expression,
+    /// Condition of the items.
+    pub(crate) test: Option<Expression>,
+    /// Statements for each item.
+    pub(crate) body: StatementList,
+    /// Statements if no iteration reaches the end of the body.
+    pub(crate) otherwise: StatementList,
+    /// Whether `loop(…)` renders the body for other items.
+    pub(crate) is_recursive: bool,
+    /// Whether the body uses `loop`.
+    pub(crate) uses_loop: bool,
+}
+
+/// Macro or body of a call block.
+#[derive(Debug)]
+pub(crate) struct MacroNode {
+    /// Name; `None` for the body of a call block.
+    pub(crate) name: Option<Arc<str>>,
+    /// Parameters.
+    pub(crate) parameters: Vec<MacroParameter>,
+    /// Statements.
+    pub(crate) body: StatementList,
+    /// Which of the special parameters the body uses.
+    pub(crate) uses: SpecialParameters,
+}
+
+/// Special parameters of a macro.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SpecialParameters {
+    /// `caller`
+    pub(crate) caller: bool,
+    /// `kwargs`
+    pub(crate) kwargs: bool,
+    /// `varargs`
+    pub(crate) varargs: bool,
+}
+
+/// Parameter of a macro.
+#[derive(Debug)]
+pub(crate) struct MacroParameter {
+    /// Variable.
+    pub(crate) id: NameId,
+    /// Name.
+    pub(crate) name: Arc<str>,
+    /// Value if the call has no argument for it.
+    pub(crate) default: Option<Expression>,
+}
+
+/// Variable of a with block.
+#[derive(Debug)]
+pub(crate) struct WithVariable {
+    /// Target.
+    pub(crate) target: AssignTarget,
+    /// Value.
+    pub(crate) value: Expression,
+}
+
+/// Named block.
+#[derive(Debug)]
+pub(crate) struct BlockNode {
+    /// Name.
+    pub(crate) name: Arc<str>,
+    /// Whether the block sees the variables of its place.
+    pub(crate) is_scoped: bool,
+    /// Whether another template must define the block.
+    pub(crate) is_required: bool,
+    /// Statements.
+    pub(crate) body: StatementList,
+}

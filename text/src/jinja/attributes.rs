@@ -1,0 +1,385 @@
+//! Attributes, elements and slices of values, with the lookups of Jinja2's immutable sandbox.
+
+use super::ast::SliceExpression;
+use super::error::{JinjaError, JinjaResult};
+use super::evaluator::TemplateEvaluator;
+use super::methods;
+use super::numbers::PythonNumber;
+use super::scope::VariableScope;
+use super::value::{BoundMethod, JinjaValue, RangeValue, UndefinedValue};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Methods that change a list, which the sandbox rejects.
+const LIST_CHANGES: [&str; 8] =
+    ["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"];
+
+/// Methods that change a dict, which the sandbox rejects.
+const DICT_CHANGES: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
+
+/// Attributes of every Python object, which the sandbox rejects. Other names that begin with an underscore are
+/// no attributes of any value here.
+const OBJECT_ATTRIBUTES: [&str; 22] = [
+    "__class__",
+    "__delattr__",
+    "__dir__",
+    "__doc__",
+    "__eq__",
+    "__format__",
+    "__ge__",
+    "__getattribute__",
+    "__gt__",
+    "__hash__",
+    "__init__",
+    "__init_subclass__",
+    "__le__",
+    "__lt__",
+    "__ne__",
+    "__new__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__repr__",
+    "__setattr__",
+    "__sizeof__",
+    "__str__",
+];
+
+/// Attribute of a value.
+enum FoundAttribute {
+    Value(JinjaValue),
+    Unsafe,
+    Missing,
+}
+
+impl TemplateEvaluator {
+    /// Returns `value.name`: an attribute, or else an element.
+    ///
+    /// Errors: the value is undefined, or computing the attribute fails.
+    pub(crate) fn attribute(
+        &mut self,
+        value: &JinjaValue,
+        name: &Arc<str>,
+    ) -> JinjaResult<JinjaValue> {
+        match self.find_attribute(value, name)? {
+            FoundAttribute::Value(found) => Ok(found),
+            FoundAttribute::Unsafe => Ok(unsafe_attribute(value, name)),
+            FoundAttribute::Missing => {
+                if let JinjaValue::Dict(dict) = value
+                    && let Some(found) = dict.get_text(name)
+                {
+                    return Ok(found.clone());
+                }
+                if let JinjaValue::TemplateBlocks = value
+                    && self.block(name).is_some()
+                {
+                    return Ok(JinjaValue::Block(Arc::clone(name)));
+                }
+                Ok(missing_attribute(value, name))
+            }
+        }
+    }
+
+    /// Returns `value[index]`: an element, or else an attribute.
+    ///
+    /// Errors: the value is undefined, or computing the attribute fails.
+    pub(crate) fn item(
+        &mut self,
+        value: &JinjaValue,
+        index: &JinjaValue,
+    ) -> JinjaResult<JinjaValue> {
+        if let Some(found) = self.element(value, index)? {
+            return Ok(found);
+        }
+        if let Some(name) = index.as_text() {
+            match self.find_attribute(value, name)? {
+                FoundAttribute::Value(found) => return Ok(found),
+                FoundAttribute::Unsafe => return Ok(unsafe_attribute(value, name)),
+                FoundAttribute::Missing => return Ok(missing_attribute(value, name)),
+            }
+        }
+        let index = self.repr_of(index).unwrap_or_default();
+        let cause = UndefinedValue::Element(value.object_name(), index);
+        Ok(JinjaValue::Undefined(Rc::new(cause)))
+    }
+
+    /// Returns the element of a value as Python's `value[index]`; `None` where that raises a `TypeError` or a
+    /// `LookupError`.
+    pub(crate) fn element(
+        &mut self,
+        value: &JinjaValue,
+        index: &JinjaValue,
+    ) -> JinjaResult<Option<JinjaValue>> {
+        let position = match PythonNumber::of(index) {
+            Some(PythonNumber::Int(position)) => Some(position),
+            _ => None,
+        };
+        Ok(match value {
+            JinjaValue::Undefined(cause) => return Err(cause.error()),
+            JinjaValue::Dict(dict) => dict.get(index).ok().flatten().cloned(),
+            JinjaValue::List(items) | JinjaValue::Tuple(items) => position
+                .and_then(|at| absolute(at, items.items.len()))
+                .map(|at| items.items[at].clone()),
+            JinjaValue::Str(text) | JinjaValue::Markup(text) => {
+                let Some(position) = position else { return Ok(None) };
+                self.spend_bytes(text.len())?;
+                character(text, position).map(|c| JinjaValue::text_like(value, c.to_string()))
+            }
+            JinjaValue::Bytes(bytes) => position
+                .and_then(|at| absolute(at, bytes.len()))
+                .map(|at| JinjaValue::Int(i64::from(bytes[at]))),
+            JinjaValue::Range(range) => position
+                .and_then(|at| absolute(at, range.len() as usize))
+                .map(|at| JinjaValue::Int(range.at(at as u64))),
+            JinjaValue::TemplateBlocks => index
+                .as_text()
+                .filter(|name| self.block(name).is_some())
+                .map(|name| JinjaValue::Block(Arc::clone(name))),
+            _ => None,
+        })
+    }
+
+    /// Returns the attribute that `getattr` of Python finds, or whether the sandbox rejects it.
+    fn find_attribute(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<FoundAttribute> {
+        if let JinjaValue::Undefined(cause) = value {
+            let is_known = OBJECT_ATTRIBUTES.contains(&name);
+            return if is_known { Ok(FoundAttribute::Unsafe) } else { Err(cause.error()) };
+        }
+        if let JinjaValue::Namespace(namespace) = value {
+            let key = Arc::from(name);
+            let found = namespace.attributes.borrow().get_text(&key).cloned();
+            return Ok(match found {
+                Some(_) if name.starts_with('_') => FoundAttribute::Unsafe,
+                Some(found) => FoundAttribute::Value(found),
+                None => FoundAttribute::Missing,
+            });
+        }
+        if OBJECT_ATTRIBUTES.contains(&name) {
+            return Ok(FoundAttribute::Unsafe);
+        }
+        let changes = match value {
+            JinjaValue::List(_) => LIST_CHANGES.contains(&name),
+            JinjaValue::Dict(_) => DICT_CHANGES.contains(&name),
+            _ => false,
+        };
+        if changes {
+            return Ok(FoundAttribute::Unsafe);
+        }
+        if let Some(function) = methods::find(value, name) {
+            let method = BoundMethod { receiver: value.clone(), function };
+            return Ok(FoundAttribute::Value(JinjaValue::Method(Rc::new(method))));
+        }
+        Ok(match self.property(value, name)? {
+            Some(found) => FoundAttribute::Value(found),
+            None => FoundAttribute::Missing,
+        })
+    }
+
+    /// Returns an attribute that is no method.
+    fn property(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<Option<JinjaValue>> {
+        let integer = |number: usize| JinjaValue::Int(number as i64);
+        Ok(Some(match (value, name) {
+            (JinjaValue::Loop(state), _) => {
+                let state = Rc::clone(state);
+                match name {
+                    "index0" => JinjaValue::Int(state.index0()),
+                    "index" => JinjaValue::Int(state.index0() + 1),
+                    "first" => JinjaValue::Bool(state.index0() == 0),
+                    "last" => JinjaValue::Bool(state.peek(self)?.is_none()),
+                    "length" => integer(state.length(self)?),
+                    "revindex" => JinjaValue::Int(state.length(self)? as i64 - state.index0()),
+                    "revindex0" => JinjaValue::Int(state.length(self)? as i64 - state.index0() - 1),
+                    "depth" => integer(state.depth0 + 1),
+                    "depth0" => integer(state.depth0),
+                    "previtem" => {
+                        let previous = if state.index0() == 0 { None } else { state.previous() };
+                        previous
+                            .unwrap_or_else(|| JinjaValue::undefined("there is no previous item"))
+                    }
+                    "nextitem" => state
+                        .peek(self)?
+                        .unwrap_or_else(|| JinjaValue::undefined("there is no next item")),
+                    _ => return Ok(None),
+                }
+            }
+            (JinjaValue::Macro(definition), "name") => match &definition.node.name {
+                Some(name) => JinjaValue::Str(Arc::clone(name)),
+                None => JinjaValue::None,
+            },
+            (JinjaValue::Macro(definition), "arguments") => {
+                let names = definition.node.parameters.iter();
+                JinjaValue::tuple(names.map(|p| JinjaValue::Str(Arc::clone(&p.name))).collect())?
+            }
+            (JinjaValue::Macro(definition), "catch_kwargs") => {
+                JinjaValue::Bool(definition.node.uses.kwargs)
+            }
+            (JinjaValue::Macro(definition), "catch_varargs") => {
+                JinjaValue::Bool(definition.node.uses.varargs)
+            }
+            (JinjaValue::Macro(definition), "caller") => {
+                JinjaValue::Bool(definition.node.uses.caller)
+            }
+            (JinjaValue::Cycler(cycler), "current") => {
+                cycler.items.items[cycler.position.get()].clone()
+            }
+            (JinjaValue::Cycler(cycler), "items") => JinjaValue::Tuple(Rc::clone(&cycler.items)),
+            (JinjaValue::Cycler(cycler), "pos") => integer(cycler.position.get()),
+            (JinjaValue::Joiner(joiner), "sep") => joiner.separator.clone(),
+            (JinjaValue::Joiner(joiner), "used") => JinjaValue::Bool(joiner.used.get()),
+            (JinjaValue::Tuple(group), "grouper") if group.is_group => group.items[0].clone(),
+            (JinjaValue::Tuple(group), "list") if group.is_group => group.items[1].clone(),
+            (JinjaValue::Range(range), "start") => JinjaValue::Int(range.start),
+            (JinjaValue::Range(range), "stop") => JinjaValue::Int(range.stop),
+            (JinjaValue::Range(range), "step") => JinjaValue::Int(range.step),
+            (JinjaValue::Int(_) | JinjaValue::Big(_), "real" | "numerator")
+            | (JinjaValue::Float(_), "real") => value.clone(),
+            (JinjaValue::Bool(flag), "real" | "numerator") => JinjaValue::Int(i64::from(*flag)),
+            (JinjaValue::Int(_) | JinjaValue::Big(_) | JinjaValue::Bool(_), "imag") => {
+                JinjaValue::Int(0)
+            }
+            (JinjaValue::Float(_), "imag") => JinjaValue::Float(0.0),
+            (JinjaValue::Int(_) | JinjaValue::Big(_) | JinjaValue::Bool(_), "denominator") => {
+                JinjaValue::Int(1)
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Whether a value has an attribute, as the filter `attr` checks.
+    pub(crate) fn has_attribute(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<bool> {
+        Ok(!matches!(self.find_attribute(value, name)?, FoundAttribute::Missing))
+    }
+
+    /// Evaluates `target[start:stop:step]`.
+    pub(crate) fn evaluate_slice(
+        &mut self,
+        slice: &SliceExpression,
+        scope: &VariableScope,
+    ) -> JinjaResult<JinjaValue> {
+        let target = self.evaluate(&slice.target, scope)?;
+        let mut bounds = [None; 3];
+        let parts = [&slice.start, &slice.stop, &slice.step];
+        for (bound, part) in bounds.iter_mut().zip(parts) {
+            let Some(part) = part else { continue };
+            let value = self.evaluate(part, scope)?;
+            *bound = slice_bound(&value)?;
+        }
+        let [start, stop, step] = bounds;
+        self.slice(&target, SliceBounds { start, stop, step: step.unwrap_or(1) })
+    }
+
+    fn slice(&mut self, target: &JinjaValue, bounds: SliceBounds) -> JinjaResult<JinjaValue> {
+        if bounds.step == 0 {
+            return Err(JinjaError::value_error("slice step cannot be zero"));
+        }
+        match target {
+            JinjaValue::Undefined(cause) => Err(cause.error()),
+            JinjaValue::List(items) | JinjaValue::Tuple(items) => {
+                let range = bounds.over(items.items.len());
+                self.charge(range.len() as usize * size_of::<JinjaValue>())?;
+                let selected =
+                    (0..range.len()).map(|at| items.items[range.at(at) as usize].clone());
+                let selected = selected.collect();
+                let is_list = matches!(target, JinjaValue::List(_));
+                if is_list { JinjaValue::list(selected) } else { JinjaValue::tuple(selected) }
+            }
+            JinjaValue::Str(text) | JinjaValue::Markup(text) => {
+                self.charge(text.len())?;
+                self.spend_bytes(text.len())?;
+                Ok(JinjaValue::text_like(target, slice_text(text, bounds)))
+            }
+            JinjaValue::Bytes(bytes) => {
+                self.charge(bytes.len())?;
+                let range = bounds.over(bytes.len());
+                Ok(JinjaValue::Bytes(
+                    (0..range.len()).map(|at| bytes[range.at(at) as usize]).collect(),
+                ))
+            }
+            JinjaValue::Range(range) => {
+                let selected = bounds.over(range.len() as usize);
+                let at = |index: i64| range.start.saturating_add(range.step.saturating_mul(index));
+                Ok(JinjaValue::Range(RangeValue {
+                    start: at(selected.start),
+                    stop: at(selected.stop),
+                    step: range.step.saturating_mul(selected.step),
+                }))
+            }
+            _ => {
+                let kind = target.type_name();
+                Err(JinjaError::type_error(format!(
+                    "'{kind}' object is not subscriptable with a slice"
+                )))
+            }
+        }
+    }
+}
+
+/// Bounds of a slice; absent ones are the ends of the sequence.
+#[derive(Clone, Copy)]
+struct SliceBounds {
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+}
+
+impl SliceBounds {
+    /// Indices of the slice in a sequence of `length` items.
+    fn over(self, length: usize) -> RangeValue {
+        let length = length as i64;
+        let (low, high) = if self.step > 0 { (0, length) } else { (-1, length - 1) };
+        let clamp = |bound: i64| {
+            let bound = if bound < 0 { bound.saturating_add(length) } else { bound };
+            bound.clamp(low, high)
+        };
+        let (first, last) = if self.step > 0 { (low, high) } else { (high, low) };
+        let start = self.start.map_or(first, clamp);
+        let stop = self.stop.map_or(last, clamp);
+        RangeValue { start, stop, step: self.step }
+    }
+}
+
+fn slice_bound(value: &JinjaValue) -> JinjaResult<Option<i64>> {
+    match value {
+        JinjaValue::None => Ok(None),
+        JinjaValue::Undefined(_) | JinjaValue::Float(_) => {
+            let message = "slice indices must be integers or None or have an __index__ method";
+            Err(JinjaError::type_error(message))
+        }
+        _ => super::arguments::integer_argument(value).map(Some),
+    }
+}
+
+fn slice_text(text: &str, bounds: SliceBounds) -> String {
+    if text.is_ascii() && bounds.step == 1 {
+        let range = bounds.over(text.len());
+        let (start, stop) = (range.start as usize, range.stop.max(range.start) as usize);
+        return text[start..stop].to_owned();
+    }
+    let characters: Vec<char> = text.chars().collect();
+    let range = bounds.over(characters.len());
+    (0..range.len()).map(|at| characters[range.at(at) as usize]).collect()
+}
+
+/// Converts an index that may count from the end.
+pub(crate) fn absolute(index: i64, length: usize) -> Option<usize> {
+    let index = if index < 0 { index.checked_add(length as i64)? } else { index };
+    usize::try_from(index).ok().filter(|index| *index < length)
+}
+
+fn character(text: &str, index: i64) -> Option<char> {
+    if text.is_ascii() {
+        return absolute(index, text.len()).map(|at| text.as_bytes()[at] as char);
+    }
+    match usize::try_from(index) {
+        Ok(index) => text.chars().nth(index),
+        Err(_) => text.chars().rev().nth(usize::try_from(-1 - index).ok()?),
+    }
+}
+
+fn missing_attribute(value: &JinjaValue, name: &Arc<str>) -> JinjaValue {
+    let cause = UndefinedValue::Attribute(value.object_name(), Arc::clone(name));
+    JinjaValue::Undefined(Rc::new(cause))
+}
+
+fn unsafe_attribute(value: &JinjaValue, name: &Arc<str>) -> JinjaValue {
+    JinjaValue::Undefined(Rc::new(UndefinedValue::Unsafe(value.type_name(), Arc::clone(name))))
+}

@@ -1,0 +1,110 @@
+//! Errors of templates: what Python raises in Jinja2, and the limits of a rendering.
+
+use std::fmt;
+
+/// Kind of an error, after the Python exception that Jinja2 raises in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JinjaErrorKind {
+    /// The template text is invalid.
+    Syntax,
+    /// An undefined value is used (`UndefinedError`).
+    Undefined,
+    /// `TypeError`.
+    Type,
+    /// `ValueError`.
+    Value,
+    /// `OverflowError`.
+    Overflow,
+    /// `LookupError` and its subclasses.
+    Lookup,
+    /// The sandbox rejects an access (`SecurityError`).
+    Security,
+    /// Another error of the template (`TemplateRuntimeError`, `ZeroDivisionError`).
+    Runtime,
+    /// The output of transformers would vary between runs, or this feature is unsupported.
+    Unsupported,
+    /// The template called `raise_exception`.
+    Raised,
+    /// The rendering exceeds its number of instructions.
+    Fuel,
+    /// The rendered text exceeds its maximum size.
+    Output,
+    /// The values of the rendering exceed their maximum size.
+    Memory,
+    /// Calls, statements or values are nested too deeply.
+    Depth,
+}
+
+/// Error of a template, with the line where it occurred.
+#[derive(Debug, Clone)]
+pub(crate) struct JinjaError(Box<ErrorDetails>);
+
+#[derive(Debug, Clone)]
+struct ErrorDetails {
+    kind: JinjaErrorKind,
+    message: String,
+    line: Option<u32>,
+}
+
+/// Result of an operation of the template engine.
+pub(crate) type JinjaResult<T> = Result<T, JinjaError>;
+
+impl JinjaError {
+    /// Creates an error whose line is not known yet.
+    pub(crate) fn new(kind: JinjaErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(ErrorDetails { kind, message: message.into(), line: None }))
+    }
+
+    /// Creates a `TypeError`.
+    pub(crate) fn type_error(message: impl Into<String>) -> Self {
+        Self::new(JinjaErrorKind::Type, message)
+    }
+
+    /// Creates a `ValueError`.
+    pub(crate) fn value_error(message: impl Into<String>) -> Self {
+        Self::new(JinjaErrorKind::Value, message)
+    }
+
+    /// Creates an error of another kind of the template's own.
+    pub(crate) fn runtime(message: impl Into<String>) -> Self {
+        Self::new(JinjaErrorKind::Runtime, message)
+    }
+
+    /// Creates an error for a feature whose output cannot equal that of transformers.
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(JinjaErrorKind::Unsupported, message)
+    }
+
+    /// Creates an error of the template text.
+    pub(crate) fn syntax(message: impl Into<String>, line: u32) -> Self {
+        Self::new(JinjaErrorKind::Syntax, message).at_line(line)
+    }
+
+    /// Sets the line, unless an inner statement has set it.
+    pub(crate) fn at_line(mut self, line: u32) -> Self {
+        self.0.line.get_or_insert(line);
+        self
+    }
+
+    /// Returns the kind of the error.
+    pub(crate) fn kind(&self) -> JinjaErrorKind {
+        self.0.kind
+    }
+
+    /// Returns the message without the line.
+    pub(crate) fn message(&self) -> &str {
+        &self.0.message
+    }
+}
+
+impl fmt::Display for JinjaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)?;
+        match self.0.line {
+            Some(line) => write!(f, " (line {line})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for JinjaError {}

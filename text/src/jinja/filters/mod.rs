@@ -1,0 +1,33 @@
+//! Filters: those of Jinja2, with `tojson` as transformers defines it.
+
+mod attribute_path;
+mod conversion;
+mod html;
+mod ordering;
+mod pretty;
+mod selection;
+mod sequences;
+mod text_filters;
+mod word_wrap;
+
+pub(crate) use html::strip_tags;
+pub(crate) use ordering::{KeyedValue, stable_sort};
+
+use super::arguments::CallArguments;
+use super::error::JinjaResult;
+use super::evaluator::TemplateEvaluator;
+use super::value::JinjaValue;
+
+/// Function of a filter: gets the filtered value and the arguments.
+pub(crate) type FilterFunction =
+    fn(&mut TemplateEvaluator, JinjaValue, CallArguments) -> JinjaResult<JinjaValue>;
+
+/// Returns the filter with a name.
+pub(crate) fn find(name: &str) -> Option<FilterFunction> {
+    text_filters::find(name)
+        .or_else(|| sequences::find(name))
+        .or_else(|| ordering::find(name))
+        .or_else(|| selection::find(name))
+        .or_else(|| conversion::find(name))
+        .or_else(|| html::find(name))
+}

@@ -1,0 +1,200 @@
+//! State of a loop, which a template reads as `loop`.
+
+use super::ast::ForNode;
+use super::error::JinjaResult;
+use super::evaluator::TemplateEvaluator;
+use super::iteration::{ValueIterator, length};
+use super::scope::{ScopeFrame, VariableScope};
+use super::value::JinjaValue;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Items of a loop that satisfy its condition.
+#[derive(Debug)]
+pub(crate) struct LoopItems {
+    iterator: ValueIterator,
+    node: Arc<ForNode>,
+    scope: VariableScope,
+    /// Whether the condition of the loop is still to be evaluated for the items.
+    is_tested: bool,
+}
+
+impl LoopItems {
+    /// Begins an iteration over `iterable` in the loop `node`.
+    pub(crate) fn new(
+        node: &Arc<ForNode>,
+        iterable: &JinjaValue,
+        scope: &VariableScope,
+    ) -> JinjaResult<Self> {
+        let iterator = ValueIterator::new(iterable)?;
+        Ok(Self {
+            iterator,
+            node: Arc::clone(node),
+            scope: scope.clone(),
+            is_tested: node.test.is_some(),
+        })
+    }
+
+    /// Returns the next item that satisfies the condition.
+    pub(crate) fn next(
+        &mut self,
+        evaluator: &mut TemplateEvaluator,
+    ) -> JinjaResult<Option<JinjaValue>> {
+        let node = Arc::clone(&self.node);
+        while let Some(item) = self.iterator.next(evaluator)? {
+            let Some(test) = node.test.as_ref().filter(|_| self.is_tested) else {
+                return Ok(Some(item));
+            };
+            let scope = Some(ScopeFrame::new(&self.scope));
+            evaluator.assign(&node.target, item.clone(), &scope)?;
+            if evaluator.evaluate(test, &scope)?.is_true() {
+                return Ok(Some(item));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// State of a loop.
+#[derive(Debug)]
+pub(crate) struct LoopValue {
+    items: RefCell<Option<LoopItems>>,
+    /// Number of items before the current one; -1 before the first iteration.
+    index0: Cell<i64>,
+    length: Cell<Option<usize>>,
+    position: RefCell<LoopPosition>,
+    /// Arguments of the last call of `changed`.
+    last_changed: RefCell<Option<JinjaValue>>,
+    /// Number of enclosing iterations of a recursive loop.
+    pub(crate) depth0: usize,
+    /// Loop that `loop(…)` renders again, in this scope.
+    pub(crate) recursive: Option<Arc<ForNode>>,
+    /// Scope of the loop.
+    pub(crate) scope: VariableScope,
+    depth: u16,
+}
+
+/// Items around the current one.
+#[derive(Debug, Default)]
+struct LoopPosition {
+    before: Option<JinjaValue>,
+    current: Option<JinjaValue>,
+    /// Next item if it was taken in advance; the inner `None` is the end of the items.
+    after: Option<Option<JinjaValue>>,
+}
+
+impl LoopValue {
+    /// Creates the state of the loop `node` over `iterable`.
+    pub(crate) fn new(
+        node: &Arc<ForNode>,
+        iterable: &JinjaValue,
+        scope: &VariableScope,
+        depth0: usize,
+    ) -> JinjaResult<Rc<Self>> {
+        let length = if node.test.is_none() { length(iterable) } else { None };
+        Ok(Rc::new(Self {
+            items: RefCell::new(Some(LoopItems::new(node, iterable, scope)?)),
+            index0: Cell::new(-1),
+            length: Cell::new(length),
+            position: RefCell::default(),
+            last_changed: RefCell::new(None),
+            depth0,
+            recursive: node.is_recursive.then(|| Arc::clone(node)),
+            scope: scope.clone(),
+            depth: super::value::depth_around(std::iter::once(iterable))?,
+        }))
+    }
+
+    /// Nesting of the iterated value.
+    pub(crate) fn depth(&self) -> u16 {
+        self.depth
+    }
+
+    /// Number of items before the current one.
+    pub(crate) fn index0(&self) -> i64 {
+        self.index0.get()
+    }
+
+    /// Takes the next item from the iterated value.
+    fn take(&self, evaluator: &mut TemplateEvaluator) -> JinjaResult<Option<JinjaValue>> {
+        let Some(mut items) = self.items.borrow_mut().take() else { return Ok(None) };
+        let item = items.next(evaluator)?;
+        *self.items.borrow_mut() = Some(items);
+        Ok(item)
+    }
+
+    /// Moves to the next item.
+    pub(crate) fn advance(
+        &self,
+        evaluator: &mut TemplateEvaluator,
+    ) -> JinjaResult<Option<JinjaValue>> {
+        let peeked = self.position.borrow_mut().after.take();
+        let item = match peeked {
+            Some(Some(item)) => Some(item),
+            // After the end, Jinja2 asks the iterator once more.
+            Some(None) | None => self.take(evaluator)?,
+        };
+        if let Some(item) = &item {
+            self.index0.set(self.index0.get() + 1);
+            let mut position = self.position.borrow_mut();
+            position.before = position.current.take();
+            position.current = Some(item.clone());
+        }
+        Ok(item)
+    }
+
+    /// Returns the next item without moving to it.
+    pub(crate) fn peek(
+        &self,
+        evaluator: &mut TemplateEvaluator,
+    ) -> JinjaResult<Option<JinjaValue>> {
+        if let Some(Some(item)) = &self.position.borrow().after {
+            return Ok(Some(item.clone()));
+        }
+        let item = self.take(evaluator)?;
+        self.position.borrow_mut().after = Some(item.clone());
+        Ok(item)
+    }
+
+    /// Returns the previous item; `None` in the first iteration.
+    pub(crate) fn previous(&self) -> Option<JinjaValue> {
+        self.position.borrow().before.clone()
+    }
+
+    /// Returns the number of items. The items of an iterator are all taken for this.
+    pub(crate) fn length(&self, evaluator: &mut TemplateEvaluator) -> JinjaResult<usize> {
+        if let Some(length) = self.length.get() {
+            return Ok(length);
+        }
+        let mut rest = Vec::new();
+        while let Some(item) = self.take(evaluator)? {
+            evaluator.charge(size_of::<JinjaValue>())?;
+            rest.push(item);
+        }
+        let peeked = matches!(self.position.borrow().after, Some(Some(_)));
+        let length = rest.len() + (self.index0.get() + 1) as usize + usize::from(peeked);
+        self.length.set(Some(length));
+        let rest = JinjaValue::list(rest)?;
+        if let Some(items) = self.items.borrow_mut().as_mut() {
+            items.iterator = ValueIterator::new(&rest)?;
+            items.is_tested = false;
+        }
+        Ok(length)
+    }
+
+    /// Whether `values` differ from those of the previous call.
+    pub(crate) fn changed(
+        &self,
+        evaluator: &mut TemplateEvaluator,
+        values: JinjaValue,
+    ) -> JinjaResult<bool> {
+        let last = self.last_changed.borrow_mut().take();
+        let changed = match &last {
+            Some(last) => !super::comparison::equal(evaluator, last, &values)?,
+            None => true,
+        };
+        *self.last_changed.borrow_mut() = Some(values);
+        Ok(changed)
+    }
+}

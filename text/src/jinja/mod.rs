@@ -1,0 +1,117 @@
+//! Interpreter of Jinja2 templates as transformers renders them: Jinja2 3.1 in its immutable sandbox, without
+//! loader and automatic escaping, with `trim_blocks`, `lstrip_blocks`, loop controls and the tag
+//! `{% generation %}`. Values have the types, operators, methods and texts of Python, so that a rendered prompt
+//! equals that of transformers byte for byte; what cannot be equal is an error. Instructions, sizes and nesting
+//! are limited.
+
+mod arguments;
+mod arithmetic;
+mod ast;
+mod attributes;
+mod calls;
+mod comparison;
+mod dict;
+mod error;
+mod escapes;
+mod evaluator;
+mod filters;
+mod format_spec;
+mod iteration;
+mod json;
+mod json_input;
+mod lexer;
+mod loops;
+mod markup;
+mod methods;
+mod number_format;
+mod numbers;
+mod parser;
+mod parser_expressions;
+mod parser_macros;
+mod percent_format;
+mod python_text;
+mod scope;
+mod statements;
+mod str_format;
+#[cfg(test)]
+mod template_tests;
+mod token;
+mod unicode;
+mod value;
+mod value_tests;
+mod variable_usage;
+
+pub(crate) use error::{JinjaError, JinjaErrorKind};
+pub(crate) use evaluator::RenderLimits;
+
+use ast::{BlockNode, NameId, StatementList};
+use error::JinjaResult;
+use evaluator::TemplateEvaluator;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use value::{BuiltinFunction, JinjaValue, SpecialIds};
+
+/// Compiled template.
+#[derive(Debug)]
+pub(crate) struct JinjaTemplate {
+    code: Arc<TemplateCode>,
+}
+
+/// Syntax tree of a template.
+#[derive(Debug)]
+pub(crate) struct TemplateCode {
+    body: StatementList,
+    names: Vec<Arc<str>>,
+    blocks: Vec<Arc<BlockNode>>,
+    special: SpecialIds,
+}
+
+impl JinjaTemplate {
+    /// Compiles the template `source`.
+    ///
+    /// Errors: the template is invalid.
+    pub(crate) fn compile(source: &str) -> JinjaResult<Self> {
+        let mut parsed = parser::parse(source)?;
+        let mut id = |name: &str| {
+            let index =
+                parsed.names.iter().position(|known| &**known == name).unwrap_or_else(|| {
+                    parsed.names.push(Arc::from(name));
+                    parsed.names.len() - 1
+                });
+            NameId(index as u32)
+        };
+        let special = SpecialIds {
+            caller: id("caller"),
+            kwargs: id("kwargs"),
+            varargs: id("varargs"),
+            loop_object: id("loop"),
+        };
+        let parser::ParsedTemplate { body, names, blocks } = parsed;
+        Ok(Self { code: Arc::new(TemplateCode { body, names, blocks, special }) })
+    }
+
+    /// Renders the template with `variables`; `strftime_now` formats the present time.
+    ///
+    /// Errors: the template fails, or a limit is exceeded.
+    pub(crate) fn render(
+        &self,
+        variables: &Map<String, Value>,
+        limits: RenderLimits,
+        strftime_now: fn(&str) -> String,
+    ) -> JinjaResult<String> {
+        let slots = self.code.names.iter().map(|name| initial_value(name, variables));
+        let slots: JinjaResult<Vec<Option<JinjaValue>>> = slots.collect();
+        TemplateEvaluator::new(&self.code, slots?, limits, strftime_now).render()
+    }
+}
+
+/// Value of a name before the template assigns it: a variable, or else a function of the environment.
+fn initial_value(name: &str, variables: &Map<String, Value>) -> JinjaResult<Option<JinjaValue>> {
+    if name == "self" {
+        return Ok(Some(JinjaValue::TemplateBlocks));
+    }
+    match variables.get(name) {
+        Some(value) => json_input::value_of_json(value).map(Some),
+        None => Ok(BuiltinFunction::find(name).map(JinjaValue::Function)),
+    }
+}

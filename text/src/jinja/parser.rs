@@ -1,0 +1,445 @@
+//! Parser of a template's statements: state, blocks, loops, conditions and assignments.
+
+use super::ast::{
+    AssignTarget, BlockNode, Expression, ForNode, IfBranch, JinjaStatement, NameId, StatementList,
+    StatementNode, WithVariable,
+};
+use super::error::{JinjaError, JinjaResult};
+use super::lexer::tokenize;
+use super::token::{JinjaToken, TokenKind};
+use super::variable_usage::VariableUsage;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Maximum nesting of statements. Python, to which Jinja2 compiles a template, permits as many levels of
+/// indentation.
+const STATEMENT_DEPTH_MAX: u32 = 100;
+
+/// Syntax tree of a template with its names and blocks.
+#[derive(Debug)]
+pub(crate) struct ParsedTemplate {
+    /// Statements.
+    pub(crate) body: StatementList,
+    /// Names of variables; a `NameId` is an index of this list.
+    pub(crate) names: Vec<Arc<str>>,
+    /// Named blocks.
+    pub(crate) blocks: Vec<Arc<BlockNode>>,
+}
+
+/// Parses the template `source`.
+///
+/// Errors: the template is invalid, or nested too deeply.
+pub(crate) fn parse(source: &str) -> JinjaResult<ParsedTemplate> {
+    let mut parser = TemplateParser {
+        tokens: tokenize(source)?,
+        at: 0,
+        names: Vec::new(),
+        name_ids: HashMap::new(),
+        blocks: Vec::new(),
+        usage: VariableUsage::default(),
+        place: StatementPlace {
+            depth: 0,
+            loops: 0,
+            enclosing_loops: 0,
+            is_soft: false,
+            is_top: true,
+        },
+        nesting: 0,
+        height: 0,
+        unknown_names: Vec::new(),
+    };
+    let body = parser.statements_until(&[])?;
+    if let Some(error) = parser.unknown_names.into_iter().next() {
+        return Err(error);
+    }
+    Ok(ParsedTemplate { body, names: parser.names, blocks: parser.blocks })
+}
+
+/// Where a statement is in the template.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StatementPlace {
+    /// Nesting of statements.
+    pub(super) depth: u32,
+    /// Number of loops that `break` may end.
+    pub(super) loops: u32,
+    /// Number of loops around the statement, also outside of its macro.
+    pub(super) enclosing_loops: u32,
+    /// Whether an unknown filter or test is an error only when it is evaluated.
+    pub(super) is_soft: bool,
+    /// Whether the statement is outside of loops, macros and scopes.
+    pub(super) is_top: bool,
+}
+
+/// Parser of a template.
+pub(super) struct TemplateParser {
+    tokens: Vec<JinjaToken>,
+    at: usize,
+    names: Vec<Arc<str>>,
+    name_ids: HashMap<Arc<str>, NameId>,
+    blocks: Vec<Arc<BlockNode>>,
+    pub(super) usage: VariableUsage,
+    pub(super) place: StatementPlace,
+    /// Nesting of the expression that is being parsed.
+    pub(super) nesting: u32,
+    /// Height of the tree of the last parsed expression.
+    pub(super) height: u32,
+    /// Filters and tests that do not exist.
+    pub(super) unknown_names: Vec<JinjaError>,
+}
+
+impl TemplateParser {
+    /// Current token.
+    pub(super) fn current(&self) -> &TokenKind {
+        &self.tokens[self.at].kind
+    }
+
+    /// Token after the current one.
+    pub(super) fn following(&self) -> &TokenKind {
+        &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].kind
+    }
+
+    /// Line of the current token.
+    pub(super) fn line(&self) -> u32 {
+        self.tokens[self.at].line
+    }
+
+    /// Moves to the next token.
+    pub(super) fn advance(&mut self) {
+        self.at = (self.at + 1).min(self.tokens.len() - 1);
+    }
+
+    /// Creates an error at the current token.
+    pub(super) fn fail(&self, message: impl Into<String>) -> JinjaError {
+        JinjaError::syntax(message, self.line())
+    }
+
+    fn unexpected(&self, expected: &str) -> JinjaError {
+        match self.current() {
+            TokenKind::End => {
+                self.fail(format!("unexpected end of template, expected '{expected}'."))
+            }
+            found => self.fail(format!("expected token '{expected}', got '{found}'")),
+        }
+    }
+
+    /// Moves past the operator `operator` if it is the current token.
+    pub(super) fn skip_operator(&mut self, operator: &str) -> bool {
+        let found = self.current().is_operator(operator);
+        if found {
+            self.advance();
+        }
+        found
+    }
+
+    /// Moves past the name `name` if it is the current token.
+    pub(super) fn skip_name(&mut self, name: &str) -> bool {
+        let found = self.current().is_name(name);
+        if found {
+            self.advance();
+        }
+        found
+    }
+
+    /// Moves past the operator `operator`.
+    pub(super) fn expect_operator(&mut self, operator: &str) -> JinjaResult<()> {
+        if self.skip_operator(operator) { Ok(()) } else { Err(self.unexpected(operator)) }
+    }
+
+    fn expect_name(&mut self, name: &str) -> JinjaResult<()> {
+        if self.skip_name(name) { Ok(()) } else { Err(self.unexpected(name)) }
+    }
+
+    /// Reads any name.
+    pub(super) fn name(&mut self) -> JinjaResult<Arc<str>> {
+        let TokenKind::Name(name) = self.current() else { return Err(self.unexpected("name")) };
+        let name = Arc::clone(name);
+        self.advance();
+        Ok(name)
+    }
+
+    /// Returns the identifier of a name.
+    pub(super) fn name_id(&mut self, name: &Arc<str>) -> NameId {
+        if let Some(&id) = self.name_ids.get(name) {
+            return id;
+        }
+        let id = NameId(self.names.len() as u32);
+        self.names.push(Arc::clone(name));
+        self.name_ids.insert(Arc::clone(name), id);
+        id
+    }
+
+    /// Parses statements up to a tag named by one of `ends`, which becomes the current token, or to the end.
+    fn statements_until(&mut self, ends: &[&str]) -> JinjaResult<StatementList> {
+        let mut body = StatementList::new();
+        loop {
+            let line = self.line();
+            let statement = match self.current() {
+                TokenKind::End if ends.is_empty() => return Ok(body),
+                TokenKind::End => {
+                    let message = format!(
+                        "Unexpected end of template. Jinja was looking for the following tags: '{}'.",
+                        ends.join("' or '")
+                    );
+                    return Err(self.fail(message));
+                }
+                TokenKind::Data(text) => {
+                    let text = Arc::clone(text);
+                    self.advance();
+                    JinjaStatement::Data(text)
+                }
+                TokenKind::VariableBegin => {
+                    self.advance();
+                    let value = self.tuple_expression(true)?;
+                    if *self.current() != TokenKind::VariableEnd {
+                        return Err(self.unexpected("end of print statement"));
+                    }
+                    self.advance();
+                    JinjaStatement::Print(value)
+                }
+                _ => {
+                    self.advance();
+                    if ends.iter().any(|end| self.current().is_name(end)) {
+                        return Ok(body);
+                    }
+                    self.place.depth += 1;
+                    if self.place.depth > STATEMENT_DEPTH_MAX {
+                        return Err(self.fail("too many levels of nested statements"));
+                    }
+                    let parsed = self.statement(&mut body)?;
+                    self.place.depth -= 1;
+                    self.block_end()?;
+                    match parsed {
+                        Some(statement) => statement,
+                        None => continue,
+                    }
+                }
+            };
+            body.push(StatementNode { statement, line });
+        }
+    }
+
+    fn block_end(&mut self) -> JinjaResult<()> {
+        if *self.current() != TokenKind::BlockEnd {
+            return Err(self.unexpected("end of statement block"));
+        }
+        self.advance();
+        Ok(())
+    }
+
+    /// Parses the end of a tag, then statements up to a tag named by one of `ends`. Returns with the name of
+    /// that tag as the current token.
+    pub(super) fn body(&mut self, ends: &[&str]) -> JinjaResult<StatementList> {
+        self.skip_operator(":");
+        self.block_end()?;
+        self.statements_until(ends)
+    }
+
+    /// Parses statements up to the tag `end`, and moves past its name.
+    pub(super) fn body_to(&mut self, end: &str) -> JinjaResult<StatementList> {
+        let body = self.body(&[end])?;
+        self.advance();
+        Ok(body)
+    }
+
+    /// Parses with another place, and restores the present one.
+    pub(super) fn within<T>(
+        &mut self,
+        change: impl FnOnce(&mut StatementPlace),
+        parse: impl FnOnce(&mut Self) -> JinjaResult<T>,
+    ) -> JinjaResult<T> {
+        let place = self.place;
+        change(&mut self.place);
+        let parsed = parse(self);
+        self.place = place;
+        parsed
+    }
+
+    /// Parses the statements of a scope of its own.
+    fn scoped_body(&mut self, end: &str) -> JinjaResult<StatementList> {
+        let inner = |place: &mut StatementPlace| {
+            place.is_soft = false;
+            place.is_top = false;
+        };
+        self.within(inner, |parser| parser.body_to(end))
+    }
+
+    /// Parses a statement after `{%`; `None` for `print`, whose values are appended to `body`.
+    fn statement(&mut self, body: &mut StatementList) -> JinjaResult<Option<JinjaStatement>> {
+        let TokenKind::Name(tag) = self.current() else {
+            return Err(self.fail("tag name expected"));
+        };
+        let tag = Arc::clone(tag);
+        let line = self.line();
+        self.advance();
+        let statement = match &*tag {
+            "for" => self.for_statement()?,
+            "if" => self.if_statement()?,
+            "set" => self.set_statement()?,
+            "macro" => self.macro_statement()?,
+            "call" => self.call_statement()?,
+            "generation" => JinjaStatement::Generation(self.generation_body()?),
+            "filter" => {
+                let filter = self.filter_chain(None, true)?;
+                JinjaStatement::FilterBlock(filter, self.scoped_body("endfilter")?)
+            }
+            "with" => self.with_statement()?,
+            "block" => self.block_statement()?,
+            "autoescape" => {
+                let value = self.expression(true)?;
+                JinjaStatement::Autoescape(value, self.scoped_body("endautoescape")?)
+            }
+            "break" | "continue" => {
+                if self.place.loops == 0 {
+                    return Err(JinjaError::syntax(format!("'{tag}' outside loop"), line));
+                }
+                if &*tag == "break" { JinjaStatement::Break } else { JinjaStatement::Continue }
+            }
+            "extends" | "include" | "import" | "from" => self.load_statement(&tag)?,
+            "print" => {
+                while *self.current() != TokenKind::BlockEnd {
+                    let value = self.expression(true)?;
+                    body.push(StatementNode { statement: JinjaStatement::Print(value), line });
+                    if *self.current() != TokenKind::BlockEnd {
+                        self.expect_operator(",")?;
+                    }
+                }
+                return Ok(None);
+            }
+            _ => {
+                let message = format!("Encountered unknown tag '{tag}'.");
+                return Err(JinjaError::syntax(message, line));
+            }
+        };
+        Ok(Some(statement))
+    }
+
+    fn for_statement(&mut self) -> JinjaResult<JinjaStatement> {
+        let strict = |place: &mut StatementPlace| {
+            place.is_soft = false;
+            place.is_top = false;
+            place.enclosing_loops += 1;
+        };
+        let outer = self.place;
+        self.place.enclosing_loops += 1;
+        let target = self.assign_target(false)?;
+        self.expect_name("in")?;
+        let iterable = self.tuple_expression(false)?;
+        let test = if self.skip_name("if") {
+            Some(self.within(strict, |parser| parser.expression(true))?)
+        } else {
+            None
+        };
+        let is_recursive = self.skip_name("recursive");
+        self.usage.enter();
+        let in_loop = |place: &mut StatementPlace| {
+            strict(place);
+            place.loops += 1;
+        };
+        let body = self.within(in_loop, |parser| parser.body(&["endfor", "else"]))?;
+        let uses_loop = self.usage.leave().uses_loop || is_recursive;
+        let otherwise = if self.skip_name("endfor") {
+            StatementList::new()
+        } else {
+            self.advance();
+            let after_loop = |place: &mut StatementPlace| {
+                strict(place);
+                place.loops = if is_recursive { 0 } else { place.loops };
+            };
+            self.within(after_loop, |parser| parser.body_to("endfor"))?
+        };
+        self.place = outer;
+        let node = ForNode { target, iterable, test, body, otherwise, is_recursive, uses_loop };
+        Ok(JinjaStatement::For(Arc::new(node)))
+    }
+
+    fn if_statement(&mut self) -> JinjaResult<JinjaStatement> {
+        self.within(
+            |place| place.is_soft = true,
+            |parser| {
+                let mut branches = Vec::new();
+                loop {
+                    let test = parser.tuple_expression(false)?;
+                    let body = parser.body(&["elif", "else", "endif"])?;
+                    branches.push(IfBranch { test, body });
+                    if parser.skip_name("elif") {
+                        continue;
+                    }
+                    if parser.skip_name("else") {
+                        let otherwise = parser.body_to("endif")?;
+                        return Ok(JinjaStatement::If(branches, otherwise));
+                    }
+                    parser.advance();
+                    return Ok(JinjaStatement::If(branches, StatementList::new()));
+                }
+            },
+        )
+    }
+
+    fn set_statement(&mut self) -> JinjaResult<JinjaStatement> {
+        let target = self.assign_target(true)?;
+        if self.skip_operator("=") {
+            return Ok(JinjaStatement::Set(target, self.tuple_expression(true)?));
+        }
+        let filter = if self.current().is_operator("|") {
+            Some(self.filter_chain(None, false)?)
+        } else {
+            None
+        };
+        Ok(JinjaStatement::SetBlock(target, filter, self.scoped_body("endset")?))
+    }
+
+    fn with_statement(&mut self) -> JinjaResult<JinjaStatement> {
+        let mut variables = Vec::new();
+        while *self.current() != TokenKind::BlockEnd && !self.current().is_operator(":") {
+            if !variables.is_empty() {
+                self.expect_operator(",")?;
+            }
+            let target = self.with_target()?;
+            self.expect_operator("=")?;
+            let value = self.expression(true)?;
+            variables.push(WithVariable { target, value });
+        }
+        Ok(JinjaStatement::With(variables, self.scoped_body("endwith")?))
+    }
+
+    fn with_target(&mut self) -> JinjaResult<AssignTarget> {
+        // The variables of a with block may be named `loop`, as parameters may.
+        self.within(|place| place.enclosing_loops = 0, |parser| parser.assign_target(false))
+    }
+
+    fn block_statement(&mut self) -> JinjaResult<JinjaStatement> {
+        let name = self.name()?;
+        let is_scoped = self.skip_name("scoped");
+        let is_required = self.skip_name("required");
+        if self.blocks.iter().any(|block| block.name == name) {
+            return Err(self.fail(format!("block '{name}' defined twice")));
+        }
+        let outer_usage = std::mem::take(&mut self.usage);
+        let function = |place: &mut StatementPlace| {
+            place.is_soft = false;
+            place.is_top = false;
+            place.loops = 0;
+        };
+        let body = self.within(function, |parser| parser.body_to("endblock"))?;
+        self.usage = outer_usage;
+        self.skip_name(&name);
+        let block = Arc::new(BlockNode { name, is_scoped, is_required, body });
+        if self.blocks.iter().any(|other| other.name == block.name) {
+            return Err(self.fail(format!("block '{}' defined twice", block.name)));
+        }
+        self.blocks.push(Arc::clone(&block));
+        Ok(JinjaStatement::Block(block))
+    }
+
+    /// Parses a statement that loads another template, which fails when it is executed.
+    fn load_statement(&mut self, tag: &str) -> JinjaResult<JinjaStatement> {
+        if tag == "extends" && !self.place.is_top {
+            return Err(self.fail("cannot use extend from a non top-level scope"));
+        }
+        let template: Expression = self.expression(true)?;
+        while *self.current() != TokenKind::BlockEnd && *self.current() != TokenKind::End {
+            self.advance();
+        }
+        Ok(JinjaStatement::LoadTemplate(template))
+    }
+}

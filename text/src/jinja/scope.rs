@@ -1,0 +1,63 @@
+//! Scopes of variables: the variables of the template are slots of the evaluator, and each loop iteration, macro
+//! call or scoped block has a scope that refers to the scope around it.
+
+use super::ast::NameId;
+use super::value::JinjaValue;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Scope of a statement; `None` = the variables of the template.
+pub(crate) type VariableScope = Option<Rc<ScopeFrame>>;
+
+/// Variables of one scope.
+#[derive(Debug)]
+pub(crate) struct ScopeFrame {
+    variables: RefCell<Vec<ScopeVariable>>,
+    parent: VariableScope,
+}
+
+#[derive(Debug)]
+struct ScopeVariable {
+    id: NameId,
+    value: JinjaValue,
+}
+
+impl ScopeFrame {
+    /// Creates an empty scope inside of `parent`.
+    pub(crate) fn new(parent: &VariableScope) -> Rc<Self> {
+        Rc::new(Self { variables: RefCell::new(Vec::new()), parent: parent.clone() })
+    }
+
+    /// Sets a variable of this scope.
+    pub(crate) fn set(&self, id: NameId, value: JinjaValue) {
+        let mut variables = self.variables.borrow_mut();
+        match variables.iter_mut().find(|variable| variable.id == id) {
+            Some(variable) => variable.value = value,
+            None => variables.push(ScopeVariable { id, value }),
+        }
+    }
+
+    fn get(&self, id: NameId) -> Option<JinjaValue> {
+        let variables = self.variables.borrow();
+        variables.iter().find(|variable| variable.id == id).map(|variable| variable.value.clone())
+    }
+
+    /// Removes all variables.
+    pub(crate) fn clear(&self) {
+        // The values are dropped after the borrow, because dropping one may drop other values of scopes.
+        let variables = std::mem::take(&mut *self.variables.borrow_mut());
+        drop(variables);
+    }
+}
+
+/// Returns the value of a variable in `scope` or the scopes around it, except those of the template.
+pub(crate) fn find_variable(scope: &VariableScope, id: NameId) -> Option<JinjaValue> {
+    let mut frame = scope.as_ref();
+    while let Some(current) = frame {
+        if let Some(value) = current.get(id) {
+            return Some(value);
+        }
+        frame = current.parent.as_ref();
+    }
+    None
+}

@@ -1,0 +1,64 @@
+//! Which special variables the macros and loops around the parsed statement use: Jinja2 passes `caller`,
+//! `kwargs`, `varargs` and `loop` only to bodies that load them before they assign them.
+
+use super::ast::SpecialParameters;
+
+/// Names of the special variables.
+const SPECIAL: [&str; 4] = ["caller", "kwargs", "varargs", "loop"];
+
+/// First use of a variable in a body.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum FirstUse {
+    #[default]
+    None,
+    Load,
+    Store,
+}
+
+/// Uses of special variables in the enclosing bodies, outermost first.
+#[derive(Debug, Default)]
+pub(super) struct VariableUsage {
+    bodies: Vec<[FirstUse; SPECIAL.len()]>,
+}
+
+/// Special variables that a body uses.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BodyUsage {
+    /// Special parameters of a macro.
+    pub(super) parameters: SpecialParameters,
+    /// Whether the body uses `loop`.
+    pub(super) uses_loop: bool,
+}
+
+impl VariableUsage {
+    /// Begins the body of a macro or a loop.
+    pub(super) fn enter(&mut self) {
+        self.bodies.push([FirstUse::None; SPECIAL.len()]);
+    }
+
+    /// Ends a body.
+    pub(super) fn leave(&mut self) -> BodyUsage {
+        let uses = self.bodies.pop().unwrap_or_default();
+        let [caller, kwargs, varargs, uses_loop] = uses.map(|first| first == FirstUse::Load);
+        BodyUsage { parameters: SpecialParameters { caller, kwargs, varargs }, uses_loop }
+    }
+
+    /// Records that the variable `name` is loaded.
+    pub(super) fn load(&mut self, name: &str) {
+        self.record(name, FirstUse::Load);
+    }
+
+    /// Records that the variable `name` is assigned.
+    pub(super) fn store(&mut self, name: &str) {
+        self.record(name, FirstUse::Store);
+    }
+
+    fn record(&mut self, name: &str, first: FirstUse) {
+        let Some(index) = SPECIAL.iter().position(|special| *special == name) else { return };
+        for body in &mut self.bodies {
+            if body[index] == FirstUse::None {
+                body[index] = first;
+            }
+        }
+    }
+}
