@@ -107,15 +107,12 @@ impl CivilDate {
             let _ = chars.next_if(|c| matches!(c, 'E' | 'O'));
             let value = chars.peek().and_then(|c| self.value(*c));
             let length = directive.len() - chars.map(char::len_utf8).sum::<usize>();
-            match value {
-                Some(value) => {
-                    options.write(&value, out);
-                    rest = &directive[length + 1..]; // A directive is one byte long.
-                }
-                None => {
-                    out.push_str(&directive[..length]);
-                    rest = &directive[length..];
-                }
+            if let Some(value) = value {
+                options.write(&value, out);
+                rest = &directive[length + 1..]; // A directive is one byte long.
+            } else {
+                out.push_str(&directive[..length]);
+                rest = &directive[length..];
             }
         }
         out.push_str(rest);

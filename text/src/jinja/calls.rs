@@ -125,7 +125,7 @@ impl TemplateEvaluator {
             let caller = caller.unwrap_or_else(|| JinjaValue::undefined("No caller defined"));
             frame.set(definition.special.caller, caller);
         }
-        self.bind_rest(definition, keyword, positional.collect(), &frame)?;
+        bind_rest(definition, keyword, positional.collect(), &frame)?;
         for (parameter, value) in node.parameters.iter().zip(values) {
             let value = match (value, &parameter.default) {
                 (Some(value), _) => value,
@@ -139,36 +139,6 @@ impl TemplateEvaluator {
         }
         let text = self.capture(|evaluator| evaluator.execute(&node.body, &scope))?;
         Ok(JinjaValue::text(text))
-    }
-
-    /// Assigns the arguments without a parameter to `kwargs` and `varargs`.
-    fn bind_rest(
-        &mut self,
-        definition: &MacroValue,
-        keyword: Vec<NamedValue>,
-        positional: Vec<JinjaValue>,
-        frame: &ScopeFrame,
-    ) -> JinjaResult<()> {
-        let node = &definition.node;
-        let name = node.name.as_deref().unwrap_or("None");
-        if node.uses.kwargs {
-            let mut rest = DictValue::default();
-            for NamedValue { name, value } in keyword {
-                rest.insert(JinjaValue::Str(name), value)?;
-            }
-            frame.set(definition.special.kwargs, JinjaValue::dict(rest));
-        } else if let Some(argument) = keyword.first() {
-            let message = format!("macro '{name}' takes no keyword argument '{}'", argument.name);
-            return Err(JinjaError::type_error(message));
-        }
-        if node.uses.varargs {
-            frame.set(definition.special.varargs, JinjaValue::tuple(positional)?);
-        } else if !positional.is_empty() {
-            let count = node.parameters.len();
-            let message = format!("macro '{name}' takes not more than {count} argument(s)");
-            return Err(JinjaError::type_error(message));
-        }
-        Ok(())
     }
 
     fn call_function(
@@ -274,4 +244,33 @@ fn range(arguments: CallArguments) -> JinjaResult<JinjaValue> {
         return Err(JinjaError::new(JinjaErrorKind::Overflow, message));
     }
     Ok(JinjaValue::Range(range))
+}
+
+/// Assigns the arguments without a parameter to `kwargs` and `varargs`.
+fn bind_rest(
+    definition: &MacroValue,
+    keyword: Vec<NamedValue>,
+    positional: Vec<JinjaValue>,
+    frame: &ScopeFrame,
+) -> JinjaResult<()> {
+    let node = &definition.node;
+    let name = node.name.as_deref().unwrap_or("None");
+    if node.uses.kwargs {
+        let mut rest = DictValue::default();
+        for NamedValue { name, value } in keyword {
+            rest.insert(JinjaValue::Str(name), value)?;
+        }
+        frame.set(definition.special.kwargs, JinjaValue::dict(rest));
+    } else if let Some(argument) = keyword.first() {
+        let message = format!("macro '{name}' takes no keyword argument '{}'", argument.name);
+        return Err(JinjaError::type_error(message));
+    }
+    if node.uses.varargs {
+        frame.set(definition.special.varargs, JinjaValue::tuple(positional)?);
+    } else if !positional.is_empty() {
+        let count = node.parameters.len();
+        let message = format!("macro '{name}' takes not more than {count} argument(s)");
+        return Err(JinjaError::type_error(message));
+    }
+    Ok(())
 }

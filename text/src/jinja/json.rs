@@ -16,22 +16,12 @@ use std::sync::Arc;
 /// Errors: a value has no JSON form, or a limit is exceeded.
 pub(crate) fn to_json(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let [ascii, indent, separators, sort_keys] = arguments.bind("tojson", names, 0)?;
-    let indent = match given(indent) {
-        None => None,
-        Some(indent) => Some(match indent.as_text() {
-            Some(text) => Arc::clone(text),
-            None => {
-                let width = usize::try_from(integer_argument(&indent)?).unwrap_or(0);
-                evaluator.charge(width)?;
-                Arc::from(" ".repeat(width))
-            }
-        }),
-    };
+    let indent = given(indent).map(|indent| indent_text(evaluator, &indent)).transpose()?;
     let [comma, colon] = match given(separators) {
         Some(separators) => separator_pair(evaluator, &separators)?,
         None => [Arc::from(if indent.is_some() { "," } else { ", " }), Arc::from(": ")],
@@ -44,9 +34,19 @@ pub(crate) fn to_json(
         ascii: flag(ascii.as_ref(), false),
     };
     let mut out = String::new();
-    writer.value(evaluator, &value, 0, &mut out)?;
+    writer.value(evaluator, value, 0, &mut out)?;
     evaluator.charge(out.len())?;
     Ok(JinjaValue::text(out))
+}
+
+/// Text of one level of indentation: a string, or a number of spaces.
+fn indent_text(evaluator: &mut TemplateEvaluator, indent: &JinjaValue) -> JinjaResult<Arc<str>> {
+    if let Some(text) = indent.as_text() {
+        return Ok(Arc::clone(text));
+    }
+    let width = usize::try_from(integer_argument(indent)?).unwrap_or(0);
+    evaluator.charge(width)?;
+    Ok(Arc::from(" ".repeat(width)))
 }
 
 fn separator_pair(

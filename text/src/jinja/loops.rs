@@ -80,8 +80,8 @@ pub(crate) struct LoopValue {
 struct LoopPosition {
     before: Option<JinjaValue>,
     current: Option<JinjaValue>,
-    /// Next item if it was taken in advance; the inner `None` is the end of the items.
-    after: Option<Option<JinjaValue>>,
+    /// Next item if it was taken in advance.
+    after: Option<JinjaValue>,
 }
 
 impl LoopValue {
@@ -131,9 +131,8 @@ impl LoopValue {
     ) -> JinjaResult<Option<JinjaValue>> {
         let peeked = self.position.borrow_mut().after.take();
         let item = match peeked {
-            Some(Some(item)) => Some(item),
-            // After the end, Jinja2 asks the iterator once more.
-            Some(None) | None => self.take(evaluator)?,
+            Some(item) => Some(item),
+            None => self.take(evaluator)?,
         };
         if let Some(item) = &item {
             self.index0.set(self.index0.get() + 1);
@@ -149,11 +148,11 @@ impl LoopValue {
         &self,
         evaluator: &mut TemplateEvaluator,
     ) -> JinjaResult<Option<JinjaValue>> {
-        if let Some(Some(item)) = &self.position.borrow().after {
+        if let Some(item) = &self.position.borrow().after {
             return Ok(Some(item.clone()));
         }
         let item = self.take(evaluator)?;
-        self.position.borrow_mut().after = Some(item.clone());
+        self.position.borrow_mut().after.clone_from(&item);
         Ok(item)
     }
 
@@ -172,7 +171,7 @@ impl LoopValue {
             evaluator.charge(size_of::<JinjaValue>())?;
             rest.push(item);
         }
-        let peeked = matches!(self.position.borrow().after, Some(Some(_)));
+        let peeked = self.position.borrow().after.is_some();
         let length = rest.len() + (self.index0.get() + 1) as usize + usize::from(peeked);
         self.length.set(Some(length));
         let rest = JinjaValue::list(rest)?;

@@ -1,14 +1,12 @@
 //! Parser of expressions, with the precedence of Jinja2.
 
 use super::ast::{
-    ArgumentList, BinaryOperator, CallExpression, CompareOperand, CompareOperator,
-    ConditionalExpression, DictPair, Expression, FilterExpression, KeywordArgument, LiteralValue,
-    SliceExpression, TestExpression,
+    BinaryOperator, CompareOperand, CompareOperator, ConditionalExpression, Expression,
+    LiteralValue,
 };
-use super::error::{JinjaError, JinjaResult};
+use super::error::JinjaResult;
 use super::parser::TemplateParser;
 use super::token::TokenKind;
-use super::{filters, value_tests};
 use std::sync::Arc;
 
 /// Maximum nesting of brackets and prefix operators. Jinja2 fails at about the same one, at the recursion limit
@@ -34,7 +32,7 @@ impl TemplateParser {
     }
 
     /// Sets the height of an expression whose parts are the last parsed one and one of height `height`.
-    fn join(&mut self, height: u32) -> JinjaResult<()> {
+    pub(super) fn join(&mut self, height: u32) -> JinjaResult<()> {
         self.height = self.height.max(height) + 1;
         if self.height > HEIGHT_MAX {
             return Err(self.fail("expression has too many operators"));
@@ -241,7 +239,8 @@ impl TemplateParser {
         Ok(operand)
     }
 
-    fn primary(&mut self) -> JinjaResult<Expression> {
+    /// Parses a name, a constant, or an expression in brackets.
+    pub(super) fn primary(&mut self) -> JinjaResult<Expression> {
         self.height = 1;
         let literal = match self.current().clone() {
             TokenKind::Name(name) => match &*name {
@@ -276,273 +275,10 @@ impl TemplateParser {
         self.advance();
         Ok(Expression::Literal(literal))
     }
-
-    fn list(&mut self) -> JinjaResult<Expression> {
-        self.expect_operator("[")?;
-        let mut items = Vec::new();
-        let mut height = 0;
-        while !self.current().is_operator("]") {
-            items.push(self.expression(true)?);
-            height = height.max(self.height);
-            if !self.current().is_operator("]") {
-                self.expect_operator(",")?;
-            }
-        }
-        self.advance();
-        self.height = height;
-        self.join(0)?;
-        Ok(Expression::List(items))
-    }
-
-    fn dict(&mut self) -> JinjaResult<Expression> {
-        self.expect_operator("{")?;
-        let mut pairs = Vec::new();
-        let mut height = 0;
-        while !self.current().is_operator("}") {
-            let key = self.expression(true)?;
-            height = height.max(self.height);
-            self.expect_operator(":")?;
-            let value = self.expression(true)?;
-            height = height.max(self.height);
-            pairs.push(DictPair { key, value });
-            if !self.current().is_operator("}") {
-                self.expect_operator(",")?;
-            }
-        }
-        self.advance();
-        self.height = height;
-        self.join(0)?;
-        Ok(Expression::Dict(pairs))
-    }
-
-    fn postfix(&mut self, mut node: Expression) -> JinjaResult<Expression> {
-        loop {
-            node = match self.current() {
-                TokenKind::Operator(".") => self.attribute(node)?,
-                TokenKind::Operator("[") => self.subscript(node)?,
-                TokenKind::Operator("(") => self.call(node)?,
-                _ => return Ok(node),
-            };
-        }
-    }
-
-    fn filter_expression(&mut self, mut node: Expression) -> JinjaResult<Expression> {
-        loop {
-            node = match self.current() {
-                TokenKind::Operator("|") => self.filter_chain(Some(node), false)?,
-                TokenKind::Operator("(") => self.call(node)?,
-                name if name.is_name("is") => self.test(node)?,
-                _ => return Ok(node),
-            };
-        }
-    }
-
-    fn attribute(&mut self, target: Expression) -> JinjaResult<Expression> {
-        self.advance();
-        self.join(0)?;
-        match self.current().clone() {
-            TokenKind::Name(name) => {
-                self.advance();
-                Ok(Expression::Attribute(Box::new(target), name))
-            }
-            TokenKind::Integer(digits) => {
-                self.advance();
-                let index = Expression::Literal(integer_literal(&digits));
-                Ok(Expression::Item(Box::new(target), Box::new(index)))
-            }
-            _ => Err(self.fail("expected name or number")),
-        }
-    }
-
-    fn subscript(&mut self, target: Expression) -> JinjaResult<Expression> {
-        self.advance();
-        let mut items = Vec::new();
-        let mut height = self.height;
-        while !self.current().is_operator("]") {
-            if !items.is_empty() {
-                self.expect_operator(",")?;
-            }
-            let start =
-                if self.current().is_operator(":") { None } else { Some(self.expression(true)?) };
-            height = height.max(self.height);
-            match start {
-                Some(index) if !self.current().is_operator(":") => items.push(index),
-                start => {
-                    if !items.is_empty() {
-                        return Err(self.fail("a slice cannot be a part of a tuple"));
-                    }
-                    let slice = self.slice(target, start)?;
-                    self.expect_operator("]")?;
-                    self.join(height)?;
-                    return Ok(slice);
-                }
-            }
-        }
-        self.advance();
-        self.join(height)?;
-        let index = match items.pop() {
-            Some(index) if items.is_empty() => index,
-            last => {
-                items.extend(last);
-                Expression::Tuple(items)
-            }
-        };
-        Ok(Expression::Item(Box::new(target), Box::new(index)))
-    }
-
-    fn slice(&mut self, target: Expression, start: Option<Expression>) -> JinjaResult<Expression> {
-        self.advance();
-        let stop = self.slice_bound()?;
-        let height = self.height;
-        let step = if self.skip_operator(":") { self.slice_bound()? } else { None };
-        self.height = self.height.max(height);
-        Ok(Expression::Slice(Box::new(SliceExpression { target, start, stop, step })))
-    }
-
-    fn slice_bound(&mut self) -> JinjaResult<Option<Expression>> {
-        let ends = [":", "]", ","].into_iter().any(|end| self.current().is_operator(end));
-        if ends { Ok(None) } else { self.expression(true).map(Some) }
-    }
-
-    fn call(&mut self, target: Expression) -> JinjaResult<Expression> {
-        let height = self.height;
-        let arguments = self.arguments()?;
-        self.join(height)?;
-        Ok(Expression::Call(Box::new(CallExpression { target, arguments })))
-    }
-
-    fn arguments(&mut self) -> JinjaResult<ArgumentList> {
-        self.expect_operator("(")?;
-        let mut list = ArgumentList::default();
-        let mut height = 0;
-        while !self.current().is_operator(")") {
-            let invalid = if self.skip_operator("*") {
-                let invalid = list.spread.is_some() || list.spread_keyword.is_some();
-                list.spread = Some(self.expression(true)?);
-                invalid
-            } else if self.skip_operator("**") {
-                let invalid = list.spread_keyword.is_some();
-                list.spread_keyword = Some(self.expression(true)?);
-                invalid
-            } else if matches!(self.current(), TokenKind::Name(_))
-                && self.following().is_operator("=")
-            {
-                let name = self.name()?;
-                self.advance();
-                let value = self.expression(true)?;
-                let repeated = list.keyword.iter().any(|argument| argument.name == name);
-                list.keyword.push(KeywordArgument { name, value });
-                list.spread_keyword.is_some() || repeated
-            } else {
-                list.positional.push(self.expression(true)?);
-                list.spread.is_some() || list.spread_keyword.is_some() || !list.keyword.is_empty()
-            };
-            height = height.max(self.height);
-            if invalid {
-                return Err(self.fail("invalid syntax for function call expression"));
-            }
-            if !self.current().is_operator(")") {
-                self.expect_operator(",")?;
-            }
-        }
-        self.advance();
-        self.height = height;
-        Ok(list)
-    }
-
-    fn optional_arguments(&mut self) -> JinjaResult<ArgumentList> {
-        if self.current().is_operator("(") {
-            return self.arguments();
-        }
-        self.height = 0;
-        Ok(ArgumentList::default())
-    }
-
-    fn dotted_name(&mut self) -> JinjaResult<Arc<str>> {
-        let mut name = self.name()?.to_string();
-        while self.skip_operator(".") {
-            name.push('.');
-            name.push_str(&self.name()?);
-        }
-        Ok(Arc::from(name))
-    }
-
-    /// Parses filters applied to `target`; `starts_inline` if the first one has no `|`.
-    pub(super) fn filter_chain(
-        &mut self,
-        target: Option<Expression>,
-        starts_inline: bool,
-    ) -> JinjaResult<Expression> {
-        let mut target = target;
-        let mut inline = starts_inline;
-        loop {
-            if !inline {
-                self.expect_operator("|")?;
-            }
-            inline = false;
-            let line = self.line();
-            let name = self.dotted_name()?;
-            let height = if target.is_some() { self.height } else { 0 };
-            let arguments = self.optional_arguments()?;
-            self.join(height)?;
-            let function = filters::find(&name);
-            if function.is_none() && !self.place.is_soft {
-                self.unknown_names
-                    .push(JinjaError::syntax(format!("No filter named '{name}'."), line));
-            }
-            let node = Expression::Filter(Box::new(FilterExpression {
-                target,
-                name,
-                function,
-                arguments,
-            }));
-            if !self.current().is_operator("|") {
-                return Ok(node);
-            }
-            target = Some(node);
-        }
-    }
-
-    fn test(&mut self, target: Expression) -> JinjaResult<Expression> {
-        self.advance();
-        let line = self.line();
-        let negated = self.skip_name("not");
-        let name = self.dotted_name()?;
-        let height = self.height;
-        let arguments = self.test_arguments()?;
-        self.join(height + 1)?;
-        let function = value_tests::find(&name);
-        if function.is_none() && !self.place.is_soft {
-            self.unknown_names.push(JinjaError::syntax(format!("No test named '{name}'."), line));
-        }
-        let node = Expression::Test(Box::new(TestExpression { target, name, function, arguments }));
-        Ok(if negated { Expression::Not(Box::new(node)) } else { node })
-    }
-
-    fn test_arguments(&mut self) -> JinjaResult<ArgumentList> {
-        let begins_argument = match self.current() {
-            TokenKind::Operator("(") => return self.arguments(),
-            TokenKind::Name(name) => !matches!(&**name, "else" | "or" | "and"),
-            TokenKind::Text(_) | TokenKind::Integer(_) | TokenKind::Float(_) => true,
-            TokenKind::Operator(operator) => matches!(*operator, "[" | "{"),
-            _ => false,
-        };
-        if !begins_argument {
-            self.height = 0;
-            return Ok(ArgumentList::default());
-        }
-        if self.current().is_name("is") {
-            return Err(self.fail("You cannot chain multiple tests with is"));
-        }
-        let argument = self.deepen(|parser| {
-            let argument = parser.primary()?;
-            parser.postfix(argument)
-        })?;
-        Ok(ArgumentList { positional: vec![argument], ..ArgumentList::default() })
-    }
 }
 
-fn integer_literal(digits: &str) -> LiteralValue {
+/// Creates the constant of an integer literal.
+pub(super) fn integer_literal(digits: &str) -> LiteralValue {
     match digits.parse() {
         Ok(number) => LiteralValue::Int(number),
         Err(_) => LiteralValue::Big(Arc::new(digits.parse().unwrap_or_default())),

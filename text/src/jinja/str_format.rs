@@ -164,12 +164,11 @@ impl FieldFormatter<'_> {
         } else {
             None
         };
-        let found = match index {
-            Some(index) => self.arguments.positional.get(index),
-            None => {
-                let mut keyword = self.arguments.keyword.iter();
-                keyword.find(|argument| &*argument.name == name).map(|argument| &argument.value)
-            }
+        let found = if let Some(index) = index {
+            self.arguments.positional.get(index)
+        } else {
+            let mut keyword = self.arguments.keyword.iter();
+            keyword.find(|argument| &*argument.name == name).map(|argument| &argument.value)
         };
         found.cloned().ok_or_else(|| {
             let message = format!("no argument for the field '{name}' of the format string");

@@ -14,14 +14,14 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
         "int" => int,
         "float" => |_, value, arguments| {
             let [default] = arguments.bind("float", ["default"], 0)?;
-            Ok(match float_of(&value)? {
+            Ok(match float_of(value)? {
                 Some(number) => JinjaValue::Float(number),
                 None => default.unwrap_or(JinjaValue::Float(0.0)),
             })
         },
         "abs" => |_, value, arguments| {
             arguments.expect_none("abs")?;
-            match PythonNumber::of(&value) {
+            match PythonNumber::of(value) {
                 Some(PythonNumber::Float(number)) => Ok(JinjaValue::Float(number.abs())),
                 Some(number) => {
                     let number = number.to_big();
@@ -48,18 +48,18 @@ fn is_conversion_error(error: &JinjaError) -> bool {
 
 fn int(
     _: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [default, base] = arguments.bind("int", ["default", "base"], 0)?;
     let base = integer_or(base.as_ref(), 10)?;
-    let converted = match &value {
+    let converted = match value {
         JinjaValue::Str(text) | JinjaValue::Markup(text) => {
             parse_integer(text, u32::try_from(base).unwrap_or(1))
         }
         JinjaValue::Float(number) => integer_of_float(*number),
         JinjaValue::Undefined(cause) => return Err(cause.error()),
-        _ => match PythonNumber::of(&value) {
+        _ => match PythonNumber::of(value) {
             Some(number) => Ok(integer(number.to_big())),
             None => Err(JinjaError::type_error("int() argument must be a string or a number")),
         },
@@ -68,7 +68,7 @@ fn int(
         Err(error) if is_conversion_error(&error) => {}
         converted => return converted,
     }
-    let converted = float_of(&value)?.and_then(|number| integer_of_float(number).ok());
+    let converted = float_of(value)?.and_then(|number| integer_of_float(number).ok());
     Ok(converted.or(default).unwrap_or(JinjaValue::Int(0)))
 }
 
@@ -83,14 +83,14 @@ fn float_of(value: &JinjaValue) -> JinjaResult<Option<f64>> {
 
 fn round(
     _: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [precision, method] = arguments.bind("round", ["precision", "method"], 0)?;
     let precision = integer_or(precision.as_ref(), 0)?;
     let method = method.map_or(Ok("common".into()), |method| text_argument("round", &method))?;
-    let Some(number) = PythonNumber::of(&value) else {
-        if let JinjaValue::Undefined(cause) = &value {
+    let Some(number) = PythonNumber::of(value) else {
+        if let JinjaValue::Undefined(cause) = value {
             return Err(cause.error());
         }
         let kind = value.type_name();
@@ -100,7 +100,7 @@ fn round(
     match &*method {
         "common" => match number {
             PythonNumber::Float(number) => Ok(JinjaValue::Float(rounded(number, precision))),
-            number => rounded_integer(&number.to_big(), precision),
+            number => Ok(rounded_integer(&number.to_big(), precision)),
         },
         "ceil" | "floor" => {
             let factor = 10_f64.powi(precision.clamp(-400, 400) as i32);
@@ -126,26 +126,21 @@ fn rounded(number: f64, precision: i64) -> f64 {
     // The digits before the point are rounded in the exponential form, whose first digit has this exponent.
     let text = format!("{number:e}");
     let exponent: i64 = text.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
-    match usize::try_from(exponent.saturating_add(precision)) {
-        Ok(digits) => format!("{number:.digits$e}").parse().unwrap_or(number),
-        Err(_) => {
-            let unit = 10_f64.powi((-precision).min(400) as i32);
-            if unit.is_finite() && number.abs() > unit / 2.0 {
-                unit.copysign(number)
-            } else {
-                0.0_f64.copysign(number)
-            }
-        }
+    if let Ok(digits) = usize::try_from(exponent.saturating_add(precision)) {
+        return format!("{number:.digits$e}").parse().unwrap_or(number);
     }
+    let unit = 10_f64.powi((-precision).min(400) as i32);
+    let is_above_half = unit.is_finite() && number.abs() > unit / 2.0;
+    if is_above_half { unit.copysign(number) } else { 0.0_f64.copysign(number) }
 }
 
 /// Rounds an integer to a power of ten, and a half to the even one.
-fn rounded_integer(number: &BigInt, precision: i64) -> JinjaResult<JinjaValue> {
+fn rounded_integer(number: &BigInt, precision: i64) -> JinjaValue {
     if precision >= 0 {
-        return Ok(integer(number.clone()));
+        return integer(number.clone());
     }
     if precision < -5_000 {
-        return Ok(JinjaValue::Int(0));
+        return JinjaValue::Int(0);
     }
     let unit = BigInt::from(10).pow(precision.unsigned_abs() as u32);
     let magnitude = BigInt::from(number.magnitude().clone());
@@ -154,17 +149,17 @@ fn rounded_integer(number: &BigInt, precision: i64) -> JinjaResult<JinjaValue> {
     let is_odd = quotient.bit(0);
     let rounds_up = twice > unit || twice == unit && is_odd;
     let rounded = (quotient + BigInt::from(u8::from(rounds_up))) * unit;
-    Ok(integer(if number.sign() == num_bigint::Sign::Minus { -rounded } else { rounded }))
+    integer(if number.sign() == num_bigint::Sign::Minus { -rounded } else { rounded })
 }
 
 fn file_size(
     _: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [binary] = arguments.bind("filesizeformat", ["binary"], 0)?;
     let is_binary = flag(binary.as_ref(), false);
-    let bytes = float_of(&value)?
+    let bytes = float_of(value)?
         .ok_or_else(|| JinjaError::value_error("could not convert the value to float"))?;
     let base: f64 = if is_binary { 1024.0 } else { 1000.0 };
     if bytes == 1.0 {

@@ -33,21 +33,21 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     Some(match name {
         "safe" => |evaluator, value, arguments| {
             arguments.expect_none("safe")?;
-            Ok(JinjaValue::Markup(evaluator.str_of(&value)?))
+            Ok(JinjaValue::Markup(evaluator.str_of(value)?))
         },
         "escape" | "e" => |evaluator, value, arguments| {
             arguments.expect_none("escape")?;
-            Ok(JinjaValue::Markup(escape_value(evaluator, &value)?))
+            Ok(JinjaValue::Markup(escape_value(evaluator, value)?))
         },
         "forceescape" => |evaluator, value, arguments| {
             arguments.expect_none("forceescape")?;
-            let text = evaluator.str_of(&value)?;
+            let text = evaluator.str_of(value)?;
             evaluator.charge(text.len().saturating_mul(5))?;
             Ok(JinjaValue::Markup(escape(&text).into()))
         },
         "striptags" => |evaluator, value, arguments| {
             arguments.expect_none("striptags")?;
-            let text = evaluator.str_of(&value)?;
+            let text = evaluator.str_of(value)?;
             strip_tags(evaluator, &text)
         },
         "xmlattr" => xml_attributes,
@@ -118,11 +118,11 @@ fn unescape(text: &str) -> JinjaResult<String> {
 
 fn xml_attributes(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [space] = arguments.bind("xmlattr", ["autospace"], 0)?;
-    let dict = match &value {
+    let dict = match value {
         JinjaValue::Dict(dict) => dict,
         JinjaValue::Undefined(cause) => return Err(cause.error()),
         _ => {
@@ -160,22 +160,22 @@ fn xml_attributes(
 
 fn url_encode(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     arguments.expect_none("urlencode")?;
-    let is_plain = value.as_str().is_some() || ValueIterator::new(&value).is_err();
+    let is_plain = value.as_str().is_some() || ValueIterator::new(value).is_err();
     if is_plain {
-        return Ok(JinjaValue::text(url_quoted(evaluator, &value, false)?));
+        return Ok(JinjaValue::text(url_quoted(evaluator, value, false)?));
     }
     let mut parts = Vec::new();
-    if let JinjaValue::Dict(dict) = &value {
+    if let JinjaValue::Dict(dict) = value {
         for entry in dict.entries() {
             let key = url_quoted(evaluator, &entry.key, true)?;
             parts.push(format!("{key}={}", url_quoted(evaluator, &entry.value, true)?));
         }
     } else {
-        for pair in evaluator.collect(&value)? {
+        for pair in evaluator.collect(value)? {
             let items = evaluator.collect(&pair)?;
             let [key, value] = &items[..] else {
                 return Err(JinjaError::value_error("expected pairs of a key and a value"));

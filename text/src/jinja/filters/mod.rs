@@ -20,7 +20,7 @@ use super::value::JinjaValue;
 
 /// Function of a filter: gets the filtered value and the arguments.
 pub(crate) type FilterFunction =
-    fn(&mut TemplateEvaluator, JinjaValue, CallArguments) -> JinjaResult<JinjaValue>;
+    fn(&mut TemplateEvaluator, &JinjaValue, CallArguments) -> JinjaResult<JinjaValue>;
 
 /// Returns the filter with a name.
 pub(crate) fn find(name: &str) -> Option<FilterFunction> {

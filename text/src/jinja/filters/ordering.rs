@@ -18,8 +18,8 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
         "sort" => sort,
         "dictsort" => dict_sort,
         "unique" => unique,
-        "min" => |evaluator, value, arguments| extreme(evaluator, &value, arguments, "min"),
-        "max" => |evaluator, value, arguments| extreme(evaluator, &value, arguments, "max"),
+        "min" => |evaluator, value, arguments| extreme(evaluator, value, arguments, "min"),
+        "max" => |evaluator, value, arguments| extreme(evaluator, value, arguments, "max"),
         "groupby" => group_by,
         _ => return None,
     })
@@ -81,7 +81,7 @@ fn list_of(values: Vec<KeyedValue>) -> JinjaResult<JinjaValue> {
 
 fn sort(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let names = ["reverse", "case_sensitive", "attribute"];
@@ -89,7 +89,7 @@ fn sort(
     let case_sensitive = flag(case_sensitive.as_ref(), false);
     let paths = AttributePath::list(attribute.as_ref());
     let mut values = Vec::new();
-    for item in evaluator.collect(&value)? {
+    for item in evaluator.collect(value)? {
         let mut keys = Vec::with_capacity(paths.len());
         for path in &paths {
             keys.push(path.key(evaluator, &item, case_sensitive)?);
@@ -101,7 +101,7 @@ fn sort(
 
 fn dict_sort(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let names = ["case_sensitive", "by", "reverse"];
@@ -115,7 +115,7 @@ fn dict_sort(
             return Err(JinjaError::runtime(message));
         }
     };
-    let dict = match &value {
+    let dict = match value {
         JinjaValue::Dict(dict) => dict,
         JinjaValue::Undefined(cause) => return Err(cause.error()),
         _ => {
@@ -139,7 +139,7 @@ fn dict_sort(
 
 fn unique(
     _: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [case_sensitive, attribute] =
@@ -147,8 +147,8 @@ fn unique(
     let case_sensitive = flag(case_sensitive.as_ref(), false);
     let path = AttributePath::new(attribute.as_ref());
     let mut seen = HashSet::new();
-    let mut items = ValueIterator::new(&value)?;
-    let source = JinjaValue::tuple(std::iter::once(value).chain(attribute).collect())?;
+    let mut items = ValueIterator::new(value)?;
+    let source = JinjaValue::tuple(std::iter::once(value.clone()).chain(attribute).collect())?;
     IteratorValue::value(&source, move |evaluator| {
         while let Some(item) = items.next(evaluator)? {
             evaluator.charge(64)?;
@@ -189,7 +189,7 @@ fn extreme(
 
 fn group_by(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let names = ["attribute", "default", "case_sensitive"];
@@ -197,7 +197,7 @@ fn group_by(
     let case_sensitive = flag(case_sensitive.as_ref(), false);
     let path = AttributePath::new(attribute.as_ref()).with_default(default);
     let mut values = Vec::new();
-    for item in evaluator.collect(&value)? {
+    for item in evaluator.collect(value)? {
         let key = path.key(evaluator, &item, case_sensitive)?;
         values.push(KeyedValue { key, value: item });
     }

@@ -17,13 +17,13 @@ const WIDTH: usize = 80;
 /// Errors: the text of a value varies between runs, or a limit is exceeded.
 pub(super) fn pretty_print(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     arguments.expect_none("pprint")?;
     let mut out = String::new();
     let place = PrintPlace { indent: 0, allowance: 0, level: 0 };
-    write_pretty(evaluator, &value, place, &mut out)?;
+    write_pretty(evaluator, value, place, &mut out)?;
     Ok(JinjaValue::text(out))
 }
 
@@ -225,7 +225,7 @@ fn split_line(
         if !current.is_empty() {
             chunks.push(quote(&current));
         }
-        current = part.to_owned();
+        part.clone_into(&mut current);
     }
     if !current.is_empty() {
         chunks.push(quote(&current));

@@ -14,11 +14,11 @@ use std::sync::Arc;
 /// Returns the filter `name`.
 pub(super) fn find(name: &str) -> Option<FilterFunction> {
     Some(match name {
-        "map" => |_, value, arguments| map(&value, arguments),
-        "select" => |_, value, arguments| select(&value, arguments, false, true),
-        "reject" => |_, value, arguments| select(&value, arguments, false, false),
-        "selectattr" => |_, value, arguments| select(&value, arguments, true, true),
-        "rejectattr" => |_, value, arguments| select(&value, arguments, true, false),
+        "map" => |_, value, arguments| map(value, arguments),
+        "select" => |_, value, arguments| select(value, arguments, false, true),
+        "reject" => |_, value, arguments| select(value, arguments, false, false),
+        "selectattr" => |_, value, arguments| select(value, arguments, true, true),
+        "rejectattr" => |_, value, arguments| select(value, arguments, true, false),
         _ => return None,
     })
 }
@@ -51,10 +51,10 @@ impl ItemMapping {
     fn apply(
         &self,
         evaluator: &mut TemplateEvaluator,
-        item: JinjaValue,
+        item: &JinjaValue,
     ) -> JinjaResult<JinjaValue> {
         match self {
-            Self::Attribute(path) => path.value(evaluator, &item),
+            Self::Attribute(path) => path.value(evaluator, item),
             Self::Filter(name, arguments) => {
                 let Some(function) = super::find(name) else {
                     return Err(JinjaError::runtime(format!("No filter named '{name}'.")));
@@ -77,7 +77,7 @@ fn map(value: &JinjaValue, arguments: CallArguments) -> JinjaResult<JinjaValue> 
             mapping = Some(ItemMapping::new(arguments)?);
         }
         match (state.next(evaluator)?, &mapping) {
-            (Some(item), Some(mapping)) => mapping.apply(evaluator, item).map(Some),
+            (Some(item), Some(mapping)) => mapping.apply(evaluator, &item).map(Some),
             _ => Ok(None),
         }
     })

@@ -16,20 +16,20 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     Some(match name {
         "length" | "count" => |evaluator, value, arguments| {
             arguments.expect_none("length")?;
-            Ok(JinjaValue::Int(evaluator.length(&value)? as i64))
+            Ok(JinjaValue::Int(evaluator.length(value)? as i64))
         },
         "list" => |evaluator, value, arguments| {
             arguments.expect_none("list")?;
-            JinjaValue::list(evaluator.collect(&value)?)
+            JinjaValue::list(evaluator.collect(value)?)
         },
         "first" => |evaluator, value, arguments| {
             arguments.expect_none("first")?;
-            let first = ValueIterator::new(&value)?.next(evaluator)?;
+            let first = ValueIterator::new(value)?.next(evaluator)?;
             Ok(first.unwrap_or_else(|| JinjaValue::undefined("No first item, sequence was empty.")))
         },
         "last" => |evaluator, value, arguments| {
             arguments.expect_none("last")?;
-            let last = reversed_items(evaluator, &value)?.into_iter().next();
+            let last = reversed_items(evaluator, value)?.into_iter().next();
             Ok(last.unwrap_or_else(|| JinjaValue::undefined("No last item, sequence was empty.")))
         },
         "random" => random,
@@ -43,13 +43,17 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
             let [default, boolean] = arguments.bind("default", ["default_value", "boolean"], 0)?;
             let is_replaced =
                 value.is_undefined() || flag(boolean.as_ref(), false) && !value.is_true();
-            Ok(if is_replaced { default.unwrap_or_else(|| JinjaValue::text("")) } else { value })
+            Ok(if is_replaced {
+                default.unwrap_or_else(|| JinjaValue::text(""))
+            } else {
+                value.clone()
+            })
         },
         "attr" => |evaluator, value, arguments| {
             let [name] = arguments.bind("attr", ["name"], 1)?;
             let name = text_argument("attr", &name.unwrap_or(JinjaValue::None))?;
-            if evaluator.has_attribute(&value, &name)? {
-                return evaluator.attribute(&value, &name);
+            if evaluator.has_attribute(value, &name)? {
+                return evaluator.attribute(value, &name);
             }
             let cause = super::super::value::UndefinedValue::Attribute(value.object_name(), name);
             Ok(JinjaValue::Undefined(std::rc::Rc::new(cause)))
@@ -83,42 +87,42 @@ fn reversed_items(
 
 fn random(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     arguments.expect_none("random")?;
-    let length = evaluator.length(&value)?;
+    let length = evaluator.length(value)?;
     if length == 0 {
         return Ok(JinjaValue::undefined("No random item, sequence was empty."));
     }
     // The hasher of the standard library has random keys.
     let index = RandomState::new().hash_one(length) % length as u64;
-    let item = evaluator.element(&value, &JinjaValue::Int(index as i64))?;
+    let item = evaluator.element(value, &JinjaValue::Int(index as i64))?;
     item.ok_or_else(|| JinjaError::type_error("random() needs a sequence"))
 }
 
 fn reverse(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     arguments.expect_none("reverse")?;
     if let Some(text) = value.as_str() {
         evaluator.charge(text.len())?;
-        return Ok(JinjaValue::text_like(&value, text.chars().rev().collect::<String>()));
+        return Ok(JinjaValue::text_like(value, text.chars().rev().collect::<String>()));
     }
-    match &value {
+    match value {
         JinjaValue::List(items) | JinjaValue::Tuple(items) => {
             let mut reversed =
                 ValueIterator::Reversed(std::rc::Rc::clone(items), items.items.len());
-            IteratorValue::value(&value, move |evaluator| reversed.next(evaluator))
+            IteratorValue::value(value, move |evaluator| reversed.next(evaluator))
         }
         JinjaValue::Iterator(_) => {
-            let mut items = evaluator.collect(&value)?;
+            let mut items = evaluator.collect(value)?;
             items.reverse();
             JinjaValue::list(items)
         }
-        _ => match reversed_items(evaluator, &value) {
+        _ => match reversed_items(evaluator, value) {
             Ok(items) => iterator_of(items),
             Err(_) => Err(JinjaError::runtime("argument must be iterable")),
         },
@@ -127,7 +131,7 @@ fn reverse(
 
 fn join(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [separator, attribute] = arguments.bind("join", ["d", "attribute"], 0)?;
@@ -136,7 +140,7 @@ fn join(
         None => "".into(),
     };
     let path = AttributePath::new(attribute.as_ref());
-    let mut items = ValueIterator::new(&value)?;
+    let mut items = ValueIterator::new(value)?;
     let mut out = String::new();
     let mut is_first = true;
     while let Some(item) = items.next(evaluator)? {
@@ -154,7 +158,7 @@ fn join(
 
 fn sum(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [attribute, start] = arguments.bind("sum", ["attribute", "start"], 0)?;
@@ -163,7 +167,7 @@ fn sum(
     if total.as_str().is_some() {
         return Err(JinjaError::type_error("sum() can't sum strings [use ''.join(seq) instead]"));
     }
-    let mut items = ValueIterator::new(&value)?;
+    let mut items = ValueIterator::new(value)?;
     while let Some(item) = items.next(evaluator)? {
         let item = path.value(evaluator, &item)?;
         total = super::super::arithmetic::binary(evaluator, BinaryOperator::Add, &total, &item)?;
@@ -173,7 +177,7 @@ fn sum(
 
 fn batch(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [count, fill] = arguments.bind("batch", ["linecount", "fill_with"], 1)?;
@@ -181,7 +185,7 @@ fn batch(
     let fill = super::super::arguments::given(fill);
     let mut batches = Vec::new();
     let mut batch = Vec::new();
-    for item in evaluator.collect(&value)? {
+    for item in evaluator.collect(value)? {
         if batch.len() as i64 == count {
             batches.push(JinjaValue::list(std::mem::take(&mut batch))?);
         }
@@ -200,20 +204,20 @@ fn batch(
 
 fn slice(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [slices, fill] = arguments.bind("slice", ["slices", "fill_with"], 1)?;
     let slices = integer_argument(&slices.unwrap_or(JinjaValue::None))?;
     let fill = super::super::arguments::given(fill);
-    let items = evaluator.collect(&value)?;
+    let items = evaluator.collect(value)?;
     if slices == 0 {
         return Err(JinjaError::runtime("integer division or modulo by zero"));
     }
     let slices = usize::try_from(slices).unwrap_or(0);
     evaluator.charge(slices.saturating_mul(64))?;
-    let (size, extra) =
-        if slices == 0 { (0, 0) } else { (items.len() / slices, items.len() % slices) };
+    let size = items.len().checked_div(slices).unwrap_or(0);
+    let extra = items.len() - size * slices;
     let mut rest = items.into_iter();
     let mut lists = Vec::new();
     for index in 0..slices {
@@ -229,15 +233,15 @@ fn slice(
 
 fn items(
     _: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     arguments.expect_none("items")?;
-    match &value {
+    match value {
         JinjaValue::Undefined(_) => iterator_of(Vec::new()),
         JinjaValue::Dict(dict) => {
             let mut items = ValueIterator::Entries(std::rc::Rc::clone(dict), ViewKind::Items, 0);
-            IteratorValue::value(&value, move |evaluator| items.next(evaluator))
+            IteratorValue::value(value, move |evaluator| items.next(evaluator))
         }
         _ => Err(JinjaError::type_error("Can only get item pairs from a mapping.")),
     }

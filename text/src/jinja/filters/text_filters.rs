@@ -19,31 +19,31 @@ use super::FilterFunction;
 pub(super) fn find(name: &str) -> Option<FilterFunction> {
     Some(match name {
         "upper" => {
-            |evaluator, value, arguments| case(evaluator, &value, arguments, text_case::upper)
+            |evaluator, value, arguments| case(evaluator, value, arguments, text_case::upper)
         }
         "lower" => {
-            |evaluator, value, arguments| case(evaluator, &value, arguments, text_case::lower)
+            |evaluator, value, arguments| case(evaluator, value, arguments, text_case::lower)
         }
         "capitalize" => {
-            |evaluator, value, arguments| case(evaluator, &value, arguments, text_case::capitalize)
+            |evaluator, value, arguments| case(evaluator, value, arguments, text_case::capitalize)
         }
         "title" => |evaluator, value, arguments| {
             // The title case of Jinja2 joins parts to a plain string.
-            let text = case(evaluator, &value, arguments, title)?;
+            let text = case(evaluator, value, arguments, title)?;
             Ok(JinjaValue::Str(evaluator.str_of(&text)?))
         },
         "string" => |evaluator, value, arguments| {
             arguments.expect_none("string")?;
-            soft_str(evaluator, &value)
+            soft_str(evaluator, value)
         },
         "trim" => |evaluator, value, arguments| {
             let [characters] = arguments.bind("trim", ["chars"], 0)?;
-            let text = soft_str(evaluator, &value)?;
+            let text = soft_str(evaluator, value)?;
             strip_value(evaluator, &text, given(characters).as_ref(), [true, true])
         },
         "replace" => |evaluator, value, arguments| {
             let [old, new, count] = arguments.bind("replace", ["old", "new", "count"], 2)?;
-            let text = evaluator.str_of(&value)?;
+            let text = evaluator.str_of(value)?;
             let old = evaluator.str_of(&old.unwrap_or(JinjaValue::None))?;
             let new = evaluator.str_of(&new.unwrap_or(JinjaValue::None))?;
             let count = integer_or(given(count).as_ref(), -1)?;
@@ -52,7 +52,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
         "center" => |evaluator, value, arguments| {
             let [width] = arguments.bind("center", ["width"], 0)?;
             let width = integer_or(width.as_ref(), 80)?;
-            let text = soft_str(evaluator, &value)?;
+            let text = soft_str(evaluator, value)?;
             pad_value(evaluator, &text, PaddedWidth { width, fill: ' ' }, Padding::Both)
         },
         "format" => format,
@@ -60,7 +60,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
         "truncate" => truncate,
         "wordcount" => |evaluator, value, arguments| {
             arguments.expect_none("wordcount")?;
-            let text = evaluator.str_of(&value)?;
+            let text = evaluator.str_of(value)?;
             evaluator.spend_bytes(text.len())?;
             let words = text.split(|c: char| c != '_' && !is_alphanumeric(c));
             Ok(JinjaValue::Int(words.filter(|word| !word.is_empty()).count() as i64))
@@ -116,7 +116,7 @@ fn title(text: &str) -> String {
 
 fn format(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let CallArguments { positional, keyword } = arguments;
@@ -132,7 +132,7 @@ fn format(
         let message = "can't handle positional and keyword arguments at the same time";
         return Err(JinjaError::runtime(message));
     };
-    let text = soft_str(evaluator, &value)?;
+    let text = soft_str(evaluator, value)?;
     let is_markup = matches!(text, JinjaValue::Markup(_));
     let format = text_argument("format", &text)?;
     super::super::percent_format::percent_format(evaluator, &format, is_markup, &values)
@@ -140,11 +140,11 @@ fn format(
 
 fn indent(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let [width, first, blank] = arguments.bind("indent", ["width", "first", "blank"], 0)?;
-    let text = text_argument("indent", &value)?;
+    let text = text_argument("indent", value)?;
     let indention = match &width {
         None => "    ".to_owned(),
         Some(JinjaValue::Str(text) | JinjaValue::Markup(text)) => text.to_string(),
@@ -172,12 +172,12 @@ fn indent(
         }
         out.push_str(line);
     }
-    Ok(JinjaValue::text_like(&value, out))
+    Ok(JinjaValue::text_like(value, out))
 }
 
 fn truncate(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let names = ["length", "killwords", "end", "leeway"];
@@ -193,14 +193,14 @@ fn truncate(
     if leeway < 0 {
         return Err(JinjaError::runtime(format!("expected leeway >= 0, got {leeway}")));
     }
-    let Some(actual) = length(&value) else {
+    let Some(actual) = length(value) else {
         let kind = value.type_name();
         return Err(JinjaError::type_error(format!("object of type '{kind}' has no len()")));
     };
     if actual as i64 <= limit.saturating_add(leeway) {
-        return Ok(value);
+        return Ok(value.clone());
     }
-    let text = text_argument("truncate", &value)?;
+    let text = text_argument("truncate", value)?;
     evaluator.charge(text.len())?;
     let mut kept: String = text.chars().take((limit - end_length) as usize).collect();
     if !flag(kill_words.as_ref(), false)
@@ -210,5 +210,5 @@ fn truncate(
     }
     let is_markup = matches!(value, JinjaValue::Markup(_));
     let end = if is_markup { escape_value(evaluator, &end)? } else { evaluator.str_of(&end)? };
-    Ok(JinjaValue::text_like(&value, kept + &end))
+    Ok(JinjaValue::text_like(value, kept + &end))
 }

@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Errors: the value is no string, the width is not positive, or a limit is exceeded.
 pub(super) fn word_wrap(
     evaluator: &mut TemplateEvaluator,
-    value: JinjaValue,
+    value: &JinjaValue,
     arguments: CallArguments,
 ) -> JinjaResult<JinjaValue> {
     let names = ["width", "break_long_words", "wrapstring", "break_on_hyphens"];
@@ -24,7 +24,7 @@ pub(super) fn word_wrap(
         Some(separator) => text_argument("wordwrap", &separator)?,
         None => "\n".into(),
     };
-    let text = text_argument("wordwrap", &value)?;
+    let text = text_argument("wordwrap", value)?;
     evaluator.spend_bytes(text.len().saturating_mul(8))?;
     evaluator.charge(text.len().saturating_mul(16))?;
     let mut out = String::new();

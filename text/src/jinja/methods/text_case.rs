@@ -7,13 +7,16 @@ fn title_digraph(c: char) -> Option<char> {
         'Ǉ' | 'ǈ' | 'ǉ' => 'ǈ',
         'Ǌ' | 'ǋ' | 'ǌ' => 'ǋ',
         'Ǳ' | 'ǲ' | 'ǳ' => 'ǲ',
-        // Georgian letters have upper case, but keep their form in titles.
-        '\u{10d0}'..='\u{10fa}' | '\u{10fd}'..='\u{10ff}' => c,
         // Greek letters with iota subscript: the title case keeps the subscript as a part of the letter.
         '\u{1f80}'..='\u{1f87}' | '\u{1f90}'..='\u{1f97}' | '\u{1fa0}'..='\u{1fa7}' => {
             char::from_u32(c as u32 + 8)?
         }
-        '\u{1f88}'..='\u{1f8f}' | '\u{1f98}'..='\u{1f9f}' | '\u{1fa8}'..='\u{1faf}' => c,
+        // Georgian letters have upper case, but keep their form in titles.
+        '\u{1f88}'..='\u{1f8f}'
+        | '\u{1f98}'..='\u{1f9f}'
+        | '\u{1fa8}'..='\u{1faf}'
+        | '\u{10d0}'..='\u{10fa}'
+        | '\u{10fd}'..='\u{10ff}' => c,
         '\u{1fb3}' | '\u{1fbc}' => '\u{1fbc}',
         '\u{1fc3}' | '\u{1fcc}' => '\u{1fcc}',
         '\u{1ff3}' | '\u{1ffc}' => '\u{1ffc}',
