@@ -65,23 +65,23 @@ pub(crate) enum CompareOperator {
     NotIn,
 }
 
-/// Expression.
+/// ExpressionNode.
 #[derive(Debug)]
-pub(crate) enum Expression {
+pub(crate) enum ExpressionNode {
     /// Constant.
     Literal(LiteralValue),
     /// Variable.
     Name(NameId),
     /// `[…]`
-    List(Vec<Expression>),
+    List(Vec<ExpressionNode>),
     /// `(…,)`
-    Tuple(Vec<Expression>),
+    Tuple(Vec<ExpressionNode>),
     /// `{…}`
     Dict(Vec<DictPair>),
     /// `target.name`
-    Attribute(Box<Expression>, Arc<str>),
+    Attribute(Box<ExpressionNode>, Arc<str>),
     /// `target[index]`
-    Item(Box<Expression>, Box<Expression>),
+    Item(Box<ExpressionNode>, Box<ExpressionNode>),
     /// `target[start:stop:step]`
     Slice(Box<SliceExpression>),
     /// `target(…)`
@@ -91,21 +91,21 @@ pub(crate) enum Expression {
     /// `target is test(…)`
     Test(Box<TestExpression>),
     /// `not value`
-    Not(Box<Expression>),
+    Not(Box<ExpressionNode>),
     /// `-value`
-    Negative(Box<Expression>),
+    Negative(Box<ExpressionNode>),
     /// `+value`
-    Positive(Box<Expression>),
+    Positive(Box<ExpressionNode>),
     /// Arithmetic.
-    Binary(BinaryOperator, Box<Expression>, Box<Expression>),
+    Binary(BinaryOperator, Box<ExpressionNode>, Box<ExpressionNode>),
     /// `left and right`
-    And(Box<Expression>, Box<Expression>),
+    And(Box<ExpressionNode>, Box<ExpressionNode>),
     /// `left or right`
-    Or(Box<Expression>, Box<Expression>),
+    Or(Box<ExpressionNode>, Box<ExpressionNode>),
     /// `a ~ b ~ …`
-    Concat(Vec<Expression>),
+    Concat(Vec<ExpressionNode>),
     /// `a < b < …`
-    Compare(Box<Expression>, Vec<CompareOperand>),
+    Compare(Box<ExpressionNode>, Vec<CompareOperand>),
     /// `then if test else otherwise`
     Conditional(Box<ConditionalExpression>),
 }
@@ -114,35 +114,35 @@ pub(crate) enum Expression {
 #[derive(Debug)]
 pub(crate) struct DictPair {
     /// Key.
-    pub(crate) key: Expression,
+    pub(crate) key: ExpressionNode,
     /// Value.
-    pub(crate) value: Expression,
+    pub(crate) value: ExpressionNode,
 }
 
 /// Slice of a sequence.
 #[derive(Debug)]
 pub(crate) struct SliceExpression {
     /// Sequence.
-    pub(crate) target: Expression,
+    pub(crate) target: ExpressionNode,
     /// First index.
-    pub(crate) start: Option<Expression>,
+    pub(crate) start: Option<ExpressionNode>,
     /// Index after the last one.
-    pub(crate) stop: Option<Expression>,
+    pub(crate) stop: Option<ExpressionNode>,
     /// Step between indices.
-    pub(crate) step: Option<Expression>,
+    pub(crate) step: Option<ExpressionNode>,
 }
 
 /// Arguments of a call, a filter or a test.
 #[derive(Debug, Default)]
 pub(crate) struct ArgumentList {
     /// Positional arguments.
-    pub(crate) positional: Vec<Expression>,
+    pub(crate) positional: Vec<ExpressionNode>,
     /// Keyword arguments.
     pub(crate) keyword: Vec<KeywordArgument>,
     /// `*arguments`
-    pub(crate) spread: Option<Expression>,
+    pub(crate) spread: Option<ExpressionNode>,
     /// `**arguments`
-    pub(crate) spread_keyword: Option<Expression>,
+    pub(crate) spread_keyword: Option<ExpressionNode>,
 }
 
 /// Keyword argument.
@@ -151,14 +151,14 @@ pub(crate) struct KeywordArgument {
     /// Name.
     pub(crate) name: Arc<str>,
     /// Value.
-    pub(crate) value: Expression,
+    pub(crate) value: ExpressionNode,
 }
 
 /// Call of a value.
 #[derive(Debug)]
 pub(crate) struct CallExpression {
     /// What is called.
-    pub(crate) target: Expression,
+    pub(crate) target: ExpressionNode,
     /// Arguments.
     pub(crate) arguments: ArgumentList,
 }
@@ -167,7 +167,7 @@ pub(crate) struct CallExpression {
 #[derive(Debug)]
 pub(crate) struct FilterExpression {
     /// Filtered value; `None` = the text of the enclosing filter block.
-    pub(crate) target: Option<Expression>,
+    pub(crate) target: Option<ExpressionNode>,
     /// Name.
     pub(crate) name: Arc<str>,
     /// Function; `None` if no filter has the name, which is an error when it is evaluated.
@@ -180,7 +180,7 @@ pub(crate) struct FilterExpression {
 #[derive(Debug)]
 pub(crate) struct TestExpression {
     /// Tested value.
-    pub(crate) target: Expression,
+    pub(crate) target: ExpressionNode,
     /// Name.
     pub(crate) name: Arc<str>,
     /// Function; `None` if no test has the name, which is an error when it is evaluated.
@@ -195,18 +195,18 @@ pub(crate) struct CompareOperand {
     /// Operator.
     pub(crate) operator: CompareOperator,
     /// Right operand.
-    pub(crate) value: Expression,
+    pub(crate) value: ExpressionNode,
 }
 
 /// Conditional expression.
 #[derive(Debug)]
 pub(crate) struct ConditionalExpression {
     /// Condition.
-    pub(crate) test: Expression,
+    pub(crate) test: ExpressionNode,
     /// Value if the condition is true.
-    pub(crate) then: Expression,
+    pub(crate) then: ExpressionNode,
     /// Value if the condition is false; `None` = undefined.
-    pub(crate) otherwise: Option<Expression>,
+    pub(crate) otherwise: Option<ExpressionNode>,
     /// Line of the expression.
     pub(crate) line: u32,
 }
@@ -240,15 +240,15 @@ pub(crate) enum JinjaStatement {
     /// Text outside of tags.
     Data(Arc<str>),
     /// `{{ value }}`
-    Print(Expression),
+    Print(ExpressionNode),
     /// `{% for %}`
     For(Arc<ForNode>),
     /// `{% if %}` and each `{% elif %}`, with the statements of `{% else %}`.
     If(Vec<IfBranch>, StatementList),
     /// `{% set target = value %}`
-    Set(AssignTarget, Expression),
+    Set(AssignTarget, ExpressionNode),
     /// `{% set target %}…{% endset %}`
-    SetBlock(AssignTarget, Option<Expression>, StatementList),
+    SetBlock(AssignTarget, Option<ExpressionNode>, StatementList),
     /// `{% macro %}`
     Macro(NameId, Arc<MacroNode>),
     /// `{% call %}`
@@ -256,27 +256,27 @@ pub(crate) enum JinjaStatement {
     /// `{% generation %}` of transformers, which renders its statements in a scope of their own.
     Generation(Arc<MacroNode>),
     /// `{% filter %}`
-    FilterBlock(Expression, StatementList),
+    FilterBlock(ExpressionNode, StatementList),
     /// `{% with %}`
     With(Vec<WithVariable>, StatementList),
     /// `{% block %}`
     Block(Arc<BlockNode>),
     /// `{% autoescape %}`
-    Autoescape(Expression, StatementList),
+    Autoescape(ExpressionNode, StatementList),
     /// `{% break %}`
     Break,
     /// `{% continue %}`
     Continue,
     /// `{% include %}`, `{% import %}`, `{% from %}` or `{% extends %}`: templates of transformers have no
     /// loader.
-    LoadTemplate(Expression),
+    LoadTemplate(ExpressionNode),
 }
 
 /// Condition with its statements.
 #[derive(Debug)]
 pub(crate) struct IfBranch {
     /// Condition.
-    pub(crate) test: Expression,
+    pub(crate) test: ExpressionNode,
     /// Statements.
     pub(crate) body: StatementList,
 }
@@ -287,9 +287,9 @@ pub(crate) struct ForNode {
     /// Variables of the items.
     pub(crate) target: AssignTarget,
     /// Iterated value.
-    pub(crate) iterable: Expression,
+    pub(crate) iterable: ExpressionNode,
     /// Condition of the items.
-    pub(crate) test: Option<Expression>,
+    pub(crate) test: Option<ExpressionNode>,
     /// Statements for each item.
     pub(crate) body: StatementList,
     /// Statements if no iteration reaches the end of the body.
@@ -332,7 +332,7 @@ pub(crate) struct MacroParameter {
     /// Name.
     pub(crate) name: Arc<str>,
     /// Value if the call has no argument for it.
-    pub(crate) default: Option<Expression>,
+    pub(crate) default: Option<ExpressionNode>,
 }
 
 /// Variable of a with block.
@@ -341,7 +341,7 @@ pub(crate) struct WithVariable {
     /// Target.
     pub(crate) target: AssignTarget,
     /// Value.
-    pub(crate) value: Expression,
+    pub(crate) value: ExpressionNode,
 }
 
 /// Named block.

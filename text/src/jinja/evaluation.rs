@@ -3,7 +3,7 @@
 use super::arguments::{CallArguments, NamedValue};
 use super::arithmetic::{binary, signed};
 use super::ast::{
-    ArgumentList, CallExpression, CompareOperand, ConditionalExpression, DictPair, Expression,
+    ArgumentList, CallExpression, CompareOperand, ConditionalExpression, DictPair, ExpressionNode,
     FilterExpression, LiteralValue, TestExpression,
 };
 use super::comparison::compare;
@@ -21,66 +21,68 @@ impl TemplateEvaluator {
     /// Errors: the expression fails, or a limit is exceeded.
     pub(crate) fn evaluate(
         &mut self,
-        expression: &Expression,
+        expression: &ExpressionNode,
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
         self.spend(1)?;
         match expression {
-            Expression::Literal(literal) => Ok(literal_value(literal)),
-            Expression::Name(id) => Ok(self.variable(*id, scope)),
+            ExpressionNode::Literal(literal) => Ok(literal_value(literal)),
+            ExpressionNode::Name(id) => Ok(self.variable(*id, scope)),
             _ => self.nested(|evaluator| evaluator.evaluate_operation(expression, scope)),
         }
     }
 
     fn evaluate_operation(
         &mut self,
-        expression: &Expression,
+        expression: &ExpressionNode,
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
         match expression {
-            Expression::Literal(literal) => Ok(literal_value(literal)),
-            Expression::Name(id) => Ok(self.variable(*id, scope)),
-            Expression::List(items) => JinjaValue::list(self.evaluate_all(items, scope)?),
-            Expression::Tuple(items) => JinjaValue::tuple(self.evaluate_all(items, scope)?),
-            Expression::Dict(pairs) => self.evaluate_dict(pairs, scope),
-            Expression::Attribute(target, name) => {
+            ExpressionNode::Literal(literal) => Ok(literal_value(literal)),
+            ExpressionNode::Name(id) => Ok(self.variable(*id, scope)),
+            ExpressionNode::List(items) => JinjaValue::list(self.evaluate_all(items, scope)?),
+            ExpressionNode::Tuple(items) => JinjaValue::tuple(self.evaluate_all(items, scope)?),
+            ExpressionNode::Dict(pairs) => self.evaluate_dict(pairs, scope),
+            ExpressionNode::Attribute(target, name) => {
                 let target = self.evaluate(target, scope)?;
                 self.attribute(&target, name)
             }
-            Expression::Item(target, index) => {
+            ExpressionNode::Item(target, index) => {
                 let target = self.evaluate(target, scope)?;
                 let index = self.evaluate(index, scope)?;
                 self.item(&target, &index)
             }
-            Expression::Slice(slice) => self.evaluate_slice(slice, scope),
-            Expression::Call(call) => self.evaluate_call(call, None, scope),
-            Expression::Filter(filter) => self.evaluate_filter(filter, None, scope),
-            Expression::Test(test) => self.evaluate_test(test, scope),
-            Expression::Not(value) => Ok(JinjaValue::Bool(!self.evaluate(value, scope)?.is_true())),
-            Expression::Negative(value) => signed(&self.evaluate(value, scope)?, true),
-            Expression::Positive(value) => signed(&self.evaluate(value, scope)?, false),
-            Expression::Binary(operator, left, right) => {
+            ExpressionNode::Slice(slice) => self.evaluate_slice(slice, scope),
+            ExpressionNode::Call(call) => self.evaluate_call(call, None, scope),
+            ExpressionNode::Filter(filter) => self.evaluate_filter(filter, None, scope),
+            ExpressionNode::Test(test) => self.evaluate_test(test, scope),
+            ExpressionNode::Not(value) => {
+                Ok(JinjaValue::Bool(!self.evaluate(value, scope)?.is_true()))
+            }
+            ExpressionNode::Negative(value) => signed(&self.evaluate(value, scope)?, true),
+            ExpressionNode::Positive(value) => signed(&self.evaluate(value, scope)?, false),
+            ExpressionNode::Binary(operator, left, right) => {
                 let left = self.evaluate(left, scope)?;
                 let right = self.evaluate(right, scope)?;
                 binary(self, *operator, &left, &right)
             }
-            Expression::And(left, right) => {
+            ExpressionNode::And(left, right) => {
                 let left = self.evaluate(left, scope)?;
                 if left.is_true() { self.evaluate(right, scope) } else { Ok(left) }
             }
-            Expression::Or(left, right) => {
+            ExpressionNode::Or(left, right) => {
                 let left = self.evaluate(left, scope)?;
                 if left.is_true() { Ok(left) } else { self.evaluate(right, scope) }
             }
-            Expression::Concat(parts) => self.evaluate_concat(parts, scope),
-            Expression::Compare(first, rest) => self.evaluate_compare(first, rest, scope),
-            Expression::Conditional(node) => self.evaluate_conditional(node, scope),
+            ExpressionNode::Concat(parts) => self.evaluate_concat(parts, scope),
+            ExpressionNode::Compare(first, rest) => self.evaluate_compare(first, rest, scope),
+            ExpressionNode::Conditional(node) => self.evaluate_conditional(node, scope),
         }
     }
 
     fn evaluate_all(
         &mut self,
-        expressions: &[Expression],
+        expressions: &[ExpressionNode],
         scope: &VariableScope,
     ) -> JinjaResult<Vec<JinjaValue>> {
         self.charge(expressions.len() * size_of::<JinjaValue>())?;
@@ -104,7 +106,7 @@ impl TemplateEvaluator {
 
     fn evaluate_concat(
         &mut self,
-        parts: &[Expression],
+        parts: &[ExpressionNode],
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
         let values = self.evaluate_all(parts, scope)?;
@@ -119,7 +121,7 @@ impl TemplateEvaluator {
 
     fn evaluate_compare(
         &mut self,
-        first: &Expression,
+        first: &ExpressionNode,
         rest: &[CompareOperand],
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
@@ -185,7 +187,7 @@ impl TemplateEvaluator {
     ) -> JinjaResult<JinjaValue> {
         let target = match (&filter.target, text) {
             // The text of a filter block is the value of its innermost filter.
-            (Some(Expression::Filter(inner)), Some(text)) => {
+            (Some(ExpressionNode::Filter(inner)), Some(text)) => {
                 self.evaluate_filter(inner, Some(text), scope)?
             }
             (None, Some(text)) => text,
@@ -219,7 +221,7 @@ impl TemplateEvaluator {
         caller: Option<JinjaValue>,
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
-        if let Expression::Attribute(target, name) = &call.target {
+        if let ExpressionNode::Attribute(target, name) = &call.target {
             let target = self.evaluate(target, scope)?;
             if let Some(method) = super::methods::find(&target, name) {
                 let arguments = self.call_arguments(call, caller, scope)?;

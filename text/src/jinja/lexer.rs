@@ -5,7 +5,7 @@ use super::error::{JinjaError, JinjaResult};
 use super::escapes::unescape;
 use super::literals::{float_length, integer, name_length, string_length};
 use super::python_text::is_space;
-use super::token::{JinjaToken, TokenKind};
+use super::token::{JinjaToken, TokenValue};
 use std::sync::Arc;
 
 /// Operators, longer ones first.
@@ -14,7 +14,7 @@ const OPERATORS: [&str; 26] = [
     ">", "<", "=", ".", ":", "|", ",", ";",
 ];
 
-/// Splits the template `source` into tokens; the last one is `TokenKind::End`.
+/// Splits the template `source` into tokens; the last one is `TokenValue::End`.
 ///
 /// Errors: a tag is not closed, or contains a character or a literal that is invalid.
 pub(crate) fn tokenize(source: &str) -> JinjaResult<Vec<JinjaToken>> {
@@ -27,7 +27,7 @@ pub(crate) fn tokenize(source: &str) -> JinjaResult<Vec<JinjaToken>> {
     while lexer.at < text.len() {
         lexer.data()?;
     }
-    lexer.push(TokenKind::End);
+    lexer.push(TokenValue::End);
     Ok(lexer.tokens)
 }
 
@@ -54,7 +54,7 @@ impl<'a> TemplateLexer<'a> {
         &self.source[self.at..]
     }
 
-    fn push(&mut self, kind: TokenKind) {
+    fn push(&mut self, kind: TokenValue) {
         self.tokens.push(JinjaToken { kind, line: self.line });
     }
 
@@ -72,14 +72,14 @@ impl<'a> TemplateLexer<'a> {
     fn data(&mut self) -> JinjaResult<()> {
         let rest = self.rest();
         let Some((start, kind)) = next_tag(rest) else {
-            self.push(TokenKind::Data(Arc::from(rest)));
+            self.push(TokenValue::Data(Arc::from(rest)));
             self.advance(rest.len());
             return Ok(());
         };
         let sign = rest[start + 2..].chars().next();
         let text = kept_data(&rest[..start], sign, kind == TagKind::Variable, self.line_starting);
         if !text.is_empty() {
-            self.push(TokenKind::Data(Arc::from(text)));
+            self.push(TokenValue::Data(Arc::from(text)));
         }
         self.advance(start);
         match kind {
@@ -90,7 +90,11 @@ impl<'a> TemplateLexer<'a> {
             }
             TagKind::Block | TagKind::Variable => {
                 let is_block = kind == TagKind::Block;
-                self.push(if is_block { TokenKind::BlockBegin } else { TokenKind::VariableBegin });
+                self.push(if is_block {
+                    TokenValue::BlockBegin
+                } else {
+                    TokenValue::VariableBegin
+                });
                 self.advance(2 + usize::from(matches!(sign, Some('-' | '+'))));
                 self.tag(is_block)
             }
@@ -127,7 +131,7 @@ impl<'a> TemplateLexer<'a> {
                 let sign = rest[start + 2..].chars().next();
                 let text = kept_data(&rest[..start], sign, false, self.line_starting);
                 if !text.is_empty() {
-                    self.push(TokenKind::Data(Arc::from(text)));
+                    self.push(TokenValue::Data(Arc::from(text)));
                 }
                 self.advance(start + length);
                 return Ok(());
@@ -147,7 +151,7 @@ impl<'a> TemplateLexer<'a> {
             if brackets.is_empty()
                 && let Some(length) = tag_end_length(self.rest(), is_block)
             {
-                self.push(if is_block { TokenKind::BlockEnd } else { TokenKind::VariableEnd });
+                self.push(if is_block { TokenValue::BlockEnd } else { TokenValue::VariableEnd });
                 self.advance(length);
                 return Ok(());
             }
@@ -166,22 +170,22 @@ impl<'a> TemplateLexer<'a> {
         if let Some(length) = float_length(rest).filter(|_| !self.source[..self.at].ends_with('.'))
         {
             let number = rest[..length].replace('_', "").parse();
-            self.push(TokenKind::Float(number.unwrap_or(f64::INFINITY)));
+            self.push(TokenValue::Float(number.unwrap_or(f64::INFINITY)));
             self.advance(length);
         } else if let Some((digits, length)) = integer(rest) {
-            self.push(TokenKind::Integer(digits));
+            self.push(TokenValue::Integer(digits));
             self.advance(length);
         } else if let Some(length) = name_length(rest) {
             let name = &rest[..length];
             if name.starts_with(|c: char| !c.is_alphabetic() && c != '_') {
                 return Err(JinjaError::syntax("Invalid character in identifier", self.line));
             }
-            self.push(TokenKind::Name(Arc::from(name)));
+            self.push(TokenValue::Name(Arc::from(name)));
             self.advance(length);
         } else if let Some(length) = string_length(rest) {
             let text = unescape(&rest[1..length - 1])
                 .map_err(|message| JinjaError::syntax(message, self.line))?;
-            self.push(TokenKind::Text(text));
+            self.push(TokenValue::Text(text));
             self.advance(length);
         } else {
             self.operator(brackets)?;
@@ -213,7 +217,7 @@ impl<'a> TemplateLexer<'a> {
             },
             _ => {}
         }
-        self.push(TokenKind::Operator(operator));
+        self.push(TokenValue::Operator(operator));
         self.advance(operator.len());
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::ast::{BlockNode, JinjaStatement, NameId, StatementList, StatementNode};
 use super::error::{JinjaError, JinjaResult};
 use super::lexer::tokenize;
-use super::token::{JinjaToken, TokenKind};
+use super::token::{JinjaToken, TokenValue};
 use super::variable_usage::VariableUsage;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -86,12 +86,12 @@ pub(super) struct TemplateParser {
 
 impl TemplateParser {
     /// Current token.
-    pub(super) fn current(&self) -> &TokenKind {
+    pub(super) fn current(&self) -> &TokenValue {
         &self.tokens[self.at].kind
     }
 
     /// Token after the current one.
-    pub(super) fn following(&self) -> &TokenKind {
+    pub(super) fn following(&self) -> &TokenValue {
         &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].kind
     }
 
@@ -112,7 +112,7 @@ impl TemplateParser {
 
     fn unexpected(&self, expected: &str) -> JinjaError {
         match self.current() {
-            TokenKind::End => {
+            TokenValue::End => {
                 self.fail(format!("unexpected end of template, expected '{expected}'."))
             }
             found => self.fail(format!("expected token '{expected}', got '{found}'")),
@@ -149,7 +149,7 @@ impl TemplateParser {
 
     /// Reads any name.
     pub(super) fn name(&mut self) -> JinjaResult<Arc<str>> {
-        let TokenKind::Name(name) = self.current() else { return Err(self.unexpected("name")) };
+        let TokenValue::Name(name) = self.current() else { return Err(self.unexpected("name")) };
         let name = Arc::clone(name);
         self.advance();
         Ok(name)
@@ -172,23 +172,23 @@ impl TemplateParser {
         loop {
             let line = self.line();
             let statement = match self.current() {
-                TokenKind::End if ends.is_empty() => return Ok(body),
-                TokenKind::End => {
+                TokenValue::End if ends.is_empty() => return Ok(body),
+                TokenValue::End => {
                     let message = format!(
                         "Unexpected end of template. Jinja was looking for the following tags: '{}'.",
                         ends.join("' or '")
                     );
                     return Err(self.fail(message));
                 }
-                TokenKind::Data(text) => {
+                TokenValue::Data(text) => {
                     let text = Arc::clone(text);
                     self.advance();
                     JinjaStatement::Data(text)
                 }
-                TokenKind::VariableBegin => {
+                TokenValue::VariableBegin => {
                     self.advance();
                     let value = self.tuple_expression(true)?;
-                    if *self.current() != TokenKind::VariableEnd {
+                    if *self.current() != TokenValue::VariableEnd {
                         return Err(self.unexpected("end of print statement"));
                     }
                     self.advance();
@@ -217,7 +217,7 @@ impl TemplateParser {
     }
 
     fn block_end(&mut self) -> JinjaResult<()> {
-        if *self.current() != TokenKind::BlockEnd {
+        if *self.current() != TokenValue::BlockEnd {
             return Err(self.unexpected("end of statement block"));
         }
         self.advance();
@@ -263,7 +263,7 @@ impl TemplateParser {
 
     /// Parses a statement after `{%`; `None` for `print`, whose values are appended to `body`.
     fn statement(&mut self, body: &mut StatementList) -> JinjaResult<Option<JinjaStatement>> {
-        let TokenKind::Name(tag) = self.current() else {
+        let TokenValue::Name(tag) = self.current() else {
             return Err(self.fail("tag name expected"));
         };
         let tag = Arc::clone(tag);
@@ -294,10 +294,10 @@ impl TemplateParser {
             }
             "extends" | "include" | "import" | "from" => self.load_statement(&tag)?,
             "print" => {
-                while *self.current() != TokenKind::BlockEnd {
+                while *self.current() != TokenValue::BlockEnd {
                     let value = self.expression(true)?;
                     body.push(StatementNode { statement: JinjaStatement::Print(value), line });
-                    if *self.current() != TokenKind::BlockEnd {
+                    if *self.current() != TokenValue::BlockEnd {
                         self.expect_operator(",")?;
                     }
                 }

@@ -1,12 +1,12 @@
 //! Parser of expressions, with the precedence of Jinja2.
 
 use super::ast::{
-    BinaryOperator, CompareOperand, CompareOperator, ConditionalExpression, Expression,
+    BinaryOperator, CompareOperand, CompareOperator, ConditionalExpression, ExpressionNode,
     LiteralValue,
 };
 use super::error::JinjaResult;
 use super::parser::TemplateParser;
-use super::token::TokenKind;
+use super::token::TokenValue;
 use std::sync::Arc;
 
 /// Maximum nesting of brackets and prefix operators. Jinja2 fails at about the same one, at the recursion limit
@@ -41,21 +41,21 @@ impl TemplateParser {
     }
 
     /// Parses an expression; `with_condition` permits a conditional expression.
-    pub(super) fn expression(&mut self, with_condition: bool) -> JinjaResult<Expression> {
+    pub(super) fn expression(&mut self, with_condition: bool) -> JinjaResult<ExpressionNode> {
         self.deepen(|parser| if with_condition { parser.conditional() } else { parser.or() })
     }
 
     /// Parses an expression, or a tuple without parentheses.
-    pub(super) fn tuple_expression(&mut self, with_condition: bool) -> JinjaResult<Expression> {
+    pub(super) fn tuple_expression(&mut self, with_condition: bool) -> JinjaResult<ExpressionNode> {
         self.tuple(with_condition, false)
     }
 
-    fn tuple(&mut self, with_condition: bool, in_parentheses: bool) -> JinjaResult<Expression> {
+    fn tuple(&mut self, with_condition: bool, in_parentheses: bool) -> JinjaResult<ExpressionNode> {
         let mut items = Vec::new();
         let mut is_tuple = false;
         let mut height = 0;
         loop {
-            let at_end = matches!(self.current(), TokenKind::VariableEnd | TokenKind::BlockEnd)
+            let at_end = matches!(self.current(), TokenValue::VariableEnd | TokenValue::BlockEnd)
                 || self.current().is_operator(")");
             if at_end {
                 break;
@@ -70,16 +70,16 @@ impl TemplateParser {
         self.height = height;
         if is_tuple {
             self.join(0)?;
-            return Ok(Expression::Tuple(items));
+            return Ok(ExpressionNode::Tuple(items));
         }
         match items.pop() {
             Some(item) => Ok(item),
-            None if in_parentheses => Ok(Expression::Tuple(items)),
+            None if in_parentheses => Ok(ExpressionNode::Tuple(items)),
             None => Err(self.fail(format!("Expected an expression, got '{}'", self.current()))),
         }
     }
 
-    fn conditional(&mut self) -> JinjaResult<Expression> {
+    fn conditional(&mut self) -> JinjaResult<ExpressionNode> {
         let line = self.line();
         let unknown = self.unknown_names.len();
         let mut value = self.or()?;
@@ -91,43 +91,43 @@ impl TemplateParser {
                 if self.skip_name("else") { Some(self.deepen(Self::conditional)?) } else { None };
             self.join(height)?;
             let node = ConditionalExpression { test, then: value, otherwise, line };
-            value = Expression::Conditional(Box::new(node));
+            value = ExpressionNode::Conditional(Box::new(node));
             // Unknown filters in a conditional expression are errors only when they are evaluated.
             self.unknown_names.truncate(unknown);
         }
         Ok(value)
     }
 
-    fn or(&mut self) -> JinjaResult<Expression> {
+    fn or(&mut self) -> JinjaResult<ExpressionNode> {
         let mut left = self.and()?;
         while self.skip_name("or") {
             let height = self.height;
-            left = Expression::Or(Box::new(left), Box::new(self.and()?));
+            left = ExpressionNode::Or(Box::new(left), Box::new(self.and()?));
             self.join(height)?;
         }
         Ok(left)
     }
 
-    fn and(&mut self) -> JinjaResult<Expression> {
+    fn and(&mut self) -> JinjaResult<ExpressionNode> {
         let mut left = self.not()?;
         while self.skip_name("and") {
             let height = self.height;
-            left = Expression::And(Box::new(left), Box::new(self.not()?));
+            left = ExpressionNode::And(Box::new(left), Box::new(self.not()?));
             self.join(height)?;
         }
         Ok(left)
     }
 
-    fn not(&mut self) -> JinjaResult<Expression> {
+    fn not(&mut self) -> JinjaResult<ExpressionNode> {
         if self.skip_name("not") {
             let value = self.deepen(Self::not)?;
             self.join(0)?;
-            return Ok(Expression::Not(Box::new(value)));
+            return Ok(ExpressionNode::Not(Box::new(value)));
         }
         self.compare()
     }
 
-    fn compare(&mut self) -> JinjaResult<Expression> {
+    fn compare(&mut self) -> JinjaResult<ExpressionNode> {
         let first = self.sum()?;
         let mut rest = Vec::new();
         let mut height = self.height;
@@ -140,17 +140,17 @@ impl TemplateParser {
             return Ok(first);
         }
         self.join(height)?;
-        Ok(Expression::Compare(Box::new(first), rest))
+        Ok(ExpressionNode::Compare(Box::new(first), rest))
     }
 
     fn compare_operator(&mut self) -> Option<CompareOperator> {
         let operator = match self.current() {
-            TokenKind::Operator("==") => CompareOperator::Equal,
-            TokenKind::Operator("!=") => CompareOperator::NotEqual,
-            TokenKind::Operator("<") => CompareOperator::Less,
-            TokenKind::Operator("<=") => CompareOperator::LessEqual,
-            TokenKind::Operator(">") => CompareOperator::Greater,
-            TokenKind::Operator(">=") => CompareOperator::GreaterEqual,
+            TokenValue::Operator("==") => CompareOperator::Equal,
+            TokenValue::Operator("!=") => CompareOperator::NotEqual,
+            TokenValue::Operator("<") => CompareOperator::Less,
+            TokenValue::Operator("<=") => CompareOperator::LessEqual,
+            TokenValue::Operator(">") => CompareOperator::Greater,
+            TokenValue::Operator(">=") => CompareOperator::GreaterEqual,
             name if name.is_name("in") => CompareOperator::In,
             name if name.is_name("not") && self.following().is_name("in") => {
                 self.advance();
@@ -162,22 +162,22 @@ impl TemplateParser {
         Some(operator)
     }
 
-    fn sum(&mut self) -> JinjaResult<Expression> {
+    fn sum(&mut self) -> JinjaResult<ExpressionNode> {
         let mut left = self.concat()?;
         loop {
             let operator = match self.current() {
-                TokenKind::Operator("+") => BinaryOperator::Add,
-                TokenKind::Operator("-") => BinaryOperator::Subtract,
+                TokenValue::Operator("+") => BinaryOperator::Add,
+                TokenValue::Operator("-") => BinaryOperator::Subtract,
                 _ => return Ok(left),
             };
             self.advance();
             let height = self.height;
-            left = Expression::Binary(operator, Box::new(left), Box::new(self.concat()?));
+            left = ExpressionNode::Binary(operator, Box::new(left), Box::new(self.concat()?));
             self.join(height)?;
         }
     }
 
-    fn concat(&mut self) -> JinjaResult<Expression> {
+    fn concat(&mut self) -> JinjaResult<ExpressionNode> {
         let first = self.product()?;
         if !self.current().is_operator("~") {
             return Ok(first);
@@ -189,42 +189,42 @@ impl TemplateParser {
             height = height.max(self.height);
         }
         self.join(height)?;
-        Ok(Expression::Concat(parts))
+        Ok(ExpressionNode::Concat(parts))
     }
 
-    fn product(&mut self) -> JinjaResult<Expression> {
+    fn product(&mut self) -> JinjaResult<ExpressionNode> {
         let mut left = self.power()?;
         loop {
             let operator = match self.current() {
-                TokenKind::Operator("*") => BinaryOperator::Multiply,
-                TokenKind::Operator("/") => BinaryOperator::Divide,
-                TokenKind::Operator("//") => BinaryOperator::FloorDivide,
-                TokenKind::Operator("%") => BinaryOperator::Modulo,
+                TokenValue::Operator("*") => BinaryOperator::Multiply,
+                TokenValue::Operator("/") => BinaryOperator::Divide,
+                TokenValue::Operator("//") => BinaryOperator::FloorDivide,
+                TokenValue::Operator("%") => BinaryOperator::Modulo,
                 _ => return Ok(left),
             };
             self.advance();
             let height = self.height;
-            left = Expression::Binary(operator, Box::new(left), Box::new(self.power()?));
+            left = ExpressionNode::Binary(operator, Box::new(left), Box::new(self.power()?));
             self.join(height)?;
         }
     }
 
-    fn power(&mut self) -> JinjaResult<Expression> {
+    fn power(&mut self) -> JinjaResult<ExpressionNode> {
         let mut left = self.unary(true)?;
         while self.skip_operator("**") {
             let height = self.height;
             let right = Box::new(self.unary(true)?);
-            left = Expression::Binary(BinaryOperator::Power, Box::new(left), right);
+            left = ExpressionNode::Binary(BinaryOperator::Power, Box::new(left), right);
             self.join(height)?;
         }
         Ok(left)
     }
 
-    fn unary(&mut self, with_filter: bool) -> JinjaResult<Expression> {
+    fn unary(&mut self, with_filter: bool) -> JinjaResult<ExpressionNode> {
         let node = if self.skip_operator("-") {
-            Expression::Negative(Box::new(self.operand()?))
+            ExpressionNode::Negative(Box::new(self.operand()?))
         } else if self.skip_operator("+") {
-            Expression::Positive(Box::new(self.operand()?))
+            ExpressionNode::Positive(Box::new(self.operand()?))
         } else {
             self.primary()?
         };
@@ -233,47 +233,47 @@ impl TemplateParser {
     }
 
     /// Parses the operand of a sign.
-    fn operand(&mut self) -> JinjaResult<Expression> {
+    fn operand(&mut self) -> JinjaResult<ExpressionNode> {
         let operand = self.deepen(|parser| parser.unary(false))?;
         self.join(0)?;
         Ok(operand)
     }
 
     /// Parses a name, a constant, or an expression in brackets.
-    pub(super) fn primary(&mut self) -> JinjaResult<Expression> {
+    pub(super) fn primary(&mut self) -> JinjaResult<ExpressionNode> {
         self.height = 1;
         let literal = match self.current().clone() {
-            TokenKind::Name(name) => match &*name {
+            TokenValue::Name(name) => match &*name {
                 "true" | "True" => LiteralValue::Bool(true),
                 "false" | "False" => LiteralValue::Bool(false),
                 "none" | "None" => LiteralValue::None,
                 _ => {
                     self.advance();
                     self.usage.load(&name);
-                    return Ok(Expression::Name(self.name_id(&name)));
+                    return Ok(ExpressionNode::Name(self.name_id(&name)));
                 }
             },
-            TokenKind::Text(mut text) => {
-                while let TokenKind::Text(next) = self.following() {
+            TokenValue::Text(mut text) => {
+                while let TokenValue::Text(next) = self.following() {
                     text.push_str(next);
                     self.advance();
                 }
                 LiteralValue::Text(Arc::from(text))
             }
-            TokenKind::Integer(digits) => integer_literal(&digits),
-            TokenKind::Float(number) => LiteralValue::Float(number),
-            TokenKind::Operator("(") => {
+            TokenValue::Integer(digits) => integer_literal(&digits),
+            TokenValue::Float(number) => LiteralValue::Float(number),
+            TokenValue::Operator("(") => {
                 self.advance();
                 let value = self.tuple(true, true)?;
                 self.expect_operator(")")?;
                 return Ok(value);
             }
-            TokenKind::Operator("[") => return self.list(),
-            TokenKind::Operator("{") => return self.dict(),
+            TokenValue::Operator("[") => return self.list(),
+            TokenValue::Operator("{") => return self.dict(),
             token => return Err(self.fail(format!("unexpected '{token}'"))),
         };
         self.advance();
-        Ok(Expression::Literal(literal))
+        Ok(ExpressionNode::Literal(literal))
     }
 }
 

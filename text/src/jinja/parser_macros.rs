@@ -1,9 +1,9 @@
 //! Parser of macros, call blocks, and the targets of assignments.
 
-use super::ast::{AssignTarget, Expression, JinjaStatement, MacroNode, MacroParameter};
+use super::ast::{AssignTarget, ExpressionNode, JinjaStatement, MacroNode, MacroParameter};
 use super::error::JinjaResult;
 use super::parser::{StatementPlace, TemplateParser};
-use super::token::TokenKind;
+use super::token::TokenValue;
 use std::sync::Arc;
 
 impl TemplateParser {
@@ -26,7 +26,7 @@ impl TemplateParser {
             if self.current().is_operator("(") { self.signature()? } else { Vec::new() };
         self.usage.leave();
         self.place = place;
-        let Expression::Call(call) = self.expression(true)? else {
+        let ExpressionNode::Call(call) = self.expression(true)? else {
             return Err(self.fail("expected call"));
         };
         let node = self.function_body(None, parameters, "endcall")?;
@@ -108,7 +108,7 @@ impl TemplateParser {
         let mut targets = Vec::new();
         let mut is_tuple = false;
         loop {
-            let at_end = matches!(self.current(), TokenKind::VariableEnd | TokenKind::BlockEnd)
+            let at_end = matches!(self.current(), TokenValue::VariableEnd | TokenValue::BlockEnd)
                 || self.current().is_operator(")");
             if at_end {
                 break;
@@ -138,7 +138,7 @@ impl TemplateParser {
             })
         } else {
             let name = match self.current() {
-                TokenKind::Name(_) => self.name()?,
+                TokenValue::Name(_) => self.name()?,
                 _ => return Err(self.fail("can't assign to this expression")),
             };
             self.check_assignable(&name)?;

@@ -1,19 +1,19 @@
 //! Parser of the parts of expressions: lists and dicts, attributes, elements, calls, filters and tests.
 
 use super::ast::{
-    ArgumentList, CallExpression, DictPair, Expression, FilterExpression, KeywordArgument,
+    ArgumentList, CallExpression, DictPair, ExpressionNode, FilterExpression, KeywordArgument,
     SliceExpression, TestExpression,
 };
 use super::error::{JinjaError, JinjaResult};
 use super::parser::TemplateParser;
 use super::parser_expressions::integer_literal;
-use super::token::TokenKind;
+use super::token::TokenValue;
 use super::{filters, value_tests};
 use std::sync::Arc;
 
 impl TemplateParser {
     /// Parses a list.
-    pub(super) fn list(&mut self) -> JinjaResult<Expression> {
+    pub(super) fn list(&mut self) -> JinjaResult<ExpressionNode> {
         self.expect_operator("[")?;
         let mut items = Vec::new();
         let mut height = 0;
@@ -27,11 +27,11 @@ impl TemplateParser {
         self.advance();
         self.height = height;
         self.join(0)?;
-        Ok(Expression::List(items))
+        Ok(ExpressionNode::List(items))
     }
 
     /// Parses a dict.
-    pub(super) fn dict(&mut self) -> JinjaResult<Expression> {
+    pub(super) fn dict(&mut self) -> JinjaResult<ExpressionNode> {
         self.expect_operator("{")?;
         let mut pairs = Vec::new();
         let mut height = 0;
@@ -49,51 +49,54 @@ impl TemplateParser {
         self.advance();
         self.height = height;
         self.join(0)?;
-        Ok(Expression::Dict(pairs))
+        Ok(ExpressionNode::Dict(pairs))
     }
 
     /// Parses attributes, elements and calls of `node`.
-    pub(super) fn postfix(&mut self, mut node: Expression) -> JinjaResult<Expression> {
+    pub(super) fn postfix(&mut self, mut node: ExpressionNode) -> JinjaResult<ExpressionNode> {
         loop {
             node = match self.current() {
-                TokenKind::Operator(".") => self.attribute(node)?,
-                TokenKind::Operator("[") => self.subscript(node)?,
-                TokenKind::Operator("(") => self.call(node)?,
+                TokenValue::Operator(".") => self.attribute(node)?,
+                TokenValue::Operator("[") => self.subscript(node)?,
+                TokenValue::Operator("(") => self.call(node)?,
                 _ => return Ok(node),
             };
         }
     }
 
     /// Parses filters, tests and calls of `node`.
-    pub(super) fn filter_expression(&mut self, mut node: Expression) -> JinjaResult<Expression> {
+    pub(super) fn filter_expression(
+        &mut self,
+        mut node: ExpressionNode,
+    ) -> JinjaResult<ExpressionNode> {
         loop {
             node = match self.current() {
-                TokenKind::Operator("|") => self.filter_chain(Some(node), false)?,
-                TokenKind::Operator("(") => self.call(node)?,
+                TokenValue::Operator("|") => self.filter_chain(Some(node), false)?,
+                TokenValue::Operator("(") => self.call(node)?,
                 name if name.is_name("is") => self.test(node)?,
                 _ => return Ok(node),
             };
         }
     }
 
-    fn attribute(&mut self, target: Expression) -> JinjaResult<Expression> {
+    fn attribute(&mut self, target: ExpressionNode) -> JinjaResult<ExpressionNode> {
         self.advance();
         self.join(0)?;
         match self.current().clone() {
-            TokenKind::Name(name) => {
+            TokenValue::Name(name) => {
                 self.advance();
-                Ok(Expression::Attribute(Box::new(target), name))
+                Ok(ExpressionNode::Attribute(Box::new(target), name))
             }
-            TokenKind::Integer(digits) => {
+            TokenValue::Integer(digits) => {
                 self.advance();
-                let index = Expression::Literal(integer_literal(&digits));
-                Ok(Expression::Item(Box::new(target), Box::new(index)))
+                let index = ExpressionNode::Literal(integer_literal(&digits));
+                Ok(ExpressionNode::Item(Box::new(target), Box::new(index)))
             }
             _ => Err(self.fail("expected name or number")),
         }
     }
 
-    fn subscript(&mut self, target: Expression) -> JinjaResult<Expression> {
+    fn subscript(&mut self, target: ExpressionNode) -> JinjaResult<ExpressionNode> {
         self.advance();
         let mut items = Vec::new();
         let mut height = self.height;
@@ -123,31 +126,35 @@ impl TemplateParser {
             Some(index) if items.is_empty() => index,
             last => {
                 items.extend(last);
-                Expression::Tuple(items)
+                ExpressionNode::Tuple(items)
             }
         };
-        Ok(Expression::Item(Box::new(target), Box::new(index)))
+        Ok(ExpressionNode::Item(Box::new(target), Box::new(index)))
     }
 
-    fn slice(&mut self, target: Expression, start: Option<Expression>) -> JinjaResult<Expression> {
+    fn slice(
+        &mut self,
+        target: ExpressionNode,
+        start: Option<ExpressionNode>,
+    ) -> JinjaResult<ExpressionNode> {
         self.advance();
         let stop = self.slice_bound()?;
         let height = self.height;
         let step = if self.skip_operator(":") { self.slice_bound()? } else { None };
         self.height = self.height.max(height);
-        Ok(Expression::Slice(Box::new(SliceExpression { target, start, stop, step })))
+        Ok(ExpressionNode::Slice(Box::new(SliceExpression { target, start, stop, step })))
     }
 
-    fn slice_bound(&mut self) -> JinjaResult<Option<Expression>> {
+    fn slice_bound(&mut self) -> JinjaResult<Option<ExpressionNode>> {
         let ends = [":", "]", ","].into_iter().any(|end| self.current().is_operator(end));
         if ends { Ok(None) } else { self.expression(true).map(Some) }
     }
 
-    fn call(&mut self, target: Expression) -> JinjaResult<Expression> {
+    fn call(&mut self, target: ExpressionNode) -> JinjaResult<ExpressionNode> {
         let height = self.height;
         let arguments = self.arguments()?;
         self.join(height)?;
-        Ok(Expression::Call(Box::new(CallExpression { target, arguments })))
+        Ok(ExpressionNode::Call(Box::new(CallExpression { target, arguments })))
     }
 
     fn arguments(&mut self) -> JinjaResult<ArgumentList> {
@@ -163,7 +170,7 @@ impl TemplateParser {
                 let invalid = list.spread_keyword.is_some();
                 list.spread_keyword = Some(self.expression(true)?);
                 invalid
-            } else if matches!(self.current(), TokenKind::Name(_))
+            } else if matches!(self.current(), TokenValue::Name(_))
                 && self.following().is_operator("=")
             {
                 let name = self.name()?;
@@ -209,9 +216,9 @@ impl TemplateParser {
     /// Parses filters applied to `target`; `starts_inline` if the first one has no `|`.
     pub(super) fn filter_chain(
         &mut self,
-        target: Option<Expression>,
+        target: Option<ExpressionNode>,
         starts_inline: bool,
-    ) -> JinjaResult<Expression> {
+    ) -> JinjaResult<ExpressionNode> {
         let mut target = target;
         let mut inline = starts_inline;
         loop {
@@ -229,7 +236,7 @@ impl TemplateParser {
                 self.unknown_names
                     .push(JinjaError::syntax(format!("No filter named '{name}'."), line));
             }
-            let node = Expression::Filter(Box::new(FilterExpression {
+            let node = ExpressionNode::Filter(Box::new(FilterExpression {
                 target,
                 name,
                 function,
@@ -242,7 +249,7 @@ impl TemplateParser {
         }
     }
 
-    fn test(&mut self, target: Expression) -> JinjaResult<Expression> {
+    fn test(&mut self, target: ExpressionNode) -> JinjaResult<ExpressionNode> {
         self.advance();
         let line = self.line();
         let negated = self.skip_name("not");
@@ -254,16 +261,17 @@ impl TemplateParser {
         if function.is_none() && !self.place.is_soft {
             self.unknown_names.push(JinjaError::syntax(format!("No test named '{name}'."), line));
         }
-        let node = Expression::Test(Box::new(TestExpression { target, name, function, arguments }));
-        Ok(if negated { Expression::Not(Box::new(node)) } else { node })
+        let node =
+            ExpressionNode::Test(Box::new(TestExpression { target, name, function, arguments }));
+        Ok(if negated { ExpressionNode::Not(Box::new(node)) } else { node })
     }
 
     fn test_arguments(&mut self) -> JinjaResult<ArgumentList> {
         let begins_argument = match self.current() {
-            TokenKind::Operator("(") => return self.arguments(),
-            TokenKind::Name(name) => !matches!(&**name, "else" | "or" | "and"),
-            TokenKind::Text(_) | TokenKind::Integer(_) | TokenKind::Float(_) => true,
-            TokenKind::Operator(operator) => matches!(*operator, "[" | "{"),
+            TokenValue::Operator("(") => return self.arguments(),
+            TokenValue::Name(name) => !matches!(&**name, "else" | "or" | "and"),
+            TokenValue::Text(_) | TokenValue::Integer(_) | TokenValue::Float(_) => true,
+            TokenValue::Operator(operator) => matches!(*operator, "[" | "{"),
             _ => false,
         };
         if !begins_argument {

@@ -1,12 +1,12 @@
 //! Parser of loops, conditions, assignments, blocks, and statements that load other templates.
 
 use super::ast::{
-    AssignTarget, BlockNode, Expression, ForNode, IfBranch, JinjaStatement, StatementList,
+    AssignTarget, BlockNode, ExpressionNode, ForNode, IfBranch, JinjaStatement, StatementList,
     WithVariable,
 };
 use super::error::JinjaResult;
 use super::parser::{StatementPlace, TemplateParser};
-use super::token::TokenKind;
+use super::token::TokenValue;
 use std::sync::Arc;
 
 impl TemplateParser {
@@ -91,7 +91,7 @@ impl TemplateParser {
     /// Parses a with block after its tag name.
     pub(super) fn with_statement(&mut self) -> JinjaResult<JinjaStatement> {
         let mut variables = Vec::new();
-        while *self.current() != TokenKind::BlockEnd && !self.current().is_operator(":") {
+        while *self.current() != TokenValue::BlockEnd && !self.current().is_operator(":") {
             if !variables.is_empty() {
                 self.expect_operator(",")?;
             }
@@ -138,8 +138,8 @@ impl TemplateParser {
         if tag == "extends" && !self.place.is_top {
             return Err(self.fail("cannot use extend from a non top-level scope"));
         }
-        let template: Expression = self.expression(true)?;
-        while *self.current() != TokenKind::BlockEnd && *self.current() != TokenKind::End {
+        let template: ExpressionNode = self.expression(true)?;
+        while *self.current() != TokenValue::BlockEnd && *self.current() != TokenValue::End {
             self.advance();
         }
         Ok(JinjaStatement::LoadTemplate(template))

@@ -189,7 +189,7 @@ impl TemplateEvaluator {
     fn execute_set_block(
         &mut self,
         target: &super::ast::AssignTarget,
-        filter: Option<&super::ast::Expression>,
+        filter: Option<&super::ast::ExpressionNode>,
         body: &[StatementNode],
         scope: &VariableScope,
     ) -> JinjaResult<ControlFlow> {
@@ -203,7 +203,7 @@ impl TemplateEvaluator {
             return Ok(flow);
         }
         let mut value = JinjaValue::text(text);
-        if let Some(super::ast::Expression::Filter(filter)) = filter {
+        if let Some(super::ast::ExpressionNode::Filter(filter)) = filter {
             value = self.evaluate_filter(filter, Some(value), &inner)?;
         }
         self.assign(target, value, scope)?;
@@ -212,7 +212,7 @@ impl TemplateEvaluator {
 
     fn execute_filter_block(
         &mut self,
-        filter: &super::ast::Expression,
+        filter: &super::ast::ExpressionNode,
         body: &[StatementNode],
         scope: &VariableScope,
     ) -> JinjaResult<ControlFlow> {
@@ -226,7 +226,7 @@ impl TemplateEvaluator {
             return Ok(flow);
         }
         let value = match filter {
-            super::ast::Expression::Filter(filter) => {
+            super::ast::ExpressionNode::Filter(filter) => {
                 self.evaluate_filter(filter, Some(JinjaValue::text(text)), &inner)?
             }
             _ => JinjaValue::text(text),

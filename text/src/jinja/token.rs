@@ -7,14 +7,14 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(crate) struct JinjaToken {
     /// Kind and value.
-    pub(crate) kind: TokenKind,
+    pub(crate) kind: TokenValue,
     /// Line, from 1.
     pub(crate) line: u32,
 }
 
 /// Kind of a token, with its value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum TokenKind {
+pub(crate) enum TokenValue {
     /// Text outside of tags.
     Data(Arc<str>),
     /// `{{`
@@ -39,7 +39,7 @@ pub(crate) enum TokenKind {
     End,
 }
 
-impl TokenKind {
+impl TokenValue {
     /// Whether this is the operator `text`.
     pub(crate) fn is_operator(&self, text: &str) -> bool {
         matches!(self, Self::Operator(operator) if *operator == text)
@@ -51,7 +51,7 @@ impl TokenKind {
     }
 }
 
-impl fmt::Display for TokenKind {
+impl fmt::Display for TokenValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Data(_) => f.write_str("template data / text"),

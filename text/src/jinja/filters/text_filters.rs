@@ -10,7 +10,7 @@ use super::super::markup::escape_value;
 use super::super::methods::text_case;
 use super::super::methods::text_classes::is_alphanumeric;
 use super::super::methods::text_split::split_lines;
-use super::super::methods::{PaddedWidth, Padding, pad_value, replaced, strip_value};
+use super::super::methods::{PaddedWidth, PaddingSide, pad_value, replaced, strip_value};
 use super::super::python_text::is_space;
 use super::super::value::JinjaValue;
 use super::FilterFunction;
@@ -53,7 +53,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
             let [width] = arguments.bind("center", ["width"], 0)?;
             let width = integer_or(width.as_ref(), 80)?;
             let text = soft_str(evaluator, value)?;
-            pad_value(evaluator, &text, PaddedWidth { width, fill: ' ' }, Padding::Both)
+            pad_value(evaluator, &text, PaddedWidth { width, fill: ' ' }, PaddingSide::Both)
         },
         "format" => format,
         "indent" => indent,

@@ -9,7 +9,7 @@ mod text_methods;
 mod text_search;
 pub(crate) mod text_split;
 
-pub(crate) use text_methods::{PaddedWidth, Padding, pad_value, strip_value};
+pub(crate) use text_methods::{PaddedWidth, PaddingSide, pad_value, strip_value};
 pub(crate) use text_search::replaced;
 
 use super::arguments::CallArguments;

@@ -31,9 +31,15 @@ pub(super) fn find(name: &str) -> Option<MethodFunction> {
         "capitalize" => mapping!(text_case::capitalize),
         "swapcase" => mapping!(text_case::swapcase),
         "casefold" => mapping!(text_case::casefold),
-        "center" => |evaluator, value, arguments| pad(evaluator, value, arguments, Padding::Both),
-        "ljust" => |evaluator, value, arguments| pad(evaluator, value, arguments, Padding::Right),
-        "rjust" => |evaluator, value, arguments| pad(evaluator, value, arguments, Padding::Left),
+        "center" => {
+            |evaluator, value, arguments| pad(evaluator, value, arguments, PaddingSide::Both)
+        }
+        "ljust" => {
+            |evaluator, value, arguments| pad(evaluator, value, arguments, PaddingSide::Right)
+        }
+        "rjust" => {
+            |evaluator, value, arguments| pad(evaluator, value, arguments, PaddingSide::Left)
+        }
         "zfill" => zfill,
         "expandtabs" => expand_tabs,
         "encode" => |evaluator, value, arguments| {
@@ -175,7 +181,7 @@ pub(crate) fn strip_value(
 
 /// Where a string is padded.
 #[derive(Clone, Copy)]
-pub(crate) enum Padding {
+pub(crate) enum PaddingSide {
     /// At the start.
     Left,
     /// At the end.
@@ -188,7 +194,7 @@ fn pad(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
     arguments: CallArguments,
-    padding: Padding,
+    padding: PaddingSide,
 ) -> JinjaResult<JinjaValue> {
     let [width, fill] = arguments.bind_positional("padding", 1)?;
     let width = integer_argument(&width.unwrap_or(JinjaValue::None))?;
@@ -224,16 +230,16 @@ pub(crate) fn pad_value(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
     padded: PaddedWidth,
-    padding: Padding,
+    padding: PaddingSide,
 ) -> JinjaResult<JinjaValue> {
     let text = value.as_str().unwrap_or_default();
     let width = usize::try_from(padded.width).unwrap_or(0);
     let missing = width.saturating_sub(text.chars().count());
     evaluator.charge(text.len().saturating_add(missing.saturating_mul(padded.fill.len_utf8())))?;
     let left = match padding {
-        Padding::Left => missing,
-        Padding::Right => 0,
-        Padding::Both => missing / 2 + (missing & width & 1),
+        PaddingSide::Left => missing,
+        PaddingSide::Right => 0,
+        PaddingSide::Both => missing / 2 + (missing & width & 1),
     };
     let fill = |count: usize| std::iter::repeat_n(padded.fill, count);
     let text: String = fill(left).chain(text.chars()).chain(fill(missing - left)).collect();
