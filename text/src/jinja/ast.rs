@@ -65,7 +65,7 @@ pub(crate) enum CompareOperator {
     NotIn,
 }
 
-/// ExpressionNode.
+/// Expression.
 #[derive(Debug)]
 pub(crate) enum ExpressionNode {
     /// Constant.
