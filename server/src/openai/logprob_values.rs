@@ -57,7 +57,7 @@ pub(super) fn text(names: &TokenFormatter, logprobs: ChoiceLogprobs<'_>) -> Valu
     for (token, entry) in entries {
         let text = names.of(token).into_owned();
         starts.push(chars);
-        chars += text.chars().count();
+        chars += names.text_chars(token);
         chosen.push(entry.map(|e| e.logprob.max(FLOOR)));
         top.push(entry.map(|e| {
             let mut map = Map::new();

@@ -41,6 +41,13 @@ impl TokenFormatter {
             TokenFormat::Id => Cow::Owned(format!("token_id:{token}")),
         }
     }
+
+    /// Returns the number of characters that begin in the text of a token. A character whose bytes are spread
+    /// over several tokens begins in the first of them.
+    pub(super) fn text_chars(&self, token: Token) -> usize {
+        let bytes = self.tokenizer.token_bytes(token);
+        bytes.iter().filter(|&&byte| byte & 0b1100_0000 != 0b1000_0000).count()
+    }
 }
 
 /// Log-probabilities of one choice, or of one chunk of it.
@@ -140,7 +147,8 @@ pub(crate) struct LogprobListWriter {
     format: LogprobsFormat,
     column: usize,
     row: usize,
-    /// `text_offset` of the next row: number of characters of all tokens in earlier rows and chunks.
+    /// `text_offset` of the next row: number of characters of all tokens in earlier rows and chunks, in their
+    /// text and not in the form in which they are shown.
     chars: usize,
 }
 
@@ -208,7 +216,7 @@ impl LogprobListWriter {
             LogprobCell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
             LogprobCell::Offset => {
                 write_json(&self.chars, out);
-                self.chars += names.of(token).chars().count();
+                self.chars += names.text_chars(token);
             }
             LogprobCell::Ranks => {
                 if let Some(entry) = entry {
@@ -323,6 +331,32 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn text_offsets_do_not_depend_on_the_token_format() {
+        let output = entries(6, 0);
+        let part = ChoiceLogprobs { output: &output, ..ChoiceLogprobs::default() };
+        let offsets = |token_format| {
+            let lists = written(LogprobsFormat::Text, &names(token_format), part);
+            serde_json::from_str::<Value>(&lists).unwrap()["text_offset"].clone()
+        };
+        assert_eq!(offsets(TokenFormat::Id), offsets(TokenFormat::Text));
+    }
+
+    #[test]
+    fn text_offsets_count_a_split_character_once() {
+        let names = names(TokenFormat::Text);
+        let of = |text: &str| -> usize {
+            text.bytes()
+                .map(|byte| {
+                    let token = (0..names.tokenizer.vocab_size() as Token)
+                        .find(|&token| names.tokenizer.token_bytes(token) == [byte]);
+                    names.text_chars(token.unwrap())
+                })
+                .sum()
+        };
+        assert_eq!(of("é日😀x"), 4);
     }
 
     #[test]
