@@ -183,7 +183,9 @@ impl GrammarCompiler {
     }
 
     /// Compiles a constraint that has passed its dry run. Takes about as long as the dry run.
-    pub(super) fn compile(
+    ///
+    /// Errors: the constraint is invalid or too large.
+    pub fn compile(
         &self,
         constraint: &OutputConstraint,
         report: DryRunReport,

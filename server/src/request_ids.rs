@@ -29,21 +29,27 @@ impl IdGenerator {
 pub(crate) struct ToolCallIds {
     seed: u64,
     format: ToolCallIdFormat,
+    /// Number of tool calls in the conversation before the reply.
+    earlier_calls: u32,
 }
 
 impl ToolCallIds {
-    /// Creates a generator. Its ids depend on `seed`, which must be unpredictable.
-    pub(crate) fn new(seed: u64, format: ToolCallIdFormat) -> Self {
-        Self { seed, format }
+    /// Creates a generator of the ids of a reply to a conversation with `earlier_calls` tool calls. Its ids depend
+    /// on `seed`, which must be unpredictable.
+    pub(crate) fn new(seed: u64, format: ToolCallIdFormat, earlier_calls: u32) -> Self {
+        Self { seed, format, earlier_calls }
     }
 
-    /// Returns the id of tool call `index` of choice `choice`.
-    pub(crate) fn id(&self, choice: u32, index: u32) -> String {
+    /// Returns the id of tool call `index` of choice `choice`, which calls function `name`.
+    pub(crate) fn id(&self, choice: u32, index: u32, name: &str) -> String {
         const LETTERS: &[u8; 62] =
             b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
         let (prefix, length) = match self.format {
             ToolCallIdFormat::Long => ("call_", 24),
             ToolCallIdFormat::Nine => ("", 9),
+            ToolCallIdFormat::Function => {
+                return format!("functions.{name}:{}", self.earlier_calls.saturating_add(index));
+            }
         };
         let mut state = mix(self.seed ^ mix(u64::from(choice) << 32 | u64::from(index)));
         let letter = |_| {
@@ -73,14 +79,16 @@ mod tests {
 
     #[test]
     fn tool_call_ids_match_their_format_and_differ() {
-        let long = ToolCallIds::new(7, ToolCallIdFormat::Long);
-        let ids = [long.id(0, 0), long.id(0, 1), long.id(1, 0)];
+        let long = ToolCallIds::new(7, ToolCallIdFormat::Long, 3);
+        let ids = [long.id(0, 0, "f"), long.id(0, 1, "f"), long.id(1, 0, "f")];
         for id in &ids {
             let tail = id.strip_prefix("call_").unwrap();
             assert!(tail.len() == 24 && tail.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
         }
         assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
-        assert_eq!(ToolCallIds::new(7, ToolCallIdFormat::Nine).id(0, 0).len(), 9);
+        assert_eq!(ToolCallIds::new(7, ToolCallIdFormat::Nine, 3).id(0, 0, "f").len(), 9);
+        let function = ToolCallIds::new(7, ToolCallIdFormat::Function, 3);
+        assert_eq!(function.id(0, 1, "get_time"), "functions.get_time:4");
     }
 
     #[test]

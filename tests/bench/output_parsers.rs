@@ -4,8 +4,8 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use text::{
-    OutputParser, OutputPieces, ReasoningStart, ToolCallParserOptions, ToolCallSyntax,
-    ToolDefinition,
+    OutputParser, OutputPieces, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
+    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
 
 const BYTES: usize = 1 << 20;
@@ -66,15 +66,6 @@ const HOSTILE: &[HostileOutput] = &[
     HostileOutput { begin: "", unit: " " },
 ];
 
-const SYNTAXES: [ToolCallSyntax; 6] = [
-    ToolCallSyntax::Hermes,
-    ToolCallSyntax::Qwen3Coder,
-    ToolCallSyntax::Llama3Json,
-    ToolCallSyntax::Mistral,
-    ToolCallSyntax::DeepSeekV3,
-    ToolCallSyntax::DeepSeekV31,
-];
-
 #[test]
 #[ignore = "a measurement; run it alone"]
 fn hostile_outputs_parse_in_linear_time() {
@@ -84,7 +75,7 @@ fn hostile_outputs_parse_in_linear_time() {
     );
     println!("| parser | at once | a character at a time | at once: 1 MiB / 256 KiB | slowest |");
     println!("|---|---:|---:|---:|---|");
-    for syntax in SYNTAXES {
+    for &syntax in ToolCallSyntax::ALL {
         let slowest = |whole: bool| {
             HOSTILE.iter().map(|output| (parse_time(syntax, output, BYTES, whole), output)).max()
         };
@@ -114,9 +105,16 @@ fn parse_time(
         [ToolDefinition { name: "time".to_owned(), parameters }].into();
     let HostileOutput { begin, unit } = output;
     let text = format!("{begin}{}", unit.repeat(bytes.div_ceil(unit.len())));
+    let family = ReasoningFamily::Qwen3;
+    let reasoning = ReasoningParserOptions { family, start: ReasoningStart::AtMarker };
     let round = |_| {
-        let calls = Some(ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX });
-        let mut parser = OutputParser::new(Some(ReasoningStart::AtMarker), calls);
+        let calls = Some(ToolCallParserOptions {
+            syntax,
+            tools: &tools,
+            max_calls: u32::MAX,
+            forced: false,
+        });
+        let mut parser = OutputParser::new(Some(reasoning), calls);
         let (mut pieces, mut shown, start) = (OutputPieces::default(), 0, processor_time());
         if whole {
             parser.push(&text, &mut pieces);

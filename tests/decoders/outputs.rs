@@ -4,36 +4,31 @@
 use serde_json::json;
 use std::sync::Arc;
 use text::{
-    OutputParser, OutputPieces, ReasoningStart, ToolCallParserOptions, ToolCallSyntax,
-    ToolDefinition,
+    OutputParser, OutputPieces, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
+    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
-
-const SYNTAXES: [ToolCallSyntax; 6] = [
-    ToolCallSyntax::Hermes,
-    ToolCallSyntax::Qwen3Coder,
-    ToolCallSyntax::Llama3Json,
-    ToolCallSyntax::Mistral,
-    ToolCallSyntax::DeepSeekV3,
-    ToolCallSyntax::DeepSeekV31,
-];
 
 pub(crate) fn run(data: &[u8]) {
     let [choice, stride, text @ ..] = data else { return };
     let text = String::from_utf8_lossy(text);
-    let syntax = SYNTAXES[usize::from(choice % 6)];
+    let syntaxes = ToolCallSyntax::ALL;
+    let syntax = syntaxes[usize::from(*choice) % syntaxes.len()];
     let begins = [
         None,
         Some(ReasoningStart::AtMarker),
         Some(ReasoningStart::Inside),
         Some(ReasoningStart::After),
-    ][usize::from(choice / 6 % 4)];
+    ][usize::from(*choice) / syntaxes.len() % 4];
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "a": {"type": "array"}}});
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "time".to_owned(), parameters }].into();
     let read = |stride: usize| {
-        let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX };
-        let mut parser = OutputParser::new(begins, Some(rules));
+        let rules =
+            ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX, forced: false };
+        let reasoning =
+            begins.map(|start| ReasoningParserOptions { family: ReasoningFamily::Qwen3, start });
+        let mut parser = OutputParser::new(reasoning, Some(rules));
         let (mut pieces, mut from) = (OutputPieces::default(), 0);
         while from < text.len() {
             let mut to = text.len().min(from + stride);

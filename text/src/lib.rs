@@ -30,9 +30,12 @@ mod tool_calls;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{TextError, TextLoadError};
-pub use output_parser::{OutputParser, OutputParsers, ToolCallParserOptions};
+pub use output_parser::{OutputParser, OutputParsers};
 pub use output_pieces::{OutputPiece, OutputPieces};
-pub use reasoning::{ReasoningFamily, ReasoningStart, TokenReasoningTracker};
+pub use reasoning::{
+    ReasoningFamily, ReasoningMarkers, ReasoningParserOptions, ReasoningStart,
+    TokenReasoningTracker,
+};
 pub use stop_strings::{StopMatcher, StopStrings};
 pub use strftime::strftime;
 pub use template::{
@@ -42,5 +45,6 @@ pub use template::{
 pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;
 pub use tool_calls::{
-    ToolCallIdFormat, ToolCallSyntax, ToolDefinition, closed_arguments, partial_arguments,
+    CallGrammarError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
+    closed_arguments, partial_arguments,
 };

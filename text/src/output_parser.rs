@@ -6,10 +6,11 @@
 use super::detokenizer::Detokenizer;
 use super::output_pieces::{OutputPieceWriter, OutputPieces};
 use super::reasoning::{
-    OutputSection, ReasoningFamily, ReasoningSplitter, ReasoningStart, TokenReasoningTracker,
+    OutputSection, ReasoningFamily, ReasoningParserOptions, ReasoningSplitter,
+    TokenReasoningTracker,
 };
 use super::tokenizer::Tokenizer;
-use super::tool_calls::{ToolCallParser, ToolCallSyntax, ToolDefinition};
+use super::tool_calls::{ToolCallParser, ToolCallParserOptions, ToolCallSyntax};
 use protocol::Token;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub struct OutputParsers {
     pub tool_call_syntax: Option<ToolCallSyntax>,
     /// Reasoning format of the model; `None` = reasoning is not parsed.
     pub reasoning: Option<ReasoningFamily>,
-    /// Whether the model generates `<think>` itself, unless the prompt ends with `</think>`.
+    /// Whether the model opens the reasoning itself, unless the prompt closes it.
     pub opens_reasoning: bool,
     reasoning_markers: Arc<[Token]>,
     reasoning_and_call_markers: Arc<[Token]>,
@@ -33,8 +34,10 @@ impl OutputParsers {
         reasoning: Option<ReasoningFamily>,
         tokenizer: &Tokenizer,
     ) -> Self {
-        let reasoning_markers = reasoning.map_or(&[][..], |_| ReasoningFamily::MARKERS);
-        let call_markers = calls.map_or(&[][..], ToolCallSyntax::special_markers);
+        let reasoning_markers = reasoning.map(ReasoningFamily::markers);
+        let reasoning_markers = reasoning_markers.map(|markers| [markers.open, markers.close]);
+        let reasoning_markers = reasoning_markers.as_slice().as_flattened();
+        let call_markers = calls.map(ToolCallSyntax::special_markers).unwrap_or_default();
         let id = |marker: &&str| tokenizer.token_id(marker);
         Self {
             tool_call_syntax: calls,
@@ -43,7 +46,7 @@ impl OutputParsers {
             reasoning_markers: reasoning_markers.iter().filter_map(id).collect(),
             reasoning_and_call_markers: reasoning_markers
                 .iter()
-                .chain(call_markers)
+                .chain(&call_markers)
                 .filter_map(id)
                 .collect(),
         }
@@ -54,17 +57,6 @@ impl OutputParsers {
     pub fn visible_special(&self, calls: bool) -> Arc<[Token]> {
         Arc::clone(if calls { &self.reasoning_and_call_markers } else { &self.reasoning_markers })
     }
-}
-
-/// Which tool calls the parser of one output recognises.
-#[derive(Debug, Clone, Copy)]
-pub struct ToolCallParserOptions<'a> {
-    /// Syntax of the tool calls.
-    pub syntax: ToolCallSyntax,
-    /// Tools that the model may call.
-    pub tools: &'a Arc<[ToolDefinition]>,
-    /// Maximum number of tool calls; further ones are dropped.
-    pub max_calls: u32,
 }
 
 /// Splits one generated output into reasoning, content and tool calls.
@@ -79,14 +71,13 @@ pub struct OutputParser {
 impl OutputParser {
     /// Creates a parser of a new output. If both arguments are `None`, all text is content.
     pub fn new(
-        reasoning: Option<ReasoningStart>,
+        reasoning: Option<ReasoningParserOptions>,
         calls: Option<ToolCallParserOptions<'_>>,
     ) -> Self {
         let opening_marker = calls.and_then(|rules| rules.syntax.opening_marker());
         Self {
-            splitter: reasoning.map(|start| ReasoningSplitter::new(start, opening_marker)),
-            calls: calls
-                .map(|rules| ToolCallParser::new(rules.syntax, rules.tools, rules.max_calls)),
+            splitter: reasoning.map(|options| ReasoningSplitter::new(options, opening_marker)),
+            calls: calls.map(ToolCallParser::new),
             bytes_read: 0,
         }
     }

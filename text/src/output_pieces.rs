@@ -153,6 +153,11 @@ impl<'a> OutputPieceWriter<'a> {
         Self { list, bytes_read: at }
     }
 
+    /// Returns the byte offset in the output of the character being parsed, which is `c`.
+    pub(super) fn start_of(&self, c: char) -> usize {
+        self.bytes_read - c.len_utf8()
+    }
+
     #[inline]
     pub(super) fn reasoning(&mut self, c: char) {
         self.list.open_piece(PieceKind::Reasoning);

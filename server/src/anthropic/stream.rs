@@ -111,7 +111,7 @@ impl AnthropicEventWriter {
                 ContentBlockDelta::Text { text }
             }
             OutputPiece::Call { index, name, .. } => {
-                let (id, name) = (self.reply.tool_call_ids.id(0, index), name.to_owned());
+                let (id, name) = (self.reply.tool_call_ids.id(0, index, name), name.to_owned());
                 let block = ContentBlock::ToolUse { id, name, input: json!({}) };
                 return self.enter(ContentBlockKind::ToolUse, block, out);
             }

@@ -45,7 +45,7 @@ impl AssistantMessage {
                 OutputPiece::Content(text) => message.content.push_str(text),
                 OutputPiece::Call { index, name, from } => {
                     call_start = from;
-                    let (id, name) = (tool_call_ids.id(choice_index, index), name.to_owned());
+                    let (id, name) = (tool_call_ids.id(choice_index, index, name), name.to_owned());
                     message.calls.push(ToolCall {
                         id,
                         name,

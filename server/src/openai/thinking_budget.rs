@@ -69,19 +69,19 @@ impl RequestedThinkingBudget {
         detokenizer: Detokenizer,
     ) -> Result<Option<ActiveThinkingBudget>, ApiError> {
         let Self { tokens, param } = self;
-        let Some(reasoning) = start.reasoning else {
+        let (Some(reasoning), Some(family)) = (start.reasoning, serving.parsers.reasoning) else {
             let message = "needs --reasoning-parser";
             return Err(ApiError::unsupported(param, message));
         };
         let Some(reader) = parser.reasoning_reader(detokenizer) else { return Ok(None) };
         let reasoning_tokens = match (reasoning, start.continued) {
             (ReasoningStart::Inside, Some(message)) => {
-                encode(serving, ReasoningFamily::trailing_reasoning(message), param)?.len() as u32
+                encode(serving, family.trailing_reasoning(message), param)?.len() as u32
             }
             _ => 0,
         };
-        let end_marker = encode(serving, ReasoningFamily::END_MARKER, param)?;
-        check_end_marker(serving, params, &end_marker, param)?;
+        let end_marker = encode(serving, family.markers().close, param)?;
+        check_end_marker(serving, params, family, &end_marker, param)?;
         let new_tracker: ReasoningTrackerFactory = Arc::new(move || Box::new(reader.clone()));
         let tokens = tokens.saturating_sub(reasoning_tokens);
         let vocab_size = serving.field_bounds.vocab_size;
@@ -135,10 +135,11 @@ impl ActiveThinkingBudget {
 fn check_end_marker(
     serving: &ServingContext,
     params: &CompletionParams,
+    family: ReasoningFamily,
     end_marker: &[Token],
     param: &'static str,
 ) -> Result<(), ApiError> {
-    let (tokenizer, end) = (&serving.tokenizer, ReasoningFamily::END_MARKER);
+    let (tokenizer, end) = (&serving.tokenizer, family.markers().close);
     if !tokenizer.decode(end_marker, false).contains(end) {
         let message = format!("this model's tokenizer cannot encode {end}");
         return Err(ApiError::unsupported(param, message));

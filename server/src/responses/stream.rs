@@ -114,7 +114,7 @@ impl ResponsesEventWriter {
                 self.close(OutputItemStatus::Completed, out);
                 let item = ResponseOutputItem::FunctionCall {
                     id: self.reply.item_ids.call(self.output.len()),
-                    call_id: self.reply.item_ids.tool_call_ids.id(0, index),
+                    call_id: self.reply.item_ids.tool_call_ids.id(0, index, name),
                     name: name.to_owned(),
                     arguments: String::new(),
                     status: OutputItemStatus::InProgress,

@@ -22,18 +22,9 @@ fn body(choice: &Value, seed: u64) -> Value {
         "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 600})
 }
 
-const TOOL_CALL_SYNTAXES: [ToolCallSyntax; 6] = [
-    ToolCallSyntax::Hermes,
-    ToolCallSyntax::Qwen3Coder,
-    ToolCallSyntax::Llama3Json,
-    ToolCallSyntax::Mistral,
-    ToolCallSyntax::DeepSeekV3,
-    ToolCallSyntax::DeepSeekV31,
-];
-
 #[test]
 fn required_tool_choice_works_for_every_parser() {
-    for syntax in TOOL_CALL_SYNTAXES {
+    for &syntax in ToolCallSyntax::ALL {
         let server = TestServer::start(&ServerSetup {
             parsers: (Some(syntax), None),
             ..ServerSetup::default()

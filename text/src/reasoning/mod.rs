@@ -1,19 +1,14 @@
-//! Reasoning in a model's output: the text that ends with `</think>`.
+//! Reasoning in a model's output: the text between two markers, such as `<think>` and `</think>`.
 //!
-//! If the prompt ends with `<think>`, the output starts inside the reasoning; if it ends with `</think>`, the
-//! output has none. Otherwise the output of models that always reason starts inside the reasoning, and the
-//! output of other models contains reasoning if it begins with `<think>`.
+//! If the prompt ends with the opening marker, the output starts inside the reasoning; if it ends with the
+//! closing marker, the output has none. Otherwise the output of models that always reason starts inside the
+//! reasoning, and the output of other models contains reasoning if it begins with the opening marker.
 
 mod reader;
 mod splitter;
 
 pub use reader::TokenReasoningTracker;
 pub(super) use splitter::{OutputSection, ReasoningSplitter};
-
-/// Marker that opens the reasoning.
-pub(super) const OPEN_MARKER: &str = "<think>";
-/// Marker that closes the reasoning.
-pub(super) const CLOSE_MARKER: &str = "</think>";
 
 /// Reasoning format of a model family (`--reasoning-parser`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,17 +20,39 @@ pub enum ReasoningFamily {
     /// The output is reasoning if it begins with `<think>`, or if the prompt ends with `<think>`. Templates
     /// write `<think>` there if `thinking` is true in `chat_template_kwargs`.
     DeepSeekV3,
+    /// As `Qwen3`, with the markers `<seed:think>` and `</seed:think>`.
+    SeedOss,
+    /// As `Qwen3`, with the markers `[THINK]` and `[/THINK]`.
+    Mistral,
+}
+
+/// Markers around the reasoning of a model family. Each may be a special token of the tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReasoningMarkers {
+    /// Marker that opens the reasoning.
+    pub open: &'static str,
+    /// Marker that closes the reasoning; the content follows it.
+    pub close: &'static str,
 }
 
 /// Whether an output starts inside its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningStart {
-    /// The output starts inside the reasoning; `<think>` may still follow.
+    /// The output starts inside the reasoning; the opening marker may still follow.
     Inside,
     /// The output has no reasoning, because the prompt closes it.
     After,
-    /// The output has reasoning if it begins with `<think>`.
+    /// The output has reasoning if it begins with the opening marker.
     AtMarker,
+}
+
+/// How the reasoning of one output is parsed.
+#[derive(Debug, Clone, Copy)]
+pub struct ReasoningParserOptions {
+    /// Reasoning format of the model.
+    pub family: ReasoningFamily,
+    /// Reasoning state at the start of the output.
+    pub start: ReasoningStart,
 }
 
 impl ReasoningFamily {
@@ -44,38 +61,54 @@ impl ReasoningFamily {
         ("qwen3", Self::Qwen3),
         ("deepseek_r1", Self::DeepSeekR1),
         ("deepseek_v3", Self::DeepSeekV3),
+        ("glm45", Self::Qwen3),
+        ("glm47", Self::Qwen3),
+        ("kimi_k2", Self::DeepSeekR1),
+        ("minimax_m2", Self::DeepSeekR1),
+        ("mistral", Self::Mistral),
+        ("nemotron_v3", Self::DeepSeekR1),
+        ("seed_oss", Self::SeedOss),
+        ("step3", Self::DeepSeekR1),
     ];
 
-    /// Reasoning markers, each of which may be a special token of the tokenizer.
-    pub const MARKERS: &[&str] = &[OPEN_MARKER, CLOSE_MARKER];
-
-    /// Marker at the end of the reasoning; the content follows it.
-    pub const END_MARKER: &str = CLOSE_MARKER;
+    /// Returns the markers around the reasoning.
+    pub fn markers(self) -> ReasoningMarkers {
+        match self {
+            Self::Qwen3 | Self::DeepSeekR1 | Self::DeepSeekV3 => {
+                ReasoningMarkers { open: "<think>", close: "</think>" }
+            }
+            Self::SeedOss => ReasoningMarkers { open: "<seed:think>", close: "</seed:think>" },
+            Self::Mistral => ReasoningMarkers { open: "[THINK]", close: "[/THINK]" },
+        }
+    }
 
     /// Returns the reasoning state at the start of an output; `prompt_tail` is the end of the rendered
     /// prompt.
     pub fn start_after_prompt(self, prompt_tail: &str) -> ReasoningStart {
-        let prompt_tail = prompt_tail.trim_end();
-        if prompt_tail.ends_with(OPEN_MARKER) {
+        let (prompt_tail, markers) = (prompt_tail.trim_end(), self.markers());
+        if prompt_tail.ends_with(markers.open) {
             return ReasoningStart::Inside;
         }
-        if prompt_tail.ends_with(CLOSE_MARKER) {
+        if prompt_tail.ends_with(markers.close) {
             return ReasoningStart::After;
         }
         match self {
-            Self::Qwen3 | Self::DeepSeekV3 => ReasoningStart::AtMarker,
             Self::DeepSeekR1 => ReasoningStart::Inside,
+            _ => ReasoningStart::AtMarker,
         }
     }
 
-    /// Returns the text after the last `<think>` of a message that is to be continued inside its reasoning.
-    pub fn trailing_reasoning(message: &str) -> &str {
-        message.rfind(OPEN_MARKER).map_or("", |at| &message[at + OPEN_MARKER.len()..])
+    /// Returns the text after the last opening marker of a message that is to be continued inside its
+    /// reasoning.
+    pub fn trailing_reasoning(self, message: &str) -> &str {
+        let open = self.markers().open;
+        message.rfind(open).map_or("", |at| &message[at + open.len()..])
     }
 
     /// Returns the reasoning state at the start of an output that continues the assistant message `message`.
     pub fn start_after_message(self, message: &str) -> ReasoningStart {
-        match (message.rfind(OPEN_MARKER), message.rfind(CLOSE_MARKER)) {
+        let markers = self.markers();
+        match (message.rfind(markers.open), message.rfind(markers.close)) {
             (Some(open), close) if close.is_none_or(|close| close < open) => ReasoningStart::Inside,
             (None, None) if message.trim().is_empty() => self.start_after_prompt(""),
             _ => ReasoningStart::After,

@@ -1,11 +1,11 @@
 //! Splits an output into reasoning and content, character by character.
 
-use super::{CLOSE_MARKER, OPEN_MARKER, ReasoningStart};
+use super::{ReasoningParserOptions, ReasoningStart};
 use crate::tool_calls::MarkerScanner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SplitterState {
-    /// The output is only whitespace and a prefix of `<think>` so far.
+    /// The output is only whitespace and a prefix of the opening marker so far.
     Start {
         inside: bool,
     },
@@ -26,23 +26,29 @@ pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     scanner: MarkerScanner,
     space: String,
-    /// Markers that end the reasoning: `</think>`, and optionally the marker that opens a tool call, which
+    /// Markers that may begin the output: the opening one, and if the prompt has opened the reasoning already
+    /// the closing one, because the reasoning may be empty.
+    start_markers: [&'static str; 2],
+    /// Markers that end the reasoning: the closing one, and optionally the marker that opens a tool call, which
     /// some models generate without closing the reasoning first.
     end_markers: Vec<&'static str>,
 }
 
-/// Maximum number of whitespace bytes before `<think>`; an output with more has no opening marker.
+/// Maximum number of whitespace bytes before the opening marker; an output with more has no opening marker.
 const SPACE_MAX: usize = 64;
 
 impl ReasoningSplitter {
-    pub(crate) fn new(start: ReasoningStart, call_marker: Option<&'static str>) -> Self {
-        let state = match start {
+    pub(crate) fn new(options: ReasoningParserOptions, call_marker: Option<&'static str>) -> Self {
+        let markers = options.family.markers();
+        let state = match options.start {
             ReasoningStart::Inside => SplitterState::Start { inside: true },
             ReasoningStart::AtMarker => SplitterState::Start { inside: false },
             ReasoningStart::After => SplitterState::After,
         };
-        let end_markers = [CLOSE_MARKER].into_iter().chain(call_marker).collect();
-        Self { state, scanner: MarkerScanner::default(), space: String::new(), end_markers }
+        let end_markers = [markers.close].into_iter().chain(call_marker).collect();
+        let start_markers = [markers.open, markers.close];
+        let (scanner, space) = (MarkerScanner::default(), String::new());
+        Self { state, scanner, space, start_markers, end_markers }
     }
 
     /// Whether the output parsed so far ends inside the reasoning.
@@ -67,10 +73,7 @@ impl ReasoningSplitter {
                     return;
                 }
                 let mut text = String::new();
-                // `<think>` may come first. If the prompt already contains it and the reasoning is empty,
-                // `</think>` comes first.
-                let markers: &[&str] =
-                    if inside { &[OPEN_MARKER, CLOSE_MARKER] } else { &[OPEN_MARKER] };
+                let markers = &self.start_markers[..if inside { 2 } else { 1 }];
                 match self.scanner.push(c, markers, |c| text.push(c)) {
                     Some(0) => {
                         self.state = SplitterState::Inside;
@@ -95,7 +98,7 @@ impl ReasoningSplitter {
         self.scanner.finish(|c| out(section, c));
     }
 
-    /// Called when the output does not begin with `<think>`: the text held back is reasoning if `inside`,
+    /// Called when the output does not begin with a marker: the text held back is reasoning if `inside`,
     /// else content.
     fn resolve_start(
         &mut self,

@@ -2,7 +2,10 @@
 
 mod chat;
 mod declared_tokens;
+mod family_calls;
+mod forced_calls;
 mod output_parsers;
+mod output_properties;
 mod tokenizer;
 mod windows;
 

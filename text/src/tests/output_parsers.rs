@@ -2,16 +2,15 @@
 //! of the output.
 
 use crate::{
-    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart,
-    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
+    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningParserOptions,
+    ReasoningStart, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
 use expect_test::{Expect, expect};
-use proptest::prelude::*;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn tools() -> Arc<[ToolDefinition]> {
+pub(super) fn tools() -> Arc<[ToolDefinition]> {
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}}});
     ["weather", "time"]
@@ -19,16 +18,22 @@ fn tools() -> Arc<[ToolDefinition]> {
         .into()
 }
 
-fn parser(
+pub(super) fn parser(
     syntax: ToolCallSyntax,
     reasoning: Option<ReasoningStart>,
     max_calls: u32,
 ) -> OutputParser {
-    OutputParser::new(reasoning, Some(ToolCallParserOptions { syntax, tools: &tools(), max_calls }))
+    let family = ReasoningFamily::Qwen3;
+    let reasoning = reasoning.map(|start| ReasoningParserOptions { family, start });
+    let (tools, forced) = (&tools(), false);
+    OutputParser::new(reasoning, Some(ToolCallParserOptions { syntax, tools, max_calls, forced }))
 }
 
 /// Parses an output that is split into `parts`.
-fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -> OutputPieces {
+pub(super) fn run<'a>(
+    mut parser: OutputParser,
+    parts: impl IntoIterator<Item = &'a str>,
+) -> OutputPieces {
     let (mut pieces, mut new) = (OutputPieces::default(), OutputPieces::default());
     for part in parts {
         parser.push(part, &mut new);
@@ -41,7 +46,7 @@ fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -
 }
 
 /// Formats the pieces, one per line.
-fn show(pieces: &OutputPieces, text: &str) -> String {
+pub(super) fn show(pieces: &OutputPieces, text: &str) -> String {
     let mut call_starts = Vec::new();
     let line = |piece: OutputPiece<'_>| match piece {
         OutputPiece::Reasoning(text) => format!("reasoning {text:?}\n"),
@@ -59,7 +64,7 @@ fn show(pieces: &OutputPieces, text: &str) -> String {
     pieces.iter().map(line).collect()
 }
 
-fn check(syntax: ToolCallSyntax, text: &str, expected: &Expect) {
+pub(super) fn check(syntax: ToolCallSyntax, text: &str, expected: &Expect) {
     expected.assert_eq(&show(&run(parser(syntax, None, u32::MAX), [text]), text));
 }
 
@@ -99,7 +104,7 @@ fn hermes_tool_calls() {
         content "x"
         call 0 time
           0 {"a": tru
-        broken 0 " \n<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": tru}"
+        broken 0 " \n<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": tru"
         content "}}\n</tool_call>"
     "#]],
     );
@@ -258,123 +263,6 @@ fn calls_beyond_the_limit_are_dropped() {
     assert_eq!(show(&pieces, text), "call 0 time\n  0 {}\nend 0\n");
 }
 
-const ALL: [ToolCallSyntax; 6] = [
-    ToolCallSyntax::Hermes,
-    ToolCallSyntax::Qwen3Coder,
-    ToolCallSyntax::Llama3Json,
-    ToolCallSyntax::Mistral,
-    ToolCallSyntax::DeepSeekV3,
-    ToolCallSyntax::DeepSeekV31,
-];
-
-/// Fragments of every tool call syntax, so that random sequences of them are almost valid calls.
-const OUTPUT_FRAGMENTS: &[&str] = &[
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<function=",
-    "time>",
-    "</function>",
-    "<parameter=",
-    "days>",
-    "</parameter>",
-    "\n",
-    " ",
-    "{\"name\": \"time\"",
-    ", ",
-    "\"arguments\": ",
-    "{\"city\": \"é",
-    "\"}",
-    "}",
-    "{",
-    "[TOOL_CALLS]",
-    "[",
-    "]",
-    "time",
-    "[ARGS]",
-    "[CALL_ID]",
-    ";",
-    "<|python_tag|>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "function<｜tool▁sep｜>",
-    "time\n```json\n",
-    "\n```",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-    "1",
-    "null",
-    "<",
-    "x",
-    MANY_SPACES,
-    LONG_WORD,
-];
-
-/// Placeholders in `OUTPUT_FRAGMENTS`: they are replaced by more spaces, and a longer name, than a parser
-/// holds back.
-const MANY_SPACES: &str = "\u{1}";
-const LONG_WORD: &str = "\u{2}";
-
-proptest! {
-    #[test]
-    fn output_parsing_is_chunking_invariant(
-        fragments in prop::collection::vec(0..OUTPUT_FRAGMENTS.len(), 0..40),
-        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
-        syntax in 0..ALL.len(),
-        start in 0..4_usize,
-        max_calls in 1..3_u32,
-    ) {
-        let text: String = fragments.into_iter().map(|i| OUTPUT_FRAGMENTS[i]).collect();
-        let text = text.replace(MANY_SPACES, &" ".repeat(300)).replace(LONG_WORD, &"n".repeat(600));
-        let starts = [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After].map(Some);
-        let start = [&starts[..], &[None]].concat()[start];
-        let whole = run(parser(ALL[syntax], start, max_calls), [text.as_str()]);
-        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.index(text.len() + 1)).collect();
-        cuts.extend([0, text.len()]);
-        cuts.retain(|&cut| text.is_char_boundary(cut));
-        cuts.sort_unstable();
-        let parts = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]);
-        prop_assert_eq!(&whole, &run(parser(ALL[syntax], start, max_calls), parts));
-        let one_by_one = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]);
-        prop_assert_eq!(&whole, &run(parser(ALL[syntax], start, max_calls), one_by_one));
-        check_calls(&whole, &text)?;
-    }
-}
-
-/// Checks that the arguments of each complete call are a JSON object, and that a broken call refers to its
-/// own text in the output.
-fn check_calls(pieces: &OutputPieces, text: &str) -> Result<(), TestCaseError> {
-    let mut open: Option<(u32, usize, String)> = None;
-    for piece in pieces.iter() {
-        match piece {
-            OutputPiece::Call { index, from, .. } => {
-                prop_assert!(open.is_none());
-                open = Some((index, from, String::new()));
-            }
-            OutputPiece::Arguments { index, text } => {
-                let (of, _, arguments) = open.as_mut().expect("a call is open");
-                prop_assert_eq!(*of, index);
-                arguments.push_str(text);
-            }
-            OutputPiece::End { index } => {
-                let (of, _, arguments) = open.take().expect("a call is open");
-                prop_assert_eq!(of, index);
-                let value: serde_json::Value = serde_json::from_str(&arguments).unwrap();
-                prop_assert!(value.is_object(), "{}", arguments);
-            }
-            OutputPiece::Broken { index, to } => {
-                let (of, from, _) = open.take().expect("a call is open");
-                prop_assert_eq!(of, index);
-                prop_assert!(text.get(from..to).is_some());
-            }
-            OutputPiece::Content(_) | OutputPiece::Reasoning(_) => prop_assert!(open.is_none()),
-        }
-    }
-    prop_assert!(open.is_none());
-    Ok(())
-}
-
 /// Outputs that never become a tool call: the text held back stays bounded, whatever their length.
 #[test]
 fn held_back_output_is_bounded() {
@@ -397,6 +285,16 @@ fn held_back_output_is_bounded() {
         (ToolCallSyntax::DeepSeekV3, "<｜tool▁calls▁begin｜>", " "),
         (ToolCallSyntax::DeepSeekV3, "<｜tool▁call▁begin｜>", "x"),
         (ToolCallSyntax::DeepSeekV31, "<｜tool▁call▁begin｜>", " "),
+        (ToolCallSyntax::KimiK2, "<|tool_call_begin|>", "x"),
+        (ToolCallSyntax::Glm45, "<tool_call>", "x"),
+        (ToolCallSyntax::MiniMaxM2, "<minimax:tool_call>", "\n"),
+        (ToolCallSyntax::DeepSeekV32, "<｜DSML｜invoke name=\"", "x"),
+        (ToolCallSyntax::Pythonic, "[", " "),
+        (ToolCallSyntax::Pythonic, "[", "x"),
+        (ToolCallSyntax::Pythonic, "<|python_start|>", " "),
+        (ToolCallSyntax::Granite, "<tool_call>", " "),
+        (ToolCallSyntax::Granite, "[{\"arguments\": {\"a\": \"", "x"),
+        (ToolCallSyntax::Xlam, "```json", "\n"),
     ] {
         let (mut parser, mut pieces) = (parser(syntax, None, u32::MAX), OutputPieces::default());
         let (mut read, mut emitted, mut held_back_max) = (0, 0, 0);
@@ -425,7 +323,7 @@ fn long_tool_schema_is_read_once() {
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "x".to_owned(), parameters: schema }].into();
     let syntax = ToolCallSyntax::Qwen3Coder;
-    let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX };
+    let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX, forced: false };
     let mut parser = OutputParser::new(None, Some(rules));
     let text = format!("<function=x>{}<parameter=n>2", "<parameter=a>v7".repeat(60_000));
     let mut pieces = OutputPieces::default();
@@ -464,12 +362,20 @@ fn megabyte_output_parses_fast_in_bounded_memory() {
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
+        "<minimax:tool_call>",
+        "<invoke name=\"a\">",
+        "<tool_call>time<arg_key>a</arg_key>",
+        "<｜DSML｜invoke name=\"a\">",
+        "[time(",
+        "[time(a=[",
+        "```json [",
+        "<|tool_call_begin|>functions.time:0",
         "</thin",
         "<think>",
     ];
     let mut worst = Duration::ZERO;
     for unit in units {
-        for syntax in ALL {
+        for &syntax in ToolCallSyntax::ALL {
             let text = unit.repeat((1 << 20) / unit.len());
             let mut parser = parser(syntax, Some(ReasoningStart::AtMarker), u32::MAX);
             let (mut pieces, start) = (OutputPieces::default(), processor_time());

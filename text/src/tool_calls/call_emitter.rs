@@ -13,8 +13,6 @@ const SPACE_MAX: usize = 256;
 pub(super) struct ToolCallEmitter {
     /// Whitespace held back: it is emitted as content unless a call follows.
     space: String,
-    /// Byte offset in the output at which the whitespace held back begins.
-    space_from: usize,
     /// Index of the next tool call in the output.
     next: u32,
     /// Maximum number of calls to emit; further calls are parsed and dropped.
@@ -22,12 +20,14 @@ pub(super) struct ToolCallEmitter {
     open: bool,
     /// Number of calls that were emitted and are complete.
     complete: u32,
+    /// Whether only whitespace has followed the last complete call.
+    after_call: bool,
 }
 
 impl ToolCallEmitter {
     pub(super) fn new(calls_max: u32) -> Self {
-        let (space, space_from) = (String::new(), 0);
-        Self { space, space_from, next: 0, calls_max, open: false, complete: 0 }
+        let (space, next, complete) = (String::new(), 0, 0);
+        Self { space, next, calls_max, open: false, complete, after_call: false }
     }
 
     /// Returns the number of calls that were emitted and are complete.
@@ -45,24 +45,32 @@ impl ToolCallEmitter {
     #[inline]
     pub(super) fn content(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
         if c.is_whitespace() && self.space.len() < SPACE_MAX {
-            if self.space.is_empty() {
-                self.space_from = out.bytes_read - c.len_utf8();
-            }
             self.space.push(c);
             return;
         }
         self.flush(out);
+        self.after_call = false;
         out.content(c);
+    }
+
+    /// Whether only whitespace has followed the last complete call, so that a marker that closes this call is
+    /// part of its syntax.
+    pub(super) fn is_after_call(&self) -> bool {
+        self.after_call
+    }
+
+    /// Drops the whitespace held back, because a marker that closes the last call follows it.
+    pub(super) fn drop_space(&mut self) {
+        self.space.clear();
     }
 
     /// Begins a call whose syntax begins at byte `from` of the output.
     pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut OutputPieceWriter<'_>) {
-        // Whitespace directly before the call is counted as part of it, so that it is restored if the call
-        // turns out to be content.
-        let adjoins = self.space_from + self.space.len() == from;
-        let from = if adjoins { self.space_from } else { from };
+        // Whitespace before the call is counted as part of it, so that it is restored if the call turns out to
+        // be content. It is directly before the call: a marker that closes an earlier call drops it.
+        let from = from - self.space.len();
         self.space.clear();
-        self.open = true;
+        (self.open, self.after_call) = (true, false);
         self.next += 1;
         if self.is_within_limit() {
             out.begin_call(self.next - 1, name, from);
@@ -86,7 +94,7 @@ impl ToolCallEmitter {
 
     /// Completes the open call.
     pub(super) fn end(&mut self, out: &mut OutputPieceWriter<'_>) {
-        self.open = false;
+        (self.open, self.after_call) = (false, true);
         if self.is_within_limit() {
             self.complete += 1;
             out.end_call(self.next - 1);
@@ -103,7 +111,7 @@ impl ToolCallEmitter {
     /// Ends the output. Whitespace held back after a call is dropped.
     pub(super) fn finish(&mut self, out: &mut OutputPieceWriter<'_>) {
         self.break_call(out.bytes_read, out);
-        if self.complete == 0 {
+        if !self.after_call {
             self.flush(out);
         }
     }

@@ -34,7 +34,7 @@ impl HermesToolParser {
             (self.call, self.closing) = (None, true);
         }
         if !self.unparsed.apply_step(c, step, emitter) {
-            self.reject_call(emitter, out);
+            self.reject_call(out.start_of(c), emitter, out);
             self.text(c, emitter, out);
         }
     }
@@ -45,28 +45,31 @@ impl HermesToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         self.scanner.finish(|c| emitter.content(c, out));
-        self.reject_call(emitter, out);
+        self.reject_call(out.bytes_read, emitter, out);
     }
 
-    /// Rejects the current call as malformed: its text read so far becomes content.
-    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
+    /// Rejects the current call as malformed: its text before byte `to` of the output becomes content.
+    fn reject_call(
+        &mut self,
+        to: usize,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
         self.call = None;
-        self.unparsed.reject_call(emitter, out);
+        self.unparsed.reject_call(to, emitter, out);
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        let closing = &mut self.closing;
-        let found = self.scanner.push(c, &[OPEN, CLOSE], |c| {
-            *closing &= c.is_whitespace();
-            emitter.content(c, out);
-        });
+        let found = self.scanner.push(c, &[OPEN, CLOSE], |c| emitter.content(c, out));
         match found {
             Some(0) => {
                 self.unparsed.open(OPEN, emitter, out);
                 self.call = Some(CallObjectParser::new(None, self.unparsed.from));
                 self.closing = false;
             }
-            Some(_) if std::mem::take(&mut self.closing) => {}
+            Some(_) if std::mem::take(&mut self.closing) && emitter.is_after_call() => {
+                emitter.drop_space();
+            }
             Some(_) => CLOSE.chars().for_each(|c| emitter.content(c, out)),
             None => {}
         }

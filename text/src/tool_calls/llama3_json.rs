@@ -130,7 +130,8 @@ impl LlamaToolParser {
     ) {
         let unparsed = &mut self.unparsed;
         self.scanner.finish(|c| unparsed.push(c));
-        unparsed.reject_call(emitter, out);
+        let to = c.map_or(out.bytes_read, |c| out.start_of(c));
+        unparsed.reject_call(to, emitter, out);
         if let Some(c) = c {
             emitter.content(c, out);
         }

@@ -4,7 +4,8 @@
 //! Source: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{CallArgumentsParser, CallObjectParser, CallParseStatus};
+use super::call_list::CallListParser;
+use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
@@ -22,11 +23,7 @@ enum MistralParserState {
     Text,
     /// After `[TOOL_CALLS]`: an array or a name must follow.
     Lead,
-    /// Inside the array, before a call object.
-    Item,
-    Object(Box<CallObjectParser>),
-    /// Inside the array, after a call object.
-    Next,
+    List(CallListParser),
     Name(String),
     /// Call id after the function name; the id is dropped.
     Id(String),
@@ -53,7 +50,7 @@ impl MistralToolParser {
         }
         let step = self.syntax(c, emitter, out);
         if !self.unparsed.apply_step(c, step, emitter) {
-            self.reject_call(emitter, out);
+            self.reject_call(out.start_of(c), emitter, out);
             self.text(c, emitter, out);
         }
     }
@@ -63,10 +60,10 @@ impl MistralToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        match self.state {
+        match &self.state {
             MistralParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
-            MistralParserState::Next => {}
-            _ => self.reject_call(emitter, out),
+            MistralParserState::List(list) if list.is_after_object() => {}
+            _ => self.reject_call(out.bytes_read, emitter, out),
         }
     }
 
@@ -77,8 +74,13 @@ impl MistralToolParser {
         }
     }
 
-    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        self.unparsed.reject_call(emitter, out);
+    fn reject_call(
+        &mut self,
+        to: usize,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        self.unparsed.reject_call(to, emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
 
@@ -90,44 +92,32 @@ impl MistralToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         match &mut self.state {
-            MistralParserState::Lead | MistralParserState::Item | MistralParserState::Next
-                if is_space(c) =>
-            {
-                CallParseStatus::Continues
+            MistralParserState::Text => CallParseStatus::Invalid,
+            MistralParserState::Lead if is_space(c) => CallParseStatus::Continues,
+            MistralParserState::Lead if c == '[' => {
+                let mut list = CallListParser::new(None, self.unparsed.from);
+                list.push(c, emitter, out);
+                self.go(MistralParserState::List(list))
             }
-            MistralParserState::Lead if c == '[' => self.go(MistralParserState::Item),
             MistralParserState::Lead => {
                 self.state = MistralParserState::Name(String::new());
-                self.syntax(c, emitter, out)
+                self.head(c, emitter, out)
             }
-            MistralParserState::Item if c == '{' => {
-                let mut object = Box::new(CallObjectParser::new(None, self.unparsed.from));
-                object.push(c, emitter, out);
-                self.go(MistralParserState::Object(object))
-            }
-            MistralParserState::Next if c == ',' => self.go(MistralParserState::Item),
-            MistralParserState::Next if c == ']' => {
-                self.state = MistralParserState::Text;
-                CallParseStatus::Done
-            }
-            MistralParserState::Object(object) => match object.push(c, emitter, out) {
-                CallParseStatus::Done => {
-                    (self.state, self.unparsed.from) = (MistralParserState::Next, out.bytes_read);
-                    CallParseStatus::Done
-                }
-                step => step,
-            },
-            MistralParserState::Arguments(arguments) => match arguments.push(c, emitter, out) {
-                CallParseStatus::Done => {
+            MistralParserState::List(list) => {
+                let step = list.push(c, emitter, out);
+                if list.is_complete() {
                     self.state = MistralParserState::Text;
-                    CallParseStatus::Done
                 }
-                step => step,
-            },
-            MistralParserState::Name(_) | MistralParserState::Id(_) => self.head(c, emitter, out),
-            MistralParserState::Text | MistralParserState::Item | MistralParserState::Next => {
-                CallParseStatus::Invalid
+                step
             }
+            MistralParserState::Arguments(arguments) => {
+                let step = arguments.push(c, emitter, out);
+                if step == CallParseStatus::Done {
+                    self.state = MistralParserState::Text;
+                }
+                step
+            }
+            MistralParserState::Name(_) | MistralParserState::Id(_) => self.head(c, emitter, out),
         }
     }
 

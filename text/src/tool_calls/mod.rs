@@ -1,134 +1,101 @@
-//! Parses tool calls in a model's output: one parser per model family, which processes one character at a
-//! time.
+//! Parses tool calls in a model's output: one parser per kind of syntax, which processes one character at a
+//! time, with tables of the markers of each model family.
 //!
 //! A parser reads each character once and holds back a bounded amount of text, so its time is linear and its
-//! result does not depend on how the output is split. The parser names are those of vLLM. A malformed call
-//! becomes content.
+//! result does not depend on how the output is split. The content, and the text from which each complete call
+//! was parsed, are the whole output: a malformed call becomes content.
 
 mod call_emitter;
 mod call_grammar;
+mod call_list;
 mod call_object;
+mod call_parameters;
 mod closed_arguments;
-mod deepseek;
 mod hermes;
+mod json_lists;
 mod json_scanner;
+mod json_sections;
 mod llama3_json;
 mod marker_scanner;
 mod mistral;
 mod partial_arguments;
-mod qwen3_coder;
+mod python_grammar;
+mod python_text;
+mod python_value;
+mod pythonic;
+mod schema_refs;
 mod schema_types;
+mod syntax_names;
+mod tag_grammar;
+mod tag_syntax;
+mod tagged_calls;
+mod text_language;
 mod tool_definition;
 mod unparsed_syntax;
+mod value_text;
 
 use super::output_pieces::OutputPieceWriter;
-use super::tokenizer::Tokenizer;
 use call_emitter::ToolCallEmitter;
+pub use call_grammar::CallGrammarError;
 pub use closed_arguments::closed_arguments;
-use deepseek::DeepSeekToolParser;
 use hermes::HermesToolParser;
+use json_lists::{GRANITE, ListToolParser, PHI4_MINI, XLAM};
+use json_sections::SectionToolParser;
 use llama3_json::LlamaToolParser;
 pub(super) use marker_scanner::MarkerScanner;
 use mistral::MistralToolParser;
 pub use partial_arguments::partial_arguments;
-use qwen3_coder::Qwen3CoderToolParser;
+use pythonic::PythonicToolParser;
 use std::sync::Arc;
+pub use syntax_names::{ToolCallIdFormat, ToolCallSyntax};
+use tagged_calls::TaggedToolParser;
 pub use tool_definition::ToolDefinition;
 
-/// Tool call syntax of a model family (`--tool-call-parser`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ToolCallSyntax {
-    /// JSON between `<tool_call>` and `</tool_call>`: Hermes, Qwen2.5, Qwen3.
-    Hermes,
-    /// XML-like `<function=…>` and `<parameter=…>`: Qwen3-Coder.
-    Qwen3Coder,
-    /// JSON without markers: Llama 3.
-    Llama3Json,
-    /// JSON after `[TOOL_CALLS]`: Mistral.
-    Mistral,
-    /// JSON in a code fence, between special tokens: DeepSeek V3, R1.
-    DeepSeekV3,
-    /// JSON between special tokens: DeepSeek V3.1.
-    DeepSeekV31,
-}
-
-/// Format of the tool call ids in replies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ToolCallIdFormat {
-    /// `call_` and 24 alphanumeric characters.
-    Long,
-    /// 9 alphanumeric characters, which Mistral's templates require.
-    Nine,
-}
-
-impl ToolCallSyntax {
-    /// Command-line names of the syntaxes.
-    pub const NAMES: &[(&str, Self)] = &[
-        ("hermes", Self::Hermes),
-        ("qwen3_coder", Self::Qwen3Coder),
-        ("qwen3_xml", Self::Qwen3Coder),
-        ("llama3_json", Self::Llama3Json),
-        ("mistral", Self::Mistral),
-        ("deepseek_v3", Self::DeepSeekV3),
-        ("deepseek_v31", Self::DeepSeekV31),
-    ];
-
-    /// Returns the format of tool call ids that this family's templates accept.
-    pub fn id_format(self) -> ToolCallIdFormat {
-        if self == Self::Mistral { ToolCallIdFormat::Nine } else { ToolCallIdFormat::Long }
-    }
-
-    /// Returns the markers that may be special tokens of a tokenizer; the detokenizer must keep their text
-    /// for the parser.
-    pub fn special_markers(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes | Self::Qwen3Coder => &[hermes::OPEN, hermes::CLOSE],
-            Self::Llama3Json => &[llama3_json::TAG],
-            Self::Mistral => &[mistral::CALLS, mistral::CALL_ID, mistral::ARGS],
-            Self::DeepSeekV3 | Self::DeepSeekV31 => &[
-                deepseek::CALLS_BEGIN,
-                deepseek::CALLS_END,
-                deepseek::CALL_BEGIN,
-                deepseek::CALL_END,
-                deepseek::SEPARATOR,
-            ],
-        }
-    }
-
-    /// Builds a grammar in llguidance's dialect of Lark: one call, or with `multiple` one or more calls, of
-    /// any of `tools`.
-    pub fn grammar<'a>(
-        self,
-        tools: impl IntoIterator<Item = &'a ToolDefinition>,
-        multiple: bool,
-        tokenizer: &Tokenizer,
-    ) -> String {
-        call_grammar::lark_grammar(self, tools, multiple, |marker| {
-            match tokenizer.token_id(marker) {
-                Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
-                _ => call_grammar::text(marker),
-            }
-        })
-    }
-
-    /// Returns the marker that begins every call; `None` if the syntax has none.
-    pub(super) fn opening_marker(self) -> Option<&'static str> {
-        match self {
-            Self::Hermes | Self::Qwen3Coder => Some(hermes::OPEN),
-            Self::Llama3Json => None,
-            Self::Mistral => Some(mistral::CALLS),
-            Self::DeepSeekV3 | Self::DeepSeekV31 => Some(deepseek::CALLS_BEGIN),
-        }
-    }
+/// Which tool calls the parser of one output recognises.
+#[derive(Debug, Clone, Copy)]
+pub struct ToolCallParserOptions<'a> {
+    /// Syntax of the tool calls.
+    pub syntax: ToolCallSyntax,
+    /// Tools that the model may call.
+    pub tools: &'a Arc<[ToolDefinition]>,
+    /// Maximum number of tool calls; further ones are dropped.
+    pub max_calls: u32,
+    /// Whether a grammar forces the calls, so that their JSON is valid. Text in it is then never taken for a
+    /// marker.
+    pub forced: bool,
 }
 
 #[derive(Debug, Clone)]
 enum FamilyToolParser {
     Hermes(HermesToolParser),
-    Coder(Qwen3CoderToolParser),
+    Tagged(Box<TaggedToolParser>),
     Llama(LlamaToolParser),
+    List(ListToolParser),
     Mistral(MistralToolParser),
-    DeepSeek(DeepSeekToolParser),
+    Pythonic(PythonicToolParser),
+    Section(SectionToolParser),
+}
+
+impl FamilyToolParser {
+    fn new(options: ToolCallParserOptions<'_>) -> Self {
+        let ToolCallParserOptions { syntax, tools, forced, .. } = options;
+        if let Some(tags) = syntax.tags() {
+            return Self::Tagged(Box::new(TaggedToolParser::new(tags, Arc::clone(tools), forced)));
+        }
+        if let Some(section) = syntax.section() {
+            return Self::Section(SectionToolParser::new(section));
+        }
+        let names = || Some(tools.iter().map(|tool| tool.name.clone()).collect());
+        match syntax {
+            ToolCallSyntax::Llama3Json => Self::Llama(LlamaToolParser::new(names())),
+            ToolCallSyntax::Mistral => Self::Mistral(MistralToolParser::default()),
+            ToolCallSyntax::Pythonic => Self::Pythonic(PythonicToolParser::new(names())),
+            ToolCallSyntax::Granite => Self::List(ListToolParser::new(&GRANITE, names())),
+            ToolCallSyntax::Phi4Mini => Self::List(ListToolParser::new(&PHI4_MINI, names())),
+            ToolCallSyntax::Xlam => Self::List(ListToolParser::new(&XLAM, names())),
+            _ => Self::Hermes(HermesToolParser::default()),
+        }
+    }
 }
 
 /// Parser of the tool calls of one output, for the syntax of any family.
@@ -139,28 +106,10 @@ pub(super) struct ToolCallParser {
 }
 
 impl ToolCallParser {
-    /// Creates a parser of a new output. Calls beyond `calls_max` are dropped.
-    pub(super) fn new(
-        syntax: ToolCallSyntax,
-        tools: &Arc<[ToolDefinition]>,
-        calls_max: u32,
-    ) -> Self {
-        let family_parser = match syntax {
-            ToolCallSyntax::Hermes => FamilyToolParser::Hermes(HermesToolParser::default()),
-            ToolCallSyntax::Qwen3Coder => {
-                FamilyToolParser::Coder(Qwen3CoderToolParser::new(Arc::clone(tools)))
-            }
-            ToolCallSyntax::Llama3Json => {
-                let names = tools.iter().map(|tool| tool.name.clone());
-                FamilyToolParser::Llama(LlamaToolParser::new(Some(names.collect())))
-            }
-            ToolCallSyntax::Mistral => FamilyToolParser::Mistral(MistralToolParser::default()),
-            ToolCallSyntax::DeepSeekV3 => FamilyToolParser::DeepSeek(DeepSeekToolParser::new(true)),
-            ToolCallSyntax::DeepSeekV31 => {
-                FamilyToolParser::DeepSeek(DeepSeekToolParser::new(false))
-            }
-        };
-        Self { family_parser, emitter: ToolCallEmitter::new(calls_max) }
+    /// Creates a parser of a new output. Calls beyond `max_calls` are dropped.
+    pub(super) fn new(options: ToolCallParserOptions<'_>) -> Self {
+        let family_parser = FamilyToolParser::new(options);
+        Self { family_parser, emitter: ToolCallEmitter::new(options.max_calls) }
     }
 
     /// Returns the number of calls that were emitted and are complete.
@@ -174,10 +123,12 @@ impl ToolCallParser {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {
             FamilyToolParser::Hermes(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Coder(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Tagged(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Llama(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::List(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Mistral(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::DeepSeek(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Pythonic(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Section(parser) => parser.push(c, emitter, out),
         }
     }
 
@@ -186,10 +137,12 @@ impl ToolCallParser {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {
             FamilyToolParser::Hermes(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Coder(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Tagged(parser) => parser.finish(emitter, out),
             FamilyToolParser::Llama(parser) => parser.finish(emitter, out),
+            FamilyToolParser::List(parser) => parser.finish(emitter, out),
             FamilyToolParser::Mistral(parser) => parser.finish(emitter, out),
-            FamilyToolParser::DeepSeek(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Pythonic(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Section(parser) => parser.finish(emitter, out),
         }
         emitter.finish(out);
     }

@@ -1,113 +1,240 @@
-//! Converts argument values that a model writes as plain text (not JSON) to the types of the tool's schema.
+//! JSON types that a tool's schema allows for an argument, by which values that a model writes as plain text
+//! are converted.
 //!
 //! Text that cannot be parsed as one of these types becomes a JSON string, so that the client receives the
 //! model's text.
 
+use super::json_scanner::{JsonScanStatus, JsonScanner};
+use super::schema_refs::target;
 use super::tool_definition::ToolDefinition;
 use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum number of schemas and `enum` values visited to determine the types of one argument, because
-/// `$ref` references may be cyclic.
+/// Maximum number of schemas visited to determine the types of one argument, because `$ref` references may be
+/// cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 128;
-/// Maximum number of bytes of a value that is not a plain string; such a value is held back until its end.
-const BUFFER_MAX: usize = 64 << 10;
+/// Maximum number of values of one `enum` that are visited to determine the types of an argument.
+const VALUES_VISITED_MAX: usize = 128;
 
-/// Set of JSON types that a tool's schema allows for a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct SchemaTypes {
-    text: bool,
-    integer: bool,
-    number: bool,
-    boolean: bool,
-    null: bool,
-    /// Whether arrays and objects are allowed.
-    compound: bool,
-}
+/// Set of JSON types that a schema allows for a value. A number without a fraction is an integer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SchemaTypes(u8);
+
+const TEXT: u8 = 1;
+const INTEGER: u8 = 2;
+const FRACTION: u8 = 4;
+const BOOLEAN: u8 = 8;
+const NULL: u8 = 16;
+/// Arrays and objects.
+const COMPOUND: u8 = 32;
+const ALL: u8 = 63;
+
+/// Keywords that apply to one type only. A schema without `type` that has one of them is meant for this type.
+const KEYWORD_TYPES: &[(&str, u8)] = &[
+    ("properties", COMPOUND),
+    ("additionalProperties", COMPOUND),
+    ("items", COMPOUND),
+    ("prefixItems", COMPOUND),
+    ("minimum", INTEGER | FRACTION),
+    ("maximum", INTEGER | FRACTION),
+    ("multipleOf", INTEGER | FRACTION),
+    ("pattern", TEXT),
+    ("minLength", TEXT),
+    ("maxLength", TEXT),
+];
 
 impl SchemaTypes {
     /// Returns the set that contains strings only.
     pub(super) fn text() -> Self {
-        Self { text: true, ..Self::default() }
+        Self(TEXT)
+    }
+
+    /// Returns the set of all types except strings.
+    pub(super) fn json() -> Self {
+        Self(ALL & !TEXT)
     }
 
     /// Returns the types of property `key` of an object schema; a property without types is a string.
     pub(super) fn of(schema: &Json, key: &str) -> Self {
-        let mut types = Self::default();
         let mut left = SCHEMAS_VISITED_MAX;
-        types.add(schema, &schema["properties"][key], &mut left);
-        if types == Self::default() { Self::text() } else { types }
+        let types = property_types(schema, schema, key, &mut left).unwrap_or(ALL);
+        if types == ALL || types == 0 || left == 0 { Self::text() } else { Self(types) }
     }
 
-    /// Adds the types that `schema` allows. `root` is the schema in which `$ref` references are resolved, and
-    /// `left` the number of schemas that may still be visited.
-    fn add(&mut self, root: &Json, schema: &Json, left: &mut u32) {
-        let Some(remaining) = left.checked_sub(1) else { return };
-        *left = remaining;
-        let pointer = schema["$ref"].as_str().and_then(|text| text.strip_prefix('#'));
-        if let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) {
-            self.add(root, target, left);
-        }
-        match &schema["type"] {
-            Json::String(name) => self.add_name(name),
-            Json::Array(names) => {
-                names.iter().filter_map(Json::as_str).for_each(|n| self.add_name(n));
-            }
-            _ => {}
-        }
-        let listed = schema["enum"].as_array().into_iter().flatten();
-        for value in listed.chain(schema.get("const")).take(*left as usize) {
-            *left -= 1;
-            self.add_name(match value {
-                Json::Null => "null",
-                Json::Bool(_) => "boolean",
-                Json::Number(n) if n.is_f64() => "number",
-                Json::Number(_) => "integer",
-                Json::String(_) => "string",
-                Json::Array(_) | Json::Object(_) => "object",
-            });
-        }
-        let choices = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|k| schema[k].as_array());
-        choices.flatten().for_each(|choice| self.add(root, choice, left));
+    /// Whether strings are allowed.
+    pub(super) fn allows_text(self) -> bool {
+        self.0 & TEXT != 0
     }
 
-    fn add_name(&mut self, name: &str) {
-        match name {
-            "string" => self.text = true,
-            "integer" => self.integer = true,
-            "number" => self.number = true,
-            "boolean" => self.boolean = true,
-            "null" => self.null = true,
-            "array" | "object" => self.compound = true,
-            _ => {}
-        }
+    /// Whether arrays and objects are allowed.
+    pub(super) fn allows_compound(self) -> bool {
+        self.0 & COMPOUND != 0
     }
 
-    /// Parses `text` as a value of one of these types; if this fails, returns it as a string.
-    fn read(self, text: &str) -> Json {
+    /// Whether numbers are allowed.
+    pub(super) fn allows_numbers(self) -> bool {
+        self.0 & (INTEGER | FRACTION) != 0
+    }
+
+    /// Whether `true` and `false` are allowed.
+    pub(super) fn allows_booleans(self) -> bool {
+        self.0 & BOOLEAN != 0
+    }
+
+    /// Whether `null` is allowed.
+    pub(super) fn allows_null(self) -> bool {
+        self.0 & NULL != 0
+    }
+
+    /// Returns the names of the types other than strings, as in `type`.
+    pub(super) fn names_except_text(self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        match self.0 & (INTEGER | FRACTION) {
+            0 => {}
+            INTEGER => names.push("integer"),
+            _ => names.push("number"),
+        }
+        if self.allows_booleans() {
+            names.push("boolean");
+        }
+        if self.allows_null() {
+            names.push("null");
+        }
+        if self.allows_compound() {
+            names.extend(["array", "object"]);
+        }
+        names
+    }
+
+    /// Returns `text`, which is a value of one of these types, as JSON; if it is none, as a JSON string.
+    pub(super) fn json_text(self, text: &str) -> String {
         let trimmed = text.trim();
         let is = |name: &str| trimmed.eq_ignore_ascii_case(name);
-        let value = if self.null && (is("null") || is("none")) {
-            Some(Json::Null)
-        } else if self.boolean && (is("true") || is("false")) {
-            Some(Json::Bool(is("true")))
-        } else if trimmed.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '[' | '{'))
-        {
-            serde_json::from_str(trimmed).ok().filter(|value| match value {
-                Json::Number(n) => self.number || self.integer && !n.is_f64(),
-                _ => self.compound,
-            })
+        if self.allows_null() && (is("null") || is("none")) {
+            "null".to_owned()
+        } else if self.allows_booleans() && (is("true") || is("false")) {
+            trimmed.to_ascii_lowercase()
+        } else if self.allows_json(trimmed) {
+            trimmed.to_owned()
         } else {
-            None
+            quoted(text)
+        }
+    }
+
+    /// Whether `text` is a number, an array or an object of these types.
+    fn allows_json(self, text: &str) -> bool {
+        let is_allowed = match text.as_bytes().first() {
+            Some(b'[' | b'{') => self.allows_compound(),
+            Some(b'-' | b'0'..=b'9') if self.0 & FRACTION != 0 => true,
+            Some(b'-' | b'0'..=b'9') => self.0 & INTEGER != 0 && !text.contains(['.', 'e', 'E']),
+            _ => false,
         };
-        value.unwrap_or_else(|| Json::from(text))
+        is_allowed && is_json(text)
+    }
+}
+
+/// Whether `text` is one JSON value.
+pub(super) fn is_json(text: &str) -> bool {
+    let mut json = JsonScanner::default();
+    let mut chars = text.chars();
+    let last = chars.by_ref().map(|c| json.push(c)).find(|&s| s != JsonScanStatus::Continues);
+    match last {
+        Some(status) => status == JsonScanStatus::Done && chars.next().is_none(),
+        None => json.number() == Some(true),
     }
 }
 
 /// Formats `text` as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
+}
+
+/// Returns the types of property `key` of `schema`, a part of the schema `root`; `None` if the schema does
+/// not mention the property.
+fn property_types(root: &Json, schema: &Json, key: &str, left: &mut u32) -> Option<u8> {
+    *left = left.checked_sub(1)?;
+    let additional = schema.get("additionalProperties").filter(|schema| schema.is_object());
+    let own = schema["properties"].get(key).or(additional);
+    let mut types = own.map(|own| allowed_types(root, own, left));
+    let mut narrow = |more: Option<u8>| {
+        types = match (types, more) {
+            (Some(types), Some(more)) => Some(types & more),
+            (types, more) => types.or(more),
+        };
+    };
+    if let Some(target) = target(root, schema) {
+        narrow(property_types(root, target, key, left));
+    }
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        narrow(property_types(root, part, key, left));
+    }
+    for name in ["anyOf", "oneOf"] {
+        let choices = schema[name].as_array().into_iter().flatten();
+        let choices = choices.filter_map(|choice| property_types(root, choice, key, left));
+        narrow(choices.reduce(|types, more| types | more));
+    }
+    types
+}
+
+/// Returns the types that `schema` allows. `root` is the schema in which `$ref` references are resolved, and
+/// `left` the number of schemas that may still be visited.
+fn allowed_types(root: &Json, schema: &Json, left: &mut u32) -> u8 {
+    let Some(remaining) = left.checked_sub(1) else { return ALL };
+    *left = remaining;
+    let mut types = match &schema["type"] {
+        Json::String(name) => named_type(name),
+        Json::Array(names) => {
+            names.iter().filter_map(Json::as_str).fold(0, |types, name| types | named_type(name))
+        }
+        _ => ALL,
+    };
+    if let Some(values) = schema["enum"].as_array() {
+        let values = values.iter().take(VALUES_VISITED_MAX);
+        types &= values.fold(0, |types, value| types | value_type(value));
+    }
+    if let Some(value) = schema.get("const") {
+        types &= value_type(value);
+    }
+    if let Some(target) = target(root, schema) {
+        types &= allowed_types(root, target, left);
+    }
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        types &= allowed_types(root, part, left);
+    }
+    for name in ["anyOf", "oneOf"] {
+        if let Some(choices) = schema[name].as_array() {
+            types &= choices.iter().fold(0, |types, part| types | allowed_types(root, part, left));
+        }
+    }
+    if types == ALL {
+        let keyword = KEYWORD_TYPES.iter().find(|(name, _)| schema.get(*name).is_some());
+        types = keyword.map_or(ALL, |(_, types)| *types);
+    }
+    types
+}
+
+fn named_type(name: &str) -> u8 {
+    match name {
+        "string" => TEXT,
+        "integer" => INTEGER,
+        "number" => INTEGER | FRACTION,
+        "boolean" => BOOLEAN,
+        "null" => NULL,
+        "array" | "object" => COMPOUND,
+        _ => 0,
+    }
+}
+
+fn value_type(value: &Json) -> u8 {
+    match value {
+        Json::Null => NULL,
+        Json::Bool(_) => BOOLEAN,
+        Json::Number(n) if n.is_f64() => INTEGER | FRACTION,
+        Json::Number(_) => INTEGER,
+        Json::String(_) => TEXT,
+        Json::Array(_) | Json::Object(_) => COMPOUND,
+    }
 }
 
 /// Types of the arguments of each tool, determined once per argument: a schema may be long, and an argument
@@ -118,6 +245,9 @@ pub(super) struct ArgumentTypeCache {
     /// Types by tool index and argument name.
     by_member: HashMap<usize, HashMap<String, SchemaTypes>>,
 }
+
+/// Maximum number of arguments of one tool whose types are cached.
+const CACHED_MAX: usize = 1_024;
 
 impl ArgumentTypeCache {
     pub(super) fn new(tools: Arc<[ToolDefinition]>) -> Self {
@@ -136,112 +266,10 @@ impl ArgumentTypeCache {
         if let Some(types) = cache.get(key) {
             return *types;
         }
-        let schema = &self.tools[index].parameters;
-        let types = SchemaTypes::of(schema, key);
-        // Arguments that are not in the schema are resolved quickly and may have any name, so their types are
-        // not cached.
-        if schema["properties"].get(key).is_some() {
+        let types = SchemaTypes::of(&self.tools[index].parameters, key);
+        if cache.len() < CACHED_MAX {
             cache.insert(key.to_owned(), types);
         }
         types
-    }
-}
-
-/// Parser of one argument value. Plain strings are emitted while they are generated.
-#[derive(Debug, Clone)]
-pub(super) struct ArgumentValueParser {
-    types: SchemaTypes,
-    text: String,
-    started: bool,
-    /// Whether the first character was read. A line break directly after the opening tag is syntax and not
-    /// part of the value, and so is a line break directly before the closing tag.
-    skipped: bool,
-    line_break: bool,
-}
-
-impl ArgumentValueParser {
-    pub(super) fn new(types: SchemaTypes) -> Self {
-        let text = String::new();
-        Self { types, text, started: false, skipped: false, line_break: false }
-    }
-
-    /// Processes the next character; returns false if the value is too long.
-    pub(super) fn push(&mut self, c: char, mut out: impl FnMut(&str)) -> bool {
-        if !std::mem::replace(&mut self.skipped, true) && c == '\n' {
-            return true;
-        }
-        if std::mem::replace(&mut self.line_break, c == '\n') {
-            self.add('\n', &mut out);
-        }
-        if c != '\n' {
-            self.add(c, &mut out);
-        }
-        self.text.len() <= BUFFER_MAX
-    }
-
-    /// Ends the value: emits what has not been emitted yet.
-    pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
-        if self.types != SchemaTypes::text() {
-            return match self.types.read(&self.text) {
-                Json::String(text) => out(&quoted(&text)),
-                value => out(&value.to_string()),
-            };
-        }
-        out(if self.started { "\"" } else { "\"\"" });
-    }
-
-    fn add(&mut self, c: char, out: &mut impl FnMut(&str)) {
-        if self.types != SchemaTypes::text() {
-            return self.text.push(c);
-        }
-        if !std::mem::replace(&mut self.started, true) {
-            out("\"");
-        }
-        match c {
-            '"' => out("\\\""),
-            '\\' => out("\\\\"),
-            '\n' => out("\\n"),
-            '\r' => out("\\r"),
-            '\t' => out("\\t"),
-            '\0'..='\x1f' => out(&format!("\\u{:04x}", u32::from(c))),
-            c => out(c.encode_utf8(&mut [0; 4])),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn values_are_coerced_to_schema_types() {
-        let schema = json!({"properties": {
-            "i": {"type": "integer"}, "n": {"type": "number"}, "b": {"type": "boolean"},
-            "s": {"type": "string"}, "o": {"type": "object"}, "m": {"type": ["string", "null"]},
-            "a": {"anyOf": [{"type": "array"}, {"type": "null"}]}, "e": {"enum": [1, "x"]},
-            "r": {"$ref": "#/$defs/count"},
-        }, "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}});
-        let read = |key: &str, text: &str| {
-            let mut value = ArgumentValueParser::new(SchemaTypes::of(&schema, key));
-            let mut out = String::new();
-            assert!(text.chars().all(|c| value.push(c, |s| out.push_str(s))));
-            value.finish(|s| out.push_str(s));
-            serde_json::from_str::<Json>(&out).unwrap()
-        };
-        assert_eq!(read("i", "\n7\n"), json!(7));
-        assert_eq!(read("i", "7.5"), json!("7.5"));
-        assert_eq!(read("n", "7.5"), json!(7.5));
-        assert_eq!(read("b", "True"), json!(true));
-        assert_eq!(read("s", "\ntrue \"x\"\n\n"), json!("true \"x\"\n"));
-        assert_eq!(read("s", ""), json!(""));
-        assert_eq!(read("o", "\n{\"a\": [1]}\n"), json!({"a": [1]}));
-        assert_eq!(read("o", "{broken"), json!("{broken"));
-        assert_eq!(read("m", "null"), json!(null));
-        assert_eq!(read("m", "12"), json!("12"));
-        assert_eq!(read("a", "[1]"), json!([1]));
-        assert_eq!(read("e", "1"), json!(1));
-        assert_eq!(read("r", "1"), json!(1));
-        assert_eq!(read("unknown", "1"), json!("1"));
     }
 }

@@ -77,13 +77,15 @@ impl UnparsedSyntax {
         self.text.drain(..).for_each(|c| emitter.content(c, out));
     }
 
-    /// Rejects the call: if it has begun, it is reported as malformed, else its text becomes content.
+    /// Rejects the call, whose syntax ends before byte `to` of the output: if it has begun, it is reported as
+    /// malformed, else its text becomes content.
     pub(super) fn reject_call(
         &mut self,
+        to: usize,
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        emitter.break_call(out.bytes_read, out);
+        emitter.break_call(to, out);
         self.release(emitter, out);
     }
 }

@@ -1,6 +1,6 @@
 //! Submits a validated conversation to the engine, for all chat endpoints (OpenAI, Anthropic, Responses).
 
-use super::messages::last_assistant_text;
+use super::messages::{last_assistant_text, tool_call_count};
 use super::tools::RequestTools;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
@@ -20,7 +20,7 @@ use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
 use std::sync::Arc;
 use text::{
-    ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
+    ChatInput, OutputParser, ReasoningParserOptions, ReasoningStart, RenderedChat, TextError,
     ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
 };
 
@@ -77,6 +77,7 @@ pub(crate) fn start(
 
     let required_bytes = tools.definitions.iter().map(|tool| heap_bytes(&tool.parameters)).sum();
     reserve(app, &mut permit, required_bytes, "tools")?;
+    let earlier_calls = tool_call_count(&input.messages);
     let last = last_assistant_text(&input.messages);
     let echo = if params.echo { last.to_owned() } else { String::new() };
     let continued = input.continue_final_message.then(|| last.to_owned());
@@ -88,10 +89,7 @@ pub(crate) fn start(
     truncate(&mut ids, params.truncate);
     let reasoning = reasoning_start(serving, continued.as_deref(), &prompt_tail);
     params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
-    let max_calls = if tools.parallel { u32::MAX } else { 1 };
-    let call_rules =
-        |syntax| ToolCallParserOptions { syntax, tools: &tools.definitions, max_calls };
-    let parser = OutputParser::new(reasoning, call_syntax.map(call_rules));
+    let parser = output_parser(serving, &tools, call_syntax, reasoning);
     let visible_special = serving.parsers.visible_special(call_syntax.is_some());
     let output_start = OutputStartState { reasoning, continued: continued.as_deref() };
     let activate = |budget: RequestedThinkingBudget| {
@@ -113,8 +111,26 @@ pub(crate) fn start(
     let tool_call_ids = ToolCallIds::new(
         app.id_generator.next_u64(),
         call_syntax.map_or(ToolCallIdFormat::Long, ToolCallSyntax::id_format),
+        earlier_calls,
     );
     Ok(StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids })
+}
+
+/// Creates the parser of the outputs.
+fn output_parser(
+    serving: &ServingContext,
+    tools: &RequestTools,
+    call_syntax: Option<ToolCallSyntax>,
+    reasoning: Option<ReasoningStart>,
+) -> OutputParser {
+    let max_calls = if tools.parallel { u32::MAX } else { 1 };
+    let (definitions, forced) = (&tools.definitions, tools.must_call());
+    let call_options =
+        |syntax| ToolCallParserOptions { syntax, tools: definitions, max_calls, forced };
+    let reasoning_options = serving.parsers.reasoning.zip(reasoning);
+    let reasoning_options =
+        reasoning_options.map(|(family, start)| ReasoningParserOptions { family, start });
+    OutputParser::new(reasoning_options, call_syntax.map(call_options))
 }
 
 /// Returns the output constraint: the one that the request sets, or a grammar that forces tool calls. It
@@ -140,10 +156,13 @@ fn constraint(
         Some(ReasoningStart::AtMarker) => serving.parsers.opens_reasoning,
         Some(ReasoningStart::After) | None => false,
     };
-    let after_reasoning = |constraint: Arc<OutputConstraint>| {
-        Arc::unwrap_or_clone(constraint).start_after(ReasoningFamily::END_MARKER).into()
+    let Some(family) = serving.parsers.reasoning.filter(|_| has_reasoning) else {
+        return Ok(constraint);
     };
-    Ok(if has_reasoning { constraint.map(after_reasoning) } else { constraint })
+    let after_reasoning = |constraint: Arc<OutputConstraint>| {
+        Arc::unwrap_or_clone(constraint).start_after(family.markers().close).into()
+    };
+    Ok(constraint.map(after_reasoning))
 }
 
 /// Creates the grammar that forces tool calls.
@@ -158,6 +177,7 @@ fn tool_call_constraint(
     };
     tools.check_schemas()?;
     let grammar = syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer);
+    let grammar = grammar.map_err(|error| ApiError::unsupported("tools", error.to_string()))?;
     Ok(OutputConstraint::new(GrammarSpec::Lark(grammar), TOOL_CHOICE))
 }
 

@@ -71,6 +71,13 @@ pub(crate) fn last_assistant_text(messages: &Value) -> &str {
     last.and_then(|message| message["content"].as_str()).unwrap_or_default()
 }
 
+/// Returns the number of tool calls in all messages.
+pub(crate) fn tool_call_count(messages: &Value) -> u32 {
+    let messages = messages.as_array().into_iter().flatten();
+    let calls = messages.filter_map(|message| message["tool_calls"].as_array());
+    calls.map(|calls| calls.len() as u32).sum()
+}
+
 fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let list = list(fields, "messages")?;
     let one_message = |(index, value)| message(format!("messages[{index}]"), value);

@@ -173,7 +173,7 @@ mod tests {
             echo: "said\n".to_owned(),
             prompt_ids: all.then(|| vec![1, 2]),
             stream_options: StreamOptions::default(),
-            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long),
+            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
             reasoning: None,
         }
     }

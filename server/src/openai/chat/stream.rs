@@ -76,7 +76,7 @@ impl ChatChunkWriter {
                 out.put_u8(b'"');
             }
             OutputPiece::Call { index, name, .. } => {
-                let id = self.reply.tool_call_ids.id(choice, index);
+                let id = self.reply.tool_call_ids.id(choice, index, name);
                 let _ = write!(
                     out.writer(),
                     "\"tool_calls\":[{{\"index\":{index},\"id\":\"{id}\",\"type\":\"function\",\

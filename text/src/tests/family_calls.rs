@@ -1,0 +1,184 @@
+//! Tool calls of the model families, as their chat templates print them.
+
+use super::output_parsers::check;
+use crate::{OutputParser, OutputPiece, OutputPieces};
+use crate::{ReasoningFamily, ReasoningParserOptions, ReasoningStart, ToolCallSyntax};
+use expect_test::expect;
+
+#[test]
+fn glm_tool_calls() {
+    let text = "Look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn\n am Rhein</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>time</tool_call>";
+    let both = expect![[r#"
+        content "Look."
+        call 0 weather
+          0 {"city": "Bonn\n am Rhein", "days": 3}
+        end 0
+        call 1 time
+          1 {}
+        end 1
+    "#]];
+    check(ToolCallSyntax::Glm45, text, &both);
+    let text = "Look.<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn\n am Rhein</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>time\n</tool_call>";
+    check(ToolCallSyntax::Glm47, text, &both);
+    check(
+        ToolCallSyntax::Glm45,
+        "<tool_call>{\"name\": \"time\"}</tool_call>",
+        &expect![[r#"
+            content "<tool_call>{\"name\": \"time\"}</tool_call>"
+        "#]],
+    );
+}
+
+#[test]
+fn minimax_m2_tool_calls() {
+    check(
+        ToolCallSyntax::MiniMaxM2,
+        "Ok.\n<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Bonn <b></parameter>\n<parameter name=\"tags\">[\"a\"]</parameter>\n</invoke>\n<invoke name=\"time\">\n</invoke>\n</minimax:tool_call>\n",
+        &expect![[r#"
+            content "Ok."
+            call 0 weather
+              0 {"city": "Bonn <b>", "tags": ["a"]}
+            end 0
+            call 1 time
+              1 {}
+            end 1
+        "#]],
+    );
+}
+
+#[test]
+fn deepseek_v32_tool_calls() {
+    check(
+        ToolCallSyntax::DeepSeekV32,
+        "Ok.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">12</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">12</｜DSML｜parameter>\n<｜DSML｜parameter name=\"x\" string=\"false\">{\"a\": null}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        &expect![[r#"
+            content "Ok."
+            call 0 weather
+              0 {"city": "12", "days": 12, "x": {"a": null}}
+            end 0
+        "#]],
+    );
+}
+
+#[test]
+fn seed_oss_tool_calls() {
+    check(
+        ToolCallSyntax::SeedOss,
+        "Ok.<seed:tool_call>\n<function=weather>\n<parameter=city>Bonn\n</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
+        &expect![[r#"
+            content "Ok."
+            call 0 weather
+              0 {"city": "Bonn\n", "days": 2}
+            end 0
+        "#]],
+    );
+}
+
+#[test]
+fn kimi_k2_tool_calls() {
+    check(
+        ToolCallSyntax::KimiK2,
+        "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Bonn\"}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        &expect![[r#"
+            content "Ok."
+            call 0 weather
+              0 {"city": "Bonn"}
+            end 0
+            call 1 time
+              1 {}
+            end 1
+        "#]],
+    );
+}
+
+#[test]
+fn pythonic_tool_calls() {
+    let both = expect![[r#"
+        call 0 weather
+          0 {"city": "Bo\"nn", "days": 3, "tags": ["a", {"b": null}]}
+        end 0
+        call 1 time
+          1 {}
+        end 1
+    "#]];
+    let text = "[weather(city='Bo\"nn', days=3, tags=['a', {'b': None}]), time()]";
+    check(ToolCallSyntax::Pythonic, text, &both);
+    let text = format!("<|python_start|>{text}<|python_end|>");
+    check(ToolCallSyntax::Pythonic, &text, &both);
+    check(
+        ToolCallSyntax::Pythonic,
+        "[1] see [time()]",
+        &expect![[r#"
+            content "[1] see [time()]"
+        "#]],
+    );
+    check(
+        ToolCallSyntax::Pythonic,
+        "[time(city=x)]",
+        &expect![[r#"
+            call 0 time
+              0 {"city": 
+            broken 0 "[time(city=x"
+            content ")]"
+        "#]],
+    );
+}
+
+#[test]
+fn tool_calls_in_a_json_array() {
+    let list = "[{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}, {\"name\": \"time\", \"arguments\": {}}]";
+    let both = expect![[r#"
+        call 0 weather
+          0 {"city": "Bonn"}
+        end 0
+        call 1 time
+          1 {}
+        end 1
+    "#]];
+    check(ToolCallSyntax::Granite, list, &both);
+    check(ToolCallSyntax::Granite, &format!("<|tool_call|>{list}"), &both);
+    check(ToolCallSyntax::Granite, &format!("<tool_call> {list}\n"), &both);
+    check(ToolCallSyntax::Phi4Mini, &format!("functools{list}"), &both);
+    check(ToolCallSyntax::Phi4Mini, &format!("<|tool_call|>{list}<|/tool_call|>"), &both);
+    check(ToolCallSyntax::Xlam, list, &both);
+    check(ToolCallSyntax::Xlam, &format!("```json\n{list}\n```"), &both);
+    check(
+        ToolCallSyntax::Xlam,
+        "```json\n[{\"name\": \"Bob\"}]\n```",
+        &expect![[r#"
+            content "```json\n[{\"name\": \"Bob\"}]\n```"
+        "#]],
+    );
+}
+
+#[test]
+fn reasoning_markers_depend_on_the_family() {
+    let of = |name: &str, prompt: &str, output: &str| {
+        let (_, family) = ReasoningFamily::NAMES.iter().find(|(known, _)| *known == name).unwrap();
+        let start = family.start_after_prompt(prompt);
+        let options = ReasoningParserOptions { family: *family, start };
+        let (mut parser, mut pieces) =
+            (OutputParser::new(Some(options), None), OutputPieces::default());
+        parser.push(output, &mut pieces);
+        parser.finish(&mut pieces);
+        let text = |piece: OutputPiece<'_>| match piece {
+            OutputPiece::Reasoning(text) => format!("({text})"),
+            OutputPiece::Content(text) => text.to_owned(),
+            other => panic!("{other:?}"),
+        };
+        pieces.iter().map(text).collect::<String>()
+    };
+    assert_eq!(of("seed_oss", "", "<seed:think>a</seed:think>b"), "(a)b");
+    assert_eq!(of("mistral", "", "[THINK]a[/THINK]b"), "(a)b");
+    assert_eq!(of("mistral", "", "b [THINK]"), "b [THINK]");
+    assert_eq!(of("mistral", "x[THINK]", "a[/THINK]b"), "(a)b");
+    assert_eq!(of("glm45", "<|assistant|>\n", "<think>a</think>b"), "(a)b");
+    assert_eq!(of("glm47", "<|assistant|></think>", "b"), "b");
+    assert_eq!(of("kimi_k2", "", "a</think>b"), "(a)b");
+    assert_eq!(of("minimax_m2", "<think>\n", "a</think>b"), "(a)b");
+    assert_eq!(ReasoningFamily::Mistral.trailing_reasoning("x[THINK]yz"), "yz");
+    assert_eq!(
+        ReasoningFamily::SeedOss.start_after_message("<seed:think>a</seed:think>"),
+        ReasoningStart::After
+    );
+}

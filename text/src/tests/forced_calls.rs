@@ -1,0 +1,281 @@
+//! Forced calls: random outputs of the grammar of every tool call syntax are parsed into complete calls, whose
+//! arguments the schema accepts.
+
+use super::{added, byte_level, load};
+use crate::{
+    CallGrammarError, OutputParser, OutputPiece, OutputPieces, Tokenizer, ToolCallParserOptions,
+    ToolCallSyntax, ToolDefinition,
+};
+use grammar::{GrammarCompiler, GrammarSession, GrammarSpec, OutputConstraint};
+use protocol::Token;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Texts with which a random output ends the values that have begun.
+const JSON_ENDS: &[&str] = &["\"", "a\"", "]", "}", ")"];
+const TAG_ENDS: &[&str] =
+    &["\n</parameter>", "</parameter>", "</arg_value>", "</｜DSML｜parameter>", "\"", "]", "}"];
+/// Number of tokens in which a random output tries the same end first.
+const TURN_TOKENS: usize = 30;
+/// Number of tokens after which a random output ends its values.
+const FREE_TOKENS: usize = 60;
+const TOKENS_MAX: usize = 1_500;
+
+/// Schemas of a property `v`; definitions that they refer to are `DEFINITIONS`.
+fn value_schemas() -> Vec<Value> {
+    vec![
+        json!({"type": "string"}),
+        json!({}),
+        json!({"type": "string", "enum": ["red", "blue </b>", "a\"b\\", ""]}),
+        json!({"$ref": "#/$defs/colour"}),
+        json!({"allOf": [{"$ref": "#/$defs/colour"}], "default": "red"}),
+        json!({"const": "fast"}),
+        json!({"type": "string", "pattern": "^[0-9]{5}$"}),
+        json!({"type": "string", "pattern": "^(a|b/)+$|^x\\w*$"}),
+        json!({"type": "string", "pattern": "[a-z\\d]"}),
+        json!({"type": "string", "minLength": 2, "maxLength": 4}),
+        json!({"type": "string", "format": "date"}),
+        json!({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}),
+        json!({"anyOf": [{"$ref": "#/$defs/colour"}, {"type": "integer"}, {"type": "boolean"}]}),
+        json!({"type": ["string", "number", "null"]}),
+        json!({"enum": ["a", 7, null, true, "true"]}),
+        json!({"oneOf": [{"const": "x"}, {"const": "y"}]}),
+        json!({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "array", "items": {"type": "string", "maxLength": 3}}]}),
+        json!({"type": "boolean"}),
+        json!({"type": "null"}),
+        json!({"type": "integer", "minimum": -3, "maximum": 12}),
+        json!({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}),
+        json!({"enum": [1, 2, "three"]}),
+        json!({"type": "array", "items": {"$ref": "#/$defs/colour"}, "minItems": 1, "maxItems": 2}),
+        json!({"type": "object", "additionalProperties": false, "required": ["a"], "properties": {
+            "a": {"type": "string", "pattern": "^</?[pa]"}, "b": {"$ref": "#/$defs/pair"}}}),
+        json!({"$ref": "#/$defs/tree"}),
+        json!({"$ref": "#/properties/first"}),
+    ]
+}
+
+/// Schemas of the whole arguments.
+fn object_schemas() -> Vec<Value> {
+    let definitions = json!({
+        "colour": {"type": "string", "enum": ["red", "blue"]},
+        "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": false, "minItems": 2},
+        "tree": {"type": "object", "additionalProperties": false, "required": ["name"], "properties": {
+            "name": {"type": "string", "maxLength": 3}, "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}}},
+    });
+    let mut schemas: Vec<Value> = value_schemas()
+        .into_iter()
+        .map(|schema| {
+            json!({"type": "object", "additionalProperties": false, "required": ["first", "v"],
+                "properties": {"first": {"type": "integer", "maximum": 9, "minimum": 0}, "v": schema,
+                    "last": {"type": "boolean"}},
+                "$defs": definitions})
+        })
+        .collect();
+    schemas.extend([
+        json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        json!({"properties": {"a": {"type": "string", "maxLength": 2}}, "required": ["a", "b"],
+            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 9}}),
+        json!({"type": "object", "$ref": "#/$defs/tree", "$defs": definitions}),
+        json!({"anyOf": [
+            {"type": "object", "properties": {"kind": {"const": "a"}, "n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["kind", "n"], "additionalProperties": false},
+            {"type": "object", "properties": {"kind": {"const": "b"}, "s": {"type": "string", "maxLength": 3}}, "required": ["kind", "s"], "additionalProperties": false},
+        ]}),
+    ]);
+    schemas
+}
+
+/// Returns a tokenizer whose vocabulary contains the markers of `syntax`, as special tokens or not at all.
+fn tokenizer(syntax: ToolCallSyntax, has_special: bool) -> Arc<Tokenizer> {
+    let mut files = byte_level();
+    if has_special {
+        let tokens = files.tokenizer["added_tokens"].as_array_mut().unwrap();
+        for marker in syntax.special_markers() {
+            let id = tokens.iter().filter_map(|token| token["id"].as_u64()).max().unwrap() + 1;
+            tokens.push(added(id as usize, marker, true));
+        }
+    }
+    Arc::new(load(&files).1)
+}
+
+/// Unpredictable but reproducible choices.
+struct RandomChoices(u64);
+
+impl RandomChoices {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+}
+
+/// Generates a random output that the grammar allows.
+fn random_output(
+    tokenizer: &Tokenizer,
+    session: &mut GrammarSession,
+    ends: &[&str],
+    seed: u64,
+) -> Result<String, String> {
+    let (mut output, mut random) = (Vec::new(), RandomChoices(seed));
+    let end = tokenizer.eos_ids()[0];
+    for step in 0..TOKENS_MAX {
+        let text = String::from_utf8_lossy(&output).into_owned();
+        let mask = session.mask().ok_or_else(|| format!("no mask after {text:?}"))?;
+        let is_allowed = |token: Token| mask[token as usize / 32] >> (token % 32) & 1 == 1;
+        let ids = 0..tokenizer.vocab_size() as Token;
+        let allowed: Vec<Token> = ids.filter(|&id| id != end && is_allowed(id)).collect();
+        if allowed.is_empty() || is_allowed(end) && random.below(2) == 0 {
+            return if is_allowed(end) {
+                Ok(text)
+            } else {
+                Err(format!("no token after {text:?}"))
+            };
+        }
+        let ending = step > FREE_TOKENS || random.below(8) == 0;
+        // A text that ends a value may be allowed inside a string, so each has its turn.
+        let turn = step / TURN_TOKENS % ends.len();
+        let in_turn = || ends[turn..].iter().chain(&ends[..turn]);
+        let ends = || in_turn().filter_map(|end| next_byte(&output, end.as_bytes()));
+        let continued = ends().filter(|next| next.matched > 0).map(|next| next.token);
+        let begun = ends().map(|next| next.token);
+        let special = allowed.iter().copied().find(|&id| tokenizer.is_special(id));
+        let wanted =
+            special.into_iter().chain(continued).chain(begun).find(|id| allowed.contains(id));
+        let plain: Vec<Token> =
+            allowed.iter().copied().filter(|id| (32..127).contains(id) || *id == 10).collect();
+        let plain = if plain.is_empty() { &allowed } else { &plain };
+        let token = match wanted {
+            Some(wanted) if ending => wanted,
+            _ => plain[random.below(plain.len())],
+        };
+        output.extend_from_slice(tokenizer.token_bytes(token));
+        session.advance(&[token]);
+    }
+    Err(format!("no end: {:?}", String::from_utf8_lossy(&output)))
+}
+
+/// Next byte of a text whose beginning an output ends with.
+struct NextByte {
+    matched: usize,
+    token: Token,
+}
+
+fn next_byte(output: &[u8], end: &[u8]) -> Option<NextByte> {
+    let matched = (0..end.len()).rev().find(|&count| output.ends_with(&end[..count]))?;
+    Some(NextByte { matched, token: Token::from(end[matched]) })
+}
+
+/// Returns the arguments of the calls of an output that contains nothing else.
+///
+/// Errors: the part of the output that is not a complete call.
+fn calls(
+    syntax: ToolCallSyntax,
+    tools: &Arc<[ToolDefinition]>,
+    output: &str,
+) -> Result<Vec<String>, String> {
+    let options = ToolCallParserOptions { syntax, tools, max_calls: u32::MAX, forced: true };
+    let (mut parser, mut pieces) =
+        (OutputParser::new(None, Some(options)), OutputPieces::default());
+    parser.push(output, &mut pieces);
+    parser.finish(&mut pieces);
+    let (mut calls, mut arguments) = (Vec::new(), String::new());
+    for piece in pieces.iter() {
+        match piece {
+            OutputPiece::Call { name: "f", .. } => {}
+            OutputPiece::Arguments { text, .. } => arguments.push_str(text),
+            OutputPiece::End { .. } => calls.push(std::mem::take(&mut arguments)),
+            other => return Err(format!("{other:?}")),
+        }
+    }
+    Ok(calls)
+}
+
+/// Syntax of tool calls, with the vocabulary for which its grammars are compiled.
+struct ForcedSyntax {
+    syntax: ToolCallSyntax,
+    tokenizer: Arc<Tokenizer>,
+    compiler: GrammarCompiler,
+}
+
+impl ForcedSyntax {
+    fn new(syntax: ToolCallSyntax, has_special: bool) -> Self {
+        let tokenizer = tokenizer(syntax, has_special);
+        let compiler = GrammarCompiler::new(tokenizer.grammar_vocabulary()).unwrap();
+        Self { syntax, tokenizer, compiler }
+    }
+
+    fn ends(&self) -> &'static [&'static str] {
+        let tags = ["qwen3_coder", "seed_oss", "minimax_m2", "glm45", "glm47", "deepseek_v32"];
+        let names = ToolCallSyntax::NAMES.iter().filter(|(_, syntax)| *syntax == self.syntax);
+        if names.into_iter().any(|(name, _)| tags.contains(name)) { TAG_ENDS } else { JSON_ENDS }
+    }
+
+    /// Generates calls of a tool with the schema `schema`, and checks their arguments.
+    fn check(&self, schema: &Value, seed: u64) -> Result<(), String> {
+        let tool = ToolDefinition { name: "f".to_owned(), parameters: schema.clone() };
+        let tools: Arc<[ToolDefinition]> = [tool].into();
+        let grammar = self.syntax.grammar(tools.iter(), true, &self.tokenizer);
+        let grammar = grammar.map_err(|error| error.to_string())?;
+        let constraint = OutputConstraint::new(GrammarSpec::Lark(grammar.clone()), "tools");
+        let compiled = self
+            .compiler
+            .dry_run(&constraint)
+            .and_then(|report| self.compiler.compile(&constraint, report));
+        let compiled = compiled.map_err(|error| format!("{error} in {grammar}"))?;
+        let valid = jsonschema::validator_for(schema).unwrap();
+        for seed in [seed, seed + 1] {
+            let mut session = compiled.session_seed(false).session();
+            let output = random_output(&self.tokenizer, &mut session, self.ends(), seed)?;
+            let calls =
+                calls(self.syntax, &tools, &output).map_err(|e| format!("{e} {output:?}"))?;
+            let parsed = calls.iter().map(|arguments| match serde_json::from_str(arguments) {
+                // Numbers may exceed the range of a double.
+                Err(error) if error.to_string().contains("out of range") => true,
+                result => result.is_ok_and(|arguments| valid.is_valid(&arguments)),
+            });
+            if calls.is_empty() || !parsed.fold(true, |all, one| all & one) {
+                return Err(format!("{calls:?} in {output:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn arguments_of_forced_calls_match_the_schema() {
+    let mut failures = Vec::new();
+    for &syntax in ToolCallSyntax::ALL {
+        for has_special in [false, true] {
+            let forced = ForcedSyntax::new(syntax, has_special);
+            for (number, schema) in object_schemas().iter().enumerate() {
+                if let Err(error) = forced.check(schema, number as u64 * 7) {
+                    failures.push(format!("{syntax:?} {has_special} {schema}: {error}"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn schemas_that_tags_cannot_express_are_rejected() {
+    let tokenizer = tokenizer(ToolCallSyntax::Glm45, false);
+    let grammar = |parameters: Value| {
+        let tool = ToolDefinition { name: "f".to_owned(), parameters };
+        ToolCallSyntax::Glm45.grammar([&tool], false, &tokenizer)
+    };
+    let unsupported =
+        |keyword| CallGrammarError::UnsupportedKeyword { tool: "f".to_owned(), keyword };
+    let related = json!({"properties": {"a": {}}, "dependentRequired": {"a": ["b"]}});
+    assert_eq!(grammar(related), Err(unsupported("dependentRequired")));
+    let overlapping = json!({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]});
+    assert_eq!(grammar(overlapping), Err(unsupported("oneOf")));
+    let conditional = json!({"properties": {"a": {"type": "string", "if": {}}}});
+    assert_eq!(grammar(conditional), Err(unsupported("if")));
+    let key = CallGrammarError::UnsupportedKey { tool: "f".to_owned(), key: "a\nb".to_owned() };
+    assert_eq!(grammar(json!({"properties": {"a\nb": {}}, "required": ["a\nb"]})), Err(key));
+    assert!(grammar(json!({"properties": {"a\nb": {}}})).is_ok());
+    let none = json!({"properties": {"a": {"enum": ["x"], "type": "integer"}}, "required": ["a"]});
+    assert!(matches!(grammar(none), Err(CallGrammarError::UnsupportedKey { .. })));
+    let no_object = CallGrammarError::NoObject { tool: "f".to_owned() };
+    assert_eq!(grammar(json!({"type": "string"})), Err(no_object));
+}

@@ -1,0 +1,183 @@
+//! Tool calls as a JSON array of call objects: Granite, Phi-4-mini and xLAM. The array follows a marker, or it
+//! is the beginning of the output.
+//!
+//! Sources: the chat templates of ibm-granite/granite-3.1-8b-instruct, microsoft/Phi-4-mini-instruct and
+//! Salesforce/Llama-xLAM-2-8b-fc-r.
+
+use super::call_emitter::ToolCallEmitter;
+use super::call_list::CallListParser;
+use super::call_object::{CallParseStatus, FunctionNames};
+use super::hermes;
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::output_pieces::OutputPieceWriter;
+
+/// Markers around the array of one model family. The array at the beginning of an output needs no marker if
+/// `allows_bare`; its functions must then be known.
+#[derive(Debug)]
+pub(super) struct ListSyntax {
+    pub openers: &'static [&'static str],
+    pub closers: &'static [&'static str],
+    pub allows_bare: bool,
+    /// Word that may follow the opening marker.
+    pub label: &'static str,
+}
+
+pub(super) static GRANITE: ListSyntax = ListSyntax {
+    openers: &["<|tool_call|>", hermes::OPEN],
+    closers: &[hermes::CLOSE],
+    allows_bare: true,
+    label: "",
+};
+
+pub(super) static PHI4_MINI: ListSyntax = ListSyntax {
+    openers: &["functools", "<|tool_call|>"],
+    closers: &["<|/tool_call|>"],
+    allows_bare: false,
+    label: "",
+};
+
+pub(super) static XLAM: ListSyntax = ListSyntax {
+    openers: &["```", hermes::OPEN],
+    closers: &["```", hermes::CLOSE],
+    allows_bare: true,
+    label: "json",
+};
+
+#[derive(Debug, Clone)]
+enum ListParserState {
+    /// The output is only whitespace so far.
+    Start,
+    Text,
+    /// After an opening marker: the rest of its label may follow, then the array.
+    Lead {
+        label: &'static str,
+    },
+    List(CallListParser),
+}
+
+/// Parser of tool calls that are a JSON array.
+#[derive(Debug, Clone)]
+pub(super) struct ListToolParser {
+    syntax: &'static ListSyntax,
+    names: FunctionNames,
+    markers: Vec<&'static str>,
+    scanner: MarkerScanner,
+    state: ListParserState,
+    /// Whether an array is complete, but its closing marker has not been read.
+    closing: bool,
+    unparsed: UnparsedSyntax,
+}
+
+impl ListToolParser {
+    /// Creates a parser; `names` are the known functions.
+    pub(super) fn new(syntax: &'static ListSyntax, names: FunctionNames) -> Self {
+        let closers = syntax.closers.iter().filter(|closer| !syntax.openers.contains(closer));
+        Self {
+            syntax,
+            names,
+            markers: syntax.openers.iter().chain(closers).copied().collect(),
+            scanner: MarkerScanner::default(),
+            state: ListParserState::Start,
+            closing: false,
+            unparsed: UnparsedSyntax::default(),
+        }
+    }
+
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        let step = match &mut self.state {
+            ListParserState::Start | ListParserState::Text => return self.text(c, emitter, out),
+            ListParserState::Lead { label } => match label.strip_prefix(c) {
+                Some(rest) => {
+                    *label = rest;
+                    CallParseStatus::Continues
+                }
+                None if is_space(c) => CallParseStatus::Continues,
+                None => self.list(c, emitter, out),
+            },
+            ListParserState::List(list) => list.push(c, emitter, out),
+        };
+        if matches!(&self.state, ListParserState::List(list) if list.is_complete()) {
+            (self.state, self.closing) = (ListParserState::Text, true);
+        }
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(out.start_of(c), emitter, out);
+            self.text(c, emitter, out);
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        match &self.state {
+            ListParserState::Start | ListParserState::Text => {
+                self.scanner.finish(|c| emitter.content(c, out));
+            }
+            ListParserState::List(list) if list.is_after_object() => {}
+            _ => self.reject_call(out.bytes_read, emitter, out),
+        }
+    }
+
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
+        if matches!(self.state, ListParserState::Start) && self.scanner.is_empty() {
+            if c == '[' && self.syntax.allows_bare {
+                self.unparsed.open("[", emitter, out);
+                let mut list = CallListParser::new(self.names.clone(), self.unparsed.from);
+                list.push(c, emitter, out);
+                self.state = ListParserState::List(list);
+                return;
+            }
+            if !is_space(c) {
+                self.state = ListParserState::Text;
+            }
+        }
+        let found = self.scanner.push(c, &self.markers, |c| emitter.content(c, out));
+        let Some(found) = found else { return };
+        let marker = self.markers[found];
+        let closes = self.syntax.closers.contains(&marker)
+            && std::mem::take(&mut self.closing)
+            && emitter.is_after_call();
+        if closes {
+            emitter.drop_space();
+        } else if found < self.syntax.openers.len() {
+            self.unparsed.open(marker, emitter, out);
+            (self.state, self.closing) =
+                (ListParserState::Lead { label: self.syntax.label }, false);
+        } else {
+            marker.chars().for_each(|c| emitter.content(c, out));
+        }
+    }
+
+    /// Begins the array after an opening marker.
+    fn list(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        // A code fence or an array is a common content, so the functions of its calls must be known.
+        let names = self.names.clone().filter(|_| self.syntax.label == "json");
+        let mut list = CallListParser::new(names, self.unparsed.from);
+        let step = list.push(c, emitter, out);
+        self.state = ListParserState::List(list);
+        step
+    }
+
+    fn reject_call(
+        &mut self,
+        to: usize,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        self.unparsed.reject_call(to, emitter, out);
+        self.state = ListParserState::Text;
+    }
+}

@@ -1,0 +1,241 @@
+//! Tool calls between markers, with the function name before the JSON of the arguments: DeepSeek V3, R1, V3.1
+//! and Kimi K2. DeepSeek V3 and R1 write a type, a function name and JSON in a code fence; V3.1 a function
+//! name and JSON; Kimi K2 `functions.NAME:INDEX` and JSON.
+//!
+//! Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324, deepseek-ai/DeepSeek-V3.1 and
+//! moonshotai/Kimi-K2-Instruct.
+
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::{CallArgumentsParser, CallParseStatus};
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::output_pieces::OutputPieceWriter;
+
+/// Text that opens the arguments of a fenced call.
+pub(super) const FENCE: &str = "```json";
+const FENCE_END: &str = "```";
+/// Maximum number of bytes between the opening marker of a call and its arguments.
+const HEAD_MAX: usize = 512;
+
+/// How the text before the separator gives the function name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CallHeadForm {
+    /// It is the name.
+    Name,
+    /// It is a type, and the name is between the separator and a code fence.
+    Type,
+    /// It is `functions.NAME:INDEX`.
+    Index,
+}
+
+/// Markers of one model family.
+#[derive(Debug)]
+pub(super) struct SectionSyntax {
+    /// Marker before all calls, which models may omit.
+    pub section_open: &'static str,
+    pub section_close: &'static str,
+    pub call_open: &'static str,
+    pub call_close: &'static str,
+    /// Marker before the arguments, or before the name of a fenced call.
+    pub separator: &'static str,
+    pub head: CallHeadForm,
+    /// Text between the calls that the model generates.
+    pub between: &'static str,
+}
+
+pub(super) static DEEPSEEK_V3: SectionSyntax = SectionSyntax {
+    section_open: "<｜tool▁calls▁begin｜>",
+    section_close: "<｜tool▁calls▁end｜>",
+    call_open: "<｜tool▁call▁begin｜>",
+    call_close: "<｜tool▁call▁end｜>",
+    separator: "<｜tool▁sep｜>",
+    head: CallHeadForm::Type,
+    between: "\n",
+};
+
+pub(super) static DEEPSEEK_V31: SectionSyntax =
+    SectionSyntax { head: CallHeadForm::Name, between: "", ..DEEPSEEK_V3 };
+
+pub(super) static KIMI_K2: SectionSyntax = SectionSyntax {
+    section_open: "<|tool_calls_section_begin|>",
+    section_close: "<|tool_calls_section_end|>",
+    call_open: "<|tool_call_begin|>",
+    call_close: "<|tool_call_end|>",
+    separator: "<|tool_call_argument_begin|>",
+    head: CallHeadForm::Index,
+    between: "",
+};
+
+#[derive(Debug, Clone, Default)]
+enum SectionParserState {
+    #[default]
+    Text,
+    /// Text before the separator.
+    Head(String),
+    /// Function name of a fenced call.
+    Name(String),
+    Arguments(CallArgumentsParser),
+}
+
+/// Parser of tool calls with a name before their JSON.
+#[derive(Debug, Clone)]
+pub(super) struct SectionToolParser {
+    syntax: &'static SectionSyntax,
+    scanner: MarkerScanner,
+    state: SectionParserState,
+    /// Number of closing markers of the last call that have been read or passed over: the end of its code
+    /// fence, of the call and of the section, in this order.
+    closed: usize,
+    unparsed: UnparsedSyntax,
+}
+
+impl SectionToolParser {
+    pub(super) fn new(syntax: &'static SectionSyntax) -> Self {
+        let (scanner, state) = (MarkerScanner::default(), SectionParserState::Text);
+        Self { syntax, scanner, state, closed: 0, unparsed: UnparsedSyntax::default() }
+    }
+
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        let step = match &mut self.state {
+            SectionParserState::Text => return self.text(c, emitter, out),
+            SectionParserState::Head(_) | SectionParserState::Name(_) => self.head(c, emitter, out),
+            SectionParserState::Arguments(arguments) => arguments.push(c, emitter, out),
+        };
+        if step == CallParseStatus::Done {
+            (self.state, self.closed) = (SectionParserState::Text, 0);
+        }
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(out.start_of(c), emitter, out);
+            self.text(c, emitter, out);
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        if matches!(self.state, SectionParserState::Text) {
+            // An opening marker without a call is content.
+            self.unparsed.release(emitter, out);
+            self.scanner.finish(|c| emitter.content(c, out));
+        } else {
+            self.reject_call(out.bytes_read, emitter, out);
+        }
+    }
+
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
+        let syntax = self.syntax;
+        let markers = [
+            syntax.call_open,
+            syntax.section_open,
+            syntax.section_close,
+            syntax.call_close,
+            FENCE_END,
+        ];
+        let fenced = syntax.head == CallHeadForm::Type && emitter.is_after_call();
+        let markers = if fenced { &markers[..] } else { &markers[..4] };
+        let unparsed = &mut self.unparsed;
+        let found = self.scanner.push(c, markers, |c| {
+            if is_space(c) && !unparsed.is_empty() && !unparsed.is_full() {
+                return unparsed.push(c);
+            }
+            unparsed.release(emitter, out);
+            emitter.content(c, out);
+        });
+        match found {
+            Some(0) => {
+                self.unparsed.open(syntax.call_open, emitter, out);
+                self.state = SectionParserState::Head(String::new());
+            }
+            Some(1) => self.unparsed.open(syntax.section_open, emitter, out),
+            Some(2) => self.close(3, syntax.section_close, emitter, out),
+            Some(3) => self.close(2, syntax.call_close, emitter, out),
+            Some(_) => self.close(1, FENCE_END, emitter, out),
+            None => {}
+        }
+    }
+
+    /// Drops the closing marker `marker`, number `order` of the closing markers of a call, if it follows a call;
+    /// otherwise it is content.
+    fn close(
+        &mut self,
+        order: usize,
+        marker: &str,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        if emitter.is_after_call() && self.closed < order && self.unparsed.is_empty() {
+            self.closed = order;
+            return emitter.drop_space();
+        }
+        self.unparsed.release(emitter, out);
+        marker.chars().for_each(|c| emitter.content(c, out));
+    }
+
+    fn reject_call(
+        &mut self,
+        to: usize,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        self.unparsed.reject_call(to, emitter, out);
+        (self.scanner, self.state) = (MarkerScanner::default(), SectionParserState::Text);
+    }
+
+    /// Parses a character between the opening marker of a call and its arguments.
+    fn head(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        let (text, end, is_name) = match &mut self.state {
+            SectionParserState::Head(text) => {
+                (text, self.syntax.separator, self.syntax.head != CallHeadForm::Type)
+            }
+            SectionParserState::Name(text) => (text, FENCE, true),
+            _ => return CallParseStatus::Invalid,
+        };
+        let found = self.scanner.push(c, &[end], |c| text.push(c));
+        if text.len() > HEAD_MAX {
+            return CallParseStatus::Invalid;
+        }
+        if found.is_none() {
+            return CallParseStatus::Continues;
+        }
+        let text = std::mem::take(text);
+        if is_name {
+            return self.begin(&text, emitter, out);
+        }
+        self.state = SectionParserState::Name(String::new());
+        CallParseStatus::Continues
+    }
+
+    fn begin(
+        &mut self,
+        head: &str,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        let mut name = head.trim();
+        if self.syntax.head == CallHeadForm::Index {
+            name = name.strip_prefix("functions.").unwrap_or(name);
+            let indexed = name.rsplit_once(':');
+            let is_index = |index: &str| index.bytes().all(|byte| byte.is_ascii_digit());
+            name = indexed.filter(|(_, index)| is_index(index)).map_or(name, |(name, _)| name);
+        }
+        if name.is_empty() || name.contains('\n') {
+            return CallParseStatus::Invalid;
+        }
+        emitter.begin(name, self.unparsed.from, out);
+        self.state = SectionParserState::Arguments(CallArgumentsParser::default());
+        CallParseStatus::Continues
+    }
+}

@@ -1,0 +1,63 @@
+//! Grammar of a Python call, whose values are written as JSON: `name(key="text", other=[1, 2])`.
+
+use super::call_grammar::{CallGrammarError, GrammarWriter, literal};
+use super::call_parameters::{CallParameters, call_variants};
+use super::schema_refs::extracted;
+use super::tool_definition::ToolDefinition;
+
+/// Builds the right-hand side of the grammar rule of a call.
+///
+/// Errors: the arguments of the tool cannot be written as keyword arguments.
+pub(super) fn python_call(
+    index: usize,
+    tool: &ToolDefinition,
+    writer: &mut GrammarWriter<'_>,
+) -> Result<String, CallGrammarError> {
+    let mut alternatives = Vec::new();
+    for (at, variant) in call_variants(tool)?.iter().enumerate() {
+        alternatives.push(arguments(&format!("{index}_{at}"), variant, tool, writer)?);
+    }
+    let head = literal(&format!("{}(", tool.name));
+    Ok(format!("{head} ({}) \")\"", alternatives.join(" | ")))
+}
+
+/// Adds the rules of the arguments of one variant and returns the name of the first one. There are two rules
+/// per argument, because a comma is written before an argument only if it is not the first one.
+fn arguments(
+    variant: &str,
+    CallParameters { parameters, .. }: &CallParameters,
+    tool: &ToolDefinition,
+    writer: &mut GrammarWriter<'_>,
+) -> Result<String, CallGrammarError> {
+    let is_writable = |key: &str| {
+        !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+    };
+    let mut written = Vec::new();
+    for parameter in parameters {
+        let key = &parameter.key;
+        if is_writable(key) {
+            written.push(parameter);
+        } else if parameter.is_required {
+            let (tool, key) = (tool.name.clone(), key.clone());
+            return Err(CallGrammarError::UnsupportedKey { tool, key });
+        }
+    }
+    for (at, parameter) in written.iter().enumerate() {
+        let value = format!("value_{variant}_{at}");
+        writer.json_rule(&value, &extracted(&tool.parameters, &parameter.schema));
+        let (key, next) = (literal(&format!("{}=", parameter.key)), at + 1);
+        for (name, comma, skipped) in [("first", "", "first"), ("more", "\", \" ", "more")] {
+            let skip = if parameter.is_required {
+                String::new()
+            } else {
+                format!(" | {skipped}_{variant}_{next}")
+            };
+            let body = format!("{comma}{key} {value} more_{variant}_{next}{skip}");
+            writer.rule(&format!("{name}_{variant}_{at}"), &body);
+        }
+    }
+    for name in ["first", "more"] {
+        writer.rule(&format!("{name}_{variant}_{}", written.len()), "\"\"");
+    }
+    Ok(format!("first_{variant}_0"))
+}

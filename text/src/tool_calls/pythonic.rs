@@ -1,0 +1,224 @@
+//! Tool calls as a list of Python calls: `[name(key="value"), …]`, the beginning of the output, in Llama 3.2 and
+//! Llama 4 optionally between `<|python_start|>` and `<|python_end|>`. The syntax needs no marker, so only a
+//! known function is called.
+//!
+//! Source: the chat templates of meta-llama/Llama-3.2-1B-Instruct and Llama-4-Scout-17B-16E-Instruct.
+
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::{CallParseStatus, FunctionNames};
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::python_value::{PythonScanStatus, PythonValueParser};
+use super::schema_types::quoted;
+use super::tagged_calls::NAME_MAX;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::output_pieces::OutputPieceWriter;
+
+pub(super) const OPEN: &str = "<|python_start|>";
+pub(super) const CLOSE: &str = "<|python_end|>";
+
+#[derive(Debug, Clone)]
+enum PythonicState {
+    /// The output is only whitespace so far.
+    Start,
+    /// After `OPEN`: the list must follow.
+    Lead,
+    /// Before a call.
+    Item,
+    Name(String),
+    /// Before an argument; the call may also end here.
+    Argument,
+    Key(String),
+    /// After a key: `=` must follow.
+    Equals,
+    Value(Box<PythonValueParser>),
+    /// After a value.
+    NextArgument,
+    /// After a call.
+    NextCall,
+    Text,
+}
+
+/// Parser of tool calls in Python's syntax.
+#[derive(Debug, Clone)]
+pub(super) struct PythonicToolParser {
+    names: FunctionNames,
+    state: PythonicState,
+    scanner: MarkerScanner,
+    /// Whether an argument of the call has been emitted.
+    has_arguments: bool,
+    /// Whether the list is complete, but `CLOSE` has not been read.
+    closing: bool,
+    unparsed: UnparsedSyntax,
+}
+
+impl PythonicToolParser {
+    /// Creates a parser; `names` are the known functions.
+    pub(super) fn new(names: FunctionNames) -> Self {
+        let (scanner, unparsed) = (MarkerScanner::default(), UnparsedSyntax::default());
+        let (has_arguments, closing) = (false, false);
+        Self { names, state: PythonicState::Start, scanner, has_arguments, closing, unparsed }
+    }
+
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        if matches!(self.state, PythonicState::Start | PythonicState::Text) {
+            return self.text(c, emitter, out);
+        }
+        let step = self.syntax(c, emitter, out);
+        if step == CallParseStatus::Done {
+            self.unparsed.from = out.bytes_read;
+        }
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(out.start_of(c), emitter, out);
+            self.text(c, emitter, out);
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        match self.state {
+            PythonicState::Start | PythonicState::Text => {
+                self.scanner.finish(|c| emitter.content(c, out));
+            }
+            PythonicState::NextCall => {}
+            _ => self.reject_call(out.bytes_read, emitter, out),
+        }
+    }
+
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
+        if matches!(self.state, PythonicState::Start) && self.scanner.is_empty() {
+            if c == '[' {
+                self.unparsed.open("[", emitter, out);
+                self.state = PythonicState::Item;
+                return;
+            }
+            if !is_space(c) {
+                self.state = PythonicState::Text;
+            }
+        }
+        match self.scanner.push(c, &[OPEN, CLOSE], |c| emitter.content(c, out)) {
+            Some(0) => {
+                self.unparsed.open(OPEN, emitter, out);
+                (self.state, self.closing) = (PythonicState::Lead, false);
+            }
+            Some(_) if std::mem::take(&mut self.closing) && emitter.is_after_call() => {
+                emitter.drop_space();
+            }
+            Some(_) => CLOSE.chars().for_each(|c| emitter.content(c, out)),
+            None => {}
+        }
+    }
+
+    fn reject_call(
+        &mut self,
+        to: usize,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        self.unparsed.reject_call(to, emitter, out);
+        self.state = PythonicState::Text;
+    }
+
+    /// Parses a character inside the list.
+    fn syntax(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        match &mut self.state {
+            PythonicState::Value(_) => self.value(c, emitter, out),
+            PythonicState::Name(name) | PythonicState::Key(name) if is_name_part(c) => {
+                name.push(c);
+                if name.len() > NAME_MAX {
+                    return CallParseStatus::Invalid;
+                }
+                CallParseStatus::Continues
+            }
+            PythonicState::Name(name) if c == '(' => {
+                let name = std::mem::take(name);
+                self.begin(&name, emitter, out)
+            }
+            PythonicState::Key(key) => {
+                let comma =
+                    if std::mem::replace(&mut self.has_arguments, true) { ", " } else { "" };
+                let key = format!("{comma}{}: ", quoted(key));
+                emitter.arguments(&key, out);
+                self.state = PythonicState::Equals;
+                self.syntax(c, emitter, out)
+            }
+            PythonicState::Name(_) => CallParseStatus::Invalid,
+            _ if is_space(c) => CallParseStatus::Continues,
+            PythonicState::Lead if c == '[' => self.go(PythonicState::Item),
+            PythonicState::Item if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
+            PythonicState::Argument | PythonicState::NextArgument if c == ')' => {
+                emitter.arguments("}", out);
+                emitter.end(out);
+                self.state = PythonicState::NextCall;
+                CallParseStatus::Done
+            }
+            PythonicState::Argument if is_name_part(c) => {
+                self.go(PythonicState::Key(String::from(c)))
+            }
+            PythonicState::Equals if c == '=' => self.go(PythonicState::Value(Box::default())),
+            PythonicState::NextArgument if c == ',' => self.go(PythonicState::Argument),
+            PythonicState::NextCall if c == ',' => self.go(PythonicState::Item),
+            PythonicState::NextCall if c == ']' => {
+                (self.state, self.closing) = (PythonicState::Text, true);
+                CallParseStatus::Done
+            }
+            _ => CallParseStatus::Invalid,
+        }
+    }
+
+    fn value(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        let PythonicState::Value(value) = &mut self.state else { return CallParseStatus::Invalid };
+        match value.push(c, &mut |part| emitter.arguments(part, out)) {
+            PythonScanStatus::Continues => CallParseStatus::Continues,
+            PythonScanStatus::Done => self.go(PythonicState::NextArgument),
+            PythonScanStatus::EndedBefore => {
+                self.state = PythonicState::NextArgument;
+                self.syntax(c, emitter, out)
+            }
+            PythonScanStatus::Invalid => CallParseStatus::Invalid,
+        }
+    }
+
+    fn go(&mut self, state: PythonicState) -> CallParseStatus {
+        self.state = state;
+        CallParseStatus::Continues
+    }
+
+    fn begin(
+        &mut self,
+        name: &str,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        if self.names.as_ref().is_some_and(|names| !names.iter().any(|known| known == name)) {
+            return CallParseStatus::Invalid;
+        }
+        self.has_arguments = false;
+        emitter.begin(name, self.unparsed.from, out);
+        emitter.arguments("{", out);
+        self.go(PythonicState::Argument)
+    }
+}
+
+/// Whether `c` may be part of a function name or a key. Function names of tools may contain `-` and `.`.
+fn is_name_part(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
+}

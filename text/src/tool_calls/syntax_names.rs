@@ -1,0 +1,183 @@
+//! Tool call syntaxes of the model families, with their command-line names.
+
+use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, SectionSyntax};
+use super::tag_syntax::{DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagSyntax};
+use super::{ToolDefinition, call_grammar, hermes, llama3_json, mistral, pythonic};
+use crate::tokenizer::Tokenizer;
+
+/// Tool call syntax of a model family (`--tool-call-parser`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolCallSyntax {
+    /// JSON between `<tool_call>` and `</tool_call>`: Hermes, Qwen2.5, Qwen3.
+    Hermes,
+    /// XML-like `<function=…>` and `<parameter=…>`: Qwen3-Coder.
+    Qwen3Coder,
+    /// Qwen3-Coder's tags in `<seed:tool_call>`: Seed-OSS.
+    SeedOss,
+    /// `<invoke name="…">` and `<parameter name="…">`: MiniMax M2.
+    MiniMaxM2,
+    /// `<arg_key>` and `<arg_value>`, a line for each tag: GLM 4.5, GLM 4.6.
+    Glm45,
+    /// `<arg_key>` and `<arg_value>` without line breaks: GLM 4.7.
+    Glm47,
+    /// JSON without markers: Llama 3, Llama 4.
+    Llama3Json,
+    /// A list of Python calls: Llama 3.2, Llama 4.
+    Pythonic,
+    /// JSON after `[TOOL_CALLS]`: Mistral.
+    Mistral,
+    /// JSON in a code fence, between special tokens: DeepSeek V3, R1.
+    DeepSeekV3,
+    /// JSON between special tokens: DeepSeek V3.1.
+    DeepSeekV31,
+    /// DSML, tags with `｜DSML｜`: DeepSeek V3.2.
+    DeepSeekV32,
+    /// JSON after `functions.NAME:INDEX`, between special tokens: Kimi K2.
+    KimiK2,
+    /// JSON array after `<|tool_call|>` or `<tool_call>`: Granite 3.
+    Granite,
+    /// JSON array after `functools` or `<|tool_call|>`: Phi-4-mini.
+    Phi4Mini,
+    /// JSON array, the whole output or in a code fence: xLAM.
+    Xlam,
+}
+
+/// Format of the tool call ids in replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolCallIdFormat {
+    /// `call_` and 24 alphanumeric characters.
+    Long,
+    /// 9 alphanumeric characters, which Mistral's templates require.
+    Nine,
+    /// `functions.NAME:INDEX` with the index of the call in the conversation, as Kimi K2 writes it.
+    Function,
+}
+
+impl ToolCallSyntax {
+    /// Command-line names of the syntaxes, which are those of vLLM.
+    pub const NAMES: &[(&str, Self)] = &[
+        ("hermes", Self::Hermes),
+        ("qwen3_coder", Self::Qwen3Coder),
+        ("qwen3_xml", Self::Qwen3Coder),
+        ("llama3_json", Self::Llama3Json),
+        ("llama4_json", Self::Llama3Json),
+        ("pythonic", Self::Pythonic),
+        ("llama4_pythonic", Self::Pythonic),
+        ("mistral", Self::Mistral),
+        ("deepseek_v3", Self::DeepSeekV3),
+        ("deepseek_v31", Self::DeepSeekV31),
+        ("deepseek_v32", Self::DeepSeekV32),
+        ("kimi_k2", Self::KimiK2),
+        ("glm45", Self::Glm45),
+        ("glm47", Self::Glm47),
+        ("minimax_m2", Self::MiniMaxM2),
+        ("seed_oss", Self::SeedOss),
+        ("granite", Self::Granite),
+        ("phi4_mini_json", Self::Phi4Mini),
+        ("xlam", Self::Xlam),
+    ];
+
+    /// All syntaxes.
+    pub const ALL: &[Self] = &[
+        Self::Hermes,
+        Self::Qwen3Coder,
+        Self::SeedOss,
+        Self::MiniMaxM2,
+        Self::Glm45,
+        Self::Glm47,
+        Self::Llama3Json,
+        Self::Pythonic,
+        Self::Mistral,
+        Self::DeepSeekV3,
+        Self::DeepSeekV31,
+        Self::DeepSeekV32,
+        Self::KimiK2,
+        Self::Granite,
+        Self::Phi4Mini,
+        Self::Xlam,
+    ];
+
+    /// Returns the format of tool call ids that this family's templates accept.
+    pub fn id_format(self) -> ToolCallIdFormat {
+        match self {
+            Self::Mistral => ToolCallIdFormat::Nine,
+            Self::KimiK2 => ToolCallIdFormat::Function,
+            _ => ToolCallIdFormat::Long,
+        }
+    }
+
+    /// Returns the markers that may be special tokens of a tokenizer; the detokenizer must keep their text
+    /// for the parser.
+    pub fn special_markers(self) -> Vec<&'static str> {
+        if let Some(tags) = self.tags() {
+            return tags.special.to_vec();
+        }
+        if let Some(section) = self.section() {
+            let SectionSyntax {
+                section_open, section_close, call_open, call_close, separator, ..
+            } = *section;
+            return vec![section_open, section_close, call_open, call_close, separator];
+        }
+        match self {
+            Self::Llama3Json => vec![llama3_json::TAG],
+            Self::Pythonic => vec![pythonic::OPEN, pythonic::CLOSE],
+            Self::Mistral => vec![mistral::CALLS, mistral::CALL_ID, mistral::ARGS],
+            Self::Granite | Self::Phi4Mini | Self::Xlam => {
+                vec!["<|tool_call|>", "<|/tool_call|>", hermes::OPEN, hermes::CLOSE]
+            }
+            _ => vec![hermes::OPEN, hermes::CLOSE],
+        }
+    }
+
+    /// Builds a grammar in llguidance's dialect of Lark: one call, or with `multiple` one or more calls, of
+    /// any of `tools`.
+    ///
+    /// Errors: the arguments of a tool cannot be written in this syntax as its schema requires.
+    pub fn grammar<'a>(
+        self,
+        tools: impl IntoIterator<Item = &'a ToolDefinition>,
+        multiple: bool,
+        tokenizer: &Tokenizer,
+    ) -> Result<String, call_grammar::CallGrammarError> {
+        let special = |marker: &str| {
+            let id = tokenizer.token_id(marker).filter(|&id| tokenizer.is_special(id));
+            id.map(|id| format!("<[{id}]>"))
+        };
+        call_grammar::lark_grammar(self, tools, multiple, &special)
+    }
+
+    /// Returns the marker that begins every call; `None` if the syntax has none.
+    pub(crate) fn opening_marker(self) -> Option<&'static str> {
+        if let Some(tags) = self.tags() {
+            return Some(tags.wrapper.map_or(tags.call.open, |wrapper| wrapper.open));
+        }
+        match self {
+            Self::Hermes => Some(hermes::OPEN),
+            Self::Mistral => Some(mistral::CALLS),
+            _ => self.section().map(|section| section.section_open),
+        }
+    }
+
+    /// Returns the tags of a syntax that writes values as plain text.
+    pub(super) fn tags(self) -> Option<&'static TagSyntax> {
+        match self {
+            Self::Qwen3Coder => Some(&QWEN3_CODER),
+            Self::SeedOss => Some(&SEED_OSS),
+            Self::MiniMaxM2 => Some(&MINIMAX_M2),
+            Self::DeepSeekV32 => Some(&DEEPSEEK_V32),
+            Self::Glm45 => Some(&GLM45),
+            Self::Glm47 => Some(&GLM47),
+            _ => None,
+        }
+    }
+
+    /// Returns the markers of a syntax that writes the function name before JSON.
+    pub(super) fn section(self) -> Option<&'static SectionSyntax> {
+        match self {
+            Self::DeepSeekV3 => Some(&DEEPSEEK_V3),
+            Self::DeepSeekV31 => Some(&DEEPSEEK_V31),
+            Self::KimiK2 => Some(&KIMI_K2),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Grammar of a call that is written as tags: each parameter of the schema in order, with a value in the form
+//! that the parser converts to JSON that the schema accepts.
+//!
+//! A string is written as plain text. It must not contain a text that ends the value, and where other types
+//! are allowed too, it must not look like one of their values.
+
+use super::call_grammar::{CallGrammarError, EndText, GrammarWriter, literal};
+use super::call_parameters::{CallParameter, call_variants};
+use super::schema_refs::extracted;
+use super::schema_types::SchemaTypes;
+use super::tag_syntax::{TagSyntax, ValueForm};
+use super::tagged_calls::NAME_MAX;
+use super::text_language::{TextLanguage, accepts_constant, intersection, regex_literal};
+use super::tool_definition::ToolDefinition;
+use serde_json::{Value, json};
+
+/// Builds the right-hand side of the grammar rule of a call.
+///
+/// Errors: the arguments of the tool cannot be written in this syntax as its schema requires.
+pub(super) fn tagged_call(
+    syntax: &TagSyntax,
+    index: usize,
+    tool: &ToolDefinition,
+    writer: &mut GrammarWriter<'_>,
+) -> Result<String, CallGrammarError> {
+    let mut alternatives = Vec::new();
+    for (variant_index, variant) in call_variants(tool)?.iter().enumerate() {
+        let mut parameters = Vec::new();
+        for (at, parameter) in variant.parameters.iter().enumerate() {
+            let rule = format!("value_{index}_{variant_index}_{at}");
+            let written = if is_writable(syntax, &parameter.key) {
+                TaggedParameter { syntax, tool, parameter, rule }.write(writer)?
+            } else {
+                None
+            };
+            let optional = if parameter.is_required { "" } else { "?" };
+            match written {
+                Some(written) => parameters.push(format!("({written}){optional}")),
+                None if !parameter.is_required => {}
+                None => {
+                    let (tool, key) = (tool.name.clone(), parameter.key.clone());
+                    return Err(CallGrammarError::UnsupportedKey { tool, key });
+                }
+            }
+        }
+        if parameters.is_empty() {
+            parameters.push("\"\"".to_owned());
+        }
+        alternatives.push(parameters.join(" "));
+    }
+    let CallTags { head, tail } = call_tags(syntax, &tool.name);
+    let (head, tail) = (writer.text(&head), writer.text(&tail));
+    Ok(format!("{head} ({}) {tail}", alternatives.join(" | ")))
+}
+
+/// Text of a call before and after its parameters.
+struct CallTags {
+    head: String,
+    tail: String,
+}
+
+fn call_tags(syntax: &TagSyntax, name: &str) -> CallTags {
+    let TagSyntax { call, line_break, .. } = syntax;
+    let wrapper = syntax.wrapper.filter(|_| syntax.wraps_each_call);
+    // A name that a line break or another tag ends has no end of its own.
+    let name_end = syntax.name_ends[0].trim();
+    let mut head = format!("{}{name}{name_end}{line_break}", call.open);
+    let mut tail = call.close.to_owned();
+    if let Some(tags) = wrapper {
+        head.insert_str(0, &format!("{}{line_break}", tags.open));
+        tail.push_str(&format!("{line_break}{}", tags.close));
+    }
+    CallTags { head, tail }
+}
+
+/// Whether the parser reads the key `key` as it is.
+fn is_writable(syntax: &TagSyntax, key: &str) -> bool {
+    let fits = !key.is_empty() && key.len() <= NAME_MAX && key.trim() == key;
+    fits && !key.contains(['<', '\n']) && !key.contains(syntax.key_end)
+}
+
+/// One parameter of a call.
+struct TaggedParameter<'a> {
+    syntax: &'a TagSyntax,
+    tool: &'a ToolDefinition,
+    parameter: &'a CallParameter,
+    /// Name of the rule of its value.
+    rule: String,
+}
+
+impl TaggedParameter<'_> {
+    /// Adds the rules of the value and returns the parameter in Lark; `None` if the schema accepts no value that
+    /// the syntax can express.
+    fn write(&self, writer: &mut GrammarWriter<'_>) -> Result<Option<String>, CallGrammarError> {
+        let syntax = self.syntax;
+        let key = &self.parameter.key;
+        let head = format!("{}{key}{}{}", syntax.parameter_open, syntax.key_end, syntax.value_gap);
+        let types = SchemaTypes::of(&self.tool.parameters, key);
+        let opening = |form| syntax.value_openings.iter().find(|opening| opening.form == form);
+        let mut alternatives = Vec::new();
+        if let (Some(text), Some(json)) = (opening(ValueForm::Text), opening(ValueForm::Json)) {
+            // The syntax itself says whether a value is a string.
+            if let Some(value) = self.text_value(SchemaTypes::text(), types, writer)? {
+                alternatives
+                    .push(format!("{} {value}", writer.text(&format!("{head}{}", text.text))));
+            }
+            if let Some(value) = self.json_value(types.names_except_text(), types, writer) {
+                alternatives
+                    .push(format!("{} {value}", writer.text(&format!("{head}{}", json.text))));
+            }
+            return Ok(Some(alternatives.join(" | ")).filter(|written| !written.is_empty()));
+        }
+        let opening = syntax.value_openings.first().map_or("", |opening| opening.text);
+        let line_break = if syntax.wraps_values { "\n" } else { "" };
+        let head = writer.text(&format!("{head}{opening}{line_break}"));
+        let mut names = types.names_except_text();
+        if types.allows_text() {
+            // `true`, `false` and `null` are a part of the text's terminal, because a lexer could not
+            // separate them from texts that begin like them.
+            names.retain(|name| !matches!(*name, "boolean" | "null"));
+        }
+        alternatives.extend(self.text_value(types, types, writer)?);
+        alternatives.extend(self.json_value(names, types, writer));
+        let values = Some(alternatives.join(" | ")).filter(|values| !values.is_empty());
+        Ok(values.map(|values| format!("{head} ({values})")))
+    }
+
+    /// Text after a value.
+    fn end(&self) -> String {
+        let line_break = if self.syntax.wraps_values { "\n" } else { "" };
+        format!("{line_break}{}{}", self.syntax.value_ends[0], self.syntax.line_break)
+    }
+
+    /// Adds the terminal of a string, and of the constants that are parsed by their text, if `types` allow other
+    /// values; returns the value in Lark, `None` if no string is allowed.
+    fn text_value(
+        &self,
+        types: SchemaTypes,
+        allowed: SchemaTypes,
+        writer: &mut GrammarWriter<'_>,
+    ) -> Result<Option<String>, CallGrammarError> {
+        if !allowed.allows_text() {
+            return Ok(None);
+        }
+        let (root, schema) = (&self.tool.parameters, &self.parameter.schema);
+        let language = TextLanguage::new(root).of(schema).map_err(|keyword| {
+            CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
+        })?;
+        let mut alternatives = Vec::new();
+        if let Some(language) = language {
+            let mut conjuncts = vec![language, format!("~{}", self.ends())];
+            conjuncts.extend(other_types(types).into_iter().map(|other| format!("~{other}")));
+            alternatives.push(intersection(&conjuncts));
+        }
+        let constants = [json!(null), json!(true), json!(false)];
+        let is_constant = |value: &&Value| {
+            (if value.is_null() { types.allows_null() } else { types.allows_booleans() })
+                && accepts_constant(root, schema, value)
+        };
+        alternatives.extend(constants.iter().filter(is_constant).map(|v| literal(&v.to_string())));
+        if alternatives.is_empty() {
+            return Ok(None);
+        }
+        let EndText { plain, rest } = writer.split(&self.end());
+        let terminal = self.rule.to_uppercase();
+        let body = alternatives.join(" | ");
+        if plain.is_empty() {
+            // A terminal must not be empty.
+            writer.rule(&terminal, &format!("({body}) & /(?s:.+)/"));
+            let optional = if accepts_constant(root, schema, &json!("")) { "?" } else { "" };
+            return Ok(Some(format!("{terminal}{optional} {rest}")));
+        }
+        writer.rule(&terminal, &format!("({body}) {}", literal(&plain)));
+        Ok(Some(format!("{terminal} {rest}")))
+    }
+
+    /// Adds the rule of a value of the types `names`, which is written as JSON; returns it in Lark, `None` if there
+    /// are no types.
+    fn json_value(
+        &self,
+        names: Vec<&'static str>,
+        types: SchemaTypes,
+        writer: &mut GrammarWriter<'_>,
+    ) -> Option<String> {
+        if names.is_empty() {
+            return None;
+        }
+        let schema = &self.parameter.schema;
+        let is_typed = schema.get("type").is_some() && !types.allows_text();
+        let schema =
+            if is_typed { schema.clone() } else { json!({"type": names, "allOf": [schema]}) };
+        let rule = format!("json_{}", self.rule);
+        writer.json_rule(&rule, &extracted(&self.tool.parameters, &schema));
+        Some(format!("{rule} {}", writer.text(&self.end())))
+    }
+
+    /// Terminal of the texts that contain an end of the value.
+    fn ends(&self) -> String {
+        let ends: Vec<String> =
+            self.syntax.value_ends.iter().map(|end| regex_literal(end)).collect();
+        format!("/(?s:.*)(?:{})(?s:.*)/", ends.join("|"))
+    }
+}
+
+/// Terminals of the texts that are parsed as a value of a type other than string.
+fn other_types(types: SchemaTypes) -> Vec<&'static str> {
+    let mut terminals = Vec::new();
+    if types.allows_null() {
+        terminals.push("/(?i:\\s*(?:null|none)\\s*)/");
+    }
+    if types.allows_booleans() {
+        terminals.push("/(?i:\\s*(?:true|false)\\s*)/");
+    }
+    if types.allows_numbers() {
+        terminals.push("/\\s*[-0-9](?s:.*)/");
+    }
+    if types.allows_compound() {
+        terminals.push("/\\s*[\\x5b\\x7b](?s:.*)/");
+    }
+    terminals
+}
