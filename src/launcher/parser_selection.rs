@@ -5,6 +5,23 @@ use crate::config::ReplyArgs;
 use models::ModelArchitecture;
 use text::{ChatTemplate, OutputParsers, ReasoningFamily, Tokenizer, ToolCallSyntax};
 
+/// Markers that a chat template prints, with the tool call syntax that they belong to. A marker that also occurs
+/// in another syntax comes after the markers of that syntax.
+const TEMPLATE_MARKERS: &[(&str, ToolCallSyntax)] = &[
+    ("｜DSML｜", ToolCallSyntax::DeepSeekV32),
+    ("<|tool_calls_section_begin|>", ToolCallSyntax::KimiK2),
+    ("<minimax:tool_call>", ToolCallSyntax::MiniMaxM2),
+    ("<seed:tool_call>", ToolCallSyntax::SeedOss),
+    ("</arg_key><arg_value>", ToolCallSyntax::Glm47),
+    ("<arg_key>", ToolCallSyntax::Glm45),
+    ("functools[", ToolCallSyntax::Phi4Mini),
+    ("<|tool_call|>", ToolCallSyntax::Granite),
+    ("<|python_start|>", ToolCallSyntax::Pythonic),
+    ("<function=", ToolCallSyntax::Qwen3Coder),
+    ("<tool_call>", ToolCallSyntax::Hermes),
+    ("[TOOL_CALLS]", ToolCallSyntax::Mistral),
+];
+
 /// Selects the parsers of a model.
 pub(super) fn select_parsers(
     args: &ReplyArgs,
@@ -47,14 +64,8 @@ fn tool_call_syntax(
             ToolCallSyntax::DeepSeekV31
         };
     }
-    if mentions("<function=") {
-        return ToolCallSyntax::Qwen3Coder;
-    }
-    if mentions("<tool_call>") {
-        return ToolCallSyntax::Hermes;
-    }
-    if mentions("[TOOL_CALLS]") {
-        return ToolCallSyntax::Mistral;
+    if let Some((_, syntax)) = TEMPLATE_MARKERS.iter().find(|(marker, _)| mentions(marker)) {
+        return *syntax;
     }
     match architecture {
         ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => ToolCallSyntax::Llama3Json,
@@ -71,8 +82,12 @@ fn reasoning_family(
     mentions: impl Fn(&str) -> bool,
 ) -> Option<ReasoningFamily> {
     match architecture {
+        _ if mentions("<seed:think>") => Some(ReasoningFamily::SeedOss),
+        _ if mentions("[THINK]") => Some(ReasoningFamily::Mistral),
         ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
+        // Kimi K2 always reasons, and its template mentions its thinking.
+        _ if mentions("<|tool_calls_section_begin|>") => Some(ReasoningFamily::DeepSeekR1),
         // DeepSeek V3.1 reasons on request; R1 and models distilled from it always reason.
         _ if mentions("thinking") => Some(ReasoningFamily::DeepSeekV3),
         _ => Some(ReasoningFamily::DeepSeekR1),
@@ -94,6 +109,18 @@ mod tests {
         assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
         let distilled = "<｜tool▁calls▁begin｜>\n```json";
         assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
+        for (template, syntax) in [
+            ("<|tool_calls_section_begin|>", ToolCallSyntax::KimiK2),
+            ("<tool_call>{{ name }}\n<arg_key>k</arg_key>\n<arg_value>", ToolCallSyntax::Glm45),
+            ("<tool_call>{{ name }}<arg_key>k</arg_key><arg_value>", ToolCallSyntax::Glm47),
+            ("<seed:tool_call>\n<function=example>", ToolCallSyntax::SeedOss),
+            ("<minimax:tool_call>", ToolCallSyntax::MiniMaxM2),
+            ("<｜DSML｜function_calls>", ToolCallSyntax::DeepSeekV32),
+            ("<|python_start|>", ToolCallSyntax::Pythonic),
+            ("<|tool_call|>", ToolCallSyntax::Granite),
+        ] {
+            assert_eq!(tool_calls(ModelArchitecture::DeepseekV3, template), syntax, "{template}");
+        }
         let reasoning = |architecture, text: &'static str| {
             reasoning_family(architecture, |s: &str| text.contains(s))
         };
@@ -102,6 +129,19 @@ mod tests {
         assert_eq!(
             reasoning(ModelArchitecture::Qwen2, "</think>"),
             Some(ReasoningFamily::DeepSeekR1)
+        );
+        let kimi = "<think></think> thinking <|tool_calls_section_begin|>";
+        assert_eq!(
+            reasoning(ModelArchitecture::DeepseekV3, kimi),
+            Some(ReasoningFamily::DeepSeekR1)
+        );
+        assert_eq!(
+            reasoning(ModelArchitecture::Llama, "<seed:think>"),
+            Some(ReasoningFamily::SeedOss)
+        );
+        assert_eq!(
+            reasoning(ModelArchitecture::Mistral, "[THINK]"),
+            Some(ReasoningFamily::Mistral)
         );
     }
 }
