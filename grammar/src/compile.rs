@@ -1,24 +1,21 @@
 //! Compilation of a constraint into a grammar, or a validation error that explains why it cannot be compiled.
 
 use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
+use super::engine_grammar::EngineGrammar;
 use super::error_message::client_message;
 use super::limits::{
-    COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_DRY_RUN, NESTING_MAX, SEPARATE_CHOICES_MAX,
-    TEXT_BYTES_MAX, WORKER_BYTES, parser_limits,
+    COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_DRY_RUN, NESTING_MAX, TEXT_BYTES_MAX,
+    WORKER_BYTES, parser_limits,
 };
 use super::lock;
 use super::matcher_copies::{MatcherCopy, MatcherCopyBudget};
-use super::number_keywords;
-use super::schema_cost;
 use super::session::{GrammarSession, GrammarSessionFactory};
 use super::timings::thread_cpu_time;
 use super::vocabulary::{GrammarVocabulary, TokenTrie};
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::TokEnv;
 use llguidance::{Matcher, ParserFactory};
 use protocol::Token;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -198,11 +195,8 @@ impl GrammarCompiler {
     }
 
     fn matcher(&self, constraint: &OutputConstraint) -> Result<(Matcher, usize), GrammarError> {
-        let text_bytes = check(constraint)?;
-        let parser = self
-            .factory
-            .create_parser(grammar(constraint)?)
-            .map_err(|error| client_message(&error))?;
+        let EngineGrammar { grammar, text_bytes } = EngineGrammar::of(constraint)?;
+        let parser = self.factory.create_parser(grammar).map_err(|error| client_message(&error))?;
         let bytes = parser.parser.lexer_stats().num_bytes + BYTES_PER_TEXT_BYTE * text_bytes;
         if bytes > COMPILED_BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes });
@@ -277,130 +271,5 @@ impl CompiledGrammar {
 impl std::fmt::Debug for CompiledGrammar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CompiledGrammar").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
-
-/// Checks the length, the nesting depth and the known unbounded costs of a constraint. Returns the bytes of
-/// its text.
-pub(super) fn check(constraint: &OutputConstraint) -> Result<usize, GrammarError> {
-    match &constraint.spec {
-        GrammarSpec::Json { schema, whitespace } => {
-            let pattern_bytes = match whitespace {
-                JsonWhitespace::Pattern(regex) => check_bounds(regex.len(), bracket_depth(regex)),
-                JsonWhitespace::Any | JsonWhitespace::None => Ok(0),
-            };
-            let pattern_bytes =
-                pattern_bytes.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
-            schema_cost::check(schema)?;
-            number_keywords::prepare(&mut schema.clone())?;
-            check_bounds(schema.to_string().len() + pattern_bytes, json_depth(schema))
-        }
-        GrammarSpec::Regex(text) => check_bounds(text.len(), bracket_depth(text)),
-        GrammarSpec::Lark(text) => {
-            schema_cost::check_lark(text)?;
-            check_bounds(text.len(), bracket_depth(text))
-        }
-        GrammarSpec::Choice(texts) => check_bounds(texts.iter().map(String::len).sum(), 0),
-    }
-}
-
-fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
-    match (bytes, depth) {
-        (bytes, _) if bytes > TEXT_BYTES_MAX => Err(GrammarError::TooLong { bytes }),
-        (_, depth) if depth > NESTING_MAX => Err(GrammarError::TooDeep { depth }),
-        _ => Ok(bytes),
-    }
-}
-
-/// Returns the maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high
-/// enough for that.
-fn bracket_depth(text: &str) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        deepest = deepest.max(depth);
-    }
-    deepest
-}
-
-/// Returns the nesting depth of a JSON value, including the brackets inside its deepest string.
-fn json_depth(value: &Value) -> usize {
-    match value {
-        Value::Array(list) => 1 + list.iter().map(json_depth).max().unwrap_or(0),
-        Value::Object(map) => 1 + map.values().map(json_depth).max().unwrap_or(0),
-        Value::String(text) => bracket_depth(text),
-        _ => 0,
-    }
-}
-
-fn grammar(constraint: &OutputConstraint) -> Result<TopLevelGrammar, GrammarError> {
-    let mut constrained = match &constraint.spec {
-        GrammarSpec::Json { schema, whitespace } => {
-            GrammarWithLexer::from_json_schema(with_whitespace(schema, whitespace)?)
-        }
-        GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
-        GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice_grammar(texts)),
-        GrammarSpec::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
-    };
-    let Some(marker) = &constraint.start_after else {
-        return Ok(TopLevelGrammar::from_grammar(constrained));
-    };
-    constrained.name = Some("rest".to_owned());
-    let marker = Value::from(marker.as_str());
-    let prefix = format!("start: head @rest\nhead[suffix={marker}]: /(?s:.*)/\n");
-    let grammars = vec![GrammarWithLexer::from_lark(prefix), constrained];
-    Ok(TopLevelGrammar { grammars, max_tokens: None })
-}
-
-/// Builds the Lark grammar of a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
-/// lexemes, so that llguidance forces a long text without comparing the others. More texts become one lexeme,
-/// because llguidance limits the number of lexemes that it follows at the same time.
-fn choice_grammar(texts: &[String]) -> String {
-    let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
-    let alternatives = quoted.collect::<Vec<_>>().join(" | ");
-    if texts.len() <= SEPARATE_CHOICES_MAX {
-        format!("start: {alternatives}\n")
-    } else {
-        format!("start: CHOICE\nCHOICE: {alternatives}\n")
-    }
-}
-
-/// Adds the whitespace option of llguidance to a schema. A request cannot set options of llguidance itself:
-/// one of them would accept unknown keywords and so widen the grammar.
-fn with_whitespace(schema: &Value, whitespace: &JsonWhitespace) -> Result<Value, GrammarError> {
-    const OPTIONS: &str = "x-guidance";
-    let schema = match schema {
-        Value::Object(map) => map.clone(),
-        Value::Bool(true) => serde_json::Map::new(),
-        _ => return Err(GrammarError::Invalid("a schema is an object".to_owned())),
-    };
-    if schema.contains_key(OPTIONS) {
-        return Err(GrammarError::Invalid(format!("Unimplemented keys: [\"{OPTIONS}\"]")));
-    }
-    let mut schema = Value::Object(schema);
-    number_keywords::prepare(&mut schema)?;
-    let options = match whitespace {
-        JsonWhitespace::Any => None,
-        JsonWhitespace::None => Some(json!({"whitespace_flexible": false})),
-        JsonWhitespace::Pattern(regex) => Some(json!({"whitespace_pattern": regex})),
-    };
-    if let Some(options) = options {
-        schema[OPTIONS] = options;
-    }
-    Ok(schema)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_depth_includes_brackets_in_strings() {
-        assert_eq!(bracket_depth("(a[b]{2})(c)"), 2);
-        assert_eq!(json_depth(&json!({"a": [{"pattern": "((x))"}]})), 5);
     }
 }

@@ -3,9 +3,10 @@
 //! killed at its time limit.
 
 use super::cache::GrammarCache;
-use super::compile::{CompiledGrammar, GrammarCompiler, GrammarError, check};
+use super::compile::{CompiledGrammar, GrammarCompiler, GrammarError};
 use super::compile_thread::CompileThread;
 use super::constraint::OutputConstraint;
+use super::engine_grammar::check;
 use super::limits::{CACHE_BYTES, COMPILE_THREADS, QUEUE_TIME, TEXT_BYTES_MAX, WAITING_MAX};
 use super::lock;
 use super::timings::GrammarTimings;

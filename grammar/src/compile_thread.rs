@@ -124,7 +124,8 @@ fn start_worker(
     low_priority: bool,
 ) -> Result<GrammarWorkerProcess, GrammarError> {
     GrammarWorkerProcess::start(program, &context.vocabulary_frame, low_priority).map_err(|error| {
-        tracing::error!(%error, ?program, "grammar worker process cannot be started");
+        let program = program.path.display();
+        tracing::error!(%error, %program, "grammar worker process cannot be started");
         GrammarError::WorkerUnavailable { cause: error.to_string() }
     })
 }

@@ -21,7 +21,7 @@ const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
 
 /// Prefixes of llguidance texts that describe an error in a grammar. In Lark errors the prefix follows a
 /// position.
-const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
+const KNOWN_MESSAGE_PREFIXES: [&str; 63] = [
     "All options in ",
     "Definition not found",
     "Empty grammar",
@@ -39,9 +39,12 @@ const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
     "Unmatched ",
     "Unsatisfiable schema",
     "Value for 'multipleOf' ",
+    "Unable to determine if regex is empty",
     "allOf must be ",
     "anyOf must be ",
+    "can't determine if patternProperty ",
     "circular reference in token",
+    "circular references with sibling keys ",
     "declare statement not supported",
     "empty ",
     "enum must be ",
@@ -62,12 +65,14 @@ const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
     "negated wildcard token",
     "nested %lark",
     "no fields set on %regex",
+    "min/maxProperties only supported ",
     "no start rule",
     "oneOf constraints are not supported",
     "oneOf must be ",
     "only one field can be set on %regex",
     "override statement not supported",
     "params not supported",
+    "patternProperty regexes ",
     "prefixItems must be ",
     "properties must be ",
     "range ",

@@ -30,6 +30,8 @@ mod compile_thread;
 mod constraint;
 mod decimal_number;
 mod decoding_guide;
+mod embedded_schemas;
+mod engine_grammar;
 mod error_message;
 mod limits;
 mod mask_session;
@@ -38,6 +40,7 @@ mod matcher_copies;
 mod number_keywords;
 #[cfg(test)]
 mod number_tests;
+mod schema;
 mod schema_cost;
 mod session;
 mod step_mask_collector;

@@ -289,7 +289,8 @@ impl MaskSessionState {
         let budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens;
         let is_within_budget = self.spent <= budget;
         if !is_within_budget {
-            tracing::warn!(request = request.0, spent = ?self.spent, "processor-time budget for masks exceeded");
+            let (request, spent_ms) = (request.0, self.spent.as_millis() as u64);
+            tracing::warn!(request, spent_ms, "processor-time budget for masks exceeded");
         }
         is_within_budget
     }

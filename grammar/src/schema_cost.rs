@@ -6,7 +6,6 @@
 //! above the values in real schemas.
 
 use super::compile::GrammarError;
-use super::number_keywords;
 use serde_json::Value;
 
 /// Maximum number of strings with `pattern` or `format` in a schema with `allOf`: llguidance may have to
@@ -39,20 +38,6 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
         return reject(format!(
             "{name_patterns} patternProperties, the limit is {NAME_PATTERNS_MAX}"
         ));
-    }
-    Ok(())
-}
-
-/// Checks each schema inside a Lark grammar. Text that only resembles an embedded schema is checked as well.
-pub(super) fn check_lark(grammar: &str) -> Result<(), GrammarError> {
-    const KEYWORD: &str = "%json";
-    let after_keyword = |(at, keyword): (usize, &str)| &grammar[at + keyword.len()..];
-    for text in grammar.match_indices(KEYWORD).map(after_keyword) {
-        let mut values = serde_json::Deserializer::from_str(text).into_iter();
-        if let Some(Ok(schema)) = values.next() {
-            check(&schema)?;
-            number_keywords::check_fixed(&schema)?;
-        }
     }
     Ok(())
 }
@@ -123,15 +108,5 @@ mod tests {
         ] {
             assert_eq!(check(&json!({"multipleOf": multiple})).is_ok(), fits, "{multiple}");
         }
-    }
-
-    #[test]
-    fn schemas_inside_lark_grammars_are_checked() {
-        let lark = |schema: &Value| format!("start: \"a\" b\nb: %json {schema} \"c\"\n");
-        assert!(check_lark(&lark(&json!({"multipleOf": 7}))).is_ok());
-        assert!(check_lark(&lark(&json!({"items": {"multipleOf": 99_991}}))).is_err());
-        let two = lark(&json!({})) + &lark(&json!({"multipleOf": 99_991}));
-        assert!(check_lark(&two).is_err());
-        assert!(check_lark("start: \"%json\" | /%json {/").is_ok());
     }
 }

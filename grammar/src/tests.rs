@@ -58,7 +58,7 @@ fn advance(session: &mut GrammarSession, text: &str) {
 }
 
 /// Whether a text is allowed byte by byte and may end.
-fn accepts(compiled: &CompiledGrammar, text: &str) -> bool {
+pub(super) fn accepts(compiled: &CompiledGrammar, text: &str) -> bool {
     let mut session = compiled.session_seed(false).session();
     for byte in text.bytes() {
         let fits =

@@ -1,0 +1,159 @@
+//! Converts a constraint into the grammar that llguidance reads, within bounds of length, nesting and cost.
+
+use super::compile::GrammarError;
+use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
+use super::limits::{NESTING_MAX, SEPARATE_CHOICES_MAX, TEXT_BYTES_MAX};
+use super::{embedded_schemas, number_keywords, schema, schema_cost};
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Value, json};
+
+/// Key of the options of llguidance in a schema.
+pub(super) const ENGINE_OPTIONS: &str = "x-guidance";
+
+/// A constraint in the form that llguidance reads.
+pub(super) struct EngineGrammar {
+    pub(super) grammar: TopLevelGrammar,
+    /// Bytes of the text that llguidance reads.
+    pub(super) text_bytes: usize,
+}
+
+impl EngineGrammar {
+    /// Converts a constraint.
+    ///
+    /// Errors: the constraint exceeds a bound, or has a schema that cannot be enforced.
+    pub(super) fn of(constraint: &OutputConstraint) -> Result<Self, GrammarError> {
+        let text_bytes = check(constraint)?;
+        let (mut constrained, text_bytes) = match &constraint.spec {
+            GrammarSpec::Json { schema, whitespace } => {
+                let schema = prepared_schema(schema)?;
+                let bytes = text_bytes.max(schema.to_string().len());
+                let schema = with_whitespace(schema, whitespace)?;
+                (GrammarWithLexer::from_json_schema(schema), bytes)
+            }
+            GrammarSpec::Regex(regex) => (GrammarWithLexer::from_regex(regex), text_bytes),
+            GrammarSpec::Choice(texts) => {
+                (GrammarWithLexer::from_lark(choice_grammar(texts)), text_bytes)
+            }
+            GrammarSpec::Lark(text) => {
+                let text = embedded_schemas::prepared(text)?;
+                let bytes = text.len();
+                (GrammarWithLexer::from_lark(text), bytes)
+            }
+        };
+        let Some(marker) = &constraint.start_after else {
+            let grammar = TopLevelGrammar::from_grammar(constrained);
+            return Ok(Self { grammar, text_bytes });
+        };
+        constrained.name = Some("rest".to_owned());
+        let marker = Value::from(marker.as_str());
+        let prefix = format!("start: head @rest\nhead[suffix={marker}]: /(?s:.*)/\n");
+        let grammars = vec![GrammarWithLexer::from_lark(prefix), constrained];
+        Ok(Self { grammar: TopLevelGrammar { grammars, max_tokens: None }, text_bytes })
+    }
+}
+
+/// Returns a schema in the form that llguidance enforces exactly, or more narrowly where a number requires it.
+///
+/// Errors: a keyword cannot be enforced, or its cost is not bounded.
+pub(super) fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
+    let mut prepared = schema::normalise(schema)?;
+    schema_cost::check(&prepared)?;
+    number_keywords::prepare(&mut prepared)?;
+    Ok(prepared)
+}
+
+/// Checks the length and the nesting depth of a constraint. Returns the bytes of its text.
+pub(super) fn check(constraint: &OutputConstraint) -> Result<usize, GrammarError> {
+    match &constraint.spec {
+        GrammarSpec::Json { schema, whitespace } => {
+            let pattern_bytes = match whitespace {
+                JsonWhitespace::Pattern(regex) => check_bounds(regex.len(), bracket_depth(regex)),
+                JsonWhitespace::Any | JsonWhitespace::None => Ok(0),
+            };
+            let pattern_bytes =
+                pattern_bytes.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
+            check_bounds(schema.to_string().len() + pattern_bytes, json_depth(schema))
+        }
+        GrammarSpec::Regex(text) | GrammarSpec::Lark(text) => {
+            check_bounds(text.len(), bracket_depth(text))
+        }
+        GrammarSpec::Choice(texts) => check_bounds(texts.iter().map(String::len).sum(), 0),
+    }
+}
+
+fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
+    match (bytes, depth) {
+        (bytes, _) if bytes > TEXT_BYTES_MAX => Err(GrammarError::TooLong { bytes }),
+        (_, depth) if depth > NESTING_MAX => Err(GrammarError::TooDeep { depth }),
+        _ => Ok(bytes),
+    }
+}
+
+/// Returns the maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high
+/// enough for that.
+fn bracket_depth(text: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+/// Returns the nesting depth of a JSON value, including the brackets inside its deepest string.
+fn json_depth(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => 1 + list.iter().map(json_depth).max().unwrap_or(0),
+        Value::Object(map) => 1 + map.values().map(json_depth).max().unwrap_or(0),
+        Value::String(text) => bracket_depth(text),
+        _ => 0,
+    }
+}
+
+/// Builds the Lark grammar of a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
+/// lexemes, so that llguidance forces a long text without comparing the others. More texts become one lexeme,
+/// because llguidance limits the number of lexemes that it follows at the same time.
+fn choice_grammar(texts: &[String]) -> String {
+    let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
+    let alternatives = quoted.collect::<Vec<_>>().join(" | ");
+    if texts.len() <= SEPARATE_CHOICES_MAX {
+        format!("start: {alternatives}\n")
+    } else {
+        format!("start: CHOICE\nCHOICE: {alternatives}\n")
+    }
+}
+
+/// Adds the whitespace option of llguidance to a schema. A request cannot set options of llguidance itself:
+/// one of them would accept unknown keywords and so widen the grammar.
+fn with_whitespace(schema: Value, whitespace: &JsonWhitespace) -> Result<Value, GrammarError> {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Bool(false) => {
+            return Err(GrammarError::Invalid("the schema accepts no value".to_owned()));
+        }
+        schema => schema,
+    };
+    match whitespace {
+        JsonWhitespace::Any => {}
+        JsonWhitespace::None => schema[ENGINE_OPTIONS] = json!({"whitespace_flexible": false}),
+        JsonWhitespace::Pattern(regex) => {
+            schema[ENGINE_OPTIONS] = json!({"whitespace_pattern": regex});
+        }
+    }
+    Ok(schema)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_depth_includes_brackets_in_strings() {
+        assert_eq!(bracket_depth("(a[b]{2})(c)"), 2);
+        assert_eq!(json_depth(&json!({"a": [{"pattern": "((x))"}]})), 5);
+    }
+}

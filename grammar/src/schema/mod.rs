@@ -1,0 +1,376 @@
+//! Normalises JSON schemas of all drafts before the grammar engine reads them.
+//!
+//! The engine (llguidance) reads a part of draft 2020-12, finds references by plain paths only, and ignores
+//! or rejects everything else. The normaliser writes a new document that contains only keywords which the
+//! engine enforces: each referenced schema becomes a definition, keywords of older drafts and of OpenAPI get
+//! their present form, annotations and unknown keywords are left out. A keyword that cannot be enforced is an
+//! error that names the keyword and its location. The written document never accepts more than the schema.
+//!
+//! `docs/structured-output.md` lists the keywords; the tests of this module hold that list.
+
+mod document;
+mod item_keywords;
+mod keywords;
+mod object_keywords;
+#[cfg(test)]
+mod tests;
+mod uri;
+
+use super::compile::GrammarError;
+use document::{SchemaDocument, SchemaTarget, base_inside};
+use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
+
+/// Maximum number of schemas in a written document. A schema inside several referenced schemas is written
+/// once for each of them.
+const SCHEMAS_MAX: usize = 32_768;
+/// Maximum size of a written document in bytes.
+const WRITTEN_BYTES_MAX: usize = 4 * super::limits::TEXT_BYTES_MAX;
+/// Maximum number of characters of a definition's name that are taken from the schema.
+const NAME_CHARS_MAX: usize = 40;
+/// Maximum number of characters of a location in an error message.
+const LOCATION_SHOWN: usize = 120;
+
+/// Returns the normal form of a schema.
+///
+/// Errors: a reference names no schema of the document, or a keyword cannot be enforced.
+pub(super) fn normalise(document: &Value) -> Result<Value, GrammarError> {
+    let document = SchemaDocument::of(document);
+    let root = document.root();
+    let mut normaliser = SchemaNormaliser::new(&document);
+    let mut written = normaliser.target(&root)?;
+    while let Some(target) = normaliser.pending.pop() {
+        let definition = normaliser.target(&target)?;
+        let name = normaliser.names[&target.tokens].clone();
+        normaliser.definitions.insert(name, definition);
+    }
+    if let (false, Value::Object(members)) = (normaliser.definitions.is_empty(), &mut written) {
+        members.insert("$defs".to_owned(), Value::Object(normaliser.definitions));
+    }
+    let bytes = written.to_string().len();
+    if bytes > WRITTEN_BYTES_MAX {
+        return Err(GrammarError::Invalid(format!(
+            "the schema has {bytes} bytes with its references resolved, the limit is {WRITTEN_BYTES_MAX}"
+        )));
+    }
+    Ok(written)
+}
+
+/// Writes the normal form of the schemas of one document.
+struct SchemaNormaliser<'a> {
+    document: &'a SchemaDocument<'a>,
+    /// Names of the definitions, by the location of the referenced schema.
+    names: HashMap<Vec<String>, String>,
+    /// Referenced schemas that are not written yet.
+    pending: Vec<SchemaTarget<'a>>,
+    definitions: Map<String, Value>,
+    /// Number of definition names given so far.
+    name_count: usize,
+    /// Number of schemas written so far.
+    schemas: usize,
+    /// Location of the schema that is being written.
+    location: Vec<String>,
+    /// Base URI of the schema that is being written.
+    base: String,
+}
+
+impl<'a> SchemaNormaliser<'a> {
+    fn new(document: &'a SchemaDocument<'a>) -> Self {
+        Self {
+            document,
+            names: HashMap::new(),
+            pending: Vec::new(),
+            definitions: Map::new(),
+            name_count: 0,
+            schemas: 0,
+            location: Vec::new(),
+            base: String::new(),
+        }
+    }
+
+    /// Writes the schema at a location of the document.
+    fn target(&mut self, target: &SchemaTarget<'_>) -> Result<Value, GrammarError> {
+        self.location.clone_from(&target.tokens);
+        self.base.clone_from(&target.base);
+        self.schema(target.value)
+    }
+
+    /// Creates the error that a schema at the current location is rejected.
+    fn rejected(&self, message: &str) -> GrammarError {
+        let path: String =
+            self.location.iter().map(|t| format!("/{}", uri::escaped_token(t))).collect();
+        let shown: String = path.chars().take(LOCATION_SHOWN).collect();
+        GrammarError::Invalid(format!("{message}, at #{shown}"))
+    }
+
+    /// Creates the error that a keyword cannot be enforced.
+    fn unenforceable(&self, keyword: &str) -> GrammarError {
+        self.rejected(&format!("{keyword} cannot be enforced"))
+    }
+
+    /// Runs `work` on the member `token` of the schema at the current location.
+    fn inside<T>(&mut self, token: &str, work: impl FnOnce(&mut Self) -> T) -> T {
+        self.location.push(token.to_owned());
+        let result = work(self);
+        self.location.pop();
+        result
+    }
+
+    fn schema(&mut self, schema: &Value) -> Result<Value, GrammarError> {
+        self.schemas += 1;
+        if self.schemas > SCHEMAS_MAX {
+            return Err(GrammarError::Invalid(format!(
+                "the schema has more than {SCHEMAS_MAX} parts with its references resolved"
+            )));
+        }
+        match schema {
+            Value::Bool(_) => Ok(schema.clone()),
+            Value::Object(members) => {
+                let inner = base_inside(schema, &self.base);
+                let outer = std::mem::replace(&mut self.base, inner);
+                let written = self.members(members);
+                self.base = outer;
+                written
+            }
+            _ => Err(self.rejected("a schema must be an object or a boolean")),
+        }
+    }
+
+    fn members(&mut self, schema: &Map<String, Value>) -> Result<Value, GrammarError> {
+        let mut written = Map::new();
+        for (keyword, value) in keywords::assertions(schema) {
+            self.inside(keyword, |normaliser| {
+                normaliser.keyword(keyword, value, schema, &mut written)
+            })?;
+        }
+        if let Some(names) = schema.get("propertyNames").filter(|names| !names.is_null()) {
+            self.constrain_names(names, &mut written)?;
+        }
+        Ok(Value::Object(written))
+    }
+
+    /// Writes one keyword of `schema`.
+    fn keyword(
+        &mut self,
+        keyword: &str,
+        value: &Value,
+        schema: &Map<String, Value>,
+        written: &mut Map<String, Value>,
+    ) -> Result<(), GrammarError> {
+        match keyword {
+            _ if keywords::COPIED_KEYWORDS.contains(&keyword) => {
+                written.insert(keyword.to_owned(), value.clone());
+            }
+            "$ref" | "$dynamicRef" | "$recursiveRef" => {
+                let reference = json!({"$ref": self.reference(value)?});
+                add_conjunct(written, reference);
+            }
+            "allOf" | "anyOf" | "oneOf" => {
+                let schemas = self.list(keyword, value)?;
+                add_combination(written, keyword, schemas);
+            }
+            "enum" => drop(written.insert(keyword.to_owned(), without_duplicates(value))),
+            "type" => drop(written.insert(keyword.to_owned(), types(value, schema))),
+            "format" if !is_annotation_format(value) => {
+                written.insert(keyword.to_owned(), value.clone());
+            }
+            "nullable" | "format" | "then" | "else" => {}
+            "if" if !schema.contains_key("then") && !schema.contains_key("else") => {}
+            "not" => self.negation(value, written)?,
+            "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
+                add_bound(keyword, value, schema, written);
+            }
+            "items" | "prefixItems" | "additionalItems" | "unevaluatedItems" | "contains"
+            | "minContains" | "maxContains" | "uniqueItems" => {
+                self.item_keyword(keyword, value, schema, written)?;
+            }
+            "properties"
+            | "patternProperties"
+            | "additionalProperties"
+            | "unevaluatedProperties"
+            | "propertyNames"
+            | "required"
+            | "dependencies"
+            | "dependentRequired"
+            | "dependentSchemas" => {
+                self.object_keyword(keyword, value, schema, written)?;
+            }
+            _ => return Err(self.unenforceable(keyword)),
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, keyword: &str, value: &Value) -> Result<Vec<Value>, GrammarError> {
+        let Some(list) = value.as_array() else {
+            return Err(self.rejected(&format!("{keyword} must be a list of schemas")));
+        };
+        let indexed = list.iter().enumerate();
+        indexed.map(|(at, schema)| self.inside(&at.to_string(), |n| n.schema(schema))).collect()
+    }
+
+    /// Writes `not` for the schemas whose complement the engine can enforce: those that accept everything or
+    /// nothing, and those that only require one property.
+    fn negation(
+        &mut self,
+        negated: &Value,
+        written: &mut Map<String, Value>,
+    ) -> Result<(), GrammarError> {
+        let required = match negated {
+            Value::Bool(false) => return Ok(()),
+            Value::Bool(true) => None,
+            Value::Object(members) => {
+                let mut assertions = keywords::assertions(members);
+                match (assertions.next(), assertions.next()) {
+                    (None, _) => None,
+                    (Some(("required", Value::Array(names))), None) if names.len() == 1 => {
+                        names[0].as_str()
+                    }
+                    _ => return Err(self.unenforceable("not")),
+                }
+            }
+            _ => return Err(self.unenforceable("not")),
+        };
+        add_conjunct(
+            written,
+            required.map_or(
+                Value::Bool(false),
+                |name| json!({"type": "object", "properties": {name: false}}),
+            ),
+        );
+        Ok(())
+    }
+
+    /// Returns the reference to the definition of the schema that a `$ref` names.
+    fn reference(&mut self, reference: &Value) -> Result<String, GrammarError> {
+        let Some(reference) = reference.as_str() else {
+            return Err(self.rejected("$ref must be a string"));
+        };
+        let target = self.followed(reference)?;
+        if target.tokens.is_empty() {
+            return Ok("#".to_owned());
+        }
+        if let Some(name) = self.names.get(&target.tokens) {
+            return Ok(format!("#/$defs/{name}"));
+        }
+        let name = self.new_name(target.tokens.last().map_or("", String::as_str));
+        self.names.insert(target.tokens.clone(), name.clone());
+        self.pending.push(target);
+        Ok(format!("#/$defs/{name}"))
+    }
+
+    /// Returns the schema that a reference names, through schemas that consist of a reference only.
+    fn followed(&self, reference: &str) -> Result<SchemaTarget<'a>, GrammarError> {
+        let resolve = |base: &str, reference: &str| {
+            self.document.resolve(base, reference).map_err(|message| self.rejected(&message))
+        };
+        let mut target = resolve(&self.base, reference)?;
+        let mut seen = HashSet::new();
+        while let Some(next) = only_reference(target.value) {
+            if !seen.insert(target.tokens.clone()) {
+                return Err(self.rejected("$ref refers only to itself"));
+            }
+            target = resolve(&target.base, next)?;
+        }
+        Ok(target)
+    }
+
+    /// Adds a written schema as a definition and returns a schema that refers to it.
+    fn shared(&mut self, written: Value) -> Value {
+        if matches!(&written, Value::Bool(_)) {
+            return written;
+        }
+        let name = self.new_name("shared");
+        let reference = json!({"$ref": format!("#/$defs/{name}")});
+        self.definitions.insert(name, written);
+        reference
+    }
+
+    /// Returns an unused name of a definition, with the plain characters of `wanted`.
+    fn new_name(&mut self, wanted: &str) -> String {
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+        let plain: String = wanted.chars().filter(is_plain).take(NAME_CHARS_MAX).collect();
+        self.name_count += 1;
+        format!("{plain}_{}", self.name_count)
+    }
+}
+
+/// Returns the reference of a schema that consists of a reference only.
+fn only_reference(schema: &Value) -> Option<&str> {
+    let mut assertions = keywords::assertions(schema.as_object()?);
+    match (assertions.next(), assertions.next()) {
+        (Some(("$ref", Value::String(reference))), None) => Some(reference),
+        _ => None,
+    }
+}
+
+/// Adds a schema that must be satisfied too.
+fn add_conjunct(written: &mut Map<String, Value>, schema: Value) {
+    match schema {
+        Value::Object(mut members) if members.len() == 1 && !written.contains_key("$ref") => {
+            if let Some(reference) = members.remove("$ref") {
+                written.insert("$ref".to_owned(), reference);
+                return;
+            }
+            add_combination(written, "allOf", vec![Value::Object(members)]);
+        }
+        schema => add_combination(written, "allOf", vec![schema]),
+    }
+}
+
+/// Adds the list of schemas of `allOf`, `anyOf` or `oneOf`; the keyword may have been added before.
+fn add_combination(written: &mut Map<String, Value>, keyword: &str, mut schemas: Vec<Value>) {
+    match written.get_mut(keyword) {
+        None => drop(written.insert(keyword.to_owned(), Value::Array(schemas))),
+        Some(Value::Array(list)) if keyword == "allOf" => list.append(&mut schemas),
+        Some(_) => add_conjunct(written, json!({keyword: schemas})),
+    }
+}
+
+/// Returns a list without values that it contains before.
+fn without_duplicates(value: &Value) -> Value {
+    let Some(list) = value.as_array() else { return value.clone() };
+    let mut seen = HashSet::new();
+    Value::Array(list.iter().filter(|item| seen.insert(item.to_string())).cloned().collect())
+}
+
+/// Returns the types of a schema, with `null` if OpenAPI's `nullable` allows it.
+fn types(value: &Value, schema: &Map<String, Value>) -> Value {
+    let mut list = match value {
+        Value::Array(list) => list.clone(),
+        other => vec![other.clone()],
+    };
+    if schema.get("nullable") == Some(&Value::Bool(true)) {
+        list.push(Value::from("null"));
+    }
+    if list.iter().any(|name| name == "number") {
+        list.retain(|name| name != "integer");
+    }
+    match without_duplicates(&Value::Array(list)) {
+        Value::Array(mut list) if list.len() == 1 => list.remove(0),
+        list => list,
+    }
+}
+
+fn is_annotation_format(format: &Value) -> bool {
+    format.as_str().is_some_and(|format| !keywords::ENFORCED_FORMATS.contains(&format))
+}
+
+/// Writes a bound of numbers. In draft-04, `exclusiveMinimum` is a boolean that makes `minimum` exclusive.
+fn add_bound(
+    keyword: &str,
+    value: &Value,
+    schema: &Map<String, Value>,
+    written: &mut Map<String, Value>,
+) {
+    let exclusive = match keyword {
+        "minimum" => "exclusiveMinimum",
+        "maximum" => "exclusiveMaximum",
+        _ if value.is_boolean() => return,
+        _ => keyword,
+    };
+    let keyword = match schema.get(exclusive) {
+        Some(Value::Bool(true)) => exclusive,
+        _ => keyword,
+    };
+    written.insert(keyword.to_owned(), value.clone());
+}

@@ -1,0 +1,204 @@
+//! Normalises the keywords of objects.
+
+use super::item_keywords::{accepts_everything, has_applicators};
+use super::keywords::assertions;
+use super::{SchemaNormaliser, add_conjunct, without_duplicates};
+use crate::compile::GrammarError;
+use serde_json::{Map, Value, json};
+
+/// Maximum number of properties of one schema on which others depend. Each doubles the grammar of the object.
+const DEPENDENTS_MAX: usize = 6;
+
+const NAMES_KEYWORD: &str = "propertyNames";
+
+/// What `propertyNames` demands of the names of an object.
+enum NameConstraint {
+    /// One of these names.
+    OneOf(Vec<String>),
+    /// Names that match this pattern.
+    Matching(String),
+}
+
+impl SchemaNormaliser<'_> {
+    /// Writes one keyword of objects.
+    pub(super) fn object_keyword(
+        &mut self,
+        keyword: &str,
+        value: &Value,
+        schema: &Map<String, Value>,
+        written: &mut Map<String, Value>,
+    ) -> Result<(), GrammarError> {
+        match keyword {
+            "properties" | "patternProperties" => {
+                written.insert(keyword.to_owned(), self.named_schemas(keyword, value)?);
+            }
+            "additionalProperties" => {
+                written.insert(keyword.to_owned(), self.schema(value)?);
+            }
+            "required" => {
+                let names = self.names(keyword, value)?;
+                written.insert(keyword.to_owned(), Value::from(names));
+            }
+            "unevaluatedProperties" if accepts_everything(value) => {}
+            "unevaluatedProperties" if has_applicators(schema) => {
+                return Err(self.unenforceable(keyword));
+            }
+            "unevaluatedProperties" => {
+                if !schema.contains_key("additionalProperties") {
+                    written.insert("additionalProperties".to_owned(), self.schema(value)?);
+                }
+            }
+            "dependencies" | "dependentRequired" | "dependentSchemas" => {
+                self.dependencies(keyword, value, written)?;
+            }
+            // `constrain_names` writes `propertyNames` after the other keywords.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn named_schemas(&mut self, keyword: &str, value: &Value) -> Result<Value, GrammarError> {
+        let Some(named) = value.as_object() else {
+            return Err(self.rejected(&format!("{keyword} must be an object")));
+        };
+        let mut written = Map::new();
+        for (name, schema) in named {
+            let schema = self.inside(name, |normaliser| normaliser.schema(schema))?;
+            written.insert(name.clone(), schema);
+        }
+        Ok(Value::Object(written))
+    }
+
+    /// Returns a list of property names without duplicates.
+    fn names(&self, keyword: &str, value: &Value) -> Result<Vec<String>, GrammarError> {
+        let not_names = || self.rejected(&format!("{keyword} must be a list of property names"));
+        let Value::Array(list) = without_duplicates(value) else { return Err(not_names()) };
+        let names = list.iter().map(|name| name.as_str().map(str::to_owned));
+        names.collect::<Option<_>>().ok_or_else(not_names)
+    }
+
+    /// Writes dependencies as alternatives: the object lacks the property, or has it and what depends on it.
+    fn dependencies(
+        &mut self,
+        keyword: &str,
+        value: &Value,
+        written: &mut Map<String, Value>,
+    ) -> Result<(), GrammarError> {
+        let Some(dependencies) = value.as_object() else {
+            return Err(self.rejected(&format!("{keyword} must be an object")));
+        };
+        if dependencies.len() > DEPENDENTS_MAX {
+            let count = dependencies.len();
+            let message =
+                format!("{keyword} has {count} properties, the limit is {DEPENDENTS_MAX}");
+            return Err(self.rejected(&message));
+        }
+        for (name, dependent) in dependencies {
+            let mut required = vec![name.clone()];
+            let mut schema = None;
+            if dependent.is_array() {
+                required.extend(self.names(keyword, dependent)?);
+            } else {
+                schema = Some(self.inside(name, |normaliser| normaliser.schema(dependent))?);
+            }
+            let required = without_duplicates(&Value::from(required));
+            let mut present = json!({"type": "object", "required": required});
+            if let Some(schema) = schema {
+                present["allOf"] = json!([schema]);
+            }
+            add_conjunct(written, json!({"anyOf": [{"properties": {name: false}}, present]}));
+        }
+        Ok(())
+    }
+
+    /// Expresses `propertyNames` by the other keywords of the written schema.
+    ///
+    /// Errors: the names cannot be expressed so.
+    pub(super) fn constrain_names(
+        &mut self,
+        names: &Value,
+        written: &mut Map<String, Value>,
+    ) -> Result<(), GrammarError> {
+        let Some(constraint) = self.name_constraint(names)? else { return Ok(()) };
+        let object = |keyword: &str| written.get(keyword).and_then(Value::as_object);
+        let properties = object("properties").cloned().unwrap_or_default();
+        if object("patternProperties").is_some_and(|patterns| !patterns.is_empty()) {
+            return Err(self.unenforceable(NAMES_KEYWORD));
+        }
+        let others = written.insert("additionalProperties".to_owned(), json!(false));
+        let others = others.unwrap_or(Value::Bool(true));
+        match constraint {
+            NameConstraint::OneOf(names) => {
+                let others = self.shared(others);
+                let mut allowed = Map::new();
+                for (name, schema) in properties {
+                    let is_allowed = names.contains(&name);
+                    allowed.insert(name, if is_allowed { schema } else { json!(false) });
+                }
+                for name in names {
+                    allowed.entry(name).or_insert_with(|| others.clone());
+                }
+                written.insert("properties".to_owned(), Value::Object(allowed));
+            }
+            NameConstraint::Matching(_) if !properties.is_empty() => {
+                return Err(self.unenforceable(NAMES_KEYWORD));
+            }
+            NameConstraint::Matching(pattern) => {
+                written.insert("patternProperties".to_owned(), json!({pattern: others}));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what the schema of property names demands; `None` if it accepts every name.
+    fn name_constraint(&mut self, names: &Value) -> Result<Option<NameConstraint>, GrammarError> {
+        let members = match names {
+            Value::Bool(true) => return Ok(None),
+            Value::Bool(false) => return Ok(Some(NameConstraint::OneOf(Vec::new()))),
+            Value::Object(members) => members,
+            _ => return Err(self.rejected("a schema must be an object or a boolean")),
+        };
+        let mut lengths = [None, None];
+        let mut found = Vec::new();
+        for (keyword, value) in assertions(members) {
+            match (keyword, value) {
+                ("type", Value::String(name)) if name == "string" => {}
+                ("nullable", _) => {}
+                ("format", format) if super::is_annotation_format(format) => {}
+                ("$ref", Value::String(reference)) if assertions(members).count() == 1 => {
+                    let target = self.followed(reference)?;
+                    let outer = std::mem::replace(&mut self.base, target.base);
+                    let constraint = self.name_constraint(target.value);
+                    self.base = outer;
+                    return constraint;
+                }
+                ("enum", Value::Array(list)) => found.push(NameConstraint::OneOf(texts(list))),
+                ("const", name) => found.push(NameConstraint::OneOf(texts([name]))),
+                ("pattern", Value::String(pattern)) => {
+                    found.push(NameConstraint::Matching(pattern.clone()));
+                }
+                ("minLength", Value::Number(length)) if length.is_u64() => {
+                    lengths[0] = Some(length.to_string());
+                }
+                ("maxLength", Value::Number(length)) if length.is_u64() => {
+                    lengths[1] = Some(length.to_string());
+                }
+                _ => return Err(self.unenforceable(NAMES_KEYWORD)),
+            }
+        }
+        if lengths.iter().any(Option::is_some) {
+            let [min, max] = lengths;
+            let (min, max) = (min.unwrap_or_else(|| "0".to_owned()), max.unwrap_or_default());
+            found.push(NameConstraint::Matching(format!("^[\\s\\S]{{{min},{max}}}$")));
+        }
+        match (found.pop(), found.pop()) {
+            (constraint, None) => Ok(constraint),
+            _ => Err(self.unenforceable(NAMES_KEYWORD)),
+        }
+    }
+}
+
+/// Returns the strings among values.
+fn texts<'a>(values: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
+    values.into_iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}

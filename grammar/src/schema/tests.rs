@@ -1,0 +1,500 @@
+//! Tests of the keywords of JSON Schema with the grammar engine: each row of the tables in
+//! `docs/structured-output.md` has a case here, and each case a row.
+
+use super::normalise;
+use crate::compile::{GrammarCompiler, GrammarError};
+use crate::constraint::OutputConstraint;
+use crate::tests::{accepts, compile_with, json_spec, vocabulary};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+const PAGE: &str = include_str!("../../../docs/structured-output.md");
+
+/// Schema with texts that its grammar accepts and texts that it rejects.
+struct SchemaCase {
+    /// Keywords that the case shows, as in the page.
+    keywords: &'static [&'static str],
+    schema: Value,
+    accepted: &'static [&'static str],
+    rejected: &'static [&'static str],
+}
+
+fn case(
+    keywords: &'static [&'static str],
+    schema: Value,
+    accepted: &'static [&'static str],
+    rejected: &'static [&'static str],
+) -> SchemaCase {
+    SchemaCase { keywords, schema, accepted, rejected }
+}
+
+fn error(compiler: &GrammarCompiler, schema: &Value) -> String {
+    let constraint = OutputConstraint::new(json_spec(schema.clone()), "test");
+    match compile_with(compiler, &constraint) {
+        Err(GrammarError::Invalid(message)) => message,
+        other => panic!("{schema}: {other:?}"),
+    }
+}
+
+fn check(cases: &[SchemaCase]) {
+    let compiler = GrammarCompiler::new(vocabulary()).unwrap();
+    for SchemaCase { schema, accepted, rejected, .. } in cases {
+        let constraint = OutputConstraint::new(json_spec(schema.clone()), "test");
+        let compiled = compile_with(&compiler, &constraint)
+            .unwrap_or_else(|error| panic!("{schema}: {error}"));
+        for text in *accepted {
+            assert!(accepts(&compiled, text), "{schema} must accept {text}");
+        }
+        for text in *rejected {
+            assert!(!accepts(&compiled, text), "{schema} must not accept {text}");
+        }
+    }
+}
+
+/// Words in backticks in the first column of the table under a heading of the page.
+fn documented(heading: &str) -> BTreeSet<&'static str> {
+    let section = PAGE.split_once(&format!("\n### {heading}\n")).expect(heading).1;
+    let section = section.split("\n#").next().unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    rows.flat_map(|row| row.split('|').nth(1).unwrap_or_default().split('`').skip(1).step_by(2))
+        .collect()
+}
+
+fn shown(cases: &[SchemaCase]) -> BTreeSet<&'static str> {
+    cases.iter().flat_map(|case| case.keywords.iter().copied()).collect()
+}
+
+fn reference_cases() -> Vec<SchemaCase> {
+    let tree = json!({"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": false});
+    let items = json!({"$id": "https://example.org/list.json", "type": "array", "items": {"$ref": "item.json"},
+        "$defs": {"it": {"$id": "item.json", "enum": [1, 2], "$defs": {"unused": {"not": {"type": "null"}}}}}});
+    let named = json!({"items": {"$ref": "#one"}, "type": "array", "$defs": {"x": {"$anchor": "one", "const": 1}}});
+    let old_name = json!({"items": {"$ref": "#one"}, "type": "array", "definitions": {"x": {"id": "#one", "const": 1}}});
+    let place = json!({"properties": {"a": {"type": "integer"}, "b": {"$ref": "#/properties/a"}},
+        "required": ["a", "b"], "type": "object"});
+    let list = json!({"anyOf": [{"const": 1}, {"type": "array", "items": {"$ref": "#/anyOf/0"}}]});
+    let recursive = json!({"type": "array", "items": {"$recursiveRef": "#"}});
+    let dynamic = json!({"$ref": "#/$defs/list", "$defs": {"list": {"$dynamicAnchor": "node", "type": "array",
+        "items": {"$dynamicRef": "#node"}}}});
+    vec![
+        case(&["$ref"], tree, &["{}", r#"{"next":{"next":{}}}"#], &[r#"{"next":1}"#]),
+        case(&["$ref"], place, &[r#"{"a":1,"b":2}"#], &[r#"{"a":1,"b":"x"}"#]),
+        case(&["$ref"], list, &["1", "[1,1]"], &["[2]", "[[1]]"]),
+        case(&["$id", "$defs"], items, &["[1,2]"], &["[3]"]),
+        case(&["$anchor", "$defs"], named, &["[1]"], &["[2]"]),
+        case(&["id", "definitions"], old_name, &["[1]"], &["[2]"]),
+        case(&["$recursiveRef"], recursive, &["[[],[[]]]"], &["[1]"]),
+        case(&["$dynamicRef", "$dynamicAnchor"], dynamic, &["[[],[[]]]"], &["[1]"]),
+    ]
+}
+
+fn value_cases() -> Vec<SchemaCase> {
+    vec![
+        case(&["type"], json!({"type": ["string", "null", "null"]}), &["null", r#""x""#], &["1"]),
+        case(&["type"], json!({"type": ["integer", "number"]}), &["1", "1.5"], &["null"]),
+        case(&["const"], json!({"const": {"a": [1, null]}}), &[r#"{"a":[1,null]}"#], &["1", "{}"]),
+        case(&["const"], json!({"const": null}), &["null"], &["1", ""]),
+        case(
+            &["enum"],
+            json!({"enum": ["a\"é", 1.5, true, null, {"a": []}, 1.5]}),
+            &["\"a\\\"é\"", "1.5", "true", "null", r#"{"a":[]}"#],
+            &["false", "2", r#""b""#],
+        ),
+        case(
+            &["nullable"],
+            json!({"type": "integer", "nullable": true}),
+            &["1", "null"],
+            &["\"\""],
+        ),
+        case(&["nullable"], json!({"type": "integer", "nullable": false}), &["1"], &["null"]),
+        case(&["allOf"], json!({"allOf": [{"minimum": 2}, {"type": "integer"}]}), &["2"], &["1"]),
+        case(&["anyOf"], json!({"anyOf": [{"const": 1}, {"const": 2}]}), &["1", "2"], &["3"]),
+        case(
+            &["oneOf"],
+            json!({"oneOf": [{"type": "string"}, {"type": "integer"}]}),
+            &["1", r#""x""#],
+            &["null"],
+        ),
+        case(
+            &["not"],
+            json!({"type": "object", "additionalProperties": {"const": 1}, "not": {"required": ["a"]}}),
+            &["{}", r#"{"b":1}"#],
+            &[r#"{"a":1}"#],
+        ),
+        case(
+            &["not"],
+            json!({"type": "object", "properties": {"a": {"not": {}}, "b": {"not": false}}}),
+            &["{}", r#"{"b":1}"#],
+            &[r#"{"a":1}"#],
+        ),
+        case(&["minimum"], json!({"type": "integer", "minimum": 3}), &["3"], &["2"]),
+        case(&["maximum"], json!({"type": "integer", "maximum": 3}), &["3"], &["4"]),
+        case(
+            &["exclusiveMinimum"],
+            json!({"type": "integer", "minimum": 3, "exclusiveMinimum": true}),
+            &["4"],
+            &["3"],
+        ),
+        case(
+            &["exclusiveMaximum"],
+            json!({"type": "integer", "maximum": 3, "exclusiveMaximum": true}),
+            &["2"],
+            &["3"],
+        ),
+        case(
+            &["exclusiveMinimum", "exclusiveMaximum"],
+            json!({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 3}),
+            &["2"],
+            &["1", "3"],
+        ),
+        case(
+            &["exclusiveMinimum"],
+            json!({"type": "integer", "minimum": 3, "exclusiveMinimum": false}),
+            &["3"],
+            &["2"],
+        ),
+        case(&["multipleOf"], json!({"type": "integer", "multipleOf": 3}), &["6"], &["7"]),
+        case(&["minLength"], json!({"type": "string", "minLength": 2}), &[r#""éa""#], &[r#""a""#]),
+        case(&["maxLength"], json!({"type": "string", "maxLength": 1}), &[r#""a""#], &[r#""ab""#]),
+        case(
+            &["pattern"],
+            json!({"type": "string", "pattern": "^a+$"}),
+            &[r#""aa""#],
+            &[r#""ab""#],
+        ),
+    ]
+}
+
+fn array_cases() -> Vec<SchemaCase> {
+    let tuple = json!({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}});
+    let old_tuple =
+        json!({"type": "array", "items": [{"const": 1}], "additionalItems": {"const": 2}});
+    vec![
+        case(
+            &["items"],
+            json!({"type": "array", "items": {"const": 1}}),
+            &["[]", "[1,1]"],
+            &["[2]"],
+        ),
+        case(&["items", "prefixItems"], tuple, &["[1,2,2]", "[1]"], &["[2]", "[1,1]"]),
+        case(&["items", "additionalItems"], old_tuple, &["[1,2,2]"], &["[2]", "[1,1]"]),
+        case(
+            &["items"],
+            json!({"type": "array", "items": [{"const": 1}], "additionalItems": false}),
+            &["[]", "[1]"],
+            &["[1,1]"],
+        ),
+        case(&["minItems"], json!({"type": "array", "minItems": 1}), &["[1]"], &["[]"]),
+        case(&["maxItems"], json!({"type": "array", "maxItems": 1}), &["[1]"], &["[1,1]"]),
+        case(
+            &["unevaluatedItems"],
+            json!({"type": "array", "prefixItems": [true], "unevaluatedItems": false}),
+            &["[1]"],
+            &["[1,1]"],
+        ),
+        case(
+            &["uniqueItems"],
+            json!({"type": "array", "items": {"const": 1}, "uniqueItems": false}),
+            &["[1,1]"],
+            &["[2]"],
+        ),
+        case(
+            &["uniqueItems"],
+            json!({"type": "array", "uniqueItems": true, "maxItems": 1}),
+            &["[1]"],
+            &["[1,1]"],
+        ),
+        case(
+            &["contains", "minContains"],
+            json!({"type": "array", "contains": {"const": 1}, "minContains": 0}),
+            &["[]", "[2]"],
+            &["1"],
+        ),
+    ]
+}
+
+fn object_cases() -> Vec<SchemaCase> {
+    let closed = |members: Value| {
+        let mut schema = json!({"type": "object", "additionalProperties": false});
+        schema.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        schema
+    };
+    let pair = json!({"a": {"const": 1}, "b": {"const": 2}});
+    vec![
+        case(
+            &["properties", "additionalProperties", "required"],
+            closed(json!({"properties": pair, "required": ["a", "a"]})),
+            &[r#"{"a":1}"#, r#"{"a":1,"b":2}"#],
+            &["{}", r#"{"b":2}"#, r#"{"a":1,"c":3}"#],
+        ),
+        case(
+            &["patternProperties"],
+            closed(json!({"patternProperties": {"^x": {"const": 1}}})),
+            &[r#"{"xy":1}"#],
+            &[r#"{"xy":2}"#, r#"{"a":1}"#],
+        ),
+        case(
+            &["minProperties"],
+            json!({"type": "object", "minProperties": 1}),
+            &[r#"{"a":1}"#],
+            &["{}"],
+        ),
+        case(
+            &["maxProperties"],
+            json!({"type": "object", "maxProperties": 1}),
+            &["{}", r#"{"a":1}"#],
+            &[r#"{"a":1,"b":1}"#],
+        ),
+        case(
+            &["dependentRequired"],
+            closed(json!({"properties": pair, "dependentRequired": {"a": ["b"]}})),
+            &["{}", r#"{"b":2}"#, r#"{"a":1,"b":2}"#],
+            &[r#"{"a":1}"#],
+        ),
+        case(
+            &["dependentSchemas"],
+            closed(json!({"properties": pair, "dependentSchemas": {"a": {"required": ["b"]}}})),
+            &["{}", r#"{"b":2}"#, r#"{"a":1,"b":2}"#],
+            &[r#"{"a":1}"#],
+        ),
+        case(
+            &["dependencies"],
+            closed(
+                json!({"properties": pair, "dependencies": {"a": ["b"], "b": {"required": ["a"]}}}),
+            ),
+            &["{}", r#"{"a":1,"b":2}"#],
+            &[r#"{"a":1}"#, r#"{"b":2}"#],
+        ),
+        case(
+            &["unevaluatedProperties"],
+            json!({"type": "object", "properties": pair, "unevaluatedProperties": false}),
+            &[r#"{"a":1,"b":2}"#],
+            &[r#"{"c":1}"#],
+        ),
+        case(
+            &["propertyNames"],
+            json!({"type": "object", "propertyNames": {"$ref": "#/$defs/name"},
+                "additionalProperties": {"const": 1}, "$defs": {"name": {"enum": ["a", "b"]}}}),
+            &["{}", r#"{"a":1,"b":1}"#],
+            &[r#"{"c":1}"#, r#"{"a":2}"#],
+        ),
+        case(
+            &["propertyNames"],
+            json!({"type": "object", "propertyNames": {"pattern": "^x"}}),
+            &[r#"{"xy":2}"#],
+            &[r#"{"a":1}"#],
+        ),
+        case(
+            &["propertyNames"],
+            json!({"type": "object", "propertyNames": {"type": "string", "maxLength": 2}}),
+            &[r#"{"ab":2}"#],
+            &[r#"{"abc":1}"#],
+        ),
+        case(
+            &["propertyNames"],
+            json!({"type": "object", "propertyNames": {"type": "string"}}),
+            &[r#"{"abc":1}"#],
+            &["1"],
+        ),
+    ]
+}
+
+/// Each enforced format with a text of the format; `x y` has none of the formats.
+fn format_cases() -> Vec<SchemaCase> {
+    let examples: [(&'static [&'static str], &'static [&'static str]); 10] = [
+        (&["date-time"], &[r#""2024-02-29T23:59:60Z""#]),
+        (&["time"], &[r#""23:59:59+01:00""#]),
+        (&["date"], &[r#""2024-02-29""#]),
+        (&["duration"], &[r#""P3DT12H""#]),
+        (&["email"], &[r#""a.b@example.org""#]),
+        (&["hostname"], &[r#""example.org""#]),
+        (&["ipv4"], &[r#""127.0.0.1""#]),
+        (&["ipv6"], &[r#""::1""#]),
+        (&["uuid"], &[r#""123e4567-e89b-12d3-a456-426614174000""#]),
+        (&["uri"], &[r#""https://example.org/a?b=c#d""#]),
+    ];
+    let all = examples.into_iter().map(|(format, accepted)| {
+        let schema = json!({"type": "string", "format": format[0]});
+        case(format, schema, accepted, &[r#""x y""#])
+    });
+    all.collect()
+}
+
+#[test]
+fn enforced_keywords_are_those_of_the_page() {
+    let cases: Vec<SchemaCase> = [reference_cases(), value_cases(), array_cases(), object_cases()]
+        .into_iter()
+        .flatten()
+        .collect();
+    assert_eq!(shown(&cases), documented("Enforced keywords"));
+    check(&cases);
+}
+
+#[test]
+fn enforced_formats_are_those_of_the_page() {
+    let cases = format_cases();
+    assert_eq!(shown(&cases), documented("Enforced formats"));
+    assert_eq!(shown(&cases), super::keywords::ENFORCED_FORMATS.into_iter().collect());
+    check(&cases);
+}
+
+#[test]
+fn annotations_are_accepted_and_not_enforced() {
+    static NAMES: [&str; 19] = [
+        "$schema",
+        "$comment",
+        "$vocabulary",
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "discriminator",
+        "externalDocs",
+        "xml",
+        "x-order",
+        "format",
+    ];
+    let values = [json!("x"), json!({"const": 1}), json!([1]), Value::Null];
+    let keyword_case = |(at, keywords): (usize, &'static [&'static str])| {
+        let value = if keywords == ["format"] { json!("int64") } else { values[at % 4].clone() };
+        let schema = json!({"type": "string", keywords[0]: value});
+        case(keywords, schema, &[r#""x y""#], &["1"])
+    };
+    let cases: Vec<SchemaCase> = NAMES.chunks(1).enumerate().map(keyword_case).collect();
+    assert_eq!(shown(&cases), documented("Accepted and not enforced"));
+    check(&cases);
+}
+
+#[test]
+fn keywords_that_cannot_be_enforced_are_rejected_by_name() {
+    let compiler = GrammarCompiler::new(vocabulary()).unwrap();
+    let cases = [
+        ("not", json!({"not": {"type": "string"}})),
+        ("if", json!({"if": {"const": 1}, "then": {"type": "integer"}})),
+        ("uniqueItems", json!({"type": "array", "uniqueItems": true})),
+        ("contains", json!({"type": "array", "contains": {"const": 1}})),
+        (
+            "unevaluatedItems",
+            json!({"allOf": [{"prefixItems": [true]}], "unevaluatedItems": false}),
+        ),
+        (
+            "unevaluatedProperties",
+            json!({"allOf": [{"properties": {"a": true}}], "unevaluatedProperties": false}),
+        ),
+        ("propertyNames", json!({"properties": {"a": true}, "propertyNames": {"pattern": "a"}})),
+        ("oneOf", json!({"oneOf": [{"minimum": 1}, {"maximum": 5}]})),
+        ("$ref", json!({"$ref": "https://example.org/a.json"})),
+        ("x-guidance", json!({"x-guidance": {"lenient": true}})),
+    ];
+    for (keyword, schema) in &cases {
+        let message = error(&compiler, schema);
+        assert!(message.contains(keyword), "{schema}: {message}");
+    }
+    let names: BTreeSet<&str> = cases.iter().map(|(keyword, _)| *keyword).collect();
+    assert_eq!(names, documented("Rejected keywords"));
+}
+
+#[test]
+fn references_are_uri_fragments_with_pointers() {
+    for (reference, key) in [
+        ("#/$defs/a~1b", "a/b"),
+        ("#/$defs/a~0b", "a~b"),
+        ("#/$defs/a%20b", "a b"),
+        ("#/$defs/a b", "a b"),
+        ("#/$defs/Box%3CInt%3E", "Box<Int>"),
+        ("#/$defs/Box<Int>", "Box<Int>"),
+        ("#/$defs/Box%3CInt%3E", "Box%3CInt%3E"),
+        ("#/$defs/gr%C3%B6%C3%9Fe", "größe"),
+        ("#/%24defs/plain", "plain"),
+        ("#/$defs/", ""),
+    ] {
+        check(&[case(
+            &[],
+            json!({"$ref": reference, "$defs": {key: {"const": 7}}}),
+            &["7"],
+            &["8"],
+        )]);
+    }
+    let openapi =
+        json!({"$ref": "#/paths/~1x/get/200", "paths": {"/x": {"get": {"200": {"const": 7}}}}});
+    check(&[case(&[], openapi, &["7"], &["8"])]);
+}
+
+#[test]
+fn references_that_name_no_schema_are_rejected() {
+    let compiler = GrammarCompiler::new(vocabulary()).unwrap();
+    for reference in [
+        "#/nowhere",
+        "#nowhere",
+        "other.json",
+        "http://127.0.0.1:1/schema#/$defs/a",
+        "#/$defs/a/const",
+        "#/$defs/a/enum/00",
+        "#/$defs/%zz",
+        "#/$defs/a~2",
+    ] {
+        let message = error(&compiler, &json!({"$ref": reference, "$defs": {"a": {"enum": [{}]}}}));
+        assert!(message.contains(reference), "{message}");
+    }
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+    ] {
+        assert!(error(&compiler, &schema).contains("refers only to itself"), "{schema}");
+    }
+    let twice = json!({"$ref": "#a", "$defs": {"x": {"$anchor": "a"}, "y": {"$anchor": "a"}}});
+    assert!(error(&compiler, &twice).contains("more than one schema"));
+}
+
+#[test]
+fn malformed_keywords_name_their_location() {
+    let compiler = GrammarCompiler::new(vocabulary()).unwrap();
+    for (schema, location) in [
+        (json!({"properties": {"a/b": 1}}), "#/properties/a~1b"),
+        (json!({"anyOf": {}}), "anyOf must be a list of schemas, at #/anyOf"),
+        (json!({"required": true}), "required must be a list of property names"),
+        (json!({"items": [1]}), "#/items/0"),
+        (json!({"$ref": 1}), "$ref must be a string"),
+        (json!({"properties": []}), "properties must be an object"),
+    ] {
+        let message = error(&compiler, &schema);
+        assert!(message.contains(location), "{schema}: {message}");
+    }
+    let nulls =
+        json!({"type": "integer", "enum": null, "$ref": null, "items": null, "required": null});
+    check(&[case(&[], nulls, &["1"], &["null"])]);
+}
+
+#[test]
+fn property_order_is_that_of_the_schema() {
+    let schema = json!({"title": "x", "required": ["b", "a"], "properties": {"b": {"$ref": "#/$defs/v"},
+        "a": {"type": "integer"}}, "$defs": {"v": {"const": 1}}, "type": "object"});
+    let expected = json!({"required": ["b", "a"], "properties": {"b": {"$ref": "#/$defs/v_1"},
+        "a": {"type": "integer"}}, "type": "object", "$defs": {"v_1": {"const": 1}}});
+    assert_eq!(normalise(&schema).unwrap().to_string(), expected.to_string());
+}
+
+#[test]
+fn work_is_bounded_by_the_written_document() {
+    // Each schema of a chain is referenced, and so written as a definition together with all schemas inside.
+    let mut chain = json!({"enum": (0..4_000).collect::<Vec<_>>()});
+    for _ in 0..50 {
+        chain = json!({"properties": {"a": chain}});
+    }
+    let pointers =
+        (0..50).map(|depth| json!({"$ref": format!("#{}", "/properties/a".repeat(depth + 1))}));
+    chain["anyOf"] = Value::from(pointers.collect::<Vec<_>>());
+    let message = normalise(&chain).unwrap_err().to_string();
+    assert!(message.contains("with its references resolved"), "{message}");
+    let names: Vec<String> = (0..2_000).map(|name| format!("n{name}")).collect();
+    let values: Vec<String> = (0..2_000).map(|value| format!("v{value}")).collect();
+    let wide = json!({"propertyNames": {"enum": names}, "additionalProperties": {"enum": values}});
+    assert!(normalise(&wide).unwrap().to_string().len() < 200_000);
+}
