@@ -29,6 +29,8 @@ const TEXT_FILES: &[&str] = &[
     "chat_template.json",
 ];
 
+/// Name of the request for the file list of a repository in error messages.
+const FILE_LIST: &str = "file list";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
@@ -61,13 +63,37 @@ impl HubFileSet {
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The name is a path that does not exist.
-    #[error("{0}: no such model folder")]
+    #[error(
+        "{0}: no such model folder; MODEL is a folder with config.json, tokenizer.json and safetensors files, \
+         or a hub id such as owner/name"
+    )]
     FolderMissing(String),
     /// The name is neither an existing folder nor `name` or `owner/name`.
     #[error("{0}: neither a model folder nor a hub id such as owner/name")]
     InvalidId(String),
+    /// The name is a file.
+    #[error(
+        "{0} is a file; MODEL is a folder with config.json, tokenizer.json and safetensors files. GGUF and \
+         pickle files are not read: serve the original model, which has safetensors files"
+    )]
+    NotAFolder(String),
+    /// The hub cannot be reached, and no folder has the name.
+    #[error(
+        "{id}: there is no such folder, and the hub at {endpoint} cannot be reached: {reason}. Give the path of \
+         a model folder, or set HF_ENDPOINT to a reachable hub"
+    )]
+    Unreachable {
+        /// Hub id of the model.
+        id: String,
+        /// URL of the hub.
+        endpoint: String,
+        /// Cause of the last failed attempt.
+        reason: String,
+    },
     /// The hub has no such repository or revision.
-    #[error("{id}: the hub at {endpoint} has no such model or revision ({revision})")]
+    #[error(
+        "{id}: there is no such folder, and the hub at {endpoint} has no such model or revision ({revision})"
+    )]
     NotFound {
         /// Hub id of the model.
         id: String,
@@ -85,12 +111,14 @@ pub enum HubError {
         status: u16,
     },
     /// The repository does not have a file that is needed for serving.
-    #[error("{id}: the repository has no {file}")]
+    #[error("{id}: the repository has no {file}{hint}")]
     FileMissing {
         /// Hub id of the model.
         id: String,
         /// Name of the missing file.
         file: String,
+        /// What the repository has instead, and the remedy; may be empty.
+        hint: &'static str,
     },
     /// The transfer of a file, or a request to the hub, failed.
     #[error("{id}: {file}: {reason}")]
@@ -157,6 +185,9 @@ pub fn resolve(
     if Path::new(model).is_dir() {
         return Ok(PathBuf::from(model));
     }
+    if Path::new(model).is_file() {
+        return Err(HubError::NotAFolder(model.to_owned()));
+    }
     if model.starts_with(['.', '/', '~']) || model.matches('/').count() > 1 {
         return Err(HubError::FolderMissing(model.to_owned()));
     }
@@ -208,7 +239,7 @@ impl HubRepository {
             return self.cached(file_set);
         }
         let info =
-            self.with_retries("file list", || self.api.repo(self.repo(&self.revision)).info())?;
+            self.with_retries(FILE_LIST, || self.api.repo(self.repo(&self.revision)).info())?;
         let available: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
         // All files are taken from one commit, even if the branch changes during the download.
         let pinned = self.api.repo(self.repo(&info.sha));
@@ -239,7 +270,8 @@ impl HubRepository {
             required.push("config.json");
         }
         if let Some(file) = required.into_iter().find(|file| !available.contains(*file)) {
-            return Err(HubError::FileMissing { id: self.id.clone(), file: file.to_owned() });
+            let (id, file) = (self.id.clone(), file.to_owned());
+            return Err(HubError::FileMissing { id, file, hint: format_hint(available) });
         }
         Ok(names.into_iter().filter(|n| available.contains(*n)).map(str::to_owned).collect())
     }
@@ -256,13 +288,17 @@ impl HubRepository {
                 return Ok(vec![SINGLE_WEIGHTS_FILE.to_owned()]);
             }
             let file = SINGLE_WEIGHTS_FILE.to_owned();
-            return Err(HubError::FileMissing { id: self.id.clone(), file });
+            let (id, hint) = (self.id.clone(), format_hint(available));
+            return Err(HubError::FileMissing { id, file, hint });
         }
         let path = self.download(repo, INDEX_FILE)?;
         let bytes = std::fs::read(path).map_err(|e| self.transfer_error(INDEX_FILE, &e))?;
         let shards = shards(&bytes).map_err(|reason| self.transfer_error(INDEX_FILE, &reason))?;
         match shards.iter().find(|shard| !available.contains(*shard)) {
-            Some(shard) => Err(HubError::FileMissing { id: self.id.clone(), file: shard.clone() }),
+            Some(shard) => {
+                let (id, file) = (self.id.clone(), shard.clone());
+                Err(HubError::FileMissing { id, file, hint: "" })
+            }
             None => Ok(shards.into_iter().collect()),
         }
     }
@@ -314,7 +350,14 @@ impl HubRepository {
                 return Err(permanent);
             }
             if attempt == ATTEMPTS_MAX {
-                return Err(self.transfer_error(what, &error));
+                return Err(match (what, status(&error)) {
+                    (FILE_LIST, None) => HubError::Unreachable {
+                        id: self.id.clone(),
+                        endpoint: self.options.endpoint.clone(),
+                        reason: error.to_string(),
+                    },
+                    _ => self.transfer_error(what, &error),
+                });
             }
             tracing::warn!("{}: {what}: {error}; retrying", self.id);
             std::thread::sleep(Duration::from_millis(250 << attempt));
@@ -372,6 +415,21 @@ impl HubRepository {
             file: file.to_owned(),
             reason: reason.to_string(),
         }
+    }
+}
+
+/// Returns which other weights format a repository has, for the error about missing safetensors files.
+fn format_hint(available: &BTreeSet<String>) -> &'static str {
+    let has = |extension: &str| {
+        available.iter().any(|file| Path::new(file).extension().is_some_and(|e| e == extension))
+    };
+    if has("gguf") {
+        "; GGUF is not supported: serve the original model, which has safetensors files"
+    } else if has("bin") || has("pth") || has("pt") {
+        "; pickle files (.bin, .pth) can run code and are not read: convert them with \
+         save_pretrained(safe_serialization=True) of transformers"
+    } else {
+        ""
     }
 }
 

@@ -34,7 +34,8 @@ pub enum ExecutorError {
     /// The KV cache cannot store one request of `--max-model-len` tokens, or one block without that flag.
     #[error(
         "{blocks} KV blocks of {block_tokens} tokens hold {capacity} tokens, at least {kv_tokens_min} are \
-         required (--max-model-len, or one block without it)"
+         required (--max-model-len, or one block without it): raise --kv-cache-memory-bytes or \
+         --num-gpu-blocks-override, or lower --max-model-len"
     )]
     KvTooSmall {
         /// Number of blocks in the KV pool.

@@ -286,9 +286,10 @@ fn invalid_ids_are_never_requested() {
     for path in ["./none", "/no/such", "a/b/c", "~/x"] {
         assert!(matches!(error_of(path), HubError::FolderMissing(_)), "{path}");
     }
-    for name in ["a b", "owner/", "a/..", "own?er/x", "Cargo.toml"] {
+    for name in ["a b", "owner/", "a/..", "own?er/x"] {
         assert!(matches!(error_of(name), HubError::InvalidId(_)), "{name}");
     }
+    assert!(matches!(error_of("Cargo.toml"), HubError::NotAFolder(_)));
     assert!(matches!(error_of("owner/name"), HubError::CacheFolderUnknown));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();

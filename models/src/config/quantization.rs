@@ -91,7 +91,11 @@ impl QuantizationConfig {
         match method {
             "fp8" => fp8(&object).map(Some),
             "compressed-tensors" => compressed_tensors(&object).map(Some),
-            _ => Err(object.unsupported("quant_method", "fp8 and compressed-tensors are")),
+            _ => Err(object.unsupported(
+                "quant_method",
+                "fp8 and compressed-tensors are; serve the unquantised model, or a checkpoint in one of these \
+                 formats",
+            )),
         }
     }
 

@@ -269,7 +269,7 @@ fn unsupported_quantization_is_rejected_by_name() {
     expect_error(
         json!({"quantization_config": {"quant_method": "gptq"}}),
         expect![[
-            r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8 and compressed-tensors are"#
+            r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8 and compressed-tensors are; serve the unquantised model, or a checkpoint in one of these formats"#
         ]],
     );
     expect_error(

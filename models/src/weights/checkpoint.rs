@@ -199,9 +199,12 @@ fn weights_hint(dir: &Path) -> &'static str {
         let extension = Path::new(&name).extension().and_then(|e| e.to_str());
         match extension {
             Some("bin" | "pth" | "pt") => {
-                hint = "; pickle files (.bin, .pth) can run code and are not read";
+                hint = "; pickle files (.bin, .pth) can run code and are not read: convert them with \
+                        save_pretrained(safe_serialization=True) of transformers";
             }
-            Some("gguf") => hint = "; GGUF is not supported",
+            Some("gguf") => {
+                hint = "; GGUF is not supported: serve the original model, which has safetensors files";
+            }
             _ => {}
         }
     }

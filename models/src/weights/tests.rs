@@ -279,7 +279,7 @@ fn folders_without_weights_list_their_content() {
     expect!["DIR: no model.safetensors and no model.safetensors.index.json"]
         .assert_eq(&error(&dir));
     fs::write(dir.path().join("pytorch_model.bin"), "x").unwrap();
-    expect!["DIR: no model.safetensors and no model.safetensors.index.json; pickle files (.bin, .pth) can run code and are not read"].assert_eq(&error(&dir));
+    expect!["DIR: no model.safetensors and no model.safetensors.index.json; pickle files (.bin, .pth) can run code and are not read: convert them with save_pretrained(safe_serialization=True) of transformers"].assert_eq(&error(&dir));
     fs::create_dir(dir.path().join(FILE)).unwrap();
     expect!["DIR/model.safetensors: not a regular file"].assert_eq(&error(&dir));
 }
