@@ -125,8 +125,18 @@ impl EngineLoop {
         thread::Builder::new().name("scheduler".to_owned()).spawn(move || {
             let client = self.client.clone();
             if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
-                let stats = client.replica_stats();
-                tracing::error!(?stats, "the scheduler broke an invariant: aborting");
+                for stats in client.replica_stats() {
+                    tracing::error!(
+                        replica = stats.replica.0,
+                        step = stats.step.0,
+                        steps_in_flight = stats.steps_in_flight,
+                        running = stats.running,
+                        waiting = stats.waiting,
+                        blocks_in_use = stats.blocks.in_use,
+                        "state of the replica"
+                    );
+                }
+                tracing::error!("the scheduler broke an invariant: aborting");
                 std::process::abort();
             }
         })

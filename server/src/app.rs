@@ -8,6 +8,7 @@ use super::model_names::ServedNames;
 use super::openai::chat::ReasoningField;
 use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
+use super::rejection_log::RejectionLog;
 use super::request_ids::IdGenerator;
 use super::request_trace::RequestTracer;
 use super::responses::ResponseStore;
@@ -58,6 +59,8 @@ pub struct ServerOptions {
     pub profile: bool,
     /// API keys of clients and operators.
     pub api_keys: ApiKeys,
+    /// Whether an access line is logged for each request (`--enable-log-requests`).
+    pub log_requests: bool,
     /// Tracer of finished requests (`--trace-requests`); `None` = requests are not traced.
     pub tracer: Option<RequestTracer>,
     /// CORS settings; `None` = no cross-origin access.
@@ -84,6 +87,7 @@ impl Default for ServerOptions {
             owned_by: "vllm".to_owned(),
             profile: false,
             api_keys: ApiKeys::default(),
+            log_requests: false,
             tracer: None,
             cors: None,
             admin_listener: false,
@@ -153,10 +157,14 @@ pub struct AppState {
     pub id_generator: IdGenerator,
     /// OpenAPI document, generated at the first request for it.
     pub openapi: OnceLock<Bytes>,
+    /// Log of rejected requests.
+    pub rejections: RejectionLog,
     /// Stored responses that clients may fetch and continue.
     pub responses: ResponseStore,
     /// Lock that allows one listing of cached blocks (`/debug/kv`) at a time.
     pub kv_listing: Mutex<()>,
+    /// Lock that allows one probe of `/health_generate` in the engine at a time.
+    pub generation_probe: Mutex<()>,
     serving: OnceLock<Arc<ServingContext>>,
     /// Whether the chat template shows system messages in the middle of a conversation; determined at the
     /// first request that has one.
@@ -173,16 +181,19 @@ impl AppState {
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
         let shows_inline_system = OnceLock::new();
         let responses = ResponseStore::default();
+        let rejections = RejectionLog::default();
         let rejected_at_startup = AtomicU64::new(0);
-        let kv_listing = Mutex::default();
+        let (kv_listing, generation_probe) = (Mutex::default(), Mutex::default());
         Self {
             options,
             health,
             text_pool,
             id_generator,
             openapi,
+            rejections,
             responses,
             kv_listing,
+            generation_probe,
             serving,
             shows_inline_system,
             rejected_at_startup,

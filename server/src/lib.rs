@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_log;
 mod admin;
 mod anthropic;
 mod api_error;
@@ -16,6 +17,7 @@ mod connection;
 mod context_overflow;
 mod cors;
 mod debug;
+mod docs_page;
 mod hyper_error_reply;
 mod json_heap_size;
 mod kv_event_sources;
@@ -32,6 +34,8 @@ mod path_param;
 mod piece_body;
 mod probes;
 mod profile;
+mod rejection_log;
+mod render;
 mod request_body;
 mod request_fields;
 mod request_ids;
@@ -39,10 +43,12 @@ mod request_trace;
 mod request_trace_file;
 mod responses;
 pub mod routes;
+mod sglang;
 mod sse;
 mod status_page;
 mod strict_json;
 mod text_pool;
+mod throughput_log;
 mod tokenize;
 mod unsupported_routes;
 
@@ -54,4 +60,5 @@ pub use model_names::ServedNames;
 pub use request_fields::RequestFields;
 pub use request_trace::RequestTracer;
 pub use strict_json::JsonValue;
+pub use throughput_log::{THROUGHPUT_INTERVAL, log_throughput};
 pub use unsupported_routes::UNSUPPORTED_ROUTES;

@@ -1,4 +1,5 @@
-//! Middleware that counts replies by route and status, rejections by reason, and open streams.
+//! Middleware that counts replies by route and status, rejections by reason, and open streams, and logs
+//! rejections.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -27,6 +28,9 @@ pub(crate) async fn count_requests(
     let response = next.run(request).await;
     let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
     let error = response.extensions().get::<ApiError>();
+    if let Some(error) = error {
+        app.rejections.log(route, error);
+    }
     let reason = error.filter(|_| !PROBE_PATHS.contains(&route)).map(|error| error.reason);
     if reason == Some("starting") {
         app.count_startup_rejection();
@@ -47,8 +51,9 @@ pub(crate) async fn count_requests(
 }
 
 impl AppState {
-    /// Counts a request whose head was rejected before routing, if the metrics exist already.
+    /// Counts and logs a request whose head was rejected before routing, if the metrics exist already.
     pub fn count_rejected_head(&self, error: &ApiError) {
+        self.rejections.log(NO_ROUTE, error);
         let Ok(serving) = self.serving() else { return };
         let http = &serving.metrics.http;
         http.replied(NO_ROUTE, error.status.as_u16());

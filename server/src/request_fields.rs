@@ -144,6 +144,11 @@ impl RequestFields {
         Some(self.pairs.swap_remove(index).1)
     }
 
+    /// Puts a field back, or sets it, so that later code takes it.
+    pub fn put_back(&mut self, name: &str, value: JsonValue) {
+        self.pairs.push((name.to_owned(), value));
+    }
+
     /// Removes and returns the field `name`, of any type; an error if it is absent.
     pub fn required(&mut self, name: &str) -> Result<JsonValue, ApiError> {
         self.take(name).ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))

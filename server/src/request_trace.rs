@@ -191,11 +191,11 @@ impl RequestTraceWriter {
         let lines = dropped - self.reported;
         if lines > 0 {
             (self.reported, self.reported_at) = (dropped, Some(Instant::now()));
-            let error = self.error.take();
+            let error = self.error.take().map(tracing::field::display);
             tracing::warn!(
                 lines,
                 in_all = dropped,
-                ?error,
+                error,
                 "lines of --trace-requests were dropped"
             );
         }

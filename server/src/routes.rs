@@ -1,5 +1,6 @@
 //! Route table and router. Requests are routed by the parsed path alone, never by `Host`.
 
+use super::access_log::log_requests;
 use super::api_error::ApiError;
 use super::app::AppState;
 use super::auth::{ListenerKind, RouteAccess, RouteGuard, authorize};
@@ -7,13 +8,13 @@ use super::metrics_middleware::count_requests;
 use super::openai::{chat, completions};
 use super::unsupported_routes::UNSUPPORTED_ROUTES;
 use super::{
-    admin, anthropic, debug, kv_event_sources, loads, metrics, models, openapi, probes, profile,
-    responses, status_page, tokenize,
+    admin, anthropic, debug, docs_page, kv_event_sources, loads, metrics, models, openapi, probes,
+    profile, render, responses, sglang, status_page, tokenize,
 };
 use axum::Router;
 use axum::handler::Handler;
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{self, MethodRouter};
 use std::sync::Arc;
 
@@ -37,6 +38,9 @@ pub fn table() -> Vec<HttpRoute> {
         get("/", status_page::page).with_access(RouteAccess::Open), // The page itself prompts for a key.
         post("/v1/chat/completions", chat::handle),
         post("/v1/completions", completions::handle),
+        post("/v1/chat/completions/render", render::chat),
+        post("/v1/completions/render", render::completions),
+        post("/generate", sglang::generate),
         post("/v1/responses", responses::create),
         get("/v1/responses/{id}", responses::retrieve),
         delete("/v1/responses/{id}", responses::delete),
@@ -57,6 +61,7 @@ pub fn table() -> Vec<HttpRoute> {
         get("/health", probes::ready).with_access(RouteAccess::Open),
         get("/ping", probes::ready).with_access(RouteAccess::Open),
         post("/ping", probes::ready).with_access(RouteAccess::Open),
+        get("/health_generate", sglang::health_generate).with_access(RouteAccess::Open),
         get("/version", probes::version),
         get("/load", probes::load),
         get("/v1/loads", loads::loads),
@@ -64,6 +69,10 @@ pub fn table() -> Vec<HttpRoute> {
         get("/metrics", metrics::page).with_access(RouteAccess::Metrics),
         get("/kv_event_sources", kv_event_sources::sources),
         get("/server_info", admin::server_info),
+        get("/get_server_info", admin::server_info),
+        get("/model_info", sglang::model_info),
+        get("/get_model_info", sglang::model_info),
+        get("/docs", docs_page::page).with_access(RouteAccess::Open),
         get("/openapi.json", openapi::serve),
         post("/reset_prefix_cache", admin::reset_prefix_cache).with_access(RouteAccess::Admin),
         post("/flush_cache", admin::reset_prefix_cache).with_access(RouteAccess::Admin),
@@ -122,7 +131,11 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
     let unknown = routing::any(async || unknown_route()).layer(guard(RouteAccess::Key));
     let cors = app.options.cors.as_ref().and_then(|cors| cors.layer().ok());
     let observed = from_fn_with_state(Arc::clone(&app), count_requests);
-    let router = router.with_state(app).fallback_service(unknown).layer(observed);
+    let logs_requests = app.options.log_requests;
+    let mut router = router.with_state(app).fallback_service(unknown).layer(observed);
+    if logs_requests {
+        router = router.layer(from_fn(log_requests));
+    }
     // CORS is the outermost layer, so that browsers can read error replies too.
     match cors {
         Some(cors) => router.layer(cors),

@@ -28,7 +28,7 @@ pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
         reason: "only text generation is supported, not scoring or reranking",
     },
     UnsupportedRoutes {
-        paths: &["/generate", "/inference/v1/generate"],
+        paths: &["/inference/v1/generate"],
         access: RouteAccess::Key,
         reason: "send token ids to /v1/completions as `prompt`, and get them with `return_token_ids`",
     },

@@ -66,15 +66,16 @@ pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<Ex
     levels.sort_by_key(|level| BENCH_OP_NAMES.iter().position(|name| *name == level.op));
     let device = bench.device_name();
     print(&levels)?;
+    let dtype = format!("{dtype:?}").to_lowercase();
     let settings = json!({
         "model": name,
         "device": device,
-        "dtype": format!("{dtype:?}").to_lowercase(),
+        "dtype": dtype,
         "context": args.context,
         "block_size": args.block_size,
         "repeats": args.repeats,
     });
-    tracing::info!(%device, model = name, ?dtype, "ops measured");
+    tracing::info!(%device, model = name, dtype, "ops measured");
     report::write(args.output.as_deref(), &report::result("ops", &settings, &levels))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,9 @@
 //! Rewrites a command line into the spelling that clap expects.
 //!
 //! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean flag X, and `-tp 2`
-//! becomes `--tensor-parallel-size 2`, and `--hf-overrides.X V` becomes `--hf-overrides={"X":V}`. Flags of other engines are removed or rejected. Flags of `--config
-//! FILE.toml` that the command line does not set are inserted before those of the command line.
+//! becomes `--tensor-parallel-size 2`, and `--hf-overrides.X V` becomes `--hf-overrides={"X":V}`. Flags of
+//! other engines are removed or rejected. Flags of `--config FILE` that the command line does not set are
+//! inserted before those of the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -53,6 +54,7 @@ const REWRITES: &[(&str, &str)] = &[
 /// Switches of other engines that set a flag of Hadron: name of the switch, its replacement if it is on, and
 /// its replacement if it is off.
 const SWITCH_REWRITES: &[(&str, &str, &str)] = &[
+    ("disable-log-requests", "--enable-log-requests=false", "--enable-log-requests=true"),
     ("disable-radix-cache", "--enable-prefix-caching=false", "--enable-prefix-caching=true"),
     ("load-dummy", "--load-format=synth", "--load-format=auto"),
 ];
@@ -202,6 +204,12 @@ impl ServeFlagNames {
         self.names.get(name).map(String::as_str)
     }
 
+    /// Returns the flag whose name differs least from `name`, if it is similar.
+    fn similar_name(&self, name: &str) -> Option<&str> {
+        let names = self.names.keys().map(|flag| (edit_distance(name, flag), flag.as_str()));
+        names.min().filter(|(edits, _)| edits * 3 <= name.len()).map(|(_, flag)| flag)
+    }
+
     /// Returns the words of a configuration file without the flags that are also on the command line. Each
     /// word has the form `--name=value`.
     fn without_overridden(
@@ -213,6 +221,10 @@ impl ServeFlagNames {
         let mut overridden: BTreeSet<&str> =
             command_line_words.iter().filter_map(|word| self.flag_name(word)).collect();
         overridden.insert("config");
+        // `serve MODEL` overrides `model` of the file.
+        if command_line_words.first().is_some_and(|word| !word.starts_with('-')) {
+            overridden.insert("model");
+        }
         let mut remaining = Vec::new();
         for word in file_words {
             match self.flag_name(&word) {
@@ -220,7 +232,10 @@ impl ServeFlagNames {
                 Some(_) => remaining.push(word),
                 None => {
                     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
-                    return rejected(format!("{}: {name} is not a flag of serve", path.display()));
+                    let similar = self.similar_name(name);
+                    let hint = similar.map(|name| format!("; did you mean {name}?"));
+                    let (path, hint) = (path.display(), hint.unwrap_or_default());
+                    return rejected(format!("{path}: {name} is not a flag of serve{hint}"));
                 }
             }
         }
@@ -284,6 +299,20 @@ fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
         (true, Some("false")) | (false, None) => Some(off),
         _ => None,
     }
+}
+
+/// Returns the number of inserted, deleted and replaced bytes between two names (Levenshtein).
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 /// Returns the last value that a command line gives for a flag.

@@ -50,17 +50,6 @@ pub(super) const INERT_FLAGS: &[NoEffectFlag] = &[
     inert_flag("enable-auto-tool-choice", NoEffectFlagValue::Nothing, "always on"),
     inert_flag("enable-chunked-prefill", NoEffectFlagValue::Nothing, "always on"),
     inert_flag(
-        "disable-log-requests",
-        NoEffectFlagValue::Nothing,
-        "requests are logged by --trace-requests only",
-    ),
-    inert_flag(
-        "enable-log-requests",
-        NoEffectFlagValue::Nothing,
-        "requests are logged by --trace-requests only",
-    ),
-    inert_flag("disable-log-stats", NoEffectFlagValue::Nothing, "statistics are not logged"),
-    inert_flag(
         "api-server-count",
         NoEffectFlagValue::Anything,
         "one process serves all connections",
@@ -87,7 +76,7 @@ pub(super) const INERT_FLAGS: &[NoEffectFlag] = &[
     inert_flag(
         "disable-access-log-for-endpoints",
         NoEffectFlagValue::Anything,
-        "requests are logged by --trace-requests only",
+        "probes and scrapes are not logged",
     ),
     inert_flag("enable-request-id-headers", NoEffectFlagValue::Nothing, "always on"),
     inert_flag("enable-server-load-tracking", NoEffectFlagValue::Nothing, "always on"),
@@ -317,7 +306,7 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
          enable-return-routed-experts aux-output-config",
     ),
     unsupported(
-        "the routes /cohere/v2/chat, /inference/v1/generate and /docs are not implemented",
+        "the routes /cohere/v2/chat and /inference/v1/generate are not implemented; /docs needs no flag",
         "cohere-format cohere-is-reasoning-model tokens-only \
          enable-offline-docs",
     ),

@@ -1,44 +1,55 @@
-//! Reads `--config FILE.toml`, a file that sets flags of `serve` by their names.
+//! Reads `--config FILE`, a TOML or YAML file that sets flags of `serve` by their names.
 
 use std::path::Path;
 
-use toml::{Table, Value};
+use serde_json::{Map, Value};
 
 use super::{CommandLineError, rejected};
 
 /// Converts a configuration file into command-line words of the form `--name=value`.
 pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
-    let error_of = |error: &dyn std::fmt::Display| {
-        CommandLineError::Rejected(format!("{}: {error}", path.display()))
-    };
-    let text = std::fs::read_to_string(path).map_err(|e| error_of(&e))?;
-    let table: Table = text.parse().map_err(|e: toml::de::Error| error_of(&e))?;
+    let text = std::fs::read_to_string(path).map_err(|error| error_in(path, &error))?;
     let mut words = Vec::new();
-    for (name, value) in &table {
+    for (name, value) in &members(path, &text)? {
         match value {
-            Value::Array(items) if items.iter().all(|item| !item.is_table()) => {
+            Value::Array(items) if items.iter().all(|item| !item.is_object()) => {
                 for item in items {
                     words.push(argv_of_flag(name, item, path)?);
                 }
             }
+            // vLLM's files may have keys without a value.
+            Value::Null => {}
             value => words.push(argv_of_flag(name, value, path)?),
         }
     }
     Ok(words)
 }
 
+/// Parses a file: YAML if its name ends so, else TOML.
+fn members(path: &Path, text: &str) -> Result<Map<String, Value>, CommandLineError> {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    if !["yaml", "yml"].contains(&extension.to_ascii_lowercase().as_str()) {
+        return toml::from_str(text).map_err(|error| error_in(path, &error));
+    }
+    match yaml_serde::from_str(text).map_err(|error| error_in(path, &error))? {
+        Value::Object(members) => Ok(members),
+        Value::Null => Ok(Map::new()),
+        _ => rejected(format!("{}: must contain `flag: value` lines", path.display())),
+    }
+}
+
+fn error_in(path: &Path, error: &dyn std::fmt::Display) -> CommandLineError {
+    CommandLineError::Rejected(format!("{}: {error}", path.display()))
+}
+
 fn argv_of_flag(name: &str, value: &Value, path: &Path) -> Result<String, CommandLineError> {
     let value = match value {
         Value::String(text) => text.clone(),
-        Value::Integer(number) => number.to_string(),
-        Value::Float(number) => number.to_string(),
-        Value::Boolean(on) => on.to_string(),
-        // A flag with a JSON value may be written as a TOML table.
-        Value::Table(_) => match serde_json::to_string(value) {
-            Ok(json) => json,
-            Err(error) => return rejected(format!("{}: {name}: {error}", path.display())),
-        },
-        Value::Array(_) | Value::Datetime(_) => {
+        Value::Number(number) => number.to_string(),
+        Value::Bool(on) => on.to_string(),
+        // A flag with a JSON value may be written as a table.
+        Value::Object(_) => value.to_string(),
+        Value::Array(_) | Value::Null => {
             return rejected(format!("{}: {name}: not a valid flag value", path.display()));
         }
     };

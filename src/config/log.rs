@@ -13,6 +13,14 @@ pub struct LogArgs {
     /// Format of log lines on stderr; RUST_LOG filters them
     #[arg(long, default_value = "human")]
     pub log_format: LogFormat,
+    /// Log one line per finished request: route, status, finish reason, tokens, times
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_log_requests: bool,
+    /// Do not log the throughput every 10 s
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub disable_log_stats: bool,
     /// File to which one JSON line per finished request is written
     #[arg(long, alias = "request-log", value_name = "FILE")]
     pub trace_requests: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! Command line, configuration file and environment, parsed once into typed structs.
 //!
 //! The clap structs in this folder are the only definition of the flags: parsing, help and `docs/cli.md` are
-//! derived from them. Order of precedence: flag, `--config FILE.toml`, environment, default. No code outside
+//! derived from them. Order of precedence: flag, `--config FILE`, environment, default. No code outside
 //! this folder reads the environment.
 
 mod access;
@@ -136,8 +136,8 @@ pub struct ServeArgs {
     /// Log and request trace.
     #[command(flatten)]
     pub log: LogArgs,
-    /// Read flags from a TOML file; flags on the command line take precedence
-    #[arg(long, value_name = "FILE.toml", help_heading = "Configuration")]
+    /// Read flags from a TOML or YAML file (.yaml, .yml); flags on the command line take precedence
+    #[arg(long, value_name = "FILE", help_heading = "Configuration")]
     pub config: Option<std::path::PathBuf>,
     /// All flags by name with their values, given or default. API keys are replaced with their number.
     #[arg(skip)]

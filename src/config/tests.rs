@@ -373,7 +373,7 @@ fn inert_flags_only_log_a_note() {
     let line = "serve M --trust-remote-code --api-server-count 4 --uvicorn-log-level=info \
                 --no-enable-chunked-prefill --disable_log_requests --port 9";
     let invocation = run(line).unwrap();
-    assert_eq!(invocation.notes.len(), 5, "{:?}", invocation.notes);
+    assert_eq!(invocation.notes.len(), 4, "{:?}", invocation.notes);
     let CliCommand::Serve(args) = invocation.command else { panic!("not serve") };
     assert_eq!((args.model.model.as_deref(), args.http.port), (Some("M"), 9));
 }
@@ -421,15 +421,54 @@ fn command_line_overrides_config_file() {
         "names from the file apply to the demo model"
     );
 
-    for (text, reason) in
-        [("nope = 1", "nope"), ("port = [", "serve.toml"), ("port = 99999", "99999")]
-    {
+    for (text, reason) in [
+        ("nope = 1", "nope"),
+        ("max-num-seq = 1", "did you mean max-num-seqs?"),
+        ("port = [", "serve.toml"),
+        ("port = 99999", "99999"),
+        ("port = 2026-01-01", "port"),
+    ] {
         std::fs::write(&path, text).unwrap();
         let (code, message) = error(&format!("serve M --config {}", path.display()));
         assert!(code == 1 || code == 2, "{message}");
         assert!(message.contains(reason), "{message}");
     }
     assert!(error("serve --config /no/such.toml").1.contains("/no/such.toml"));
+}
+
+#[test]
+fn config_file_may_be_yaml() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("serve.yaml");
+    let text = "# vLLM's form\nmodel: F\nport: 1\nmax_num_seqs: 3\nserved-model-name: [a, b]\n\
+                enable-log-requests: true\nchat-template:\nhf-overrides:\n  rope_theta: 1.0\n\
+                uvicorn-log-level: \"info\"\n";
+    std::fs::write(&path, text).unwrap();
+    let args = serve(&format!("M --config {} --port 2", path.display()));
+    assert_eq!(args.model.model.as_deref(), Some("M"), "MODEL overrides the file");
+    assert_eq!((args.http.port, args.engine.max_num_seqs), (2, 3));
+    assert_eq!(args.model.served_model_name, ["a", "b"]);
+    assert!(args.log.enable_log_requests);
+    assert_eq!(args.model.config_overrides()["rope_theta"], 1.0);
+    for (text, reason) in
+        [("- port", "flag: value"), ("port: [", "serve.yaml"), ("prt: 1", "did you mean port?")]
+    {
+        std::fs::write(&path, text).unwrap();
+        let (code, message) = error(&format!("serve M --config {}", path.display()));
+        assert!(code == 1 && message.contains(reason), "{message}");
+    }
+    std::fs::write(&path, "").unwrap();
+    assert_eq!(serve(&format!("M --config {}", path.display())).model.model.as_deref(), Some("M"));
+}
+
+#[test]
+fn log_flags_have_the_names_of_vllm() {
+    let log = |line: &str| serve(line).log;
+    assert!(!log("M").enable_log_requests && !log("M").disable_log_stats);
+    assert!(log("M --enable-log-requests --disable-log-stats").enable_log_requests);
+    assert!(!log("M --no-enable-log-requests").enable_log_requests);
+    assert!(!log("M --disable-log-requests").enable_log_requests);
+    assert!(log("M --disable_log_stats").disable_log_stats);
 }
 
 #[test]

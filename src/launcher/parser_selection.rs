@@ -38,7 +38,11 @@ pub(super) fn select_parsers(
         "auto" => reasoning_family(architecture, mentions),
         name => parser_by_name(ReasoningFamily::NAMES, name),
     };
-    tracing::info!(calls = ?tool_calls, ?reasoning, "output parsers selected");
+    tracing::info!(
+        tool_calls = parser_name(ToolCallSyntax::NAMES, tool_calls),
+        reasoning = parser_name(ReasoningFamily::NAMES, reasoning),
+        "output parsers selected"
+    );
     // A template with the variable `enable_thinking` belongs to a model that reasons unless the variable is
     // false.
     let mut parsers = OutputParsers::new(tool_calls, reasoning, tokenizer);
@@ -49,6 +53,15 @@ pub(super) fn select_parsers(
 /// Returns the parser with the given name; `None` for `none`. Unknown names have been rejected before.
 fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
     names.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
+}
+
+/// Returns the name of a parser on the command line; `none` without a parser.
+fn parser_name<T: Copy + PartialEq>(
+    names: &[(&'static str, T)],
+    parser: Option<T>,
+) -> &'static str {
+    let named = names.iter().find(|(_, value)| Some(*value) == parser);
+    named.map_or("none", |(name, _)| name)
 }
 
 fn tool_call_syntax(

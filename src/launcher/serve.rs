@@ -29,7 +29,9 @@ use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, Step
 use server::listener::ConnectionLimiter;
 use server::openai::FieldBounds;
 use server::openai::unix_time;
-use server::{AppState, ModelCard, RequestTracer, ServingContext};
+use server::{
+    AppState, ModelCard, RequestTracer, ServingContext, THROUGHPUT_INTERVAL, log_throughput,
+};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -126,6 +128,9 @@ fn serve(
     serving.info = server_info::server_info(args, world.settings(), &serving, &startup, &limits);
     serving.kv_event_sources = publishers.iter().map(|p| Arc::clone(p.source())).collect();
     app.set_serving(serving);
+    if !args.log.disable_log_stats {
+        runtime.spawn(log_throughput(Arc::clone(&app), THROUGHPUT_INTERVAL));
+    }
     if let Ok(serving) = app.serving() {
         log_ready(args.log.log_format, serving, address);
     }

@@ -46,6 +46,7 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
         admin_listener: access.admin_listen.is_some(),
         metrics_require_key: access.metrics_require_key,
         cors: cors(access)?,
+        log_requests: args.log.enable_log_requests,
         tracer: tracer(&args.log)?,
         keep_alive: args.http.sse_keep_alive_interval.0,
         overload_status: match args.engine.admission_status {

@@ -98,7 +98,7 @@ impl ServerFrontend<'_> {
         if aborted > 0 {
             tracing::warn!(
                 outputs = aborted,
-                ?timeout,
+                timeout_s = timeout.as_secs_f64(),
                 "drain timeout: incomplete outputs are aborted"
             );
         }

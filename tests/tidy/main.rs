@@ -9,6 +9,7 @@ mod figures;
 mod graph;
 mod ignored_tests;
 mod lexicon;
+mod log_fields;
 mod models_page;
 mod mutants;
 mod reliability;

@@ -107,11 +107,11 @@ impl NodeAcceptor {
 
 /// Logs a rejected connection, subject to the rate limit.
 fn log_rejection(error: &HandshakeError, stream: &TcpStream, log_limiter: &LogRateLimiter) {
-    let peer = stream.peer_addr().ok();
+    let peer = stream.peer_addr().ok().map(tracing::field::display);
     if error.is_not_a_node() {
-        return tracing::debug!(?peer, %error, "connection is not from a node");
+        return tracing::debug!(peer, %error, "connection is not from a node");
     }
     if let Some(suppressed) = log_limiter.allow(Instant::now()) {
-        tracing::warn!(?peer, %error, suppressed, "node connection rejected");
+        tracing::warn!(peer, %error, suppressed, "node connection rejected");
     }
 }

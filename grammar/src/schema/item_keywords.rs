@@ -55,7 +55,7 @@ impl SchemaNormaliser<'_> {
                 written.insert("prefixItems".to_owned(), Value::Array(schemas));
             }
             "additionalItems" if is_tuple => {
-                drop(written.insert("items".to_owned(), self.schema(value)?))
+                drop(written.insert("items".to_owned(), self.schema(value)?));
             }
             "prefixItems" => {
                 let schemas = self.list("prefixItems", value)?;

@@ -97,8 +97,8 @@ impl<'a> SchemaNormaliser<'a> {
 
     /// Creates the error that a schema at the current location is rejected.
     fn rejected(&self, message: &str) -> GrammarError {
-        let path: String =
-            self.location.iter().map(|t| format!("/{}", uri::escaped_token(t))).collect();
+        let tokens: Vec<String> = self.location.iter().map(|t| uri::escaped_token(t)).collect();
+        let path = if tokens.is_empty() { String::new() } else { format!("/{}", tokens.join("/")) };
         let shown: String = path.chars().take(LOCATION_SHOWN).collect();
         GrammarError::Invalid(format!("{message}, at #{shown}"))
     }

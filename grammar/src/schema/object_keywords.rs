@@ -43,10 +43,8 @@ impl SchemaNormaliser<'_> {
             "unevaluatedProperties" if has_applicators(schema) => {
                 return Err(self.unenforceable(keyword));
             }
-            "unevaluatedProperties" => {
-                if !schema.contains_key("additionalProperties") {
-                    written.insert("additionalProperties".to_owned(), self.schema(value)?);
-                }
+            "unevaluatedProperties" if !schema.contains_key("additionalProperties") => {
+                written.insert("additionalProperties".to_owned(), self.schema(value)?);
             }
             "dependencies" | "dependentRequired" | "dependentSchemas" => {
                 self.dependencies(keyword, value, written)?;

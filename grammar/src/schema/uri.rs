@@ -82,9 +82,8 @@ fn without_dot_segments(path: &str) -> String {
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
         match segment {
-            "." => {}
             ".." if kept.last().is_some_and(|last| !last.is_empty()) => drop(kept.pop()),
-            ".." => {}
+            "." | ".." => {}
             _ => {
                 kept.push(segment);
                 continue;

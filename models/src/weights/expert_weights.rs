@@ -49,8 +49,8 @@ impl Weights<'_> {
         let packed = packed.map_err(device_error)?;
         let is_fp8 = parts.iter().flatten().any(HostShard::is_fp8);
         if is_fp8 && packed.dtype() != DType::F8E4M3 {
-            let (layer, dtype) = (&self.path, packed.dtype());
-            tracing::info!(layer, ?dtype, "fp8 experts are dequantised on this device");
+            let (layer, element_bytes) = (&self.path, packed.dtype().bytes());
+            tracing::info!(layer, element_bytes, "fp8 experts are dequantised on this device");
         }
         Ok(packed)
     }

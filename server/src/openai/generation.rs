@@ -3,6 +3,7 @@
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
+use crate::access_log::AccessRecord;
 use crate::api_error::ApiError;
 use crate::context_overflow::ContextOverflow;
 use crate::request_trace::{RequestTrace, RequestTracer};
@@ -43,6 +44,8 @@ pub(crate) struct RequestGeneration {
     /// Trace of the request; it is written when the generation is dropped. It is the first field, so it is
     /// dropped before `stream`: the shutdown waits only for the streams.
     trace: Option<Box<RequestTrace>>,
+    /// Counts of the request for the access log; `None` = the request is not logged.
+    access: Option<AccessRecord>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
     n: usize,
@@ -73,6 +76,7 @@ impl RequestGeneration {
         let (events, request_error, trace, span) = (Vec::new(), None, None, Span::current());
         Self {
             trace,
+            access: None,
             stream,
             choices,
             n,
@@ -98,6 +102,12 @@ impl RequestGeneration {
         let mut trace = Box::new(RequestTrace::new(tracer, received, head, prompt_lens, choices));
         trace.set_prompts(&mem::take(&mut self.prompts.ids));
         self.trace = Some(trace);
+    }
+
+    /// Records the tokens and finish reasons of this request for the access log.
+    pub(crate) fn log_access(&mut self, record: AccessRecord) {
+        record.begin(&self.prompts.tokens);
+        self.access = Some(record);
     }
 
     /// Whether the request has ended: every choice has ended, or an error has ended the whole request.
@@ -165,19 +175,28 @@ impl RequestGeneration {
         if let Some(trace) = &mut self.trace {
             trace.record(index, &event);
         }
+        if let Some(access) = &self.access {
+            access.record(&event);
+        }
         if choice.push(event, delta) {
             self.stream.abort_one(index as u32, AbortCause::StopString);
         }
         if self.choices[index].has_ended() {
             self.unfinished -= 1;
-            if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
-                self.span.in_scope(|| tracing::warn!(choice = index, ?end, "a choice failed"));
+            if let Some(ChoiceFinish::Error(code)) =
+                delta.end.as_ref().filter(|end| end.is_row_error())
+            {
+                let reason = engine_error(*code).reason;
+                self.span.in_scope(|| tracing::warn!(choice = index, reason, "a choice failed"));
             }
             if matches!(delta.end, Some(ChoiceFinish::Abort(AbortCause::Shutdown))) {
                 self.span.in_scope(|| tracing::info!(choice = index, "aborted by the drain"));
             }
             if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
                 trace.end(index, end.name());
+            }
+            if let (Some(access), Some(end)) = (&self.access, &delta.end) {
+                access.end(end.name());
             }
             self.request_error = self.request_error.take().or_else(|| match &delta.end {
                 Some(ChoiceFinish::Rejected(reason)) => {
@@ -230,6 +249,23 @@ impl RequestGeneration {
             usage.created_cache_tokens += u64::from(cacheable.saturating_sub(cached));
         }
         usage
+    }
+
+    /// Returns the token counts of one choice so far.
+    pub(crate) fn choice_usage(&self, index: usize) -> UsageInfo {
+        let choice = &self.choices[index];
+        let prompt_tokens = self.prompts.tokens.get(index / self.n).copied().unwrap_or(0);
+        UsageInfo {
+            prompt_tokens: u64::from(prompt_tokens),
+            completion_tokens: u64::from(choice.tokens),
+            cached_tokens: u64::from(choice.cached_tokens.unwrap_or(0)),
+            ..UsageInfo::default()
+        }
+    }
+
+    /// Sets the names that errors use for the field of the prompts and for that of the output length.
+    pub(crate) fn rename_fields(&mut self, field: &'static str, max_tokens_field: &'static str) {
+        (self.prompts.field, self.prompts.max_tokens_field) = (field, max_tokens_field);
     }
 
     /// Returns the log-probabilities of the prompt of a choice.

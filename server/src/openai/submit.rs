@@ -298,7 +298,7 @@ fn context_overflow(
 }
 
 /// Returns the maximum number of output tokens for a prompt.
-fn max_tokens(
+pub(crate) fn max_tokens(
     serving: &ServingContext,
     params: &CompletionParams,
     prompt_len: usize,
@@ -365,7 +365,13 @@ pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>)
 /// Converts an error of tokenizer or chat template to 400, or to the overload status if other requests use
 /// the memory. Its details are logged.
 pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
-    tracing::debug!(?error, "text rejected");
+    let detail = match error {
+        TextError::Template(detail)
+        | TextError::InvalidRequestTemplate(detail)
+        | TextError::NoTemplateProcess(detail) => Some(detail.as_str()),
+        _ => None,
+    };
+    tracing::debug!(%error, detail, "text rejected");
     match error {
         TextError::MemoryBusy { .. }
         | TextError::NoTemplateProcess(_)

@@ -80,7 +80,10 @@ fn field_lookups(
         return Vec::new();
     };
     if let Err(error) = read(&mut fields) {
-        tracing::error!(?error, "a body of the OpenAPI document fails its own validation");
+        tracing::error!(
+            error = error.text(),
+            "a body of the OpenAPI document fails its own validation"
+        );
     }
     fields.into_lookups()
 }

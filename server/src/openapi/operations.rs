@@ -62,7 +62,27 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
         "/readyz" | "/ready" | "/health" | "/ping" => operation_doc("Readiness probe", None, Empty),
         "/version" => operation_doc("Returns the server version", None, Json("Version")),
         "/load" => operation_doc("Returns the number of requests in flight", None, Json("Load")),
-        "/server_info" => operation_doc("Returns the configuration in force", None, AnyJson),
+        "/v1/chat/completions/render" => operation_doc(
+            "Returns the prompt of a chat completion as token ids",
+            Some("ChatRequest"),
+            AnyJson,
+        ),
+        "/v1/completions/render" => operation_doc(
+            "Returns the prompts of a text completion as token ids",
+            Some("CompletionRequest"),
+            AnyJson,
+        ),
+        "/generate" => {
+            operation_doc("SGLang's native API", Some("AnyObject"), JsonOrEvents("AnyObject"))
+        }
+        "/health_generate" => operation_doc("Generates one token", None, Empty),
+        "/model_info" | "/get_model_info" => {
+            operation_doc("Returns the served model in SGLang's form", None, AnyJson)
+        }
+        "/docs" => operation_doc("List of the routes", None, Text("text/html")),
+        "/server_info" | "/get_server_info" => {
+            operation_doc("Returns the configuration in force", None, AnyJson)
+        }
         "/openapi.json" => operation_doc("This document", None, AnyJson),
         "/reset_prefix_cache" | "/flush_cache" => {
             operation_doc("Resets the prefix cache (admin)", None, Json("Success"))

@@ -88,7 +88,7 @@ fn unsatisfiable_tool_choice_is_rejected() {
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("tools[0]")));
     let mut unknown = body(&json!("required"), 1);
     unknown["tools"][0]["function"]["parameters"]["properties"]["city"] =
-        json!({"type": "string", "contentEncoding": "base64", "unevaluatedItems": false});
+        json!({"type": "string", "contentEncoding": "base64", "uniqueItems": true});
     let reply = post(server.address, CHAT, &unknown);
     let error = reply.json()["error"].clone();
     assert_eq!((reply.status, &error["reason"]), (400, &json!("invalid_grammar")), "{error}");

@@ -41,6 +41,14 @@ pub(crate) enum ZmtpSocketType {
 }
 
 impl ZmtpSocketType {
+    /// Returns the name of the socket type in ZeroMQ.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Publish => "PUB",
+            Self::Router => "ROUTER",
+        }
+    }
+
     /// Appends the READY command of a socket of this type.
     fn ready(self, out: &mut Vec<u8>) {
         let data: &[u8] = match self {

@@ -96,9 +96,9 @@ impl<S: PeerState> PeerTable<S> {
     pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, counters: &PublisherCounters) {
         if self.peers.len() == self.peers_max {
             count(&counters.rejected_peers, 1);
-            let (limit, kind) = (self.peers_max, self.kind);
+            let (limit, socket) = (self.peers_max, self.kind.name());
             if let Some(unlogged) = self.log_limiter.allow(now) {
-                tracing::warn!(limit, ?kind, unlogged, "KV events: too many connections");
+                tracing::warn!(limit, socket, unlogged, "KV events: too many connections");
             }
             let Some(idle) = self.peers.iter().position(|peer| peer.state.is_idle()) else {
                 return;

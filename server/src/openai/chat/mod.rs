@@ -10,8 +10,10 @@ pub(crate) mod types;
 
 use super::endpoint;
 use crate::api_error::ApiError;
-use crate::app::AppState;
+use crate::app::{AppState, ServingContext};
 use crate::openai::params::{FieldBounds, SamplingDefaults};
+use crate::openai::submit::{EndpointParams, max_tokens, truncate};
+use crate::render::RenderedRequest;
 use crate::request_fields::RequestFields;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -49,6 +51,33 @@ pub async fn handle(
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     endpoint::serve::<ChatCompletionReply>(app, request).await
+}
+
+/// Parses, validates, renders and tokenises a chat completion request.
+///
+/// Errors: HTTP status 400; the error names the invalid field.
+pub(crate) fn render_request(
+    serving: &ServingContext,
+    fields: &mut RequestFields,
+) -> Result<RenderedRequest, ApiError> {
+    let request =
+        ChatCompletionRequest::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
+    fields.bool("include_reasoning")?;
+    let ChatCompletionRequest { params, mut input, tools, logprobs, prompt_field, .. } = request;
+    input.tools = tools.template_value;
+    let add_special_tokens = request.add_special_tokens;
+    let mut ids = generation_start::render(serving, input, add_special_tokens, prompt_field)?.ids;
+    truncate(&mut ids, params.truncate);
+    let extra = EndpointParams {
+        logprobs,
+        prompt_logprobs: params.prompt_logprobs,
+        max_tokens_default: None,
+        prompt_field,
+        parser: None,
+        thinking: None,
+    };
+    let max_tokens = vec![max_tokens(serving, &params, ids.len(), extra)?];
+    Ok(RenderedRequest { prompts: vec![ids], max_tokens, params, logprobs })
 }
 
 /// Validates the fields of a chat completion request.

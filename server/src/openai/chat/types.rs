@@ -31,7 +31,7 @@ impl ChatCompletionRequest {
     /// Parses all fields of a chat completion request.
     ///
     /// Errors: HTTP status 400; the error names the invalid field.
-    pub(super) fn take(
+    pub(crate) fn take(
         fields: &mut RequestFields,
         bounds: &FieldBounds,
         defaults: &SamplingDefaults,

@@ -15,10 +15,10 @@ use protocol::Token;
 use std::sync::Arc;
 
 /// Default of `max_tokens` for text completions, as in OpenAI's API.
-const MAX_TOKENS_DEFAULT: u32 = 16;
+pub(super) const MAX_TOKENS_DEFAULT: u32 = 16;
 
 /// Name of the field that contains the prompts.
-const FIELD: &str = "prompt";
+pub(super) const FIELD: &str = "prompt";
 
 /// Parses, validates, tokenises and submits a text completion request.
 pub(super) fn prepare(
@@ -64,7 +64,7 @@ pub(super) fn prepare(
 }
 
 /// Returns the token ids of each prompt, truncated if the request sets `truncate_prompt_tokens`.
-fn encode(
+pub(super) fn encode(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],
     add_special_tokens: bool,

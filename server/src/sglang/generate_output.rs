@@ -1,0 +1,156 @@
+//! Output of one choice of a `/generate` request in SGLang's JSON form.
+
+use super::generate_fields::GenerateLogprobs;
+use crate::openai::choice::{ChoiceFinish, StopMatch};
+use crate::openai::logprobs::TokenFormatter;
+use crate::openai::usage::UsageInfo;
+use protocol::{Token, TokenLogprobs};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::time::Instant;
+
+/// Values that all outputs of a request share.
+pub(super) struct GenerateMeta {
+    pub(super) request_id: String,
+    pub(super) weight_version: String,
+    /// Whether the reply is a list, so that each output has an id of its own.
+    pub(super) is_batch: bool,
+    pub(super) logprobs: Option<GenerateLogprobs>,
+    pub(super) tokens: TokenFormatter,
+    pub(super) received: Instant,
+}
+
+/// Output of one choice so far: each event of a stream repeats all of it.
+#[derive(Default)]
+pub(super) struct GenerateOutput {
+    pub(super) text: String,
+    pub(super) ids: Vec<Token>,
+    /// Rows of `output_token_logprobs`, as JSON separated by commas.
+    rows: String,
+    /// Rows of `output_top_logprobs`, as JSON separated by commas.
+    top_rows: String,
+    pub(super) end: Option<ChoiceFinish>,
+}
+
+impl GenerateOutput {
+    /// Creates the output of a choice that has ended, without log-probabilities.
+    pub(super) fn ended(text: String, ids: Vec<Token>, end: ChoiceFinish) -> Self {
+        Self { text, ids, end: Some(end), ..Self::default() }
+    }
+
+    /// Appends the log-probabilities of new tokens.
+    pub(super) fn push_logprobs(&mut self, meta: &GenerateMeta, entries: &[TokenLogprobs]) {
+        let Some(logprobs) = meta.logprobs else { return };
+        for entry in entries {
+            push_row(&mut self.rows, &row(meta, logprobs, Some(entry.logprob), entry.token));
+            if logprobs.top > 0 {
+                push_row(&mut self.top_rows, &top_row(meta, logprobs, entry));
+            }
+        }
+    }
+
+    /// Returns the JSON object of the output. `prompt_logprobs` are the members about the prompt.
+    pub(super) fn json(
+        &self,
+        meta: &GenerateMeta,
+        index: usize,
+        usage: &UsageInfo,
+        prompt_logprobs: &str,
+    ) -> String {
+        let suffix = if meta.is_batch { format!("_{index}") } else { String::new() };
+        let id = format!("{}{suffix}", meta.request_id);
+        let finish = finish_reason(self.end.as_ref(), self.ids.last().copied(), self.ids.len());
+        let seconds = meta.received.elapsed().as_secs_f64();
+        let mut members = format!(
+            "\"id\":{},\"finish_reason\":{finish},\"prompt_tokens\":{},\"weight_version\":{},\
+             \"completion_tokens\":{},\"cached_tokens\":{},\"e2e_latency\":{seconds}",
+            json!(id),
+            usage.prompt_tokens,
+            json!(meta.weight_version),
+            usage.completion_tokens,
+            usage.cached_tokens,
+        );
+        if let Some(logprobs) = meta.logprobs {
+            members.push_str(prompt_logprobs);
+            // Writing to a string cannot fail, so the result is ignored.
+            let _ = write!(members, ",\"output_token_logprobs\":[{}]", self.rows);
+            if logprobs.top > 0 {
+                let _ = write!(members, ",\"output_top_logprobs\":[{}]", self.top_rows);
+            }
+        }
+        let index = if meta.is_batch { format!("\"index\":{index},") } else { String::new() };
+        let (text, ids) = (json!(self.text), json!(self.ids));
+        format!("{{{index}\"text\":{text},\"output_ids\":{ids},\"meta_info\":{{{members}}}}}")
+    }
+}
+
+/// Returns the members about the log-probabilities of a prompt; empty if they were not requested.
+/// `entries` are those of the prompt tokens except the first one, which has none.
+pub(super) fn prompt_members(
+    meta: &GenerateMeta,
+    prompt: &[Token],
+    entries: &[TokenLogprobs],
+) -> String {
+    let Some(logprobs) = meta.logprobs else { return String::new() };
+    let (mut rows, mut top_rows) = (String::new(), String::new());
+    let start = logprobs.prompt_start.unwrap_or(prompt.len());
+    for (at, &token) in prompt.iter().enumerate().skip(start) {
+        let entry = at.checked_sub(1).and_then(|at| entries.get(at));
+        let logprob = entry.map(|entry| entry.logprob);
+        push_row(&mut rows, &row(meta, logprobs, logprob, token));
+        let top = entry.map_or("null".to_owned(), |entry| top_row(meta, logprobs, entry));
+        push_row(&mut top_rows, &top);
+    }
+    let mut members = format!(",\"input_token_logprobs\":[{rows}]");
+    if logprobs.top > 0 {
+        // Writing to a string cannot fail, so the result is ignored.
+        let _ = write!(members, ",\"input_top_logprobs\":[{top_rows}]");
+    }
+    members
+}
+
+fn push_row(rows: &mut String, row: &str) {
+    if !rows.is_empty() {
+        rows.push(',');
+    }
+    rows.push_str(row);
+}
+
+/// Returns `[logprob, token id, text]`.
+fn row(
+    meta: &GenerateMeta,
+    logprobs: GenerateLogprobs,
+    logprob: Option<f32>,
+    token: Token,
+) -> String {
+    let text = if logprobs.with_text { json!(meta.tokens.of(token)) } else { Value::Null };
+    let logprob = logprob.filter(|logprob| logprob.is_finite());
+    format!("[{},{token},{text}]", logprob.map_or("null".to_owned(), |value| value.to_string()))
+}
+
+fn top_row(meta: &GenerateMeta, logprobs: GenerateLogprobs, entry: &TokenLogprobs) -> String {
+    let mut rows = String::new();
+    for &(token, logprob) in &entry.top_logprobs {
+        push_row(&mut rows, &row(meta, logprobs, Some(logprob), token));
+    }
+    format!("[{rows}]")
+}
+
+/// Returns the value of `finish_reason`; null while the output continues.
+pub(super) fn finish_reason(
+    end: Option<&ChoiceFinish>,
+    last: Option<Token>,
+    tokens: usize,
+) -> Value {
+    let stopped = |matched: Value| json!({"type": "stop", "matched": matched});
+    match end {
+        None => Value::Null,
+        Some(ChoiceFinish::Length) => json!({"type": "length", "length": tokens}),
+        Some(ChoiceFinish::Stop(stop) | ChoiceFinish::Calls(stop)) => match stop {
+            StopMatch::Eos => stopped(json!(last)),
+            StopMatch::Id(id) => stopped(json!(id)),
+            StopMatch::Text(text) => stopped(json!(text)),
+        },
+        Some(end) => json!({"type": "abort", "message": end.name()}),
+    }
+}

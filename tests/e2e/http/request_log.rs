@@ -1,0 +1,85 @@
+//! Log lines about requests: the access line, and rejections with their rate limit.
+
+use super::server_process::{ServerProcess, command};
+use crate::http_client::{HttpClient, get, post};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Starts the demo server, runs `requests`, and returns the lines of its log.
+fn log_of(args: &[&str], requests: impl FnOnce(SocketAddr)) -> Vec<String> {
+    let mut command = command(&[&["--port", "0"], args].concat());
+    command.env("RUST_LOG", "info");
+    let mut process = ServerProcess::of(&mut command);
+    requests(process.address);
+    process.signal("TERM");
+    process.exits_within(Duration::from_secs(20));
+    process.stderr_text().lines().map(str::to_owned).collect()
+}
+
+fn lines_with<'a>(log: &'a [String], text: &str) -> Vec<&'a str> {
+    log.iter().map(String::as_str).filter(|line| line.contains(text)).collect()
+}
+
+#[test]
+fn access_line_has_tokens_times_and_request_id() {
+    let log = log_of(&["--enable-log-requests"], |address| {
+        let body = json!({"prompt": "What is", "max_tokens": 3, "ignore_eos": true});
+        let mut client = HttpClient::connect(address);
+        for (id, stream) in [("unary-1", false), ("stream-1", true)] {
+            let mut body = body.clone();
+            body["stream"] = json!(stream);
+            let id = format!("X-Request-Id: {id}\r\n");
+            client.send("POST", "/v1/completions", &id, body.to_string().as_bytes());
+            assert_eq!(client.read().unwrap().status, 200);
+        }
+        assert_eq!(get(address, "/v1/models").status, 200);
+        assert_eq!(get(address, "/health").status, 200);
+        let mut gone = HttpClient::connect(address);
+        let endless =
+            json!({"prompt": "x", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+        gone.send("POST", "/v1/completions", "", endless.to_string().as_bytes());
+        assert_eq!(gone.read_head().unwrap().status, 200);
+        drop(gone);
+        while get(address, "/load").json()["server_load"] != 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let lines = lines_with(&log, "request finished");
+    for id in ["unary-1", "stream-1"] {
+        let line = lines.iter().find(|line| line.contains(id)).unwrap_or_else(|| panic!("{log:?}"));
+        for field in [
+            "method=POST",
+            "route=\"/v1/completions\"",
+            "status=200",
+            "finish_reason=\"length\"",
+            "output_tokens=3",
+            "ttft_ms=",
+            "duration_ms=",
+        ] {
+            assert!(line.contains(field), "{field}: {line}");
+        }
+    }
+    let models = lines.iter().find(|line| line.contains("/v1/models")).unwrap();
+    assert!(models.contains("status=200") && !models.contains("tokens"), "{models}");
+    assert!(lines.iter().any(|line| line.contains("finish_reason=\"client_gone\"")), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.contains("/health")), "{lines:?}");
+}
+
+#[test]
+fn rejections_are_logged_with_their_reason_and_a_limit() {
+    let log = log_of(&[], |address| {
+        assert_eq!(post(address, "/v1/completions", &json!({"prompt": "x", "n": 0})).status, 400);
+        for _ in 0..100 {
+            assert_eq!(get(address, "/nowhere").status, 404);
+        }
+    });
+    let lines = lines_with(&log, "request rejected");
+    let of = |reason: &str| lines.iter().filter(|line| line.contains(reason)).count();
+    assert_eq!(of("reason=\"invalid_value\""), 1, "{lines:?}");
+    let unknown = of("reason=\"unknown_route\"");
+    assert!((1..=20).contains(&unknown), "{unknown} lines of 100 requests");
+    let invalid = lines.iter().find(|line| line.contains("invalid_value")).unwrap();
+    assert!(invalid.contains("WARN") && invalid.contains("n: must be"), "{invalid}");
+    assert!(lines_with(&log, "request finished").is_empty(), "access lines are off by default");
+}
