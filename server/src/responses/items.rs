@@ -1,9 +1,13 @@
-//! Output items of the Responses API: reasoning, messages and function calls.
+//! Output items of the Responses API: reasoning, messages, and calls of functions and custom tools.
 
+use super::custom_input::CustomInputDecoder;
+use super::tool_names::{CalledTool, ToolNames, function_name};
+use super::tools::INPUT;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::request_ids::ToolCallIds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use text::partial_arguments;
 
 /// JSON form of one output item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -25,7 +29,18 @@ pub(super) enum ResponseOutputItem {
         id: String,
         call_id: String,
         name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         arguments: String,
+        status: OutputItemStatus,
+    },
+    CustomToolCall {
+        id: String,
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        input: String,
         status: OutputItemStatus,
     },
 }
@@ -53,24 +68,53 @@ impl OutputItemContent {
     }
 }
 
-/// Generates the item ids of one response: `rs_…`, `msg_…`, `fc_…`.
+/// Generates the item ids of one response, and the items of its calls. The item ids contain the hexadecimal
+/// part of the response id, with which a reference to an item finds the response.
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
-    pub(super) request_id: String,
+    pub(super) response_hex: String,
     pub(super) tool_call_ids: ToolCallIds,
+    pub(super) tool_names: ToolNames,
 }
 
 impl OutputItemIds {
+    /// Returns the id of a reasoning item.
     pub(super) fn reasoning(&self, index: usize) -> String {
-        format!("rs_{}_{index}", self.request_id)
+        self.id("rs", index)
     }
 
+    /// Returns the id of a message.
     pub(super) fn message(&self, index: usize) -> String {
-        format!("msg_{}_{index}", self.request_id)
+        self.id("msg", index)
     }
 
-    pub(super) fn call(&self, index: usize) -> String {
-        format!("fc_{}_{index}", self.request_id)
+    fn id(&self, prefix: &str, index: usize) -> String {
+        format!("{prefix}_{}_{index}", self.response_hex)
+    }
+
+    /// Builds the item of a call of the function `function`.
+    pub(super) fn call(
+        &self,
+        index: usize,
+        call_id: String,
+        function: &str,
+        arguments: String,
+        status: OutputItemStatus,
+    ) -> ResponseOutputItem {
+        let CalledTool { namespace, name, is_custom } = self.tool_names.called(function);
+        if is_custom {
+            let (id, input) = (self.id("ctc", index), CustomInputDecoder::decode(&arguments));
+            return ResponseOutputItem::CustomToolCall {
+                id,
+                call_id,
+                name,
+                namespace,
+                input,
+                status,
+            };
+        }
+        let id = self.id("fc", index);
+        ResponseOutputItem::FunctionCall { id, call_id, name, namespace, arguments, status }
     }
 }
 
@@ -105,17 +149,12 @@ pub(super) fn of_message(
         items.push(message_item(id, content, status));
     }
     for call in calls {
-        items.push(ResponseOutputItem::FunctionCall {
-            id: item_ids.call(items.len()),
-            call_id: call.id,
-            name: call.name,
-            arguments: call.arguments,
-            status: if call.truncated {
-                OutputItemStatus::Incomplete
-            } else {
-                OutputItemStatus::Completed
-            },
-        });
+        let status = if call.truncated {
+            OutputItemStatus::Incomplete
+        } else {
+            OutputItemStatus::Completed
+        };
+        items.push(item_ids.call(items.len(), call.id, &call.name, call.arguments, status));
     }
     items
 }
@@ -134,15 +173,24 @@ pub(super) fn message_item(
     }
 }
 
-/// Converts a function call to a tool call of a chat template; `None` if it is incomplete or malformed.
-fn template_call(item: &ResponseOutputItem) -> Option<Value> {
-    let ResponseOutputItem::FunctionCall { call_id, name, arguments, status, .. } = item else {
-        return None;
-    };
-    let arguments: Value = serde_json::from_str(arguments).ok()?;
-    let is_valid = *status == OutputItemStatus::Completed && arguments.is_object();
-    let function = json!({"name": name, "arguments": arguments});
-    is_valid.then(|| json!({"id": call_id, "type": "function", "function": function}))
+/// Builds a tool call of a chat template.
+pub(super) fn template_call(
+    call_id: &str,
+    namespace: Option<&str>,
+    name: &str,
+    arguments: Value,
+) -> Value {
+    let function = json!({"name": function_name(namespace, name), "arguments": arguments});
+    json!({"id": call_id, "type": "function", "function": function})
+}
+
+/// Parses the arguments of an earlier call, for a chat template. Of arguments that are no JSON object, for
+/// example those of a truncated call, the complete members are kept.
+pub(super) fn template_arguments(arguments: &str) -> Value {
+    match serde_json::from_str(arguments) {
+        Ok(Value::Object(members)) => Value::Object(members),
+        _ => Value::Object(partial_arguments(arguments)),
+    }
 }
 
 /// Converts the output items to an assistant message of a chat template, for requests that continue the
@@ -161,7 +209,14 @@ pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
                     }
                 }
             }
-            ResponseOutputItem::FunctionCall { .. } => calls.extend(template_call(item)),
+            ResponseOutputItem::FunctionCall { call_id, name, namespace, arguments, .. } => {
+                let arguments = template_arguments(arguments);
+                calls.push(template_call(call_id, namespace.as_deref(), name, arguments));
+            }
+            ResponseOutputItem::CustomToolCall { call_id, name, namespace, input, .. } => {
+                let arguments = json!({INPUT: input});
+                calls.push(template_call(call_id, namespace.as_deref(), name, arguments));
+            }
         }
     }
     let mut turn = Map::new();

@@ -3,12 +3,18 @@
 //! Finished responses are kept in an LRU store with a limit in bytes, so that later requests can continue
 //! them (`previous_response_id`) and GET requests can return them.
 
+mod accepted_hints;
 mod background;
 mod convert;
+mod custom_input;
+mod events;
 mod items;
 mod reply;
 mod store;
 mod stream;
+mod tool_choice;
+mod tool_names;
+mod tools;
 mod types;
 
 pub(crate) use store::ResponseStore;

@@ -20,7 +20,7 @@ use axum::body::Body;
 use engine::AdmissionPermit;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Values from which the reply to a Responses request is written, in addition to the generated tokens.
 pub(super) struct ResponsesReply {
@@ -30,6 +30,8 @@ pub(super) struct ResponsesReply {
     pub(super) owner: CallerIdentity,
     pub(super) item_ids: OutputItemIds,
     created: u64,
+    /// Time at which the response was completed.
+    completed: OnceLock<u64>,
     model: String,
     echoed_fields: Map<String, Value>,
     /// Conversation before this response, as template messages.
@@ -55,6 +57,7 @@ pub(super) struct ResponseObject<'a> {
     id: &'a str,
     object: &'static str,
     created_at: u64,
+    completed_at: Option<u64>,
     status: ResponseStatus,
     model: &'a str,
     output: &'a [ResponseOutputItem],
@@ -78,10 +81,12 @@ impl ResponsesReply {
         usage: Option<&UsageInfo>,
     ) -> ResponseObject<'a> {
         let incomplete_details = json!({"reason": "max_output_tokens"});
+        let is_completed = state == ResponseStatus::Completed;
         ResponseObject {
             id: &self.id,
             object: "response",
             created_at: self.created,
+            completed_at: is_completed.then(|| *self.completed.get_or_init(unix_time)),
             status: state,
             model: &self.model,
             output,
@@ -142,7 +147,7 @@ pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
 fn usage_body(usage: &UsageInfo) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens.unwrap_or(0)},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -160,14 +165,12 @@ impl CompletionEndpoint for ResponsesReply {
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let stored_history = |id: &str| app.responses.history(headers.caller, id);
-        let parsed = types::take(
-            &mut fields,
-            &serving.field_bounds,
-            &serving.sampling_defaults,
-            stored_history,
-        )?;
-        let ignored = ignored_fields(app, &fields)?;
-        let ResponsesRequest { request, history, echoed_fields, store, background } = parsed;
+        let parsed = types::take(&mut fields, serving, stored_history)?;
+        let mut ignored = ignored_fields(app, &fields)?;
+        let ResponsesRequest { request, history, echoed_fields, tool_names, hints, .. } = parsed;
+        let ResponsesRequest { store, background, .. } = parsed;
+        serving.metrics.http.ignored(hints.count());
+        ignored.extend(hints.into_names());
         if background && request.params.stream {
             let message = "background responses cannot be streamed";
             return Err(ApiError::unsupported("stream", message));
@@ -175,14 +178,16 @@ impl CompletionEndpoint for ResponsesReply {
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;
+        // The id does not contain the request id: clients choose request ids, so a client could overwrite the
+        // response of another client.
+        let response_hex = app.id_generator.id();
         let reply = Self {
             app: Arc::clone(app),
-            // The id does not contain the request id: clients choose request ids, so a client could overwrite
-            // the response of another client.
-            id: format!("resp_{}", app.id_generator.id()),
+            id: format!("resp_{response_hex}"),
             owner: headers.caller,
-            item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids },
+            item_ids: OutputItemIds { response_hex, tool_call_ids, tool_names },
             created: unix_time(),
+            completed: OnceLock::new(),
             model,
             echoed_fields,
             history,

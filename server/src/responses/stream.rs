@@ -1,15 +1,16 @@
-//! SSE events of a streaming response, with sequence numbers from 0.
+//! Writer of a streaming response: SSE events, with sequence numbers from 0.
 
+use super::custom_input::CustomInputDecoder;
+use super::events::{ResponseEventBody, write};
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
-use super::reply::{ResponseObject, ResponseStatus, ResponsesReply, state};
+use super::reply::{ResponseStatus, ResponsesReply, state};
 use crate::api_error::ApiError;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
 use crate::sse::ChunkWriter;
-use bytes::{BufMut, BytesMut};
-use serde::Serialize;
-use std::io::Write;
+use bytes::BytesMut;
+use std::mem;
 use text::OutputPiece;
 
 /// Writes the SSE events of a streaming response and builds its output items.
@@ -20,76 +21,16 @@ pub(super) struct ResponsesEventWriter {
     /// Output items that are complete.
     output: Vec<ResponseOutputItem>,
     open: Option<ResponseOutputItem>,
+    /// Decoder of the arguments of the open call of a custom tool.
+    input_decoder: CustomInputDecoder,
     state: ResponseStatus,
-}
-
-/// JSON fields of an event, except for its type and sequence number.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum ResponseEventBody<'a> {
-    Response {
-        response: Box<ResponseObject<'a>>,
-    },
-    Item {
-        output_index: usize,
-        item: &'a ResponseOutputItem,
-    },
-    Part {
-        item_id: &'a str,
-        output_index: usize,
-        content_index: u32,
-        part: OutputItemContent,
-    },
-    TextDelta {
-        item_id: &'a str,
-        output_index: usize,
-        content_index: u32,
-        delta: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        logprobs: Option<[(); 0]>,
-    },
-    TextDone {
-        item_id: &'a str,
-        output_index: usize,
-        content_index: u32,
-        text: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        logprobs: Option<[(); 0]>,
-    },
-    ArgumentsDelta {
-        item_id: &'a str,
-        output_index: usize,
-        delta: &'a str,
-    },
-    ArgumentsDone {
-        item_id: &'a str,
-        output_index: usize,
-        name: &'a str,
-        arguments: &'a str,
-    },
-}
-
-#[derive(Serialize)]
-struct ResponseStreamEvent<'a> {
-    r#type: &'a str,
-    sequence_number: u64,
-    #[serde(flatten)]
-    body: ResponseEventBody<'a>,
-}
-
-/// Appends one SSE event. Writing to memory and serialising these types cannot fail.
-fn write(kind: &str, number: &mut u64, body: ResponseEventBody<'_>, out: &mut BytesMut) {
-    let _ = write!(out.writer(), "event: {kind}\ndata: ");
-    let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body };
-    let _ = serde_json::to_writer(out.writer(), &event);
-    out.put_slice(b"\n\n");
-    *number += 1;
 }
 
 impl ResponsesEventWriter {
     pub(super) fn new(reply: ResponsesReply) -> Self {
         let (output, open, state) = (Vec::new(), None, ResponseStatus::Completed);
-        Self { reply, started: false, number: 0, output, open, state }
+        let input_decoder = CustomInputDecoder::default();
+        Self { reply, started: false, number: 0, output, open, input_decoder, state }
     }
 
     fn write_response_event(
@@ -112,13 +53,11 @@ impl ResponsesEventWriter {
             }
             OutputPiece::Call { index, name, .. } => {
                 self.close(OutputItemStatus::Completed, out);
-                let item = ResponseOutputItem::FunctionCall {
-                    id: self.reply.item_ids.call(self.output.len()),
-                    call_id: self.reply.item_ids.tool_call_ids.id(0, index, name),
-                    name: name.to_owned(),
-                    arguments: String::new(),
-                    status: OutputItemStatus::InProgress,
-                };
+                self.input_decoder = CustomInputDecoder::default();
+                let item_ids = &self.reply.item_ids;
+                let call_id = item_ids.tool_call_ids.id(0, index, name);
+                let (at, status) = (self.output.len(), OutputItemStatus::InProgress);
+                let item = item_ids.call(at, call_id, name, String::new(), status);
                 self.add(item, out);
             }
             OutputPiece::Arguments { text, .. } => self.arguments(text, out),
@@ -171,13 +110,33 @@ impl ResponsesEventWriter {
         }
     }
 
-    /// Appends a part of the arguments to the open function call.
+    /// Appends a part of the arguments to the open call.
     fn arguments(&mut self, delta: &str, out: &mut BytesMut) {
         let (output_index, number) = (self.output.len(), &mut self.number);
-        if let Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) = &mut self.open {
-            arguments.push_str(delta);
-            let body = ResponseEventBody::ArgumentsDelta { item_id: id, output_index, delta };
-            write("response.function_call_arguments.delta", number, body, out);
+        match &mut self.open {
+            Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) => {
+                arguments.push_str(delta);
+                let body = ResponseEventBody::CallDelta { item_id: id, output_index, delta };
+                write("response.function_call_arguments.delta", number, body, out);
+            }
+            Some(ResponseOutputItem::CustomToolCall { .. }) => {
+                let text = self.input_decoder.push(delta);
+                self.input(&text, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// Appends text to the input of the open call of a custom tool.
+    fn input(&mut self, delta: &str, out: &mut BytesMut) {
+        let output_index = self.output.len();
+        let Some(ResponseOutputItem::CustomToolCall { id, input, .. }) = &mut self.open else {
+            return;
+        };
+        if !delta.is_empty() {
+            input.push_str(delta);
+            let body = ResponseEventBody::CallDelta { item_id: id, output_index, delta };
+            write("response.custom_tool_call_input.delta", &mut self.number, body, out);
         }
     }
 
@@ -210,6 +169,8 @@ impl ResponsesEventWriter {
 
     /// Ends the open item with status `as_status`.
     fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
+        let rest = mem::take(&mut self.input_decoder).finish();
+        self.input(&rest, out);
         let Some(mut item) = self.open.take() else { return };
         let (output_index, content_index, number) = (self.output.len(), 0, &mut self.number);
         match &mut item {
@@ -218,21 +179,8 @@ impl ResponsesEventWriter {
                 *status = as_status;
                 let item_id = id.as_str();
                 for part in content {
-                    let (kind, text, logprobs) = match part {
-                        OutputItemContent::OutputText { text, .. } => {
-                            ("output_text", text, Some([]))
-                        }
-                        OutputItemContent::ReasoningText { text } => ("reasoning_text", text, None),
-                    };
-                    let kind = format!("response.{kind}.done");
-                    let body = ResponseEventBody::TextDone {
-                        item_id,
-                        output_index,
-                        content_index,
-                        text,
-                        logprobs,
-                    };
-                    write(&kind, number, body, out);
+                    let (kind, body) = part_done(item_id, output_index, part);
+                    write(kind, number, body, out);
                     let part = part.clone();
                     let body =
                         ResponseEventBody::Part { item_id, output_index, content_index, part };
@@ -245,6 +193,11 @@ impl ResponsesEventWriter {
                     ResponseEventBody::ArgumentsDone { item_id: id, output_index, name, arguments };
                 write("response.function_call_arguments.done", number, body, out);
             }
+            ResponseOutputItem::CustomToolCall { id, input, status, .. } => {
+                *status = as_status;
+                let body = ResponseEventBody::InputDone { item_id: id, output_index, input };
+                write("response.custom_tool_call_input.done", number, body, out);
+            }
         }
         write(
             "response.output_item.done",
@@ -256,9 +209,27 @@ impl ResponsesEventWriter {
     }
 }
 
+/// Returns the type and the body of the event that ends the text of a content part.
+fn part_done<'a>(
+    item_id: &'a str,
+    output_index: usize,
+    part: &'a OutputItemContent,
+) -> (&'static str, ResponseEventBody<'a>) {
+    let (kind, text, logprobs) = match part {
+        OutputItemContent::OutputText { text, .. } => {
+            ("response.output_text.done", text, Some([]))
+        }
+        OutputItemContent::ReasoningText { text } => {
+            ("response.reasoning_text.done", text, None)
+        }
+    };
+    let content_index = 0;
+    (kind, ResponseEventBody::TextDone { item_id, output_index, content_index, text, logprobs })
+}
+
 impl ChunkWriter for ResponsesEventWriter {
     fn delta(&mut self, _: u32, delta: &ChoiceDelta, _: &RequestGeneration, out: &mut BytesMut) {
-        if !std::mem::replace(&mut self.started, true) {
+        if !mem::replace(&mut self.started, true) {
             self.write_response_event("response.created", ResponseStatus::InProgress, None, out);
             self.write_response_event(
                 "response.in_progress",

@@ -1,17 +1,20 @@
 //! Parses and validates the fields of a Responses request.
 
+use super::accepted_hints::{AcceptedHints, no_logprobs};
 use super::convert::{InputItemConverter, conversation};
+use super::tool_names::ToolNames;
+use super::tools::{self, ResponsesTools};
 use crate::api_error::ApiError;
+use crate::app::ServingContext;
 use crate::openai::chat::messages;
-use crate::openai::chat::tools::{self, RequestTools, ToolChoice};
 use crate::openai::chat::types::ChatCompletionRequest;
-use crate::openai::params::{CompletionParams, FieldBounds, SamplingDefaults};
+use crate::openai::params::CompletionParams;
 use crate::openai::thinking_budget;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::{Map, Value, json};
-use text::{ChatInput, ToolDefinition};
+use text::ChatInput;
 
 const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
@@ -24,8 +27,18 @@ pub(super) struct ResponsesRequest {
     pub(super) history: Vec<Value>,
     /// Fields of the response object that repeat the request.
     pub(super) echoed_fields: Map<String, Value>,
+    pub(super) tool_names: ToolNames,
+    /// Accepted parts of the request that have no effect.
+    pub(super) hints: AcceptedHints,
     pub(super) store: bool,
     pub(super) background: bool,
+}
+
+/// Values of `text`.
+struct TextSettings {
+    constraint: Option<OutputConstraint>,
+    /// Value that the response object repeats.
+    echoed: Value,
 }
 
 /// Parses all fields of a Responses request. `stored_history` returns the conversation of a stored response
@@ -34,19 +47,23 @@ pub(super) struct ResponsesRequest {
 /// Errors: HTTP status 400 with the name of the invalid field; 404 for a response that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
-    bounds: &FieldBounds,
-    defaults: &SamplingDefaults,
+    serving: &ServingContext,
     stored_history: impl Fn(&str) -> Option<Vec<Value>>,
 ) -> Result<ResponsesRequest, ApiError> {
+    let mut hints = AcceptedHints::default();
     reject_unsupported(fields)?;
+    hints.take_fields(fields)?;
     let mut echoed_fields = Map::new();
     let metadata = metadata(fields)?;
     let store = fields.bool("store")?.unwrap_or(true);
     let background = background(fields, store)?;
-    let (constraint, format) = format(fields)?;
-    let (tools, echoed_tools) = take_tools(fields)?;
-    let kwargs = kwargs(fields, &mut echoed_fields)?;
+    let TextSettings { constraint, echoed: echoed_text } = text_settings(fields, &mut hints)?;
+    let ResponsesTools { tools, names, echoed_tools, echoed_choice } =
+        tools::take(fields, serving.parsers.tool_call_syntax, &mut hints)?;
+    let kwargs = kwargs(fields, &mut hints, &mut echoed_fields)?;
     let max_tokens = fields.int("max_output_tokens", 1..=i64::from(u32::MAX))?;
+    // It limits the calls of tools that run on the server, of which there are none.
+    let max_tool_calls = fields.int("max_tool_calls", 1..=i64::MAX)?;
 
     let previous = fields.string("previous_response_id", 256)?;
     let instructions = fields.string("instructions", usize::MAX)?;
@@ -58,25 +75,25 @@ pub(super) fn take(
     };
     InputItemConverter::new(&mut history).input(fields.take("input"))?;
 
-    let mut params = CompletionParams::take(fields, bounds, defaults)?;
-    params.check_single()?;
+    let params = completion_params(fields, serving, max_tokens, |params| {
+        // The format applies to messages only, and a forced call leaves no message.
+        params.add_constraint(constraint.filter(|_| !tools.must_call()))
+    })?;
     let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
-    params.max_tokens = max_tokens.map(|count| count as u32);
-    params.max_tokens_field = "max_output_tokens";
-    params.check_min_tokens()?;
-    params.add_constraint(constraint)?;
     echoed_fields.extend([
         ("background".to_owned(), json!(background)),
         ("instructions".to_owned(), json!(instructions)),
         ("max_output_tokens".to_owned(), json!(max_tokens)),
+        ("max_tool_calls".to_owned(), json!(max_tool_calls)),
         ("metadata".to_owned(), metadata),
         ("parallel_tool_calls".to_owned(), json!(tools.parallel)),
         ("previous_response_id".to_owned(), json!(previous)),
         ("store".to_owned(), json!(store)),
         ("temperature".to_owned(), json!(params.sampling.temperature)),
-        ("text".to_owned(), json!({"format": format})),
-        ("tool_choice".to_owned(), echoed_tool_choice(&tools.choice)),
+        ("text".to_owned(), echoed_text),
+        ("tool_choice".to_owned(), echoed_choice),
         ("tools".to_owned(), echoed_tools),
+        ("top_logprobs".to_owned(), json!(0)),
         ("top_p".to_owned(), json!(params.sampling.top_p)),
         ("truncation".to_owned(), json!("disabled")),
     ]);
@@ -91,7 +108,26 @@ pub(super) fn take(
         add_special_tokens: false,
         prompt_field: "input",
     };
-    Ok(ResponsesRequest { request, history, echoed_fields, store, background })
+    let tool_names = names;
+    Ok(ResponsesRequest { request, history, echoed_fields, tool_names, hints, store, background })
+}
+
+/// Parses the fields that the Responses API shares with other endpoints. `constrain` adds the output
+/// constraint.
+fn completion_params(
+    fields: &mut RequestFields,
+    serving: &ServingContext,
+    max_tokens: Option<i64>,
+    constrain: impl FnOnce(&mut CompletionParams) -> Result<(), ApiError>,
+) -> Result<CompletionParams, ApiError> {
+    let (bounds, defaults) = (&serving.field_bounds, &serving.sampling_defaults);
+    let mut params = CompletionParams::take(fields, bounds, defaults)?;
+    params.check_single()?;
+    params.max_tokens = max_tokens.map(|count| count as u32);
+    params.max_tokens_field = "max_output_tokens";
+    params.check_min_tokens()?;
+    constrain(&mut params)?;
+    Ok(params)
 }
 
 /// Creates the 404 error: the response with the id in `field` is not stored.
@@ -101,34 +137,20 @@ fn previous_response_not_found(field: &str) -> ApiError {
     ApiError { param: Some(field.to_owned()), ..error }
 }
 
-/// Rejects unsupported fields, and accepts fields that have no effect.
+/// Rejects unsupported fields.
 fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
-    for name in ["prompt", "conversation", "max_tool_calls", "context_management"] {
+    for name in ["prompt", "conversation"] {
         if fields.take(name).is_some() {
             return Err(ApiError::unsupported(name, "is not supported by this server"));
         }
     }
     if fields.int("top_logprobs", 0..=20)?.unwrap_or(0) != 0 {
-        let message = "log-probabilities are supported by /v1/chat/completions only";
-        return Err(ApiError::unsupported("top_logprobs", message));
-    }
-    for name in fields.strings("include", 256, 16)?.unwrap_or_default() {
-        // Reasoning is always returned as plain text, so the encrypted form is accepted and omitted.
-        if name != "reasoning.encrypted_content" {
-            return Err(ApiError::unsupported("include", "value is not supported"));
-        }
+        return Err(no_logprobs("top_logprobs"));
     }
     match fields.string("truncation", 64)?.as_deref() {
-        None | Some("disabled") => {}
-        Some(_) => return Err(ApiError::unsupported("truncation", "must be disabled")),
+        None | Some("disabled") => Ok(()),
+        Some(_) => Err(ApiError::unsupported("truncation", "must be disabled")),
     }
-    if let Some(value) = fields.take("stream_options") {
-        RequestFields::of("stream_options".to_owned(), value)?.bool("include_obfuscation")?;
-    }
-    for ignored in ["prompt_cache_key", "prompt_cache_retention"] {
-        fields.take(ignored);
-    }
-    Ok(())
 }
 
 /// Parses `background`: whether the reply is sent at once and the response is generated afterwards.
@@ -163,47 +185,67 @@ fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     Ok(JsonValue::Object(pairs).into_value())
 }
 
-/// Parses the template variables of a Responses request.
+/// Parses the template variables of a Responses request, and `reasoning`.
 fn kwargs(
     fields: &mut RequestFields,
+    hints: &mut AcceptedHints,
     echoed_fields: &mut Map<String, Value>,
 ) -> Result<Map<String, Value>, ApiError> {
+    const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
     let mut kwargs = messages::kwargs(fields)?;
-    let mut effort = None;
+    let (mut effort, mut summary) = (None, None);
     if let Some(value) = fields.take("reasoning") {
         let mut reasoning = RequestFields::of("reasoning".to_owned(), value)?;
         effort = messages::effort(&mut reasoning, "effort")?;
-        for name in ["summary", "generate_summary"] {
-            match reasoning.string(name, 64)?.as_deref() {
-                None | Some("auto") => {}
-                Some(_) => {
-                    let message = "reasoning summaries are not supported";
-                    return Err(ApiError::unsupported(reasoning.path(name), message));
-                }
-            }
-        }
+        // Reasoning is returned as it is, so there are no summaries.
+        summary = hints.take_keyword(&mut reasoning, "summary", &SUMMARIES)?;
+        hints.take_keyword(&mut reasoning, "generate_summary", &SUMMARIES)?;
+        add_remaining(&reasoning, hints);
     }
     if let Some(effort) = &effort {
         kwargs.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));
     }
-    echoed_fields.insert("reasoning".to_owned(), json!({"effort": effort, "summary": null}));
+    echoed_fields.insert("reasoning".to_owned(), json!({"effort": effort, "summary": summary}));
     Ok(kwargs)
 }
 
-/// Parses `text.format`; returns the output constraint and the value that the response object repeats.
-fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value), ApiError> {
-    let plain = json!({"type": "text"});
-    let Some(value) = fields.take("text") else { return Ok((None, plain)) };
-    let mut text = RequestFields::of("text".to_owned(), value)?;
-    match text.string("verbosity", 64)?.as_deref() {
-        None | Some("medium") => {}
-        Some(_) => return Err(ApiError::unsupported("text.verbosity", "must be medium")),
+/// Adds the fields of an object that no code has parsed to the hints.
+fn add_remaining(object: &RequestFields, hints: &mut AcceptedHints) {
+    for name in object.ignored_names() {
+        hints.add(object.path(&name));
     }
-    let Some(value) = text.take("format") else { return Ok((None, plain)) };
-    let echoed_format = value.clone().into_value();
-    let mut format = RequestFields::of("text.format".to_owned(), value)?;
+}
+
+/// Parses `text`: the output format, and the verbosity, which has no effect.
+fn text_settings(
+    fields: &mut RequestFields,
+    hints: &mut AcceptedHints,
+) -> Result<TextSettings, ApiError> {
+    let plain = json!({"type": "text"});
+    let Some(value) = fields.take("text") else {
+        return Ok(TextSettings { constraint: None, echoed: json!({"format": plain}) });
+    };
+    let mut text = RequestFields::of("text".to_owned(), value)?;
+    let verbosity = hints.take_keyword(&mut text, "verbosity", &["low", "medium", "high"])?;
+    let (constraint, format) = match text.take("format") {
+        None => (None, plain),
+        Some(value) => {
+            let echoed = value.clone().into_value();
+            (format(RequestFields::of("text.format".to_owned(), value)?)?, echoed)
+        }
+    };
+    add_remaining(&text, hints);
+    let mut echoed = json!({"format": format});
+    if let Some(verbosity) = verbosity {
+        echoed["verbosity"] = Value::from(verbosity);
+    }
+    Ok(TextSettings { constraint, echoed })
+}
+
+/// Parses `text.format`; returns the output constraint.
+fn format(mut format: RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     let spec = match format.string("type", 64)?.as_deref() {
-        Some("text") => return Ok((None, plain)),
+        Some("text") => return Ok(None),
         Some("json_object") => GrammarSpec::json_object(JsonWhitespace::Any),
         Some("json_schema") => match format.take("schema") {
             Some(JsonValue::Object(pairs)) => GrammarSpec::Json {
@@ -217,55 +259,5 @@ fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value
             return Err(ApiError::invalid("text.format.type", message));
         }
     };
-    Ok((Some(OutputConstraint::new(spec, "text.format")), echoed_format))
-}
-
-/// Parses `tool_choice`: a keyword, or the function that must be called.
-fn take_tool_choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
-    const NAME: &str = "tool_choice";
-    match fields.take(NAME) {
-        None => Ok(ToolChoice::Auto),
-        Some(JsonValue::Str(keyword)) => tools::choice_from_keyword(&keyword, NAME.to_owned()),
-        Some(value) => {
-            let mut choice = RequestFields::of(NAME.to_owned(), value)?;
-            tools::check_kind(&mut choice)?;
-            tools::named_function(&mut choice)
-        }
-    }
-}
-
-/// Parses the tools of a request; returns them and the value that the response object repeats.
-fn take_tools(fields: &mut RequestFields) -> Result<(RequestTools, Value), ApiError> {
-    let mut definitions: Vec<ToolDefinition> = Vec::new();
-    let (mut template_tools, mut echoed_tools) = (Vec::new(), Vec::new());
-    for (index, item) in tools::list(fields)?.into_iter().enumerate() {
-        echoed_tools.push(item.clone().into_value());
-        let mut item = RequestFields::of(format!("tools[{index}]"), item)?;
-        tools::check_kind(&mut item)?;
-        let tool = tools::function(&mut item, "parameters")?;
-        tools::check_unique(&definitions, &tool.name, item.path("name"))?;
-        template_tools.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
-        definitions.push(tool);
-    }
-    let choice = take_tool_choice(fields)?;
-    let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let template_tools =
-        if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
-    let tools = RequestTools {
-        definitions: definitions.into(),
-        template_value: template_tools,
-        choice,
-        parallel,
-    };
-    tools.check("tool_choice")?;
-    Ok((tools, Value::Array(echoed_tools)))
-}
-
-fn echoed_tool_choice(choice: &ToolChoice) -> Value {
-    match choice {
-        ToolChoice::None => json!("none"),
-        ToolChoice::Auto => json!("auto"),
-        ToolChoice::Required => json!("required"),
-        ToolChoice::Named(name) => json!({"type": "function", "name": name}),
-    }
+    Ok(Some(OutputConstraint::new(spec, "text.format")))
 }

@@ -36,6 +36,8 @@ mod request_log;
 mod request_templates;
 mod required_tool_calls;
 mod responses;
+mod responses_hints;
+mod responses_tools;
 pub(crate) mod server_process;
 mod sglang_routes;
 mod signals;

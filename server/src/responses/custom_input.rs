@@ -1,0 +1,192 @@
+//! Decodes the arguments of the function of a custom tool, the JSON object `{"input": text}`, to the text.
+//! The arguments arrive in parts; the concatenated results do not depend on where the parts are split.
+
+use std::mem;
+
+/// Start of the arguments, in which whitespace is allowed before some of the characters.
+const START: &[u8] = b"{\"input\":\"";
+/// Indices in `START` before which JSON allows whitespace.
+const SPACED: [usize; 4] = [0, 1, 8, 9];
+
+/// Part of the arguments that the decoder is in.
+#[derive(Debug, Clone, Default)]
+enum InputDecoderState {
+    /// In `START`, of which `matched` characters are read; `head` is the text read so far.
+    #[default]
+    Start,
+    /// In the text.
+    Text,
+    /// After a backslash.
+    Escape,
+    /// In `\uXXXX`: the digits read so far, and their value.
+    Unicode { digits: u8, value: u16 },
+    /// After the text; the rest of the object is dropped.
+    End,
+    /// The arguments are not of the form `{"input": text}`, so all of them are the text.
+    Raw,
+}
+
+/// Incremental decoder of the arguments of one call.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CustomInputDecoder {
+    state: InputDecoderState,
+    matched: usize,
+    head: String,
+    /// High surrogate whose low surrogate has not been read yet.
+    high: Option<u16>,
+}
+
+impl CustomInputDecoder {
+    /// Decodes complete arguments.
+    pub(super) fn decode(arguments: &str) -> String {
+        let mut decoder = Self::default();
+        let mut text = decoder.push(arguments);
+        text.push_str(&decoder.finish());
+        text
+    }
+
+    /// Decodes the next part of the arguments.
+    pub(super) fn push(&mut self, part: &str) -> String {
+        let mut text = String::new();
+        for c in part.chars() {
+            self.char(c, &mut text);
+        }
+        text
+    }
+
+    /// Ends the arguments, which may be incomplete; returns the rest of the text.
+    pub(super) fn finish(&mut self) -> String {
+        let mut text = mem::take(&mut self.head);
+        self.end_surrogate(&mut text);
+        text
+    }
+
+    fn char(&mut self, c: char, text: &mut String) {
+        match self.state {
+            InputDecoderState::Start => self.start(c, text),
+            InputDecoderState::Text => match c {
+                '\\' => self.state = InputDecoderState::Escape,
+                '"' => {
+                    self.end_surrogate(text);
+                    self.state = InputDecoderState::End;
+                }
+                c => self.put(c, text),
+            },
+            InputDecoderState::Escape if c == 'u' => {
+                self.state = InputDecoderState::Unicode { digits: 0, value: 0 };
+            }
+            InputDecoderState::Escape => {
+                self.state = InputDecoderState::Text;
+                self.put(unescaped(c), text);
+            }
+            InputDecoderState::Unicode { digits, value } => {
+                let value = value << 4 | c.to_digit(16).unwrap_or(0) as u16;
+                self.state = InputDecoderState::Unicode { digits: digits + 1, value };
+                if digits == 3 {
+                    self.state = InputDecoderState::Text;
+                    self.code_unit(value, text);
+                }
+            }
+            InputDecoderState::End => {}
+            InputDecoderState::Raw => text.push(c),
+        }
+    }
+
+    fn start(&mut self, c: char, text: &mut String) {
+        self.head.push(c);
+        if START.get(self.matched).is_some_and(|&byte| char::from(byte) == c) {
+            self.matched += 1;
+            if self.matched == START.len() {
+                self.head.clear();
+                self.state = InputDecoderState::Text;
+            }
+        } else if !(SPACED.contains(&self.matched) && c.is_ascii_whitespace()) {
+            text.push_str(&mem::take(&mut self.head));
+            self.state = InputDecoderState::Raw;
+        }
+    }
+
+    /// Appends the character of a `\uXXXX` escape; two surrogates form one character.
+    fn code_unit(&mut self, unit: u16, text: &mut String) {
+        match (self.high.take(), unit) {
+            (Some(high), 0xdc00..=0xdfff) => {
+                let pair = char::decode_utf16([high, unit]).next();
+                text.push(pair.and_then(Result::ok).unwrap_or(char::REPLACEMENT_CHARACTER));
+            }
+            (high, unit) => {
+                self.high = high;
+                self.end_surrogate(text);
+                match unit {
+                    0xd800..=0xdbff => self.high = Some(unit),
+                    unit => text.push(
+                        char::from_u32(unit.into()).unwrap_or(char::REPLACEMENT_CHARACTER),
+                    ),
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, c: char, text: &mut String) {
+        self.end_surrogate(text);
+        text.push(c);
+    }
+
+    /// Replaces a high surrogate that no low surrogate follows.
+    fn end_surrogate(&mut self, text: &mut String) {
+        if self.high.take().is_some() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+/// Returns the character that a backslash and `c` mean in JSON.
+fn unescaped(c: char) -> char {
+    match c {
+        'n' => '\n',
+        't' => '\t',
+        'r' => '\r',
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CASES: [(&str, &str); 11] = [
+        (r#"{"input": "a b"}"#, "a b"),
+        ("\n{ \"input\" : \"x\\n\\\"y\\\"\\\\\" , \"more\": 1}", "x\n\"y\"\\"),
+        (r#"{"input": "\u00e9\ud83d\ude00\u0041"}"#, "é😀A"),
+        (r#"{"input": "\ud83dx\ude00\ud83d"}"#, "\u{fffd}x\u{fffd}\u{fffd}"),
+        (r#"{"input": ""}"#, ""),
+        (r#"{"input": "cut \u00"#, "cut "),
+        (r#"{"input": "cut \ud83d"#, "cut \u{fffd}"),
+        (r#"{"patch": "x"}"#, r#"{"patch": "x"}"#),
+        (r#"{"in put": "x"}"#, r#"{"in put": "x"}"#),
+        (r#"{"input": 7}"#, r#"{"input": 7}"#),
+        ("{", "{"),
+    ];
+
+    #[test]
+    fn input_is_decoded_from_any_split() {
+        for (arguments, expected) in CASES {
+            assert_eq!(CustomInputDecoder::decode(arguments), expected, "{arguments}");
+            let mut decoder = CustomInputDecoder::default();
+            let mut text = String::new();
+            for c in arguments.chars() {
+                text.push_str(&decoder.push(c.encode_utf8(&mut [0; 4])));
+            }
+            text.push_str(&decoder.finish());
+            assert_eq!(text, expected, "{arguments} in characters");
+        }
+    }
+
+    #[test]
+    fn every_json_string_is_decoded() {
+        let text: String = (0..0x300u32).filter_map(char::from_u32).collect();
+        let arguments = serde_json::json!({"input": text}).to_string();
+        assert_eq!(CustomInputDecoder::decode(&arguments), text);
+    }
+}

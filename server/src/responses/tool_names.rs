@@ -1,0 +1,75 @@
+//! Names of tools: each callable tool of a request is one function of the model, whose calls are reported as
+//! calls of a function or of a custom tool, in a namespace or in none.
+
+use std::collections::HashMap;
+
+/// Tool that a call is reported for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CalledTool {
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    /// Whether it is a custom tool, whose input is a text and not a JSON object.
+    pub(super) is_custom: bool,
+}
+
+/// Tools of a request by the names of their functions. Functions without a namespace are not listed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ToolNames {
+    by_function: HashMap<String, CalledTool>,
+}
+
+impl ToolNames {
+    /// Adds a tool.
+    pub(super) fn insert(&mut self, tool: CalledTool) {
+        if tool.is_custom || tool.namespace.is_some() {
+            let function = function_name(tool.namespace.as_deref(), &tool.name);
+            self.by_function.insert(function, tool);
+        }
+    }
+
+    /// Returns the tool that a call of `function` is reported for.
+    pub(super) fn called(&self, function: &str) -> CalledTool {
+        self.by_function.get(function).cloned().unwrap_or_else(|| CalledTool {
+            namespace: None,
+            name: function.to_owned(),
+            is_custom: false,
+        })
+    }
+}
+
+/// Returns the name of the function that the model calls for a tool.
+pub(super) fn function_name(namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{namespace}__{name}"),
+        None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_flattened_and_given_back() {
+        let mut names = ToolNames::default();
+        let tool = |namespace: Option<&str>, name: &str, is_custom| CalledTool {
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+            is_custom,
+        };
+        let tools = [
+            tool(Some("mcp"), "find", false),
+            tool(Some("mcp"), "patch", true),
+            tool(None, "patch", true),
+            tool(None, "shell", false),
+        ];
+        for tool in &tools {
+            names.insert(tool.clone());
+        }
+        for tool in tools {
+            let function = function_name(tool.namespace.as_deref(), &tool.name);
+            assert_eq!(names.called(&function), tool);
+        }
+        assert_eq!(names.called("mcp__other"), tool(None, "mcp__other", false));
+    }
+}
