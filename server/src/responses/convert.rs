@@ -1,22 +1,35 @@
 //! Converts the input items of a Responses request to messages of a chat template.
 
+use super::accepted_hints::AcceptedHints;
+use super::foreign_items::{ForeignCall, ForeignItem};
+use super::items::{template_arguments, template_call};
+use super::stored_context::StoredContext;
+use super::tools::INPUT;
 use crate::api_error::ApiError;
-use crate::openai::chat::messages::{self, MESSAGES_MAX, TEXT_PARTS, text_of};
+use crate::openai::chat::messages::{MESSAGES_MAX, TEXT_PARTS, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
 
 /// Converts input items and appends them to a conversation.
-pub(super) struct InputItemConverter<'a> {
+pub(super) struct InputItemConverter<'a, 'b> {
     messages: &'a mut Vec<Value>,
+    /// Stored items, to which input items may refer.
+    stored: &'a mut StoredContext<'b>,
+    /// Receives the paths of items that contain nothing for the model.
+    hints: &'a mut AcceptedHints,
     /// Reasoning items that will be part of the next assistant message or tool call.
     pending_reasoning: String,
 }
 
-impl<'a> InputItemConverter<'a> {
+impl<'a, 'b> InputItemConverter<'a, 'b> {
     /// Creates a converter that appends to `messages`, the earlier conversation.
-    pub(super) fn new(messages: &'a mut Vec<Value>) -> Self {
-        Self { messages, pending_reasoning: String::new() }
+    pub(super) fn new(
+        messages: &'a mut Vec<Value>,
+        stored: &'a mut StoredContext<'b>,
+        hints: &'a mut AcceptedHints,
+    ) -> Self {
+        Self { messages, stored, hints, pending_reasoning: String::new() }
     }
 
     /// Converts the field `input`: a user message as text, or a list of items.
@@ -43,22 +56,35 @@ impl<'a> InputItemConverter<'a> {
         }
     }
 
-    fn item(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
-        let path = item.path("type");
-        match item.string("type", 64)?.as_deref() {
-            None | Some("message") => self.message(&mut item),
-            Some("function_call") => self.call(&mut item),
-            Some("function_call_output") => {
-                let (id, output) = (item.required_string("call_id")?, item.required("output")?);
-                let content = text_of(&item.path("output"), output, TEXT_PARTS)?;
-                self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
-                Ok(())
+    /// Converts one item.
+    pub(super) fn item(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
+        let kind = match item.string("type", 64)? {
+            Some(kind) => kind,
+            None if !item.contains("role") && item.contains("id") => "item_reference".to_owned(),
+            None => "message".to_owned(),
+        };
+        match kind.as_str() {
+            "message" => self.message(&mut item),
+            "function_call" => self.function_call(&mut item),
+            "custom_tool_call" => self.custom_call(&mut item),
+            "function_call_output" | "custom_tool_call_output" => self.output(&mut item),
+            "reasoning" => self.reasoning(&mut item),
+            "item_reference" => {
+                let (path, id) = (item.path("id"), item.required_string("id")?);
+                let stored = self.stored.item(&id, &path)?;
+                let path = path.trim_end_matches(".id").to_owned();
+                self.item(RequestFields::of(path, stored)?)
             }
-            Some("reasoning") => self.reasoning(&mut item),
-            Some(_) => {
-                let message = "items of this type are not supported";
-                Err(ApiError::bad_request("unsupported_content", path, message))
-            }
+            other => match ForeignItem::take(other, &mut item)? {
+                Some(foreign) => {
+                    self.foreign(foreign);
+                    Ok(())
+                }
+                None => {
+                    self.hints.add(item.path("type").trim_end_matches(".type"));
+                    Ok(())
+                }
+            },
         }
     }
 
@@ -75,40 +101,83 @@ impl<'a> InputItemConverter<'a> {
             }
             None => return Err(ApiError::invalid(path, "is missing")),
         };
-        let content = messages::content(item, role)?;
-        let mut message = json!({"role": role, "content": content});
+        let mut message = json!({"role": role, "content": message_text(item, role)?});
         self.add_reasoning(&mut message);
         self.messages.push(message);
         Ok(())
     }
 
-    /// Adds a tool call to the preceding assistant message, or to a new one.
-    fn call(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
+    fn function_call(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
         let (id, name) = (item.required_string("call_id")?, item.required_string("name")?);
+        let namespace = item.string("namespace", usize::MAX)?;
         let path = item.path("arguments");
-        let arguments = messages::arguments(&path, item.take("arguments"))?;
-        let call = json!({"id": id, "type": "function",
-            "function": {"name": name, "arguments": arguments}});
-        if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
-            let mut message = json!({"role": "assistant", "content": ""});
-            self.add_reasoning(&mut message);
+        let arguments = arguments(&path, item.take("arguments"))?;
+        self.call(template_call(&id, namespace.as_deref(), &name, arguments));
+        Ok(())
+    }
+
+    fn custom_call(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
+        let (id, name) = (item.required_string("call_id")?, item.required_string("name")?);
+        let namespace = item.string("namespace", usize::MAX)?;
+        let arguments = json!({INPUT: item.required_string("input")?});
+        self.call(template_call(&id, namespace.as_deref(), &name, arguments));
+        Ok(())
+    }
+
+    fn output(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
+        let (id, output) = (item.required_string("call_id")?, item.required("output")?);
+        let content = text_of(&item.path("output"), output, TEXT_PARTS)?;
+        self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+        Ok(())
+    }
+
+    fn foreign(&mut self, item: ForeignItem) {
+        let ForeignItem { call_id, call, output } = item;
+        if let Some(ForeignCall { name, arguments }) = call {
+            self.call(template_call(&call_id, None, &name, arguments));
+        }
+        if let Some(output) = output {
+            let message = json!({"role": "tool", "tool_call_id": call_id, "content": output});
             self.messages.push(message);
         }
-        let Some(last) = self.messages.last_mut() else { return Ok(()) };
+    }
+
+    /// Adds a tool call to the preceding assistant message, or to a new one.
+    fn call(&mut self, call: Value) {
+        let continues = self.messages.last().is_some_and(|last| {
+            let takes_reasoning =
+                self.pending_reasoning.is_empty() || last.get("reasoning_content").is_none();
+            last["role"] == "assistant" && takes_reasoning
+        });
+        if !continues {
+            self.messages.push(json!({"role": "assistant", "content": ""}));
+        }
+        let reasoning = std::mem::take(&mut self.pending_reasoning);
+        let Some(last) = self.messages.last_mut() else { return };
+        if !reasoning.is_empty() {
+            last["reasoning_content"] = Value::from(reasoning);
+        }
         match last["tool_calls"].as_array_mut() {
             Some(calls) => calls.push(call),
             None => last["tool_calls"] = json!([call]),
         }
-        Ok(())
     }
 
+    /// Parses the reasoning of an item: its text, or else its summary.
     fn reasoning(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
-        if let Some(JsonValue::List(parts)) = item.take("content") {
+        let mut text = String::new();
+        for name in ["content", "summary"] {
+            let path = item.path(name);
+            let Some(JsonValue::List(parts)) = item.take(name) else { continue };
+            if !text.is_empty() {
+                break;
+            }
             for (index, part) in parts.into_iter().enumerate() {
-                let mut part = RequestFields::of(item.path(&format!("content[{index}]")), part)?;
-                self.pending_reasoning += &part.required_string("text")?;
+                let mut part = RequestFields::of(format!("{path}[{index}]"), part)?;
+                text += &part.required_string("text")?;
             }
         }
+        self.pending_reasoning += &text;
         Ok(())
     }
 
@@ -116,6 +185,43 @@ impl<'a> InputItemConverter<'a> {
         if message["role"] == "assistant" && !self.pending_reasoning.is_empty() {
             message["reasoning_content"] = Value::from(std::mem::take(&mut self.pending_reasoning));
         }
+    }
+}
+
+/// Parses the arguments of an earlier call. The text may be incomplete JSON, if the call was truncated.
+fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
+    match value {
+        None => Ok(json!({})),
+        Some(JsonValue::Str(text)) => Ok(template_arguments(&text)),
+        Some(object @ JsonValue::Object(_)) => Ok(object.into_value()),
+        Some(other) => Err(wrong_type(path.to_owned(), "the text of a JSON object", &other)),
+    }
+}
+
+/// Parses the content of a message. The text of a refusal is the text of the message.
+fn message_text(item: &mut RequestFields, role: &str) -> Result<String, ApiError> {
+    let path = item.path("content");
+    match item.take("content") {
+        None if role == "assistant" => Ok(String::new()),
+        None => Err(ApiError::invalid(path, "is missing")),
+        Some(JsonValue::List(parts)) => {
+            let parts = parts.into_iter().map(refusal_as_text).collect();
+            text_of(&path, JsonValue::List(parts), TEXT_PARTS)
+        }
+        Some(value) => text_of(&path, value, TEXT_PARTS),
+    }
+}
+
+/// Converts a refusal part to a text part.
+fn refusal_as_text(part: JsonValue) -> JsonValue {
+    let JsonValue::Object(pairs) = part else { return part };
+    let value_of = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+    match (value_of("type"), value_of("refusal")) {
+        (Some(JsonValue::Str(kind)), Some(JsonValue::Str(refusal))) if kind == "refusal" => {
+            let member = |name: &str, text: &str| (name.to_owned(), JsonValue::Str(text.to_owned()));
+            JsonValue::Object(vec![member("type", "output_text"), member("text", refusal)])
+        }
+        _ => JsonValue::Object(pairs),
     }
 }
 

@@ -118,6 +118,16 @@ impl OutputItemIds {
     }
 }
 
+/// Returns the id of the response that the item `item_id` belongs to, if the id has the form of this server's
+/// item ids.
+pub(super) fn response_id_of(item_id: &str) -> Option<String> {
+    let (_, rest) = item_id.split_once('_')?;
+    let (hex, index) = rest.rsplit_once('_')?;
+    let is_index = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
+    let is_hex = !hex.is_empty() && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_index && is_hex).then(|| format!("resp_{hex}"))
+}
+
 /// Builds the output items of a complete output; they equal those of a stream. If the output was truncated,
 /// the last item is incomplete.
 pub(super) fn of_message(
@@ -229,4 +239,33 @@ pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
         turn.insert("tool_calls".to_owned(), Value::Array(calls));
     }
     Value::Object(turn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use text::ToolCallIdFormat;
+
+    #[test]
+    fn item_ids_name_their_response() {
+        let ids = OutputItemIds {
+            response_hex: "0a1b".to_owned(),
+            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long),
+            tool_names: ToolNames::default(),
+        };
+        assert_eq!(response_id_of(&ids.message(12)).as_deref(), Some("resp_0a1b"));
+        assert_eq!(response_id_of(&ids.reasoning(0)).as_deref(), Some("resp_0a1b"));
+        for foreign in ["msg_0a1b", "msg_xyz_1", "msg_0a1b_", "0a1b_1", "rs__1", ""] {
+            assert_eq!(response_id_of(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn truncated_arguments_keep_complete_members() {
+        assert_eq!(template_arguments("{\"a\": 1}"), json!({"a": 1}));
+        assert_eq!(template_arguments("{\"a\": 1, \"b\": \"x"), json!({"a": 1}));
+        for other in ["", "not JSON", "[1]"] {
+            assert_eq!(template_arguments(other), json!({}), "{other}");
+        }
+    }
 }

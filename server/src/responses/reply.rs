@@ -1,6 +1,7 @@
 //! Response object of the Responses API, and non-streaming replies.
 
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
+use super::stored_context::StoredContext;
 use super::stream::ResponsesEventWriter;
 use super::types::{self, ResponsesRequest};
 use crate::api_error::ApiError;
@@ -162,10 +163,10 @@ impl CompletionEndpoint for ResponsesReply {
         serving: &Arc<ServingContext>,
         mut fields: RequestFields,
         headers: &HeaderParams,
-        permit: AdmissionPermit,
+        mut permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
-        let stored_history = |id: &str| app.responses.history(headers.caller, id);
-        let parsed = types::take(&mut fields, serving, stored_history)?;
+        let mut stored = StoredContext::new(app, headers.caller, &mut permit);
+        let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { request, history, echoed_fields, tool_names, hints, .. } = parsed;
         let ResponsesRequest { store, background, .. } = parsed;

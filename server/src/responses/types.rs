@@ -2,6 +2,7 @@
 
 use super::accepted_hints::{AcceptedHints, no_logprobs};
 use super::convert::{InputItemConverter, conversation};
+use super::stored_context::StoredContext;
 use super::tool_names::ToolNames;
 use super::tools::{self, ResponsesTools};
 use crate::api_error::ApiError;
@@ -41,14 +42,13 @@ struct TextSettings {
     echoed: Value,
 }
 
-/// Parses all fields of a Responses request. `stored_history` returns the conversation of a stored response
-/// that the caller may continue.
+/// Parses all fields of a Responses request. `stored` are the responses that it may continue or refer to.
 ///
 /// Errors: HTTP status 400 with the name of the invalid field; 404 for a response that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
     serving: &ServingContext,
-    stored_history: impl Fn(&str) -> Option<Vec<Value>>,
+    stored: &mut StoredContext<'_>,
 ) -> Result<ResponsesRequest, ApiError> {
     let mut hints = AcceptedHints::default();
     reject_unsupported(fields)?;
@@ -69,11 +69,9 @@ pub(super) fn take(
     let instructions = fields.string("instructions", usize::MAX)?;
     let mut history = match &previous {
         None => Vec::new(),
-        Some(id) => {
-            stored_history(id).ok_or_else(|| previous_response_not_found("previous_response_id"))?
-        }
+        Some(id) => stored.history(id, "previous_response_id")?,
     };
-    InputItemConverter::new(&mut history).input(fields.take("input"))?;
+    InputItemConverter::new(&mut history, stored, &mut hints).input(fields.take("input"))?;
 
     let params = completion_params(fields, serving, max_tokens, |params| {
         // The format applies to messages only, and a forced call leaves no message.
@@ -128,13 +126,6 @@ fn completion_params(
     params.check_min_tokens()?;
     constrain(&mut params)?;
     Ok(params)
-}
-
-/// Creates the 404 error: the response with the id in `field` is not stored.
-fn previous_response_not_found(field: &str) -> ApiError {
-    let message = "no response with this id is stored: it was never stored, or was evicted";
-    let error = ApiError::new(axum::http::StatusCode::NOT_FOUND, "unknown_response", message);
-    ApiError { param: Some(field.to_owned()), ..error }
 }
 
 /// Rejects unsupported fields.

@@ -37,6 +37,7 @@ mod request_templates;
 mod required_tool_calls;
 mod responses;
 mod responses_hints;
+mod responses_items;
 mod responses_tools;
 pub(crate) mod server_process;
 mod sglang_routes;

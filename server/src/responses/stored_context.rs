@@ -1,0 +1,92 @@
+//! Stored responses that a request continues or refers to. The memory for reading them is reserved first,
+//! because a short request can name long responses.
+
+use super::items::response_id_of;
+use crate::api_error::ApiError;
+use crate::app::AppState;
+use crate::auth::CallerIdentity;
+use crate::openai::memory_reservation::reserve;
+use crate::strict_json::JsonValue;
+use axum::http::StatusCode;
+use engine::AdmissionPermit;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// Bytes of memory per byte of a stored text: the text, its parsed values, and the prompt.
+const COPIES: u64 = 4;
+
+/// Reads what one request names of the caller's stored responses.
+pub(crate) struct StoredContext<'a> {
+    app: &'a AppState,
+    caller: CallerIdentity,
+    permit: &'a mut AdmissionPermit,
+    /// Output items of the responses that item references named, by response id.
+    outputs: HashMap<String, Vec<Value>>,
+}
+
+impl<'a> StoredContext<'a> {
+    /// Creates the context of a request of `caller`, which holds `permit`.
+    pub(crate) fn new(
+        app: &'a AppState,
+        caller: CallerIdentity,
+        permit: &'a mut AdmissionPermit,
+    ) -> Self {
+        Self { app, caller, permit, outputs: HashMap::new() }
+    }
+
+    /// Returns the conversation of the response `id`, as template messages; `field` names it in errors.
+    ///
+    /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
+    pub(super) fn history(&mut self, id: &str, field: &str) -> Result<Vec<Value>, ApiError> {
+        let text = self.app.responses.history(self.caller, id);
+        let text = text.ok_or_else(|| not_stored("unknown_response", "response", id, field))?;
+        self.reserve(text.len(), field)?;
+        serde_json::from_str(&text).map_err(|_| ApiError::internal())
+    }
+
+    /// Returns the stored item `id`; `field` names it in errors.
+    ///
+    /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
+    pub(super) fn item(&mut self, id: &str, field: &str) -> Result<JsonValue, ApiError> {
+        let item = match response_id_of(id) {
+            Some(response) => self.output_item(&response, id, field)?,
+            None => None,
+        };
+        let item = item.ok_or_else(|| not_stored("unknown_item", "item", id, field))?;
+        self.reserve(item.len(), field)?;
+        JsonValue::parse(item.as_bytes()).map_err(|_| ApiError::internal())
+    }
+
+    fn output_item(
+        &mut self,
+        response: &str,
+        id: &str,
+        field: &str,
+    ) -> Result<Option<String>, ApiError> {
+        if !self.outputs.contains_key(response) {
+            let Some(body) = self.app.responses.body(self.caller, response) else {
+                return Ok(None);
+            };
+            self.reserve(body.len(), field)?;
+            let mut body: Value = serde_json::from_str(&body).map_err(|_| ApiError::internal())?;
+            let items = body["output"].as_array_mut().map(std::mem::take).unwrap_or_default();
+            self.outputs.insert(response.to_owned(), items);
+        }
+        let items = self.outputs.get(response).map(Vec::as_slice).unwrap_or_default();
+        Ok(items.iter().find(|item| item["id"] == id).map(Value::to_string))
+    }
+
+    fn reserve(&mut self, bytes: usize, field: &str) -> Result<(), ApiError> {
+        reserve(self.app, self.permit, COPIES * bytes as u64, field)
+    }
+}
+
+/// Creates the 404 error: the object `id`, which `field` names, is not stored.
+fn not_stored(reason: &'static str, object: &str, id: &str, field: &str) -> ApiError {
+    const ID_SHOWN: usize = 128;
+    let shown: String = id.chars().take(ID_SHOWN).collect();
+    let message =
+        format!("no {object} with the id {shown:?} is stored: it was never stored, or was evicted");
+    let error = ApiError::new(StatusCode::NOT_FOUND, reason, message);
+    ApiError { param: Some(field.to_owned()), ..error }
+}

@@ -1,0 +1,129 @@
+//! Input items of `/v1/responses`: references to stored items, and items of other servers' tools.
+
+use crate::http_client::{HttpClient, HttpReply};
+use crate::test_server::{ServerSetup, TestServer};
+use serde_json::{Value, json};
+use server::{ApiKeys, ServerOptions};
+use text::{ReasoningFamily, ToolCallSyntax};
+
+const PATH: &str = "/v1/responses";
+const IGNORED: &str = "x-hadron-ignored-fields";
+const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weather\", \
+    \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content or '' }}|{{ m.content }}\
+    {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}\
+    {% endfor %}";
+
+fn setup() -> ServerSetup {
+    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let (scripted_output, template) = (Some(SCRIPT), Some(TEMPLATE));
+    ServerSetup { scripted_output, parsers, template, ..ServerSetup::default() }
+}
+
+fn body(input: &Value) -> Value {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let tools = json!([{"type": "function", "name": "weather", "parameters": schema}]);
+    json!({"input": input, "tools": tools, "max_output_tokens": 300})
+}
+
+fn ok(reply: &HttpReply) -> Value {
+    assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+    reply.json()
+}
+
+/// Checks that a reply is to a prompt of the same length as `prompt`.
+fn assert_prompt(client: &mut HttpClient, reply: &Value, prompt: &str) {
+    let body = json!({"prompt": prompt, "add_special_tokens": false});
+    let count = client.post("/tokenize", &body).json()["count"].clone();
+    assert_eq!(reply["usage"]["input_tokens"], count, "{prompt}");
+}
+
+#[test]
+fn items_of_other_servers_reach_the_template() {
+    let server = TestServer::start(&setup());
+    let mut client = HttpClient::connect(server.address);
+    let input = json!([
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "id": "rs_1", "encrypted_content": "AAAA",
+            "summary": [{"type": "summary_text", "text": "thought"}]},
+        {"type": "message", "role": "assistant", "phase": "commentary", "status": "completed",
+            "content": [{"type": "output_text", "text": "I try.", "annotations": []},
+                {"type": "refusal", "refusal": "No."}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed",
+            "action": {"type": "search", "query": "x"}},
+        {"type": "local_shell_call", "id": "lsh_1", "call_id": "a", "status": "completed",
+            "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "local_shell_call_output", "id": "a", "output": "files"},
+        {"type": "function_call", "call_id": "b", "name": "weather",
+            "arguments": "{\"city\": \"Rome\", \"days\": [1, 2"},
+        {"type": "function_call_output", "call_id": "b", "output": "cut"},
+        {"type": "mcp_call", "id": "mcp_1", "server_label": "docs", "name": "find",
+            "arguments": "{}", "output": "found"},
+    ]);
+    let reply = client.post(PATH, &body(&input));
+    assert_eq!(reply.header(IGNORED), Some("input[3]"));
+    let prompt = "<user>|hi<assistant>thought|I try.\nNo.local_shell{\"command\": [\"ls\"], \"env\": {}}\
+        <tool>|files<assistant>|weather{\"city\": \"Rome\", \"days\": [1, 2]}<tool>|cut\
+        <assistant>|docs__find{}<tool>|found";
+    assert_prompt(&mut client, &ok(&reply), prompt);
+}
+
+#[test]
+fn item_references_name_stored_items() {
+    let keys = ApiKeys::new(["one", "two"], ["root"]);
+    let options = ServerOptions { api_keys: keys, ..ServerOptions::default() };
+    let server = TestServer::start(&ServerSetup { options, ..setup() });
+    let mut client = HttpClient::connect(server.address);
+    let mut send = |path: &str, key: &str, body: &Value| {
+        let head = format!("Authorization: Bearer {key}\r\nContent-Type: application/json\r\n");
+        client.send("POST", path, &head, body.to_string().as_bytes());
+        client.read().unwrap()
+    };
+    let first = ok(&send(PATH, "one", &body(&json!("hi"))));
+    let output = first["output"].as_array().unwrap();
+    let mut input = vec![json!({"role": "user", "content": "hi"})];
+    input.extend(output.iter().map(|item| json!({"type": "item_reference", "id": item["id"]})));
+    let call_id = &output[2]["call_id"];
+    input.push(json!({"type": "function_call_output", "call_id": call_id, "output": "rain"}));
+    let second = ok(&send(PATH, "one", &body(&json!(input))));
+    let prompt = "<user>|hi<assistant>hm|I look.weather{\"city\": \"Rome\"}<tool>|rain";
+    let text = json!({"prompt": prompt, "add_special_tokens": false});
+    let count = send("/tokenize", "one", &text).json()["count"].clone();
+    assert_eq!(second["usage"]["input_tokens"], count);
+    // The type may be omitted.
+    let untyped = json!([{"role": "user", "content": "hi"}, {"id": output[1]["id"]}]);
+    ok(&send(PATH, "one", &body(&untyped)));
+
+    let id = output[1]["id"].as_str().unwrap();
+    let other = format!("{}9", &id[..id.len() - 1]);
+    for (key, id) in [("two", id), ("one", other.as_str()), ("one", "msg_x"), ("one", "msg_0a_1")] {
+        let input = json!([{"role": "user", "content": "x"}, {"type": "item_reference", "id": id}]);
+        let reply = send(PATH, key, &body(&input));
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status, &error["param"]), (404, &json!("input[1].id")), "{id}");
+        assert!(error["message"].as_str().unwrap().contains(id), "{error}");
+    }
+}
+
+#[test]
+fn invalid_input_items_are_rejected_by_name() {
+    let server = TestServer::start(&setup());
+    let mut client = HttpClient::connect(server.address);
+    let part = |part: Value| json!([{"role": "assistant", "content": [part]}]);
+    let cases = [
+        (json!([{"type": "compaction", "encrypted_content": "AAAA"}]), "input[0].type"),
+        (json!([{"type": "a_later_type", "text": "x"}]), "input[0].type"),
+        (json!([{"type": "message", "role": "critic", "content": "x"}]), "input[0].role"),
+        (json!([{"type": "message", "role": "user"}]), "input[0].content"),
+        (part(json!({"type": "refusal"})), "input[0].content[0].type"),
+        (json!([{"type": "custom_tool_call", "call_id": "a", "name": "f"}]), "input[0].input"),
+        (json!([{"type": "custom_tool_call_output", "call_id": "a"}]), "input[0].output"),
+        (json!([{"type": "item_reference"}]), "input[0].id"),
+        (json!([{"type": "mcp_call", "id": "x"}]), "input[0].name"),
+    ];
+    for (input, param) in cases {
+        let reply = client.post(PATH, &body(&input));
+        assert_eq!(reply.status, 400, "{input}");
+        assert_eq!(reply.json()["error"]["param"], param, "{input}");
+    }
+}
