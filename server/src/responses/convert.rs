@@ -224,15 +224,3 @@ fn refusal_as_text(part: JsonValue) -> JsonValue {
         _ => JsonValue::Object(pairs),
     }
 }
-
-/// Returns the messages of a conversation. `instructions` and the system messages at the start are joined to
-/// one message, because chat templates accept only one system message, which must come first.
-pub(super) fn conversation(instructions: Option<&str>, history: &[Value]) -> Value {
-    let is_system = |message: &&Value| message["role"] == "system";
-    let leading = history.iter().take_while(is_system).count();
-    let texts = history[..leading].iter().filter_map(|message| message["content"].as_str());
-    let system: Vec<&str> = instructions.into_iter().chain(texts).collect();
-    let first = json!({"role": "system", "content": system.join("\n\n")});
-    let first = (!system.is_empty()).then_some(first);
-    first.into_iter().chain(history[leading..].iter().cloned()).collect()
-}

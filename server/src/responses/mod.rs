@@ -14,9 +14,11 @@ mod reply;
 mod store;
 mod stored_context;
 mod stream;
+mod system_messages;
 mod tool_choice;
 mod tool_names;
 mod tools;
+mod truncation;
 mod types;
 
 pub(crate) use store::ResponseStore;

@@ -4,6 +4,7 @@ use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message
 use super::stored_context::StoredContext;
 use super::stream::ResponsesEventWriter;
 use super::types::{self, ResponsesRequest};
+use super::{system_messages, truncation};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::auth::CallerIdentity;
@@ -168,13 +169,17 @@ impl CompletionEndpoint for ResponsesReply {
         let mut stored = StoredContext::new(app, headers.caller, &mut permit);
         let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;
-        let ResponsesRequest { request, history, echoed_fields, tool_names, hints, .. } = parsed;
-        let ResponsesRequest { store, background, .. } = parsed;
+        let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
+        let ResponsesRequest { hints, truncates, store, background, .. } = parsed;
         serving.metrics.http.ignored(hints.count());
         ignored.extend(hints.into_names());
         if background && request.params.stream {
             let message = "background responses cannot be streamed";
             return Err(ApiError::unsupported("stream", message));
+        }
+        system_messages::place(serving, &mut request);
+        if truncates {
+            truncation::truncate(serving, &mut request)?;
         }
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =

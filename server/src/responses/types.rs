@@ -1,8 +1,9 @@
 //! Parses and validates the fields of a Responses request.
 
 use super::accepted_hints::{AcceptedHints, no_logprobs};
-use super::convert::{InputItemConverter, conversation};
+use super::convert::InputItemConverter;
 use super::stored_context::StoredContext;
+use super::system_messages::conversation;
 use super::tool_names::ToolNames;
 use super::tools::{self, ResponsesTools};
 use crate::api_error::ApiError;
@@ -31,6 +32,8 @@ pub(super) struct ResponsesRequest {
     pub(super) tool_names: ToolNames,
     /// Accepted parts of the request that have no effect.
     pub(super) hints: AcceptedHints,
+    /// Whether old messages are dropped if the prompt does not fit into the context.
+    pub(super) truncates: bool,
     pub(super) store: bool,
     pub(super) background: bool,
 }
@@ -57,6 +60,7 @@ pub(super) fn take(
     let metadata = metadata(fields)?;
     let store = fields.bool("store")?.unwrap_or(true);
     let background = background(fields, store)?;
+    let truncates = truncation(fields)?;
     let TextSettings { constraint, echoed: echoed_text } = text_settings(fields, &mut hints)?;
     let ResponsesTools { tools, names, echoed_tools, echoed_choice } =
         tools::take(fields, serving.parsers.tool_call_syntax, &mut hints)?;
@@ -93,7 +97,7 @@ pub(super) fn take(
         ("tools".to_owned(), echoed_tools),
         ("top_logprobs".to_owned(), json!(0)),
         ("top_p".to_owned(), json!(params.sampling.top_p)),
-        ("truncation".to_owned(), json!("disabled")),
+        ("truncation".to_owned(), json!(if truncates { "auto" } else { "disabled" })),
     ]);
     let messages = conversation(instructions.as_deref(), &history);
     let input = ChatInput { messages, add_generation_prompt: true, kwargs, ..ChatInput::default() };
@@ -106,8 +110,16 @@ pub(super) fn take(
         add_special_tokens: false,
         prompt_field: "input",
     };
-    let tool_names = names;
-    Ok(ResponsesRequest { request, history, echoed_fields, tool_names, hints, store, background })
+    Ok(ResponsesRequest {
+        request,
+        history,
+        echoed_fields,
+        tool_names: names,
+        hints,
+        truncates,
+        store,
+        background,
+    })
 }
 
 /// Parses the fields that the Responses API shares with other endpoints. `constrain` adds the output
@@ -138,9 +150,15 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     if fields.int("top_logprobs", 0..=20)?.unwrap_or(0) != 0 {
         return Err(no_logprobs("top_logprobs"));
     }
+    Ok(())
+}
+
+/// Parses `truncation`: whether old messages are dropped if the prompt does not fit into the context.
+fn truncation(fields: &mut RequestFields) -> Result<bool, ApiError> {
     match fields.string("truncation", 64)?.as_deref() {
-        None | Some("disabled") => Ok(()),
-        Some(_) => Err(ApiError::unsupported("truncation", "must be disabled")),
+        None | Some("disabled") => Ok(false),
+        Some("auto") => Ok(true),
+        Some(_) => Err(ApiError::invalid("truncation", "must be auto or disabled")),
     }
 }
 

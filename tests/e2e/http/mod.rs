@@ -38,6 +38,7 @@ mod required_tool_calls;
 mod responses;
 mod responses_hints;
 mod responses_items;
+mod responses_prompt;
 mod responses_tools;
 pub(crate) mod server_process;
 mod sglang_routes;

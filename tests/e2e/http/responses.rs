@@ -221,7 +221,7 @@ fn unsupported_fields_are_rejected_by_name() {
             json!({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": 7}]}),
             "input[0].arguments",
         ),
-        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"truncation": "head"}), "truncation"),
         (json!({"include": ["message.output_text.logprobs"]}), "include"),
         (json!({"max_tool_calls": 0}), "max_tool_calls"),
         (json!({"text": {"verbosity": "huge"}}), "text.verbosity"),

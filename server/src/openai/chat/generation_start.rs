@@ -206,6 +206,34 @@ pub(crate) fn render(
     tokenise(serving, &template(serving, input, field)?, add_special_tokens, field)
 }
 
+/// Whether the prompt of a conversation has at most `tokens_max` tokens. `field` is the field name in errors.
+///
+/// Errors: those of `render`.
+pub(crate) fn prompt_fits(
+    serving: &ServingContext,
+    input: ChatInput,
+    tokens_max: usize,
+    field: &str,
+) -> Result<bool, ApiError> {
+    let rendered = template(serving, input, field)?;
+    // The lower bound avoids tokenising a text that is much too long.
+    if serving.tokenizer.min_token_count(&rendered.text) > tokens_max {
+        return Ok(false);
+    }
+    Ok(tokenise(serving, &rendered, false, field)?.ids.len() <= tokens_max)
+}
+
+/// Renders a conversation to the text of its prompt. `field` is the field name in errors.
+///
+/// Errors: those of `render`.
+pub(crate) fn render_text(
+    serving: &ServingContext,
+    input: ChatInput,
+    field: &str,
+) -> Result<String, ApiError> {
+    template(serving, input, field).map(|rendered| rendered.text)
+}
+
 fn template(
     serving: &ServingContext,
     mut input: ChatInput,
