@@ -3,6 +3,7 @@
 
 use super::api_error::ApiError;
 use super::auth::ApiKeys;
+use super::conversations::ConversationStore;
 use super::cors::CorsConfig;
 use super::model_names::ServedNames;
 use super::openai::chat::ReasoningField;
@@ -159,6 +160,8 @@ pub struct AppState {
     pub openapi: OnceLock<Bytes>,
     /// Log of rejected requests.
     pub rejections: RejectionLog,
+    /// Stored conversations that responses may continue.
+    pub conversations: ConversationStore,
     /// Stored responses that clients may fetch and continue.
     pub responses: ResponseStore,
     /// Lock that allows one listing of cached blocks (`/debug/kv`) at a time.
@@ -180,8 +183,8 @@ impl AppState {
         let (text_pool, id_generator) = (TextPool::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
         let shows_inline_system = OnceLock::new();
-        let responses = ResponseStore::default();
         let rejections = RejectionLog::default();
+        let (conversations, responses) = (ConversationStore::default(), ResponseStore::default());
         let rejected_at_startup = AtomicU64::new(0);
         let (kv_listing, generation_probe) = (Mutex::default(), Mutex::default());
         Self {
@@ -191,6 +194,7 @@ impl AppState {
             id_generator,
             openapi,
             rejections,
+            conversations,
             responses,
             kv_listing,
             generation_probe,

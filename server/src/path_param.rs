@@ -1,4 +1,4 @@
-//! Extractor of the path parameter of a route; if it fails, the error has the JSON form of the API.
+//! Extractors of the path parameters of a route; if they fail, the error has the JSON form of the API.
 
 use super::api_error::ApiError;
 use axum::extract::{FromRequestParts, Path};
@@ -7,12 +7,32 @@ use axum::http::request::Parts;
 /// Value of the path parameter of a route, percent-decoded.
 pub(crate) struct PathParam(pub String);
 
+/// Ids of an object and of one of its items, percent-decoded.
+pub(crate) struct ItemPathParams {
+    /// Id of the object.
+    pub id: String,
+    /// Id of the item.
+    pub item_id: String,
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for PathParam {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let part = Path::<String>::from_request_parts(parts, state).await;
-        let rejection = |_| ApiError::invalid("", "the percent-decoded path is not UTF-8");
-        part.map(|Path(part)| Self(part)).map_err(rejection)
+        part.map(|Path(part)| Self(part)).map_err(|_| not_utf8())
     }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ItemPathParams {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let ids = Path::<(String, String)>::from_request_parts(parts, state).await;
+        ids.map(|Path((id, item_id))| Self { id, item_id }).map_err(|_| not_utf8())
+    }
+}
+
+fn not_utf8() -> ApiError {
+    ApiError::invalid("", "the percent-decoded path is not UTF-8")
 }

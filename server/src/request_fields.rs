@@ -183,11 +183,6 @@ impl RequestFields {
         Ok(value.map(|value| (if is_alias { alias } else { name }, value)))
     }
 
-    /// Whether the field `name` is present and has not been taken.
-    pub fn contains(&self, name: &str) -> bool {
-        self.pairs.iter().any(|(key, _)| key == name)
-    }
-
     /// Returns the names of the remaining fields that begin with `prefix`.
     pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
         let names = self.pairs.iter().map(|(name, _)| name);

@@ -8,8 +8,8 @@ use super::metrics_middleware::count_requests;
 use super::openai::{chat, completions};
 use super::unsupported_routes::UNSUPPORTED_ROUTES;
 use super::{
-    admin, anthropic, debug, docs_page, kv_event_sources, loads, metrics, models, openapi, probes,
-    profile, render, responses, sglang, status_page, tokenize,
+    admin, anthropic, conversations, debug, docs_page, kv_event_sources, loads, metrics, models,
+    openapi, probes, profile, render, responses, sglang, status_page, tokenize,
 };
 use axum::Router;
 use axum::handler::Handler;
@@ -45,6 +45,14 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/responses/{id}", responses::retrieve),
         delete("/v1/responses/{id}", responses::delete),
         post("/v1/responses/{id}/cancel", responses::cancel),
+        post("/v1/conversations", conversations::create),
+        get("/v1/conversations/{id}", conversations::retrieve),
+        post("/v1/conversations/{id}", conversations::update),
+        delete("/v1/conversations/{id}", conversations::delete),
+        post("/v1/conversations/{id}/items", conversations::create_items),
+        get("/v1/conversations/{id}/items", conversations::list_items),
+        get("/v1/conversations/{id}/items/{item_id}", conversations::retrieve_item),
+        delete("/v1/conversations/{id}/items/{item_id}", conversations::delete_item),
         post("/v1/messages", anthropic::create),
         post("/v1/messages/count_tokens", anthropic::count_tokens),
         get("/v1/models", models::list),

@@ -75,12 +75,14 @@ fn operation(route: &HttpRoute) -> Value {
     if route.access == RouteAccess::Open {
         operation["security"] = json!([]);
     }
-    if let Some(body) = doc.body {
+    let body = doc.body.filter(|_| route.method == "post");
+    if let Some(body) = body {
         let schema = json!({"$ref": format!("#/components/schemas/{body}")});
         let content = json!({"application/json": {"schema": schema}});
         operation["requestBody"] = json!({"required": true, "content": content});
     }
-    let parameters = parameters(route.path);
+    // The query parameters of a path belong to its methods without a body.
+    let parameters = parameters(route.path, body.is_none());
     if !parameters.is_empty() {
         operation["parameters"] = Value::from(parameters);
     }
@@ -104,13 +106,14 @@ fn operation_id(route: &HttpRoute) -> String {
     format!("{}_{}", route.method, parts.join("_"))
 }
 
-fn parameters(path: &str) -> Vec<Value> {
+/// Returns the parameters in the path, and with `with_queries` those in the query.
+fn parameters(path: &str, with_queries: bool) -> Vec<Value> {
     let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let in_path = |name: &str| {
         let name = name.trim_start_matches('*');
         json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}})
     };
-    let queries = operations::queries(path).into_iter();
+    let queries = operations::queries(path).into_iter().filter(|_| with_queries);
     let in_query = |(name, schema): (&str, Value)| json!({"name": name, "in": "query", "required": false, "schema": schema});
     names.map(in_path).chain(queries.map(in_query)).collect()
 }

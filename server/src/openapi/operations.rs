@@ -20,7 +20,7 @@ pub(super) enum OperationReply {
 /// OpenAPI documentation of one route.
 pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
-    /// Name of the schema of the request body.
+    /// Name of the schema of the request body of method POST.
     pub(super) body: Option<&'static str>,
     pub(super) reply: OperationReply,
 }
@@ -102,6 +102,14 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
             operation_doc("Returns or deletes a stored response", None, AnyJson)
         }
         "/v1/responses/{id}/cancel" => operation_doc("Cancels a response", None, AnyJson),
+        "/v1/conversations" => operation_doc("Creates a conversation", Some("AnyObject"), AnyJson),
+        "/v1/conversations/{id}" => operation_doc("A conversation", Some("AnyObject"), AnyJson),
+        "/v1/conversations/{id}/items" => {
+            operation_doc("The items of a conversation", Some("AnyObject"), AnyJson)
+        }
+        "/v1/conversations/{id}/items/{item_id}" => {
+            operation_doc("An item of a conversation", None, AnyJson)
+        }
         "/v1/messages" => {
             operation_doc("Anthropic's Messages API", Some("AnyObject"), JsonOrEvents("AnyObject"))
         }
@@ -123,6 +131,11 @@ pub(super) fn queries(path: &str) -> Vec<(&'static str, Value)> {
         "/reset_prefix_cache" | "/flush_cache" => {
             vec![("reset_running_requests", json!({"type": "boolean", "default": false}))]
         }
+        "/v1/conversations/{id}/items" => vec![
+            ("after", json!({"type": "string"})),
+            ("limit", json!({"type": "integer", "minimum": 1, "maximum": 100, "default": 20})),
+            ("order", json!({"type": "string", "enum": ["asc", "desc"], "default": "desc"})),
+        ],
         "/v1/loads" | "/loads" => vec![
             (
                 "include",

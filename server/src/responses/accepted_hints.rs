@@ -72,6 +72,13 @@ impl AcceptedHints {
         Ok(())
     }
 
+    /// Adds the fields of an object that no code has parsed.
+    pub(super) fn add_remaining(&mut self, object: &RequestFields) {
+        for name in object.ignored_names() {
+            self.add(object.path(&name));
+        }
+    }
+
     /// Takes a keyword that has no effect and must be one of `values`.
     pub(super) fn take_keyword(
         &mut self,

@@ -3,9 +3,10 @@
 use super::accepted_hints::AcceptedHints;
 use super::foreign_items::{ForeignCall, ForeignItem};
 use super::items::{template_arguments, template_call};
-use super::stored_context::StoredContext;
+use super::stored_context::{StoredContext, StoredItems};
 use super::tools::INPUT;
 use crate::api_error::ApiError;
+use crate::conversations::user_message;
 use crate::openai::chat::messages::{MESSAGES_MAX, TEXT_PARTS, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -20,6 +21,8 @@ pub(super) struct InputItemConverter<'a, 'b> {
     hints: &'a mut AcceptedHints,
     /// Reasoning items that will be part of the next assistant message or tool call.
     pending_reasoning: String,
+    /// Input items to be appended to a conversation, without references; `None` = not needed.
+    recorded: Option<Vec<Value>>,
 }
 
 impl<'a, 'b> InputItemConverter<'a, 'b> {
@@ -29,7 +32,29 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         stored: &'a mut StoredContext<'b>,
         hints: &'a mut AcceptedHints,
     ) -> Self {
-        Self { messages, stored, hints, pending_reasoning: String::new() }
+        Self { messages, stored, hints, pending_reasoning: String::new(), recorded: None }
+    }
+
+    /// Records the input items from now on.
+    pub(super) fn record(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    /// Returns the recorded input items.
+    pub(super) fn into_recorded(self) -> Vec<Value> {
+        self.recorded.unwrap_or_default()
+    }
+
+    /// Converts the items of the stored conversation `id` and records the input from now on. Returns the
+    /// bytes of the conversation.
+    pub(super) fn conversation(&mut self, id: &str) -> Result<usize, ApiError> {
+        const FIELD: &str = "conversation";
+        let StoredItems { items, bytes } = self.stored.conversation(id, FIELD)?;
+        for item in items {
+            self.convert(RequestFields::of(FIELD.to_owned(), item)?)?;
+        }
+        self.record();
+        Ok(bytes)
     }
 
     /// Converts the field `input`: a user message as text, or a list of items.
@@ -37,54 +62,66 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         match input {
             None => Err(ApiError::invalid("input", "is missing")),
             Some(JsonValue::Str(text)) => {
+                if let Some(recorded) = &mut self.recorded {
+                    recorded.push(user_message(&text));
+                }
                 self.messages.push(json!({"role": "user", "content": text}));
                 Ok(())
             }
-            Some(JsonValue::List(list)) if (1..=MESSAGES_MAX).contains(&list.len()) => {
-                let mut items = list.into_iter().enumerate();
-                items.try_for_each(|(i, item)| {
-                    self.item(RequestFields::of(format!("input[{i}]"), item)?)
-                })
+            Some(JsonValue::List(list)) if list.is_empty() => {
+                Err(ApiError::invalid("input", "must have at least one item"))
             }
-            Some(JsonValue::List(list)) => {
-                let message = format!("must have 1 to {MESSAGES_MAX} items, got {}", list.len());
-                Err(ApiError::invalid("input", message))
-            }
+            Some(JsonValue::List(list)) => self.items("input", list),
             Some(other) => {
                 Err(wrong_type("input".to_owned(), "a string or a list of items", &other))
             }
         }
     }
 
-    /// Converts one item.
-    pub(super) fn item(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
-        let kind = match item.string("type", 64)? {
-            Some(kind) => kind,
-            None if !item.contains("role") && item.contains("id") => "item_reference".to_owned(),
-            None => "message".to_owned(),
-        };
+    /// Converts the list of items in the field `field`.
+    pub(super) fn items(&mut self, field: &str, list: Vec<JsonValue>) -> Result<(), ApiError> {
+        if list.len() > MESSAGES_MAX {
+            let message = format!("at most {MESSAGES_MAX} items, got {}", list.len());
+            return Err(ApiError::invalid(field, message));
+        }
+        for (index, item) in list.into_iter().enumerate() {
+            let path = format!("{field}[{index}]");
+            let item = self.resolved(&path, item)?;
+            if let Some(recorded) = &mut self.recorded {
+                recorded.push(item.clone().into_value());
+            }
+            self.convert(RequestFields::of(path, item)?)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the stored item that a reference names; other items are returned as they are.
+    fn resolved(&mut self, path: &str, item: JsonValue) -> Result<JsonValue, ApiError> {
+        if !is_reference(&item) {
+            return Ok(item);
+        }
+        let mut reference = RequestFields::of(path.to_owned(), item)?;
+        let id = reference.required_string("id")?;
+        self.stored.item(&id, &reference.path("id"))
+    }
+
+    /// Converts one item that is not a reference.
+    fn convert(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
+        let kind = item.string("type", 64)?.unwrap_or_else(|| "message".to_owned());
         match kind.as_str() {
             "message" => self.message(&mut item),
             "function_call" => self.function_call(&mut item),
             "custom_tool_call" => self.custom_call(&mut item),
             "function_call_output" | "custom_tool_call_output" => self.output(&mut item),
             "reasoning" => self.reasoning(&mut item),
-            "item_reference" => {
-                let (path, id) = (item.path("id"), item.required_string("id")?);
-                let stored = self.stored.item(&id, &path)?;
-                let path = path.trim_end_matches(".id").to_owned();
-                self.item(RequestFields::of(path, stored)?)
-            }
-            other => match ForeignItem::take(other, &mut item)? {
-                Some(foreign) => {
+            other => {
+                if let Some(foreign) = ForeignItem::take(other, &mut item)? {
                     self.foreign(foreign);
-                    Ok(())
-                }
-                None => {
+                } else {
                     self.hints.add(item.path("type").trim_end_matches(".type"));
-                    Ok(())
                 }
-            },
+                Ok(())
+            }
         }
     }
 
@@ -112,7 +149,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         let namespace = item.string("namespace", usize::MAX)?;
         let path = item.path("arguments");
         let arguments = arguments(&path, item.take("arguments"))?;
-        self.call(template_call(&id, namespace.as_deref(), &name, arguments));
+        self.call(template_call(&id, namespace.as_deref(), &name, &arguments));
         Ok(())
     }
 
@@ -120,7 +157,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         let (id, name) = (item.required_string("call_id")?, item.required_string("name")?);
         let namespace = item.string("namespace", usize::MAX)?;
         let arguments = json!({INPUT: item.required_string("input")?});
-        self.call(template_call(&id, namespace.as_deref(), &name, arguments));
+        self.call(template_call(&id, namespace.as_deref(), &name, &arguments));
         Ok(())
     }
 
@@ -134,7 +171,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     fn foreign(&mut self, item: ForeignItem) {
         let ForeignItem { call_id, call, output } = item;
         if let Some(ForeignCall { name, arguments }) = call {
-            self.call(template_call(&call_id, None, &name, arguments));
+            self.call(template_call(&call_id, None, &name, &arguments));
         }
         if let Some(output) = output {
             let message = json!({"role": "tool", "tool_call_id": call_id, "content": output});
@@ -188,6 +225,19 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     }
 }
 
+/// Whether an item is a reference to a stored item: its type may be omitted.
+fn is_reference(item: &JsonValue) -> bool {
+    let JsonValue::Object(pairs) = item else { return false };
+    let value_of = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+    match value_of("type") {
+        Some(JsonValue::Str(kind)) => kind == "item_reference",
+        Some(JsonValue::Null) | None => {
+            value_of("role").is_none() && matches!(value_of("id"), Some(JsonValue::Str(_)))
+        }
+        Some(_) => false,
+    }
+}
+
 /// Parses the arguments of an earlier call. The text may be incomplete JSON, if the call was truncated.
 fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     match value {
@@ -218,9 +268,28 @@ fn refusal_as_text(part: JsonValue) -> JsonValue {
     let value_of = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
     match (value_of("type"), value_of("refusal")) {
         (Some(JsonValue::Str(kind)), Some(JsonValue::Str(refusal))) if kind == "refusal" => {
-            let member = |name: &str, text: &str| (name.to_owned(), JsonValue::Str(text.to_owned()));
+            let member =
+                |name: &str, text: &str| (name.to_owned(), JsonValue::Str(text.to_owned()));
             JsonValue::Object(vec![member("type", "output_text"), member("text", refusal)])
         }
         _ => JsonValue::Object(pairs),
     }
+}
+
+/// Validates the items in the field `field` of a conversation; returns them without references.
+///
+/// Errors: HTTP status 400 with the name of the invalid field; 404 for an item that is not stored.
+pub(crate) fn input_items(
+    items: JsonValue,
+    field: &str,
+    stored: &mut StoredContext<'_>,
+) -> Result<Vec<Value>, ApiError> {
+    let JsonValue::List(list) = items else {
+        return Err(wrong_type(field.to_owned(), "a list of items", &items));
+    };
+    let (mut messages, mut hints) = (Vec::new(), AcceptedHints::default());
+    let mut converter = InputItemConverter::new(&mut messages, stored, &mut hints);
+    converter.record();
+    converter.items(field, list)?;
+    Ok(converter.into_recorded())
 }

@@ -118,9 +118,8 @@ impl CustomInputDecoder {
                 self.end_surrogate(text);
                 match unit {
                     0xd800..=0xdbff => self.high = Some(unit),
-                    unit => text.push(
-                        char::from_u32(unit.into()).unwrap_or(char::REPLACEMENT_CHARACTER),
-                    ),
+                    unit => text
+                        .push(char::from_u32(unit.into()).unwrap_or(char::REPLACEMENT_CHARACTER)),
                 }
             }
         }

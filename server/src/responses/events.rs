@@ -67,12 +67,7 @@ struct ResponseStreamEvent<'a> {
 }
 
 /// Appends one SSE event. Writing to memory and serialising these types cannot fail.
-pub(super) fn write(
-    kind: &str,
-    number: &mut u64,
-    body: ResponseEventBody<'_>,
-    out: &mut BytesMut,
-) {
+pub(super) fn write(kind: &str, number: &mut u64, body: ResponseEventBody<'_>, out: &mut BytesMut) {
     let _ = write!(out.writer(), "event: {kind}\ndata: ");
     let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body };
     let _ = serde_json::to_writer(out.writer(), &event);

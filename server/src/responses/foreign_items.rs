@@ -157,9 +157,7 @@ mod tests {
     fn calls_and_outputs_are_converted() {
         let action = json!({"type": "exec", "command": ["ls"], "env": {}});
         let shell = json!({"type": "local_shell_call", "call_id": "c", "action": action});
-        let call = |name: &str, arguments| {
-            Some(ForeignCall { name: name.to_owned(), arguments })
-        };
+        let call = |name: &str, arguments| Some(ForeignCall { name: name.to_owned(), arguments });
         let item = |call, output: Option<&str>| {
             Some(ForeignItem { call_id: "c".to_owned(), call, output: output.map(str::to_owned) })
         };
@@ -167,7 +165,8 @@ mod tests {
         assert_eq!(taken(&shell).unwrap(), item(call("local_shell", arguments), None));
         let output = json!({"type": "local_shell_call_output", "id": "c", "output": "a"});
         assert_eq!(taken(&output).unwrap(), item(None, Some("a")));
-        let output = json!({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}]});
+        let output =
+            json!({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}]});
         assert_eq!(taken(&output).unwrap(), item(None, Some("[{\"stdout\":\"a\"}]")));
         let patch = json!({"type": "apply_patch_call_output", "call_id": "c", "status": "failed"});
         assert_eq!(taken(&patch).unwrap(), item(None, Some("failed")));

@@ -118,14 +118,14 @@ impl OutputItemIds {
     }
 }
 
-/// Returns the id of the response that the item `item_id` belongs to, if the id has the form of this server's
-/// item ids.
-pub(super) fn response_id_of(item_id: &str) -> Option<String> {
+/// Returns the hexadecimal part of the id of the response or the conversation that the item `item_id` belongs
+/// to, if the item id has the form of this server's ids.
+pub(super) fn object_hex_of(item_id: &str) -> Option<&str> {
     let (_, rest) = item_id.split_once('_')?;
     let (hex, index) = rest.rsplit_once('_')?;
     let is_index = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
     let is_hex = !hex.is_empty() && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
-    (is_index && is_hex).then(|| format!("resp_{hex}"))
+    (is_index && is_hex).then_some(hex)
 }
 
 /// Builds the output items of a complete output; they equal those of a stream. If the output was truncated,
@@ -159,11 +159,8 @@ pub(super) fn of_message(
         items.push(message_item(id, content, status));
     }
     for call in calls {
-        let status = if call.truncated {
-            OutputItemStatus::Incomplete
-        } else {
-            OutputItemStatus::Completed
-        };
+        let status =
+            if call.truncated { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed };
         items.push(item_ids.call(items.len(), call.id, &call.name, call.arguments, status));
     }
     items
@@ -188,7 +185,7 @@ pub(super) fn template_call(
     call_id: &str,
     namespace: Option<&str>,
     name: &str,
-    arguments: Value,
+    arguments: &Value,
 ) -> Value {
     let function = json!({"name": function_name(namespace, name), "arguments": arguments});
     json!({"id": call_id, "type": "function", "function": function})
@@ -221,11 +218,11 @@ pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
             }
             ResponseOutputItem::FunctionCall { call_id, name, namespace, arguments, .. } => {
                 let arguments = template_arguments(arguments);
-                calls.push(template_call(call_id, namespace.as_deref(), name, arguments));
+                calls.push(template_call(call_id, namespace.as_deref(), name, &arguments));
             }
             ResponseOutputItem::CustomToolCall { call_id, name, namespace, input, .. } => {
                 let arguments = json!({INPUT: input});
-                calls.push(template_call(call_id, namespace.as_deref(), name, arguments));
+                calls.push(template_call(call_id, namespace.as_deref(), name, &arguments));
             }
         }
     }
@@ -247,16 +244,16 @@ mod tests {
     use text::ToolCallIdFormat;
 
     #[test]
-    fn item_ids_name_their_response() {
+    fn item_ids_contain_that_of_their_response() {
         let ids = OutputItemIds {
             response_hex: "0a1b".to_owned(),
             tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long),
             tool_names: ToolNames::default(),
         };
-        assert_eq!(response_id_of(&ids.message(12)).as_deref(), Some("resp_0a1b"));
-        assert_eq!(response_id_of(&ids.reasoning(0)).as_deref(), Some("resp_0a1b"));
+        assert_eq!(object_hex_of(&ids.message(12)), Some("0a1b"));
+        assert_eq!(object_hex_of(&ids.reasoning(0)), Some("0a1b"));
         for foreign in ["msg_0a1b", "msg_xyz_1", "msg_0a1b_", "0a1b_1", "rs__1", ""] {
-            assert_eq!(response_id_of(foreign), None, "{foreign}");
+            assert_eq!(object_hex_of(foreign), None, "{foreign}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! `/v1/responses`: OpenAI's Responses API, implemented with the code of chat completions.
 //!
 //! Finished responses are kept in an LRU store with a limit in bytes, so that later requests can continue
-//! them (`previous_response_id`) and GET requests can return them.
+//! them (`previous_response_id`), refer to their items (`item_reference`), and GET requests can return them.
 
 mod accepted_hints;
 mod background;
@@ -11,17 +11,22 @@ mod events;
 mod foreign_items;
 mod items;
 mod reply;
+mod request_context;
 mod store;
 mod stored_context;
 mod stream;
 mod system_messages;
+mod text_format;
 mod tool_choice;
 mod tool_names;
 mod tools;
 mod truncation;
 mod types;
 
+pub(crate) use convert::input_items;
 pub(crate) use store::ResponseStore;
+pub(crate) use stored_context::StoredContext;
+pub(crate) use types::take_metadata;
 
 use super::api_error::ApiError;
 use super::app::AppState;

@@ -1,6 +1,7 @@
 //! Response object of the Responses API, and non-streaming replies.
 
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
+use super::request_context::ConversationTurn;
 use super::stored_context::StoredContext;
 use super::stream::ResponsesEventWriter;
 use super::types::{self, ResponsesRequest};
@@ -8,6 +9,7 @@ use super::{system_messages, truncation};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::auth::CallerIdentity;
+use crate::conversations::stored_form;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::choice::ChoiceFinish;
@@ -38,6 +40,8 @@ pub(super) struct ResponsesReply {
     echoed_fields: Map<String, Value>,
     /// Conversation before this response, as template messages.
     history: Vec<Value>,
+    /// Conversation to which the input and the output are appended.
+    conversation: Option<ConversationTurn>,
     store: bool,
     background: bool,
 }
@@ -121,6 +125,17 @@ impl ResponsesReply {
         }
     }
 
+    /// Appends the input and the output to the conversation of the request, unless it was deleted or evicted
+    /// in the meantime.
+    pub(super) fn extend_conversation(&self, output: &[ResponseOutputItem]) {
+        let Some(turn) = &self.conversation else { return };
+        let output = output.iter().filter_map(|item| serde_json::to_value(item).ok());
+        let items = turn.input.iter().cloned().map(stored_form).chain(output).collect();
+        if self.app.conversations.append(self.owner, &turn.id, items).is_none() {
+            tracing::debug!("the conversation of a finished response is no longer stored");
+        }
+    }
+
     /// Waits for the complete output and returns the response object as JSON, with its output items.
     pub(super) async fn finish(
         &self,
@@ -131,6 +146,9 @@ impl ResponsesReply {
         let message = AssistantMessage::of(&choice, 0, &self.item_ids.tool_call_ids);
         let items = of_message(message, &self.item_ids, state == ResponseStatus::Incomplete);
         let body = body_of(&self.body(state, &items, Some(&generation.usage())))?;
+        if state != ResponseStatus::Failed {
+            self.extend_conversation(&items);
+        }
         Ok((body, items))
     }
 }
@@ -170,7 +188,7 @@ impl CompletionEndpoint for ResponsesReply {
         let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
-        let ResponsesRequest { hints, truncates, store, background, .. } = parsed;
+        let ResponsesRequest { conversation, hints, truncates, store, background, .. } = parsed;
         serving.metrics.http.ignored(hints.count());
         ignored.extend(hints.into_names());
         if background && request.params.stream {
@@ -197,6 +215,7 @@ impl CompletionEndpoint for ResponsesReply {
             model,
             echoed_fields,
             history,
+            conversation,
             store,
             background,
         };

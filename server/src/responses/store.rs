@@ -1,20 +1,15 @@
-//! LRU store of responses with a limit in bytes. Each response is visible only to the API key that created
-//! it.
-//!
-//! Responses in progress are never evicted: their generation ends in any case, and admission limits their
-//! number.
+//! Store of responses. Responses in progress are never evicted: their generation ends in any case, and
+//! admission limits their number.
 
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
+use crate::object_lru::{ObjectLru, StoredObject};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use tokio::task::AbortHandle;
 
 /// Maximum size of all stored responses and their conversations, in bytes.
 pub(super) const STORE_BYTES: usize = 64 << 20;
-/// Bytes that a stored response takes in addition to its texts.
-const ENTRY_BYTES: usize = 256;
 
 /// Entry of the store: one response and its conversation.
 struct StoredResponse {
@@ -26,38 +21,39 @@ struct StoredResponse {
     history: String,
     /// Handle to abort the background task that generates the response, if there is one.
     background_task: Option<AbortHandle>,
-    /// Time of the last use: value of the store's counter of uses.
-    used: u64,
 }
 
-impl StoredResponse {
-    fn bytes(&self) -> usize {
-        self.body.len() + self.history.len() + ENTRY_BYTES
+impl StoredObject for StoredResponse {
+    fn owner(&self) -> CallerIdentity {
+        self.owner
+    }
+
+    fn text_bytes(&self) -> usize {
+        self.body.len() + self.history.len()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.background_task.is_some()
     }
 }
 
-#[derive(Default)]
-struct StoredResponses {
-    entries: HashMap<String, StoredResponse>,
-    by_use: BTreeMap<u64, String>,
-    bytes: usize,
-    clock: u64,
+/// Stored responses of one server.
+pub struct ResponseStore {
+    responses: Mutex<ObjectLru<StoredResponse>>,
 }
 
-/// Stored responses of one server.
-#[derive(Default)]
-pub struct ResponseStore {
-    responses: Mutex<StoredResponses>,
+impl Default for ResponseStore {
+    fn default() -> Self {
+        Self { responses: Mutex::new(ObjectLru::new(STORE_BYTES)) }
+    }
 }
 
 impl ResponseStore {
     /// Stores a response and evicts the least recently used ones. A response that exceeds the limit alone is
     /// not stored.
     pub fn put(&self, owner: CallerIdentity, id: &str, body: String, history: &Value) {
-        let (history, background_task, used) = (history.to_string(), None, 0);
-        self.with(|store| {
-            store.put(id, StoredResponse { owner, body, history, background_task, used })
-        });
+        let (history, background_task) = (history.to_string(), None);
+        self.with(|store| store.put(id, StoredResponse { owner, body, history, background_task }));
     }
 
     /// Stores a response in progress; returns false if it exceeds the limit alone.
@@ -68,19 +64,8 @@ impl ResponseStore {
         body: String,
         background_task: AbortHandle,
     ) -> bool {
-        let (history, used) = (String::new(), 0);
-        self.with(|store| {
-            store.put(
-                id,
-                StoredResponse {
-                    owner,
-                    body,
-                    history,
-                    background_task: Some(background_task),
-                    used,
-                },
-            )
-        })
+        let (history, background_task) = (String::new(), Some(background_task));
+        self.with(|store| store.put(id, StoredResponse { owner, body, history, background_task }))
     }
 
     /// Returns the response object of a stored response as JSON text.
@@ -131,7 +116,7 @@ impl ResponseStore {
     /// Replaces the response object of a response in progress, once it has output.
     pub(super) fn update_in_progress(&self, id: &str, body: String) {
         self.with(|store| {
-            if let Some(entry) = store.take_in_progress(id) {
+            if let Some(entry) = store.take_if(id, StoredResponse::is_pinned) {
                 store.put(id, StoredResponse { body, ..entry });
             }
         });
@@ -141,13 +126,13 @@ impl ResponseStore {
     pub(super) fn finish(&self, id: &str, body: String, history: &Value) {
         let history = history.to_string();
         self.with(|store| {
-            if let Some(entry) = store.take_in_progress(id) {
+            if let Some(entry) = store.take_if(id, StoredResponse::is_pinned) {
                 store.put(id, StoredResponse { body, history, background_task: None, ..entry });
             }
         });
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut StoredResponses) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut ObjectLru<StoredResponse>) -> T) -> T {
         work(&mut self.responses.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -162,54 +147,6 @@ pub(super) fn with_status(body: &str, status: &str) -> String {
     let mut value: Value = serde_json::from_str(body).unwrap_or_default();
     value["status"] = Value::from(status);
     value.to_string()
-}
-
-impl StoredResponses {
-    fn touch(&mut self, caller: CallerIdentity, id: &str) -> Option<&StoredResponse> {
-        let entry = self.take_owned(caller, id)?;
-        self.put(id, entry);
-        self.entries.get(id)
-    }
-
-    /// Removes and returns a response if it belongs to the caller. Ids of other callers' responses are
-    /// treated as unknown.
-    fn take_owned(&mut self, caller: CallerIdentity, id: &str) -> Option<StoredResponse> {
-        self.entries.get(id).filter(|entry| entry.owner == caller)?;
-        self.take(id)
-    }
-
-    fn take_in_progress(&mut self, id: &str) -> Option<StoredResponse> {
-        self.entries.get(id).filter(|entry| entry.background_task.is_some())?;
-        self.take(id)
-    }
-
-    fn take(&mut self, id: &str) -> Option<StoredResponse> {
-        let entry = self.entries.remove(id)?;
-        self.by_use.remove(&entry.used);
-        self.bytes -= entry.bytes();
-        Some(entry)
-    }
-
-    /// Stores an entry; returns false if it exceeds the limit of the store alone.
-    fn put(&mut self, id: &str, mut entry: StoredResponse) -> bool {
-        self.take(id);
-        if entry.bytes() > STORE_BYTES {
-            return false;
-        }
-        self.clock += 1;
-        entry.used = self.clock;
-        self.bytes += entry.bytes();
-        self.by_use.insert(self.clock, id.to_owned());
-        self.entries.insert(id.to_owned(), entry);
-        while self.bytes > STORE_BYTES {
-            let is_finished =
-                |id: &&String| self.entries.get(*id).is_some_and(|e| e.background_task.is_none());
-            let mut candidates = self.by_use.values().filter(|other| *other != id);
-            let Some(oldest) = candidates.find(is_finished).cloned() else { break };
-            self.take(&oldest);
-        }
-        true
-    }
 }
 
 #[cfg(test)]

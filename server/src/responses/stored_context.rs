@@ -1,7 +1,7 @@
-//! Stored responses that a request continues or refers to. The memory for reading them is reserved first,
-//! because a short request can name long responses.
+//! Stored responses and conversations that a request continues or refers to. The memory for reading them is
+//! reserved first, because a short request can name long ones.
 
-use super::items::response_id_of;
+use super::items::object_hex_of;
 use crate::api_error::ApiError;
 use crate::app::AppState;
 use crate::auth::CallerIdentity;
@@ -15,7 +15,14 @@ use std::collections::HashMap;
 /// Bytes of memory per byte of a stored text: the text, its parsed values, and the prompt.
 const COPIES: u64 = 4;
 
-/// Reads what one request names of the caller's stored responses.
+/// Items of a stored conversation.
+pub(super) struct StoredItems {
+    pub(super) items: Vec<JsonValue>,
+    /// Bytes that the conversation takes in its store.
+    pub(super) bytes: usize,
+}
+
+/// Reads what one request names of the caller's stored responses and conversations.
 pub(crate) struct StoredContext<'a> {
     app: &'a AppState,
     caller: CallerIdentity,
@@ -48,13 +55,34 @@ impl<'a> StoredContext<'a> {
     ///
     /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
     pub(super) fn item(&mut self, id: &str, field: &str) -> Result<JsonValue, ApiError> {
-        let item = match response_id_of(id) {
-            Some(response) => self.output_item(&response, id, field)?,
+        let item = match object_hex_of(id) {
+            Some(hex) => match self.output_item(&format!("resp_{hex}"), id, field)? {
+                Some(item) => Some(item),
+                None => self.app.conversations.item(self.caller, &format!("conv_{hex}"), id),
+            },
             None => None,
         };
         let item = item.ok_or_else(|| not_stored("unknown_item", "item", id, field))?;
         self.reserve(item.len(), field)?;
         JsonValue::parse(item.as_bytes()).map_err(|_| ApiError::internal())
+    }
+
+    /// Returns the items of the conversation `id`; `field` names it in errors.
+    ///
+    /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
+    pub(super) fn conversation(&mut self, id: &str, field: &str) -> Result<StoredItems, ApiError> {
+        let unknown = || not_stored("unknown_conversation", "conversation", id, field);
+        let conversations = &self.app.conversations;
+        let bytes = conversations.item_bytes(self.caller, id).ok_or_else(unknown)?;
+        self.reserve(bytes, field)?;
+        let bodies = self.app.conversations.items(self.caller, id, |items| {
+            items.iter().map(|item| item.body.clone()).collect::<Vec<_>>()
+        });
+        let items = bodies
+            .ok_or_else(unknown)?
+            .into_iter()
+            .map(|body| JsonValue::parse(body.as_bytes()).map_err(|_| ApiError::internal()));
+        Ok(StoredItems { items: items.collect::<Result<_, _>>()?, bytes })
     }
 
     fn output_item(

@@ -216,12 +216,8 @@ fn part_done<'a>(
     part: &'a OutputItemContent,
 ) -> (&'static str, ResponseEventBody<'a>) {
     let (kind, text, logprobs) = match part {
-        OutputItemContent::OutputText { text, .. } => {
-            ("response.output_text.done", text, Some([]))
-        }
-        OutputItemContent::ReasoningText { text } => {
-            ("response.reasoning_text.done", text, None)
-        }
+        OutputItemContent::OutputText { text, .. } => ("response.output_text.done", text, Some([])),
+        OutputItemContent::ReasoningText { text } => ("response.reasoning_text.done", text, None),
     };
     let content_index = 0;
     (kind, ResponseEventBody::TextDone { item_id, output_index, content_index, text, logprobs })
@@ -265,6 +261,9 @@ impl ChunkWriter for ResponsesEventWriter {
         let body = self.reply.body(self.state, &self.output, Some(usage));
         if let Ok(body) = serde_json::to_string(&body) {
             self.reply.store_response(&body, &self.output);
+        }
+        if self.state != ResponseStatus::Failed {
+            self.reply.extend_conversation(&self.output);
         }
     }
 

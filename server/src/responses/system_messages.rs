@@ -8,7 +8,7 @@ use text::ChatInput;
 
 /// Returns the messages of a conversation. `instructions` and the system messages at the start are joined to
 /// one message, because chat templates accept only one system message, which must come first.
-pub(super) fn conversation(instructions: Option<&str>, history: &[Value]) -> Value {
+pub(super) fn joined_conversation(instructions: Option<&str>, history: &[Value]) -> Value {
     let leading = history.iter().take_while(|message| is_system(message)).count();
     let (system, rest) = history.split_at(leading);
     with_system_text(instructions.into_iter().chain(texts(system)), rest)
@@ -61,10 +61,10 @@ mod tests {
             message("user", "x"),
             message("system", "c"),
         ];
-        let joined = conversation(Some("i"), &history);
+        let joined = joined_conversation(Some("i"), &history);
         let expected =
             json!([message("system", "i\n\na\n\nb"), message("user", "x"), message("system", "c")]);
         assert_eq!(joined, expected);
-        assert_eq!(conversation(None, &history[2..3]), json!([message("user", "x")]));
+        assert_eq!(joined_conversation(None, &history[2..3]), json!([message("user", "x")]));
     }
 }

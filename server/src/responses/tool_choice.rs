@@ -40,7 +40,9 @@ impl ToolSelection {
             let mode = match choice.required_string("mode")?.as_str() {
                 "auto" => ToolChoice::Auto,
                 "required" => ToolChoice::Required,
-                _ => return Err(ApiError::invalid(choice.path("mode"), "must be auto or required")),
+                _ => {
+                    return Err(ApiError::invalid(choice.path("mode"), "must be auto or required"));
+                }
             };
             let allowed = Some(allowed_functions(&mut choice, list)?);
             return Ok(Self { choice: mode, allowed, echoed });
@@ -51,10 +53,7 @@ impl ToolSelection {
 }
 
 /// Parses the list of allowed tools.
-fn allowed_functions(
-    choice: &mut RequestFields,
-    list: &ToolList,
-) -> Result<Vec<String>, ApiError> {
+fn allowed_functions(choice: &mut RequestFields, list: &ToolList) -> Result<Vec<String>, ApiError> {
     let path = choice.path("tools");
     let allowed = match choice.required("tools")? {
         JsonValue::List(allowed) if allowed.len() <= ALLOWED_MAX => allowed,
@@ -83,7 +82,7 @@ fn named_function(
 ) -> Result<String, ApiError> {
     match kind {
         "function" | "custom" => {
-            let namespace = fields.string("namespace", 64)?;
+            let namespace = fields.string("namespace", 256)?;
             let name = fields.required_string("name")?;
             Ok(function_name(namespace.as_deref(), &name))
         }

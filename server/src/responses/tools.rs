@@ -10,7 +10,7 @@ use crate::openai::chat::tools::{self, RequestTools};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use grammar::TEXT_BYTES_MAX;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use text::{ToolCallSyntax, ToolDefinition};
 
 /// Maximum number of functions, over all namespaces.
@@ -24,10 +24,6 @@ pub(super) struct ResponsesTools {
     pub(super) tools: RequestTools,
     /// Tools that calls of these functions are reported for.
     pub(super) names: ToolNames,
-    /// Value of `tools` in the response object.
-    pub(super) echoed_tools: Value,
-    /// Value of `tool_choice` in the response object.
-    pub(super) echoed_choice: Value,
 }
 
 /// Grammar of the input of a custom tool, which only a forced call may enforce.
@@ -47,13 +43,15 @@ pub(super) struct ToolList {
     formats: Vec<CustomToolFormat>,
 }
 
-/// Parses `tools`, `tool_choice` and `parallel_tool_calls`. `syntax` is the tool call syntax of the model.
+/// Parses `tools`, `tool_choice` and `parallel_tool_calls`, and adds them to the fields of the response
+/// object. `syntax` is the tool call syntax of the model.
 ///
 /// Errors: HTTP status 400; the error names the invalid field.
 pub(super) fn take(
     fields: &mut RequestFields,
     syntax: Option<ToolCallSyntax>,
     hints: &mut AcceptedHints,
+    echoed_fields: &mut Map<String, Value>,
 ) -> Result<ResponsesTools, ApiError> {
     let (mut list, mut echoed_tools) = (ToolList::default(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
@@ -77,16 +75,16 @@ pub(super) fn take(
             hints.add(format.path);
         }
     }
-    let (echoed_tools, echoed_choice) = (Value::Array(echoed_tools), selection.echoed);
-    Ok(ResponsesTools { tools, names, echoed_tools, echoed_choice })
+    echoed_fields.extend([
+        ("parallel_tool_calls".to_owned(), json!(parallel)),
+        ("tool_choice".to_owned(), selection.echoed),
+        ("tools".to_owned(), Value::Array(echoed_tools)),
+    ]);
+    Ok(ResponsesTools { tools, names })
 }
 
 impl ToolList {
-    fn tool(
-        &mut self,
-        mut item: RequestFields,
-        hints: &mut AcceptedHints,
-    ) -> Result<(), ApiError> {
+    fn tool(&mut self, mut item: RequestFields, hints: &mut AcceptedHints) -> Result<(), ApiError> {
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             Some("function") => self.function(&mut item, None, None),
@@ -169,8 +167,7 @@ impl ToolList {
         }
         let parameters = json!({"type": "object", "properties": {INPUT: input},
             "required": [INPUT], "additionalProperties": false});
-        let called =
-            CalledTool { namespace: namespace.map(str::to_owned), name, is_custom: true };
+        let called = CalledTool { namespace: namespace.map(str::to_owned), name, is_custom: true };
         let description = joined([preface, description, rule]);
         self.add(called, parameters, description, &item.path("name"))
     }

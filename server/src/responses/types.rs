@@ -1,9 +1,10 @@
 //! Parses and validates the fields of a Responses request.
 
 use super::accepted_hints::{AcceptedHints, no_logprobs};
-use super::convert::InputItemConverter;
+use super::request_context::{ConversationTurn, RequestContext};
 use super::stored_context::StoredContext;
-use super::system_messages::conversation;
+use super::system_messages::joined_conversation;
+use super::text_format::{self, TextSettings};
 use super::tool_names::ToolNames;
 use super::tools::{self, ResponsesTools};
 use crate::api_error::ApiError;
@@ -14,7 +15,7 @@ use crate::openai::params::CompletionParams;
 use crate::openai::thinking_budget;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
-use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
+use grammar::OutputConstraint;
 use serde_json::{Map, Value, json};
 use text::ChatInput;
 
@@ -27,6 +28,8 @@ pub(super) struct ResponsesRequest {
     pub(super) request: ChatCompletionRequest,
     /// Conversation without instructions, stored so that later requests can continue it.
     pub(super) history: Vec<Value>,
+    /// Conversation that the response continues and extends.
+    pub(super) conversation: Option<ConversationTurn>,
     /// Fields of the response object that repeat the request.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNames,
@@ -38,68 +41,39 @@ pub(super) struct ResponsesRequest {
     pub(super) background: bool,
 }
 
-/// Values of `text`.
-struct TextSettings {
-    constraint: Option<OutputConstraint>,
-    /// Value that the response object repeats.
-    echoed: Value,
+/// How a response is generated, stored and returned.
+struct DeliveryOptions {
+    metadata: Value,
+    store: bool,
+    background: bool,
+    truncates: bool,
 }
 
-/// Parses all fields of a Responses request. `stored` are the responses that it may continue or refer to.
+/// Parses all fields of a Responses request. `stored` are the objects that it may continue or refer to.
 ///
-/// Errors: HTTP status 400 with the name of the invalid field; 404 for a response that is not stored.
+/// Errors: HTTP status 400 with the name of the invalid field; 404 for an object that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
     serving: &ServingContext,
     stored: &mut StoredContext<'_>,
 ) -> Result<ResponsesRequest, ApiError> {
-    let mut hints = AcceptedHints::default();
+    let (mut hints, mut echoed_fields) = (AcceptedHints::default(), Map::new());
     reject_unsupported(fields)?;
     hints.take_fields(fields)?;
-    let mut echoed_fields = Map::new();
-    let metadata = metadata(fields)?;
-    let store = fields.bool("store")?.unwrap_or(true);
-    let background = background(fields, store)?;
-    let truncates = truncation(fields)?;
-    let TextSettings { constraint, echoed: echoed_text } = text_settings(fields, &mut hints)?;
-    let ResponsesTools { tools, names, echoed_tools, echoed_choice } =
-        tools::take(fields, serving.parsers.tool_call_syntax, &mut hints)?;
+    let delivery = DeliveryOptions::take(fields)?;
+    delivery.echo(&mut echoed_fields);
+    let TextSettings { constraint, echoed } = TextSettings::take(fields, &mut hints)?;
+    echoed_fields.insert("text".to_owned(), echoed);
+    let syntax = serving.parsers.tool_call_syntax;
+    let ResponsesTools { tools, names: tool_names } =
+        tools::take(fields, syntax, &mut hints, &mut echoed_fields)?;
     let kwargs = kwargs(fields, &mut hints, &mut echoed_fields)?;
-    let max_tokens = fields.int("max_output_tokens", 1..=i64::from(u32::MAX))?;
-    // It limits the calls of tools that run on the server, of which there are none.
-    let max_tool_calls = fields.int("max_tool_calls", 1..=i64::MAX)?;
-
-    let previous = fields.string("previous_response_id", 256)?;
-    let instructions = fields.string("instructions", usize::MAX)?;
-    let mut history = match &previous {
-        None => Vec::new(),
-        Some(id) => stored.history(id, "previous_response_id")?,
-    };
-    InputItemConverter::new(&mut history, stored, &mut hints).input(fields.take("input"))?;
-
-    let params = completion_params(fields, serving, max_tokens, |params| {
-        // The format applies to messages only, and a forced call leaves no message.
-        params.add_constraint(constraint.filter(|_| !tools.must_call()))
-    })?;
+    let RequestContext { instructions, conversation, history } =
+        RequestContext::take(fields, stored, &mut hints, &mut echoed_fields)?;
+    let constraint = text_format::apply(constraint, &tools, serving)?;
+    let params = completion_params(fields, serving, constraint, &mut echoed_fields)?;
     let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
-    echoed_fields.extend([
-        ("background".to_owned(), json!(background)),
-        ("instructions".to_owned(), json!(instructions)),
-        ("max_output_tokens".to_owned(), json!(max_tokens)),
-        ("max_tool_calls".to_owned(), json!(max_tool_calls)),
-        ("metadata".to_owned(), metadata),
-        ("parallel_tool_calls".to_owned(), json!(tools.parallel)),
-        ("previous_response_id".to_owned(), json!(previous)),
-        ("store".to_owned(), json!(store)),
-        ("temperature".to_owned(), json!(params.sampling.temperature)),
-        ("text".to_owned(), echoed_text),
-        ("tool_choice".to_owned(), echoed_choice),
-        ("tools".to_owned(), echoed_tools),
-        ("top_logprobs".to_owned(), json!(0)),
-        ("top_p".to_owned(), json!(params.sampling.top_p)),
-        ("truncation".to_owned(), json!(if truncates { "auto" } else { "disabled" })),
-    ]);
-    let messages = conversation(instructions.as_deref(), &history);
+    let messages = joined_conversation(instructions.as_deref(), &history);
     let input = ChatInput { messages, add_generation_prompt: true, kwargs, ..ChatInput::default() };
     let request = ChatCompletionRequest {
         params,
@@ -110,11 +84,13 @@ pub(super) fn take(
         add_special_tokens: false,
         prompt_field: "input",
     };
+    let DeliveryOptions { store, background, truncates, .. } = delivery;
     Ok(ResponsesRequest {
         request,
         history,
+        conversation,
         echoed_fields,
-        tool_names: names,
+        tool_names,
         hints,
         truncates,
         store,
@@ -122,30 +98,56 @@ pub(super) fn take(
     })
 }
 
-/// Parses the fields that the Responses API shares with other endpoints. `constrain` adds the output
-/// constraint.
+impl DeliveryOptions {
+    fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
+        let metadata = take_metadata(fields)?;
+        let store = fields.bool("store")?.unwrap_or(true);
+        let background = background(fields, store)?;
+        Ok(Self { metadata, store, background, truncates: truncation(fields)? })
+    }
+
+    /// Adds the fields of the response object.
+    fn echo(&self, echoed_fields: &mut Map<String, Value>) {
+        echoed_fields.extend([
+            ("background".to_owned(), json!(self.background)),
+            ("metadata".to_owned(), self.metadata.clone()),
+            ("store".to_owned(), json!(self.store)),
+            ("truncation".to_owned(), json!(if self.truncates { "auto" } else { "disabled" })),
+        ]);
+    }
+}
+
+/// Parses the output limits and the fields that the Responses API shares with other endpoints.
 fn completion_params(
     fields: &mut RequestFields,
     serving: &ServingContext,
-    max_tokens: Option<i64>,
-    constrain: impl FnOnce(&mut CompletionParams) -> Result<(), ApiError>,
+    constraint: Option<OutputConstraint>,
+    echoed_fields: &mut Map<String, Value>,
 ) -> Result<CompletionParams, ApiError> {
+    let max_tokens = fields.int("max_output_tokens", 1..=i64::from(u32::MAX))?;
+    // It limits the calls of tools that run on the server, of which there are none.
+    let max_tool_calls = fields.int("max_tool_calls", 1..=i64::MAX)?;
     let (bounds, defaults) = (&serving.field_bounds, &serving.sampling_defaults);
     let mut params = CompletionParams::take(fields, bounds, defaults)?;
     params.check_single()?;
     params.max_tokens = max_tokens.map(|count| count as u32);
     params.max_tokens_field = "max_output_tokens";
     params.check_min_tokens()?;
-    constrain(&mut params)?;
+    params.add_constraint(constraint)?;
+    echoed_fields.extend([
+        ("max_output_tokens".to_owned(), json!(max_tokens)),
+        ("max_tool_calls".to_owned(), json!(max_tool_calls)),
+        ("temperature".to_owned(), json!(params.sampling.temperature)),
+        ("top_logprobs".to_owned(), json!(0)),
+        ("top_p".to_owned(), json!(params.sampling.top_p)),
+    ]);
     Ok(params)
 }
 
 /// Rejects unsupported fields.
 fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
-    for name in ["prompt", "conversation"] {
-        if fields.take(name).is_some() {
-            return Err(ApiError::unsupported(name, "is not supported by this server"));
-        }
+    if fields.take("prompt").is_some() {
+        return Err(ApiError::unsupported("prompt", "is not supported by this server"));
     }
     if fields.int("top_logprobs", 0..=20)?.unwrap_or(0) != 0 {
         return Err(no_logprobs("top_logprobs"));
@@ -171,8 +173,8 @@ fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError>
     Ok(background)
 }
 
-/// Parses `metadata`: up to 16 short strings, which the response object repeats.
-fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
+/// Parses `metadata`: up to 16 short strings, which the object repeats.
+pub(crate) fn take_metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let pairs = match fields.take("metadata") {
         None => return Ok(json!({})),
         Some(JsonValue::Object(pairs)) if pairs.len() <= METADATA_MAX => pairs,
@@ -209,64 +211,11 @@ fn kwargs(
         // Reasoning is returned as it is, so there are no summaries.
         summary = hints.take_keyword(&mut reasoning, "summary", &SUMMARIES)?;
         hints.take_keyword(&mut reasoning, "generate_summary", &SUMMARIES)?;
-        add_remaining(&reasoning, hints);
+        hints.add_remaining(&reasoning);
     }
     if let Some(effort) = &effort {
         kwargs.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));
     }
     echoed_fields.insert("reasoning".to_owned(), json!({"effort": effort, "summary": summary}));
     Ok(kwargs)
-}
-
-/// Adds the fields of an object that no code has parsed to the hints.
-fn add_remaining(object: &RequestFields, hints: &mut AcceptedHints) {
-    for name in object.ignored_names() {
-        hints.add(object.path(&name));
-    }
-}
-
-/// Parses `text`: the output format, and the verbosity, which has no effect.
-fn text_settings(
-    fields: &mut RequestFields,
-    hints: &mut AcceptedHints,
-) -> Result<TextSettings, ApiError> {
-    let plain = json!({"type": "text"});
-    let Some(value) = fields.take("text") else {
-        return Ok(TextSettings { constraint: None, echoed: json!({"format": plain}) });
-    };
-    let mut text = RequestFields::of("text".to_owned(), value)?;
-    let verbosity = hints.take_keyword(&mut text, "verbosity", &["low", "medium", "high"])?;
-    let (constraint, format) = match text.take("format") {
-        None => (None, plain),
-        Some(value) => {
-            let echoed = value.clone().into_value();
-            (format(RequestFields::of("text.format".to_owned(), value)?)?, echoed)
-        }
-    };
-    add_remaining(&text, hints);
-    let mut echoed = json!({"format": format});
-    if let Some(verbosity) = verbosity {
-        echoed["verbosity"] = Value::from(verbosity);
-    }
-    Ok(TextSettings { constraint, echoed })
-}
-
-/// Parses `text.format`; returns the output constraint.
-fn format(mut format: RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
-    let spec = match format.string("type", 64)?.as_deref() {
-        Some("text") => return Ok(None),
-        Some("json_object") => GrammarSpec::json_object(JsonWhitespace::Any),
-        Some("json_schema") => match format.take("schema") {
-            Some(JsonValue::Object(pairs)) => GrammarSpec::Json {
-                schema: JsonValue::Object(pairs).into_value(),
-                whitespace: JsonWhitespace::Any,
-            },
-            _ => return Err(ApiError::invalid("text.format.schema", "must be a JSON schema")),
-        },
-        _ => {
-            let message = "must be text, json_object or json_schema";
-            return Err(ApiError::invalid("text.format.type", message));
-        }
-    };
-    Ok(Some(OutputConstraint::new(spec, "text.format")))
 }

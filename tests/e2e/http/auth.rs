@@ -31,7 +31,7 @@ fn with(options: ServerOptions) -> TestServer {
 
 /// A path that matches the route pattern `path`.
 fn example(path: &str) -> String {
-    path.replace("{*name}", "tiny").replace("{id}", "tiny")
+    path.replace("{*name}", "tiny").replace("{id}", "tiny").replace("{item_id}", "tiny")
 }
 
 #[test]

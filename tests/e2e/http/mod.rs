@@ -6,6 +6,7 @@ mod auth;
 mod choices;
 mod claude_code;
 mod clock_and_memory;
+mod conversations;
 mod drain;
 pub(crate) mod executor_process;
 mod expert_parallel;

@@ -200,7 +200,8 @@ fn structured_text_and_forced_calls() {
     let mut client = HttpClient::connect(server.address);
     let schema = json!({"enum": ["yes", "no"]});
     let format = json!({"format": {"type": "json_schema", "name": "answer", "schema": schema}});
-    let reply = client.post(PATH, &body(&json!({"text": format}))).json();
+    let text_only = json!({"text": format, "tool_choice": "none"});
+    let reply = client.post(PATH, &body(&text_only)).json();
     let text = reply["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(["\"yes\"", "\"no\""].contains(&text.trim()), "{reply}");
     assert_eq!(reply["text"], format);
@@ -228,6 +229,8 @@ fn unsupported_fields_are_rejected_by_name() {
         (json!({"reasoning": {"summary": "none"}}), "reasoning.summary"),
         (json!({"metadata": {"k": 1}}), "metadata"),
         (json!({"prompt": {"id": "p"}}), "prompt"),
+        (json!({"conversation": 7}), "conversation"),
+        (json!({"conversation": {}}), "conversation.id"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort"),
         (json!({"background": true, "stream": true}), "stream"),

@@ -237,6 +237,28 @@ fn a_forced_call_does_not_use_the_text_format() {
 }
 
 #[test]
+fn text_format_applies_to_messages_only() {
+    let server = TestServer::start(&setup(None));
+    let mut client = HttpClient::connect(server.address);
+    let schema = json!({"enum": ["yes"]});
+    let format = json!({"format": {"type": "json_schema", "name": "a", "schema": schema}});
+    let (mut messages, mut calls) = (0, 0);
+    for seed in 0..32 {
+        let extra = json!({"text": format, "seed": seed, "parallel_tool_calls": false});
+        let reply = ok(&client.post(PATH, &body(&json!([function("a")]), &extra)));
+        let item = &reply["output"][0];
+        if item["type"] == "message" {
+            assert_eq!(item["content"][0]["text"].as_str().unwrap().trim(), "\"yes\"");
+            messages += 1;
+        } else {
+            assert_eq!((&item["type"], &item["name"]), (&json!("function_call"), &json!("a")));
+            calls += 1;
+        }
+    }
+    assert!(messages > 0 && calls > 0, "{messages} messages, {calls} calls");
+}
+
+#[test]
 fn invalid_response_tools_are_rejected_by_name() {
     let server = TestServer::start(&setup(None));
     let mut client = HttpClient::connect(server.address);

@@ -1,0 +1,95 @@
+//! `text` of a Responses request: the output format, which applies to messages and not to tool calls.
+
+use super::accepted_hints::AcceptedHints;
+use crate::api_error::ApiError;
+use crate::app::ServingContext;
+use crate::openai::chat::tools::RequestTools;
+use crate::request_fields::RequestFields;
+use crate::strict_json::JsonValue;
+use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
+use serde_json::{Value, json};
+use text::{ToolCallSyntax, ToolDefinition};
+
+/// Values of `text`.
+pub(super) struct TextSettings {
+    pub(super) constraint: Option<OutputConstraint>,
+    /// Value that the response object repeats.
+    pub(super) echoed: Value,
+}
+
+impl TextSettings {
+    /// Parses `text`: the output format, and the verbosity, which has no effect.
+    pub(super) fn take(
+        fields: &mut RequestFields,
+        hints: &mut AcceptedHints,
+    ) -> Result<Self, ApiError> {
+        let plain = json!({"type": "text"});
+        let Some(value) = fields.take("text") else {
+            return Ok(Self { constraint: None, echoed: json!({"format": plain}) });
+        };
+        let mut text = RequestFields::of("text".to_owned(), value)?;
+        let verbosity = hints.take_keyword(&mut text, "verbosity", &["low", "medium", "high"])?;
+        let (constraint, format) = match text.take("format") {
+            None => (None, plain),
+            Some(value) => {
+                let echoed = value.clone().into_value();
+                (format(RequestFields::of("text.format".to_owned(), value)?)?, echoed)
+            }
+        };
+        hints.add_remaining(&text);
+        let mut echoed = json!({"format": format});
+        if let Some(verbosity) = verbosity {
+            echoed["verbosity"] = Value::from(verbosity);
+        }
+        Ok(Self { constraint, echoed })
+    }
+}
+
+/// Parses `text.format`; returns the output constraint.
+fn format(mut format: RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
+    let spec = match format.string("type", 64)?.as_deref() {
+        Some("text") => return Ok(None),
+        Some("json_object") => GrammarSpec::json_object(JsonWhitespace::Any),
+        Some("json_schema") => match format.take("schema") {
+            Some(JsonValue::Object(pairs)) => GrammarSpec::Json {
+                schema: JsonValue::Object(pairs).into_value(),
+                whitespace: JsonWhitespace::Any,
+            },
+            _ => return Err(ApiError::invalid("text.format.schema", "must be a JSON schema")),
+        },
+        _ => {
+            let message = "must be text, json_object or json_schema";
+            return Err(ApiError::invalid("text.format.type", message));
+        }
+    };
+    Ok(Some(OutputConstraint::new(spec, "text.format")))
+}
+
+/// Returns the constraint of the whole output: the format of a message, or tool calls, if the model may call
+/// tools. A forced call leaves no message, so it does not use the format.
+///
+/// Errors: HTTP status 400 if the schema of a tool is not supported.
+pub(super) fn apply(
+    format: Option<OutputConstraint>,
+    tools: &RequestTools,
+    serving: &ServingContext,
+) -> Result<Option<OutputConstraint>, ApiError> {
+    let Some(format) = format.filter(|_| !tools.must_call()) else { return Ok(None) };
+    let syntax = serving.parsers.tool_call_syntax.filter(|_| tools.parses_tool_calls());
+    let (Some(syntax), GrammarSpec::Json { schema, .. }) = (syntax, &format.spec) else {
+        return Ok(Some(format));
+    };
+    tools.check_schemas()?;
+    // The arguments of calls that are not forced need not match their schemas. Qwen3-Coder's syntax writes
+    // each property of the schema, so it needs the schema.
+    let any_arguments = |tool: &ToolDefinition| match syntax {
+        ToolCallSyntax::Qwen3Coder => tool.clone(),
+        _ => ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() },
+    };
+    let callable: Vec<ToolDefinition> = tools.callable().map(any_arguments).collect();
+    let calls = syntax.grammar(&callable, tools.parallel, &serving.tokenizer);
+    let calls = calls.strip_prefix("start:").unwrap_or_default();
+    let grammar =
+        format!("start: message | tool_calls\nmessage: %json {schema}\ntool_calls:{calls}");
+    Ok(Some(OutputConstraint::new(GrammarSpec::Lark(grammar), format.param)))
+}
