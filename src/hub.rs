@@ -31,6 +31,10 @@ const TEXT_FILES: &[&str] = &[
 
 /// Name of the request for the file list of a repository in error messages.
 const FILE_LIST: &str = "file list";
+
+/// Folder of additional chat templates, which are downloaded with the tokenizer files.
+const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
+
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
@@ -260,9 +264,10 @@ impl HubRepository {
         file_set: HubFileSet,
         available: &BTreeSet<String>,
     ) -> Result<Vec<String>, HubError> {
-        let (mut names, mut required) = (Vec::new(), Vec::new());
+        let (mut names, mut required) = (Vec::<&str>::new(), Vec::new());
         if file_set.has_text() {
             names.extend(TEXT_FILES);
+            names.extend(available.iter().map(String::as_str).filter(|n| is_named_template(n)));
             required.push("tokenizer.json");
         }
         if file_set != HubFileSet::Tokenizer {
@@ -431,6 +436,12 @@ fn format_hint(available: &BTreeSet<String>) -> &'static str {
     } else {
         ""
     }
+}
+
+/// Whether a file is one of the additional chat templates.
+fn is_named_template(file: &str) -> bool {
+    let name = file.strip_prefix(TEMPLATE_FOLDER).and_then(|name| name.strip_suffix(".jinja"));
+    name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
 /// Returns the HTTP status of an error, if the hub sent a response.

@@ -284,11 +284,6 @@ impl RequestFields {
         }
     }
 
-    /// Returns the remaining fields as JSON values for a chat template.
-    pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
-        self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
-    }
-
     /// Returns the number of remaining fields.
     pub fn remaining(&self) -> usize {
         self.pairs.len()

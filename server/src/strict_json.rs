@@ -67,6 +67,11 @@ impl JsonValue {
         }
     }
 
+    /// Whether the value is `null`.
+    pub fn is_null(&self) -> bool {
+        matches!(self, Self::Null)
+    }
+
     /// Converts the value to a `serde_json` value, for chat templates.
     pub fn into_value(self) -> serde_json::Value {
         use serde_json::Value;

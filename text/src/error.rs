@@ -34,12 +34,26 @@ pub enum TextError {
     /// The chat template called `raise_exception`, whose message is meant for the user.
     #[error("the chat template raised an exception: {0}")]
     TemplateException(String),
-    /// The chat template failed on the messages of the request; the details are only logged.
-    #[error("the chat template cannot render these messages")]
+    /// The chat template failed on the messages of the request, for this reason.
+    #[error("the chat template cannot render these messages: {}", shortened(.0))]
     Template(String),
-    /// The chat template in the request is invalid; the details are only logged.
-    #[error("invalid chat template")]
+    /// The chat template in the request is invalid, for this reason.
+    #[error("invalid chat template: {}", shortened(.0))]
     InvalidRequestTemplate(String),
+    /// The chat template shows the messages of users but leaves out those of another role.
+    #[error(
+        "the chat template leaves out messages of role {}: remove message {index}, or use another role",
+        shortened(.role)
+    )]
+    RoleNotShown {
+        /// Index of the message in the conversation.
+        index: usize,
+        /// Role of the message.
+        role: String,
+    },
+    /// None of the model's templates, which are named here, is for conversations of this kind.
+    #[error("the model has no default chat template; set `chat_template` to one of: {0}")]
+    NoDefaultTemplate(String),
     /// Rendering took more than this maximum number of template instructions.
     #[error("rendering the chat template took more than {0} instructions")]
     TemplateFuelExhausted(u64),
@@ -90,4 +104,26 @@ pub enum TextError {
     /// The `tokenizers` crate failed to encode the text.
     #[error("the text cannot be tokenised")]
     Tokenizer(String),
+}
+
+/// Maximum number of characters of a reason that a client sees: a reason may repeat the client's input.
+const REASON_CHARS_SHOWN: usize = 300;
+
+/// Returns the first characters of a reason.
+fn shortened(reason: &str) -> String {
+    reason.chars().take(REASON_CHARS_SHOWN).collect()
+}
+
+impl TextError {
+    /// Returns the error without the characters that were added to the conversation before rendering.
+    pub(super) fn without_characters(mut self, is_added: impl Fn(char) -> bool) -> Self {
+        if let Self::TemplateException(reason)
+        | Self::Template(reason)
+        | Self::InvalidRequestTemplate(reason)
+        | Self::RoleNotShown { role: reason, .. } = &mut self
+        {
+            reason.retain(|c| !is_added(c));
+        }
+        self
+    }
 }

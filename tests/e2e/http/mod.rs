@@ -3,6 +3,7 @@
 mod admin_routes;
 mod anthropic;
 mod auth;
+mod chat_templates;
 mod choices;
 mod claude_code;
 mod clock_and_memory;

@@ -14,7 +14,7 @@ fn tools() -> Value {
         "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}});
     let time = json!({"type": "object", "additionalProperties": false, "properties": {}});
     let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
-    json!([tool("weather", weather), tool("time", time)])
+    json!([tool("weather", weather), tool("mcp/clock.now:2", time)])
 }
 
 fn body(choice: &Value, seed: u64) -> Value {
@@ -46,7 +46,7 @@ fn required_tool_choice_works_for_every_parser() {
                 assert_eq!(function["name"], "weather");
                 assert!(["Bonn", "Rome"].contains(&arguments["city"].as_str().unwrap()));
             } else {
-                assert_eq!((&function["name"], arguments), (&json!("time"), json!({})));
+                assert_eq!((&function["name"], arguments), (&json!("mcp/clock.now:2"), json!({})));
             }
         }
     }

@@ -1,8 +1,12 @@
 //! Worker process that renders a chat template sent in a request.
 
+use super::super::error::TextError;
+use super::capabilities::TemplateCapabilities;
+use super::conversation::adapt;
 use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
 use super::request_template::TEMPLATE_CPU_S;
+use super::trial::TrialRenderer;
 use grammar::worker_process::{EPOCH, limit_memory, lower_priority};
 use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSender};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -27,8 +31,17 @@ fn render(stream: LinkSocket) -> Result<(), LinkError> {
     let mut writer = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
     let mut reader = FrameReader::<_, TemplateRequest>::new(stream, EPOCH);
     let Some(request) = reader.receive()? else { return Ok(()) };
-    let TemplateRequest { template, variables, output_bytes_max, memory_bytes } = request;
-    limit_memory(memory_bytes).map_err(failed)?;
-    let engine = TemplateEngine::of_text(&template, output_bytes_max);
-    writer.send(TemplateReply(engine.and_then(|engine| engine.render(false, &variables))))
+    limit_memory(request.memory_bytes).map_err(failed)?;
+    writer.send(TemplateReply(render_request(request)))
+}
+
+fn render_request(request: TemplateRequest) -> Result<String, TextError> {
+    let TemplateRequest { template, mut variables, other_arguments, .. } = request;
+    let engine = TemplateEngine::of_text(&template, request.output_bytes_max)?;
+    let has_tools = !variables["tools"].is_null();
+    let trial = TrialRenderer::new(&engine, &variables, has_tools);
+    let capabilities = TemplateCapabilities::of(&trial);
+    let messages = &mut variables["messages"];
+    adapt(messages, other_arguments, &capabilities, |text| engine.mentions(text))?;
+    engine.render(false, &variables)
 }

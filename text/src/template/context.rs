@@ -5,6 +5,7 @@
 use super::super::error::TextError;
 use super::super::special_token_guard::{SpecialTokenGuard, remove_sentinels, unused_characters};
 use super::super::tokenizer::Tokenizer;
+use super::conversation::other_argument_forms;
 use super::{ChatInput, RenderedChat};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
@@ -21,8 +22,8 @@ pub(super) struct SpecialTokens {
 pub(super) struct TemplateContext {
     /// Variables by name.
     pub(super) variables: Map<String, Value>,
-    /// Whether the request defines tools.
-    pub(super) has_tools: bool,
+    /// Arguments of the tool calls in `messages` in their other form: `other_argument_forms`.
+    pub(super) other_arguments: Vec<Value>,
     /// Sentinel: character inserted before characters that must not become part of a special token.
     sentinel: char,
     /// Character inserted at the end of the message to be continued, so that its end is found in the rendered
@@ -45,7 +46,8 @@ impl SpecialTokens {
     /// Errors: there is no message to continue, or no unused character for a sentinel.
     pub(super) fn context(&self, mut input: ChatInput) -> Result<TemplateContext, TextError> {
         let kwargs = Value::Object(std::mem::take(&mut input.kwargs));
-        let values = [&input.messages, &input.tools, &input.documents, &kwargs];
+        let other_arguments = Value::Array(other_argument_forms(&mut input.messages));
+        let values = [&input.messages, &input.tools, &input.documents, &kwargs, &other_arguments];
         let [sentinel, end] = unused_characters(&values)
             .ok_or_else(|| TextError::Template("no unused character for a sentinel".to_owned()))?;
         if input.continue_final_message {
@@ -54,29 +56,32 @@ impl SpecialTokens {
             // text then lacks it.
             let _infallible = write!(text, "{end} ");
         }
-        let mut variables = Map::new();
-        for (role, token) in &self.named {
-            variables.insert(role.clone(), Value::String(token.clone()));
-        }
-        let mut values = [input.messages, input.tools, input.documents, kwargs];
+        let mut variables = self.variables();
+        let mut values = [input.messages, input.tools, input.documents, kwargs, other_arguments];
         for value in &mut values {
             self.guard.insert_sentinels(value, sentinel);
         }
-        let [messages, tools, documents, kwargs] = values;
-        let has_tools = !tools.is_null();
+        let [messages, tools, documents, kwargs, other_arguments] = values;
         variables.insert("messages".to_owned(), messages);
-        if has_tools {
-            variables.insert("tools".to_owned(), tools);
-        }
-        if !documents.is_null() {
-            variables.insert("documents".to_owned(), documents);
-        }
+        // As in transformers, tools and documents that the request does not give are none, not undefined.
+        variables.insert("tools".to_owned(), tools);
+        variables.insert("documents".to_owned(), documents);
         variables.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
         if let Value::Object(kwargs) = kwargs {
             variables.extend(kwargs);
         }
+        let other_arguments = match other_arguments {
+            Value::Array(list) => list,
+            _ => Vec::new(),
+        };
         let continued = input.continue_final_message.then_some(end);
-        Ok(TemplateContext { variables, has_tools, sentinel, continued })
+        Ok(TemplateContext { variables, other_arguments, sentinel, continued })
+    }
+
+    /// Returns the template variables that contain the special tokens of the tokenizer.
+    pub(super) fn variables(&self) -> Map<String, Value> {
+        let tokens = self.named.iter();
+        tokens.map(|(role, token)| (role.clone(), Value::String(token.clone()))).collect()
     }
 }
 
@@ -84,8 +89,13 @@ impl TemplateContext {
     /// Converts the rendered text to the prompt: cuts it at the end of the message to be continued, and
     /// removes the sentinels.
     ///
-    /// Errors: the rendered text does not contain the message to be continued.
-    pub(super) fn finish(&self, mut text: String) -> Result<RenderedChat, TextError> {
+    /// Errors: the rendering failed, or the rendered text does not contain the message to be continued.
+    pub(super) fn finish(
+        &self,
+        rendered: Result<String, TextError>,
+    ) -> Result<RenderedChat, TextError> {
+        let is_added = |c: char| c == self.sentinel || Some(c) == self.continued;
+        let mut text = rendered.map_err(|error| error.without_characters(is_added))?;
         if let Some(end) = self.continued {
             cut_at(&mut text, end)?;
         }

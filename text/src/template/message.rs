@@ -17,6 +17,8 @@ pub(super) struct TemplateRequest {
     pub(super) template: String,
     /// Variables of the template.
     pub(super) variables: Map<String, Value>,
+    /// Arguments of the tool calls in their other form.
+    pub(super) other_arguments: Vec<Value>,
     /// Maximum size of the output in bytes.
     pub(super) output_bytes_max: usize,
     /// Limit of the worker process's address space in bytes.

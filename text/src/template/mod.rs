@@ -5,14 +5,22 @@
 //! ignored) and is limited in instructions and output. The templates of a model are compiled once at startup.
 //! The template of a request is rendered by a child process with limits on memory and CPU time:
 //! `request_template.rs`.
+//!
+//! Templates take messages in different forms. Trial renderings find the forms that a template takes
+//! (`trial.rs`, `capabilities.rs`), and messages are converted to them (`conversation.rs`).
 
+mod capabilities;
 mod child;
 mod context;
+mod conversation;
 mod engine;
 mod inline_system;
+mod json_text;
 mod message;
+mod model_template;
 mod request_template;
 mod source;
+mod trial;
 
 pub use child::serve as serve_templates;
 pub use request_template::RequestTemplateRenderer;
@@ -21,19 +29,26 @@ use super::error::{TextError, TextLoadError};
 use super::tokenizer::Tokenizer;
 use context::SpecialTokens;
 use engine::TemplateEngine;
+use model_template::ModelTemplate;
 use serde_json::{Map, Value};
-use source::TemplateSource;
+use source::{DEFAULT_NAME, TemplateSource};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Maximum size of a template file in bytes.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
+/// Name of the template for conversations with tools.
+const TOOL_USE_NAME: &str = "tool_use";
+
 /// Input of a chat template. Special tokens in its strings, except in `template`, remain plain text.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
-    /// Chat template sent in the request; `None` = the template of the model.
+    /// Chat template sent in the request, or the name of a template of the model; `None` = the template of
+    /// the model.
     pub template: Option<String>,
-    /// Messages: a JSON array of objects as in the request.
+    /// Messages: a JSON array of objects as in the request. Content is a string, or a list of parts of type
+    /// `text`; arguments of tool calls are an object or the text of an object.
     pub messages: Value,
     /// Tool definitions as in the request, or null.
     pub tools: Value,
@@ -59,7 +74,7 @@ pub struct RenderedChat {
 /// Compiled chat templates of one model.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    engine: TemplateEngine,
+    templates: BTreeMap<String, ModelTemplate>,
     special_tokens: SpecialTokens,
 }
 
@@ -67,9 +82,9 @@ impl ChatTemplate {
     /// Compiles the template of the model folder `dir`, or `chosen` (value of `--chat-template`: the path of
     /// a file, or the template itself). `Ok(None)` if there is no template: chat requests are then rejected.
     ///
-    /// The template is read from `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
-    /// this order of precedence; a list of named templates is supported. Rendering stops at
-    /// `output_bytes_max` bytes.
+    /// The templates are read from `chat_template.jinja` and `additional_chat_templates`, from
+    /// `chat_template.json` or from `tokenizer_config.json`, in this order of precedence; a list of named
+    /// templates is supported. Rendering stops at `output_bytes_max` bytes.
     pub fn load(
         dir: &Path,
         chosen: Option<&str>,
@@ -83,20 +98,26 @@ impl ChatTemplate {
         if sources.is_empty() {
             return Ok(None);
         }
-        let mut engine = TemplateEngine::new(output_bytes_max);
+        let special_tokens = SpecialTokens::new(tokenizer).map_err(|reason| {
+            TextLoadError::Invalid { path: dir.join("tokenizer.json"), reason }
+        })?;
+        let variables = special_tokens.variables();
+        let mut templates = BTreeMap::new();
         for TemplateSource { name, text, path } in sources {
-            let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
+            let invalid = |reason: String| TextLoadError::Invalid { path, reason };
             if text.len() > TEMPLATE_BYTES_MAX {
                 return Err(invalid(format!("chat template exceeds {TEMPLATE_BYTES_MAX} bytes")));
             }
-            let added = engine.add(name, &text);
+            let mut engine = TemplateEngine::new(output_bytes_max);
+            let added = engine.add(DEFAULT_NAME.to_owned(), &text);
             added.map_err(|reason| invalid(format!("chat template: {reason}")))?;
+            templates.insert(name, ModelTemplate::new(engine, &variables));
         }
-        let special = SpecialTokens::new(tokenizer).map_err(|reason| TextLoadError::Invalid {
-            path: dir.join("tokenizer.json"),
-            reason,
-        })?;
-        Ok(Some(Self { engine, special_tokens: special }))
+        let template = Self { templates, special_tokens };
+        if template.select(None, true).is_ok_and(|selected| !selected.shows_tools()) {
+            tracing::warn!("the chat template shows no tools: the model does not see `tools`");
+        }
+        Ok(Some(template))
     }
 
     /// Compiles the template `text` in this process. It must be trusted, because the memory that rendering
@@ -109,23 +130,71 @@ impl ChatTemplate {
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
         let engine = TemplateEngine::of_text(text, output_bytes_max)?;
-        let special = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
-        Ok(Self { engine, special_tokens: special })
+        let special_tokens = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
+        let template = ModelTemplate::new(engine, &special_tokens.variables());
+        Ok(Self {
+            templates: BTreeMap::from([(DEFAULT_NAME.to_owned(), template)]),
+            special_tokens,
+        })
     }
 
     /// Returns the source of the template for conversations without tools.
     pub fn source(&self) -> Option<String> {
-        self.engine.source()
+        self.templates.get(DEFAULT_NAME).and_then(ModelTemplate::source)
     }
 
     /// Whether the source of one of the model's templates contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
-        self.engine.mentions(text)
+        self.templates.values().any(|template| template.mentions(text))
+    }
+
+    /// Whether `name` is the name of one of several templates of the model.
+    pub fn has_named(&self, name: &str) -> bool {
+        self.templates.len() > 1 && self.templates.contains_key(name)
+    }
+
+    /// Returns the names of the parts of a conversation that the template does not show: tools, and tool calls
+    /// in messages.
+    pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<&'static str> {
+        let name = input.template.as_deref();
+        if name.is_some_and(|name| !self.has_named(name)) {
+            return Vec::new();
+        }
+        let Ok(template) = self.select(name, has_tools) else { return Vec::new() };
+        let mut messages = input.messages.as_array().into_iter().flatten();
+        let has_calls = messages.any(|message| message.get("tool_calls").is_some());
+        let mut hidden = Vec::new();
+        if has_tools && !template.shows_tools() {
+            hidden.push("tools");
+        }
+        if has_calls && !template.shows_calls(has_tools) {
+            hidden.push("messages.tool_calls");
+        }
+        hidden
     }
 
     /// Renders one conversation to a prompt.
+    ///
+    /// Errors: the model has no template for the conversation, the template shows no messages of a role,
+    /// fails, raises an exception, or exceeds a limit.
     pub fn render(&self, input: ChatInput) -> Result<RenderedChat, TextError> {
-        let context = self.special_tokens.context(input)?;
-        context.finish(self.engine.render(context.has_tools, &context.variables)?)
+        let template = self.select(input.template.as_deref(), !input.tools.is_null())?;
+        let mut context = self.special_tokens.context(input)?;
+        let rendered = template.render(&mut context);
+        context.finish(rendered)
+    }
+
+    /// Selects a template as transformers does: the named one, else `tool_use` for conversations with tools,
+    /// else the default template.
+    fn select(&self, name: Option<&str>, has_tools: bool) -> Result<&ModelTemplate, TextError> {
+        let tool_use = || self.templates.get(TOOL_USE_NAME).filter(|_| has_tools);
+        let selected = match name {
+            Some(name) => self.templates.get(name),
+            None => tool_use().or_else(|| self.templates.get(DEFAULT_NAME)),
+        };
+        selected.ok_or_else(|| {
+            let names: Vec<&str> = self.templates.keys().map(String::as_str).collect();
+            TextError::NoDefaultTemplate(names.join(", "))
+        })
     }
 }

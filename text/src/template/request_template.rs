@@ -75,13 +75,13 @@ impl RequestTemplateRenderer {
         let request = TemplateRequest {
             template,
             variables: std::mem::take(&mut context.variables),
+            other_arguments: std::mem::take(&mut context.other_arguments),
             output_bytes_max: self.output_bytes_max,
             memory_bytes,
         };
-        let text = TemplateProcess::start(&self.program)
-            .map_err(|error| TextError::NoTemplateProcess(error.to_string()))?
-            .render(request)?;
-        context.finish(text)
+        let process = TemplateProcess::start(&self.program)
+            .map_err(|error| TextError::NoTemplateProcess(error.to_string()))?;
+        context.finish(process.render(request))
     }
 }
 

@@ -5,6 +5,15 @@ use super::super::tokenizer::{read_file, read_json};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
+/// Name of the template for conversations without tools.
+pub(super) const DEFAULT_NAME: &str = "default";
+/// Folder of further named templates in a model folder.
+const ADDITIONAL_FOLDER: &str = "additional_chat_templates";
+/// Extension of template files.
+const EXTENSION: &str = "jinja";
+/// Maximum number of templates of a model.
+const TEMPLATES_MAX: usize = 64;
+
 /// Source of a template, its name, and the file that it was read from.
 pub(super) struct TemplateSource {
     pub(super) name: String,
@@ -23,14 +32,19 @@ impl TemplateSource {
             Ok(None) | Err(_) if literal => chosen.to_owned(),
             Ok(None) | Err(_) => return Err(TextLoadError::Missing(path.to_owned())),
         };
-        Ok(Self { name: "default".to_owned(), text, path: path.to_owned() })
+        Ok(Self { name: DEFAULT_NAME.to_owned(), text, path: path.to_owned() })
     }
 
+    /// Reads the templates of a model folder.
     pub(super) fn of_model(dir: &Path) -> Result<Vec<Self>, TextLoadError> {
+        let mut found = Self::additional(&dir.join(ADDITIONAL_FOLDER))?;
         let path = dir.join("chat_template.jinja");
         if let Some(bytes) = read_file(&path)? {
             let text = utf8(&path, bytes)?;
-            return Ok(vec![Self { name: "default".to_owned(), text, path }]);
+            found.push(Self { name: DEFAULT_NAME.to_owned(), text, path });
+        }
+        if !found.is_empty() {
+            return Ok(found);
         }
         for name in ["chat_template.json", "tokenizer_config.json"] {
             let path = dir.join(name);
@@ -43,8 +57,31 @@ impl TemplateSource {
         Ok(Vec::new())
     }
 
-    /// Reads the `chat_template` member of a JSON file: a string, or a list of `{"name", "template"}` that
-    /// contains a default template.
+    /// Reads the templates in the folder of additional templates, whose names are their file names.
+    fn additional(folder: &Path) -> Result<Vec<Self>, TextLoadError> {
+        let unreadable = |source| TextLoadError::Read { path: folder.to_owned(), source };
+        let entries = match std::fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(unreadable(error)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(unreadable)?.path();
+            let is_template = path.extension().is_some_and(|extension| extension == EXTENSION);
+            let name = path.file_stem().and_then(|name| name.to_str()).filter(|_| is_template);
+            let Some(name) = name.map(str::to_owned) else { continue };
+            let Some(bytes) = read_file(&path)? else { continue };
+            found.push(Self { name, text: utf8(&path, bytes)?, path });
+        }
+        if found.len() > TEMPLATES_MAX {
+            let reason = format!("at most {TEMPLATES_MAX} templates, got {}", found.len());
+            return Err(TextLoadError::Invalid { path: folder.to_owned(), reason });
+        }
+        Ok(found)
+    }
+
+    /// Reads the `chat_template` member of a JSON file: a string, or a list of `{"name", "template"}`.
     fn of_json(json: &Value, path: &Path) -> Result<Vec<Self>, TextLoadError> {
         let source = |name: &str, text: &str| Self {
             name: name.to_owned(),
@@ -57,7 +94,7 @@ impl TemplateSource {
         };
         match json {
             Value::Null => Ok(Vec::new()),
-            Value::String(text) => Ok(vec![source("default", text)]),
+            Value::String(text) => Ok(vec![source(DEFAULT_NAME, text)]),
             Value::Array(list) => {
                 let named = list.iter().map(|item| {
                     let name = item["name"].as_str();
@@ -66,11 +103,10 @@ impl TemplateSource {
                 });
                 let named: Option<Vec<Self>> = named.collect();
                 let named = named.ok_or_else(|| invalid("an entry lacks name or template"))?;
-                if named.iter().any(|s| s.name == "default") {
-                    Ok(named)
-                } else {
-                    Err(invalid("no template is named default"))
+                if named.len() > TEMPLATES_MAX {
+                    return Err(invalid(&format!("more than {TEMPLATES_MAX} templates")));
                 }
+                Ok(named)
             }
             _ => Err(invalid("must be a string or a list")),
         }

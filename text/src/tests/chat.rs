@@ -86,7 +86,7 @@ fn python_methods_filters_and_slices_work() {
         ("{{ messages[0].content.startswith('a') }}", "abc", "True"),
         ("{% for m in messages[::-1] %}{{ loop.index0 }}{{ m.role }}{% endfor %}", "", "0user"),
         ("{{ messages[0].content | tojson }}", "é<\"\n", "\"é<\\\"\\n\""),
-        ("{{ messages[0].missing is defined }}|{{ none }}|{{ tools }}", "", "False|None|"),
+        ("{{ messages[0].missing is defined }}|{{ none }}|{{ tools }}", "", "False|None|None"),
         (
             "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
             "",

@@ -6,6 +6,7 @@ mod family_calls;
 mod forced_calls;
 mod output_parsers;
 mod output_properties;
+mod template_forms;
 mod tokenizer;
 mod windows;
 

@@ -1,11 +1,13 @@
 //! Parses a chat completion request and submits it to the engine.
 
-use super::generation_start::{StartedGeneration, start};
+use super::generation_start::{StartedGeneration, hidden_fields, start};
 use super::reply::ChatCompletionReply;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
+use crate::openai::endpoint::{
+    HeaderParams, PreparedRequest, ReplyMetadata, add_ignored_field, ignored_fields,
+};
 use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use std::sync::Arc;
@@ -24,7 +26,10 @@ pub(super) fn prepare(
         &serving.sampling_defaults,
     )?;
     let include_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
-    let ignored = ignored_fields(app, &fields)?;
+    let mut ignored = ignored_fields(app, &fields)?;
+    for name in hidden_fields(serving, &request) {
+        add_ignored_field(app, &mut ignored, name)?;
+    }
     let logprobs = request.logprobs.is_some();
     let started = start(app, serving, request, headers, permit)?;
     let StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids } =

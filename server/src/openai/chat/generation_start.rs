@@ -79,8 +79,8 @@ pub(crate) fn start(
     reserve(app, &mut permit, required_bytes, "tools")?;
     let earlier_calls = tool_call_count(&input.messages);
     let last = last_assistant_text(&input.messages);
-    let echo = if params.echo { last.to_owned() } else { String::new() };
-    let continued = input.continue_final_message.then(|| last.to_owned());
+    let echo = if params.echo { last.clone() } else { String::new() };
+    let continued = input.continue_final_message.then_some(last);
     input.tools = tools.template_value.clone();
     let rendered = template(serving, input, prompt_field)?;
     reject_if_too_long(serving, &rendered.text, &params, prompt_field)?;
@@ -234,6 +234,17 @@ pub(crate) fn render_text(
     template(serving, input, field).map(|rendered| rendered.text)
 }
 
+/// Returns the names of fields that the request gives but the model's chat template does not show. Nothing is
+/// known about a template in a request.
+pub(crate) fn hidden_fields(
+    serving: &ServingContext,
+    request: &ChatCompletionRequest,
+) -> Vec<&'static str> {
+    let has_tools = !request.tools.definitions.is_empty();
+    let template = serving.template.as_ref();
+    template.map_or_else(Vec::new, |template| template.hidden_fields(&request.input, has_tools))
+}
+
 fn template(
     serving: &ServingContext,
     mut input: ChatInput,
@@ -242,7 +253,8 @@ fn template(
     for (name, value) in &serving.template_defaults {
         input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
     }
-    if let Some(template) = input.template.take() {
+    let is_own = |name: &String| serving.template.as_ref().is_some_and(|t| t.has_named(name));
+    if let Some(template) = input.template.take_if(|template| !is_own(template)) {
         return render_request_template(serving, template, input, field);
     }
     let Some(template) = serving.template.as_ref() else {

@@ -1,5 +1,6 @@
 //! Parses conversations: messages and the other inputs of the chat template. `/tokenize` uses this code too.
 
+use super::chat_message;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -13,7 +14,6 @@ pub(crate) const PARTS_MAX: usize = 4_096;
 const KWARGS_MAX: usize = 32;
 const KWARGS_BYTES_MAX: usize = 4_096;
 const DOCUMENTS_MAX: usize = 64;
-const CALLS_MAX: usize = 128;
 /// Template variables that only the server sets; a request must not override them.
 const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "add_generation_prompt",
@@ -37,9 +37,9 @@ const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
 /// Types of content parts with text, in OpenAI's APIs.
 pub(crate) const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
 /// Types of content parts with text in messages of the assistant.
-const ASSISTANT_PARTS: &[&str] = &["text", "input_text", "output_text", REFUSAL];
+pub(super) const ASSISTANT_PARTS: &[&str] = &["text", "input_text", "output_text", REFUSAL];
 /// Type of a content part in which the assistant refuses a request, and its member with the text.
-const REFUSAL: &str = "refusal";
+pub(super) const REFUSAL: &str = "refusal";
 const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Parses `messages` and all other fields that are inputs of the chat template.
@@ -65,10 +65,17 @@ pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
 }
 
 /// Returns the text of the last message if it is an assistant message, else an empty text.
-pub(crate) fn last_assistant_text(messages: &Value) -> &str {
+pub(crate) fn last_assistant_text(messages: &Value) -> String {
     let last = messages.as_array().and_then(|list| list.last());
     let last = last.filter(|message| message["role"] == "assistant");
-    last.and_then(|message| message["content"].as_str()).unwrap_or_default()
+    match last.map(|message| &message["content"]) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().filter_map(|part| part["text"].as_str());
+            texts.collect::<Vec<&str>>().join("\n")
+        }
+        _ => String::new(),
+    }
 }
 
 /// Returns the number of tool calls in all messages.
@@ -80,7 +87,7 @@ pub(crate) fn tool_call_count(messages: &Value) -> u32 {
 
 fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let list = list(fields, "messages")?;
-    let one_message = |(index, value)| message(format!("messages[{index}]"), value);
+    let one_message = |(index, value)| chat_message::parse(format!("messages[{index}]"), value);
     list.into_iter().enumerate().map(one_message).collect()
 }
 
@@ -94,76 +101,6 @@ pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonVal
         }
         other => Err(wrong_type(fields.path(name), "a list of objects", &other)),
     }
-}
-
-fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
-    let mut fields = RequestFields::of(path, value)?;
-    let role = fields.string("role", 64)?;
-    let role_path = fields.path("role");
-    let Some(role) = role.filter(|role| !role.is_empty()) else {
-        return Err(ApiError::invalid(role_path, "is missing"));
-    };
-    if role == "function" {
-        let message = "is no longer supported; send the result as role tool";
-        return Err(ApiError::unsupported(role_path, message));
-    }
-    if fields.take("function_call").is_some() {
-        let message = "is no longer supported; use tool_calls";
-        return Err(ApiError::unsupported(fields.path("function_call"), message));
-    }
-    let calls = calls(&mut fields, &role)?;
-    let reasoning = fields.take_alias("reasoning_content", "reasoning")?;
-    let content = content(&mut fields, &role)?;
-    // Other keys of the message (`name`, `tool_call_id`, …) are passed to the template unchanged.
-    let mut message: Map<String, Value> = fields.into_values();
-    if let Some(calls) = calls {
-        message.insert("tool_calls".to_owned(), calls);
-    }
-    if let Some(reasoning) = reasoning {
-        // Chat templates expect reasoning in `reasoning_content`.
-        message.insert("reasoning_content".to_owned(), reasoning.into_value());
-    }
-    message.insert("role".to_owned(), Value::String(role));
-    message.insert("content".to_owned(), content);
-    Ok(Value::Object(message))
-}
-
-/// Parses the tool calls of an earlier assistant message. Their arguments become objects, which chat
-/// templates expect.
-fn calls(fields: &mut RequestFields, role: &str) -> Result<Option<Value>, ApiError> {
-    let path = fields.path("tool_calls");
-    let list = match fields.take("tool_calls") {
-        None => return Ok(None),
-        Some(JsonValue::List(list)) if list.is_empty() => return Ok(None),
-        Some(JsonValue::List(list)) if list.len() <= CALLS_MAX => list,
-        Some(JsonValue::List(list)) => {
-            let message = format!("at most {CALLS_MAX} calls, got {}", list.len());
-            return Err(ApiError::invalid(path, message));
-        }
-        Some(other) => return Err(wrong_type(path, "a list of objects", &other)),
-    };
-    if role != "assistant" {
-        return Err(ApiError::invalid(path, "only the assistant calls tools"));
-    }
-    let one = |(index, call)| one_call(format!("{path}[{index}]"), call);
-    list.into_iter().enumerate().map(one).collect::<Result<Value, _>>().map(Some)
-}
-
-fn one_call(path: String, call: JsonValue) -> Result<Value, ApiError> {
-    let mut call = RequestFields::of(path, call)?;
-    match call.string("type", 64)?.as_deref() {
-        None | Some("function") => {}
-        Some(_) => return Err(ApiError::unsupported(call.path("type"), "must be function")),
-    }
-    let function = call.required("function")?;
-    let mut function = RequestFields::of(call.path("function"), function)?;
-    let name = function.required_string("name")?;
-    let path = function.path("arguments");
-    let arguments = arguments(&path, function.take("arguments"))?;
-    let mut value = call.into_values();
-    value.insert("type".to_owned(), json!("function"));
-    value.insert("function".to_owned(), json!({"name": name, "arguments": arguments}));
-    Ok(Value::Object(value))
 }
 
 /// Parses the arguments of a tool call: a JSON object, usually given as text. The text may be cut off, because
@@ -183,20 +120,6 @@ pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, A
     Err(ApiError::invalid(path, "must be a JSON object"))
 }
 
-/// Parses the content of a message; an assistant message may have none.
-pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, ApiError> {
-    match fields.take("content") {
-        None if role == "assistant" => {
-            Ok(json!(fields.string(REFUSAL, usize::MAX)?.unwrap_or_default()))
-        }
-        None => Err(ApiError::invalid(fields.path("content"), "is missing")),
-        Some(value) => {
-            let kinds = if role == "assistant" { ASSISTANT_PARTS } else { TEXT_PARTS };
-            text_of(&fields.path("content"), value, kinds).map(Value::String)
-        }
-    }
-}
-
 /// Parses a string, or text parts that are joined by line breaks; `kinds` are the accepted part types.
 pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
     match value {
@@ -214,7 +137,8 @@ pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<St
     }
 }
 
-fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
+/// Parses a text part, which may be a plain string; `kinds` are the accepted part types.
+pub(super) fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
     if let JsonValue::Str(text) = value {
         return Ok(text);
     }

@@ -1,5 +1,6 @@
 //! POST `/v1/chat/completions`, and the code that other conversation endpoints share.
 
+mod chat_message;
 mod convert;
 pub(crate) mod generation_start;
 pub(crate) mod messages;

@@ -30,7 +30,7 @@ pub(crate) enum ToolChoice {
 pub(crate) struct RequestTools {
     /// Tool definitions, from which parsers and grammars are built.
     pub definitions: Arc<[ToolDefinition]>,
-    /// Tools in the form that is passed to the chat template; null if there are none.
+    /// Tools in the form that is passed to the chat template; null if the request does not give the field.
     pub template_value: Value,
     /// `tool_choice` of the request.
     pub choice: ToolChoice,
@@ -118,17 +118,20 @@ impl RequestTools {
     }
 }
 
-/// Returns the list in field `tools`, which has at most `TOOLS_MAX` entries.
+/// Returns the list in field `tools`, which has at most `TOOLS_MAX` entries; without the field, an empty list.
 pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
     let path = fields.path("tools");
-    match fields.take("tools") {
-        None => Ok(Vec::new()),
-        Some(JsonValue::List(list)) if list.len() <= TOOLS_MAX => Ok(list),
-        Some(JsonValue::List(list)) => {
+    fields.take("tools").map_or(Ok(Vec::new()), |value| entries(path, value))
+}
+
+fn entries(path: String, value: JsonValue) -> Result<Vec<JsonValue>, ApiError> {
+    match value {
+        JsonValue::List(list) if list.len() <= TOOLS_MAX => Ok(list),
+        JsonValue::List(list) => {
             let message = format!("at most {TOOLS_MAX} tools, got {}", list.len());
             Err(ApiError::invalid(path, message))
         }
-        Some(other) => Err(wrong_type(path, "a list of objects", &other)),
+        other => Err(wrong_type(path, "a list of objects", &other)),
     }
 }
 
@@ -154,7 +157,7 @@ pub(crate) fn function(
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;
     let Some(name) = name.filter(|name| is_name(name)) else {
-        let message = format!("must be 1 to {NAME_MAX} characters out of A-Z a-z 0-9 _ -");
+        let message = format!("must be 1 to {NAME_MAX} bytes out of letters, digits and _ - . : /");
         return Err(ApiError::invalid(path, message));
     };
     let path = fields.path(schema);
@@ -180,13 +183,17 @@ pub(crate) fn template_tool(tool: &ToolDefinition, description: Option<String>) 
     json!({"type": "function", "function": function})
 }
 
+/// Whether a name is unambiguous in every syntax of tool calls: it contains no quotes, brackets, spaces or
+/// parts of markers.
 fn is_name(name: &str) -> bool {
-    let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-    (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(fits)
+    let fits = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
+    (1..=NAME_MAX).contains(&name.len()) && name.chars().all(fits)
 }
 
 fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), ApiError> {
-    let list = list(fields)?;
+    let path = fields.path("tools");
+    let Some(list) = fields.take("tools") else { return Ok((Vec::new(), Value::Null)) };
+    let list = entries(path, list)?;
     let mut tools: Vec<ToolDefinition> = Vec::with_capacity(list.len());
     let mut values = Vec::with_capacity(list.len());
     for (index, item) in list.into_iter().enumerate() {
@@ -207,8 +214,7 @@ fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), Api
         check_unique(&tools, &tool.name, inner.path("name"))?;
         tools.push(tool);
     }
-    let template_value = if values.is_empty() { Value::Null } else { Value::Array(values) };
-    Ok((tools, template_value))
+    Ok((tools, Value::Array(values)))
 }
 
 /// Checks the type of a tool: only `function` is supported.
@@ -255,4 +261,21 @@ pub(crate) fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, A
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;
     name.map(ToolChoice::Named).ok_or_else(|| ApiError::invalid(path, "is missing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_may_not_break_the_syntax_of_calls() {
+        let long = "x".repeat(NAME_MAX);
+        for name in ["f", "web.search", "mcp/server-1:tool_2", "große_суммы", &long] {
+            assert!(is_name(name), "{name}");
+        }
+        let too_long = "x".repeat(NAME_MAX + 1);
+        for name in ["", "a b", "a\"b", "a\\b", "a>b", "a\nb", "a{", "a[b]", "｜a", &too_long] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
 }

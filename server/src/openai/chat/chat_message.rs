@@ -1,0 +1,241 @@
+//! Parses one message of a conversation: content, and the tool calls of earlier assistant messages.
+
+use super::messages::{
+    ASSISTANT_PARTS, PARTS_MAX, REFUSAL, TEXT_PARTS, arguments, part, text_of,
+};
+use crate::api_error::ApiError;
+use crate::request_fields::wrong_type;
+use crate::strict_json::JsonValue;
+use serde_json::{Map, Value, json};
+
+/// Maximum number of tool calls in a message.
+const CALLS_MAX: usize = 128;
+/// Maximum length of a role in bytes.
+const ROLE_MAX: usize = 64;
+/// Optional keys of messages: null means that the key is absent, as in all fields of the API.
+const OPTIONAL_KEYS: &[&str] =
+    &["function_call", "name", "reasoning", "reasoning_content", "tool_call_id"];
+
+/// Parses a message. Its keys remain in the order of the request, and keys that have no meaning here are
+/// passed to the template unchanged, because some templates print whole messages.
+pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
+    let JsonValue::Object(pairs) = value else {
+        return Err(wrong_type(path, "an object", &value));
+    };
+    let role = role(&path, &pairs)?;
+    if role != "assistant" && !pairs.iter().any(|(key, value)| key == "content" && !value.is_null())
+    {
+        return Err(ApiError::invalid(format!("{path}.content"), "is missing"));
+    }
+    let mut message = Map::new();
+    for (key, value) in pairs {
+        let field = format!("{path}.{key}");
+        let value = match key.as_str() {
+            "content" if value.is_null() => Value::Null,
+            "content" => content_value(&field, value, &role)?,
+            "tool_calls" => match calls(field, value, &role)? {
+                Some(calls) => calls,
+                None => continue,
+            },
+            "function_call" if !value.is_null() => {
+                let message = "is no longer supported; use tool_calls";
+                return Err(ApiError::unsupported(field, message));
+            }
+            _ if value.is_null() && OPTIONAL_KEYS.contains(&key.as_str()) => continue,
+            _ => value.into_value(),
+        };
+        message.insert(key, value);
+    }
+    show_refusal(&mut message, &role);
+    Ok(Value::Object(message))
+}
+
+/// Makes the refusal of an assistant message without content its content: templates show content only.
+fn show_refusal(message: &mut Map<String, Value>, role: &str) {
+    let has_content = message.get("content").is_some_and(|content| !content.is_null());
+    if role == "assistant"
+        && !has_content
+        && let Some(Value::String(refusal)) = message.get(REFUSAL)
+    {
+        let refusal = Value::String(refusal.clone());
+        message.insert("content".to_owned(), refusal);
+    }
+}
+
+/// Parses the role of a message.
+fn role(path: &str, pairs: &[(String, JsonValue)]) -> Result<String, ApiError> {
+    let path = format!("{path}.role");
+    match pairs.iter().find(|(key, _)| key == "role").map(|(_, value)| value) {
+        None | Some(JsonValue::Null) => Err(ApiError::invalid(path, "is missing")),
+        Some(JsonValue::Str(role)) if role.is_empty() => Err(ApiError::invalid(path, "is missing")),
+        Some(JsonValue::Str(role)) if role == "function" => {
+            let message = "is no longer supported; send the result as role tool";
+            Err(ApiError::unsupported(path, message))
+        }
+        Some(JsonValue::Str(role)) if role.len() <= ROLE_MAX => Ok(role.clone()),
+        Some(JsonValue::Str(role)) => {
+            let message = format!("at most {ROLE_MAX} bytes, got {}", role.len());
+            Err(ApiError::invalid(path, message))
+        }
+        Some(other) => Err(wrong_type(path, "a string", other)),
+    }
+}
+
+/// Parses content for a chat template: a string, or a list of text parts, which remain parts.
+fn content_value(path: &str, value: JsonValue, role: &str) -> Result<Value, ApiError> {
+    let kinds = if role == "assistant" { ASSISTANT_PARTS } else { TEXT_PARTS };
+    match value {
+        JsonValue::Str(text) => Ok(Value::String(text)),
+        JsonValue::List(parts) if parts.len() <= PARTS_MAX => {
+            let part = |(index, value)| template_part(format!("{path}[{index}]"), value, kinds);
+            parts.into_iter().enumerate().map(part).collect()
+        }
+        other => text_of(path, other, kinds).map(Value::String),
+    }
+}
+
+/// Parses a text part; in the result its type is `text`, the only name that templates know.
+fn template_part(path: String, value: JsonValue, kinds: &[&str]) -> Result<Value, ApiError> {
+    let text = part(path, value.clone(), kinds)?;
+    let pairs = match value {
+        JsonValue::Object(pairs) if !pairs.iter().any(|(key, _)| key == REFUSAL) => pairs,
+        _ => return Ok(json!({"type": "text", "text": text})),
+    };
+    let values = pairs.into_iter().map(|(key, value)| match key.as_str() {
+        "type" => (key, json!("text")),
+        _ => (key, value.into_value()),
+    });
+    Ok(Value::Object(values.collect()))
+}
+
+/// Parses the tool calls of an earlier assistant message; `None` if there are none.
+fn calls(path: String, value: JsonValue, role: &str) -> Result<Option<Value>, ApiError> {
+    let list = match value {
+        JsonValue::Null => return Ok(None),
+        JsonValue::List(list) if list.is_empty() => return Ok(None),
+        JsonValue::List(list) if list.len() <= CALLS_MAX => list,
+        JsonValue::List(list) => {
+            let message = format!("at most {CALLS_MAX} calls, got {}", list.len());
+            return Err(ApiError::invalid(path, message));
+        }
+        other => return Err(wrong_type(path, "a list of objects", &other)),
+    };
+    if role != "assistant" {
+        return Err(ApiError::invalid(path, "only the assistant calls tools"));
+    }
+    let one = |(index, call)| one_call(format!("{path}[{index}]"), call);
+    list.into_iter().enumerate().map(one).collect::<Result<Value, _>>().map(Some)
+}
+
+/// Parses a tool call. Its keys remain in the order of the request.
+fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
+    let JsonValue::Object(pairs) = value else {
+        return Err(wrong_type(path, "an object", &value));
+    };
+    let mut call = Map::new();
+    for (key, value) in pairs {
+        let field = format!("{path}.{key}");
+        let value = match (key.as_str(), value) {
+            ("type" | "function", JsonValue::Null) => continue,
+            ("type", JsonValue::Str(kind)) if kind == "function" => Value::String(kind),
+            ("type", JsonValue::Str(_)) => {
+                return Err(ApiError::unsupported(field, "must be function"));
+            }
+            ("type", other) => return Err(wrong_type(field, "a string", &other)),
+            ("function", function) => called_function(&field, function)?,
+            (_, value) => value.into_value(),
+        };
+        call.insert(key, value);
+    }
+    if !call.contains_key("function") {
+        return Err(ApiError::invalid(format!("{path}.function"), "is missing"));
+    }
+    call.entry("type").or_insert_with(|| json!("function"));
+    Ok(Value::Object(call))
+}
+
+/// Parses name and arguments of a tool call. Arguments that are text remain text, which some templates print
+/// unchanged.
+fn called_function(path: &str, value: JsonValue) -> Result<Value, ApiError> {
+    let JsonValue::Object(pairs) = value else {
+        return Err(wrong_type(path.to_owned(), "an object", &value));
+    };
+    let mut function = Map::new();
+    for (key, value) in pairs {
+        let field = format!("{path}.{key}");
+        let value = match (key.as_str(), value) {
+            ("name" | "arguments", JsonValue::Null) => continue,
+            ("name", JsonValue::Str(name)) => Value::String(name),
+            ("name", other) => return Err(wrong_type(field, "a string", &other)),
+            ("arguments", JsonValue::Str(text)) => {
+                arguments(&field, Some(JsonValue::Str(text.clone())))?;
+                Value::String(text)
+            }
+            ("arguments", value) => arguments(&field, Some(value))?,
+            (_, value) => value.into_value(),
+        };
+        function.insert(key, value);
+    }
+    if !function.contains_key("name") {
+        return Err(ApiError::invalid(format!("{path}.name"), "is missing"));
+    }
+    function.entry("arguments").or_insert_with(|| json!({}));
+    Ok(Value::Object(function))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(body: &str) -> Result<Value, ApiError> {
+        parse("messages[0]".to_owned(), JsonValue::parse(body.as_bytes())?)
+    }
+
+    #[test]
+    fn keys_and_unknown_keys_remain_as_sent() {
+        for body in [
+            r#"{"content":"a","z":null,"role":"user","name":"n","a":[{"y":1,"b":2}]}"#,
+            r#"{"content":null,"tool_calls":[{"function":{"arguments":"{\"a\":1}","name":"f","x":0},"type":"function","id":"c"}],"reasoning":"r","role":"assistant"}"#,
+            r#"{"content":[{"text":"a","type":"text","cache_control":null}],"role":"user"}"#,
+        ] {
+            assert_eq!(parsed(body).unwrap().to_string(), body);
+        }
+    }
+
+    #[test]
+    fn absent_keys_of_calls_get_their_defaults() {
+        let body = r#"{"role":"assistant","name":null,"tool_calls":[{"function":{"name":"f"}}]}"#;
+        let call = json!({"function": {"name": "f", "arguments": {}}, "type": "function"});
+        assert_eq!(parsed(body).unwrap(), json!({"role": "assistant", "tool_calls": [call]}));
+        let none = r#"{"role":"assistant","content":"x","tool_calls":[],"function_call":null}"#;
+        assert_eq!(parsed(none).unwrap(), json!({"role": "assistant", "content": "x"}));
+    }
+
+    #[test]
+    fn refusals_are_content_of_the_assistant() {
+        let message = parsed(r#"{"role":"assistant","content":null,"refusal":"No."}"#).unwrap();
+        assert_eq!(message["content"], "No.");
+        let parts = r#"{"role":"assistant","content":[{"type":"refusal","refusal":"No."}]}"#;
+        assert_eq!(parsed(parts).unwrap()["content"], json!([{"type": "text", "text": "No."}]));
+        let parts = r#"{"role":"user","content":[{"type":"refusal","refusal":"No."}]}"#;
+        assert_eq!(parsed(parts).unwrap_err().param.as_deref(), Some("messages[0].content[0].type"));
+    }
+
+    #[test]
+    fn invalid_messages_name_the_field() {
+        for (body, param) in [
+            (r#"{"content":"a"}"#, "messages[0].role"),
+            (r#"{"role":"user","content":null}"#, "messages[0].content"),
+            (r#"{"role":"user","content":[{"type":"image_url"}]}"#, "messages[0].content[0].type"),
+            (r#"{"role":"user","content":"a","tool_calls":[1]}"#, "messages[0].tool_calls"),
+            (r#"{"role":"assistant","tool_calls":[{}]}"#, "messages[0].tool_calls[0].function"),
+            (
+                r#"{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"[]"}}]}"#,
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+            (r#"{"role":"assistant","function_call":{}}"#, "messages[0].function_call"),
+        ] {
+            assert_eq!(parsed(body).unwrap_err().param.as_deref(), Some(param), "{body}");
+        }
+    }
+}

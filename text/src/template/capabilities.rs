@@ -1,0 +1,179 @@
+//! What a chat template accepts and shows, determined by trial renderings.
+
+use super::trial::{
+    ArgumentsForm, CallContent, ContentForm, MessageTrial, TrialOutcome, TrialRenderer, shows_call,
+    shows_call_repr, shows_call_text,
+};
+
+/// Message fields that contain reasoning, in order of preference.
+pub(super) const REASONING_KEYS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+
+/// Role that the trials take as an example of all roles that are not listed in `TemplateCapabilities`.
+const UNLISTED_ROLE: &str = "qzxrole";
+
+/// Forms of content that a template shows in the messages of one role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct RoleCapability {
+    /// Whether the template shows content that is a string.
+    pub(super) text: bool,
+    /// Whether the template shows content that is a list of parts wherever it shows a string.
+    pub(super) parts: bool,
+    /// Whether the template shows a message of the role in its usual position.
+    pub(super) shown_first: bool,
+    /// Whether a trial was rendered without an error.
+    rendered: bool,
+}
+
+impl RoleCapability {
+    /// Capability that is assumed for a role about which the trials say nothing.
+    pub(super) const ONLY_TEXT: Self =
+        Self { text: true, parts: false, shown_first: false, rendered: false };
+
+    /// Whether the template shows the messages of the role in at least one form.
+    pub(super) fn is_shown(self) -> bool {
+        self.text || self.parts
+    }
+
+    /// Whether the template leaves out the messages of the role without an error.
+    pub(super) fn is_hidden(self) -> bool {
+        self.rendered && !self.is_shown()
+    }
+
+    fn context_form(self) -> ContentForm {
+        if self.parts && !self.text { ContentForm::Parts } else { ContentForm::Text }
+    }
+}
+
+/// What a template accepts and shows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct TemplateCapabilities {
+    system: RoleCapability,
+    developer: RoleCapability,
+    user: RoleCapability,
+    assistant: RoleCapability,
+    tool: RoleCapability,
+    unlisted: RoleCapability,
+    /// Form of the arguments of tool calls.
+    pub(super) arguments: ArgumentsForm,
+    /// Whether the template shows the tool calls of earlier messages.
+    pub(super) shows_calls: bool,
+    /// Whether the content of a message with tool calls may be null.
+    pub(super) null_content: bool,
+    /// Whether a message with tool calls may have no content.
+    pub(super) absent_content: bool,
+    /// Fields of `REASONING_KEYS` that the template shows.
+    pub(super) reasoning_keys: Vec<&'static str>,
+    /// Whether the template shows the tools of a request.
+    pub(super) shows_tools: bool,
+}
+
+impl TemplateCapabilities {
+    /// Determines the capabilities of a template by trial renderings.
+    pub(super) fn of(trial: &TrialRenderer<'_>) -> Self {
+        let user_of = |other| role_capability(trial, "user", other, ArgumentsForm::default());
+        let mut user = user_of(ContentForm::Text);
+        if !user.text && user.parts {
+            user = user_of(ContentForm::Parts);
+        }
+        let other = user.context_form();
+        let (arguments, shows_calls) = arguments_form(trial, other);
+        let role = |role: &str| role_capability(trial, role, other, arguments);
+        let accepts = |content| accepts_call_content(trial, content, arguments, other);
+        let shows_reasoning = |key: &&str| trial.shows_reasoning(key, other, arguments);
+        Self {
+            system: role("system"),
+            developer: role("developer"),
+            user,
+            assistant: role("assistant"),
+            tool: role("tool"),
+            unlisted: role(UNLISTED_ROLE),
+            arguments,
+            shows_calls,
+            null_content: accepts(CallContent::Null),
+            absent_content: accepts(CallContent::Absent),
+            reasoning_keys: REASONING_KEYS.into_iter().filter(shows_reasoning).collect(),
+            shows_tools: trial.shows_tools(other),
+        }
+    }
+
+    /// Returns the capability for a role; `None` if the trials do not cover the role.
+    pub(super) fn role(&self, role: &str) -> Option<RoleCapability> {
+        Some(match role {
+            "system" => self.system,
+            "developer" => self.developer,
+            "user" => self.user,
+            "assistant" => self.assistant,
+            "tool" => self.tool,
+            // A template that compares roles with a list may know this one, but the trial role is not in it.
+            _ if self.unlisted.is_hidden() => return None,
+            _ => self.unlisted,
+        })
+    }
+
+    /// Whether the template shows the messages of users. If it does not, it shows messages in no ordinary
+    /// way, and the trials say nothing about other roles.
+    pub(super) fn shows_users(&self) -> bool {
+        self.user.is_shown()
+    }
+}
+
+fn role_capability(
+    trial: &TrialRenderer<'_>,
+    role: &str,
+    other: ContentForm,
+    arguments: ArgumentsForm,
+) -> RoleCapability {
+    let trials = trial.message(role, other, arguments);
+    let shown = |outcome: TrialOutcome| outcome == TrialOutcome::Shown;
+    let only_text = |trial: &MessageTrial| shown(trial.text) && !shown(trial.parts);
+    let failed = |trial: &MessageTrial| {
+        trial.text == TrialOutcome::Failed && trial.parts == TrialOutcome::Failed
+    };
+    RoleCapability {
+        text: trials.iter().any(|trial| shown(trial.text)),
+        parts: trials.iter().any(|trial| shown(trial.parts)) && !trials.iter().any(only_text),
+        shown_first: trials.first().is_some_and(|trial| shown(trial.text) || shown(trial.parts)),
+        rendered: !trials.iter().all(failed),
+    }
+}
+
+/// Returns the form in which the template shows the arguments of tool calls, and whether it shows them. An
+/// object is preferred unless the template prints it as a value, as Python does, and shows text unchanged.
+fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsForm, bool) {
+    let outputs = |form| {
+        let contents = [CallContent::Empty, CallContent::Null];
+        let outputs = contents.map(|content| trial.calls(form, content, other));
+        outputs.into_iter().flatten().collect::<Vec<String>>()
+    };
+    let (objects, texts) = (outputs(ArgumentsForm::Object), outputs(ArgumentsForm::Text));
+    let shows = |outputs: &[String]| outputs.iter().any(|output| shows_call(output));
+    let prints_repr = objects.iter().any(|output| shows_call_repr(output));
+    if shows(&objects) && !prints_repr {
+        (ArgumentsForm::Object, true)
+    } else if texts.iter().any(|output| shows_call_text(output)) {
+        (ArgumentsForm::Text, true)
+    } else if shows(&objects) || !shows(&texts) {
+        (ArgumentsForm::Object, shows(&objects))
+    } else {
+        (ArgumentsForm::Text, true)
+    }
+}
+
+/// Whether a message with tool calls may have this content: the template does not fail, and prints neither
+/// `None` or `null` nor less of the call than with empty content.
+fn accepts_call_content(
+    trial: &TrialRenderer<'_>,
+    content: CallContent,
+    arguments: ArgumentsForm,
+    other: ContentForm,
+) -> bool {
+    let nones = |output: &String| ["None", "null"].map(|word| output.matches(word).count());
+    let nones = |output: &String| nones(output).into_iter().sum::<usize>();
+    let with = trial.calls(arguments, content, other);
+    let empty = trial.calls(arguments, CallContent::Empty, other);
+    with.len() >= empty.len()
+        && !with.is_empty()
+        && with.iter().map(nones).sum::<usize>() <= empty.iter().map(nones).sum::<usize>()
+        && with.iter().all(|output| shows_call(output))
+            == empty.iter().all(|output| shows_call(output))
+}

@@ -1,0 +1,64 @@
+//! One compiled template of a model, with the capabilities that trial renderings found.
+
+use super::super::error::TextError;
+use super::capabilities::TemplateCapabilities;
+use super::context::TemplateContext;
+use super::conversation::adapt;
+use super::engine::TemplateEngine;
+use super::trial::TrialRenderer;
+use serde_json::{Map, Value};
+
+/// Compiled template and its capabilities.
+#[derive(Debug)]
+pub(super) struct ModelTemplate {
+    engine: TemplateEngine,
+    /// Capabilities for conversations without tools.
+    plain: TemplateCapabilities,
+    /// Capabilities for conversations with tools, which some templates render in other ways.
+    with_tools: TemplateCapabilities,
+}
+
+impl ModelTemplate {
+    /// Determines the capabilities of a compiled template; `variables` are the special tokens.
+    pub(super) fn new(engine: TemplateEngine, variables: &Map<String, Value>) -> Self {
+        let capabilities =
+            |tools| TemplateCapabilities::of(&TrialRenderer::new(&engine, variables, tools));
+        let (plain, with_tools) = (capabilities(false), capabilities(true));
+        Self { engine, plain, with_tools }
+    }
+
+    /// Returns the source of the template.
+    pub(super) fn source(&self) -> Option<String> {
+        self.engine.source()
+    }
+
+    /// Whether the source contains `text`.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        self.engine.mentions(text)
+    }
+
+    /// Whether the template shows the tools of a request.
+    pub(super) fn shows_tools(&self) -> bool {
+        self.with_tools.shows_tools
+    }
+
+    /// Whether the template shows the tool calls of earlier messages, in conversations with or without tools.
+    pub(super) fn shows_calls(&self, has_tools: bool) -> bool {
+        self.capabilities(has_tools).shows_calls
+    }
+
+    fn capabilities(&self, has_tools: bool) -> &TemplateCapabilities {
+        if has_tools { &self.with_tools } else { &self.plain }
+    }
+
+    /// Renders a conversation after conversion to the forms that the template takes.
+    ///
+    /// Errors: the template shows no messages of a role, fails, raises an exception, or exceeds a limit.
+    pub(super) fn render(&self, context: &mut TemplateContext) -> Result<String, TextError> {
+        let capabilities = self.capabilities(!context.variables["tools"].is_null());
+        let other_arguments = std::mem::take(&mut context.other_arguments);
+        let messages = &mut context.variables["messages"];
+        adapt(messages, other_arguments, capabilities, |text| self.mentions(text))?;
+        self.engine.render(false, &context.variables)
+    }
+}

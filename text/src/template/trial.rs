@@ -1,0 +1,295 @@
+//! Trial renderings: renders short conversations with a chat template and looks for their texts in the
+//! output, which shows in what form the template takes them.
+
+use super::super::error::TextError;
+use super::engine::TemplateEngine;
+use serde_json::{Map, Value, json};
+use std::cell::Cell;
+
+/// Text of the trial message. The trial texts occur in no template.
+const TEXT: &str = "qzxtext";
+/// Text of the second content part of the trial message.
+const SECOND_TEXT: &str = "qzxsecond";
+/// Text of the messages that surround the trial message.
+const OTHER_TEXT: &str = "qzxother";
+/// Name of the trial tool.
+const TOOL: &str = "qzxtool";
+/// Name and value of the only argument in the trial tool call.
+const KEY: &str = "qzxkey";
+const VALUE: &str = "qzxvalue";
+/// Id of the trial tool call; templates of Mistral require nine alphanumeric characters.
+const CALL_ID: &str = "qzxcall00";
+
+/// Form of the content of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ContentForm {
+    /// A string.
+    Text,
+    /// A list of content parts.
+    Parts,
+}
+
+impl ContentForm {
+    fn of(self, text: &str) -> Value {
+        match self {
+            Self::Text => json!(text),
+            Self::Parts => json!([{"type": "text", "text": text}]),
+        }
+    }
+}
+
+/// Form of the arguments of a tool call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum ArgumentsForm {
+    /// A JSON object, as transformers documents it.
+    #[default]
+    Object,
+    /// JSON text, as in OpenAI's API.
+    Text,
+}
+
+impl ArgumentsForm {
+    fn value(self) -> Value {
+        match self {
+            Self::Object => json!({KEY: VALUE}),
+            Self::Text => json!(format!("{{\"{KEY}\": \"{VALUE}\"}}")),
+        }
+    }
+}
+
+/// Content of the assistant message in which a trial calls a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CallContent {
+    /// The empty string.
+    Empty,
+    /// `null`.
+    Null,
+    /// The message has no content.
+    Absent,
+}
+
+/// Whether a trial rendering contains the text of the trial message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TrialOutcome {
+    /// The template failed.
+    Failed,
+    /// The output lacks the text, or contains it only in a list that was printed as a value.
+    Hidden,
+    /// The output contains the text.
+    Shown,
+}
+
+/// Outcomes for the two forms of content in one conversation.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MessageTrial {
+    /// Outcome with content that is a string.
+    pub(super) text: TrialOutcome,
+    /// Outcome with content that is a list of parts.
+    pub(super) parts: TrialOutcome,
+}
+
+impl MessageTrial {
+    /// Determines the outcomes from the outputs for content that is a string and for content that is a list of
+    /// parts.
+    fn new(text: Option<&str>, parts: Option<&str>) -> Self {
+        let outcome = |output: Option<&str>, shows: bool| match output {
+            None => TrialOutcome::Failed,
+            Some(_) if shows => TrialOutcome::Shown,
+            Some(_) => TrialOutcome::Hidden,
+        };
+        // A template that prints a string as JSON prints a list as JSON on purpose.
+        let prints_json = text.is_some_and(|output| output.contains(&format!("\"{TEXT}\"")));
+        let shows_parts = |output: &str| {
+            output.contains(TEXT)
+                && output.contains(SECOND_TEXT)
+                && !output.contains("'type': 'text'")
+                && (prints_json || !output.contains("\"type\": \"text\""))
+        };
+        Self {
+            text: outcome(text, text.is_some_and(|output| output.contains(TEXT))),
+            parts: outcome(parts, parts.is_some_and(shows_parts)),
+        }
+    }
+}
+
+/// Renders trial conversations with one template.
+pub(super) struct TrialRenderer<'a> {
+    engine: &'a TemplateEngine,
+    /// Template variables except for messages, tools and documents.
+    variables: &'a Map<String, Value>,
+    /// Whether the trial conversations define a tool.
+    tools: bool,
+    /// Whether a trial exceeded a limit. There are no further trials then, because each may be expensive.
+    exhausted: Cell<bool>,
+}
+
+impl<'a> TrialRenderer<'a> {
+    pub(super) fn new(
+        engine: &'a TemplateEngine,
+        variables: &'a Map<String, Value>,
+        tools: bool,
+    ) -> Self {
+        Self { engine, variables, tools, exhausted: Cell::new(false) }
+    }
+
+    /// Renders a conversation; `None` if the template fails.
+    fn render(&self, messages: &[Value], tools: bool) -> Option<String> {
+        if self.exhausted.get() {
+            return None;
+        }
+        let skipped = ["messages", "tools", "documents", "add_generation_prompt"];
+        let others = self.variables.iter().filter(|(name, _)| !skipped.contains(&name.as_str()));
+        let mut variables: Map<String, Value> =
+            others.map(|(name, value)| (name.clone(), value.clone())).collect();
+        variables.insert("messages".to_owned(), Value::from(messages));
+        let tools = if tools { json!([trial_tool()]) } else { Value::Null };
+        variables.insert("tools".to_owned(), tools);
+        variables.insert("documents".to_owned(), Value::Null);
+        variables.insert("add_generation_prompt".to_owned(), Value::Bool(true));
+        let rendered = self.engine.render(false, &variables);
+        if let Err(TextError::TemplateFuelExhausted(_) | TextError::RenderedTooLong(_)) = rendered {
+            self.exhausted.set(true);
+        }
+        rendered.ok()
+    }
+
+    /// Renders conversations that contain a message of `role`, with each form of its content; `other` is the
+    /// form of the messages around it. Returns the outcomes for each conversation; the first conversation has
+    /// the message in its usual position.
+    pub(super) fn message(
+        &self,
+        role: &str,
+        other: ContentForm,
+        arguments: ArgumentsForm,
+    ) -> Vec<MessageTrial> {
+        let parts = json!([{"type": "text", "text": TEXT}, {"type": "text", "text": SECOND_TEXT}]);
+        let conversations = |content: Value| {
+            let messages = match role {
+                "tool" => tool_conversations(content, other, arguments),
+                _ => conversations_around(role, json!({"role": role, "content": content}), other),
+            };
+            messages.into_iter().map(|messages| self.render(&messages, self.tools))
+        };
+        let pairs = conversations(json!(TEXT)).zip(conversations(parts));
+        pairs.map(|(text, parts)| MessageTrial::new(text.as_deref(), parts.as_deref())).collect()
+    }
+
+    /// Renders conversations with a tool call whose arguments have the form `arguments`, and returns the
+    /// outputs.
+    pub(super) fn calls(
+        &self,
+        arguments: ArgumentsForm,
+        content: CallContent,
+        other: ContentForm,
+    ) -> Vec<String> {
+        let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
+        let call = call_message(arguments, content);
+        let result = tool_message(other.of(OTHER_TEXT));
+        let conversations = [vec![user.clone(), call.clone(), result], vec![user, call]];
+        conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
+    }
+
+    /// Whether the template shows reasoning in the field `key` of an assistant message.
+    pub(super) fn shows_reasoning(
+        &self,
+        key: &str,
+        other: ContentForm,
+        arguments: ArgumentsForm,
+    ) -> bool {
+        let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
+        let answer = json!({"role": "assistant", "content": other.of(OTHER_TEXT), key: TEXT});
+        let mut call = call_message(arguments, CallContent::Empty);
+        call[key] = json!(TEXT);
+        let result = tool_message(other.of(OTHER_TEXT));
+        let conversations = [vec![user.clone(), answer], vec![user, call, result]];
+        let mut outputs = conversations.iter().filter_map(|m| self.render(m, self.tools));
+        outputs.any(|output| output.contains(TEXT))
+    }
+
+    /// Whether the template shows the tools of a request.
+    pub(super) fn shows_tools(&self, other: ContentForm) -> bool {
+        let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
+        let system = json!({"role": "system", "content": other.of(OTHER_TEXT)});
+        let conversations = [vec![user.clone()], vec![system, user]];
+        let mut outputs = conversations.iter().filter_map(|m| self.render(m, true));
+        outputs.any(|output| output.contains(TOOL))
+    }
+}
+
+/// Whether the output of `TrialRenderer::calls` contains the call.
+pub(super) fn shows_call(output: &str) -> bool {
+    output.contains(KEY) && output.contains(VALUE)
+}
+
+/// Whether the output contains the arguments exactly as in the JSON text.
+pub(super) fn shows_call_text(output: &str) -> bool {
+    output.contains(&format!("{{\"{KEY}\": \"{VALUE}\"}}"))
+}
+
+/// Whether the output contains the arguments as Python prints a dict.
+pub(super) fn shows_call_repr(output: &str) -> bool {
+    output.contains(&format!("'{KEY}': '{VALUE}'"))
+}
+
+fn conversations_around(role: &str, message: Value, other: ContentForm) -> Vec<Vec<Value>> {
+    let other_message = |role: &str| json!({"role": role, "content": other.of(OTHER_TEXT)});
+    let (user, assistant) = (other_message("user"), other_message("assistant"));
+    match role {
+        "user" => vec![
+            vec![message.clone()],
+            vec![message.clone(), assistant, user],
+            vec![other_message("system"), message],
+        ],
+        "assistant" => vec![
+            vec![user.clone(), message.clone()],
+            vec![user.clone(), message.clone(), user],
+            vec![message],
+        ],
+        _ => vec![
+            vec![message.clone(), user.clone()],
+            vec![user.clone(), message.clone()],
+            vec![user.clone(), assistant, message.clone(), user],
+            vec![message],
+        ],
+    }
+}
+
+fn tool_conversations(
+    content: Value,
+    other: ContentForm,
+    arguments: ArgumentsForm,
+) -> Vec<Vec<Value>> {
+    let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
+    let assistant = json!({"role": "assistant", "content": other.of(OTHER_TEXT)});
+    let result = tool_message(content);
+    let call = |content| call_message(arguments, content);
+    vec![
+        vec![user.clone(), call(CallContent::Empty), result.clone()],
+        vec![user.clone(), call(CallContent::Null), result.clone(), assistant.clone()],
+        vec![user, assistant, result],
+    ]
+}
+
+fn call_message(arguments: ArgumentsForm, content: CallContent) -> Value {
+    let function = json!({"name": TOOL, "arguments": arguments.value()});
+    let call = json!({"id": CALL_ID, "type": "function", "function": function});
+    match content {
+        CallContent::Empty => json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+        CallContent::Null => json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        CallContent::Absent => json!({"role": "assistant", "tool_calls": [call]}),
+    }
+}
+
+fn tool_message(content: Value) -> Value {
+    json!({"role": "tool", "tool_call_id": CALL_ID, "name": TOOL, "content": content})
+}
+
+fn trial_tool() -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": {KEY: {"type": "string", "description": OTHER_TEXT}},
+        "required": [KEY],
+    });
+    let function = json!({"name": TOOL, "description": OTHER_TEXT, "parameters": parameters});
+    json!({"type": "function", "function": function})
+}
