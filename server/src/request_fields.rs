@@ -284,6 +284,12 @@ impl RequestFields {
         }
     }
 
+    /// Returns the remaining fields as JSON.
+    #[cfg(test)]
+    pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
+        self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
+    }
+
     /// Returns the number of remaining fields.
     pub fn remaining(&self) -> usize {
         self.pairs.len()

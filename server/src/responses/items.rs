@@ -247,7 +247,7 @@ mod tests {
     fn item_ids_contain_that_of_their_response() {
         let ids = OutputItemIds {
             response_hex: "0a1b".to_owned(),
-            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long),
+            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
             tool_names: ToolNames::default(),
         };
         assert_eq!(object_hex_of(&ids.message(12)), Some("0a1b"));

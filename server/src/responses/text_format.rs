@@ -88,6 +88,7 @@ pub(super) fn apply(
     };
     let callable: Vec<ToolDefinition> = tools.callable().map(any_arguments).collect();
     let calls = syntax.grammar(&callable, tools.parallel, &serving.tokenizer);
+    let calls = calls.map_err(|error| ApiError::unsupported("tools", error.to_string()))?;
     let calls = calls.strip_prefix("start:").unwrap_or_default();
     let grammar =
         format!("start: message | tool_calls\nmessage: %json {schema}\ntool_calls:{calls}");

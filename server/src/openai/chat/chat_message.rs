@@ -1,8 +1,6 @@
 //! Parses one message of a conversation: content, and the tool calls of earlier assistant messages.
 
-use super::messages::{
-    ASSISTANT_PARTS, PARTS_MAX, REFUSAL, TEXT_PARTS, arguments, part, text_of,
-};
+use super::messages::{ASSISTANT_PARTS, PARTS_MAX, REFUSAL, TEXT_PARTS, arguments, part, text_of};
 use crate::api_error::ApiError;
 use crate::request_fields::wrong_type;
 use crate::strict_json::JsonValue;
@@ -218,7 +216,10 @@ mod tests {
         let parts = r#"{"role":"assistant","content":[{"type":"refusal","refusal":"No."}]}"#;
         assert_eq!(parsed(parts).unwrap()["content"], json!([{"type": "text", "text": "No."}]));
         let parts = r#"{"role":"user","content":[{"type":"refusal","refusal":"No."}]}"#;
-        assert_eq!(parsed(parts).unwrap_err().param.as_deref(), Some("messages[0].content[0].type"));
+        assert_eq!(
+            parsed(parts).unwrap_err().param.as_deref(),
+            Some("messages[0].content[0].type")
+        );
     }
 
     #[test]

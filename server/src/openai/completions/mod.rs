@@ -76,7 +76,7 @@ pub(crate) fn render_request(
     let request =
         CompletionRequest::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
     let CompletionRequest { params, prompts, logprobs, add_special_tokens } = request;
-    let prompts = convert::encode(serving, &prompts, add_special_tokens, params.truncate)?;
+    let prompts = convert::encode(serving, &prompts, add_special_tokens, &params)?;
     let extra = EndpointParams {
         logprobs,
         prompt_logprobs: params.prompt_logprobs,
