@@ -141,7 +141,9 @@ impl ObjectSchema<'_> {
         if let Some(keyword) = keyword {
             return Err(self.unsupported(keyword));
         }
-        variants.iter_mut().for_each(|variant| add_members(schema, variant));
+        for variant in variants.iter_mut() {
+            add_members(schema, variant);
+        }
         if schema.get("$ref").is_some() {
             let target = target(self.root, schema).ok_or_else(|| self.unsupported("$ref"))?;
             self.combine(target, depth, variants)?;

@@ -68,7 +68,7 @@ fn call_tags(syntax: &TagSyntax, name: &str) -> CallTags {
     let mut tail = call.close.to_owned();
     if let Some(tags) = wrapper {
         head.insert_str(0, &format!("{}{line_break}", tags.open));
-        tail.push_str(&format!("{line_break}{}", tags.close));
+        tail = format!("{tail}{line_break}{}", tags.close);
     }
     CallTags { head, tail }
 }
@@ -104,7 +104,7 @@ impl TaggedParameter<'_> {
                 alternatives
                     .push(format!("{} {value}", writer.text(&format!("{head}{}", text.text))));
             }
-            if let Some(value) = self.json_value(types.names_except_text(), types, writer) {
+            if let Some(value) = self.json_value(&types.names_except_text(), types, writer) {
                 alternatives
                     .push(format!("{} {value}", writer.text(&format!("{head}{}", json.text))));
             }
@@ -120,7 +120,7 @@ impl TaggedParameter<'_> {
             names.retain(|name| !matches!(*name, "boolean" | "null"));
         }
         alternatives.extend(self.text_value(types, types, writer)?);
-        alternatives.extend(self.json_value(names, types, writer));
+        alternatives.extend(self.json_value(&names, types, writer));
         let values = Some(alternatives.join(" | ")).filter(|values| !values.is_empty());
         Ok(values.map(|values| format!("{head} ({values})")))
     }
@@ -178,7 +178,7 @@ impl TaggedParameter<'_> {
     /// are no types.
     fn json_value(
         &self,
-        names: Vec<&'static str>,
+        names: &[&'static str],
         types: SchemaTypes,
         writer: &mut GrammarWriter<'_>,
     ) -> Option<String> {

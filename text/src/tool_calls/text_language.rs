@@ -86,8 +86,9 @@ pub(super) fn intersection(conjuncts: &[String]) -> String {
 fn exactly_one(languages: &[String]) -> String {
     let one = |(at, language): (usize, &String)| {
         let others = languages.iter().enumerate().filter(|(other, _)| *other != at);
-        let others = others.map(|(_, other)| format!(" & ~({other})")).collect::<String>();
-        format!("(({language}){others})")
+        let others = others.map(|(_, other)| format!("~({other})"));
+        let conjuncts: Vec<String> = [format!("({language})")].into_iter().chain(others).collect();
+        format!("({})", conjuncts.join(" & "))
     };
     languages.iter().enumerate().map(one).collect::<Vec<_>>().join(" | ")
 }
