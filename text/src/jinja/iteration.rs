@@ -76,7 +76,7 @@ pub(crate) enum ValueIterator {
     /// Items of an iterator.
     Iterator(Rc<IteratorValue>),
     /// Items of a loop's iteration, which `loop` can take as well.
-    Loop(Rc<super::loops::LoopValue>),
+    Loop(Rc<super::loop_state::LoopValue>),
 }
 
 impl ValueIterator {

@@ -22,7 +22,7 @@ mod json;
 mod json_input;
 mod lexer;
 mod literals;
-mod loops;
+mod loop_state;
 mod markup;
 mod methods;
 mod number_format;

@@ -4,7 +4,7 @@ use super::ast::{ForNode, IfBranch, JinjaStatement, MacroNode, StatementNode, Wi
 use super::error::{JinjaError, JinjaResult};
 use super::evaluator::TemplateEvaluator;
 use super::iteration::ValueIterator;
-use super::loops::{LoopItems, LoopValue};
+use super::loop_state::{LoopItems, LoopValue};
 use super::scope::{ScopeFrame, VariableScope};
 use super::value::{JinjaValue, MacroValue};
 use std::rc::Rc;

@@ -5,7 +5,7 @@ use super::ast::{MacroNode, NameId};
 use super::dict::{DictValue, DictView};
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::iteration::IteratorValue;
-use super::loops::LoopValue;
+use super::loop_state::LoopValue;
 use super::methods::MethodFunction;
 use super::scope::VariableScope;
 use num_bigint::BigInt;
