@@ -126,6 +126,10 @@ listening:
 agents *AGENTS:
     tests/conformance/agents/run.py --binary target/debug/hadron {{AGENTS}}
 
+# Compare prompts of public chat templates with transformers; writes tests/conformance/templates/results/table.md, and all differences to a file.
+template-table DIFFERENCES="target/template_differences.md":
+    tests/conformance/templates/table.py target/debug/hadron target/clients {{DIFFERENCES}}
+
 # Run 10,000 schemathesis cases; commit the summary that it prints to tests/conformance/clients/results/.
 schemathesis:
     tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis

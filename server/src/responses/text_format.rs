@@ -80,11 +80,27 @@ pub(super) fn apply(
         return Ok(Some(format));
     };
     tools.check_schemas()?;
-    // The arguments of calls that are not forced need not match their schemas. Qwen3-Coder's syntax writes
-    // each property of the schema, so it needs the schema.
+    // The arguments of calls that are not forced need not match their schemas. Syntaxes that write each
+    // parameter by itself need the schema.
     let any_arguments = |tool: &ToolDefinition| match syntax {
-        ToolCallSyntax::Qwen3Coder => tool.clone(),
-        _ => ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() },
+        ToolCallSyntax::Hermes
+        | ToolCallSyntax::Llama3Json
+        | ToolCallSyntax::Mistral
+        | ToolCallSyntax::DeepSeekV3
+        | ToolCallSyntax::DeepSeekV31
+        | ToolCallSyntax::KimiK2
+        | ToolCallSyntax::Granite
+        | ToolCallSyntax::Phi4Mini
+        | ToolCallSyntax::Xlam => {
+            ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() }
+        }
+        ToolCallSyntax::Qwen3Coder
+        | ToolCallSyntax::SeedOss
+        | ToolCallSyntax::MiniMaxM2
+        | ToolCallSyntax::Glm45
+        | ToolCallSyntax::Glm47
+        | ToolCallSyntax::DeepSeekV32
+        | ToolCallSyntax::Pythonic => tool.clone(),
     };
     let callable: Vec<ToolDefinition> = tools.callable().map(any_arguments).collect();
     let calls = syntax.grammar(&callable, tools.parallel, &serving.tokenizer);

@@ -165,7 +165,7 @@ impl<'a> TrialRenderer<'a> {
         let parts = json!([{"type": "text", "text": TEXT}, {"type": "text", "text": SECOND_TEXT}]);
         let conversations = |content: Value| {
             let messages = match role {
-                "tool" => tool_conversations(content, other, arguments),
+                "tool" => tool_conversations(&content, other, arguments),
                 _ => conversations_around(role, json!({"role": role, "content": content}), other),
             };
             messages.into_iter().map(|messages| self.render(&messages, self.tools))
@@ -184,7 +184,7 @@ impl<'a> TrialRenderer<'a> {
     ) -> Vec<String> {
         let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
         let call = call_message(arguments, content);
-        let result = tool_message(other.of(OTHER_TEXT));
+        let result = tool_message(&other.of(OTHER_TEXT));
         let conversations = [vec![user.clone(), call.clone(), result], vec![user, call]];
         conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
     }
@@ -200,7 +200,7 @@ impl<'a> TrialRenderer<'a> {
         let answer = json!({"role": "assistant", "content": other.of(OTHER_TEXT), key: TEXT});
         let mut call = call_message(arguments, CallContent::Empty);
         call[key] = json!(TEXT);
-        let result = tool_message(other.of(OTHER_TEXT));
+        let result = tool_message(&other.of(OTHER_TEXT));
         let conversations = [vec![user.clone(), answer], vec![user, call, result]];
         let mut outputs = conversations.iter().filter_map(|m| self.render(m, self.tools));
         outputs.any(|output| output.contains(TEXT))
@@ -255,7 +255,7 @@ fn conversations_around(role: &str, message: Value, other: ContentForm) -> Vec<V
 }
 
 fn tool_conversations(
-    content: Value,
+    content: &Value,
     other: ContentForm,
     arguments: ArgumentsForm,
 ) -> Vec<Vec<Value>> {
@@ -280,7 +280,7 @@ fn call_message(arguments: ArgumentsForm, content: CallContent) -> Value {
     }
 }
 
-fn tool_message(content: Value) -> Value {
+fn tool_message(content: &Value) -> Value {
     json!({"role": "tool", "tool_call_id": CALL_ID, "name": TOOL, "content": content})
 }
 
