@@ -5,9 +5,6 @@ use super::trial::{
     shows_call_repr, shows_call_text,
 };
 
-/// Message fields that contain reasoning, in order of preference.
-pub(super) const REASONING_KEYS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
-
 /// Role that the trials take as an example of all roles that are not listed in `TemplateCapabilities`.
 const UNLISTED_ROLE: &str = "qzxrole";
 
@@ -57,12 +54,8 @@ pub(super) struct TemplateCapabilities {
     pub(super) arguments: ArgumentsForm,
     /// Whether the template shows the tool calls of earlier messages.
     pub(super) shows_calls: bool,
-    /// Whether the content of a message with tool calls may be null.
-    pub(super) null_content: bool,
     /// Whether a message with tool calls may have no content.
     pub(super) absent_content: bool,
-    /// Fields of `REASONING_KEYS` that the template shows.
-    pub(super) reasoning_keys: Vec<&'static str>,
     /// Whether the template shows the tools of a request.
     pub(super) shows_tools: bool,
 }
@@ -78,8 +71,6 @@ impl TemplateCapabilities {
         let other = user.context_form();
         let (arguments, shows_calls) = arguments_form(trial, other);
         let role = |role: &str| role_capability(trial, role, other, arguments);
-        let accepts = |content| accepts_call_content(trial, content, arguments, other);
-        let shows_reasoning = |key: &&str| trial.shows_reasoning(key, other, arguments);
         Self {
             system: role("system"),
             developer: role("developer"),
@@ -89,9 +80,7 @@ impl TemplateCapabilities {
             unlisted: role(UNLISTED_ROLE),
             arguments,
             shows_calls,
-            null_content: accepts(CallContent::Null),
-            absent_content: accepts(CallContent::Absent),
-            reasoning_keys: REASONING_KEYS.into_iter().filter(shows_reasoning).collect(),
+            absent_content: accepts_absent_content(trial, arguments, other),
             shows_tools: trial.shows_tools(other),
         }
     }
@@ -141,7 +130,7 @@ fn role_capability(
 /// object is preferred unless the template prints it as a value, as Python does, and shows text unchanged.
 fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsForm, bool) {
     let outputs = |form| {
-        let contents = [CallContent::Empty, CallContent::Null];
+        let contents = [CallContent::Empty, CallContent::Absent];
         let outputs = contents.map(|content| trial.calls(form, content, other));
         outputs.into_iter().flatten().collect::<Vec<String>>()
     };
@@ -159,21 +148,19 @@ fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsFo
     }
 }
 
-/// Whether a message with tool calls may have this content: the template does not fail, and prints neither
+/// Whether a message with tool calls may have no content: the template does not fail, and prints neither
 /// `None` or `null` nor less of the call than with empty content.
-fn accepts_call_content(
+fn accepts_absent_content(
     trial: &TrialRenderer<'_>,
-    content: CallContent,
     arguments: ArgumentsForm,
     other: ContentForm,
 ) -> bool {
-    let nones = |output: &String| ["None", "null"].map(|word| output.matches(word).count());
-    let nones = |output: &String| nones(output).into_iter().sum::<usize>();
-    let with = trial.calls(arguments, content, other);
+    let nulls = |output: &String| output.matches("None").count() + output.matches("null").count();
+    let absent = trial.calls(arguments, CallContent::Absent, other);
     let empty = trial.calls(arguments, CallContent::Empty, other);
-    with.len() >= empty.len()
-        && !with.is_empty()
-        && with.iter().map(nones).sum::<usize>() <= empty.iter().map(nones).sum::<usize>()
-        && with.iter().all(|output| shows_call(output))
-            == empty.iter().all(|output| shows_call(output))
+    let all_shown = |outputs: &[String]| outputs.iter().all(|output| shows_call(output));
+    absent.len() >= empty.len()
+        && !absent.is_empty()
+        && absent.iter().map(nulls).sum::<usize>() <= empty.iter().map(nulls).sum::<usize>()
+        && all_shown(&absent) == all_shown(&empty)
 }

