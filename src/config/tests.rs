@@ -242,7 +242,7 @@ fn unsupported_values_are_rejected_with_reason() {
             "--spec-method eagle: supported methods are ngram, mtp, draft_model and eagle3",
         ),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),
-        ("M --tool-call-parser pythonic", "hermes, qwen3_coder, qwen3_xml, llama3_json, mistral"),
+        ("M --tool-call-parser unknown", "hermes, qwen3_coder, qwen3_xml, llama3_json"),
         ("M --model N", "two models"),
         ("M --block-size 0", "--block-size 0"),
         ("M --block-size 7", "--block-size 7: an even number"),
@@ -393,7 +393,7 @@ fn config_overrides_have_dotted_forms() {
         ("--hf-overrides.rope_scaling. 1", "a name between the dots is empty"),
         ("--hf-overrides.=1", "a name between the dots is empty"),
     ] {
-        let error = run(line).unwrap_err().to_string();
+        let error = run(&format!("serve {line}")).unwrap_err().to_string();
         assert!(error.contains(reason), "{line}: {error}");
     }
 }

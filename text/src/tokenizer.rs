@@ -84,6 +84,7 @@ impl Tokenizer {
         let declared = DeclaredTokens::read(dir)?;
         let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes, &declared));
         let inner = inner.and_then(|inner| inner).map_err(invalid)?;
+        check_added_ids(&json, &inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
         let token_table = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
         let added_token_list: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
@@ -392,6 +393,24 @@ fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
         Some(id) => Err(format!("the post-processor adds id {id}, which is not in the vocabulary")),
         None => Ok(()),
     }
+}
+
+/// Checks the ids of `added_tokens`. The `tokenizers` crate ignores an id if the vocabulary has the token under
+/// another id, and then gives all later added tokens other ids than those that the model was trained with.
+fn check_added_ids(json: &Value, inner: &tokenizers::Tokenizer) -> Result<(), String> {
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) else {
+            continue;
+        };
+        let found = inner.token_to_id(content);
+        if found.map(u64::from) != Some(id) {
+            let found = found.map_or_else(|| "no id".to_owned(), |id| format!("id {id}"));
+            return Err(format!(
+                "added_tokens: {content:?} has id {id}, but {found} in the vocabulary"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the spelling of each id in `tokenizer.json`, and whether the token is special.

@@ -210,7 +210,7 @@ fn synthetic_acceptance_length_is_met() {
     let mut harness = SchedulerHarness::with(config);
     let (mut drafted, mut accepted) = (0, 0);
     for id in 0..6 {
-        let mut request = request(id, &rules()[0], 1);
+        let mut request = request(id, &rules()[0], 4);
         harness.finish(&mut request, PROMPT, PROMPT + 120);
         (drafted, accepted) = (drafted + request.drafted, accepted + request.accepted);
         harness.free(request.table);

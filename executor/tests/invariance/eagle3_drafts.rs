@@ -213,10 +213,10 @@ fn mismatched_eagle3_config_is_rejected_by_field() {
     assert_eq!(rejection(none), SpeculationError::NoEagleCheckpoint);
     let mut too_many_drafts = eagle_drafting(model(), eagle(), 2);
     too_many_drafts.settings.speculative = Some(SpeculativeConfig {
-        draft_tokens: 5,
+        draft_tokens: 17,
         ..too_many_drafts.settings.speculative.unwrap()
     });
-    assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 5 });
+    assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 17 });
     let mut other = crate::scheduler_harness::model_drafting(model(), eagle(), 2);
     assert_eq!(rejection(other.clone()), SpeculationError::UnexpectedEagleCheckpoint);
     (other.model, other.settings.speculative) = (eagle(), None);

@@ -214,10 +214,10 @@ fn model_without_mtp_module_is_rejected() {
     };
     let mut too_many_drafts = config();
     too_many_drafts.settings.speculative = Some(SpeculativeConfig {
-        draft_tokens: 5,
+        draft_tokens: 17,
         ..too_many_drafts.settings.speculative.unwrap()
     });
-    assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 5 });
+    assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 17 });
     for layers in [0, 2] {
         let mut other = config();
         other.model.mtp_layers = layers;

@@ -7,7 +7,7 @@ use crate::openai::assistant_message::AssistantMessage;
 use crate::request_ids::ToolCallIds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use text::partial_arguments;
+use text::closed_arguments;
 
 /// JSON form of one output item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -191,13 +191,9 @@ pub(super) fn template_call(
     json!({"id": call_id, "type": "function", "function": function})
 }
 
-/// Parses the arguments of an earlier call, for a chat template. Of arguments that are no JSON object, for
-/// example those of a truncated call, the complete members are kept.
+/// Parses the arguments of an earlier call, which may be truncated, for a chat template.
 pub(super) fn template_arguments(arguments: &str) -> Value {
-    match serde_json::from_str(arguments) {
-        Ok(Value::Object(members)) => Value::Object(members),
-        _ => Value::Object(partial_arguments(arguments)),
-    }
+    Value::Object(closed_arguments(arguments))
 }
 
 /// Converts the output items to an assistant message of a chat template, for requests that continue the
@@ -258,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn truncated_arguments_keep_complete_members() {
+    fn truncated_arguments_are_closed() {
         assert_eq!(template_arguments("{\"a\": 1}"), json!({"a": 1}));
-        assert_eq!(template_arguments("{\"a\": 1, \"b\": \"x"), json!({"a": 1}));
+        assert_eq!(template_arguments("{\"a\": 1, \"b\": \"x"), json!({"a": 1, "b": "x"}));
         for other in ["", "not JSON", "[1]"] {
             assert_eq!(template_arguments(other), json!({}), "{other}");
         }

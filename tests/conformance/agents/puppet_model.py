@@ -112,7 +112,7 @@ def rows(count: int, width: int, places: dict[int, dict[int, float]]) -> tuple[l
 def write(folder: pathlib.Path) -> None:
     scripts = {name: call_text(name) for name in CALLS} | {"text": TEXT, "final": FINAL}
     triggers = {name: f"<|puppet_{index}|>" for index, name in enumerate(scripts)}
-    used: set[str] = set()
+    used = {letter(byte) for byte in range(256)}  # tokens of single bytes
     parts = {name: pieces(text, used) for name, text in scripts.items()}
     special = ["<|im_start|>", "<|im_end|>", *triggers.values()]
     added = special + [piece for script in parts.values() for piece in script]

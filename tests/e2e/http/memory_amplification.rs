@@ -103,7 +103,7 @@ fn token_ids_and_logprobs() -> Vec<CostlyBody> {
         costly("longer ids", "/detokenize", 30, &[200], json!({"tokens": spaces})),
         costly("ids", "/v1/completions", 30, &[400], json!({"prompt": ids})),
         costly("logprobs of a prompt, n = 4", "/v1/completions", 12_000, &[200, 429], told(4)),
-        costly("logprobs of a prompt, n = 128", "/v1/completions", 20_000, &[400, 429], told(128)),
+        costly("logprobs of a prompt, n = 128", "/v1/completions", 30_000, &[200, 429], told(128)),
         costly("an echo with logprobs, n = 4", "/v1/completions", 14_000, &[200, 429], echoed),
     ]
 }

@@ -101,10 +101,7 @@ fn generate_rejects_by_the_names_of_its_fields() {
             json!({"text": "x", "sampling_params": {"temperature": -1}}),
             "sampling_params.temperature",
         ),
-        (
-            json!({"text": "x", "sampling_params": {"max_new_tokens": 4_000}}),
-            "sampling_params.max_new_tokens",
-        ),
+        (json!({"text": "x", "sampling_params": {"max_new_tokens": 4_000}}), "text"),
         (json!({"text": "x", "sampling_params": {"ebnf": "a"}}), "sampling_params.ebnf"),
         (json!({"text": "x", "lora_path": "a"}), "lora_path"),
     ] {

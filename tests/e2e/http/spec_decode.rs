@@ -335,12 +335,12 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     let folder =
         |model: &tempfile::TempDir| model.path().join("model").to_str().unwrap().to_owned();
     let [none, one, two] = [&none, &one, &two].map(folder);
-    let many = r#"{"method":"mtp","num_speculative_tokens":5}"#;
+    let many = r#"{"method":"mtp","num_speculative_tokens":17}"#;
     for (config, flags, named) in [
         (MTP_CONFIG, &[none.as_str()][..], "num_nextn_predict_layers 1"),
         (MTP_CONFIG, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
         (MTP_CONFIG, &[], "num_nextn_predict_layers 1"), // The demo model has no MTP module.
-        (many, &[one.as_str()], "num_speculative_tokens 5"),
+        (many, &[one.as_str()], "num_speculative_tokens 17"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
         let output = run_to_end(&mut command(&flags));

@@ -111,3 +111,13 @@ fn different_ids_of_one_token_are_rejected() {
     let error = load_with(&[("tokenizer_config.json", config)]).unwrap_err().to_string();
     assert!(error.contains("added_tokens_decoder: \"x\" is not an id"), "{error}");
 }
+
+#[test]
+fn added_tokens_must_have_their_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let TokenizerFiles { mut tokenizer, .. } = byte_level();
+    tokenizer["added_tokens"][0]["content"] = json!("hello");
+    write(dir.path(), "tokenizer.json", &tokenizer);
+    let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("added_tokens: \"hello\" has id 264, but id 259"), "{error}");
+}

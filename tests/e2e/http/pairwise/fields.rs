@@ -69,7 +69,7 @@ fn sampling() -> Vec<FieldValues> {
         field("frequency_penalty", json!([-2, 2]), json!([-2.1, 2.1])),
         field("presence_penalty", json!([-2, 2]), json!([-2.1, 2.1])),
         field("seed", json!([i64::MIN, i64::MAX, 0]), json!([1e30, 1.5])),
-        field("n", json!([1, 2, 4]), json!([0, 17, -1])),
+        field("n", json!([1, 2, 4]), json!([0, 129, -1])),
         field("max_tokens", json!([1, 2, 5]), json!([0, -1, 100_000, u64::MAX])),
         field("min_tokens", json!([0, 1, 2]), json!([-1, 5_000])),
         field(

@@ -117,8 +117,10 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             check(&reply, &body);
             let rejected = (400..500).contains(&reply.status);
             let blames = if rejected { rejected_field(&reply, &body) } else { String::new() };
-            // If `max_tokens` is invalid, the rejection may name `min_tokens`, which is then too large.
-            let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
+            // If `max_tokens` is invalid, the rejection may name `min_tokens`, which is then too large, or
+            // the prompt, which exceeds the context length together with `max_tokens`.
+            let affected = ["min_tokens", "prompt", "messages"].contains(&blames.as_str());
+            let meets = affected && [*name, *other].contains(&"max_tokens");
             if blames != *name && blames != *other && !meets {
                 wrong.push(format!("{name} {value}, {other} {of_other}: {blames:?} for {body}"));
             }
