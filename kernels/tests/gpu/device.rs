@@ -121,21 +121,28 @@ fn unsafe_calls_during_capture_are_rejected() {
 }
 
 /// Freeing memory waits for the device, which a capture does not permit, so it is deferred until the capture
-/// ends.
+/// ends. Other tests allocate memory of the same device at the same time, so one of several attempts must show
+/// the freed memory.
 #[test]
 fn memory_dropped_in_a_capture_is_freed_after_it() {
+    const ATTEMPTS: usize = 20;
     for pair in &pairs() {
-        let x = pair.put(&[1f32; FLOATS], 1, FLOATS);
-        let mut y = pair.poisoned(DType::F32, 1, FLOATS);
-        add(pair, &mut y, x.gpu(), x.gpu());
-        let large = pair.gpu.alloc(64 << 20).unwrap();
-        let free_bytes = pair.gpu.mem_info().free_bytes;
-        pair.gpu.begin_capture(&S).unwrap();
-        drop(large);
-        add(pair, &mut y, x.gpu(), x.gpu());
-        pair.gpu.end_capture(&S).unwrap();
-        assert!(pair.gpu.mem_info().free_bytes >= free_bytes + (60 << 20));
+        assert!((0..ATTEMPTS).any(|_| frees_after_capture(pair)), "the memory is not freed");
     }
+}
+
+/// Whether the free memory grows by about the size of an allocation that is dropped during a capture.
+fn frees_after_capture(pair: &CpuGpuPair) -> bool {
+    let x = pair.put(&[1f32; FLOATS], 1, FLOATS);
+    let mut y = pair.poisoned(DType::F32, 1, FLOATS);
+    add(pair, &mut y, x.gpu(), x.gpu());
+    let large = pair.gpu.alloc(64 << 20).unwrap();
+    let free_bytes = pair.gpu.mem_info().free_bytes;
+    pair.gpu.begin_capture(&S).unwrap();
+    drop(large);
+    add(pair, &mut y, x.gpu(), x.gpu());
+    pair.gpu.end_capture(&S).unwrap();
+    pair.gpu.mem_info().free_bytes >= free_bytes + (60 << 20)
 }
 
 /// A fence that one thread records can be awaited by another thread.
