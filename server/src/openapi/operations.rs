@@ -70,7 +70,7 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
         "/v1/completions/render" => operation_doc(
             "Returns the prompts of a text completion as token ids",
             Some("CompletionRequest"),
-            AnyJson,
+            Json("RenderedPrompts"),
         ),
         "/generate" => {
             operation_doc("SGLang's native API", Some("AnyObject"), JsonOrEvents("AnyObject"))

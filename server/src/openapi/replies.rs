@@ -58,6 +58,7 @@ pub(super) fn schemas() -> Map<String, Value> {
     add("Error", object(&json!({"error": error})));
     let error = object(&json!({"type": text, "message": text}));
     add("MessagesError", object(&json!({"type": {"const": "error"}, "error": error})));
+    add("RenderedPrompts", json!({"type": "array", "items": {"type": "object"}}));
     add("Version", object(&json!({"version": text})));
     add("Load", object(&json!({"server_load": int})));
     add("Success", object(&json!({"success": flag})));
