@@ -1,95 +1,52 @@
-//! Access log (`--enable-log-requests`): one line per request when its reply is complete or its client has
-//! disconnected.
+//! Access log (`--enable-log-requests`) and spans (`--otlp-traces-endpoint`): one line and one span per request when
+//! its reply is complete or its client has disconnected.
 
+use super::access_record::AccessRecord;
+use super::app::AppState;
 use super::routes::PROBE_PATHS;
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, Response, StatusCode};
 use axum::middleware::Next;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use scheduler::TokenEvent;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tracing::Span;
 
-/// Status of requests whose client disconnected before the reply, as in nginx.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// Route of requests that match no route.
 const NO_ROUTE: &str = "unknown";
 
-/// Counts of one request for its access line. Clones share the counts: the handler of the request finds them
-/// in the extensions of the request.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct AccessRecord(Arc<Mutex<AccessCounts>>);
-
-#[derive(Debug, Default)]
-struct AccessCounts {
-    /// Number of prompt tokens; `None` = the request generates nothing.
-    prompt_tokens: Option<u64>,
-    output_tokens: u64,
-    first_token: Option<Instant>,
-    /// Finish reasons of the choices that have ended, without repetition.
-    finish_reasons: Vec<&'static str>,
-}
-
-impl AccessRecord {
-    fn counts(&self) -> MutexGuard<'_, AccessCounts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that a generation with these prompts was submitted.
-    pub(crate) fn begin(&self, prompt_tokens: &[u32]) {
-        self.counts().prompt_tokens = Some(prompt_tokens.iter().copied().map(u64::from).sum());
-    }
-
-    /// Records tokens of a choice.
-    pub(crate) fn record(&self, event: &TokenEvent) {
-        if event.tokens.is_empty() {
-            return;
-        }
-        let mut counts = self.counts();
-        counts.output_tokens += event.tokens.len() as u64;
-        counts.first_token.get_or_insert_with(Instant::now);
-    }
-
-    /// Records the finish reason of a choice.
-    pub(crate) fn end(&self, finish: &'static str) {
-        let mut counts = self.counts();
-        if !counts.finish_reasons.contains(&finish) {
-            counts.finish_reasons.push(finish);
-        }
-    }
-}
-
-/// Handles a request and logs its access line.
-pub(crate) async fn log_requests(
+/// Handles a request, logs its access line and ends its span.
+pub(crate) async fn record_requests(
+    State(app): State<Arc<AppState>>,
     route: Option<MatchedPath>,
     mut request: Request,
     next: Next,
 ) -> Response<Body> {
-    let record = AccessRecord::default();
-    let mut line = AccessLine {
+    let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
+    let spans = app.options.spans.as_ref();
+    let span = spans.and_then(|spans| spans.begin(request.method(), route, request.headers()));
+    let record = AccessRecord::new(span);
+    let line = app.options.log_requests.then(|| AccessLine {
         method: request.method().clone(),
-        route: route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str).to_owned(),
-        status: CLIENT_CLOSED_REQUEST,
+        route: route.to_owned(),
         received: Instant::now(),
         record: record.clone(),
         span: Span::current(),
-    };
-    request.extensions_mut().insert(record);
+    });
+    request.extensions_mut().insert(record.clone());
     let response = next.run(request).await;
-    line.status = response.status().as_u16();
-    response.map(|body| Body::new(LoggedBody { body, _line: line }))
+    record.counts().status = response.status().as_u16();
+    response.map(|body| Body::new(RecordedBody { body, _line: line, _record: record }))
 }
 
 /// Access line of one request; it is logged when it is dropped.
 struct AccessLine {
     method: Method,
     route: String,
-    status: u16,
     received: Instant,
     record: AccessRecord,
     span: Span,
@@ -106,15 +63,15 @@ impl Drop for AccessLine {
     fn drop(&mut self) {
         let counts = self.record.counts();
         let is_probe = PROBE_PATHS.contains(&self.route.as_str()) || self.route == "/metrics";
-        if is_probe && self.status == StatusCode::OK {
+        if is_probe && counts.status == StatusCode::OK {
             return; // Probes and scrapes arrive every few seconds and say nothing.
         }
-        let finish_reason = finish_reason(&counts);
+        let finish_reason = counts.finish_reasons().map(|reasons| reasons.join(","));
         let _entered = self.span.enter();
         tracing::info!(
             method = %self.method,
             route = self.route,
-            status = self.status,
+            status = counts.status,
             finish_reason = finish_reason.as_deref(),
             prompt_tokens = counts.prompt_tokens,
             output_tokens = counts.prompt_tokens.map(|_| counts.output_tokens),
@@ -125,23 +82,14 @@ impl Drop for AccessLine {
     }
 }
 
-/// Returns the finish reasons of a generation. A generation without one was ended because the client
-/// disconnected.
-fn finish_reason(counts: &AccessCounts) -> Option<String> {
-    counts.prompt_tokens?;
-    match counts.finish_reasons.as_slice() {
-        [] => Some("client_gone".to_owned()),
-        reasons => Some(reasons.join(",")),
-    }
-}
-
 /// Body of a reply. Its access line is logged after the body is dropped, which ends a generation.
-struct LoggedBody {
+struct RecordedBody {
     body: Body,
-    _line: AccessLine,
+    _line: Option<AccessLine>,
+    _record: AccessRecord,
 }
 
-impl HttpBody for LoggedBody {
+impl HttpBody for RecordedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -158,24 +106,5 @@ impl HttpBody for LoggedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finish_reasons_of_choices_are_joined() {
-        let record = AccessRecord::default();
-        assert_eq!(finish_reason(&record.counts()), None);
-        record.begin(&[3, 4]);
-        assert_eq!(finish_reason(&record.counts()).as_deref(), Some("client_gone"));
-        for reason in ["stop", "length", "stop"] {
-            record.end(reason);
-        }
-        let counts = record.counts();
-        assert_eq!(finish_reason(&counts).as_deref(), Some("stop,length"));
-        assert_eq!(counts.prompt_tokens, Some(7));
     }
 }

@@ -11,6 +11,7 @@ use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
 use super::rejection_log::RejectionLog;
 use super::request_ids::IdGenerator;
+use super::request_spans::SpanPipeline;
 use super::request_trace::RequestTracer;
 use super::responses::ResponseStore;
 use super::text_pool::TextPool;
@@ -62,6 +63,8 @@ pub struct ServerOptions {
     pub api_keys: ApiKeys,
     /// Whether an access line is logged for each request (`--enable-log-requests`).
     pub log_requests: bool,
+    /// Exporter of the spans of requests (`--otlp-traces-endpoint`); `None` = requests have no spans.
+    pub spans: Option<SpanPipeline>,
     /// Tracer of finished requests (`--trace-requests`); `None` = requests are not traced.
     pub tracer: Option<RequestTracer>,
     /// CORS settings; `None` = no cross-origin access.
@@ -89,6 +92,7 @@ impl Default for ServerOptions {
             profile: false,
             api_keys: ApiKeys::default(),
             log_requests: false,
+            spans: None,
             tracer: None,
             cors: None,
             admin_listener: false,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod access_log;
+mod access_record;
 mod admin;
 mod anthropic;
 mod api_error;
@@ -41,11 +42,13 @@ mod render;
 mod request_body;
 mod request_fields;
 mod request_ids;
+mod request_spans;
 mod request_trace;
 mod request_trace_file;
 mod responses;
 pub mod routes;
 mod sglang;
+mod span_attributes;
 mod sse;
 mod status_page;
 mod strict_json;
@@ -60,6 +63,7 @@ pub use connection::ConnectionTimeouts;
 pub use cors::CorsConfig;
 pub use model_names::ServedNames;
 pub use request_fields::RequestFields;
+pub use request_spans::{SpanEndpointError, SpanPipeline};
 pub use request_trace::RequestTracer;
 pub use strict_json::JsonValue;
 pub use throughput_log::{THROUGHPUT_INTERVAL, log_throughput};

@@ -1,6 +1,6 @@
 //! Route table and router. Requests are routed by the parsed path alone, never by `Host`.
 
-use super::access_log::log_requests;
+use super::access_log::record_requests;
 use super::api_error::ApiError;
 use super::app::AppState;
 use super::auth::{ListenerKind, RouteAccess, RouteGuard, authorize};
@@ -14,7 +14,7 @@ use super::{
 use axum::Router;
 use axum::handler::Handler;
 use axum::http::StatusCode;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::routing::{self, MethodRouter};
 use std::sync::Arc;
 
@@ -139,10 +139,11 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
     let unknown = routing::any(async || unknown_route()).layer(guard(RouteAccess::Key));
     let cors = app.options.cors.as_ref().and_then(|cors| cors.layer().ok());
     let observed = from_fn_with_state(Arc::clone(&app), count_requests);
-    let logs_requests = app.options.log_requests;
+    let recorded = (app.options.log_requests || app.options.spans.is_some())
+        .then(|| from_fn_with_state(Arc::clone(&app), record_requests));
     let mut router = router.with_state(app).fallback_service(unknown).layer(observed);
-    if logs_requests {
-        router = router.layer(from_fn(log_requests));
+    if let Some(recorded) = recorded {
+        router = router.layer(recorded);
     }
     // CORS is the outermost layer, so that browsers can read error replies too.
     match cors {

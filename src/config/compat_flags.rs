@@ -335,8 +335,8 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     unsupported("graph replays are counted by hadron:graph_replays", "cudagraph-metrics"),
     unsupported("FLOPs per step are not estimated", "enable-mfu-metrics"),
     unsupported(
-        "traces are not exported; --profile records steps",
-        "otlp-traces-endpoint collect-detailed-traces profiler-config enable-layerwise-nvtx-tracing \
+        "spans of modules are not exported; --profile records steps",
+        "collect-detailed-traces profiler-config enable-layerwise-nvtx-tracing \
          enable-trace-replay",
     ),
     unsupported("HADRON_* and VLLM_* variables are not checked", "fail-on-environ-validation"),

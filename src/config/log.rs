@@ -21,6 +21,10 @@ pub struct LogArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub disable_log_stats: bool,
+    /// Endpoint of an OpenTelemetry collector (OTLP over HTTP) to which a span per request is exported, for example
+    /// http://127.0.0.1:4318/v1/traces
+    #[arg(long, value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
     /// File to which one JSON line per finished request is written
     #[arg(long, alias = "request-log", value_name = "FILE")]
     pub trace_requests: Option<PathBuf>,

@@ -69,7 +69,8 @@ fn serve(
 ) -> Result<ExitCode> {
     let started_at = Instant::now();
     let health = Arc::new(HealthState::default());
-    let app = Arc::new(AppState::new(settings::options(args)?, Arc::clone(&health)));
+    let app =
+        Arc::new(AppState::new(settings::options(args, runtime.handle())?, Arc::clone(&health)));
     {
         let _runtime_guard = runtime.enter();
         let tracer = app.options.tracer.clone();

@@ -20,8 +20,9 @@ use protocol::{
 use scheduler::{RoutingPolicy, SchedulerLimits};
 use server::openai::chat::ReasoningField;
 use server::openai::{FieldBounds, SamplingDefaults};
-use server::{ApiKeys, CorsConfig, RequestTracer, ServerOptions};
+use server::{ApiKeys, CorsConfig, RequestTracer, ServerOptions, SpanPipeline};
 use std::fs;
+use tokio::runtime::Handle;
 
 /// Number of file descriptors that are reserved for uses other than connections.
 const DESCRIPTORS_RESERVED: u32 = 256;
@@ -32,8 +33,9 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the options of the HTTP server.
 ///
-/// Errors: API keys cannot be read; the CORS options are invalid; the request trace file cannot be opened.
-pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
+/// Errors: API keys cannot be read; the CORS options are invalid; the request trace file cannot be opened; spans
+/// cannot be exported to the endpoint.
+pub fn options(args: &ServeArgs, runtime: &Handle) -> Result<ServerOptions> {
     let (reply, access) = (&args.reply, &args.access);
     let clients = access.client_keys()?;
     let keys = ApiKeys::new(
@@ -47,6 +49,7 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
         metrics_require_key: access.metrics_require_key,
         cors: cors(access)?,
         log_requests: args.log.enable_log_requests,
+        spans: spans(&args.log, runtime)?,
         tracer: tracer(&args.log)?,
         keep_alive: args.http.sse_keep_alive_interval.0,
         overload_status: match args.engine.admission_status {
@@ -71,6 +74,15 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
         },
         ..defaults
     })
+}
+
+/// Creates the exporter of spans; `None` = requests have no spans.
+///
+/// Errors: the endpoint or the configuration of the exporter is invalid.
+fn spans(log: &LogArgs, runtime: &Handle) -> Result<Option<SpanPipeline>> {
+    let Some(endpoint) = &log.otlp_traces_endpoint else { return Ok(None) };
+    let spans = SpanPipeline::open(endpoint, runtime.clone());
+    spans.map(Some).context("--otlp-traces-endpoint")
 }
 
 /// Opens the request trace file; `None` = requests are not traced.

@@ -126,11 +126,19 @@ impl ServerFrontend<'_> {
         ExitCode::from(EXIT_CODE_FATAL)
     }
 
-    /// Writes the trace lines of finished requests until `deadline`, but at least for `TRACE_TIMEOUT_MIN`.
+    /// Exports the spans and writes the trace lines of finished requests until `deadline`, but at least for `TRACE_TIMEOUT_MIN`.
     fn write_trace(&self, deadline: Instant) {
-        let remaining = deadline.saturating_duration_since(Instant::now());
+        let remaining = || {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            remaining.clamp(TRACE_TIMEOUT_MIN, TRACE_TIMEOUT)
+        };
+        if let Some(spans) = &self.app.options.spans
+            && !spans.close(remaining())
+        {
+            tracing::warn!("not all spans were exported to --otlp-traces-endpoint");
+        }
         let Some(tracer) = &self.app.options.tracer else { return };
-        if !tracer.flush(remaining.clamp(TRACE_TIMEOUT_MIN, TRACE_TIMEOUT)) {
+        if !tracer.flush(remaining()) {
             tracing::warn!(
                 lost = tracer.dropped_lines(),
                 "the --trace-requests file is incomplete"

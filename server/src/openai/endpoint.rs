@@ -3,7 +3,7 @@
 
 use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
-use crate::access_log::AccessRecord;
+use crate::access_record::AccessRecord;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::auth::{ApiKeys, CallerIdentity};
@@ -209,7 +209,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
             let access = parts.extensions.get::<AccessRecord>();
             if let (Some(access), Ok(prepared)) = (access, &mut prepared) {
-                prepared.generation.log_access(access.clone());
+                prepared.generation.record_access(access.clone());
             }
             // The trace begins here: if the client disconnects now, `prepared` is dropped and no later code
             // sees it.

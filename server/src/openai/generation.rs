@@ -3,9 +3,10 @@
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
-use crate::access_log::AccessRecord;
+use crate::access_record::AccessRecord;
 use crate::api_error::ApiError;
 use crate::context_overflow::ContextOverflow;
+use crate::request_spans::GenerationParameters;
 use crate::request_trace::{RequestTrace, RequestTracer};
 use axum::http::StatusCode;
 use engine::{QueuedBytes, RequestEventStream};
@@ -44,8 +45,10 @@ pub(crate) struct RequestGeneration {
     /// Trace of the request; it is written when the generation is dropped. It is the first field, so it is
     /// dropped before `stream`: the shutdown waits only for the streams.
     trace: Option<Box<RequestTrace>>,
-    /// Counts of the request for the access log; `None` = the request is not logged.
+    /// Record of the request for the access log and its span; `None` = the request has neither.
     access: Option<AccessRecord>,
+    /// Parameters that the span of the request shows; `None` = it has none.
+    parameters: Option<Box<GenerationParameters>>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
     n: usize,
@@ -77,6 +80,7 @@ impl RequestGeneration {
         Self {
             trace,
             access: None,
+            parameters: None,
             stream,
             choices,
             n,
@@ -104,9 +108,14 @@ impl RequestGeneration {
         self.trace = Some(trace);
     }
 
-    /// Records the tokens and finish reasons of this request for the access log.
-    pub(crate) fn log_access(&mut self, record: AccessRecord) {
-        record.begin(&self.prompts.tokens);
+    /// Sets the parameters that the span of this request shows.
+    pub(crate) fn set_span_parameters(&mut self, parameters: GenerationParameters) {
+        self.parameters = Some(Box::new(parameters));
+    }
+
+    /// Records the tokens and finish reasons of this request in `record`.
+    pub(crate) fn record_access(&mut self, record: AccessRecord) {
+        record.begin(&self.prompts.tokens, self.parameters.take());
         self.access = Some(record);
     }
 

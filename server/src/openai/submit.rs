@@ -9,6 +9,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::context_overflow::ContextOverflow;
 use crate::request_ids::sampling_key;
+use crate::request_spans::GenerationParameters;
 use axum::http::StatusCode;
 use engine::{AdmissionPermit, RequestEventStream};
 use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
@@ -117,7 +118,32 @@ pub(crate) fn start_generation(
             submit_constrained(serving, params, constraint, budget, submissions, permit)
         }
     };
-    Ok(RequestGeneration::new(stream, choices, n, prompt_info, params.stream_interval))
+    let mut generation =
+        RequestGeneration::new(stream, choices, n, prompt_info, params.stream_interval);
+    if app.options.spans.is_some() {
+        generation.set_span_parameters(span_parameters(serving, params));
+    }
+    Ok(generation)
+}
+
+/// Returns the parameters that the span of a request shows.
+fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> GenerationParameters {
+    let sampling = &params.sampling;
+    let model = params.model.as_deref().unwrap_or_else(|| serving.card.names.first());
+    GenerationParameters {
+        model: model.to_owned(),
+        request_id: params.request_id.clone().unwrap_or_default(),
+        n: params.n,
+        max_tokens: params.max_tokens,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        seed: params.seed,
+        stop: params.stop.clone(),
+        stream: params.stream,
+    }
 }
 
 /// Rejects a request with more choices than the queue of the server has places: it could never be accepted.

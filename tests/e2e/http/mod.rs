@@ -45,6 +45,7 @@ mod responses_tools;
 pub(crate) mod server_process;
 mod sglang_routes;
 mod signals;
+mod spans;
 mod spec_decode;
 mod structured_outputs;
 mod thinking_budget;

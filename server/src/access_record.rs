@@ -1,0 +1,141 @@
+//! Counts and times of one HTTP request, for its access line and its span.
+
+use crate::request_spans::{GenerationParameters, RequestSpan};
+use scheduler::TokenEvent;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Status of requests whose client disconnected before the reply, as in nginx.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// Counts and times of one request. Clones share them: the handler of the request finds a clone in the extensions
+/// of the request. The span of the request ends when the last clone is dropped.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AccessRecord(Arc<Mutex<AccessCounts>>);
+
+/// Contents of an [`AccessRecord`].
+#[derive(Debug)]
+pub(crate) struct AccessCounts {
+    /// HTTP status of the reply.
+    pub status: u16,
+    /// Number of prompt tokens; `None` = the request generates nothing.
+    pub prompt_tokens: Option<u64>,
+    /// Number of prompt tokens that were prefix hits, over all choices that were admitted.
+    pub cached_tokens: u64,
+    /// Number of output tokens of all choices.
+    pub output_tokens: u64,
+    /// Time between submission and admission of the first admitted choice.
+    pub queued: Option<Duration>,
+    /// Time of the first output token.
+    pub first_token: Option<Instant>,
+    /// Finish reasons of the choices that have ended, without repetition.
+    pub finish_reasons: Vec<&'static str>,
+    /// Parameters of the generation; `None` = the request has no span, or generates nothing.
+    pub parameters: Option<Box<GenerationParameters>>,
+    span: Option<RequestSpan>,
+}
+
+impl Default for AccessCounts {
+    fn default() -> Self {
+        Self {
+            status: CLIENT_CLOSED_REQUEST,
+            prompt_tokens: None,
+            cached_tokens: 0,
+            output_tokens: 0,
+            queued: None,
+            first_token: None,
+            finish_reasons: Vec::new(),
+            parameters: None,
+            span: None,
+        }
+    }
+}
+
+impl AccessRecord {
+    /// Creates the record of a request with this span, if it has one.
+    pub(crate) fn new(span: Option<RequestSpan>) -> Self {
+        let record = Self::default();
+        record.counts().span = span;
+        record
+    }
+
+    /// Returns the counts.
+    pub(crate) fn counts(&self) -> MutexGuard<'_, AccessCounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a generation with these prompts was submitted.
+    pub(crate) fn begin(
+        &self,
+        prompt_tokens: &[u32],
+        parameters: Option<Box<GenerationParameters>>,
+    ) {
+        let mut counts = self.counts();
+        counts.prompt_tokens = Some(prompt_tokens.iter().copied().map(u64::from).sum());
+        counts.parameters = parameters;
+    }
+
+    /// Records the admission and the tokens of a choice.
+    pub(crate) fn record(&self, event: &TokenEvent) {
+        if event.tokens.is_empty() && event.first_admission.is_none() {
+            return;
+        }
+        let mut counts = self.counts();
+        if let Some(admission) = event.first_admission {
+            counts.cached_tokens += u64::from(admission.cached_tokens);
+            let queued = Duration::from_millis(u64::from(admission.queued_ms));
+            counts.queued.get_or_insert(queued);
+        }
+        if !event.tokens.is_empty() {
+            counts.output_tokens += event.tokens.len() as u64;
+            counts.first_token.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Records the finish reason of a choice.
+    pub(crate) fn end(&self, finish: &'static str) {
+        let mut counts = self.counts();
+        if !counts.finish_reasons.contains(&finish) {
+            counts.finish_reasons.push(finish);
+        }
+    }
+}
+
+impl AccessCounts {
+    /// Returns the finish reasons of a generation. A generation without one was ended because the client
+    /// disconnected.
+    pub(crate) fn finish_reasons(&self) -> Option<Vec<&'static str>> {
+        self.prompt_tokens?;
+        match self.finish_reasons.as_slice() {
+            [] => Some(vec!["client_gone"]),
+            reasons => Some(reasons.to_vec()),
+        }
+    }
+}
+
+impl Drop for AccessCounts {
+    fn drop(&mut self) {
+        if let Some(span) = self.span.take() {
+            span.end(self);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finish_reasons_of_choices_are_listed_once() {
+        let record = AccessRecord::default();
+        assert_eq!(record.counts().finish_reasons(), None);
+        record.begin(&[3, 4], None);
+        assert_eq!(record.counts().finish_reasons(), Some(vec!["client_gone"]));
+        for reason in ["stop", "length", "stop"] {
+            record.end(reason);
+        }
+        let counts = record.counts();
+        assert_eq!(counts.finish_reasons(), Some(vec!["stop", "length"]));
+        assert_eq!(counts.prompt_tokens, Some(7));
+    }
+}
