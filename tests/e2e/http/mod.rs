@@ -1,6 +1,7 @@
 //! Tests of the HTTP API: endpoints, limits, faults, and metrics.
 
 mod admin_routes;
+mod agent_turns;
 mod anthropic;
 mod auth;
 mod chat_templates;
