@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -95,12 +96,12 @@ AGENTS = [
     Agent("Codex CLI", ["@openai/codex@0.171.0"], CODEX, "/v1/responses", environment=OPENAI),
     Agent("opencode", ["opencode-ai@1.18.33"], ["opencode", "run", "--model", "hadron/puppet", "{task}"], "/v1/chat/completions",
           files={".config/opencode/opencode.json": OPENCODE}, environment=OPENAI),
-    Agent("Vercel AI SDK", ["ai@7.0.173", "@ai-sdk/openai@latest", "zod@latest"], ["node", "vercel_ai.mjs"], "/v1/responses", environment=OPENAI),
-    Agent("openai-agents", ["openai-agents"], ["python", "{here}/openai_agents.py"], "/v1/responses, /v1/chat/completions", "PyPI",
+    Agent("Vercel AI SDK", ["ai@7.0.173", "@ai-sdk/openai@4.0.118", "zod@4.6.7"], ["node", "vercel_ai.mjs"], "/v1/responses", environment=OPENAI),
+    Agent("openai-agents", ["openai-agents==0.24.0", "openai==3.57.0"], ["python", "{here}/openai_agents.py"], "/v1/responses, /v1/chat/completions", "PyPI",
           environment={**OPENAI, "OPENAI_AGENTS_DISABLE_TRACING": "1"}),
-    Agent("LangChain", ["langchain", "langchain-openai", "langchain-anthropic"], ["python", "{here}/langchain_agent.py"],
+    Agent("LangChain", ["langchain==1.5.2", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"], ["python", "{here}/langchain_agent.py"],
           "/v1/chat/completions, /v1/messages", "PyPI", environment={**OPENAI, **ANTHROPIC}),
-    Agent("Pydantic AI", ["pydantic-ai-slim[openai,anthropic]"], ["python", "{here}/pydantic_agent.py"],
+    Agent("Pydantic AI", ["pydantic-ai-slim[openai,anthropic]==2.68.0"], ["python", "{here}/pydantic_agent.py"],
           "/v1/chat/completions, /v1/responses, /v1/messages", "PyPI", environment={**OPENAI, **ANTHROPIC}),
 ]  # fmt: skip
 
@@ -109,7 +110,7 @@ def versions(agent, folder):
     if agent.registry == "npm":
         name = agent.packages[0].rsplit("@", 1)[0]
         return json.loads((folder / "node_modules" / name / "package.json").read_text())["version"]
-    name = agent.packages[0].split("[")[0]
+    name = re.split(r"[\[=]", agent.packages[0])[0]
     code = f"import importlib.metadata as m; print(m.version({name!r}))"
     return subprocess.run([folder / "venv/bin/python", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
