@@ -80,7 +80,10 @@ pub enum ExecutorError {
         sufficient: f64,
     },
     /// The requested KV cache does not fit on the device.
-    #[error("a KV cache of {needed} bytes does not fit: {free} of {total} bytes are free")]
+    #[error(
+        "a KV cache of {needed} bytes does not fit: {free} of {total} bytes are free; lower \
+         --kv-cache-memory-bytes or --num-gpu-blocks-override"
+    )]
     KvTooLarge {
         /// Requested size of the KV cache in bytes.
         needed: u64,

@@ -256,12 +256,9 @@ impl Executor {
         let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
         if !self.model.ops.device().captures_graphs() {
             let settings = &self.config.settings;
-            let blocks = kv_sizing::blocks(
-                kv,
-                memory.free_bytes,
-                block_bytes,
-                settings.ranks_on_host.into(),
-            );
+            let ranks = settings.ranks_on_host.into();
+            let blocks = kv_sizing::blocks(kv, memory.free_bytes, block_bytes, ranks);
+            kv_sizing::check_host(blocks, block_bytes, ranks, memory)?;
             if matches!(kv, KvCacheSize::Auto) {
                 let longest = settings.kv_tokens_min;
                 let needed = longest.div_ceil(settings.block_tokens);

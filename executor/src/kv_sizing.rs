@@ -1,6 +1,7 @@
 //! Computes the number of KV blocks of this rank from the configured size and the free memory.
 
 use crate::{ExecutorError, KvCacheSize};
+use device::MemInfo;
 
 /// Memory of a GPU after the warm-up passes, in bytes, from which the KV cache size is computed.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +73,26 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
+/// Rejects a KV cache that is larger than the memory of the host. `ranks` ranks share the host and each allocate
+/// `blocks` blocks of `block_bytes` bytes.
+///
+/// Errors: `KvTooLarge`, if the memory of the host is known. A cache below this size may still exceed the free memory: its pages are allocated when they
+/// are first written.
+pub(crate) fn check_host(
+    blocks: u32,
+    block_bytes: u64,
+    ranks: u64,
+    host: MemInfo,
+) -> Result<(), ExecutorError> {
+    let needed = u64::from(blocks).saturating_mul(block_bytes).saturating_mul(ranks.max(1));
+    let is_known = host.total_bytes > 0;
+    if is_known && needed > host.total_bytes {
+        let (free, total) = (host.free_bytes, host.total_bytes);
+        return Err(ExecutorError::KvTooLarge { needed, free, total });
+    }
+    Ok(())
+}
+
 /// Rejects a KV pool with fewer than `kv_tokens_min` token positions.
 pub(crate) fn check(
     blocks: u32,
@@ -132,6 +153,16 @@ mod tests {
         let full = GpuMemoryBudget { utilization: 0.2, ..gpu };
         let error = full.blocks(KvCacheSize::Auto, GIB).unwrap_err().to_string();
         assert!(error.contains("0.23"), "20 used, 2 reserved, 1 block: {error}");
+    }
+
+    #[test]
+    fn caches_larger_than_the_host_are_rejected() {
+        let host = MemInfo { total_bytes: 8 << 20, free_bytes: 2 << 20 };
+        assert!(check_host(8, 1 << 20, 1, host).is_ok());
+        for (blocks, ranks) in [(9, 1), (5, 2), (u32::MAX, 1)] {
+            let text = check_host(blocks, 1 << 20, ranks, host).unwrap_err().to_string();
+            assert!(text.contains("lower --kv-cache-memory-bytes"), "{text}");
+        }
     }
 
     #[test]
