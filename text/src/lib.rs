@@ -14,6 +14,7 @@ mod output_parser;
 mod output_pieces;
 mod panic_guard;
 mod post_processor;
+mod pre_tokenizer_patterns;
 mod reasoning;
 mod special_token_guard;
 mod stop_strings;

@@ -7,6 +7,7 @@
 //! per pre-token. So a pre-token that begins before the cut is determined by the characters up to the
 //! `CHANGES_MIN`th change of class after it.
 
+use super::pre_tokenizer_patterns as patterns;
 use super::token_count_bound::is_stable;
 use protocol::Token;
 use serde_json::Value;
@@ -21,19 +22,18 @@ const CHANGES_MIN: u32 = 16;
 const MARGIN_BYTES: usize = 1 << 10;
 
 /// Supported pre-tokenizer patterns: the module documentation explains why texts that they split can be cut.
-const KNOWN_PATTERNS: [&str; 8] = [
-    // GPT-2.
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    // Qwen 2 and 3.
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    // Llama 3.
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+const KNOWN_PATTERNS: [&str; 11] = [
+    patterns::GPT2,
+    patterns::QWEN2,
+    patterns::QWEN3_5,
+    patterns::LLAMA3,
+    patterns::O200K,
+    patterns::KIMI,
+    patterns::TEKKEN,
     // DeepSeek V3, which splits in three steps.
     r"\p{N}{1,3}",
-    "[一-龥\u{3040}-ゟ゠-ヿ]+",
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-    // Mistral's Tekken.
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n/]+|\s+(?!\S)|\s+",
+    patterns::DEEPSEEK_HAN_KANA,
+    patterns::DEEPSEEK_WORDS,
     // Pattern of the unit tests, built from the same kind of alternatives.
     r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
@@ -53,13 +53,18 @@ impl WindowBoundaryRules {
     /// Determines the rules from `tokenizer.json`; `None` if the boundaries of its pre-tokens are not known
     /// for certain.
     pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {
-        let composes = match json["normalizer"]["type"].as_str() {
-            None if json["normalizer"].is_null() => false,
+        let normalizer = &json["normalizer"];
+        let has_no_step = normalizer["normalizers"].as_array().is_some_and(Vec::is_empty);
+        let composes = match normalizer["type"].as_str() {
+            None if normalizer.is_null() => false,
+            Some("Sequence") if has_no_step => false,
             Some("NFC") => true,
             _ => return None,
         };
+        // Without a normaliser, tokens that are matched after it are matched in the text itself.
         let is_plain = |token: &AddedToken| {
-            !token.lstrip && !token.rstrip && !token.single_word && !token.normalized
+            let is_in_text = !token.normalized || !composes;
+            !token.lstrip && !token.rstrip && !token.single_word && is_in_text
         };
         let is_supported = splits_by_known_patterns(&json["pre_tokenizer"])
             && json["model"]["type"] == "BPE"
@@ -93,10 +98,9 @@ fn splits_by_known_patterns(step: &Value) -> bool {
     match step["type"].as_str() {
         Some("ByteLevel") => step["add_prefix_space"] == false,
         Some("Split") => {
-            let pattern = step["pattern"]["Regex"].as_str();
             step["behavior"] == "Isolated"
                 && step["invert"] == false
-                && pattern.is_some_and(|pattern| KNOWN_PATTERNS.contains(&pattern))
+                && step["pattern"]["Regex"].as_str().is_some_and(is_known_pattern)
         }
         Some("Sequence") => {
             let steps = step["pretokenizers"].as_array();
@@ -107,6 +111,13 @@ fn splits_by_known_patterns(step: &Value) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether `pattern` is a known pattern. Line breaks are escape sequences or the characters themselves, as in
+/// the files of DeepSeek.
+fn is_known_pattern(pattern: &str) -> bool {
+    let escaped = pattern.replace('\r', r"\r").replace('\n', r"\n");
+    KNOWN_PATTERNS.contains(&escaped.as_str())
 }
 
 /// Whether a pre-tokenizer step takes any number of digits as one pre-token.
