@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
+use text::TOKENIZER_FILES;
 
 use crate::config::ProcessEnvironment;
 use crate::progress::{ProgressReporter, ProgressUnit};
@@ -20,11 +21,12 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Configuration files, which are downloaded if the repository has them.
 const CONFIG_FILES: &[&str] = &["config.json", "generation_config.json"];
 
-/// Tokenizer files, which are downloaded if the repository has them.
+/// Files next to the one that defines the tokenizer, which are downloaded if the repository has them.
 const TEXT_FILES: &[&str] = &[
-    "tokenizer.json",
+    "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
 ];
@@ -68,7 +70,7 @@ impl HubFileSet {
 pub enum HubError {
     /// The name is a path that does not exist.
     #[error(
-        "{0}: no such model folder; MODEL is a folder with config.json, tokenizer.json and safetensors files, \
+        "{0}: no such model folder; MODEL is a folder with config.json, a tokenizer and safetensors files, \
          or a hub id such as owner/name"
     )]
     FolderMissing(String),
@@ -77,7 +79,7 @@ pub enum HubError {
     InvalidId(String),
     /// The name is a file.
     #[error(
-        "{0} is a file; MODEL is a folder with config.json, tokenizer.json and safetensors files. GGUF and \
+        "{0} is a file; MODEL is a folder with config.json, a tokenizer and safetensors files. GGUF and \
          pickle files are not read: serve the original model, which has safetensors files"
     )]
     NotAFolder(String),
@@ -266,9 +268,11 @@ impl HubRepository {
     ) -> Result<Vec<String>, HubError> {
         let (mut names, mut required) = (Vec::<&str>::new(), Vec::new());
         if file_set.has_text() {
+            let defining = TOKENIZER_FILES.into_iter().find(|file| available.contains(*file));
+            names.extend(defining);
             names.extend(TEXT_FILES);
             names.extend(available.iter().map(String::as_str).filter(|n| is_named_template(n)));
-            required.push("tokenizer.json");
+            required.push(defining.unwrap_or(TOKENIZER_FILES[0]));
         }
         if file_set != HubFileSet::Tokenizer {
             names.extend(CONFIG_FILES);
@@ -394,8 +398,8 @@ impl HubRepository {
             id: self.id.clone(),
             cache: self.options.cache.display().to_string(),
         };
-        let first = if file_set.has_text() { "tokenizer.json" } else { "config.json" };
-        let dir = folder_of(first).ok_or_else(incomplete)?;
+        let first: &[&str] = if file_set.has_text() { &TOKENIZER_FILES } else { &["config.json"] };
+        let dir = first.iter().find_map(|file| folder_of(file)).ok_or_else(incomplete)?;
         if file_set != HubFileSet::Tokenizer {
             folder_of("config.json").ok_or_else(incomplete)?;
         }

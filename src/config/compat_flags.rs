@@ -237,7 +237,7 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
         "task runner convert pooler-config diffusion-config enable-flash-late-interaction",
     ),
     unsupported("prompts are text or token ids", "enable-prompt-embeds skip-tokenizer-init"),
-    unsupported("tokenizer.json is read by the tokenizers library only", "tokenizer-mode"),
+    unsupported("tokenizer files are read by the tokenizers library only", "tokenizer-mode"),
     unsupported("--revision applies to the whole repository", "tokenizer-revision"),
     unsupported(
         "config.json is parsed by built-in code; --hf-overrides overrides members",

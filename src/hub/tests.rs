@@ -181,6 +181,27 @@ fn only_files_needed_for_serving_are_fetched() {
 }
 
 #[test]
+fn other_tokenizer_files_are_fetched_without_tokenizer_json() {
+    let files: Vec<(&str, &[u8])> = vec![
+        ("config.json", b"{}"),
+        ("vocab.json", b"{}"),
+        ("merges.txt", b"#version: 0.2"),
+        ("added_tokens.json", b"{}"),
+        ("tiktoken.model.bak", b""),
+    ];
+    let mock = MockHub::start(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let folder = mock.fetch_as(dir.path(), None, HubFileSet::Tokenizer, false).unwrap();
+    let mut names: Vec<String> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["added_tokens.json", "merges.txt", "vocab.json"]);
+    assert_eq!(mock.fetch_as(dir.path(), None, HubFileSet::Tokenizer, true).unwrap(), folder);
+}
+
+#[test]
 fn broken_transfer_is_resumed() {
     let weights = weights();
     let mut files = small();

@@ -128,11 +128,29 @@ impl DeclaredTokens {
         self.roles.iter().find(|(role, _)| role == name).map(|(_, token)| token.as_str())
     }
 
-    /// Adds the declared tokens to a tokenizer. A token that `tokenizer.json` makes special remains special.
-    /// A role whose token is not in the vocabulary adds nothing: the model has no row for its id.
+    /// Gives a role without a declaration the token that the tokenizer class uses for it.
+    pub(super) fn add_default_role(&mut self, name: &str, token: &str) {
+        let is_declared = |members: &Value| members.get(name).is_some();
+        if self.role(name).is_none() && !is_declared(&self.config) {
+            self.roles.push((name.to_owned(), token.to_owned()));
+        }
+    }
+
+    /// Returns the declared token with this id.
+    pub(super) fn added_token(&self, id: Token) -> Option<&AddedToken> {
+        self.added.get(&id)
+    }
+
+    /// Adds the declared tokens to the tokenizer that `file` defines. A token that `file` makes special
+    /// remains special. A role whose token is not in the vocabulary adds nothing: the model has no row for
+    /// its id.
     ///
-    /// Errors: `tokenizer.json` gives a token another id than its declaration.
-    pub(super) fn add_to(&self, inner: &mut tokenizers::Tokenizer) -> Result<(), String> {
+    /// Errors: `file` gives a token another id than its declaration.
+    pub(super) fn add_to(
+        &self,
+        inner: &mut tokenizers::Tokenizer,
+        file: &str,
+    ) -> Result<(), String> {
         let present = inner.get_added_tokens_decoder();
         let mut changed = Vec::new();
         for token in self.added.values() {
@@ -162,8 +180,8 @@ impl DeclaredTokens {
             Some((id, token)) => {
                 let found = inner.token_to_id(&token.content);
                 let found = found.map_or_else(|| "no id".to_owned(), |id| format!("id {id}"));
-                let (file, content) = (self.added_file, &token.content);
-                Err(format!("{file} gives the token {content:?} id {id}, tokenizer.json {found}"))
+                let (declaring, content) = (self.added_file, &token.content);
+                Err(format!("{declaring} gives the token {content:?} id {id}, {file} {found}"))
             }
         }
     }

@@ -10,6 +10,13 @@ pub enum TextLoadError {
     /// A required file is missing.
     #[error("{}: missing; a model folder requires it", .0.display())]
     Missing(PathBuf),
+    /// A model folder has none of the files that define a tokenizer.
+    #[error(
+        "{}: no tokenizer; looked for {}, merges.txt",
+        .0.display(),
+        super::tokenizer_files::TOKENIZER_FILES.join(", ")
+    )]
+    NoTokenizer(PathBuf),
     /// A file exists but cannot be read.
     #[error("{}: {source}", path.display())]
     Read {

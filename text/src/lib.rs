@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod added_tokens;
+mod byte_alphabet;
 mod declared_tokens;
 mod detokenizer;
 mod error;
@@ -26,6 +27,7 @@ mod text_memory;
 mod token_count_bound;
 mod token_table;
 mod tokenizer;
+mod tokenizer_files;
 mod tokenizer_windows;
 mod tool_calls;
 
@@ -45,6 +47,7 @@ pub use template::{
 };
 pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;
+pub use tokenizer_files::TOKENIZER_FILES;
 pub use tool_calls::{
     CallGrammarError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
     closed_arguments, partial_arguments,

@@ -5,6 +5,7 @@
 //! and SentencePiece, where a token is text with `▁` for a space, or one byte `<0xNN>`. Any other decoder is
 //! rejected at startup instead of approximated.
 
+use super::byte_alphabet::byte_of;
 use protocol::Token;
 use serde_json::Value;
 
@@ -203,35 +204,9 @@ impl DecoderRules {
     }
 }
 
-/// Returns the byte that GPT-2's byte-level alphabet writes as `c`: printable Latin-1 maps to itself, the
-/// other 68 bytes are mapped to U+0100 and up in order.
-fn byte_of(c: char) -> Option<u8> {
-    let code = c as u32;
-    match code {
-        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => Some(code as u8),
-        0x100..=0x120 => Some((code - 0x100) as u8), // 0x00..=0x20
-        0x121..=0x142 => Some((code - 0x121 + 0x7f) as u8), // 0x7f..=0xa0
-        0x143 => Some(0xad),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn byte_level_alphabet_is_a_bijection() {
-        let mut seen = [false; 256];
-        for c in (0..0x200).filter_map(char::from_u32) {
-            if let Some(byte) = byte_of(c) {
-                assert!(!std::mem::replace(&mut seen[byte as usize], true), "{byte} twice");
-            }
-        }
-        assert!(seen.iter().all(|&s| s));
-        assert_eq!(byte_of('Ġ'), Some(b' '));
-        assert_eq!(byte_of('Ċ'), Some(b'\n'));
-    }
 
     #[test]
     fn unknown_decoder_is_rejected_by_name() {

@@ -1,4 +1,4 @@
-//! Tokenizer of a model folder (`tokenizer.json`), loaded once and shared by all requests.
+//! Tokenizer of a model folder, loaded once and shared by all requests.
 //!
 //! There are two ways to encode text: `encode` recognises special tokens anywhere in the text (raw completion
 //! prompts, as every OpenAI-compatible server does), `encode_rendered` only where the chat template placed
@@ -22,6 +22,7 @@ use super::template::RenderedChat;
 use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemory, TextMemoryPermit};
 use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
+use super::tokenizer_files::TokenizerDefinition;
 use super::tokenizer_windows::{WINDOW_BYTES, WindowBoundaryRules};
 
 /// Maximum vocabulary size; larger vocabularies are rejected at load, because tables have an entry per id.
@@ -72,17 +73,17 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, the special tokens that the files next to it declare, and the EOS ids from
-    /// `generation_config.json` and `config.json`, if these exist.
+    /// Loads the first of `TOKENIZER_FILES` that exists, the special tokens that the files next to it declare,
+    /// and the EOS ids from `generation_config.json` and `config.json`, if these exist.
     ///
     /// Errors: the error names the file and what is wrong in it.
     pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
-        let path = dir.join("tokenizer.json");
-        let bytes = read_file(&path)?.ok_or_else(|| TextLoadError::Missing(path.clone()))?;
+        let mut declared = DeclaredTokens::read(dir)?;
+        let TokenizerDefinition { path, json, bytes } =
+            TokenizerDefinition::read(dir, &mut declared)?;
         let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
-        let json: Value = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        let declared = DeclaredTokens::read(dir)?;
-        let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes, &declared));
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes, &declared, &file));
         let inner = inner.and_then(|inner| inner).map_err(invalid)?;
         check_added_ids(&json, &inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
@@ -373,6 +374,7 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
 fn read_by_library(
     bytes: &[u8],
     declared: &DeclaredTokens,
+    file: &str,
 ) -> Result<tokenizers::Tokenizer, String> {
     let mut inner =
         tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
@@ -380,7 +382,7 @@ fn read_by_library(
     // prompt.
     inner.with_truncation(None).map_err(|e| e.to_string())?;
     inner.with_padding(None);
-    declared.add_to(&mut inner)?;
+    declared.add_to(&mut inner, file)?;
     check_added(&inner)?;
     Ok(inner)
 }

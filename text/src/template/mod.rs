@@ -98,9 +98,8 @@ impl ChatTemplate {
         if sources.is_empty() {
             return Ok(None);
         }
-        let special_tokens = SpecialTokens::new(tokenizer).map_err(|reason| {
-            TextLoadError::Invalid { path: dir.join("tokenizer.json"), reason }
-        })?;
+        let special_tokens = SpecialTokens::new(tokenizer)
+            .map_err(|reason| TextLoadError::Invalid { path: dir.to_owned(), reason })?;
         let variables = special_tokens.variables();
         let mut templates = BTreeMap::new();
         for TemplateSource { name, text, path } in sources {

@@ -8,6 +8,7 @@ mod output_parsers;
 mod output_properties;
 mod template_forms;
 mod tokenizer;
+mod tokenizer_files;
 mod windows;
 
 use std::path::Path;

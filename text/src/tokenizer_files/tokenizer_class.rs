@@ -1,0 +1,37 @@
+//! Tokenizer class of a model folder, by which its tokenizer file is converted.
+
+use crate::error::TextLoadError;
+use crate::tokenizer::read_json;
+use serde_json::Value;
+use std::path::Path;
+
+/// Classes of transformers that say nothing about the tokenizer.
+const GENERIC_CLASSES: [&str; 3] =
+    ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"];
+
+/// Returns the tokenizer class without `Fast`: `tokenizer_class` of `tokenizer_config.json` or `config.json`,
+/// or else the class that transformers uses for the `model_type`.
+pub(super) fn read(dir: &Path, tokenizer_config: &Value) -> Result<Option<String>, TextLoadError> {
+    let config = read_json(&dir.join("config.json"))?.unwrap_or(Value::Null);
+    let declared = [tokenizer_config, &config]
+        .into_iter()
+        .filter_map(|config| config["tokenizer_class"].as_str())
+        .find(|class| !GENERIC_CLASSES.contains(class));
+    if let Some(class) = declared {
+        return Ok(Some(class.strip_suffix("Fast").unwrap_or(class).to_owned()));
+    }
+    let class = config["model_type"].as_str().and_then(class_of_model_type);
+    Ok(class.map(str::to_owned))
+}
+
+fn class_of_model_type(model_type: &str) -> Option<&'static str> {
+    match model_type {
+        "llama" | "mistral" | "mixtral" => Some("LlamaTokenizer"),
+        "gpt2" | "gpt_bigcode" | "opt" | "starcoder2" => Some("GPT2Tokenizer"),
+        _ if model_type.starts_with("qwen3_5") => Some("Qwen3_5Tokenizer"),
+        _ if model_type.starts_with("qwen2") || model_type.starts_with("qwen3") => {
+            Some("Qwen2Tokenizer")
+        }
+        _ => None,
+    }
+}
