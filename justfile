@@ -130,6 +130,14 @@ agents *AGENTS:
 template-table DIFFERENCES="target/template_differences.md":
     tests/conformance/templates/table.py target/debug/hadron target/clients {{DIFFERENCES}}
 
+# Compare tokenizers of public packages with their reference libraries; writes tests/conformance/tokenizers/results/table.md, and differences to a file.
+tokenizer-table DIFFERENCES="target/tokenizer_differences.md":
+    tests/conformance/tokenizers/tokenizer_table.py {{DIFFERENCES}} target/clients
+
+# Train the small tokenizers of text/src/tests/tokenizers and write the ids of reference libraries; needs network access to PyPI.
+tokenizer-fixtures:
+    tests/conformance/tokenizers/fixtures.py
+
 # Run 10,000 schemathesis cases; commit the summary that it prints to tests/conformance/clients/results/.
 schemathesis:
     tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis
