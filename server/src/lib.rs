@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accepted_hints;
 mod access_log;
 mod access_record;
 mod admin;

@@ -3,6 +3,7 @@
 //!
 //! `null` always means that the field is absent. Every error names the field and its allowed values.
 
+use super::accepted_hints::AcceptedHints;
 use super::api_error::ApiError;
 use super::strict_json::JsonValue;
 use std::ops::RangeInclusive;
@@ -17,8 +18,8 @@ pub struct RequestFields {
     pairs: Vec<(String, JsonValue)>,
     /// Fields looked up so far; `None` if lookups are not recorded.
     lookups: Option<Vec<FieldLookup>>,
-    /// Paths of accepted values that have no effect on the reply.
-    without_effect: Vec<String>,
+    /// Accepted values that have no effect on the reply.
+    hints: AcceptedHints,
 }
 
 /// Record that a field was looked up; the OpenAPI document is generated from these records.
@@ -68,7 +69,7 @@ impl RequestFields {
     /// Creates the fields from `pairs` and drops those whose value is null.
     fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
         pairs.retain(|(_, value)| *value != JsonValue::Null);
-        Self { path, pairs, lookups: None, without_effect: Vec::new() }
+        Self { path, pairs, lookups: None, hints: AcceptedHints::default() }
     }
 
     /// Returns the fields of a request body, which must be an object.
@@ -111,12 +112,40 @@ impl RequestFields {
     /// Records that the value at `path` is accepted but has no effect on the reply. The path must be printable
     /// ASCII.
     pub fn accept_without_effect(&mut self, path: String) {
-        self.without_effect.push(path);
+        self.hints.add(path);
     }
 
-    /// Returns the paths of accepted values that have no effect on the reply.
-    pub fn without_effect(&self) -> &[String] {
-        &self.without_effect
+    /// Accepts the fields of an object within this one that no code has parsed: they have no effect.
+    pub fn accept_rest(&mut self, nested: &RequestFields) {
+        for name in nested.ignored_names() {
+            self.hints.add(nested.path(&name));
+        }
+    }
+
+    /// Takes the keyword `name` of an object within this one. It has no effect and must be one of `values`.
+    pub fn accept_keyword(
+        &mut self,
+        nested: &mut RequestFields,
+        name: &str,
+        values: &[&str],
+    ) -> Result<Option<String>, ApiError> {
+        let Some(value) = nested.string(name, 64)? else { return Ok(None) };
+        if !values.contains(&value.as_str()) {
+            let message = format!("must be one of {}", values.join(", "));
+            return Err(ApiError::invalid(nested.path(name), message));
+        }
+        self.hints.add(nested.path(name));
+        Ok(Some(value))
+    }
+
+    /// Returns the accepted values that have no effect on the reply.
+    pub(crate) fn hints(&self) -> &AcceptedHints {
+        &self.hints
+    }
+
+    /// Returns the accepted values that have no effect on the reply, to which values can be added.
+    pub(crate) fn hints_mut(&mut self) -> &mut AcceptedHints {
+        &mut self.hints
     }
 
     /// Records all further lookups of fields.

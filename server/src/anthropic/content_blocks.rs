@@ -45,6 +45,7 @@ pub(super) fn too_many_blocks(path: &str, count: usize) -> ApiError {
 pub(super) fn block_text(kind: &str, block: &mut RequestFields) -> Result<String, ApiError> {
     match kind {
         "text" => block.required_string("text"),
+        "compaction" => Ok(block.string("content", usize::MAX)?.unwrap_or_default()),
         // All tools are in the prompt already, so the name says which of them are meant.
         "tool_reference" => block.required_string("tool_name"),
         "search_result" => {

@@ -1,8 +1,9 @@
 //! Converts the messages of an Anthropic Messages request to messages of a chat template.
 
 use super::content_blocks::{
-    block_text, block_texts, system_block_text, system_text, too_many_blocks, unsupported_block,
+    block_text, block_texts, system_text, too_many_blocks, unsupported_block,
 };
+use super::server_tools;
 use super::system_turns::{place_system_turns, push_user};
 use crate::api_error::ApiError;
 use crate::openai::chat::messages::{self, PARTS_MAX};
@@ -13,11 +14,11 @@ use serde_json::{Map, Value, json};
 /// Converts messages one after the other, and collects the resulting template messages.
 #[derive(Default)]
 pub(super) struct AnthropicMessageConverter {
-    messages: Vec<Value>,
+    pub(super) messages: Vec<Value>,
     /// Reasoning effort that the last system message with an effort sets.
-    effort: Option<String>,
+    pub(super) effort: Option<String>,
     /// Paths of accepted values that have no effect.
-    without_effect: Vec<String>,
+    pub(super) without_effect: Vec<String>,
 }
 
 /// Conversation for a chat template, and what its messages set for the whole request.
@@ -95,68 +96,6 @@ impl AnthropicMessageConverter {
         Ok(())
     }
 
-    /// Converts a system message within the conversation. `is_followed` says whether a user message follows.
-    fn system_turn(
-        &mut self,
-        fields: &mut RequestFields,
-        is_followed: bool,
-    ) -> Result<(), ApiError> {
-        let path = fields.path("clear_at");
-        let is_cleared = match fields.string("clear_at", 64)?.as_deref() {
-            None | Some("never") => false,
-            Some("next_user_message") => is_followed,
-            Some(_) => return Err(ApiError::invalid(path, "must be never or next_user_message")),
-        };
-        let config = fields.take("output_config");
-        let (path, has_config) = (fields.path("output_config"), config.is_some());
-        if let Some(config) = config {
-            let mut config = RequestFields::of(path, config)?;
-            self.effort = messages::effort(&mut config, "effort")?.or(self.effort.take());
-        }
-        let path = fields.path("content");
-        let text = match fields.take("content") {
-            None if has_config => None,
-            None => return Err(ApiError::invalid(path, "is missing")),
-            Some(JsonValue::List(blocks)) => self.system_blocks(&path, blocks)?,
-            Some(content) => system_text(&path, content)?,
-        };
-        if let Some(text) = text.filter(|text| !text.is_empty() && !is_cleared) {
-            self.messages.push(json!({"role": "system", "content": text}));
-        }
-        Ok(())
-    }
-
-    /// Parses the blocks of a system message; `None` if none of them has a text.
-    fn system_blocks(
-        &mut self,
-        path: &str,
-        blocks: Vec<JsonValue>,
-    ) -> Result<Option<String>, ApiError> {
-        if blocks.len() > PARTS_MAX {
-            return Err(too_many_blocks(path, blocks.len()));
-        }
-        let mut texts = Vec::with_capacity(blocks.len());
-        for (index, block) in blocks.into_iter().enumerate() {
-            let path = format!("{path}[{index}]");
-            if string_member(&block, "type") == Some("tool_addition") {
-                self.tool_addition(RequestFields::of(path, block)?)?;
-            } else {
-                texts.extend(system_block_text(path, block)?);
-            }
-        }
-        Ok((!texts.is_empty()).then(|| texts.join("\n")))
-    }
-
-    /// Accepts a block that offers a tool which is in `tools`: it is offered from the beginning.
-    fn tool_addition(&mut self, mut block: RequestFields) -> Result<(), ApiError> {
-        let tool = block.required("tool")?;
-        if string_member(&tool, "type") != Some("tool_reference") {
-            return Err(unsupported_block(&block, "tools can be defined in tools only"));
-        }
-        self.without_effect.push(block.own_path().to_owned());
-        Ok(())
-    }
-
     /// Adds one content block of a message to `parts`; a tool result becomes a template message of its own.
     fn block(
         &mut self,
@@ -172,11 +111,27 @@ impl AnthropicMessageConverter {
             }
             (Some("redacted_thinking" | "fallback"), "assistant") => {}
             (Some("tool_use"), "assistant") => parts.calls.push(tool_use(&mut block)?),
+            (Some("server_tool_use" | "mcp_tool_use"), "assistant") => {
+                parts.calls.push(server_tools::call(&mut block)?);
+            }
+            (Some(kind), _) if server_tools::is_result(kind) => {
+                if !parts.is_empty() {
+                    self.push(role, std::mem::take(parts));
+                }
+                self.messages.push(server_tools::result(&mut block)?);
+            }
             (Some("tool_result"), "user") => {
                 if !parts.is_empty() {
                     self.push(role, std::mem::take(parts));
                 }
                 self.messages.push(tool_result(&mut block)?);
+            }
+            (Some(kind @ "compaction"), "assistant") => {
+                parts.texts.push(block_text(kind, &mut block)?);
+            }
+            (Some("container_upload"), "user") => {
+                let message = "files of containers are not supported: send the text of the file";
+                return Err(unsupported_block(&block, message));
             }
             (Some(kind @ "text"), _) => parts.texts.push(block_text(kind, &mut block)?),
             (Some(kind @ ("document" | "image" | "search_result")), "user") => {
@@ -231,7 +186,7 @@ fn is_user_message(message: &JsonValue) -> bool {
 }
 
 /// Returns the member `name` of an object if it is a string.
-fn string_member<'a>(value: &'a JsonValue, name: &str) -> Option<&'a str> {
+pub(super) fn string_member<'a>(value: &'a JsonValue, name: &str) -> Option<&'a str> {
     let JsonValue::Object(pairs) = value else { return None };
     match pairs.iter().find(|(key, _)| key == name) {
         Some((_, JsonValue::Str(text))) => Some(text),
@@ -300,6 +255,28 @@ mod tests {
     }
 
     #[test]
+    fn blocks_of_server_tools_become_calls_and_results() {
+        let page = json!({"type": "web_search_result", "title": "T", "url": "u"});
+        let content = json!([
+            {"type": "text", "text": "I look."},
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": [page]},
+            {"type": "text", "text": "Found."},
+        ]);
+        let user = json!({"role": "user", "content": "a"});
+        let conversation =
+            converted(&json!([user, {"role": "assistant", "content": content}])).unwrap();
+        assert_eq!(
+            texts(&conversation),
+            "system:S user:a assistant:I look. tool:T\nu assistant:Found. "
+        );
+        let function = json!({"name": "web_search", "arguments": {"query": "q"}});
+        let calls = json!([{"id": "s", "type": "function", "function": function}]);
+        assert_eq!(conversation.messages[2]["tool_calls"], calls);
+        assert!(conversation.can_be_continued());
+    }
+
+    #[test]
     fn additions_of_listed_tools_have_no_effect() {
         let addition = |tool: Value| {
             let content =
@@ -328,6 +305,10 @@ mod tests {
                 "messages[0].content[0]",
             ),
             (json!({"role": "user", "content": [{}]}), "messages[0].content[0].type"),
+            (
+                json!({"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}),
+                "messages[0].content[0]",
+            ),
         ] {
             let error = converted(&json!([message])).err().unwrap();
             assert_eq!(error.param.as_deref(), Some(param), "{message}");

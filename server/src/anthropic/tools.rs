@@ -37,7 +37,13 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<RequestTools, ApiError>
     check_skipped(&choice, &definitions, &skipped_names)?;
     let template_value =
         if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
-    let tools = RequestTools { definitions: definitions.into(), template_value, choice, parallel };
+    let tools = RequestTools {
+        definitions: definitions.into(),
+        template_value,
+        choice,
+        parallel,
+        ..RequestTools::default()
+    };
     tools.check("tool_choice")?;
     // The grammar of a forced call follows the schemas.
     let strict_paths = list.strict_paths.into_iter().filter(|_| !tools.must_call());
@@ -140,7 +146,7 @@ mod tests {
         let json = JsonValue::parse(body.to_string().as_bytes())?;
         let mut fields = RequestFields::of_body(json)?;
         let tools = take(&mut fields)?;
-        Ok((tools, fields.without_effect().to_vec()))
+        Ok((tools, fields.hints().names().to_vec()))
     }
 
     fn function(name: &str) -> Value {

@@ -120,7 +120,7 @@ fn output_config(
         effort = messages::effort(&mut config, "effort")?;
         let path = config.path("format");
         format = config.take("format").map(|value| json_schema(path, value)).transpose()?;
-        accept_rest(fields, &config);
+        fields.accept_rest(&config);
     }
     let old = fields.take(OLD_NAME);
     let old = old.map(|value| json_schema(OLD_NAME.to_owned(), value)).transpose()?;
@@ -149,13 +149,6 @@ fn json_schema(path: String, value: JsonValue) -> Result<OutputConstraint, ApiEr
     Ok(OutputConstraint::new(spec, &schema_path))
 }
 
-/// Reports the remaining members of a nested object as having no effect.
-fn accept_rest(fields: &mut RequestFields, nested: &RequestFields) {
-    for name in nested.ignored_names() {
-        fields.accept_without_effect(nested.path(&name));
-    }
-}
-
 /// Parses `thinking`: whether the request enables or disables reasoning (if it does either), and its token
 /// budget.
 fn thinking(
@@ -170,7 +163,7 @@ fn thinking(
         BUDGET,
     )?;
     let kind = thinking.string("type", 64)?;
-    accept_rest(fields, &thinking);
+    fields.accept_rest(&thinking);
     match (kind.as_deref(), budget) {
         (Some("enabled" | "adaptive"), budget) => Ok((Some(true), budget)),
         (Some("disabled"), None) => Ok((Some(false), None)),

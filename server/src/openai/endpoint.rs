@@ -25,9 +25,6 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::Span;
 
-/// Maximum number of paths of values without effect that a reply header lists.
-const PATHS_MAX: usize = 32;
-
 /// Fields that identify a reply: `id`, `created`, `model` and `system_fingerprint`.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyMetadata {
@@ -292,11 +289,11 @@ pub(crate) fn ignored_fields(
             Err(ApiError::unsupported(name.clone(), "unknown field"))
         }
         _ => {
-            let without_effect = fields.without_effect();
+            let hints = fields.hints();
             if let Ok(serving) = app.serving() {
-                serving.metrics.http.ignored(fields.remaining() + without_effect.len());
+                serving.metrics.http.ignored(fields.remaining() + hints.count());
             }
-            names.extend(without_effect.iter().take(PATHS_MAX).cloned());
+            names.extend(hints.names().iter().cloned());
             Ok(names)
         }
     }

@@ -1,12 +1,12 @@
 //! Converts the input items of a Responses request to messages of a chat template.
 
-use super::accepted_hints::AcceptedHints;
 use super::foreign_items::{ForeignCall, ForeignItem};
 use super::items::{template_arguments, template_call};
 use super::stored_context::{StoredContext, StoredItems};
-use super::tools::INPUT;
+use crate::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::conversations::user_message;
+use crate::openai::chat::custom_tools::INPUT;
 use crate::openai::chat::messages::{MESSAGES_MAX, TEXT_PARTS, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;

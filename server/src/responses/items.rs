@@ -1,9 +1,9 @@
 //! Output items of the Responses API: reasoning, messages, and calls of functions and custom tools.
 
-use super::custom_input::CustomInputDecoder;
 use super::tool_names::{CalledTool, ToolNames, function_name};
-use super::tools::INPUT;
 use crate::openai::assistant_message::AssistantMessage;
+use crate::openai::chat::custom_input::CustomInputDecoder;
+use crate::openai::chat::custom_tools::INPUT;
 use crate::request_ids::ToolCallIds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -3,15 +3,14 @@
 //! Finished responses are kept in an LRU store with a limit in bytes, so that later requests can continue
 //! them (`previous_response_id`), refer to their items (`item_reference`), and GET requests can return them.
 
-mod accepted_hints;
 mod background;
 mod convert;
-mod custom_input;
 mod events;
 mod foreign_items;
 mod items;
 mod reply;
 mod request_context;
+mod service_fields;
 mod store;
 mod stored_context;
 mod stream;

@@ -186,11 +186,9 @@ impl CompletionEndpoint for ResponsesReply {
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let mut stored = StoredContext::new(app, headers.caller, &mut permit);
         let parsed = types::take(&mut fields, serving, &mut stored)?;
-        let mut ignored = ignored_fields(app, &fields)?;
+        let ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
-        let ResponsesRequest { conversation, hints, truncates, store, background, .. } = parsed;
-        serving.metrics.http.ignored(hints.count());
-        ignored.extend(hints.into_names());
+        let ResponsesRequest { conversation, truncates, store, background, .. } = parsed;
         if background && request.params.stream {
             let message = "background responses cannot be streamed";
             return Err(ApiError::unsupported("stream", message));

@@ -1,7 +1,6 @@
 //! Parses what a Responses request continues and adds: instructions, an earlier response or conversation, and
 //! the input.
 
-use super::accepted_hints::AcceptedHints;
 use super::convert::InputItemConverter;
 use super::stored_context::StoredContext;
 use crate::api_error::ApiError;
@@ -33,7 +32,6 @@ impl RequestContext {
     pub(super) fn take(
         fields: &mut RequestFields,
         stored: &mut StoredContext<'_>,
-        hints: &mut AcceptedHints,
         echoed_fields: &mut Map<String, Value>,
     ) -> Result<Self, ApiError> {
         let previous = fields.string("previous_response_id", 256)?;
@@ -47,12 +45,13 @@ impl RequestContext {
             None => Vec::new(),
             Some(id) => stored.history(id, "previous_response_id")?,
         };
-        let mut converter = InputItemConverter::new(&mut history, stored, hints);
+        let input = fields.take("input");
+        let mut converter = InputItemConverter::new(&mut history, stored, fields.hints_mut());
         let bytes = match &conversation {
             None => 0,
             Some(id) => converter.conversation(id)?,
         };
-        converter.input(fields.take("input"))?;
+        converter.input(input)?;
         let input = converter.into_recorded();
         check_size(bytes, &input, "conversation")?;
         let conversation = conversation.map(|id| ConversationTurn { id, input });

@@ -1,10 +1,10 @@
 //! Writer of a streaming response: SSE events, with sequence numbers from 0.
 
-use super::custom_input::CustomInputDecoder;
 use super::events::{ResponseEventBody, write};
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
 use super::reply::{ResponseStatus, ResponsesReply, state};
 use crate::api_error::ApiError;
+use crate::openai::chat::custom_input::CustomInputDecoder;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;

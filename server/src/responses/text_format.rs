@@ -1,6 +1,5 @@
 //! `text` of a Responses request: the output format, which applies to messages and not to tool calls.
 
-use super::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
 use crate::openai::chat::tools::RequestTools;
@@ -19,16 +18,14 @@ pub(super) struct TextSettings {
 
 impl TextSettings {
     /// Parses `text`: the output format, and the verbosity, which has no effect.
-    pub(super) fn take(
-        fields: &mut RequestFields,
-        hints: &mut AcceptedHints,
-    ) -> Result<Self, ApiError> {
+    pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let plain = json!({"type": "text"});
         let Some(value) = fields.take("text") else {
             return Ok(Self { constraint: None, echoed: json!({"format": plain}) });
         };
         let mut text = RequestFields::of("text".to_owned(), value)?;
-        let verbosity = hints.take_keyword(&mut text, "verbosity", &["low", "medium", "high"])?;
+        let verbosity =
+            fields.accept_keyword(&mut text, "verbosity", &["low", "medium", "high"])?;
         let (constraint, format) = match text.take("format") {
             None => (None, plain),
             Some(value) => {
@@ -36,7 +33,7 @@ impl TextSettings {
                 (format(RequestFields::of("text.format".to_owned(), value)?)?, echoed)
             }
         };
-        hints.add_remaining(&text);
+        fields.accept_rest(&text);
         let mut echoed = json!({"format": format});
         if let Some(verbosity) = verbosity {
             echoed["verbosity"] = Value::from(verbosity);

@@ -3,25 +3,21 @@
 use super::tool_names::function_name;
 use super::tools::ToolList;
 use crate::api_error::ApiError;
-use crate::openai::chat::tools::{self, ToolChoice};
-use crate::request_fields::{RequestFields, wrong_type};
+use crate::openai::chat::tool_choice::{ToolChoice, ToolSelection};
+use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
 
 const NAME: &str = "tool_choice";
-/// Maximum number of allowed tools.
-const ALLOWED_MAX: usize = 512;
 
-/// Value of `tool_choice`.
-pub(super) struct ToolSelection {
-    pub(super) choice: ToolChoice,
-    /// Names of the functions that the model may call; `None` = all functions of the request.
-    pub(super) allowed: Option<Vec<String>>,
+/// Tool choice of a Responses request.
+pub(super) struct EchoedSelection {
+    pub(super) selection: ToolSelection,
     /// Value that the response object repeats.
     pub(super) echoed: Value,
 }
 
-impl ToolSelection {
+impl EchoedSelection {
     /// Parses the tool choice of a request with the tools `list`.
     ///
     /// Errors: HTTP status 400 if the choice is invalid, or names a tool that is skipped or missing.
@@ -30,69 +26,49 @@ impl ToolSelection {
             None => (JsonValue::Str("auto".to_owned()), json!("auto")),
             Some(value) => (value.clone(), value.into_value()),
         };
-        if let JsonValue::Str(keyword) = &value {
-            let choice = tools::choice_from_keyword(keyword, NAME.to_owned())?;
-            return Ok(Self { choice, allowed: None, echoed });
-        }
-        let mut choice = RequestFields::of(NAME.to_owned(), value)?;
-        let kind = choice.required_string("type")?;
-        if kind == "allowed_tools" {
-            let mode = match choice.required_string("mode")?.as_str() {
-                "auto" => ToolChoice::Auto,
-                "required" => ToolChoice::Required,
-                _ => {
-                    return Err(ApiError::invalid(choice.path("mode"), "must be auto or required"));
-                }
-            };
-            let allowed = Some(allowed_functions(&mut choice, list)?);
-            return Ok(Self { choice: mode, allowed, echoed });
-        }
-        let function = named_function(&mut choice, &kind, list)?;
-        Ok(Self { choice: ToolChoice::Named(function), allowed: None, echoed })
+        let selection = match value {
+            JsonValue::Str(keyword) => {
+                ToolSelection::of(ToolChoice::from_keyword(&keyword, NAME.to_owned())?)
+            }
+            value => selected(RequestFields::of(NAME.to_owned(), value)?, list)?,
+        };
+        Ok(Self { selection, echoed })
     }
 }
 
-/// Parses the list of allowed tools.
-fn allowed_functions(choice: &mut RequestFields, list: &ToolList) -> Result<Vec<String>, ApiError> {
-    let path = choice.path("tools");
-    let allowed = match choice.required("tools")? {
-        JsonValue::List(allowed) if allowed.len() <= ALLOWED_MAX => allowed,
-        JsonValue::List(_) => {
-            return Err(ApiError::invalid(path, format!("at most {ALLOWED_MAX} tools")));
+/// Parses a tool choice that is an object.
+fn selected(mut choice: RequestFields, list: &ToolList) -> Result<ToolSelection, ApiError> {
+    let kind = choice.required_string("type")?;
+    let name_of = |fields: &mut RequestFields, kind: &str| named_function(fields, kind, list);
+    if kind == "allowed_tools" {
+        return ToolSelection::allowed(&mut choice, &list.definitions, name_of);
+    }
+    match name_of(&mut choice, &kind)? {
+        Some(function) => Ok(ToolSelection::of(ToolChoice::Named(function))),
+        None => {
+            let message = "must be function, custom or allowed_tools";
+            Err(ApiError::unsupported(choice.path("type"), message))
         }
-        other => return Err(wrong_type(path, "a list of objects", &other)),
-    };
-    let one = |(index, value)| {
-        let mut tool = RequestFields::of(format!("{path}[{index}]"), value)?;
-        let kind = tool.required_string("type")?;
-        let function = named_function(&mut tool, &kind, list)?;
-        if list.definitions.iter().all(|definition| definition.name != function) {
-            return Err(ApiError::invalid(tool.path("name"), "names a tool that is not in tools"));
-        }
-        Ok(function)
-    };
-    allowed.into_iter().enumerate().map(one).collect()
+    }
 }
 
-/// Returns the name of the function of the tool that `fields` name. `kind` is the type of the tool.
+/// Returns the name of the function of the tool that `fields` name. `kind` is the type of the tool; `None` =
+/// the type is unknown.
 fn named_function(
     fields: &mut RequestFields,
     kind: &str,
     list: &ToolList,
-) -> Result<String, ApiError> {
+) -> Result<Option<String>, ApiError> {
     match kind {
         "function" | "custom" => {
             let namespace = fields.string("namespace", 256)?;
             let name = fields.required_string("name")?;
-            Ok(function_name(namespace.as_deref(), &name))
+            Ok(Some(function_name(namespace.as_deref(), &name)))
         }
         kind if list.skipped_types.iter().any(|skipped| skipped == kind) => {
             let message = "names a tool that this server does not run";
             Err(ApiError::unsupported(fields.path("type"), message))
         }
-        _ => {
-            let message = "must be function, custom or allowed_tools";
-            Err(ApiError::unsupported(fields.path("type"), message))
-        }
+        _ => Ok(None),
     }
 }

@@ -1,7 +1,7 @@
 //! Parses and validates the fields of a Responses request.
 
-use super::accepted_hints::{AcceptedHints, no_logprobs};
 use super::request_context::{ConversationTurn, RequestContext};
+use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContext;
 use super::system_messages::joined_conversation;
 use super::text_format::{self, TextSettings};
@@ -33,8 +33,6 @@ pub(super) struct ResponsesRequest {
     /// Fields of the response object that repeat the request.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNames,
-    /// Accepted parts of the request that have no effect.
-    pub(super) hints: AcceptedHints,
     /// Whether old messages are dropped if the prompt does not fit into the context.
     pub(super) truncates: bool,
     pub(super) store: bool,
@@ -57,19 +55,17 @@ pub(super) fn take(
     serving: &ServingContext,
     stored: &mut StoredContext<'_>,
 ) -> Result<ResponsesRequest, ApiError> {
-    let (mut hints, mut echoed_fields) = (AcceptedHints::default(), Map::new());
+    let mut echoed_fields = Map::new();
     reject_unsupported(fields)?;
-    hints.take_fields(fields)?;
+    service_fields::take(fields)?;
     let delivery = DeliveryOptions::take(fields)?;
     delivery.echo(&mut echoed_fields);
-    let TextSettings { constraint, echoed } = TextSettings::take(fields, &mut hints)?;
+    let TextSettings { constraint, echoed } = TextSettings::take(fields)?;
     echoed_fields.insert("text".to_owned(), echoed);
-    let syntax = serving.parsers.tool_call_syntax;
-    let ResponsesTools { tools, names: tool_names } =
-        tools::take(fields, syntax, &mut hints, &mut echoed_fields)?;
-    let kwargs = kwargs(fields, &mut hints, &mut echoed_fields)?;
+    let ResponsesTools { tools, names: tool_names } = tools::take(fields, &mut echoed_fields)?;
+    let kwargs = kwargs(fields, &mut echoed_fields)?;
     let RequestContext { instructions, conversation, history } =
-        RequestContext::take(fields, stored, &mut hints, &mut echoed_fields)?;
+        RequestContext::take(fields, stored, &mut echoed_fields)?;
     let constraint = text_format::apply(constraint, &tools, serving)?;
     let params = completion_params(fields, serving, constraint, &mut echoed_fields)?;
     let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
@@ -91,7 +87,6 @@ pub(super) fn take(
         conversation,
         echoed_fields,
         tool_names,
-        hints,
         truncates,
         store,
         background,
@@ -199,7 +194,6 @@ pub(crate) fn take_metadata(fields: &mut RequestFields) -> Result<Value, ApiErro
 /// Parses the template variables of a Responses request, and `reasoning`.
 fn kwargs(
     fields: &mut RequestFields,
-    hints: &mut AcceptedHints,
     echoed_fields: &mut Map<String, Value>,
 ) -> Result<Map<String, Value>, ApiError> {
     const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
@@ -209,9 +203,9 @@ fn kwargs(
         let mut reasoning = RequestFields::of("reasoning".to_owned(), value)?;
         effort = messages::effort(&mut reasoning, "effort")?;
         // Reasoning is returned as it is, so there are no summaries.
-        summary = hints.take_keyword(&mut reasoning, "summary", &SUMMARIES)?;
-        hints.take_keyword(&mut reasoning, "generate_summary", &SUMMARIES)?;
-        hints.add_remaining(&reasoning);
+        summary = fields.accept_keyword(&mut reasoning, "summary", &SUMMARIES)?;
+        fields.accept_keyword(&mut reasoning, "generate_summary", &SUMMARIES)?;
+        fields.accept_rest(&reasoning);
     }
     if let Some(effort) = &effort {
         kwargs.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));

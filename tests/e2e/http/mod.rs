@@ -9,6 +9,7 @@ mod choices;
 mod claude_code;
 mod clock_and_memory;
 mod conversations;
+mod custom_tools;
 mod drain;
 pub(crate) mod executor_process;
 mod expert_parallel;

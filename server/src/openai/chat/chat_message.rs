@@ -1,8 +1,9 @@
 //! Parses one message of a conversation: content, and the tool calls of earlier assistant messages.
 
+use super::custom_tools::INPUT;
 use super::messages::{ASSISTANT_PARTS, PARTS_MAX, REFUSAL, TEXT_PARTS, arguments, part, text_of};
 use crate::api_error::ApiError;
-use crate::request_fields::wrong_type;
+use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 
@@ -134,10 +135,17 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
     for (key, value) in pairs {
         let field = format!("{path}.{key}");
         let value = match (key.as_str(), value) {
-            ("type" | "function", JsonValue::Null) => continue,
-            ("type", JsonValue::Str(kind)) if kind == "function" => Value::String(kind),
+            ("type" | "function" | "custom", JsonValue::Null) => continue,
+            // Templates know functions only: a call of a custom tool is a call of its function.
+            ("type", JsonValue::Str(kind)) if kind == "function" || kind == "custom" => {
+                Value::from("function")
+            }
             ("type", JsonValue::Str(_)) => {
-                return Err(ApiError::unsupported(field, "must be function"));
+                return Err(ApiError::unsupported(field, "must be function or custom"));
+            }
+            ("custom", custom) => {
+                call.insert("function".to_owned(), called_custom_tool(field, custom)?);
+                continue;
             }
             ("type", other) => return Err(wrong_type(field, "a string", &other)),
             ("function", function) => called_function(&field, function)?,
@@ -150,6 +158,13 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
     }
     call.entry("type").or_insert_with(|| json!("function"));
     Ok(Value::Object(call))
+}
+
+/// Parses name and input of a call of a custom tool, and returns the call of its function.
+fn called_custom_tool(path: String, value: JsonValue) -> Result<Value, ApiError> {
+    let mut custom = RequestFields::of(path, value)?;
+    let (name, input) = (custom.required_string("name")?, custom.required_string("input")?);
+    Ok(json!({"name": name, "arguments": {INPUT: input}}))
 }
 
 /// Parses name and arguments of a tool call. Arguments that are text remain text, which some templates print
@@ -210,6 +225,17 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_custom_tools_become_calls_of_functions() {
+        let call =
+            json!({"id": "c", "type": "custom", "custom": {"name": "patch", "input": "a\"b"}});
+        let body = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+        let function = json!({"name": "patch", "arguments": {"input": "a\"b"}});
+        let parsed = parsed(&body.to_string()).unwrap();
+        let expected = json!({"id": "c", "type": "function", "function": function});
+        assert_eq!(parsed["tool_calls"], json!([expected]));
+    }
+
+    #[test]
     fn refusals_are_content_of_the_assistant() {
         let message = parsed(r#"{"role":"assistant","content":null,"refusal":"No."}"#).unwrap();
         assert_eq!(message["content"], "No.");
@@ -235,6 +261,14 @@ mod tests {
                 "messages[0].tool_calls[0].function.arguments",
             ),
             (r#"{"role":"assistant","function_call":{}}"#, "messages[0].function_call"),
+            (
+                r#"{"role":"assistant","tool_calls":[{"type":"custom","custom":{"name":"c"}}]}"#,
+                "messages[0].tool_calls[0].custom.input",
+            ),
+            (
+                r#"{"role":"assistant","tool_calls":[{"type":"x"}]}"#,
+                "messages[0].tool_calls[0].type",
+            ),
         ] {
             assert_eq!(parsed(body).unwrap_err().param.as_deref(), Some(param), "{body}");
         }

@@ -31,6 +31,7 @@ pub(super) fn prepare(
         add_ignored_field(app, &mut ignored, name)?;
     }
     let logprobs = request.logprobs.is_some();
+    let custom_tools = request.tools.custom.clone();
     let started = start(app, serving, request, headers, permit)?;
     let StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids } =
         started;
@@ -43,6 +44,7 @@ pub(super) fn prepare(
         prompt_ids: params.return_token_ids.then_some(prompt),
         stream_options: params.effective_stream_options(&app.options),
         tool_call_ids,
+        custom_tools,
         reasoning: include_reasoning.then_some(app.options.reasoning_field),
     };
     Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })

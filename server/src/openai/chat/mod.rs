@@ -2,10 +2,14 @@
 
 mod chat_message;
 mod convert;
+pub(crate) mod custom_input;
+pub(crate) mod custom_tools;
+mod delta_parts;
 pub(crate) mod generation_start;
 pub(crate) mod messages;
 mod reply;
 mod stream;
+pub(crate) mod tool_choice;
 pub(crate) mod tools;
 pub(crate) mod types;
 

@@ -2,6 +2,8 @@
 
 use super::ReasoningField;
 use super::convert;
+use super::custom_input::CustomInputDecoder;
+use super::custom_tools::CustomToolNames;
 use super::stream::ChatChunkWriter;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
@@ -38,6 +40,8 @@ pub(super) struct ChatCompletionReply {
     pub(super) stream_options: StreamOptions,
     /// Generator of tool call ids.
     pub(super) tool_call_ids: ToolCallIds,
+    /// Tools whose calls are reported as calls of custom tools.
+    pub(super) custom_tools: CustomToolNames,
     /// Names of the reply fields that contain reasoning; `None` = reasoning is omitted from the reply.
     pub(super) reasoning: Option<ReasoningField>,
 }
@@ -126,14 +130,18 @@ impl ChatCompletionReply {
             value[*field] = Value::from(reasoning.as_str());
         }
         if !calls.is_empty() {
-            value["tool_calls"] = calls.iter().map(call).collect();
+            value["tool_calls"] = calls.iter().map(|call| self.call(call)).collect();
         }
         value
     }
-}
 
-fn call(ToolCall { id, name, arguments, .. }: &ToolCall) -> Value {
-    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    fn call(&self, ToolCall { id, name, arguments, .. }: &ToolCall) -> Value {
+        if self.custom_tools.contains(name) {
+            let input = CustomInputDecoder::decode(arguments);
+            return json!({"id": id, "type": "custom", "custom": {"name": name, "input": input}});
+        }
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    }
 }
 
 #[cfg(test)]
@@ -174,6 +182,7 @@ mod tests {
             prompt_ids: all.then(|| vec![1, 2]),
             stream_options: StreamOptions::default(),
             tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
+            custom_tools: CustomToolNames::default(),
             reasoning: None,
         }
     }

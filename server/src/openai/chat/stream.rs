@@ -1,6 +1,7 @@
 //! Writes the chunks of streaming chat completions.
 
 use super::ReasoningField;
+use super::delta_parts::{ChatDeltaPart, CustomCallDecoders};
 use super::reply::ChatCompletionReply;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
@@ -10,12 +11,14 @@ use crate::openai::usage::UsageInfo;
 use crate::sse::{ChunkWriter, escape, write_end};
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
+use std::fmt;
 use std::io::Write;
 use text::OutputPiece;
 
 /// Writes the chunks of a streaming reply.
 pub(super) struct ChatChunkWriter {
     reply: ChatCompletionReply,
+    decoders: CustomCallDecoders,
     chunk_fields: StreamChunkFields,
 }
 
@@ -23,7 +26,7 @@ impl ChatChunkWriter {
     pub(super) fn new(reply: ChatCompletionReply) -> Self {
         let chunk_fields =
             StreamChunkFields::new(&reply.head, "chat.completion.chunk", reply.stream_options);
-        Self { reply, chunk_fields }
+        Self { reply, decoders: CustomCallDecoders::default(), chunk_fields }
     }
 
     /// Writes the first chunk of a choice, which contains the role and the echoed message if there is one.
@@ -46,53 +49,48 @@ impl ChatChunkWriter {
         self.chunk_fields.close(generation, out);
     }
 
-    /// Whether a piece of the output is sent in a chunk. For a malformed call nothing more is sent: its
-    /// earlier chunks cannot be retracted.
-    fn is_streamed(&self, piece: &OutputPiece<'_>) -> bool {
-        match piece {
-            OutputPiece::Reasoning(_) => self.reply.reasoning.is_some(),
-            OutputPiece::Content(_) | OutputPiece::Call { .. } | OutputPiece::Arguments { .. } => {
-                true
-            }
-            OutputPiece::End { .. } | OutputPiece::Broken { .. } => false,
-        }
+    /// Returns the parts of the output that are sent for `delta`.
+    fn parts<'a>(&mut self, choice: u32, delta: &'a ChoiceDelta) -> Vec<ChatDeltaPart<'a>> {
+        let Self { reply, decoders, .. } = self;
+        let is_shown = |piece: &OutputPiece<'_>| {
+            reply.reasoning.is_some() || !matches!(piece, OutputPiece::Reasoning(_))
+        };
+        let pieces = delta.pieces.iter().filter(is_shown);
+        pieces.filter_map(|piece| decoders.part(choice, piece, &reply.custom_tools)).collect()
     }
 
-    /// Writes the members of a chunk's `delta` object for one piece of the output.
-    fn write(&self, choice: u32, piece: OutputPiece<'_>, out: &mut BytesMut) {
-        match piece {
-            OutputPiece::Reasoning(text) => {
+    /// Writes the members of a chunk's `delta` object for one part of the output.
+    fn write(&self, choice: u32, part: &ChatDeltaPart<'_>, out: &mut BytesMut) {
+        match part {
+            ChatDeltaPart::Reasoning(text) => {
                 let names = self.reply.reasoning.map_or(&[][..], ReasoningField::names);
                 for (i, name) in names.iter().enumerate() {
                     let comma = if i > 0 { "," } else { "" };
-                    let _ = write!(out.writer(), "{comma}\"{name}\":\"");
-                    escape(text, out);
-                    out.put_u8(b'"');
+                    write_text(format_args!("{comma}\"{name}\":"), text, out);
                 }
             }
-            OutputPiece::Content(text) => {
-                out.put_slice(b"\"content\":\"");
-                escape(text, out);
-                out.put_u8(b'"');
-            }
-            OutputPiece::Call { index, name, .. } => {
-                let id = self.reply.tool_call_ids.id(choice, index, name);
+            ChatDeltaPart::Content(text) => write_text(format_args!("\"content\":"), text, out),
+            ChatDeltaPart::Call { index, name, is_custom } => {
+                let id = self.reply.tool_call_ids.id(choice, *index, name);
+                let (kind, member) =
+                    if *is_custom { ("custom", "input") } else { ("function", "arguments") };
                 let _ = write!(
                     out.writer(),
-                    "\"tool_calls\":[{{\"index\":{index},\"id\":\"{id}\",\"type\":\"function\",\
-                     \"function\":{{\"name\":{},\"arguments\":\"\"}}}}]",
+                    "\"tool_calls\":[{{\"index\":{index},\"id\":\"{id}\",\"type\":\"{kind}\",\
+                     \"{kind}\":{{\"name\":{},\"{member}\":\"\"}}}}]",
                     json!(name)
                 );
             }
-            OutputPiece::Arguments { index, text } => {
-                let _ = write!(
-                    out.writer(),
-                    "\"tool_calls\":[{{\"index\":{index},\"function\":{{\"arguments\":\""
-                );
-                escape(text, out);
-                out.put_slice(b"\"}}]");
+            ChatDeltaPart::Arguments { index, text } => {
+                let head = "\"function\":{\"arguments\":";
+                write_text(format_args!("\"tool_calls\":[{{\"index\":{index},{head}"), text, out);
+                out.put_slice(b"}}]");
             }
-            OutputPiece::End { .. } | OutputPiece::Broken { .. } => {}
+            ChatDeltaPart::Input { index, text } => {
+                let head = "\"custom\":{\"input\":";
+                write_text(format_args!("\"tool_calls\":[{{\"index\":{index},{head}"), text, out);
+                out.put_slice(b"}}]");
+            }
         }
     }
 
@@ -100,6 +98,15 @@ impl ChatChunkWriter {
         self.chunk_fields.open(choice, out);
         out.put_slice(b"\"delta\":{");
     }
+}
+
+/// Writes `head` and a JSON string.
+fn write_text(head: fmt::Arguments<'_>, text: &str, out: &mut BytesMut) {
+    // Writing to memory cannot fail, so the result is ignored.
+    let _ = out.writer().write_fmt(head);
+    out.put_u8(b'"');
+    escape(text, out);
+    out.put_u8(b'"');
 }
 
 impl ChunkWriter for ChatChunkWriter {
@@ -111,33 +118,35 @@ impl ChunkWriter for ChatChunkWriter {
         out: &mut BytesMut,
     ) {
         self.write_role_chunk(choice, generation, out);
+        let parts = self.parts(choice, delta);
         let reply = &self.reply;
         let ids = reply.prompt_ids.is_some() && !delta.tokens.is_empty();
         let with_logprobs = reply.logprobs && !delta.logprobs.is_empty();
-        let mut shown = delta.pieces.iter().filter(|piece| self.is_streamed(piece)).peekable();
-        let has_content = shown.peek().is_some() || delta.has_textless_token || delta.end.is_some();
+        let has_content = !parts.is_empty() || delta.has_textless_token || delta.end.is_some();
         if !has_content && !ids && !with_logprobs {
             return;
         }
-        // Token ids and log-probabilities of all pieces are sent in the chunk of the last piece.
-        let mut piece = shown.next();
-        while let (Some(earlier), Some(_)) = (piece, shown.peek()) {
+        // Token ids and log-probabilities of all parts are sent in the chunk of the last part.
+        let (last, earlier) = match parts.split_last() {
+            Some((last, earlier)) => (Some(last), earlier),
+            None => (None, &[][..]),
+        };
+        for part in earlier {
             self.open(choice, out);
-            self.write(choice, earlier, out);
+            self.write(choice, part, out);
             out.put_slice(b"},\"logprobs\":null");
             write_end(None, out);
             out.put_slice(b"}]");
             self.chunk_fields.close(generation, out);
-            piece = shown.next();
         }
         self.open(choice, out);
-        if let Some(last) = piece {
+        if let Some(last) = last {
             self.write(choice, last, out);
         }
         out.put_slice(b"},\"logprobs\":");
         if with_logprobs {
             let output = ChoiceLogprobs { output: &delta.logprobs, ..ChoiceLogprobs::default() };
-            LogprobListWriter::new(LogprobsFormat::Chat, 0).write(&reply.tokens, output, out);
+            LogprobListWriter::new(LogprobsFormat::Chat, 0).write(&self.reply.tokens, output, out);
         } else {
             out.put_slice(b"null");
         }

@@ -1,29 +1,19 @@
-//! Parses the tools of a request: function definitions and `tool_choice`.
+//! Parses the tools of a request: functions and custom tools.
 
+use super::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames};
+pub(crate) use super::tool_choice::ToolChoice;
+use super::tool_choice::ToolSelection;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 use text::ToolDefinition;
 
 const TOOLS_MAX: usize = 128;
 /// Maximum length of the name of a function in bytes.
 const NAME_MAX: usize = 128;
-
-/// Value of `tool_choice`: whether the model must, may or must not call tools.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum ToolChoice {
-    /// The model must not call tools; text that looks like a tool call is content.
-    None,
-    /// The model may call tools.
-    #[default]
-    Auto,
-    /// The model must call at least one tool.
-    Required,
-    /// The model must call this function.
-    Named(String),
-}
 
 /// Validated tools of a request.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +26,17 @@ pub(crate) struct RequestTools {
     pub choice: ToolChoice,
     /// Whether an output may contain more than one call (`parallel_tool_calls`).
     pub parallel: bool,
+    /// Tools whose calls chat completions report as calls of custom tools.
+    pub custom: CustomToolNames,
+}
+
+/// Tools parsed so far.
+#[derive(Default)]
+struct ChatToolList {
+    definitions: Vec<ToolDefinition>,
+    template_tools: Vec<Value>,
+    custom: HashSet<String>,
+    formats: Vec<CustomToolFormat>,
 }
 
 impl RequestTools {
@@ -55,12 +56,39 @@ impl RequestTools {
                 }
             }
         }
-        let (definitions, template_value) = tools(fields)?;
-        let choice = choice(fields)?;
-        let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        let tools = Self { definitions: definitions.into(), template_value, choice, parallel };
+        let is_given = fields.contains("tools");
+        let mut list = ChatToolList::default();
+        for (index, item) in self::list(fields)?.into_iter().enumerate() {
+            list.add(format!("tools[{index}]"), item)?;
+        }
+        let selection = ToolSelection::take(fields, &list.definitions)?;
+        selection.retain(&mut list.definitions, &mut list.template_tools);
+        let ChatToolList { definitions, template_tools, custom, formats } = list;
+        let template_value = if is_given { Value::Array(template_tools) } else { Value::Null };
+        let tools = Self {
+            definitions: definitions.into(),
+            template_value,
+            choice: selection.choice,
+            parallel: fields.bool("parallel_tool_calls")?.unwrap_or(true),
+            custom: CustomToolNames::new(custom),
+        };
         tools.check("tool_choice")?;
+        tools.accept_formats(formats, fields);
         Ok(tools)
+    }
+
+    /// Reports the formats of custom tools that no grammar enforces as having no effect: only the calls that
+    /// are forced are constrained.
+    pub(crate) fn accept_formats(
+        &self,
+        formats: Vec<CustomToolFormat>,
+        fields: &mut RequestFields,
+    ) {
+        for format in formats {
+            if !(format.is_regex && self.must_call()) {
+                fields.accept_without_effect(format.path);
+            }
+        }
     }
 
     /// Checks that the tool choice is possible with these tools; `field` is the field name of the tool choice
@@ -190,70 +218,67 @@ fn is_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && name.chars().all(fits)
 }
 
-fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), ApiError> {
-    let path = fields.path("tools");
-    let Some(list) = fields.take("tools") else { return Ok((Vec::new(), Value::Null)) };
-    let list = entries(path, list)?;
-    let mut tools: Vec<ToolDefinition> = Vec::with_capacity(list.len());
-    let mut values = Vec::with_capacity(list.len());
-    for (index, item) in list.into_iter().enumerate() {
-        // Templates print tools, so they get each tool exactly as the client sent it.
-        values.push(item.clone().into_value());
-        let path = fields.path(&format!("tools[{index}]"));
+impl ChatToolList {
+    fn add(&mut self, path: String, item: JsonValue) -> Result<(), ApiError> {
+        let sent = item.clone();
         let mut item = RequestFields::of(path, item)?;
-        check_kind(&mut item)?;
-        let path = item.path("function");
-        let function_fields = item.take("function");
-        let Some(value) = function_fields else {
-            return Err(ApiError::invalid(path, "is missing"));
-        };
-        let mut inner = RequestFields::of(path, value)?;
-        let tool = function(&mut inner, "parameters")?;
-        inner.string("description", usize::MAX)?;
-        inner.bool("strict")?;
-        check_unique(&tools, &tool.name, inner.path("name"))?;
-        tools.push(tool);
-    }
-    Ok((tools, Value::Array(values)))
-}
-
-/// Checks the type of a tool: only `function` is supported.
-pub(crate) fn check_kind(fields: &mut RequestFields) -> Result<(), ApiError> {
-    let path = fields.path("type");
-    match fields.string("type", 64)?.as_deref() {
-        Some("function") => Ok(()),
-        Some(_) => Err(ApiError::unsupported(path, "only functions are supported")),
-        None => Err(ApiError::invalid(path, "is missing")),
-    }
-}
-
-fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
-    let path = fields.path("tool_choice");
-    let value = match fields.take("tool_choice") {
-        None => return Ok(ToolChoice::Auto),
-        Some(JsonValue::Str(keyword)) => return choice_from_keyword(&keyword, path),
-        Some(value) => value,
-    };
-    let mut choice = RequestFields::of(path, value)?;
-    check_kind(&mut choice)?;
-    let path = choice.path("function");
-    let function =
-        choice.take("function").ok_or_else(|| ApiError::invalid(&*path, "is missing"))?;
-    let mut function = RequestFields::of(path, function)?;
-    named_function(&mut function)
-}
-
-/// Parses a tool choice given as a string: `none`, `auto` or `required`.
-pub(crate) fn choice_from_keyword(keyword: &str, path: String) -> Result<ToolChoice, ApiError> {
-    match keyword {
-        "none" => Ok(ToolChoice::None),
-        "auto" => Ok(ToolChoice::Auto),
-        "required" => Ok(ToolChoice::Required),
-        _ => {
-            let message = "must be none, auto, required, or name a function";
-            Err(ApiError::invalid(path, message))
+        let path = item.path("type");
+        match item.string("type", 64)?.as_deref() {
+            Some("function") => {
+                let mut inner = member(&mut item, "function")?;
+                let tool = function(&mut inner, "parameters")?;
+                inner.string("description", usize::MAX)?;
+                inner.bool("strict")?;
+                // Templates print tools, so they get each function exactly as the client sent it.
+                self.push(tool, sent.into_value(), &inner)
+            }
+            Some("custom") => {
+                let mut inner = member(&mut item, "custom")?;
+                let CustomTool { name, parameters, description, format } =
+                    CustomTool::take(&mut inner)?;
+                let tool = ToolDefinition { name, parameters };
+                let template_tool = template_tool(&tool, description);
+                self.custom.insert(tool.name.clone());
+                self.formats.extend(format);
+                self.push(tool, template_tool, &inner)
+            }
+            Some(_) => Err(ApiError::unsupported(path, "must be function or custom")),
+            None => Err(ApiError::invalid(path, "is missing")),
         }
     }
+
+    fn push(
+        &mut self,
+        tool: ToolDefinition,
+        template_tool: Value,
+        fields: &RequestFields,
+    ) -> Result<(), ApiError> {
+        check_unique(&self.definitions, &tool.name, fields.path("name"))?;
+        self.definitions.push(tool);
+        self.template_tools.push(template_tool);
+        Ok(())
+    }
+}
+
+/// Takes the member `name` of a tool, an object.
+fn member(item: &mut RequestFields, name: &str) -> Result<RequestFields, ApiError> {
+    let value = item.required(name)?;
+    RequestFields::of(item.path(name), value)
+}
+
+/// Parses the name of a tool of type `kind` in the form of chat completions: in an object of the name of the
+/// type; `None` = the type is unknown.
+pub(super) fn named_tool(
+    fields: &mut RequestFields,
+    kind: &str,
+) -> Result<Option<String>, ApiError> {
+    if !matches!(kind, "function" | "custom") {
+        return Ok(None);
+    }
+    let mut inner = member(fields, kind)?;
+    let path = inner.path("name");
+    let name = inner.string("name", NAME_MAX)?;
+    name.map(Some).ok_or_else(|| ApiError::invalid(path, "is missing"))
 }
 
 /// Parses a tool choice given as an object with the `name` of a function.

@@ -28,7 +28,7 @@ enum InputDecoderState {
 
 /// Incremental decoder of the arguments of one call.
 #[derive(Debug, Clone, Default)]
-pub(super) struct CustomInputDecoder {
+pub(crate) struct CustomInputDecoder {
     state: InputDecoderState,
     matched: usize,
     head: String,
@@ -38,7 +38,7 @@ pub(super) struct CustomInputDecoder {
 
 impl CustomInputDecoder {
     /// Decodes complete arguments.
-    pub(super) fn decode(arguments: &str) -> String {
+    pub(crate) fn decode(arguments: &str) -> String {
         let mut decoder = Self::default();
         let mut text = decoder.push(arguments);
         text.push_str(&decoder.finish());
@@ -46,7 +46,7 @@ impl CustomInputDecoder {
     }
 
     /// Decodes the next part of the arguments.
-    pub(super) fn push(&mut self, part: &str) -> String {
+    pub(crate) fn push(&mut self, part: &str) -> String {
         let mut text = String::new();
         for c in part.chars() {
             self.char(c, &mut text);
@@ -55,7 +55,7 @@ impl CustomInputDecoder {
     }
 
     /// Ends the arguments, which may be incomplete; returns the rest of the text.
-    pub(super) fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         let mut text = mem::take(&mut self.head);
         self.end_surrogate(&mut text);
         text

@@ -1,0 +1,131 @@
+//! Custom tools, whose input is a text: each is a function of the model with one parameter, `input`. Chat
+//! completions and `/v1/responses` have them.
+
+use super::tools;
+use crate::api_error::ApiError;
+use crate::request_fields::{RequestFields, wrong_type};
+use crate::strict_json::JsonValue;
+use grammar::TEXT_BYTES_MAX;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Name of the only parameter of the function of a custom tool.
+pub(crate) const INPUT: &str = "input";
+
+/// Validated custom tool.
+pub(crate) struct CustomTool {
+    pub(crate) name: String,
+    /// JSON schema of the arguments of its function.
+    pub(crate) parameters: Value,
+    /// Description, with the rule of its format.
+    pub(crate) description: Option<String>,
+    /// Grammar of its input; `None` = any text.
+    pub(crate) format: Option<CustomToolFormat>,
+}
+
+/// Grammar of the input of a custom tool.
+pub(crate) struct CustomToolFormat {
+    /// Name of the field, for the header of ignored fields.
+    pub(crate) path: String,
+    /// Whether it is a regular expression, which the schema of the arguments contains. Other grammars are only
+    /// described to the model.
+    pub(crate) is_regex: bool,
+}
+
+impl CustomTool {
+    /// Parses the definition of a custom tool: its name, description and format.
+    ///
+    /// Errors: HTTP status 400; the error names the invalid field.
+    pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
+        // A custom tool has no parameters; the name is parsed as that of a function.
+        let name = tools::function(fields, "parameters")?.name;
+        let description = fields.string("description", usize::MAX)?;
+        let (mut input, mut rule, mut format) = (json!({"type": "string"}), None, None);
+        if let Some(value) = fields.take("format") {
+            let path = fields.path("format");
+            let grammar = CustomGrammar::take(&mut RequestFields::of(path.clone(), value)?)?;
+            if let Some(grammar) = grammar {
+                if grammar.is_regex {
+                    input["pattern"] = Value::from(format!("^(?:{})$", grammar.definition));
+                }
+                rule = Some(grammar.description());
+                format = Some(CustomToolFormat { path, is_regex: grammar.is_regex });
+            }
+        }
+        let parameters = json!({"type": "object", "properties": {INPUT: input},
+            "required": [INPUT], "additionalProperties": false});
+        Ok(Self { name, parameters, description: joined([description, rule]), format })
+    }
+}
+
+/// Grammar that the input of a custom tool must match.
+struct CustomGrammar {
+    is_regex: bool,
+    definition: String,
+}
+
+impl CustomGrammar {
+    /// Parses the `format` of a custom tool; `None` = any text. The members of a grammar may be in an object
+    /// `grammar`, as in chat completions.
+    fn take(format: &mut RequestFields) -> Result<Option<Self>, ApiError> {
+        let path = format.path("type");
+        match format.string("type", 64)?.as_deref() {
+            Some("text") => return Ok(None),
+            Some("grammar") => {}
+            Some(_) => return Err(ApiError::unsupported(path, "must be text or grammar")),
+            None => return Err(ApiError::invalid(path, "is missing")),
+        }
+        match format.take("grammar") {
+            None => Self::members(format).map(Some),
+            Some(value) => {
+                let mut grammar = RequestFields::of(format.path("grammar"), value)?;
+                Self::members(&mut grammar).map(Some)
+            }
+        }
+    }
+
+    fn members(grammar: &mut RequestFields) -> Result<Self, ApiError> {
+        let path = grammar.path("syntax");
+        let is_regex = match grammar.required("syntax")? {
+            JsonValue::Str(syntax) if syntax == "regex" => true,
+            JsonValue::Str(syntax) if syntax == "lark" => false,
+            JsonValue::Str(_) => return Err(ApiError::invalid(path, "must be lark or regex")),
+            other => return Err(wrong_type(path, "a string", &other)),
+        };
+        let path = grammar.path("definition");
+        let definition = grammar.string("definition", TEXT_BYTES_MAX)?;
+        let definition = definition.ok_or_else(|| ApiError::invalid(path, "is missing"))?;
+        Ok(Self { is_regex, definition })
+    }
+
+    /// Returns the rule for the model: without a constraint, it follows the grammar only if it knows it.
+    fn description(&self) -> String {
+        let syntax = if self.is_regex { "regular expression" } else { "Lark grammar" };
+        format!("The value of `{INPUT}` must match this {syntax}:\n{}", self.definition)
+    }
+}
+
+/// Joins the parts of a description by empty lines.
+pub(crate) fn joined<const N: usize>(parts: [Option<String>; N]) -> Option<String> {
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("\n\n"))
+}
+
+/// Names of the custom tools of a request.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CustomToolNames {
+    names: Arc<HashSet<String>>,
+}
+
+impl CustomToolNames {
+    /// Creates the set of these names.
+    pub(crate) fn new(names: HashSet<String>) -> Self {
+        Self { names: names.into() }
+    }
+
+    /// Whether the tool `name` is a custom tool.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+}

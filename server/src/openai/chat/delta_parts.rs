@@ -1,0 +1,69 @@
+//! Parts of the output that a streaming chat completion sends: pieces of the parsed output, with the arguments of
+//! custom tools decoded to their input.
+
+use super::custom_input::CustomInputDecoder;
+use super::custom_tools::CustomToolNames;
+use std::collections::HashMap;
+use text::OutputPiece;
+
+/// Part of the output that one chunk contains.
+pub(super) enum ChatDeltaPart<'a> {
+    Reasoning(&'a str),
+    Content(&'a str),
+    /// Start of a call.
+    Call {
+        index: u32,
+        name: &'a str,
+        is_custom: bool,
+    },
+    Arguments {
+        index: u32,
+        text: &'a str,
+    },
+    /// Input of a custom tool.
+    Input {
+        index: u32,
+        text: String,
+    },
+}
+
+/// Decoders of the open calls of custom tools, by choice.
+#[derive(Debug, Default)]
+pub(super) struct CustomCallDecoders {
+    by_choice: HashMap<u32, CustomInputDecoder>,
+}
+
+impl CustomCallDecoders {
+    /// Returns the part that is sent for a piece of the output of `choice`; `None` = nothing is sent. For a
+    /// malformed call nothing more is sent: its earlier chunks cannot be retracted.
+    pub(super) fn part<'a>(
+        &mut self,
+        choice: u32,
+        piece: OutputPiece<'a>,
+        custom_tools: &CustomToolNames,
+    ) -> Option<ChatDeltaPart<'a>> {
+        match piece {
+            OutputPiece::Reasoning(text) => Some(ChatDeltaPart::Reasoning(text)),
+            OutputPiece::Content(text) => Some(ChatDeltaPart::Content(text)),
+            OutputPiece::Call { index, name, .. } => {
+                let is_custom = custom_tools.contains(name);
+                if is_custom {
+                    self.by_choice.insert(choice, CustomInputDecoder::default());
+                }
+                Some(ChatDeltaPart::Call { index, name, is_custom })
+            }
+            OutputPiece::Arguments { index, text } => match self.by_choice.get_mut(&choice) {
+                None => Some(ChatDeltaPart::Arguments { index, text }),
+                Some(decoder) => input(index, decoder.push(text)),
+            },
+            OutputPiece::End { index } | OutputPiece::Broken { index, .. } => {
+                let mut decoder = self.by_choice.remove(&choice)?;
+                input(index, decoder.finish())
+            }
+        }
+    }
+}
+
+fn input<'a>(index: u32, text: String) -> Option<ChatDeltaPart<'a>> {
+    (!text.is_empty()).then_some(ChatDeltaPart::Input { index, text })
+}
