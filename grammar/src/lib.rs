@@ -33,6 +33,7 @@ mod decoding_guide;
 mod embedded_schemas;
 mod engine_grammar;
 mod error_message;
+pub mod lark_text;
 mod limits;
 mod mask_session;
 mod mask_workers;
@@ -44,6 +45,7 @@ mod schema;
 mod schema_cost;
 mod session;
 mod step_mask_collector;
+mod structural_tag;
 pub mod sync;
 #[cfg(test)]
 mod tests;
@@ -61,6 +63,7 @@ pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};
 pub use mask_session::MaskEvent;
 pub use mask_workers::{MaskWorkers, MaskedRow};
 pub use session::{GrammarSession, GrammarSessionFactory};
+pub use structural_tag::{StructuralTagError, structural_tag_grammar};
 pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };

@@ -15,6 +15,7 @@ pub(crate) mod memory_reservation;
 pub(crate) mod params;
 pub(crate) mod reply_parts;
 mod stream_chunk;
+mod structural_tags;
 mod structured_outputs;
 pub(crate) mod submit;
 pub(crate) mod thinking_budget;

@@ -3,6 +3,7 @@
 //! A request has at most one constraint. Unknown keys are rejected, because a client may rely on the
 //! restriction that they express.
 
+use super::structural_tags;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, string_list, wrong_type};
 use crate::strict_json::JsonValue;
@@ -40,7 +41,7 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint
     }
 }
 
-/// Parses `response_format`: `{"type": "text" | "json_object" | "json_schema"}`.
+/// Parses `response_format`: `{"type": "text" | "json_object" | "json_schema" | "structural_tag"}`.
 fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     const NAME: &str = "response_format";
     let Some(value) = fields.take(NAME) else { return Ok(None) };
@@ -51,8 +52,13 @@ fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint
             Some(OutputConstraint::new(GrammarSpec::json_object(JsonWhitespace::Any), NAME))
         }
         Some("json_schema") => Some(named_schema(&mut format)?),
+        Some("structural_tag") => {
+            let spec = structural_tags::of_response_format(&mut format)?;
+            Some(OutputConstraint::new(spec, NAME))
+        }
         Some(_) => {
-            let message = "must be \"text\", \"json_object\" or \"json_schema\"";
+            let message =
+                "must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\"";
             return Err(ApiError::unsupported(format.path("type"), message));
         }
         None => return Err(ApiError::invalid(format.path("type"), "is missing")),
@@ -81,16 +87,12 @@ fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError
     Ok(OutputConstraint::new(GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any }, path))
 }
 
-/// Parses `structured_outputs`: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`, and
-/// options for JSON.
+/// Parses `structured_outputs`: exactly one of `json`, `regex`, `choice`, `grammar`, `structural_tag` and
+/// `json_object`, and options for JSON.
 fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     const NAME: &str = "structured_outputs";
     let Some(value) = fields.take(NAME) else { return Ok(None) };
     let mut keys = RequestFields::of(NAME.to_owned(), value)?;
-    if keys.take("structural_tag").is_some() {
-        let message = "structural tags are not supported by this server";
-        return Err(ApiError::unsupported(keys.path("structural_tag"), message));
-    }
     let options = JsonConstraintOptions::take(&mut keys)?;
     let mut found = Vec::new();
     if let Some(value) = keys.take("json") {
@@ -109,11 +111,16 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     found.extend(
         keys.string("grammar", TEXT_BYTES_MAX)?.map(|text| ("grammar", GrammarSpec::Lark(text))),
     );
+    if let Some(value) = keys.take("structural_tag") {
+        let path = keys.path("structural_tag");
+        found.push(("structural_tag", structural_tags::of_field(&path, value)?));
+    }
     found.extend(choice(&mut keys)?.map(|texts| ("choice", GrammarSpec::Choice(texts))));
     reject_unknown_keys(&keys)?;
     let mut found = found.into_iter();
     let (Some((key, spec)), None) = (found.next(), found.next()) else {
-        let message = "must have exactly one of json, json_object, regex, choice and grammar";
+        let message = "must have exactly one of json, json_object, regex, choice, grammar and \
+                       structural_tag";
         return Err(ApiError::invalid(NAME, message));
     };
     options.check(key, &keys)?;
@@ -266,6 +273,19 @@ mod tests {
     }
 
     #[test]
+    fn structural_tags_are_objects_or_text() {
+        let tag = r#"{"type":"structural_tag","format":{"type":"const_string","value":"a"}}"#;
+        let text = serde_json::to_string(tag).unwrap();
+        let expected = found(&format!(r#"{{"response_format":{tag}}}"#)).1;
+        assert!(matches!(&expected, GrammarSpec::Lark(grammar) if grammar.contains("\"a\"")));
+        for tag in [tag, &text] {
+            let (param, spec) =
+                found(&format!(r#"{{"structured_outputs":{{"structural_tag":{tag}}}}}"#));
+            assert_eq!((param.as_str(), &spec), ("structured_outputs.structural_tag", &expected));
+        }
+    }
+
+    #[test]
     fn additional_properties_are_forbidden_by_default() {
         let body = r#"{"structured_outputs":{"disable_additional_properties":true,
             "json":{"properties":{"a":{"properties":{},"additionalProperties":{"type":"null"}}}}}}"#;
@@ -277,7 +297,12 @@ mod tests {
     #[test]
     fn validation_errors_name_the_key() {
         let cases = [
-            (r#"{"response_format":{"type":"structural_tag"}}"#, "response_format.type"),
+            (r#"{"response_format":{"type":"structural_tag"}}"#, "response_format.structures"),
+            (
+                r#"{"response_format":{"type":"structural_tag","format":{"type":"token"}}}"#,
+                "response_format.format.type",
+            ),
+            (r#"{"response_format":{"type":"grammar"}}"#, "response_format.type"),
             (
                 r#"{"response_format":{"type":"json_object","strict":true}}"#,
                 "response_format.strict",
@@ -295,6 +320,10 @@ mod tests {
             ),
             (
                 r#"{"structured_outputs":{"structural_tag":{}}}"#,
+                "structured_outputs.structural_tag.structures",
+            ),
+            (
+                r#"{"structured_outputs":{"structural_tag":"{"}}"#,
                 "structured_outputs.structural_tag",
             ),
             (r#"{"structured_outputs":{"regex":"a","backend":"x"}}"#, "structured_outputs.backend"),

@@ -1,0 +1,121 @@
+//! Reads the members of a format; members that no code reads are errors.
+
+use super::StructuralTagError;
+use serde_json::{Map, Value};
+
+/// Maximum number of entries of a list.
+const LIST_MAX: usize = 512;
+
+/// Members of one object that have not been read yet.
+pub(super) struct FormatFields<'a> {
+    members: &'a Map<String, Value>,
+    read: Vec<&'static str>,
+    path: String,
+}
+
+impl<'a> FormatFields<'a> {
+    /// Reads the object at `path`.
+    pub(super) fn of(value: &'a Value, path: &str) -> Result<Self, StructuralTagError> {
+        match value {
+            Value::Object(members) => Ok(Self { members, read: Vec::new(), path: path.to_owned() }),
+            _ => Err(StructuralTagError::new(path, "must be an object")),
+        }
+    }
+
+    /// Returns the path of the member `name`.
+    pub(super) fn path(&self, name: &str) -> String {
+        match self.path.as_str() {
+            "" => name.to_owned(),
+            path => format!("{path}.{name}"),
+        }
+    }
+
+    /// Returns the member `name`; null means that it is absent.
+    pub(super) fn take(&mut self, name: &'static str) -> Option<&'a Value> {
+        self.read.push(name);
+        self.members.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn required(&mut self, name: &'static str) -> Result<&'a Value, StructuralTagError> {
+        let path = self.path(name);
+        self.take(name).ok_or_else(|| StructuralTagError::new(path, "is missing"))
+    }
+
+    pub(super) fn optional_text(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<&'a str>, StructuralTagError> {
+        let path = self.path(name);
+        let text = |value: &'a Value| {
+            value.as_str().ok_or_else(|| StructuralTagError::new(path, "must be a string"))
+        };
+        self.take(name).map(text).transpose()
+    }
+
+    pub(super) fn text(&mut self, name: &'static str) -> Result<&'a str, StructuralTagError> {
+        let path = self.path(name);
+        self.optional_text(name)?.ok_or_else(|| StructuralTagError::new(path, "is missing"))
+    }
+
+    pub(super) fn flag(&mut self, name: &'static str) -> Result<bool, StructuralTagError> {
+        match self.take(name) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(_) => Err(StructuralTagError::new(self.path(name), "must be a boolean")),
+        }
+    }
+
+    pub(super) fn list(&mut self, name: &'static str) -> Result<&'a [Value], StructuralTagError> {
+        let path = self.path(name);
+        match self.required(name)? {
+            Value::Array(list) if (1..=LIST_MAX).contains(&list.len()) => Ok(list),
+            Value::Array(list) => {
+                let message = format!("must have 1 to {LIST_MAX} entries, got {}", list.len());
+                Err(StructuralTagError::new(path, message))
+            }
+            _ => Err(StructuralTagError::new(path, "must be a list")),
+        }
+    }
+
+    /// Returns a list of strings that are not empty; an absent list is empty.
+    pub(super) fn texts(&mut self, name: &'static str) -> Result<Vec<String>, StructuralTagError> {
+        let list = match self.take(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(list)) if list.is_empty() => return Ok(Vec::new()),
+            Some(_) => self.list(name)?,
+        };
+        let text = |(index, value): (usize, &Value)| match value.as_str() {
+            Some(text) if !text.is_empty() => Ok(text.to_owned()),
+            _ => {
+                let path = format!("{}[{index}]", self.path(name));
+                Err(StructuralTagError::new(path, "must be a string that is not empty"))
+            }
+        };
+        list.iter().enumerate().map(text).collect()
+    }
+
+    /// Rejects an option with an effect that the grammar cannot express.
+    pub(super) fn reject(
+        &mut self,
+        name: &'static str,
+        is_default: impl Fn(&Value) -> bool,
+    ) -> Result<(), StructuralTagError> {
+        match self.take(name) {
+            Some(value) if !is_default(value) => {
+                Err(StructuralTagError::new(self.path(name), "is not supported"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends reading.
+    ///
+    /// Errors: a member was not read.
+    pub(super) fn finish(&self) -> Result<(), StructuralTagError> {
+        let is_unknown = |name: &&String| !self.read.iter().any(|read| read == name);
+        match self.members.keys().find(is_unknown) {
+            None => Ok(()),
+            Some(name) => Err(StructuralTagError::new(self.path(name), "unknown key")),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Converts formats to expressions of a grammar.
+
+use super::fields::FormatFields;
+use super::{DEPTH_MAX, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
+use crate::lark_text::literal;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// Writes the rules and terminals of a grammar.
+#[derive(Debug, Default)]
+pub(super) struct FormatWriter {
+    pub(super) rules: String,
+    names: usize,
+    formats: usize,
+}
+
+impl FormatWriter {
+    /// Adds a rule and returns its name.
+    pub(super) fn rule(&mut self, body: &str) -> String {
+        let name = format!("part_{}", self.names);
+        self.define(name, body)
+    }
+
+    /// Adds a terminal and returns its name.
+    pub(super) fn terminal(&mut self, body: &str) -> String {
+        let name = format!("TEXT_{}", self.names);
+        self.define(name, body)
+    }
+
+    fn define(&mut self, name: String, body: &str) -> String {
+        self.names += 1;
+        // Writing to a string cannot fail, so the result is ignored.
+        let _ = writeln!(self.rules, "{name}: {body}");
+        name
+    }
+
+    /// Writes a format that is followed by one of `ends`.
+    ///
+    /// Errors: the path of a value that is invalid, or of a format that cannot be enforced.
+    pub(super) fn closed(
+        &mut self,
+        format: &Value,
+        path: &str,
+        ends: &EndTexts,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        self.formats += 1;
+        if depth > DEPTH_MAX || self.formats > FORMATS_MAX {
+            let message = format!(
+                "a structural tag has at most {FORMATS_MAX} formats and a depth of {DEPTH_MAX}"
+            );
+            return Err(StructuralTagError::new(path, message));
+        }
+        let mut fields = FormatFields::of(format, path)?;
+        let depth = depth + 1;
+        let expression = match fields.text("type")? {
+            "any_text" => self.any_text(&mut fields, ends)?,
+            "triggered_tags" => self.triggered_tags(&mut fields, ends, depth)?,
+            "dispatch" => self.pattern_dispatch(&mut fields, ends, depth)?,
+            "sequence" => self.sequence(&mut fields, ends, depth)?,
+            "or" => self.choice(&mut fields, ends, depth)?,
+            "tag" => self.tag(&mut fields, ends, depth)?,
+            kind => {
+                let bounded = self.bounded_kind(kind, &mut fields, depth)?;
+                self.ended(bounded, ends)
+            }
+        };
+        fields.finish()?;
+        Ok(expression)
+    }
+
+    /// Writes a format without free text at its end, so that other parts can follow it.
+    ///
+    /// Errors: those of `closed`, or free text.
+    pub(super) fn bounded(
+        &mut self,
+        format: &Value,
+        path: &str,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        if ends_free(format) {
+            let message = "free text must be the last part, or within a tag";
+            return Err(StructuralTagError::new(path, message));
+        }
+        self.closed(format, path, &[], depth)
+    }
+
+    /// Writes a format of type `kind`, which has no free text at its end.
+    fn bounded_kind(
+        &mut self,
+        kind: &str,
+        fields: &mut FormatFields<'_>,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        match kind {
+            "const_string" => Ok(LarkExpression::Terminal(literal(fields.text("value")?))),
+            "json_schema" => {
+                fields.reject("style", |style| *style == "json")?;
+                fields.reject("any_order", |flag| *flag == Value::Bool(false))?;
+                let path = fields.path("json_schema");
+                self.json(fields.required("json_schema")?, &path)
+            }
+            "regex" => {
+                fields.reject("excludes", |list| *list == json!([]))?;
+                Ok(LarkExpression::Terminal(regex(fields.text("pattern")?)))
+            }
+            "tags_with_separator" => self.tags_with_separator(fields, depth),
+            "optional" | "plus" | "star" => {
+                let path = fields.path("content");
+                let content = self.bounded(fields.required("content")?, &path, depth)?;
+                let operator = match kind {
+                    "optional" => "?",
+                    "plus" => "+",
+                    _ => "*",
+                };
+                Ok(match content {
+                    LarkExpression::Terminal(text) => {
+                        LarkExpression::Terminal(format!("({text}){operator}"))
+                    }
+                    LarkExpression::Rule(text) => {
+                        LarkExpression::Rule(format!("({text}){operator}"))
+                    }
+                })
+            }
+            kind => {
+                let message = format!("formats of type {kind} are not supported");
+                Err(StructuralTagError::new(fields.path("type"), message))
+            }
+        }
+    }
+
+    /// Writes `sequence`. Free text may be followed by a constant text, which ends it.
+    fn sequence(
+        &mut self,
+        fields: &mut FormatFields<'_>,
+        ends: &EndTexts,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        let path = fields.path("elements");
+        let elements = fields.list("elements")?;
+        let (mut parts, mut index) = (Vec::new(), 0);
+        while let Some(element) = elements.get(index) {
+            let path = format!("{path}[{index}]");
+            index += 1;
+            let next = elements.get(index);
+            let constant = next.filter(|next| next["type"] == "const_string" && ends_free(element));
+            let constant = constant.and_then(|next| next["value"].as_str());
+            let constant = constant.filter(|text| !text.is_empty());
+            parts.push(match (next, constant) {
+                (None, _) => self.closed(element, &path, ends, depth)?,
+                (Some(_), None) => self.bounded(element, &path, depth)?,
+                (Some(_), Some(constant)) => {
+                    index += 1;
+                    let free = self.closed(element, &path, &[constant.to_owned()], depth)?;
+                    if index == elements.len() { self.ended(free, ends) } else { free }
+                }
+            });
+        }
+        Ok(self.concatenated(parts))
+    }
+
+    /// Writes `or`.
+    fn choice(
+        &mut self,
+        fields: &mut FormatFields<'_>,
+        ends: &EndTexts,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        let path = fields.path("elements");
+        let mut alternatives = Vec::new();
+        for (index, element) in fields.list("elements")?.iter().enumerate() {
+            let one = self.closed(element, &format!("{path}[{index}]"), ends, depth)?;
+            alternatives.push(self.rule_expression(one));
+        }
+        Ok(LarkExpression::Rule(format!("({})", alternatives.join(" | "))))
+    }
+
+    /// Writes the JSON texts that `schema` accepts.
+    pub(super) fn json(
+        &mut self,
+        schema: &Value,
+        path: &str,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        let schema = match schema {
+            Value::Object(_) => schema.clone(),
+            Value::Bool(true) => json!({}),
+            _ => return Err(StructuralTagError::new(path, "must be a JSON schema")),
+        };
+        Ok(LarkExpression::Rule(self.rule(&format!("%json {schema}"))))
+    }
+
+    /// Joins expressions; neighbouring terminals become one.
+    pub(super) fn concatenated(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
+        let mut joined: Vec<LarkExpression> = Vec::new();
+        for part in parts {
+            match (joined.last_mut(), part) {
+                (Some(LarkExpression::Terminal(text)), LarkExpression::Terminal(next)) => {
+                    if next != "\"\"" {
+                        *text = if text == "\"\"" { next } else { format!("{text} {next}") };
+                    }
+                }
+                (_, part) => joined.push(part),
+            }
+        }
+        if joined.len() == 1
+            && let Some(only) = joined.pop()
+        {
+            return only;
+        }
+        let parts: Vec<String> =
+            joined.into_iter().map(|part| self.rule_expression(part)).collect();
+        LarkExpression::Rule(parts.join(" "))
+    }
+}
+
+/// Whether a format may end with free text.
+fn ends_free(format: &Value) -> bool {
+    let any = |list: &Value, last: bool| {
+        let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        let considered = if last { &list[list.len().saturating_sub(1)..] } else { list };
+        considered.iter().any(ends_free)
+    };
+    match format["type"].as_str() {
+        Some("any_text" | "dispatch") => true,
+        Some("triggered_tags") => {
+            // Text may also take the place of the first tag.
+            format["stop_after_first"] != true || format["at_least_one"] != true
+        }
+        Some("tag") => format["end"] == "" && ends_free(&format["content"]),
+        Some("sequence") => any(&format["elements"], true),
+        Some("or") => any(&format["elements"], false),
+        _ => false,
+    }
+}
+
+/// Formats a regular expression for a terminal, in which `/` is a delimiter.
+fn regex(pattern: &str) -> String {
+    if pattern.is_empty() {
+        return "\"\"".to_owned();
+    }
+    let mut regex = String::new();
+    let mut chars = pattern.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '/' => regex.push_str("\\/"),
+            '\\' => {
+                regex.push('\\');
+                regex.extend(chars.next());
+            }
+            c => regex.push(c),
+        }
+    }
+    format!("/(?:{regex})/")
+}

@@ -1,0 +1,84 @@
+//! Formats that accept free text.
+
+use super::fields::FormatFields;
+use super::formats::FormatWriter;
+use super::{EndTexts, LarkExpression, StructuralTagError};
+use crate::lark_text::{literal, one_of, up_to, without};
+use serde_json::Value;
+
+impl FormatWriter {
+    /// Writes `any_text`: any text without `excludes`, up to one of `ends`.
+    pub(super) fn any_text(
+        &mut self,
+        fields: &mut FormatFields<'_>,
+        ends: &EndTexts,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        let excluded = fields.texts("excludes")?;
+        for name in ["max_tokens", "max_chars"] {
+            fields.reject(name, Value::is_null)?;
+        }
+        Ok(LarkExpression::Terminal(free_text(&excluded, ends)))
+    }
+
+    /// Writes free text in which a trigger begins one of the branches that belong to it.
+    pub(super) fn dispatch(
+        &mut self,
+        TextDispatch { branches, excluded, is_first_free, is_single }: TextDispatch,
+        ends: &EndTexts,
+    ) -> LarkExpression {
+        let triggers: Vec<String> = branches.iter().map(|one| one.trigger.clone()).collect();
+        let stops: Vec<String> = triggers.iter().chain(&excluded).cloned().collect();
+        let tail = self.terminal(&free_text(&stops, ends));
+        let end = if ends.is_empty() { String::new() } else { one_of(ends) };
+        let mut chunks = Vec::new();
+        for TriggerBranch { trigger, rests } in &branches {
+            let others: Vec<String> =
+                stops.iter().chain(ends).filter(|stop| *stop != trigger).cloned().collect();
+            let head = self.terminal(&up_to(std::slice::from_ref(trigger), &others));
+            chunks.push(format!("{head} ({})", rests.join(" | ")));
+        }
+        let chunk = self.rule(&chunks.join(" | "));
+        let whole: Vec<String> = branches.iter().flat_map(|one| one.wholes()).collect();
+        let first = whole.join(" | ");
+        LarkExpression::Rule(match (is_first_free, is_single) {
+            (true, false) => format!("{chunk}* {tail}"),
+            (true, true) => format!("({tail} | {chunk} {end})"),
+            (false, false) => format!("({first}) {chunk}* {tail}"),
+            (false, true) => format!("({first}) {end}"),
+        })
+    }
+}
+
+/// Free text in which triggers begin constrained parts.
+pub(super) struct TextDispatch {
+    pub(super) branches: Vec<TriggerBranch>,
+    /// Texts that the free text does not contain.
+    pub(super) excluded: Vec<String>,
+    /// Whether text may come before the first constrained part.
+    pub(super) is_first_free: bool,
+    /// Whether the first constrained part is the last one.
+    pub(super) is_single: bool,
+}
+
+/// Constrained parts that one trigger begins.
+pub(super) struct TriggerBranch {
+    pub(super) trigger: String,
+    /// What follows the trigger, as right-hand sides of rules.
+    pub(super) rests: Vec<String>,
+}
+
+impl TriggerBranch {
+    /// Returns the parts with their trigger.
+    fn wholes(&self) -> impl Iterator<Item = String> {
+        let trigger = literal(&self.trigger);
+        self.rests.iter().map(move |rest| format!("{trigger} {rest}"))
+    }
+}
+
+/// Returns the terminal of free text up to one of `ends`.
+fn free_text(excluded: &[String], ends: &EndTexts) -> String {
+    // A text that ends the part is no longer a part of the free text.
+    let excluded: Vec<String> =
+        excluded.iter().filter(|text| !ends.contains(text)).cloned().collect();
+    if ends.is_empty() { without(&excluded) } else { up_to(ends, &excluded) }
+}

@@ -1,0 +1,77 @@
+//! Structural tags: a tree of formats that mixes free text with constrained parts, in the JSON form of xgrammar.
+//! It is converted to a Lark grammar.
+//!
+//! A lexer reads the longest match, so texts and regular expressions that follow each other are one terminal.
+
+mod fields;
+mod formats;
+mod free_text;
+mod tag_branches;
+#[cfg(test)]
+mod tests;
+
+use fields::FormatFields;
+use formats::FormatWriter;
+use serde_json::Value;
+
+/// Maximum nesting depth of formats.
+const DEPTH_MAX: usize = 32;
+/// Maximum number of formats in a structural tag.
+const FORMATS_MAX: usize = 1_024;
+
+/// Reason why a structural tag cannot be converted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct StructuralTagError {
+    /// Path of the invalid value within the structural tag.
+    pub path: String,
+    /// What is wrong with the value.
+    pub message: String,
+}
+
+impl StructuralTagError {
+    fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), message: message.into() }
+    }
+}
+
+/// Converts a structural tag to a Lark grammar: an object with `format`, or the older form with `structures` and
+/// `triggers`. `type` must be `structural_tag`, if it is given.
+///
+/// Errors: the path of a value that is invalid, or of a format that cannot be enforced.
+pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError> {
+    let mut fields = FormatFields::of(tag, "")?;
+    if fields.optional_text("type")?.is_some_and(|kind| kind != "structural_tag") {
+        return Err(StructuralTagError::new("type", "must be structural_tag"));
+    }
+    let mut writer = FormatWriter::default();
+    let whole = match fields.take("format") {
+        Some(format) => writer.closed(format, "format", &[], 0)?,
+        None => writer.structures(&mut fields)?,
+    };
+    fields.finish()?;
+    let start = writer.rule_expression(whole);
+    Ok(format!("start: {start}\n{}", writer.rules))
+}
+
+/// Part of a grammar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum LarkExpression {
+    /// Right-hand side of a terminal.
+    Terminal(String),
+    /// Right-hand side of a rule.
+    Rule(String),
+}
+
+/// Texts that end a part; none = the part ends with the output.
+type EndTexts = [String];
+
+impl FormatWriter {
+    /// Adds what `expression` needs to the grammar, and returns it for the right-hand side of a rule.
+    fn rule_expression(&mut self, expression: LarkExpression) -> String {
+        match expression {
+            LarkExpression::Rule(text) => text,
+            LarkExpression::Terminal(text) => self.terminal(&text),
+        }
+    }
+}
