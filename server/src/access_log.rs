@@ -3,16 +3,13 @@
 
 use super::access_record::AccessRecord;
 use super::app::AppState;
+use super::guarded_body::guarded;
 use super::routes::PROBE_PATHS;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, Response, StatusCode};
 use axum::middleware::Next;
-use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 use tracing::Span;
 
@@ -40,7 +37,7 @@ pub(crate) async fn record_requests(
     request.extensions_mut().insert(record.clone());
     let response = next.run(request).await;
     record.counts().status = response.status().as_u16();
-    response.map(|body| Body::new(RecordedBody { body, _line: line, _record: record }))
+    guarded(response, RecordedReply { _line: line, _record: record })
 }
 
 /// Access line of one request; it is logged when it is dropped.
@@ -82,29 +79,9 @@ impl Drop for AccessLine {
     }
 }
 
-/// Body of a reply. Its access line is logged after the body is dropped, which ends a generation.
-struct RecordedBody {
-    body: Body,
+/// Guard of a reply body. The access line is logged after the body is dropped, which ends a generation, and before
+/// the span ends.
+struct RecordedReply {
     _line: Option<AccessLine>,
     _record: AccessRecord,
-}
-
-impl HttpBody for RecordedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

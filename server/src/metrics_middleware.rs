@@ -3,17 +3,13 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
+use super::guarded_body::guarded;
 use super::routes::PROBE_PATHS;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Response, header};
 use axum::middleware::Next;
-use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use metrics::OpenStreamGuard;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 /// Route label of requests that match no route: clients choose the paths, so paths must not become labels.
 const NO_ROUTE: &str = "unknown";
@@ -46,8 +42,8 @@ pub(crate) async fn count_requests(
     if response.headers().get(header::CONTENT_TYPE) != Some(&events) {
         return response;
     }
-    let open = http.stream();
-    response.map(|body| Body::new(CountedStreamBody { body, _open: open }))
+    // The stream is counted as open until its body is dropped.
+    guarded(response, http.stream())
 }
 
 impl AppState {
@@ -58,31 +54,5 @@ impl AppState {
         let http = &serving.metrics.http;
         http.replied(NO_ROUTE, error.status.as_u16());
         http.rejected(error.reason);
-    }
-}
-
-/// Body of a streaming reply; the stream is counted as open until the body is dropped.
-struct CountedStreamBody {
-    body: Body,
-    _open: OpenStreamGuard,
-}
-
-impl HttpBody for CountedStreamBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -4,6 +4,7 @@
 use super::anthropic::error::{in_anthropic_shape, is_anthropic_path};
 use super::api_error::ApiError;
 use super::connection::ConnectionProgress;
+use super::guarded_body::guarded;
 use super::openai::params::is_request_id;
 use super::routes::PROBE_PATHS;
 use axum::Router;
@@ -73,7 +74,7 @@ async fn respond(
     if let Some(id) = request_id {
         response.headers_mut().entry("x-request-id").or_insert(id);
     }
-    response.map(|body| Body::new(TrackedResponseBody { body, progress }))
+    guarded(response, ReplyProgress(progress))
 }
 
 /// Creates the log span of a request. If the request has no `x-request-id`, its id is recorded in the span
@@ -183,35 +184,12 @@ impl HttpBody for TrackedRequestBody {
     }
 }
 
-/// Reply body that reports to `ConnectionProgress` when it is dropped, whether it was sent completely or not.
-struct TrackedResponseBody {
-    body: Body,
-    progress: Arc<ConnectionProgress>,
-}
+/// Guard of a reply body that reports to `ConnectionProgress` when it is dropped.
+struct ReplyProgress(Arc<ConnectionProgress>);
 
-impl HttpBody for TrackedResponseBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for TrackedResponseBody {
+impl Drop for ReplyProgress {
     fn drop(&mut self) {
-        self.progress.on_reply_done();
+        self.0.on_reply_done();
     }
 }
 
