@@ -15,6 +15,8 @@ const TEMPLATE_MARKERS: &[(&str, ToolCallSyntax)] = &[
     ("</arg_key><arg_value>", ToolCallSyntax::Glm47),
     ("<arg_key>", ToolCallSyntax::Glm45),
     ("functools[", ToolCallSyntax::Phi4Mini),
+    ("<start_function_call>", ToolCallSyntax::FunctionGemma),
+    ("<|tool_call>", ToolCallSyntax::Gemma4),
     ("<|tool_call|>", ToolCallSyntax::Granite),
     ("<|python_start|>", ToolCallSyntax::Pythonic),
     ("<function=", ToolCallSyntax::Qwen3Coder),
@@ -97,6 +99,7 @@ fn reasoning_family(
     match architecture {
         _ if mentions("<seed:think>") => Some(ReasoningFamily::SeedOss),
         _ if mentions("[THINK]") => Some(ReasoningFamily::Mistral),
+        _ if mentions("Here is my thought process:") => Some(ReasoningFamily::Granite),
         ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
         // Kimi K2 always reasons, and its template mentions its thinking.
@@ -131,6 +134,8 @@ mod tests {
             ("<｜DSML｜function_calls>", ToolCallSyntax::DeepSeekV32),
             ("<|python_start|>", ToolCallSyntax::Pythonic),
             ("<|tool_call|>", ToolCallSyntax::Granite),
+            ("<start_function_call>call:", ToolCallSyntax::FunctionGemma),
+            ("<|tool_call>call:", ToolCallSyntax::Gemma4),
         ] {
             assert_eq!(tool_calls(ModelArchitecture::DeepseekV3, template), syntax, "{template}");
         }
@@ -147,6 +152,10 @@ mod tests {
         assert_eq!(
             reasoning(ModelArchitecture::DeepseekV3, kimi),
             Some(ReasoningFamily::DeepSeekR1)
+        );
+        assert_eq!(
+            reasoning(ModelArchitecture::Llama, "Here is my thought process:"),
+            Some(ReasoningFamily::Granite)
         );
         assert_eq!(
             reasoning(ModelArchitecture::Llama, "<seed:think>"),

@@ -4,8 +4,8 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use text::{
-    OutputParser, OutputPieces, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
-    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
+    CallEnforcement, OutputParser, OutputPieces, ReasoningFamily, ReasoningParserOptions,
+    ReasoningStart, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
 
 const BYTES: usize = 1 << 20;
@@ -102,7 +102,7 @@ fn parse_time(
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "a": {"type": "array"}}});
     let tools: Arc<[ToolDefinition]> =
-        [ToolDefinition { name: "time".to_owned(), parameters }].into();
+        [ToolDefinition { name: "time".to_owned(), parameters, is_strict: false }].into();
     let HostileOutput { begin, unit } = output;
     let text = format!("{begin}{}", unit.repeat(bytes.div_ceil(unit.len())));
     let family = ReasoningFamily::Qwen3;
@@ -112,7 +112,7 @@ fn parse_time(
             syntax,
             tools: &tools,
             max_calls: u32::MAX,
-            forced: false,
+            enforcement: CallEnforcement::None,
         });
         let mut parser = OutputParser::new(Some(reasoning), calls);
         let (mut pieces, mut shown, start) = (OutputPieces::default(), 0, processor_time());

@@ -4,8 +4,8 @@
 use serde_json::json;
 use std::sync::Arc;
 use text::{
-    OutputParser, OutputPieces, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
-    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
+    CallEnforcement, OutputParser, OutputPieces, ReasoningFamily, ReasoningParserOptions,
+    ReasoningStart, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
 
 pub(crate) fn run(data: &[u8]) {
@@ -22,10 +22,14 @@ pub(crate) fn run(data: &[u8]) {
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "a": {"type": "array"}}});
     let tools: Arc<[ToolDefinition]> =
-        [ToolDefinition { name: "time".to_owned(), parameters }].into();
+        [ToolDefinition { name: "time".to_owned(), parameters, is_strict: false }].into();
     let read = |stride: usize| {
-        let rules =
-            ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX, forced: false };
+        let rules = ToolCallParserOptions {
+            syntax,
+            tools: &tools,
+            max_calls: u32::MAX,
+            enforcement: CallEnforcement::None,
+        };
         let reasoning =
             begins.map(|start| ReasoningParserOptions { family: ReasoningFamily::Qwen3, start });
         let mut parser = OutputParser::new(reasoning, Some(rules));

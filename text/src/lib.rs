@@ -49,6 +49,6 @@ pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_files::TOKENIZER_FILES;
 pub use tool_calls::{
-    CallGrammarError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
-    closed_arguments, partial_arguments,
+    CallEnforcement, CallGrammarError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
+    ToolDefinition, closed_arguments, partial_arguments,
 };

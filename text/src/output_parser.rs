@@ -34,9 +34,9 @@ impl OutputParsers {
         reasoning: Option<ReasoningFamily>,
         tokenizer: &Tokenizer,
     ) -> Self {
-        let reasoning_markers = reasoning.map(ReasoningFamily::markers);
-        let reasoning_markers = reasoning_markers.map(|markers| [markers.open, markers.close]);
-        let reasoning_markers = reasoning_markers.as_slice().as_flattened();
+        let reasoning_markers = reasoning.map(ReasoningFamily::all_markers).unwrap_or_default();
+        let reasoning_markers: Vec<&str> =
+            reasoning_markers.iter().flat_map(|markers| [markers.open, markers.close]).collect();
         let call_markers = calls.map(ToolCallSyntax::special_markers).unwrap_or_default();
         let id = |marker: &&str| tokenizer.token_id(marker);
         Self {

@@ -6,6 +6,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
+use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::{ChoiceFinish, StopMatch};
 use crate::openai::collect::{CollectedChoice, body_of, collect_one};
 use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ignored_fields};
@@ -137,7 +138,8 @@ impl CompletionEndpoint for AnthropicReply {
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let request = types::take(&mut fields, app, serving)?;
-        let ignored = ignored_fields(app, &fields)?;
+        let mut ignored = ignored_fields(app, &fields)?;
+        report_ignored(app, serving, &request, &mut ignored)?;
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;

@@ -19,7 +19,7 @@ struct AnthropicToolList {
     definitions: Vec<ToolDefinition>,
     template_tools: Vec<Value>,
     skipped_names: Vec<String>,
-    /// Paths of values that are not followed if the model is free to call a tool.
+    /// Paths of values by which tools are strict.
     strict_paths: Vec<String>,
     without_effect: Vec<String>,
 }
@@ -42,12 +42,11 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<RequestTools, ApiError>
         template_value,
         choice,
         parallel,
+        strict_paths: list.strict_paths,
         ..RequestTools::default()
     };
     tools.check("tool_choice")?;
-    // The grammar of a forced call follows the schemas.
-    let strict_paths = list.strict_paths.into_iter().filter(|_| !tools.must_call());
-    for path in list.without_effect.into_iter().chain(strict_paths) {
+    for path in list.without_effect {
         fields.accept_without_effect(path);
     }
     Ok(tools)
@@ -72,13 +71,13 @@ impl AnthropicToolList {
         if let Some(kind) = kind.filter(|_| !item.contains("input_schema")) {
             return self.skip(&kind, &mut item);
         }
-        if item.bool("strict")?.unwrap_or(false) {
-            self.strict_paths.push(item.path("strict"));
-        }
+        let is_strict = item.bool("strict")?.unwrap_or(false);
+        self.strict_paths.extend(is_strict.then(|| item.path("strict")));
         if item.take("input_examples").is_some() {
             self.without_effect.push(item.path("input_examples"));
         }
-        let tool = tools::function(&mut item, "input_schema")?;
+        let mut tool = tools::function(&mut item, "input_schema")?;
+        tool.is_strict = is_strict;
         tools::check_unique(&self.definitions, &tool.name, item.path("name"))?;
         let description = item.string("description", usize::MAX)?;
         self.template_tools.push(tools::template_tool(&tool, description));
@@ -174,9 +173,11 @@ mod tests {
         let (tools, without_effect) = taken(&json!({"tools": list})).unwrap();
         let names: Vec<&str> = tools.definitions.iter().map(|tool| &*tool.name).collect();
         assert_eq!(names, ["f", "g"]);
-        let skipped = (0..kinds.len()).map(|index| format!("tools[{index}]"));
-        let expected: Vec<String> = skipped.chain(["tools[11].strict".to_owned()]).collect();
-        assert_eq!(without_effect, expected);
+        let skipped: Vec<String> =
+            (0..kinds.len()).map(|index| format!("tools[{index}]")).collect();
+        assert_eq!(without_effect, skipped);
+        assert_eq!(tools.strict_paths, ["tools[11].strict"]);
+        assert!(tools.has_strict() && !tools.definitions[0].is_strict);
         assert!(!is_defined_by_anthropic("web_search") && !is_defined_by_anthropic("a_2025030x"));
     }
 

@@ -299,24 +299,6 @@ pub(crate) fn ignored_fields(
     }
 }
 
-/// Adds a field that was parsed, but does not reach the model, to the names of the ignored fields.
-///
-/// Errors: HTTP status 400 if `--strict-fields` is set.
-pub(crate) fn add_ignored_field(
-    app: &AppState,
-    names: &mut Vec<String>,
-    name: &str,
-) -> Result<(), ApiError> {
-    if app.options.strict_fields {
-        return Err(ApiError::unsupported(name, "the chat template does not show it"));
-    }
-    if let Ok(serving) = app.serving() {
-        serving.metrics.http.ignored(1);
-    }
-    names.push(name.to_owned());
-    Ok(())
-}
-
 /// Returns the Unix time in seconds; it is used only for `created` fields.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())

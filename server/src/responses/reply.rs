@@ -12,6 +12,7 @@ use crate::auth::CallerIdentity;
 use crate::conversations::stored_form;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
+use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::ChoiceFinish;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
@@ -186,13 +187,14 @@ impl CompletionEndpoint for ResponsesReply {
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let mut stored = StoredContext::new(app, headers.caller, &mut permit);
         let parsed = types::take(&mut fields, serving, &mut stored)?;
-        let ignored = ignored_fields(app, &fields)?;
+        let mut ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
         let ResponsesRequest { conversation, truncates, store, background, .. } = parsed;
         if background && request.params.stream {
             let message = "background responses cannot be streamed";
             return Err(ApiError::unsupported("stream", message));
         }
+        report_ignored(app, serving, &request, &mut ignored)?;
         system_messages::place(serving, &mut request);
         if truncates {
             truncation::truncate(serving, &mut request)?;

@@ -77,9 +77,10 @@ pub(super) fn apply(
         return Ok(Some(format));
     };
     tools.check_schemas()?;
-    // The arguments of calls that are not forced need not match their schemas. Syntaxes that write each
-    // parameter by itself need the schema.
+    // The arguments of calls that are not forced need not match their schemas, unless the tool is strict.
+    // Syntaxes that write each parameter by itself need the schema.
     let any_arguments = |tool: &ToolDefinition| match syntax {
+        _ if tool.is_strict => tool.clone(),
         ToolCallSyntax::Hermes
         | ToolCallSyntax::Llama3Json
         | ToolCallSyntax::Mistral
@@ -97,7 +98,9 @@ pub(super) fn apply(
         | ToolCallSyntax::Glm45
         | ToolCallSyntax::Glm47
         | ToolCallSyntax::DeepSeekV32
-        | ToolCallSyntax::Pythonic => tool.clone(),
+        | ToolCallSyntax::Pythonic
+        | ToolCallSyntax::FunctionGemma
+        | ToolCallSyntax::Gemma4 => tool.clone(),
     };
     let callable: Vec<ToolDefinition> = tools.callable().map(any_arguments).collect();
     let calls = syntax.grammar(&callable, tools.parallel, &serving.tokenizer);

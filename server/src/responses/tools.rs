@@ -31,7 +31,7 @@ pub(super) struct ToolList {
     pub(super) skipped_types: Vec<String>,
     template_tools: Vec<Value>,
     names: ToolNames,
-    formats: Vec<CustomToolFormat>,
+    strict_paths: Vec<String>,
 }
 
 /// Parses `tools`, `tool_choice` and `parallel_tool_calls`, and adds them to the fields of the response
@@ -51,7 +51,7 @@ pub(super) fn take(
     let EchoedSelection { selection, echoed } = EchoedSelection::take(fields, &list)?;
     selection.retain(&mut list.definitions, &mut list.template_tools);
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let ToolList { definitions, template_tools, names, formats, .. } = list;
+    let ToolList { definitions, template_tools, names, strict_paths, .. } = list;
     let template_value =
         if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
     let tools = RequestTools {
@@ -60,9 +60,9 @@ pub(super) fn take(
         choice: selection.choice,
         parallel,
         custom: CustomToolNames::default(),
+        strict_paths,
     };
     tools.check("tool_choice")?;
-    tools.accept_formats(formats, fields);
     echoed_fields.extend([
         ("parallel_tool_calls".to_owned(), json!(parallel)),
         ("tool_choice".to_owned(), echoed),
@@ -76,7 +76,7 @@ impl ToolList {
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             Some("function") => self.function(&mut item, None, None),
-            Some("custom") => self.custom(&mut item, None, None),
+            Some("custom") => self.custom(&mut item, None, None, hints),
             Some("namespace") => self.namespace(item, hints),
             Some(other) => {
                 self.skipped_types.push(other.to_owned());
@@ -103,7 +103,9 @@ impl ToolList {
             let type_path = tool.path("type");
             match tool.string("type", 64)?.as_deref() {
                 Some("function") => self.function(&mut tool, Some(&name), preface.take())?,
-                Some("custom") => self.custom(&mut tool, Some(&name), preface.take())?,
+                Some("custom") => {
+                    self.custom(&mut tool, Some(&name), preface.take(), hints)?;
+                }
                 Some(other) => {
                     self.skipped_types.push(other.to_owned());
                     hints.add(format!("{path}[{index}]"));
@@ -120,15 +122,17 @@ impl ToolList {
         namespace: Option<&str>,
         preface: Option<String>,
     ) -> Result<(), ApiError> {
-        let tool = tools::function(item, "parameters")?;
+        let mut tool = tools::function(item, "parameters")?;
+        tool.is_strict = item.bool("strict")?.unwrap_or(false);
+        self.strict_paths.extend(tool.is_strict.then(|| item.path("strict")));
         let description = item.string("description", usize::MAX)?;
         let called = CalledTool {
             namespace: namespace.map(str::to_owned),
-            name: tool.name,
+            name: tool.name.clone(),
             is_custom: false,
         };
         let description = joined([preface, description]);
-        self.add(called, tool.parameters, description, &item.path("name"))
+        self.add(called, tool, description, &item.path("name"))
     }
 
     fn custom(
@@ -136,18 +140,20 @@ impl ToolList {
         item: &mut RequestFields,
         namespace: Option<&str>,
         preface: Option<String>,
+        hints: &mut AcceptedHints,
     ) -> Result<(), ApiError> {
         let path = item.path("name");
         let CustomTool { name, parameters, description, format } = CustomTool::take(item)?;
-        self.formats.extend(format);
+        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+        let tool = ToolDefinition { name: name.clone(), parameters, is_strict };
         let called = CalledTool { namespace: namespace.map(str::to_owned), name, is_custom: true };
-        self.add(called, parameters, joined([preface, description]), &path)
+        self.add(called, tool, joined([preface, description]), &path)
     }
 
     fn add(
         &mut self,
         called: CalledTool,
-        parameters: Value,
+        mut tool: ToolDefinition,
         description: Option<String>,
         path: &str,
     ) -> Result<(), ApiError> {
@@ -155,9 +161,8 @@ impl ToolList {
             let message = format!("at most {FUNCTIONS_MAX} functions, over all namespaces");
             return Err(ApiError::invalid("tools", message));
         }
-        let name = function_name(called.namespace.as_deref(), &called.name);
-        tools::check_unique(&self.definitions, &name, path.to_owned())?;
-        let tool = ToolDefinition { name, parameters };
+        tool.name = function_name(called.namespace.as_deref(), &called.name);
+        tools::check_unique(&self.definitions, &tool.name, path.to_owned())?;
         self.template_tools.push(tools::template_tool(&tool, description));
         self.definitions.push(tool);
         self.names.insert(called);

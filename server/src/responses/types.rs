@@ -15,7 +15,7 @@ use crate::openai::params::CompletionParams;
 use crate::openai::thinking_budget;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
-use grammar::OutputConstraint;
+use grammar::{GrammarSpec, OutputConstraint};
 use serde_json::{Map, Value, json};
 use text::ChatInput;
 
@@ -62,11 +62,15 @@ pub(super) fn take(
     delivery.echo(&mut echoed_fields);
     let TextSettings { constraint, echoed } = TextSettings::take(fields)?;
     echoed_fields.insert("text".to_owned(), echoed);
-    let ResponsesTools { tools, names: tool_names } = tools::take(fields, &mut echoed_fields)?;
+    let ResponsesTools { mut tools, names: tool_names } = tools::take(fields, &mut echoed_fields)?;
     let kwargs = kwargs(fields, &mut echoed_fields)?;
     let RequestContext { instructions, conversation, history } =
         RequestContext::take(fields, stored, &mut echoed_fields)?;
     let constraint = text_format::apply(constraint, &tools, serving)?;
+    // The grammar of a format that is combined with calls enforces the schemas of strict tools.
+    if matches!(&constraint, Some(OutputConstraint { spec: GrammarSpec::Lark(_), .. })) {
+        tools.strict_paths.clear();
+    }
     let params = completion_params(fields, serving, constraint, &mut echoed_fields)?;
     let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
     let messages = joined_conversation(instructions.as_deref(), &history);

@@ -11,6 +11,9 @@ const PATH: &str = "/v1/messages";
 /// Template that shows messages of all roles anywhere.
 const OPEN_TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}<assistant>{% endif %}";
+/// Template that shows tools.
+const TOOLS_TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}\
+    {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
 /// Template that accepts a system message at the start only, and requires alternating roles.
 const STRICT_TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' %}\
     {% if not loop.first %}{{ raise_exception('system must be first') }}{% endif %}\
@@ -60,7 +63,8 @@ fn ignored(reply: &HttpReply) -> Vec<&str> {
 #[test]
 fn request_of_a_coding_agent_is_served() {
     let options = ServerOptions { strict_fields: true, ..ServerOptions::default() };
-    let setup = ServerSetup { options, scripted_output: Some("ok"), ..ServerSetup::default() };
+    let (scripted_output, template) = (Some("ok"), Some(TOOLS_TEMPLATE));
+    let setup = ServerSetup { options, scripted_output, template, ..ServerSetup::default() };
     let server = TestServer::start(&setup);
     let mut client = HttpClient::connect(server.address);
     let expected = [

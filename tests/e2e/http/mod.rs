@@ -49,6 +49,7 @@ mod sglang_routes;
 mod signals;
 mod spans;
 mod spec_decode;
+mod strict_tools;
 mod structured_outputs;
 mod thinking_budget;
 mod tool_calls;

@@ -61,7 +61,7 @@ fn items_of_other_servers_reach_the_template() {
             "arguments": "{}", "output": "found"},
     ]);
     let reply = client.post(PATH, &body(&input));
-    assert_eq!(reply.header(IGNORED), Some("input[3]"));
+    assert_eq!(reply.header(IGNORED), Some("input[3], tools"));
     let prompt = "<user>|hi<assistant>thought|I try.\nNo.local_shell{\"command\": [\"ls\"], \"env\": {}}\
         <tool>|files<assistant>|weather{\"city\": \"Rome\", \"days\": [1, 2]}<tool>|cut\
         <assistant>|docs__find{}<tool>|found";

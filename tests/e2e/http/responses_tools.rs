@@ -215,10 +215,12 @@ fn forced_custom_calls_match_their_regex() {
         let matches = input.len() == 3 && input.chars().all(|c| "ab\"".contains(c));
         assert!(matches || input == "xyz", "{input}");
     }
-    // A grammar that is not enforced is named.
-    let short = json!({"max_output_tokens": 2});
-    let reply = client.post(PATH, &body(&json!([tool]), &short));
-    assert_eq!((reply.status, reply.header(IGNORED)), (200, Some("tools[0].format")));
+    // Free calls match it too. A grammar that is not enforced is named.
+    for (choice, ignored) in [("auto", None), ("none", Some("tools[0].format"))] {
+        let short = json!({"max_output_tokens": 2, "tool_choice": choice});
+        let reply = client.post(PATH, &body(&json!([tool]), &short));
+        assert_eq!((reply.status, reply.header(IGNORED)), (200, ignored), "{choice}");
+    }
     tool["format"] = format("lark", "start: \"x\"");
     let forced = json!({"tool_choice": "required", "max_output_tokens": 2});
     let reply = client.post(PATH, &body(&json!([tool]), &forced));

@@ -113,14 +113,14 @@ fn unsupported() -> Vec<ValidationCase> {
         (json!({"structured_outputs": {"regex": "a", "x": 1}}), "structured_outputs.x", FIELD),
         (
             json!({"structured_outputs": {"structural_tag": {}}}),
-            "structured_outputs.structural_tag",
+            "structured_outputs.structural_tag.structures",
             FIELD,
         ),
         (json!({"structured_outputs": {}}), "structured_outputs", VALUE),
         (json!({"regex": "(a+"}), "regex", GRAMMAR),
         (json!({"json_schema": "{\"not\": {}}"}), "json_schema", GRAMMAR),
         (json!({"ebnf": "x"}), "ebnf", FIELD),
-        (json!({"response_format": {"type": "structural_tag"}}), "response_format.type", FIELD),
+        (json!({"response_format": {"type": "grammar"}}), "response_format.type", FIELD),
         (
             json!({"response_format": {"type": "json_object", "strict": true}}),
             "response_format.strict",
@@ -268,8 +268,9 @@ fn chat_fields_are_validated() {
         (json!({"chat_template": "{{ 1 }}"}), "chat_template", FIELD),
         (json!({"suffix": "end"}), "suffix", FIELD),
         (json!({"chat_template_kwargs": {"messages": 1}}), "chat_template_kwargs.messages", VALUE),
-        (json!({"chat_template_kwargs": {"a": [1]}}), "chat_template_kwargs.a", VALUE),
-        (json!({"chat_template_kwargs": {"a": "x".repeat(5000)}}), "chat_template_kwargs", VALUE),
+        (json!({"chat_template_kwargs": {"a": "x".repeat(17_000)}}), "chat_template_kwargs", VALUE),
+        (json!({"chat_template_kwargs": {"a": vec![1; 3_000]}}), "chat_template_kwargs", VALUE),
+        (json!({"chat_template_kwargs": {"a": vec![""; 9_000]}}), "chat_template_kwargs", VALUE),
         (json!({"documents": [1]}), "documents", VALUE),
         (json!({"reasoning_effort": "huge"}), "reasoning_effort", VALUE),
     ];

@@ -24,6 +24,9 @@ pub enum ReasoningFamily {
     SeedOss,
     /// As `Qwen3`, with the markers `[THINK]` and `[/THINK]`.
     Mistral,
+    /// As `Qwen3`, with sentences as markers: `Here is my thought process:` and `Here is my response:`, or
+    /// `Here's …`.
+    Granite,
 }
 
 /// Markers around the reasoning of a model family. Each may be a special token of the tokenizer.
@@ -65,6 +68,7 @@ impl ReasoningFamily {
         ("glm47", Self::Qwen3),
         ("kimi_k2", Self::DeepSeekR1),
         ("minimax_m2", Self::DeepSeekR1),
+        ("granite", Self::Granite),
         ("mistral", Self::Mistral),
         ("nemotron_v3", Self::DeepSeekR1),
         ("seed_oss", Self::SeedOss),
@@ -73,23 +77,50 @@ impl ReasoningFamily {
 
     /// Returns the markers around the reasoning.
     pub fn markers(self) -> ReasoningMarkers {
+        self.all_markers()[0]
+    }
+
+    /// Returns all markers around the reasoning: some models write them in several forms.
+    pub(super) fn all_markers(self) -> &'static [ReasoningMarkers] {
         match self {
             Self::Qwen3 | Self::DeepSeekR1 | Self::DeepSeekV3 => {
-                ReasoningMarkers { open: "<think>", close: "</think>" }
+                &[ReasoningMarkers { open: "<think>", close: "</think>" }]
             }
-            Self::SeedOss => ReasoningMarkers { open: "<seed:think>", close: "</seed:think>" },
-            Self::Mistral => ReasoningMarkers { open: "[THINK]", close: "[/THINK]" },
+            Self::SeedOss => &[ReasoningMarkers { open: "<seed:think>", close: "</seed:think>" }],
+            Self::Mistral => &[ReasoningMarkers { open: "[THINK]", close: "[/THINK]" }],
+            Self::Granite => &[
+                ReasoningMarkers {
+                    open: "Here is my thought process:",
+                    close: "Here is my response:",
+                },
+                ReasoningMarkers {
+                    open: "Here's my thought process:",
+                    close: "Here's my response:",
+                },
+            ],
         }
+    }
+
+    /// Returns the end of the last opening marker of `text`.
+    fn last_open(self, text: &str) -> Option<usize> {
+        let ends = self.all_markers().iter();
+        ends.filter_map(|one| text.rfind(one.open).map(|at| at + one.open.len())).max()
+    }
+
+    /// Returns the end of the last closing marker of `text`.
+    fn last_close(self, text: &str) -> Option<usize> {
+        let ends = self.all_markers().iter();
+        ends.filter_map(|one| text.rfind(one.close).map(|at| at + one.close.len())).max()
     }
 
     /// Returns the reasoning state at the start of an output; `prompt_tail` is the end of the rendered
     /// prompt.
     pub fn start_after_prompt(self, prompt_tail: &str) -> ReasoningStart {
-        let (prompt_tail, markers) = (prompt_tail.trim_end(), self.markers());
-        if prompt_tail.ends_with(markers.open) {
+        let prompt_tail = prompt_tail.trim_end();
+        if self.last_open(prompt_tail) == Some(prompt_tail.len()) {
             return ReasoningStart::Inside;
         }
-        if prompt_tail.ends_with(markers.close) {
+        if self.last_close(prompt_tail) == Some(prompt_tail.len()) {
             return ReasoningStart::After;
         }
         match self {
@@ -101,14 +132,12 @@ impl ReasoningFamily {
     /// Returns the text after the last opening marker of a message that is to be continued inside its
     /// reasoning.
     pub fn trailing_reasoning(self, message: &str) -> &str {
-        let open = self.markers().open;
-        message.rfind(open).map_or("", |at| &message[at + open.len()..])
+        self.last_open(message).map_or("", |end| &message[end..])
     }
 
     /// Returns the reasoning state at the start of an output that continues the assistant message `message`.
     pub fn start_after_message(self, message: &str) -> ReasoningStart {
-        let markers = self.markers();
-        match (message.rfind(markers.open), message.rfind(markers.close)) {
+        match (self.last_open(message), self.last_close(message)) {
             (Some(open), close) if close.is_none_or(|close| close < open) => ReasoningStart::Inside,
             (None, None) if message.trim().is_empty() => self.start_after_prompt(""),
             _ => ReasoningStart::After,

@@ -26,12 +26,14 @@ pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     scanner: MarkerScanner,
     space: String,
-    /// Markers that may begin the output: the opening one, and if the prompt has opened the reasoning already
-    /// the closing one, because the reasoning may be empty.
-    start_markers: [&'static str; 2],
-    /// Markers that end the reasoning: the closing one, and optionally the marker that opens a tool call, which
+    /// Markers that may begin the output: the opening ones, and if the prompt has opened the reasoning already
+    /// the closing ones, because the reasoning may be empty.
+    start_markers: Vec<&'static str>,
+    /// Markers that end the reasoning: the closing ones, and optionally the marker that opens a tool call, which
     /// some models generate without closing the reasoning first.
     end_markers: Vec<&'static str>,
+    /// Number of forms of the opening marker, and of the closing marker.
+    forms: usize,
 }
 
 /// Maximum number of whitespace bytes before the opening marker; an output with more has no opening marker.
@@ -39,16 +41,18 @@ const SPACE_MAX: usize = 64;
 
 impl ReasoningSplitter {
     pub(crate) fn new(options: ReasoningParserOptions, call_marker: Option<&'static str>) -> Self {
-        let markers = options.family.markers();
+        let markers = options.family.all_markers();
         let state = match options.start {
             ReasoningStart::Inside => SplitterState::Start { inside: true },
             ReasoningStart::AtMarker => SplitterState::Start { inside: false },
             ReasoningStart::After => SplitterState::After,
         };
-        let end_markers = [markers.close].into_iter().chain(call_marker).collect();
-        let start_markers = [markers.open, markers.close];
+        let (opens, closes) =
+            (|| markers.iter().map(|one| one.open), || markers.iter().map(|one| one.close));
+        let end_markers = closes().chain(call_marker).collect();
+        let start_markers = opens().chain(closes()).collect();
         let (scanner, space) = (MarkerScanner::default(), String::new());
-        Self { state, scanner, space, start_markers, end_markers }
+        Self { state, scanner, space, start_markers, end_markers, forms: markers.len() }
     }
 
     /// Whether the output parsed so far ends inside the reasoning.
@@ -73,9 +77,9 @@ impl ReasoningSplitter {
                     return;
                 }
                 let mut text = String::new();
-                let markers = &self.start_markers[..if inside { 2 } else { 1 }];
-                match self.scanner.push(c, markers, |c| text.push(c)) {
-                    Some(0) => {
+                let count = if inside { self.start_markers.len() } else { self.forms };
+                match self.scanner.push(c, &self.start_markers[..count], |c| text.push(c)) {
+                    Some(found) if found < self.forms => {
                         self.state = SplitterState::Inside;
                         self.space.clear();
                     }
@@ -119,7 +123,7 @@ impl ReasoningSplitter {
             return;
         };
         self.state = SplitterState::After;
-        if end > 0 {
+        if end >= self.forms {
             self.end_markers[end].chars().for_each(|c| out(OutputSection::Content, c));
         }
     }

@@ -125,6 +125,37 @@ fn pythonic_tool_calls() {
 }
 
 #[test]
+fn gemma_tool_calls() {
+    let both = expect![[r#"
+        content "Ok."
+        call 0 weather
+          0 {"city": "Bonn \"x\"{,}", "days": 3, "tags": ["a", {"b": null}]}
+        end 0
+        call 1 time
+          1 {}
+        end 1
+    "#]];
+    let text = |open: &str, quote: &str, close: &str| {
+        format!(
+            "Ok.\n{open}call:weather{{city:{quote}Bonn \"x\"{{,}}{quote},days:3,tags:[{quote}a{quote},{{b:null}}]}}{close}{open}call:time{{}}{close}"
+        )
+    };
+    let function_gemma = text("<start_function_call>", "<escape>", "<end_function_call>");
+    check(ToolCallSyntax::FunctionGemma, &function_gemma, &both);
+    check(ToolCallSyntax::Gemma4, &text("<|tool_call>", "<|\"|>", "<tool_call|>"), &both);
+    check(
+        ToolCallSyntax::Gemma4,
+        "<|tool_call>call:time{days:]}<tool_call|> <|tool_call>x",
+        &expect![[r#"
+            call 0 time
+              0 {"days": 
+            broken 0 "<|tool_call>call:time{days:"
+            content "]}<tool_call|> <|tool_call>x"
+        "#]],
+    );
+}
+
+#[test]
 fn tool_calls_in_a_json_array() {
     let list = "[{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}, {\"name\": \"time\", \"arguments\": {}}]";
     let both = expect![[r#"
@@ -172,6 +203,9 @@ fn reasoning_markers_depend_on_the_family() {
     assert_eq!(of("mistral", "", "[THINK]a[/THINK]b"), "(a)b");
     assert_eq!(of("mistral", "", "b [THINK]"), "b [THINK]");
     assert_eq!(of("mistral", "x[THINK]", "a[/THINK]b"), "(a)b");
+    let granite = "Here is my thought process: a\n\nHere's my response: b";
+    assert_eq!(of("granite", "", granite), "( a\n\n) b");
+    assert_eq!(of("granite", "", "Here's my answer: b"), "Here's my answer: b");
     assert_eq!(of("glm45", "<|assistant|>\n", "<think>a</think>b"), "(a)b");
     assert_eq!(of("glm47", "<|assistant|></think>", "b"), "b");
     assert_eq!(of("kimi_k2", "", "a</think>b"), "(a)b");

@@ -1,25 +1,21 @@
 //! Forced calls: random outputs of the grammar of every tool call syntax are parsed into complete calls, whose
 //! arguments the schema accepts.
 
+use super::random_output::RandomOutput;
 use super::{added, byte_level, load};
 use crate::{
-    CallGrammarError, OutputParser, OutputPiece, OutputPieces, Tokenizer, ToolCallParserOptions,
-    ToolCallSyntax, ToolDefinition,
+    CallEnforcement, CallGrammarError, OutputParser, OutputPiece, OutputPieces, Tokenizer,
+    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
-use grammar::{GrammarCompiler, GrammarSession, GrammarSpec, OutputConstraint};
-use protocol::Token;
+use grammar::{GrammarCompiler, GrammarSpec, OutputConstraint};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Texts with which a random output ends the values that have begun.
 const JSON_ENDS: &[&str] = &["\"", "a\"", "]", "}", ")"];
+const DELIMITED_ENDS: &[&str] = &["<escape>", "<|\"|>", "]", "}", "<end_function_call>"];
 const TAG_ENDS: &[&str] =
     &["\n</parameter>", "</parameter>", "</arg_value>", "</｜DSML｜parameter>", "\"", "]", "}"];
-/// Number of tokens in which a random output tries the same end first.
-const TURN_TOKENS: usize = 30;
-/// Number of tokens after which a random output ends its values.
-const FREE_TOKENS: usize = 60;
-const TOKENS_MAX: usize = 1_500;
 
 /// Schemas of a property `v`; definitions that they refer to are `DEFINITIONS`.
 fn value_schemas() -> Vec<Value> {
@@ -55,7 +51,7 @@ fn value_schemas() -> Vec<Value> {
 }
 
 /// Schemas of the whole arguments.
-fn object_schemas() -> Vec<Value> {
+pub(super) fn object_schemas() -> Vec<Value> {
     let definitions = json!({
         "colour": {"type": "string", "enum": ["red", "blue"]},
         "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": false, "minItems": 2},
@@ -97,73 +93,6 @@ fn tokenizer(syntax: ToolCallSyntax, has_special: bool) -> Arc<Tokenizer> {
     Arc::new(load(&files).1)
 }
 
-/// Unpredictable but reproducible choices.
-struct RandomChoices(u64);
-
-impl RandomChoices {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
-}
-
-/// Generates a random output that the grammar allows.
-fn random_output(
-    tokenizer: &Tokenizer,
-    session: &mut GrammarSession,
-    ends: &[&str],
-    seed: u64,
-) -> Result<String, String> {
-    let (mut output, mut random) = (Vec::new(), RandomChoices(seed));
-    let end = tokenizer.eos_ids()[0];
-    for step in 0..TOKENS_MAX {
-        let text = String::from_utf8_lossy(&output).into_owned();
-        let mask = session.mask().ok_or_else(|| format!("no mask after {text:?}"))?;
-        let is_allowed = |token: Token| mask[token as usize / 32] >> (token % 32) & 1 == 1;
-        let ids = 0..tokenizer.vocab_size() as Token;
-        let allowed: Vec<Token> = ids.filter(|&id| id != end && is_allowed(id)).collect();
-        if allowed.is_empty() || is_allowed(end) && random.below(2) == 0 {
-            return if is_allowed(end) {
-                Ok(text)
-            } else {
-                Err(format!("no token after {text:?}"))
-            };
-        }
-        let ending = step > FREE_TOKENS || random.below(8) == 0;
-        // A text that ends a value may be allowed inside a string, so each has its turn.
-        let turn = step / TURN_TOKENS % ends.len();
-        let in_turn = || ends[turn..].iter().chain(&ends[..turn]);
-        let ends = || in_turn().filter_map(|end| next_byte(&output, end.as_bytes()));
-        let continued = ends().filter(|next| next.matched > 0).map(|next| next.token);
-        let begun = ends().map(|next| next.token);
-        let special = allowed.iter().copied().find(|&id| tokenizer.is_special(id));
-        let wanted =
-            special.into_iter().chain(continued).chain(begun).find(|id| allowed.contains(id));
-        let plain: Vec<Token> =
-            allowed.iter().copied().filter(|id| (32..127).contains(id) || *id == 10).collect();
-        let plain = if plain.is_empty() { &allowed } else { &plain };
-        let token = match wanted {
-            Some(wanted) if ending => wanted,
-            _ => plain[random.below(plain.len())],
-        };
-        output.extend_from_slice(tokenizer.token_bytes(token));
-        session.advance(&[token]);
-    }
-    Err(format!("no end: {:?}", String::from_utf8_lossy(&output)))
-}
-
-/// Next byte of a text whose beginning an output ends with.
-struct NextByte {
-    matched: usize,
-    token: Token,
-}
-
-fn next_byte(output: &[u8], end: &[u8]) -> Option<NextByte> {
-    let matched = (0..end.len()).rev().find(|&count| output.ends_with(&end[..count]))?;
-    Some(NextByte { matched, token: Token::from(end[matched]) })
-}
-
 /// Returns the arguments of the calls of an output that contains nothing else.
 ///
 /// Errors: the part of the output that is not a complete call.
@@ -172,7 +101,8 @@ fn calls(
     tools: &Arc<[ToolDefinition]>,
     output: &str,
 ) -> Result<Vec<String>, String> {
-    let options = ToolCallParserOptions { syntax, tools, max_calls: u32::MAX, forced: true };
+    let enforcement = CallEnforcement::AllTools;
+    let options = ToolCallParserOptions { syntax, tools, max_calls: u32::MAX, enforcement };
     let (mut parser, mut pieces) =
         (OutputParser::new(None, Some(options)), OutputPieces::default());
     parser.push(output, &mut pieces);
@@ -190,20 +120,35 @@ fn calls(
 }
 
 /// Syntax of tool calls, with the vocabulary for which its grammars are compiled.
-struct ForcedSyntax {
-    syntax: ToolCallSyntax,
-    tokenizer: Arc<Tokenizer>,
-    compiler: GrammarCompiler,
+pub(super) struct ForcedSyntax {
+    pub syntax: ToolCallSyntax,
+    pub tokenizer: Arc<Tokenizer>,
+    pub compiler: GrammarCompiler,
 }
 
 impl ForcedSyntax {
-    fn new(syntax: ToolCallSyntax, has_special: bool) -> Self {
+    pub(super) fn new(syntax: ToolCallSyntax, has_special: bool) -> Self {
         let tokenizer = tokenizer(syntax, has_special);
         let compiler = GrammarCompiler::new(tokenizer.grammar_vocabulary()).unwrap();
         Self { syntax, tokenizer, compiler }
     }
 
-    fn ends(&self) -> &'static [&'static str] {
+    fn random(&self, seed: u64) -> RandomOutput<'_> {
+        RandomOutput {
+            tokenizer: &self.tokenizer,
+            ends: self.ends().to_vec(),
+            stop_chance: 2,
+            stops_after: usize::MAX,
+            start: "",
+            prefers_special: true,
+            seed,
+        }
+    }
+
+    pub(super) fn ends(&self) -> &'static [&'static str] {
+        if matches!(self.syntax, ToolCallSyntax::FunctionGemma | ToolCallSyntax::Gemma4) {
+            return DELIMITED_ENDS;
+        }
         let tags = ["qwen3_coder", "seed_oss", "minimax_m2", "glm45", "glm47", "deepseek_v32"];
         let names = ToolCallSyntax::NAMES.iter().filter(|(_, syntax)| *syntax == self.syntax);
         if names.into_iter().any(|(name, _)| tags.contains(name)) { TAG_ENDS } else { JSON_ENDS }
@@ -211,7 +156,8 @@ impl ForcedSyntax {
 
     /// Generates calls of a tool with the schema `schema`, and checks their arguments.
     fn check(&self, schema: &Value, seed: u64) -> Result<(), String> {
-        let tool = ToolDefinition { name: "f".to_owned(), parameters: schema.clone() };
+        let tool =
+            ToolDefinition { name: "f".to_owned(), parameters: schema.clone(), is_strict: false };
         let tools: Arc<[ToolDefinition]> = [tool].into();
         let grammar = self.syntax.grammar(tools.iter(), true, &self.tokenizer);
         let grammar = grammar.map_err(|error| error.to_string())?;
@@ -224,7 +170,7 @@ impl ForcedSyntax {
         let valid = jsonschema::validator_for(schema).unwrap();
         for seed in [seed, seed + 1] {
             let mut session = compiled.session_seed(false).session();
-            let output = random_output(&self.tokenizer, &mut session, self.ends(), seed)?;
+            let output = self.random(seed).output(&mut session)?;
             let calls =
                 calls(self.syntax, &tools, &output).map_err(|e| format!("{e} {output:?}"))?;
             let parsed = calls.iter().map(|arguments| match serde_json::from_str(arguments) {
@@ -260,7 +206,7 @@ fn arguments_of_forced_calls_match_the_schema() {
 fn schemas_that_tags_cannot_express_are_rejected() {
     let tokenizer = tokenizer(ToolCallSyntax::Glm45, false);
     let grammar = |parameters: Value| {
-        let tool = ToolDefinition { name: "f".to_owned(), parameters };
+        let tool = ToolDefinition { name: "f".to_owned(), parameters, is_strict: false };
         ToolCallSyntax::Glm45.grammar([&tool], false, &tokenizer)
     };
     let unsupported =

@@ -2,8 +2,8 @@
 //! of the output.
 
 use crate::{
-    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningParserOptions,
-    ReasoningStart, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
+    CallEnforcement, OutputParser, OutputPiece, OutputPieces, ReasoningFamily,
+    ReasoningParserOptions, ReasoningStart, ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
 use expect_test::{Expect, expect};
 use serde_json::json;
@@ -14,7 +14,11 @@ pub(super) fn tools() -> Arc<[ToolDefinition]> {
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}}});
     ["weather", "time"]
-        .map(|name| ToolDefinition { name: name.to_owned(), parameters: parameters.clone() })
+        .map(|name| ToolDefinition {
+            name: name.to_owned(),
+            parameters: parameters.clone(),
+            is_strict: false,
+        })
         .into()
 }
 
@@ -25,8 +29,9 @@ pub(super) fn parser(
 ) -> OutputParser {
     let family = ReasoningFamily::Qwen3;
     let reasoning = reasoning.map(|start| ReasoningParserOptions { family, start });
-    let (tools, forced) = (&tools(), false);
-    OutputParser::new(reasoning, Some(ToolCallParserOptions { syntax, tools, max_calls, forced }))
+    let (tools, enforcement) = (&tools(), CallEnforcement::None);
+    let options = ToolCallParserOptions { syntax, tools, max_calls, enforcement };
+    OutputParser::new(reasoning, Some(options))
 }
 
 /// Parses an output that is split into `parts`.
@@ -321,9 +326,10 @@ fn long_tool_schema_is_read_once() {
     let values: Vec<String> = (0..100_000).map(|i| format!("v{i}")).collect();
     let schema = json!({"properties": {"a": {"enum": values}, "n": {"enum": [1, 2]}}});
     let tools: Arc<[ToolDefinition]> =
-        [ToolDefinition { name: "x".to_owned(), parameters: schema }].into();
+        [ToolDefinition { name: "x".to_owned(), parameters: schema, is_strict: false }].into();
     let syntax = ToolCallSyntax::Qwen3Coder;
-    let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX, forced: false };
+    let enforcement = CallEnforcement::None;
+    let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX, enforcement };
     let mut parser = OutputParser::new(None, Some(rules));
     let text = format!("<function=x>{}<parameter=n>2", "<parameter=a>v7".repeat(60_000));
     let mut pieces = OutputPieces::default();

@@ -75,6 +75,16 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     "<|/tool_call|>",
     "<|python_start|>",
     "<|python_end|>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "call:time{",
+    "days:[",
+    "days:",
+    ",",
     "```",
     "json",
     "\\",
@@ -327,6 +337,14 @@ fn valid_output(syntax: ToolCallSyntax) -> String {
             format!("a functools{list} b <|tool_call|>{list}<|/tool_call|>")
         }
         ToolCallSyntax::Xlam => format!("a\n```json\n{list}\n``` b"),
+        ToolCallSyntax::FunctionGemma => {
+            let call = "<start_function_call>call:weather{city:<escape>B\n<escape>,tags:[1,{}]}<end_function_call>";
+            format!("a\n{call}{call} b")
+        }
+        ToolCallSyntax::Gemma4 => {
+            let call = "<|tool_call>call:weather{city:<|\"|>B\n<|\"|>,tags:[1,{}]}<tool_call|>";
+            format!("a\n{call}\n{call} b")
+        }
     }
 }
 

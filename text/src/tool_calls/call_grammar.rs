@@ -3,8 +3,11 @@
 //!
 //! Each tool's schema is a rule of its own, so that `$ref` references are resolved inside it.
 
+use super::delimited_calls::LABEL;
 use super::json_sections::{CallHeadForm, FENCE};
-use super::{ToolCallSyntax, ToolDefinition, hermes, mistral, python_grammar, tag_grammar};
+use super::{ToolCallSyntax, ToolDefinition, hermes, mistral};
+use super::{delimited_grammar, python_grammar, tag_grammar};
+use grammar::lark_text::{ANY, literal, up_to, without};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -59,7 +62,12 @@ pub(super) struct EndText {
     pub rest: String,
 }
 
-impl GrammarWriter<'_> {
+impl<'a> GrammarWriter<'a> {
+    /// Creates a writer of a grammar without rules.
+    pub(super) fn new(syntax: ToolCallSyntax, special: SpecialMarkerFn<'a>) -> Self {
+        Self { special, markers: syntax.special_markers(), rules: String::new() }
+    }
+
     /// Formats `text` in Lark; the markers in it that are special tokens are written as such.
     pub(super) fn text(&self, text: &str) -> String {
         let EndText { plain, rest } = self.split(text);
@@ -83,7 +91,7 @@ impl GrammarWriter<'_> {
     }
 
     /// Whether `marker` is a special token.
-    fn has_special(&self, marker: &str) -> bool {
+    pub(super) fn has_special(&self, marker: &str) -> bool {
         (self.special)(marker).is_some()
     }
 
@@ -93,6 +101,21 @@ impl GrammarWriter<'_> {
         let _ = writeln!(self.rules, "{name}: {body}");
     }
 
+    /// Adds the terminal `name` of the text up to and with the first `end`, which contains none of `excluded`;
+    /// returns the text in Lark.
+    pub(super) fn text_up_to(&mut self, name: &str, end: &str, excluded: &[String]) -> String {
+        let EndText { plain, rest } = self.split(end);
+        if rest.is_empty() {
+            self.rule(name, &up_to(&[plain], excluded));
+            return name.to_owned();
+        }
+        // A special token is no part of a text, so it ends every terminal. Parsers read the text of the token
+        // in plain text too.
+        let excluded: Vec<String> = excluded.iter().cloned().chain([end.to_owned()]).collect();
+        self.rule(name, &format!("{} & {ANY} {}", without(&excluded), literal(&plain)));
+        format!("{name} {rest}")
+    }
+
     /// Adds the rule `name` of the JSON texts that `schema` accepts.
     pub(super) fn json_rule(&mut self, name: &str, schema: &Value) {
         let schema = with_python_whitespace(schema);
@@ -100,11 +123,36 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// Text of a model family's tool call syntax before, between and after the calls of an output, in Lark.
-struct CallDelimiters {
-    open: String,
-    between: String,
-    close: String,
+/// Text of a model family's tool call syntax before, between and after the calls of an output.
+pub(super) struct CallDelimiters {
+    pub open: String,
+    pub between: String,
+    pub close: String,
+}
+
+/// Text of a call before and after its arguments.
+pub(super) struct CallText {
+    pub head: String,
+    /// Rest of the text before the arguments, in Lark.
+    pub infix: String,
+    pub tail: String,
+}
+
+impl CallText {
+    /// Returns the call with the arguments of the rule `arguments`, in Lark. The call is preceded by `open`, and
+    /// the text `read` at the beginning of both is left out.
+    pub(super) fn written(
+        &self,
+        open: &str,
+        read: &str,
+        arguments: &str,
+        writer: &GrammarWriter<'_>,
+    ) -> String {
+        let Self { head, infix, tail } = self;
+        let head = format!("{open}{head}");
+        let head = writer.text(head.strip_prefix(read).unwrap_or(&head));
+        format!("{head} {infix} {arguments} {}", writer.text(tail))
+    }
 }
 
 /// Builds the grammar of one call, or with `multiple` of one or more calls, of any of `tools`.
@@ -116,18 +164,18 @@ pub(super) fn lark_grammar<'a>(
     multiple: bool,
     special: SpecialMarkerFn<'_>,
 ) -> Result<String, CallGrammarError> {
-    let markers = syntax.special_markers();
-    let mut writer = GrammarWriter { special, markers, rules: String::new() };
+    let mut writer = GrammarWriter::new(syntax, special);
     let mut names = Vec::new();
     for (index, tool) in tools.into_iter().enumerate() {
-        let call = call(syntax, index, tool, &mut writer)?;
+        let arguments = format!("args_{index}");
+        add_arguments(syntax, index, tool, &mut writer)?;
+        let call = call_text(syntax, &tool.name, &writer).written("", "", &arguments, &writer);
         names.push(format!("call_{index}"));
         writer.rule(&format!("call_{index}"), &call);
     }
     let CallDelimiters { open, between, close } = delimiters(syntax, &writer);
-    // Llama's syntax has no marker at the end of a call, which could separate several calls from the text
-    // that follows.
-    let more = if multiple && syntax != ToolCallSyntax::Llama3Json {
+    let [open, between, close] = [open, between, close].map(|text| writer.text(&text));
+    let more = if multiple && allows_several(syntax) {
         format!("({between} call)*")
     } else {
         String::new()
@@ -136,11 +184,18 @@ pub(super) fn lark_grammar<'a>(
     Ok(format!("start: {open} call {more} {close}\ncall: {calls}\n{rules}"))
 }
 
-fn delimiters(syntax: ToolCallSyntax, writer: &GrammarWriter<'_>) -> CallDelimiters {
+/// Whether a grammar can allow several calls. Llama's syntax has no marker at the end of a call, which could
+/// separate several calls from the text that follows.
+pub(super) fn allows_several(syntax: ToolCallSyntax) -> bool {
+    syntax != ToolCallSyntax::Llama3Json
+}
+
+/// Returns the text around and between all calls of an output.
+pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &GrammarWriter<'_>) -> CallDelimiters {
     let delimiters = |open: &str, between: &str, close: &str| CallDelimiters {
-        open: writer.text(open),
-        between: writer.text(between),
-        close: writer.text(close),
+        open: open.to_owned(),
+        between: between.to_owned(),
+        close: close.to_owned(),
     };
     if let Some(tags) = syntax.tags() {
         return match tags.wrapper.filter(|_| !tags.wraps_each_call) {
@@ -166,30 +221,52 @@ fn delimiters(syntax: ToolCallSyntax, writer: &GrammarWriter<'_>) -> CallDelimit
             delimiters("<|tool_call|>[", ", ", "]<|/tool_call|>")
         }
         ToolCallSyntax::Phi4Mini => delimiters("functools[", ", ", "]"),
-        ToolCallSyntax::Llama3Json => delimiters("", "", ""),
+        ToolCallSyntax::Llama3Json | ToolCallSyntax::FunctionGemma | ToolCallSyntax::Gemma4 => {
+            delimiters("", "", "")
+        }
         _ => delimiters("", "\n", ""),
     }
 }
 
-/// Builds the right-hand side of the grammar rule of a call.
-fn call(
+/// Adds the rule `args_N` of the arguments of tool N.
+pub(super) fn add_arguments(
     syntax: ToolCallSyntax,
     index: usize,
     tool: &ToolDefinition,
     writer: &mut GrammarWriter<'_>,
-) -> Result<String, CallGrammarError> {
-    let name = &tool.name;
-    if let Some(tags) = syntax.tags() {
-        return tag_grammar::tagged_call(tags, index, tool, writer);
-    }
-    if syntax == ToolCallSyntax::Pythonic {
-        return python_grammar::python_call(index, tool, writer);
-    }
-    let arguments = format!("args_{index}");
-    writer.json_rule(&arguments, &object_schema(tool)?);
-    let call = |head: &str, tail: &str| {
-        Ok(format!("{} {arguments} {}", writer.text(head), writer.text(tail)))
+) -> Result<(), CallGrammarError> {
+    let name = format!("args_{index}");
+    let body = if let Some(tags) = syntax.tags() {
+        tag_grammar::tagged_parameters(tags, index, tool, writer)?
+    } else if let Some(delimited) = syntax.delimited() {
+        delimited_grammar::delimited_arguments(delimited, index, tool, writer)?
+    } else if syntax == ToolCallSyntax::Pythonic {
+        python_grammar::python_arguments(index, tool, writer)?
+    } else {
+        writer.json_rule(&name, &object_schema(tool)?);
+        return Ok(());
     };
+    writer.rule(&name, &body);
+    Ok(())
+}
+
+/// Returns the text of a call of the function `name`.
+pub(super) fn call_text(
+    syntax: ToolCallSyntax,
+    name: &str,
+    writer: &GrammarWriter<'_>,
+) -> CallText {
+    let call = |head: &str, tail: &str| CallText {
+        head: head.to_owned(),
+        infix: String::new(),
+        tail: tail.to_owned(),
+    };
+    if let Some(tags) = syntax.tags() {
+        return tag_grammar::call_tags(tags, name);
+    }
+    if let Some(delimited) = syntax.delimited() {
+        return call(&format!("{}{LABEL}{name}", delimited.open), delimited.close);
+    }
     if let Some(section) = syntax.section() {
         let (open, separator, close) = (section.call_open, section.separator, section.call_close);
         return match section.head {
@@ -199,9 +276,8 @@ fn call(
                 &format!("\n```{close}"),
             ),
             CallHeadForm::Index => {
-                let head = writer.text(&format!("{open}functions.{name}:"));
-                let (separator, close) = (writer.text(separator), writer.text(close));
-                Ok(format!("{head} /[0-9]{{1,3}}/ {separator} {arguments} {close}"))
+                let infix = format!("/[0-9]{{1,3}}/ {}", writer.text(separator));
+                CallText { infix, ..call(&format!("{open}functions.{name}:"), close) }
             }
         };
     }
@@ -216,6 +292,7 @@ fn call(
         ToolCallSyntax::Llama3Json => {
             call(&format!("{{\"name\": \"{name}\", \"parameters\": "), "}")
         }
+        ToolCallSyntax::Pythonic => call(&format!("{name}("), ")"),
         _ => call(&format!("{{\"name\": \"{name}\", \"arguments\": "), "}"),
     }
 }
@@ -243,10 +320,4 @@ fn with_python_whitespace(schema: &Value) -> Value {
         json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     object.insert("x-guidance".to_owned(), options);
     Value::Object(object)
-}
-
-/// Formats `text` as a Lark string literal.
-pub(super) fn literal(text: &str) -> String {
-    // Lark's strings are those of JSON, except that they contain no U+007F.
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

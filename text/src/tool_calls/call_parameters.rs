@@ -49,15 +49,25 @@ pub(super) struct CallParameter {
 pub(super) fn call_variants(
     tool: &ToolDefinition,
 ) -> Result<Vec<CallParameters>, CallGrammarError> {
+    call_variants_of(tool, &tool.parameters)
+}
+
+/// Returns the alternatives of an object within the arguments of a tool; `part` is its schema.
+///
+/// Errors: those of `call_variants`.
+pub(super) fn call_variants_of(
+    tool: &ToolDefinition,
+    part: &Value,
+) -> Result<Vec<CallParameters>, CallGrammarError> {
     let schema = ObjectSchema { tool, root: &tool.parameters };
     let mut variants = vec![CallParameters::default()];
-    schema.combine(&tool.parameters, DEPTH_MAX, &mut variants)?;
+    schema.combine(part, DEPTH_MAX, &mut variants)?;
     let variants = variants.into_iter().filter_map(CallParameters::completed).collect::<Vec<_>>();
     if variants.is_empty() {
         return Err(CallGrammarError::NoObject { tool: tool.name.clone() });
     }
     for (keyword, fits) in [("minProperties", true), ("maxProperties", false)] {
-        let Some(limit) = tool.parameters[keyword].as_u64() else { continue };
+        let Some(limit) = part[keyword].as_u64() else { continue };
         let count = |variant: &CallParameters| {
             let counted = variant.parameters.iter().filter(|one| !fits || one.is_required);
             counted.count() as u64

@@ -9,8 +9,7 @@ use super::call_list::CallListParser;
 use super::call_object::{CallParseStatus, FunctionNames};
 use super::hermes;
 use super::json_scanner::is_space;
-use super::marker_scanner::MarkerScanner;
-use super::unparsed_syntax::UnparsedSyntax;
+use super::marked_text::MarkedText;
 use crate::output_pieces::OutputPieceWriter;
 
 /// Markers around the array of one model family. The array at the beginning of an output needs no marker if
@@ -63,11 +62,8 @@ pub(super) struct ListToolParser {
     syntax: &'static ListSyntax,
     names: FunctionNames,
     markers: Vec<&'static str>,
-    scanner: MarkerScanner,
+    text: MarkedText,
     state: ListParserState,
-    /// Whether an array is complete, but its closing marker has not been read.
-    closing: bool,
-    unparsed: UnparsedSyntax,
 }
 
 impl ListToolParser {
@@ -78,10 +74,8 @@ impl ListToolParser {
             syntax,
             names,
             markers: syntax.openers.iter().chain(closers).copied().collect(),
-            scanner: MarkerScanner::default(),
+            text: MarkedText::default(),
             state: ListParserState::Start,
-            closing: false,
-            unparsed: UnparsedSyntax::default(),
         }
     }
 
@@ -104,10 +98,10 @@ impl ListToolParser {
             ListParserState::List(list) => list.push(c, emitter, out),
         };
         if matches!(&self.state, ListParserState::List(list) if list.is_complete()) {
-            (self.state, self.closing) = (ListParserState::Text, true);
+            (self.state, self.text.closing) = (ListParserState::Text, true);
         }
-        if !self.unparsed.apply_step(c, step, emitter) {
-            self.reject_call(out.start_of(c), emitter, out);
+        if !self.text.apply_step(c, step, emitter, out) {
+            self.state = ListParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -119,18 +113,18 @@ impl ListToolParser {
     ) {
         match &self.state {
             ListParserState::Start | ListParserState::Text => {
-                self.scanner.finish(|c| emitter.content(c, out));
+                self.text.finish(emitter, out);
             }
             ListParserState::List(list) if list.is_after_object() => {}
-            _ => self.reject_call(out.bytes_read, emitter, out),
+            _ => self.text.reject_call(out.bytes_read, emitter, out),
         }
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        if matches!(self.state, ListParserState::Start) && self.scanner.is_empty() {
+        if matches!(self.state, ListParserState::Start) && self.text.scanner.is_empty() {
             if c == '[' && self.syntax.allows_bare {
-                self.unparsed.open("[", emitter, out);
-                let mut list = CallListParser::new(self.names.clone(), self.unparsed.from);
+                self.text.unparsed.open("[", emitter, out);
+                let mut list = CallListParser::new(self.names.clone(), self.text.unparsed.from);
                 list.push(c, emitter, out);
                 self.state = ListParserState::List(list);
                 return;
@@ -139,18 +133,17 @@ impl ListToolParser {
                 self.state = ListParserState::Text;
             }
         }
-        let found = self.scanner.push(c, &self.markers, |c| emitter.content(c, out));
+        let found = self.text.push(c, &self.markers, emitter, out);
         let Some(found) = found else { return };
         let marker = self.markers[found];
         let closes = self.syntax.closers.contains(&marker)
-            && std::mem::take(&mut self.closing)
+            && std::mem::take(&mut self.text.closing)
             && emitter.is_after_call();
         if closes {
             emitter.drop_space();
         } else if found < self.syntax.openers.len() {
-            self.unparsed.open(marker, emitter, out);
-            (self.state, self.closing) =
-                (ListParserState::Lead { label: self.syntax.label }, false);
+            self.text.open(marker, emitter, out);
+            self.state = ListParserState::Lead { label: self.syntax.label };
         } else {
             marker.chars().for_each(|c| emitter.content(c, out));
         }
@@ -165,19 +158,9 @@ impl ListToolParser {
     ) -> CallParseStatus {
         // A code fence or an array is a common content, so the functions of its calls must be known.
         let names = self.names.clone().filter(|_| self.syntax.label == "json");
-        let mut list = CallListParser::new(names, self.unparsed.from);
+        let mut list = CallListParser::new(names, self.text.unparsed.from);
         let step = list.push(c, emitter, out);
         self.state = ListParserState::List(list);
         step
-    }
-
-    fn reject_call(
-        &mut self,
-        to: usize,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
-        self.unparsed.reject_call(to, emitter, out);
-        self.state = ListParserState::Text;
     }
 }

@@ -8,8 +8,7 @@
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
-use super::marker_scanner::MarkerScanner;
-use super::unparsed_syntax::UnparsedSyntax;
+use super::marked_text::MarkedText;
 use crate::output_pieces::OutputPieceWriter;
 
 /// Text that opens the arguments of a fenced call.
@@ -82,18 +81,16 @@ enum SectionParserState {
 #[derive(Debug, Clone)]
 pub(super) struct SectionToolParser {
     syntax: &'static SectionSyntax,
-    scanner: MarkerScanner,
+    text: MarkedText,
     state: SectionParserState,
     /// Number of closing markers of the last call that have been read or passed over: the end of its code
     /// fence, of the call and of the section, in this order.
     closed: usize,
-    unparsed: UnparsedSyntax,
 }
 
 impl SectionToolParser {
     pub(super) fn new(syntax: &'static SectionSyntax) -> Self {
-        let (scanner, state) = (MarkerScanner::default(), SectionParserState::Text);
-        Self { syntax, scanner, state, closed: 0, unparsed: UnparsedSyntax::default() }
+        Self { syntax, text: MarkedText::default(), state: SectionParserState::Text, closed: 0 }
     }
 
     pub(super) fn push(
@@ -110,8 +107,8 @@ impl SectionToolParser {
         if step == CallParseStatus::Done {
             (self.state, self.closed) = (SectionParserState::Text, 0);
         }
-        if !self.unparsed.apply_step(c, step, emitter) {
-            self.reject_call(out.start_of(c), emitter, out);
+        if !self.text.apply_step(c, step, emitter, out) {
+            self.state = SectionParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -123,10 +120,10 @@ impl SectionToolParser {
     ) {
         if matches!(self.state, SectionParserState::Text) {
             // An opening marker without a call is content.
-            self.unparsed.release(emitter, out);
-            self.scanner.finish(|c| emitter.content(c, out));
+            self.text.unparsed.release(emitter, out);
+            self.text.finish(emitter, out);
         } else {
-            self.reject_call(out.bytes_read, emitter, out);
+            self.text.reject_call(out.bytes_read, emitter, out);
         }
     }
 
@@ -141,8 +138,8 @@ impl SectionToolParser {
         ];
         let fenced = syntax.head == CallHeadForm::Type && emitter.is_after_call();
         let markers = if fenced { &markers[..] } else { &markers[..4] };
-        let unparsed = &mut self.unparsed;
-        let found = self.scanner.push(c, markers, |c| {
+        let MarkedText { scanner, unparsed, .. } = &mut self.text;
+        let found = scanner.push(c, markers, |c| {
             if is_space(c) && !unparsed.is_empty() && !unparsed.is_full() {
                 return unparsed.push(c);
             }
@@ -151,10 +148,10 @@ impl SectionToolParser {
         });
         match found {
             Some(0) => {
-                self.unparsed.open(syntax.call_open, emitter, out);
+                self.text.unparsed.open(syntax.call_open, emitter, out);
                 self.state = SectionParserState::Head(String::new());
             }
-            Some(1) => self.unparsed.open(syntax.section_open, emitter, out),
+            Some(1) => self.text.unparsed.open(syntax.section_open, emitter, out),
             Some(2) => self.close(3, syntax.section_close, emitter, out),
             Some(3) => self.close(2, syntax.call_close, emitter, out),
             Some(_) => self.close(1, FENCE_END, emitter, out),
@@ -171,22 +168,12 @@ impl SectionToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        if emitter.is_after_call() && self.closed < order && self.unparsed.is_empty() {
+        if emitter.is_after_call() && self.closed < order && self.text.unparsed.is_empty() {
             self.closed = order;
             return emitter.drop_space();
         }
-        self.unparsed.release(emitter, out);
+        self.text.unparsed.release(emitter, out);
         marker.chars().for_each(|c| emitter.content(c, out));
-    }
-
-    fn reject_call(
-        &mut self,
-        to: usize,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
-        self.unparsed.reject_call(to, emitter, out);
-        (self.scanner, self.state) = (MarkerScanner::default(), SectionParserState::Text);
     }
 
     /// Parses a character between the opening marker of a call and its arguments.
@@ -203,7 +190,7 @@ impl SectionToolParser {
             SectionParserState::Name(text) => (text, FENCE, true),
             _ => return CallParseStatus::Invalid,
         };
-        let found = self.scanner.push(c, &[end], |c| text.push(c));
+        let found = self.text.scanner.push(c, &[end], |c| text.push(c));
         if text.len() > HEAD_MAX {
             return CallParseStatus::Invalid;
         }
@@ -234,7 +221,7 @@ impl SectionToolParser {
         if name.is_empty() || name.contains('\n') {
             return CallParseStatus::Invalid;
         }
-        emitter.begin(name, self.unparsed.from, out);
+        emitter.begin(name, self.text.unparsed.from, out);
         self.state = SectionParserState::Arguments(CallArgumentsParser::default());
         CallParseStatus::Continues
     }

@@ -7,8 +7,7 @@ use super::call_emitter::ToolCallEmitter;
 use super::call_list::CallListParser;
 use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
-use super::marker_scanner::MarkerScanner;
-use super::unparsed_syntax::UnparsedSyntax;
+use super::marked_text::MarkedText;
 use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
@@ -33,9 +32,8 @@ enum MistralParserState {
 /// Parser of tool calls in Mistral's syntax.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MistralToolParser {
-    scanner: MarkerScanner,
+    text: MarkedText,
     state: MistralParserState,
-    unparsed: UnparsedSyntax,
 }
 
 impl MistralToolParser {
@@ -49,8 +47,8 @@ impl MistralToolParser {
             return self.text(c, emitter, out);
         }
         let step = self.syntax(c, emitter, out);
-        if !self.unparsed.apply_step(c, step, emitter) {
-            self.reject_call(out.start_of(c), emitter, out);
+        if !self.text.apply_step(c, step, emitter, out) {
+            self.state = MistralParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -61,27 +59,17 @@ impl MistralToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         match &self.state {
-            MistralParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
+            MistralParserState::Text => self.text.finish(emitter, out),
             MistralParserState::List(list) if list.is_after_object() => {}
-            _ => self.reject_call(out.bytes_read, emitter, out),
+            _ => self.text.reject_call(out.bytes_read, emitter, out),
         }
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        if self.scanner.push(c, &[CALLS], |c| emitter.content(c, out)).is_some() {
+        if self.text.push(c, &[CALLS], emitter, out).is_some() {
             self.state = MistralParserState::Lead;
-            self.unparsed.open(CALLS, emitter, out);
+            self.text.open(CALLS, emitter, out);
         }
-    }
-
-    fn reject_call(
-        &mut self,
-        to: usize,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
-        self.unparsed.reject_call(to, emitter, out);
-        (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
 
     /// Parses a character after `[TOOL_CALLS]`.
@@ -95,7 +83,7 @@ impl MistralToolParser {
             MistralParserState::Text => CallParseStatus::Invalid,
             MistralParserState::Lead if is_space(c) => CallParseStatus::Continues,
             MistralParserState::Lead if c == '[' => {
-                let mut list = CallListParser::new(None, self.unparsed.from);
+                let mut list = CallListParser::new(None, self.text.unparsed.from);
                 list.push(c, emitter, out);
                 self.go(MistralParserState::List(list))
             }
@@ -138,17 +126,17 @@ impl MistralToolParser {
             MistralParserState::Id(name) => (name, false),
             _ => return CallParseStatus::Invalid,
         };
-        if self.unparsed.len() > HEAD_MAX {
+        if self.text.unparsed.len() > HEAD_MAX {
             return CallParseStatus::Invalid;
         }
-        if c == '{' && self.scanner.is_empty() && in_name && !name.is_empty() {
-            emitter.begin(name, self.unparsed.from, out);
+        if c == '{' && self.text.scanner.is_empty() && in_name && !name.is_empty() {
+            emitter.begin(name, self.text.unparsed.from, out);
             let mut arguments = CallArgumentsParser::default();
             arguments.push(c, emitter, out);
             return self.go(MistralParserState::Arguments(arguments));
         }
         let mut is_valid = true;
-        let found = self.scanner.push(c, &[CALL_ID, ARGS], |c| {
+        let found = self.text.scanner.push(c, &[CALL_ID, ARGS], |c| {
             is_valid &= c.is_ascii_alphanumeric() || "_-.".contains(c);
             if in_name {
                 name.push(c);
@@ -164,7 +152,7 @@ impl MistralToolParser {
             }
             Some(0) => CallParseStatus::Invalid,
             Some(_) => {
-                emitter.begin(name, self.unparsed.from, out);
+                emitter.begin(name, self.text.unparsed.from, out);
                 self.go(MistralParserState::Arguments(CallArgumentsParser::default()))
             }
         }

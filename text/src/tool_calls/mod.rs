@@ -11,11 +11,18 @@ mod call_list;
 mod call_object;
 mod call_parameters;
 mod closed_arguments;
+mod delimited_calls;
+mod delimited_constants;
+mod delimited_grammar;
+mod delimited_object;
+mod free_grammar;
 mod hermes;
+mod json_escape;
 mod json_lists;
 mod json_scanner;
 mod json_sections;
 mod llama3_json;
+mod marked_text;
 mod marker_scanner;
 mod mistral;
 mod partial_arguments;
@@ -38,6 +45,7 @@ use super::output_pieces::OutputPieceWriter;
 use call_emitter::ToolCallEmitter;
 pub use call_grammar::CallGrammarError;
 pub use closed_arguments::closed_arguments;
+use delimited_calls::DelimitedToolParser;
 use hermes::HermesToolParser;
 use json_lists::{GRANITE, ListToolParser, PHI4_MINI, XLAM};
 use json_sections::SectionToolParser;
@@ -60,14 +68,36 @@ pub struct ToolCallParserOptions<'a> {
     pub tools: &'a Arc<[ToolDefinition]>,
     /// Maximum number of tool calls; further ones are dropped.
     pub max_calls: u32,
-    /// Whether a grammar forces the calls, so that their JSON is valid. Text in it is then never taken for a
-    /// marker.
-    pub forced: bool,
+    /// Calls whose JSON is valid because of a grammar. Text in it is then never taken for a marker.
+    pub enforcement: CallEnforcement,
+}
+
+/// Calls whose arguments a grammar enforces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallEnforcement {
+    /// No calls.
+    None,
+    /// Calls of strict tools.
+    StrictTools,
+    /// All calls.
+    AllTools,
+}
+
+impl CallEnforcement {
+    /// Whether the arguments of a call of `tool` are enforced.
+    fn applies_to(self, tool: &ToolDefinition) -> bool {
+        match self {
+            Self::None => false,
+            Self::StrictTools => tool.is_strict,
+            Self::AllTools => true,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
 enum FamilyToolParser {
     Hermes(HermesToolParser),
+    Delimited(DelimitedToolParser),
     Tagged(Box<TaggedToolParser>),
     Llama(LlamaToolParser),
     List(ListToolParser),
@@ -78,12 +108,19 @@ enum FamilyToolParser {
 
 impl FamilyToolParser {
     fn new(options: ToolCallParserOptions<'_>) -> Self {
-        let ToolCallParserOptions { syntax, tools, forced, .. } = options;
+        let ToolCallParserOptions { syntax, tools, enforcement, .. } = options;
         if let Some(tags) = syntax.tags() {
-            return Self::Tagged(Box::new(TaggedToolParser::new(tags, Arc::clone(tools), forced)));
+            return Self::Tagged(Box::new(TaggedToolParser::new(
+                tags,
+                Arc::clone(tools),
+                enforcement,
+            )));
         }
         if let Some(section) = syntax.section() {
             return Self::Section(SectionToolParser::new(section));
+        }
+        if let Some(delimited) = syntax.delimited() {
+            return Self::Delimited(DelimitedToolParser::new(delimited));
         }
         let names = || Some(tools.iter().map(|tool| tool.name.clone()).collect());
         match syntax {
@@ -123,6 +160,7 @@ impl ToolCallParser {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {
             FamilyToolParser::Hermes(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Delimited(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Tagged(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Llama(parser) => parser.push(c, emitter, out),
             FamilyToolParser::List(parser) => parser.push(c, emitter, out),
@@ -137,6 +175,7 @@ impl ToolCallParser {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {
             FamilyToolParser::Hermes(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Delimited(parser) => parser.finish(emitter, out),
             FamilyToolParser::Tagged(parser) => parser.finish(emitter, out),
             FamilyToolParser::Llama(parser) => parser.finish(emitter, out),
             FamilyToolParser::List(parser) => parser.finish(emitter, out),

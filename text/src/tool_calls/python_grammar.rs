@@ -1,14 +1,16 @@
 //! Grammar of a Python call, whose values are written as JSON: `name(key="text", other=[1, 2])`.
 
-use super::call_grammar::{CallGrammarError, GrammarWriter, literal};
+use super::call_grammar::{CallGrammarError, GrammarWriter};
 use super::call_parameters::{CallParameters, call_variants};
 use super::schema_refs::extracted;
 use super::tool_definition::ToolDefinition;
+use grammar::lark_text::literal;
+use serde_json::json;
 
-/// Builds the right-hand side of the grammar rule of a call.
+/// Builds the right-hand side of the rule of the arguments of a call.
 ///
 /// Errors: the arguments of the tool cannot be written as keyword arguments.
-pub(super) fn python_call(
+pub(super) fn python_arguments(
     index: usize,
     tool: &ToolDefinition,
     writer: &mut GrammarWriter<'_>,
@@ -17,8 +19,14 @@ pub(super) fn python_call(
     for (at, variant) in call_variants(tool)?.iter().enumerate() {
         alternatives.push(arguments(&format!("{index}_{at}"), variant, tool, writer)?);
     }
-    let head = literal(&format!("{}(", tool.name));
-    Ok(format!("{head} ({}) \")\"", alternatives.join(" | ")))
+    Ok(alternatives.join(" | "))
+}
+
+/// Builds the right-hand side of a rule of any keyword arguments.
+pub(super) fn any_arguments(writer: &mut GrammarWriter<'_>) -> String {
+    writer.json_rule("any_value", &json!({}));
+    writer.rule("ANY_KEY", "/[a-zA-Z_][a-zA-Z0-9_]{0,63}=/");
+    "(ANY_KEY any_value (\", \" ANY_KEY any_value)*)?".to_owned()
 }
 
 /// Adds the rules of the arguments of one variant and returns the name of the first one. There are two rules

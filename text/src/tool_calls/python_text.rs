@@ -1,5 +1,7 @@
 //! Translates the text of a Python string to the text of a JSON string.
 
+use super::json_escape::escape;
+
 /// Translator of one string, which is open.
 #[derive(Debug, Clone)]
 pub(super) struct PythonTextParser {
@@ -118,13 +120,5 @@ impl PythonTextParser {
 
 /// Emits a character in the form that JSON requires inside a string.
 fn emit(code: u32, out: &mut dyn FnMut(&str)) {
-    match char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER) {
-        '"' => out("\\\""),
-        '\\' => out("\\\\"),
-        '\n' => out("\\n"),
-        '\t' => out("\\t"),
-        '\r' => out("\\r"),
-        c @ '\0'..='\x1f' => out(&format!("\\u{:04x}", u32::from(c))),
-        c => out(c.encode_utf8(&mut [0; 4])),
-    }
+    escape(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), out);
 }

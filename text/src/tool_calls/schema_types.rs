@@ -62,6 +62,11 @@ impl SchemaTypes {
         if types == ALL || types == 0 || left == 0 { Self::text() } else { Self(types) }
     }
 
+    /// Returns the types that `schema`, a part of the schema `root`, allows.
+    pub(super) fn of_value(root: &Json, schema: &Json) -> Self {
+        Self(allowed_types(root, schema, &mut { SCHEMAS_VISITED_MAX }))
+    }
+
     /// Whether strings are allowed.
     pub(super) fn allows_text(self) -> bool {
         self.0 & TEXT != 0

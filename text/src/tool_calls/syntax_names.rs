@@ -1,8 +1,9 @@
 //! Tool call syntaxes of the model families, with their command-line names.
 
+use super::delimited_calls::{DelimitedSyntax, FUNCTION_GEMMA, GEMMA4};
 use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, SectionSyntax};
 use super::tag_syntax::{DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagSyntax};
-use super::{ToolDefinition, call_grammar, hermes, llama3_json, mistral, pythonic};
+use super::{ToolDefinition, call_grammar, free_grammar, hermes, llama3_json, mistral, pythonic};
 use crate::tokenizer::Tokenizer;
 
 /// Tool call syntax of a model family (`--tool-call-parser`).
@@ -40,6 +41,10 @@ pub enum ToolCallSyntax {
     Phi4Mini,
     /// JSON array, the whole output or in a code fence: xLAM.
     Xlam,
+    /// `call:NAME{key:value}` between `<start_function_call>` and `<end_function_call>`: FunctionGemma.
+    FunctionGemma,
+    /// `call:NAME{key:value}` between `<|tool_call>` and `<tool_call|>`: Gemma 4.
+    Gemma4,
 }
 
 /// Format of the tool call ids in replies.
@@ -75,6 +80,8 @@ impl ToolCallSyntax {
         ("granite", Self::Granite),
         ("phi4_mini_json", Self::Phi4Mini),
         ("xlam", Self::Xlam),
+        ("functiongemma", Self::FunctionGemma),
+        ("gemma4", Self::Gemma4),
     ];
 
     /// All syntaxes.
@@ -95,6 +102,8 @@ impl ToolCallSyntax {
         Self::Granite,
         Self::Phi4Mini,
         Self::Xlam,
+        Self::FunctionGemma,
+        Self::Gemma4,
     ];
 
     /// Returns the format of tool call ids that this family's templates accept.
@@ -118,6 +127,9 @@ impl ToolCallSyntax {
             } = *section;
             return vec![section_open, section_close, call_open, call_close, separator];
         }
+        if let Some(delimited) = self.delimited() {
+            return vec![delimited.open, delimited.close, delimited.delimiter];
+        }
         match self {
             Self::Llama3Json => vec![llama3_json::TAG],
             Self::Pythonic => vec![pythonic::OPEN, pythonic::CLOSE],
@@ -139,17 +151,31 @@ impl ToolCallSyntax {
         multiple: bool,
         tokenizer: &Tokenizer,
     ) -> Result<String, call_grammar::CallGrammarError> {
-        let special = |marker: &str| {
-            let id = tokenizer.token_id(marker).filter(|&id| tokenizer.is_special(id));
-            id.map(|id| format!("<[{id}]>"))
-        };
+        let special = |marker: &str| special_token(marker, tokenizer);
         call_grammar::lark_grammar(self, tools, multiple, &special)
+    }
+
+    /// Builds a grammar of free text and calls: the model is free whether to call, and the arguments of calls of
+    /// strict tools match their schema. Without `multiple` it allows at most one call.
+    ///
+    /// Errors: those of `grammar`, for strict tools.
+    pub fn free_grammar<'a>(
+        self,
+        tools: impl IntoIterator<Item = &'a ToolDefinition>,
+        multiple: bool,
+        tokenizer: &Tokenizer,
+    ) -> Result<String, call_grammar::CallGrammarError> {
+        let special = |marker: &str| special_token(marker, tokenizer);
+        free_grammar::free_grammar(self, tools, multiple, &special)
     }
 
     /// Returns the marker that begins every call; `None` if the syntax has none.
     pub(crate) fn opening_marker(self) -> Option<&'static str> {
         if let Some(tags) = self.tags() {
             return Some(tags.wrapper.map_or(tags.call.open, |wrapper| wrapper.open));
+        }
+        if let Some(delimited) = self.delimited() {
+            return Some(delimited.open);
         }
         match self {
             Self::Hermes => Some(hermes::OPEN),
@@ -171,6 +197,15 @@ impl ToolCallSyntax {
         }
     }
 
+    /// Returns the markers of a syntax with delimiters around strings.
+    pub(super) fn delimited(self) -> Option<&'static DelimitedSyntax> {
+        match self {
+            Self::FunctionGemma => Some(&FUNCTION_GEMMA),
+            Self::Gemma4 => Some(&GEMMA4),
+            _ => None,
+        }
+    }
+
     /// Returns the markers of a syntax that writes the function name before JSON.
     pub(super) fn section(self) -> Option<&'static SectionSyntax> {
         match self {
@@ -180,4 +215,10 @@ impl ToolCallSyntax {
             _ => None,
         }
     }
+}
+
+/// Returns the Lark form of a marker that is a special token; `None` if it is plain text.
+fn special_token(marker: &str, tokenizer: &Tokenizer) -> Option<String> {
+    let id = tokenizer.token_id(marker).filter(|&id| tokenizer.is_special(id));
+    id.map(|id| format!("<[{id}]>"))
 }

@@ -4,7 +4,7 @@
 //! A string is written as plain text. It must not contain a text that ends the value, and where other types
 //! are allowed too, it must not look like one of their values.
 
-use super::call_grammar::{CallGrammarError, EndText, GrammarWriter, literal};
+use super::call_grammar::{CallGrammarError, CallText, EndText, GrammarWriter};
 use super::call_parameters::{CallParameter, call_variants};
 use super::schema_refs::extracted;
 use super::schema_types::SchemaTypes;
@@ -12,12 +12,13 @@ use super::tag_syntax::{TagSyntax, ValueForm};
 use super::tagged_calls::NAME_MAX;
 use super::text_language::{TextLanguage, accepts_constant, intersection, regex_literal};
 use super::tool_definition::ToolDefinition;
+use grammar::lark_text::literal;
 use serde_json::{Value, json};
 
-/// Builds the right-hand side of the grammar rule of a call.
+/// Builds the right-hand side of the rule of the parameters of a call.
 ///
 /// Errors: the arguments of the tool cannot be written in this syntax as its schema requires.
-pub(super) fn tagged_call(
+pub(super) fn tagged_parameters(
     syntax: &TagSyntax,
     index: usize,
     tool: &ToolDefinition,
@@ -48,18 +49,11 @@ pub(super) fn tagged_call(
         }
         alternatives.push(parameters.join(" "));
     }
-    let CallTags { head, tail } = call_tags(syntax, &tool.name);
-    let (head, tail) = (writer.text(&head), writer.text(&tail));
-    Ok(format!("{head} ({}) {tail}", alternatives.join(" | ")))
+    Ok(alternatives.join(" | "))
 }
 
-/// Text of a call before and after its parameters.
-struct CallTags {
-    head: String,
-    tail: String,
-}
-
-fn call_tags(syntax: &TagSyntax, name: &str) -> CallTags {
+/// Returns the text of a call before and after its parameters.
+pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallText {
     let TagSyntax { call, line_break, .. } = syntax;
     let wrapper = syntax.wrapper.filter(|_| syntax.wraps_each_call);
     // A name that a line break or another tag ends has no end of its own.
@@ -70,7 +64,28 @@ fn call_tags(syntax: &TagSyntax, name: &str) -> CallTags {
         head.insert_str(0, &format!("{}{line_break}", tags.open));
         tail = format!("{tail}{line_break}{}", tags.close);
     }
-    CallTags { head, tail }
+    CallText { head, infix: String::new(), tail }
+}
+
+/// Builds the right-hand side of a rule of any parameters.
+pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut GrammarWriter<'_>) -> String {
+    let EndText { plain, rest } = writer.split(syntax.key_end);
+    writer.rule("ANY_KEY", &format!("/[^<>\"\\n]{{1,64}}/ {}", literal(&plain)));
+    let line_break = if syntax.wraps_values { "\n" } else { "" };
+    let gap = syntax.value_gap;
+    let openings: Vec<String> = match syntax.value_openings {
+        [] => vec![writer.text(&format!("{gap}{line_break}"))],
+        openings => openings
+            .iter()
+            .map(|opening| writer.text(&format!("{gap}{}{line_break}", opening.text)))
+            .collect(),
+    };
+    let ends: Vec<String> = syntax.value_ends.iter().map(|&end| end.to_owned()).collect();
+    let value = writer.text_up_to("ANY_VALUE", &ends[0], &ends[1..]);
+    let (open, line_break) = (writer.text(syntax.parameter_open), writer.text(syntax.line_break));
+    let openings = openings.join(" | ");
+    let openings = if openings.is_empty() { String::new() } else { format!("({openings})") };
+    format!("({open} ANY_KEY {rest} {openings} {value} {line_break})*")
 }
 
 /// Whether the parser reads the key `key` as it is.

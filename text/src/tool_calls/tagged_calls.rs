@@ -1,13 +1,13 @@
 //! Parser of tool calls that are tags around plain-text values (`tag_syntax`), for the tags of any family.
 
+use super::CallEnforcement;
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
 use super::json_scanner::is_space;
-use super::marker_scanner::MarkerScanner;
+use super::marked_text::MarkedText;
 use super::schema_types::{ArgumentTypeCache, SchemaTypes, quoted};
 use super::tag_syntax::{TagSyntax, ValueForm};
 use super::tool_definition::ToolDefinition;
-use super::unparsed_syntax::UnparsedSyntax;
 use super::value_text::ArgumentValueParser;
 use crate::output_pieces::OutputPieceWriter;
 use std::sync::Arc;
@@ -37,43 +37,39 @@ enum TaggedParserState {
 pub(super) struct TaggedToolParser {
     syntax: &'static TagSyntax,
     schemas: ArgumentTypeCache,
-    /// Whether a grammar forces the calls, so that their JSON values are valid.
-    forced: bool,
+    /// Whether the JSON values of calls of each tool are valid because of a grammar.
+    is_enforced: Vec<bool>,
     /// Texts that are searched for outside of calls.
     text_markers: Vec<&'static str>,
     /// Texts that may open a value.
     value_markers: Vec<&'static str>,
-    scanner: MarkerScanner,
+    text: MarkedText,
     state: TaggedParserState,
     /// Index of the tool being called; `None` = no tool has the name in the call.
     tool: Option<usize>,
     /// Whether a parameter of the call has been emitted.
     has_parameters: bool,
-    /// Whether a call is complete, but the wrapper's closing tag has not been read.
-    closing: bool,
-    unparsed: UnparsedSyntax,
 }
 
 impl TaggedToolParser {
     pub(super) fn new(
         syntax: &'static TagSyntax,
         tools: Arc<[ToolDefinition]>,
-        forced: bool,
+        enforcement: CallEnforcement,
     ) -> Self {
+        let is_enforced = tools.iter().map(|tool| enforcement.applies_to(tool)).collect();
         let wrapper = syntax.wrapper.map(|tags| [tags.open, tags.close]);
         let text_markers = wrapper.into_iter().flatten().chain([syntax.call.open]).collect();
         Self {
             syntax,
             schemas: ArgumentTypeCache::new(tools),
-            forced,
+            is_enforced,
             text_markers,
             value_markers: syntax.value_openings.iter().map(|opening| opening.text).collect(),
-            scanner: MarkerScanner::default(),
+            text: MarkedText::default(),
             state: TaggedParserState::Text,
             tool: None,
             has_parameters: false,
-            closing: false,
-            unparsed: UnparsedSyntax::default(),
         }
     }
 
@@ -91,8 +87,8 @@ impl TaggedToolParser {
             true if matches!(self.state, TaggedParserState::Text) => CallParseStatus::Done,
             true => CallParseStatus::Continues,
         };
-        if !self.unparsed.apply_step(c, step, emitter) {
-            self.reject_call(out.start_of(c), emitter, out);
+        if !self.text.apply_step(c, step, emitter, out) {
+            self.state = TaggedParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -103,24 +99,22 @@ impl TaggedToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         if matches!(self.state, TaggedParserState::Text) {
-            self.scanner.finish(|c| emitter.content(c, out));
+            self.text.finish(emitter, out);
         } else {
-            self.reject_call(out.bytes_read, emitter, out);
+            self.text.reject_call(out.bytes_read, emitter, out);
         }
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        let found = self.scanner.push(c, &self.text_markers, |c| emitter.content(c, out));
+        let found = self.text.push(c, &self.text_markers, emitter, out);
         let Some(found) = found else { return };
         let marker = self.text_markers[found];
         if marker == self.syntax.call.open {
             self.start(marker, TaggedParserState::Name(String::new()), emitter, out);
         } else if self.syntax.wrapper.is_some_and(|tags| tags.open == marker) {
             self.start(marker, TaggedParserState::Lead, emitter, out);
-        } else if std::mem::take(&mut self.closing) && emitter.is_after_call() {
-            emitter.drop_space();
         } else {
-            marker.chars().for_each(|c| emitter.content(c, out));
+            self.text.close(marker, emitter, out);
         }
     }
 
@@ -131,18 +125,8 @@ impl TaggedToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        (self.state, self.closing) = (state, false);
-        self.unparsed.open(marker, emitter, out);
-    }
-
-    fn reject_call(
-        &mut self,
-        to: usize,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
-        self.unparsed.reject_call(to, emitter, out);
-        (self.scanner, self.state) = (MarkerScanner::default(), TaggedParserState::Text);
+        self.state = state;
+        self.text.open(marker, emitter, out);
     }
 
     /// Parses a character inside a call; returns false if it is invalid there.
@@ -157,26 +141,26 @@ impl TaggedToolParser {
             TaggedParserState::Text => return false,
             TaggedParserState::Lead => {
                 let markers = [self.syntax.call.open];
-                if self.scanner.push(c, &markers, |c| is_valid &= is_space(c)).is_some() {
+                if self.text.scanner.push(c, &markers, |c| is_valid &= is_space(c)).is_some() {
                     self.state = TaggedParserState::Name(String::new());
                 }
-                is_valid &= self.unparsed.len() <= NAME_MAX;
+                is_valid &= self.text.unparsed.len() <= NAME_MAX;
             }
             TaggedParserState::Name(name) => {
-                let found = self.scanner.push(c, self.syntax.name_ends, |c| name.push(c));
+                let found = self.text.scanner.push(c, self.syntax.name_ends, |c| name.push(c));
                 if name.len() > NAME_MAX || name.contains(NO_NAME) {
                     return false;
                 }
                 let Some(found) = found else { return true };
                 let (name, end) = (std::mem::take(name), self.syntax.name_ends[found]);
                 if end == "\n" && name.trim().is_empty() {
-                    return self.unparsed.len() <= NAME_MAX;
+                    return self.text.unparsed.len() <= NAME_MAX;
                 }
                 return self.begin(name.trim(), end, emitter, out);
             }
             TaggedParserState::Between => return self.between(c, emitter, out),
             TaggedParserState::Key(key) => {
-                let found = self.scanner.push(c, &[self.syntax.key_end], |c| key.push(c));
+                let found = self.text.scanner.push(c, &[self.syntax.key_end], |c| key.push(c));
                 is_valid = key.len() <= NAME_MAX && !key.contains(['<', '\n']);
                 if found.is_some() {
                     let key = std::mem::take(key);
@@ -185,7 +169,7 @@ impl TaggedToolParser {
             }
             TaggedParserState::Opening(key) => {
                 let markers = &self.value_markers;
-                let found = self.scanner.push(c, markers, |c| is_valid &= is_space(c));
+                let found = self.text.scanner.push(c, markers, |c| is_valid &= is_space(c));
                 if let Some(found) = found {
                     let key = std::mem::take(key);
                     self.value(&key, self.syntax.value_openings[found].form, emitter, out);
@@ -209,7 +193,7 @@ impl TaggedToolParser {
         }
         self.tool = self.schemas.tool(name);
         self.has_parameters = false;
-        emitter.begin(name, self.unparsed.from, out);
+        emitter.begin(name, self.text.unparsed.from, out);
         emitter.arguments("{", out);
         self.state = TaggedParserState::Between;
         if end == self.syntax.parameter_open {
@@ -228,7 +212,7 @@ impl TaggedToolParser {
     ) -> bool {
         let mut is_valid = true;
         let markers = [self.syntax.parameter_open, self.syntax.call.close];
-        match self.scanner.push(c, &markers, |c| is_valid &= is_space(c)) {
+        match self.text.scanner.push(c, &markers, |c| is_valid &= is_space(c)) {
             Some(0) => self.state = TaggedParserState::Key(String::new()),
             Some(_) => self.end(emitter, out),
             None => {}
@@ -262,7 +246,8 @@ impl TaggedToolParser {
             ValueForm::Text => SchemaTypes::text(),
             ValueForm::Json => SchemaTypes::json(),
         };
-        let value = ArgumentValueParser::new(types, self.syntax.wraps_values, self.forced);
+        let is_exact = self.tool.is_some_and(|tool| self.is_enforced[tool]);
+        let value = ArgumentValueParser::new(types, self.syntax.wraps_values, is_exact);
         self.state = TaggedParserState::Value(value);
     }
 
@@ -279,7 +264,7 @@ impl TaggedToolParser {
             return add(c);
         }
         let mut is_valid = true;
-        let found = self.scanner.push(c, self.syntax.value_ends, |c| is_valid &= add(c));
+        let found = self.text.scanner.push(c, self.syntax.value_ends, |c| is_valid &= add(c));
         let Some(found) = found else { return is_valid };
         value.finish(|s| emitter.arguments(s, out));
         let (end, syntax) = (self.syntax.value_ends[found], self.syntax);
@@ -289,7 +274,7 @@ impl TaggedToolParser {
             self.state = TaggedParserState::Key(String::new());
         } else {
             self.end(emitter, out);
-            self.closing = end == syntax.call.close;
+            self.text.closing = end == syntax.call.close;
         }
         true
     }
@@ -297,6 +282,6 @@ impl TaggedToolParser {
     fn end(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         emitter.arguments("}", out);
         emitter.end(out);
-        (self.state, self.closing) = (TaggedParserState::Text, true);
+        (self.state, self.text.closing) = (TaggedParserState::Text, true);
     }
 }

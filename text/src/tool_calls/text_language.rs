@@ -1,7 +1,7 @@
 //! Regular language of the strings that a JSON schema accepts, as a terminal of a Lark grammar.
 
-use super::call_grammar::literal;
 use super::schema_refs::target;
+use grammar::lark_text::literal;
 use serde_json::Value;
 
 /// Maximum number of schemas visited for one language, because `$ref` references may be cyclic.

@@ -9,4 +9,6 @@ pub struct ToolDefinition {
     pub name: String,
     /// JSON schema of the arguments, an object.
     pub parameters: Value,
+    /// Whether the arguments match the schema also if the model is free to call the tool.
+    pub is_strict: bool,
 }

@@ -1,6 +1,7 @@
 //! Converts an argument value that a model writes as plain text to JSON. Plain strings are emitted while they
 //! are generated; other values are held back until their end.
 
+use super::json_escape::escape;
 use super::json_scanner::{JsonScanStatus, JsonScanner};
 use super::schema_types::SchemaTypes;
 
@@ -78,15 +79,7 @@ impl ArgumentValueParser {
         if !std::mem::replace(&mut self.started, true) {
             out("\"");
         }
-        match c {
-            '"' => out("\\\""),
-            '\\' => out("\\\\"),
-            '\n' => out("\\n"),
-            '\r' => out("\\r"),
-            '\t' => out("\\t"),
-            '\0'..='\x1f' => out(&format!("\\u{:04x}", u32::from(c))),
-            c => out(c.encode_utf8(&mut [0; 4])),
-        }
+        escape(c, out);
     }
 
     fn add_typed(&mut self, c: char) {

@@ -1,13 +1,12 @@
 //! Parses a chat completion request and submits it to the engine.
 
-use super::generation_start::{StartedGeneration, hidden_fields, start};
+use super::generation_start::{StartedGeneration, start};
+use super::ignored_values::report_ignored;
 use super::reply::ChatCompletionReply;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::openai::endpoint::{
-    HeaderParams, PreparedRequest, ReplyMetadata, add_ignored_field, ignored_fields,
-};
+use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
 use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use std::sync::Arc;
@@ -27,9 +26,7 @@ pub(super) fn prepare(
     )?;
     let include_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
     let mut ignored = ignored_fields(app, &fields)?;
-    for name in hidden_fields(serving, &request) {
-        add_ignored_field(app, &mut ignored, name)?;
-    }
+    report_ignored(app, serving, &request, &mut ignored)?;
     let logprobs = request.logprobs.is_some();
     let custom_tools = request.tools.custom.clone();
     let started = start(app, serving, request, headers, permit)?;

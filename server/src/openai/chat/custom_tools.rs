@@ -2,6 +2,7 @@
 //! completions and `/v1/responses` have them.
 
 use super::tools;
+use crate::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -31,6 +32,24 @@ pub(crate) struct CustomToolFormat {
     /// Whether it is a regular expression, which the schema of the arguments contains. Other grammars are only
     /// described to the model.
     pub(crate) is_regex: bool,
+}
+
+impl CustomToolFormat {
+    /// Returns whether a grammar can enforce a format, and adds its path to `strict_paths`, or to `hints` if it
+    /// has no effect.
+    pub(crate) fn enforced(
+        format: Option<Self>,
+        strict_paths: &mut Vec<String>,
+        hints: &mut AcceptedHints,
+    ) -> bool {
+        let Some(Self { path, is_regex }) = format else { return false };
+        if is_regex {
+            strict_paths.push(path);
+        } else {
+            hints.add(path);
+        }
+        is_regex
+    }
 }
 
 impl CustomTool {

@@ -1,5 +1,6 @@
 //! Submits a validated conversation to the engine, for all chat endpoints (OpenAI, Anthropic, Responses).
 
+use super::ignored_values::enforces_strict_tools;
 use super::messages::{last_assistant_text, tool_call_count};
 use super::tools::RequestTools;
 use super::types::ChatCompletionRequest;
@@ -20,8 +21,8 @@ use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
 use std::sync::Arc;
 use text::{
-    ChatInput, OutputParser, ReasoningParserOptions, ReasoningStart, RenderedChat, TextError,
-    ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
+    CallEnforcement, ChatInput, OutputParser, ReasoningParserOptions, ReasoningStart, RenderedChat,
+    TextError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
 };
 
 /// Number of bytes at the end of a prompt from which it is determined whether the output starts inside the
@@ -29,6 +30,7 @@ use text::{
 const PROMPT_TAIL_BYTES: usize = 64;
 /// Request field that forces tool calls.
 const TOOL_CHOICE: &str = "tool_choice";
+const TOOLS: &str = "tools";
 
 /// Submitted request, with the values that its reply needs.
 pub(crate) struct StartedGeneration {
@@ -67,6 +69,7 @@ pub(crate) fn start(
     headers: &HeaderParams,
     mut permit: AdmissionPermit,
 ) -> Result<StartedGeneration, ApiError> {
+    let enforcement = enforcement(serving, &request);
     let ChatCompletionRequest { mut params, mut input, tools, .. } = request;
     let ChatCompletionRequest { logprobs, thinking, add_special_tokens, prompt_field, .. } =
         request;
@@ -89,7 +92,8 @@ pub(crate) fn start(
     truncate(&mut ids, params.truncate);
     let reasoning = reasoning_start(serving, continued.as_deref(), &prompt_tail);
     params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
-    let parser = output_parser(serving, &tools, call_syntax, reasoning);
+    let call_options = call_syntax.map(|syntax| call_options(syntax, &tools, enforcement));
+    let parser = output_parser(serving, call_options, reasoning);
     let visible_special = serving.parsers.visible_special(call_syntax.is_some());
     let output_start = OutputStartState { reasoning, continued: continued.as_deref() };
     let activate = |budget: RequestedThinkingBudget| {
@@ -116,25 +120,38 @@ pub(crate) fn start(
     Ok(StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids })
 }
 
+/// Returns which tool calls the parser of the outputs recognises.
+fn call_options(
+    syntax: ToolCallSyntax,
+    tools: &RequestTools,
+    enforcement: CallEnforcement,
+) -> ToolCallParserOptions<'_> {
+    let max_calls = if tools.parallel { u32::MAX } else { 1 };
+    ToolCallParserOptions { syntax, tools: &tools.definitions, max_calls, enforcement }
+}
+
 /// Creates the parser of the outputs.
 fn output_parser(
     serving: &ServingContext,
-    tools: &RequestTools,
-    call_syntax: Option<ToolCallSyntax>,
+    calls: Option<ToolCallParserOptions<'_>>,
     reasoning: Option<ReasoningStart>,
 ) -> OutputParser {
-    let max_calls = if tools.parallel { u32::MAX } else { 1 };
-    let (definitions, forced) = (&tools.definitions, tools.must_call());
-    let call_options =
-        |syntax| ToolCallParserOptions { syntax, tools: definitions, max_calls, forced };
-    let reasoning_options = serving.parsers.reasoning.zip(reasoning);
-    let reasoning_options =
-        reasoning_options.map(|(family, start)| ReasoningParserOptions { family, start });
-    OutputParser::new(reasoning_options, call_syntax.map(call_options))
+    let reasoning = serving.parsers.reasoning.zip(reasoning);
+    let reasoning = reasoning.map(|(family, start)| ReasoningParserOptions { family, start });
+    OutputParser::new(reasoning, calls)
 }
 
-/// Returns the output constraint: the one that the request sets, or a grammar that forces tool calls. It
-/// applies after the reasoning, if the output has any.
+/// Returns the calls whose arguments the grammar of a request enforces.
+fn enforcement(serving: &ServingContext, request: &ChatCompletionRequest) -> CallEnforcement {
+    match enforces_strict_tools(serving, request) {
+        true if request.tools.must_call() => CallEnforcement::AllTools,
+        true => CallEnforcement::StrictTools,
+        false => CallEnforcement::None,
+    }
+}
+
+/// Returns the output constraint: the one that the request sets, or a grammar of the tool calls, if they are
+/// forced or a tool is strict. It applies after the reasoning, if the output has any.
 ///
 /// Errors: HTTP status 400 if a forced tool call is combined with another constraint, or is not possible.
 fn constraint(
@@ -143,13 +160,15 @@ fn constraint(
     tools: &RequestTools,
     reasoning_start: Option<ReasoningStart>,
 ) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
-    let constraint = match (requested, tools.must_call()) {
-        (requested, false) => requested,
+    let is_forced = tools.must_call();
+    let constraint = match (requested, is_forced) {
+        (Some(requested), false) => Some(requested),
+        (None, false) if !tools.has_strict() => None,
         (Some(other), true) => {
             let message = format!("a forced tool call cannot be combined with {}", other.param);
             return Err(ApiError::invalid(TOOL_CHOICE, message));
         }
-        (None, true) => Some(Arc::new(tool_call_constraint(serving, tools)?)),
+        (None, _) => tool_call_constraint(serving, tools)?.map(Arc::new),
     };
     let has_reasoning = match reasoning_start {
         Some(ReasoningStart::Inside) => true,
@@ -165,20 +184,27 @@ fn constraint(
     Ok(constraint.map(after_reasoning))
 }
 
-/// Creates the grammar that forces tool calls.
+/// Creates the grammar of the tool calls; `None` if calls are neither forced nor parsed.
 ///
-/// Errors: HTTP status 400 without a tool call parser, or if a parameter schema is not supported.
+/// Errors: HTTP status 400 for forced calls without a tool call parser, or if a parameter schema is not
+/// supported.
 fn tool_call_constraint(
     serving: &ServingContext,
     tools: &RequestTools,
-) -> Result<OutputConstraint, ApiError> {
+) -> Result<Option<OutputConstraint>, ApiError> {
+    let is_forced = tools.must_call();
     let Some(syntax) = serving.parsers.tool_call_syntax else {
-        return Err(ApiError::unsupported(TOOL_CHOICE, "needs --tool-call-parser"));
+        let message = "needs --tool-call-parser";
+        return if is_forced { Err(ApiError::unsupported(TOOL_CHOICE, message)) } else { Ok(None) };
     };
     tools.check_schemas()?;
-    let grammar = syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer);
-    let grammar = grammar.map_err(|error| ApiError::unsupported("tools", error.to_string()))?;
-    Ok(OutputConstraint::new(GrammarSpec::Lark(grammar), TOOL_CHOICE))
+    let (grammar, field) = if is_forced {
+        (syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer), TOOL_CHOICE)
+    } else {
+        (syntax.free_grammar(tools.callable(), tools.parallel, &serving.tokenizer), TOOLS)
+    };
+    let grammar = grammar.map_err(|error| ApiError::unsupported(TOOLS, error.to_string()))?;
+    Ok(Some(OutputConstraint::new(GrammarSpec::Lark(grammar), field)))
 }
 
 /// Returns the reasoning state at the start of the output; `None` if there is no reasoning parser.
@@ -232,17 +258,6 @@ pub(crate) fn render_text(
     field: &str,
 ) -> Result<String, ApiError> {
     template(serving, input, field).map(|rendered| rendered.text)
-}
-
-/// Returns the names of fields that the request gives but the model's chat template does not show. Nothing is
-/// known about a template in a request.
-pub(crate) fn hidden_fields(
-    serving: &ServingContext,
-    request: &ChatCompletionRequest,
-) -> Vec<&'static str> {
-    let has_tools = !request.tools.definitions.is_empty();
-    let template = serving.template.as_ref();
-    template.map_or_else(Vec::new, |template| template.hidden_fields(&request.input, has_tools))
 }
 
 fn template(

@@ -12,7 +12,8 @@ pub(crate) const MESSAGES_MAX: usize = 4_096;
 /// Maximum number of content parts in a message.
 pub(crate) const PARTS_MAX: usize = 4_096;
 const KWARGS_MAX: usize = 32;
-const KWARGS_BYTES_MAX: usize = 4_096;
+/// Maximum length of all template variables of a request as JSON text.
+const KWARGS_BYTES_MAX: usize = 16_384;
 const DOCUMENTS_MAX: usize = 64;
 /// Template variables that only the server sets; a request must not override them.
 const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
@@ -182,17 +183,28 @@ pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<St
     Ok(effort)
 }
 
-/// Checks one template variable of a request; `path` is its name in errors.
-///
-/// Errors: HTTP status 400 if the name is reserved, or if the value is a list or an object.
-fn check_template_variable(key: &str, value: &JsonValue, path: String) -> Result<(), ApiError> {
-    if RESERVED_TEMPLATE_VARIABLES.contains(&key) {
-        return Err(ApiError::invalid(path, "this name is reserved"));
+/// Returns the length of a value as JSON text, or a number above `limit` if it is longer. A character that JSON
+/// escapes counts as one.
+fn json_bytes(value: &JsonValue, limit: usize) -> usize {
+    let sum = |sizes: &mut dyn Iterator<Item = usize>| {
+        let mut total = 2;
+        for size in sizes {
+            total += size + 1;
+            if total > limit {
+                break;
+            }
+        }
+        total
+    };
+    match value {
+        JsonValue::Str(text) => text.len() + 2,
+        JsonValue::Ints(list) => list.len() * 8 + 2,
+        JsonValue::List(list) => sum(&mut list.iter().map(|one| json_bytes(one, limit))),
+        JsonValue::Object(pairs) => {
+            sum(&mut pairs.iter().map(|(key, value)| key.len() + 3 + json_bytes(value, limit)))
+        }
+        _ => 8,
     }
-    if matches!(value, JsonValue::Ints(_) | JsonValue::List(_) | JsonValue::Object(_)) {
-        return Err(wrong_type(path, "a string, a number or a boolean", value));
-    }
-    Ok(())
 }
 
 /// Parses the template variables of a request: `reasoning_effort` and `chat_template_kwargs`.
@@ -213,15 +225,15 @@ pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, A
     }
     let mut bytes = 0;
     for (key, value) in pairs {
-        let path = format!("{NAME}.{key}").chars().take(96).collect();
-        check_template_variable(&key, &value, path)?;
-        let value = value.into_value();
-        bytes += key.len() + value.as_str().map_or(8, str::len);
+        if RESERVED_TEMPLATE_VARIABLES.contains(&key.as_str()) {
+            return Err(ApiError::invalid(format!("{NAME}.{key}"), "this name is reserved"));
+        }
+        bytes += key.len() + json_bytes(&value, KWARGS_BYTES_MAX);
         if bytes > KWARGS_BYTES_MAX {
             let message = format!("at most {KWARGS_BYTES_MAX} bytes in all");
             return Err(ApiError::invalid(NAME, message));
         }
-        kwargs.insert(key, value);
+        kwargs.insert(key, value.into_value());
     }
     Ok(kwargs)
 }

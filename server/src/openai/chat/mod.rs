@@ -6,6 +6,7 @@ pub(crate) mod custom_input;
 pub(crate) mod custom_tools;
 mod delta_parts;
 pub(crate) mod generation_start;
+pub(crate) mod ignored_values;
 pub(crate) mod messages;
 mod reply;
 mod stream;

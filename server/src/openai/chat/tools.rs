@@ -3,6 +3,7 @@
 use super::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames};
 pub(crate) use super::tool_choice::ToolChoice;
 use super::tool_choice::ToolSelection;
+use crate::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -28,6 +29,8 @@ pub(crate) struct RequestTools {
     pub parallel: bool,
     /// Tools whose calls chat completions report as calls of custom tools.
     pub custom: CustomToolNames,
+    /// Names of the values by which tools are strict; they have no effect if no grammar constrains the calls.
+    pub strict_paths: Vec<String>,
 }
 
 /// Tools parsed so far.
@@ -36,7 +39,7 @@ struct ChatToolList {
     definitions: Vec<ToolDefinition>,
     template_tools: Vec<Value>,
     custom: HashSet<String>,
-    formats: Vec<CustomToolFormat>,
+    strict_paths: Vec<String>,
 }
 
 impl RequestTools {
@@ -59,11 +62,11 @@ impl RequestTools {
         let is_given = fields.contains("tools");
         let mut list = ChatToolList::default();
         for (index, item) in self::list(fields)?.into_iter().enumerate() {
-            list.add(format!("tools[{index}]"), item)?;
+            list.add(format!("tools[{index}]"), item, fields.hints_mut())?;
         }
         let selection = ToolSelection::take(fields, &list.definitions)?;
         selection.retain(&mut list.definitions, &mut list.template_tools);
-        let ChatToolList { definitions, template_tools, custom, formats } = list;
+        let ChatToolList { definitions, template_tools, custom, strict_paths } = list;
         let template_value = if is_given { Value::Array(template_tools) } else { Value::Null };
         let tools = Self {
             definitions: definitions.into(),
@@ -71,24 +74,10 @@ impl RequestTools {
             choice: selection.choice,
             parallel: fields.bool("parallel_tool_calls")?.unwrap_or(true),
             custom: CustomToolNames::new(custom),
+            strict_paths,
         };
         tools.check("tool_choice")?;
-        tools.accept_formats(formats, fields);
         Ok(tools)
-    }
-
-    /// Reports the formats of custom tools that no grammar enforces as having no effect: only the calls that
-    /// are forced are constrained.
-    pub(crate) fn accept_formats(
-        &self,
-        formats: Vec<CustomToolFormat>,
-        fields: &mut RequestFields,
-    ) {
-        for format in formats {
-            if !(format.is_regex && self.must_call()) {
-                fields.accept_without_effect(format.path);
-            }
-        }
     }
 
     /// Checks that the tool choice is possible with these tools; `field` is the field name of the tool choice
@@ -138,6 +127,11 @@ impl RequestTools {
                 Err(ApiError::invalid(format!("tools[{index}]"), message))
             }
         }
+    }
+
+    /// Whether a tool that the model may call is strict.
+    pub(crate) fn has_strict(&self) -> bool {
+        self.parses_tool_calls() && self.callable().any(|tool| tool.is_strict)
     }
 
     /// Whether the model must call a tool.
@@ -197,7 +191,7 @@ pub(crate) fn function(
     if parameters.get("type").is_some_and(|kind| kind != "object") {
         return Err(ApiError::invalid(path, "must be the schema of an object"));
     }
-    Ok(ToolDefinition { name, parameters })
+    Ok(ToolDefinition { name, parameters, is_strict: false })
 }
 
 /// Formats a tool in the form that chat templates expect.
@@ -219,16 +213,22 @@ fn is_name(name: &str) -> bool {
 }
 
 impl ChatToolList {
-    fn add(&mut self, path: String, item: JsonValue) -> Result<(), ApiError> {
+    fn add(
+        &mut self,
+        path: String,
+        item: JsonValue,
+        hints: &mut AcceptedHints,
+    ) -> Result<(), ApiError> {
         let sent = item.clone();
         let mut item = RequestFields::of(path, item)?;
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             Some("function") => {
                 let mut inner = member(&mut item, "function")?;
-                let tool = function(&mut inner, "parameters")?;
+                let mut tool = function(&mut inner, "parameters")?;
                 inner.string("description", usize::MAX)?;
-                inner.bool("strict")?;
+                tool.is_strict = inner.bool("strict")?.unwrap_or(false);
+                self.strict_paths.extend(tool.is_strict.then(|| inner.path("strict")));
                 // Templates print tools, so they get each function exactly as the client sent it.
                 self.push(tool, sent.into_value(), &inner)
             }
@@ -236,10 +236,10 @@ impl ChatToolList {
                 let mut inner = member(&mut item, "custom")?;
                 let CustomTool { name, parameters, description, format } =
                     CustomTool::take(&mut inner)?;
-                let tool = ToolDefinition { name, parameters };
+                let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+                let tool = ToolDefinition { name, parameters, is_strict };
                 let template_tool = template_tool(&tool, description);
                 self.custom.insert(tool.name.clone());
-                self.formats.extend(format);
                 self.push(tool, template_tool, &inner)
             }
             Some(_) => Err(ApiError::unsupported(path, "must be function or custom")),

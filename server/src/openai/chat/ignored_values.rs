@@ -1,0 +1,50 @@
+//! Values of a conversation that do not reach the model, or that no grammar enforces. They are listed in the reply
+//! header of ignored fields and counted.
+
+use super::types::ChatCompletionRequest;
+use crate::accepted_hints::AcceptedHints;
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+
+/// Adds the values of a request without effect to `ignored`.
+///
+/// Errors: HTTP status 400 if `--strict-fields` is set and the chat template does not show a field.
+pub(crate) fn report_ignored(
+    app: &AppState,
+    serving: &ServingContext,
+    request: &ChatCompletionRequest,
+    ignored: &mut Vec<String>,
+) -> Result<(), ApiError> {
+    let mut hints = AcceptedHints::default();
+    for name in hidden_fields(serving, request) {
+        let name = name.replacen("messages", request.prompt_field, 1);
+        if app.options.strict_fields {
+            return Err(ApiError::unsupported(name, "the chat template does not show it"));
+        }
+        hints.add(name);
+    }
+    if !enforces_strict_tools(serving, request) {
+        request.tools.strict_paths.iter().for_each(|path| hints.add(path.as_str()));
+    }
+    serving.metrics.http.ignored(hints.count());
+    ignored.extend(hints.names().iter().cloned());
+    Ok(())
+}
+
+/// Whether a grammar enforces the schemas of strict tools. If the model is free whether to call, a request has
+/// no place for another constraint.
+pub(super) fn enforces_strict_tools(
+    serving: &ServingContext,
+    ChatCompletionRequest { tools, params, .. }: &ChatCompletionRequest,
+) -> bool {
+    let is_free = params.constraint.is_none() && tools.has_strict();
+    tools.must_call() || is_free && serving.parsers.tool_call_syntax.is_some()
+}
+
+/// Returns the names of fields that the request gives but the model's chat template does not show. Nothing is
+/// known about a template in a request.
+fn hidden_fields(serving: &ServingContext, request: &ChatCompletionRequest) -> Vec<&'static str> {
+    let has_tools = !request.tools.definitions.is_empty();
+    let template = serving.template.as_ref();
+    template.map_or_else(Vec::new, |template| template.hidden_fields(&request.input, has_tools))
+}

@@ -1,0 +1,35 @@
+//! Constant lists and objects in Gemma's syntax.
+
+use super::delimited_calls::DelimitedSyntax;
+use serde_json::Value;
+
+/// Writes a value as the model writes it.
+pub(super) fn constant_text(syntax: &DelimitedSyntax, value: &Value) -> String {
+    let delimiter = syntax.delimiter;
+    match value {
+        Value::String(text) => format!("{delimiter}{text}{delimiter}"),
+        Value::Array(list) => {
+            let items: Vec<String> = list.iter().map(|one| constant_text(syntax, one)).collect();
+            format!("[{}]", items.join(","))
+        }
+        Value::Object(members) => {
+            let member =
+                |(key, value): (&String, &Value)| format!("{key}:{}", constant_text(syntax, value));
+            format!("{{{}}}", members.iter().map(member).collect::<Vec<_>>().join(","))
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::delimited_calls::FUNCTION_GEMMA;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn constants_are_written_without_quotes() {
+        let value = json!({"k": ["x", 1, {"l": null}]});
+        assert_eq!(constant_text(&FUNCTION_GEMMA, &value), "{k:[<escape>x<escape>,1,{l:null}]}");
+    }
+}

@@ -1,0 +1,328 @@
+//! Grammar of the arguments of a call in Gemma's syntax. The syntax is not JSON, so each schema within the tool's
+//! schema becomes a rule of its own.
+
+use super::call_grammar::{CallGrammarError, GrammarWriter};
+use super::call_parameters::{CallParameters, call_variants_of};
+use super::delimited_calls::DelimitedSyntax;
+use super::delimited_constants::constant_text;
+use super::schema_refs::{extracted, target};
+use super::schema_types::SchemaTypes;
+use super::text_language::{TextLanguage, intersection};
+use super::tool_definition::ToolDefinition;
+use grammar::lark_text::{literal, without};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// Maximum number of schemas within the schema of a tool.
+const SCHEMAS_MAX: usize = 1_024;
+/// Maximum number of references and combinations that are followed to one schema.
+const DEPTH_MAX: usize = 16;
+/// Keywords of lists that the grammar cannot express.
+const UNSUPPORTED: &[&str] =
+    &["contains", "unevaluatedItems", "additionalItems", "if", "then", "else", "not"];
+/// Keywords that say which lists and objects are accepted.
+const COMPOUND_KEYWORDS: &[&str] = &[
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "prefixItems",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+];
+
+/// Builds the right-hand side of the rule of the arguments of tool `index`.
+///
+/// Errors: the arguments of the tool cannot be written in this syntax as its schema requires.
+pub(super) fn delimited_arguments(
+    syntax: &'static DelimitedSyntax,
+    index: usize,
+    tool: &ToolDefinition,
+    writer: &mut GrammarWriter<'_>,
+) -> Result<String, CallGrammarError> {
+    let names = HashMap::new();
+    let mut schemas = DelimitedSchemas { syntax, index, tool, writer, names, chains: 0 };
+    schemas.object(&tool.parameters)
+}
+
+/// Builds the right-hand side of a rule of any arguments.
+pub(super) fn any_object(
+    syntax: &'static DelimitedSyntax,
+    writer: &mut GrammarWriter<'_>,
+) -> String {
+    let text = text_terminal("ANY_TEXT", &without(&[syntax.delimiter.to_owned()]), syntax, writer);
+    writer.json_rule("any_scalar", &json!({"type": ["number", "boolean", "null"]}));
+    writer.rule("ANY_KEY", "/[^<>{}\\x5b\\x5d:,|\"\\s]{1,64}:/");
+    writer.rule("any_list", "\"[\" (any_value (\",\" any_value)*)? \"]\"");
+    writer.rule("any_value", &format!("{text} | any_scalar | any_list | any_object"));
+    writer.rule("any_object", "\"{\" (ANY_KEY any_value (\",\" ANY_KEY any_value)*)? \"}\"");
+    "any_object".to_owned()
+}
+
+/// Adds the terminal `name` of a string whose text is in `language`, with its delimiters; returns the string in
+/// Lark.
+fn text_terminal(
+    name: &str,
+    language: &str,
+    syntax: &DelimitedSyntax,
+    writer: &mut GrammarWriter<'_>,
+) -> String {
+    let end = writer.split(syntax.delimiter);
+    writer.rule(name, &format!("({language}) {}", literal(&end.plain)));
+    format!("{} {name} {}", writer.text(syntax.delimiter), end.rest)
+}
+
+/// Converts the schemas within the schema of one tool.
+struct DelimitedSchemas<'a, 'b> {
+    syntax: &'static DelimitedSyntax,
+    index: usize,
+    tool: &'a ToolDefinition,
+    writer: &'a mut GrammarWriter<'b>,
+    /// Names of the rules of schemas, by their JSON text; `None` = the schema accepts nothing.
+    names: HashMap<String, Option<String>>,
+    /// Number of member chains that have been written.
+    chains: usize,
+}
+
+impl DelimitedSchemas<'_, '_> {
+    fn unsupported(&self, keyword: &'static str) -> CallGrammarError {
+        CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
+    }
+
+    /// Returns the rule of the values that `schema` accepts; `None` if there are none.
+    fn value(&mut self, schema: &Value) -> Result<Option<String>, CallGrammarError> {
+        let key = schema.to_string();
+        if let Some(known) = self.names.get(&key) {
+            return Ok(known.clone());
+        }
+        if self.names.len() == SCHEMAS_MAX {
+            return Err(self.unsupported("$ref"));
+        }
+        let name = format!("value_{}_{}", self.index, self.names.len());
+        self.names.insert(key.clone(), Some(name.clone()));
+        let mut alternatives = Vec::new();
+        alternatives.extend(self.text(schema, &name)?);
+        alternatives.extend(self.scalar(schema, &name));
+        alternatives.extend(self.compound(schema, DEPTH_MAX)?);
+        if alternatives.is_empty() {
+            self.names.insert(key, None);
+            return Ok(None);
+        }
+        self.writer.rule(&name, &alternatives.join(" | "));
+        Ok(Some(name))
+    }
+
+    fn text(&mut self, schema: &Value, name: &str) -> Result<Option<String>, CallGrammarError> {
+        let language = TextLanguage::new(&self.tool.parameters).of(schema);
+        let language = language.map_err(|keyword| self.unsupported(keyword))?;
+        Ok(language.map(|language| {
+            let conjuncts = [language, without(&[self.syntax.delimiter.to_owned()])];
+            let terminal = name.to_uppercase();
+            text_terminal(&terminal, &intersection(&conjuncts), self.syntax, self.writer)
+        }))
+    }
+
+    /// Returns the numbers and constants that `schema` accepts, which are written as in JSON.
+    fn scalar(&mut self, schema: &Value, name: &str) -> Option<String> {
+        if *schema == Value::Bool(false) {
+            return None;
+        }
+        let types = SchemaTypes::of_value(&self.tool.parameters, schema);
+        let mut names = types.names_except_text();
+        names.retain(|name| !matches!(*name, "array" | "object"));
+        if names.is_empty() {
+            return None;
+        }
+        let rule = format!("json_{name}");
+        let part = extracted(&self.tool.parameters, &json!({"type": names, "allOf": [schema]}));
+        self.writer.json_rule(&rule, &part);
+        Some(rule)
+    }
+
+    /// Returns the lists and objects that `schema` accepts.
+    fn compound(&mut self, schema: &Value, depth: usize) -> Result<Vec<String>, CallGrammarError> {
+        let Some(depth) = depth.checked_sub(1) else { return Err(self.unsupported("$ref")) };
+        let types = SchemaTypes::of_value(&self.tool.parameters, schema);
+        if !types.allows_compound() || *schema == Value::Bool(false) {
+            return Ok(Vec::new());
+        }
+        if let Some(values) = constants(schema) {
+            let written = |value: &&Value| value.is_array() || value.is_object();
+            return Ok(values
+                .iter()
+                .filter(written)
+                .map(|value| self.writer.text(&constant_text(self.syntax, value)))
+                .collect());
+        }
+        let combined = ["$ref", "allOf", "anyOf", "oneOf"]
+            .into_iter()
+            .filter(|key| schema.get(*key).is_some());
+        let combined: Vec<&'static str> = combined.collect();
+        let others = COMPOUND_KEYWORDS
+            .iter()
+            .filter(|key| !combined.contains(key) && **key != "type" && schema.get(**key).is_some())
+            .count();
+        match combined[..] {
+            [] => self.own_compound(schema),
+            [keyword] if others == 0 => self.combination(schema, keyword, depth),
+            // Objects may be combined from several schemas.
+            [keyword, ..] => match allows(schema, "array") {
+                false => self.object(schema).map(|object| vec![object]),
+                true => Err(self.unsupported(keyword)),
+            },
+        }
+    }
+
+    /// Returns the lists and objects of a schema that consists of one combination.
+    fn combination(
+        &mut self,
+        schema: &Value,
+        keyword: &'static str,
+        depth: usize,
+    ) -> Result<Vec<String>, CallGrammarError> {
+        if keyword == "$ref" {
+            let target = target(&self.tool.parameters, schema).cloned();
+            let target = target.ok_or_else(|| self.unsupported("$ref"))?;
+            return self.compound(&target, depth);
+        }
+        let choices = schema[keyword].as_array().cloned().unwrap_or_default();
+        if keyword == "allOf" && choices.len() > 1 {
+            return Err(self.unsupported("allOf"));
+        }
+        let mut written = Vec::new();
+        for choice in &choices {
+            let one = self.compound(choice, depth)?;
+            // A value that several alternatives of `oneOf` accept is invalid.
+            if keyword == "oneOf" && !one.is_empty() && !written.is_empty() {
+                return Err(self.unsupported("oneOf"));
+            }
+            written.extend(one);
+        }
+        Ok(written)
+    }
+
+    /// Returns the lists and objects of a schema without combinations.
+    fn own_compound(&mut self, schema: &Value) -> Result<Vec<String>, CallGrammarError> {
+        let mut alternatives = Vec::new();
+        if allows(schema, "array") {
+            alternatives.extend(self.list(schema)?);
+        }
+        if allows(schema, "object") {
+            alternatives.push(self.object(schema)?);
+        }
+        Ok(alternatives)
+    }
+
+    fn list(&mut self, schema: &Value) -> Result<Option<String>, CallGrammarError> {
+        if let Some(keyword) = UNSUPPORTED.iter().find(|keyword| schema.get(**keyword).is_some()) {
+            return Err(self.unsupported(keyword));
+        }
+        if schema.get("uniqueItems").is_some_and(|unique| *unique != false) {
+            return Err(self.unsupported("uniqueItems"));
+        }
+        let min = schema["minItems"].as_f64().unwrap_or(0.0) as usize;
+        let max = schema["maxItems"].as_f64().map(|max| max as usize);
+        let prefix = schema["prefixItems"].as_array().cloned().unwrap_or_default();
+        let mut items = Vec::new();
+        for schema in prefix.iter().take(max.unwrap_or(usize::MAX)) {
+            let Some(item) = self.value(schema)? else { break };
+            items.push(item);
+        }
+        let (min, max) =
+            (min.saturating_sub(items.len()), max.map(|max| max.saturating_sub(items.len())));
+        let rest = match schema.get("items") {
+            _ if max == Some(0) => None,
+            Some(schema) => self.value(&schema.clone())?,
+            None => self.value(&json!({}))?,
+        };
+        let more = match (rest, max) {
+            (None, _) if min > 0 => return Ok(None),
+            (None, _) => String::new(),
+            (Some(item), Some(max)) => repeated(&item, items.is_empty(), min, &max.to_string()),
+            (Some(item), None) => repeated(&item, items.is_empty(), min, ""),
+        };
+        Ok(Some(format!("\"[\" {} {more} \"]\"", items.join(" \",\" "))))
+    }
+
+    /// Returns the objects that `schema` accepts, as a rule.
+    fn object(&mut self, schema: &Value) -> Result<String, CallGrammarError> {
+        let mut alternatives = Vec::new();
+        for variant in call_variants_of(self.tool, schema)? {
+            alternatives.push(self.members(&variant)?);
+        }
+        Ok(format!("\"{{\" ({}) \"}}\"", alternatives.join(" | ")))
+    }
+
+    /// Adds the rules of the members of an object and returns the name of the first one. There are two rules per
+    /// member, because a comma is written before a member only if it is not the first one.
+    fn members(&mut self, variant: &CallParameters) -> Result<String, CallGrammarError> {
+        let chain = format!("{}_{}", self.index, self.chains);
+        self.chains += 1;
+        let is_writable = |key: &str| {
+            !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_-.$@/".contains(c))
+        };
+        let mut count = 0;
+        for parameter in &variant.parameters {
+            let key = &parameter.key;
+            let value = if is_writable(key) { self.value(&parameter.schema)? } else { None };
+            let Some(value) = value else {
+                if parameter.is_required {
+                    let (tool, key) = (self.tool.name.clone(), key.clone());
+                    return Err(CallGrammarError::UnsupportedKey { tool, key });
+                }
+                continue;
+            };
+            let (key, next) = (literal(&format!("{key}:")), count + 1);
+            for (name, comma) in [("first", ""), ("more", "\",\" ")] {
+                let skip = if parameter.is_required {
+                    String::new()
+                } else {
+                    format!(" | {name}_{chain}_{next}")
+                };
+                let body = format!("{comma}{key} {value} more_{chain}_{next}{skip}");
+                self.writer.rule(&format!("{name}_{chain}_{count}"), &body);
+            }
+            count = next;
+        }
+        for name in ["first", "more"] {
+            self.writer.rule(&format!("{name}_{chain}_{count}"), "\"\"");
+        }
+        Ok(format!("first_{chain}_0"))
+    }
+}
+
+/// Returns the values of `enum` or `const`.
+fn constants(schema: &Value) -> Option<Vec<Value>> {
+    let listed = schema["enum"].as_array().cloned();
+    listed.or_else(|| schema.get("const").map(|value| vec![value.clone()]))
+}
+
+/// Whether the `type` of `schema`, if it has one, contains `name`.
+fn allows(schema: &Value, name: &str) -> bool {
+    match &schema["type"] {
+        Value::Null => true,
+        Value::Array(names) => names.iter().any(|one| one == name),
+        one => one == name,
+    }
+}
+
+/// Returns at least `min` items with commas between them. `is_first` says whether no item precedes them; `max` is
+/// empty if there is no limit.
+fn repeated(item: &str, is_first: bool, min: usize, max: &str) -> String {
+    let more = |min: usize, max: &str| match (min, max) {
+        (0, "") => format!("(\",\" {item})*"),
+        (min, "") => format!("(\",\" {item}){{{min},{min}}} (\",\" {item})*"),
+        (min, max) => format!("(\",\" {item}){{{min},{max}}}"),
+    };
+    if !is_first {
+        return more(min, max);
+    }
+    let max = max.parse::<usize>().map_or(String::new(), |max| (max - 1).to_string());
+    let all = format!("{item} {}", more(min.saturating_sub(1), &max));
+    if min == 0 { format!("({all})?") } else { all }
+}

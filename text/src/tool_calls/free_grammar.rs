@@ -1,0 +1,225 @@
+//! Grammar of an output whose calls follow the schemas of strict tools, while the model is free whether to call:
+//! free text up to a marker that opens calls, the calls, and free text again.
+
+use super::call_grammar::{
+    CallDelimiters, CallGrammarError, CallText, GrammarWriter, SpecialMarkerFn, add_arguments,
+    allows_several, call_text, delimiters,
+};
+use super::text_language::regex_literal;
+use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, pythonic};
+use super::{delimited_grammar, python_grammar, tag_grammar};
+use grammar::lark_text::without;
+use serde_json::json;
+
+/// Beginning of a JSON object that is a call.
+const OBJECT_START: &str = "\\{\\s*\"(?:name|type|function|parameters|arguments|id)\"";
+
+/// Where calls begin in a syntax.
+struct CallOpenings {
+    openings: Vec<CallOpening>,
+    /// Regular expressions of the beginning of calls that need no marker: free text does not begin like them.
+    bare_starts: Vec<String>,
+    /// Texts that free text does not contain, in addition to the markers.
+    excluded: Vec<&'static str>,
+}
+
+/// Marker after which calls follow. An empty marker is the start of the output.
+struct CallOpening {
+    marker: &'static str,
+    delimiters: CallDelimiters,
+    /// Whether several calls follow one marker.
+    is_list: bool,
+    /// Whether the calls have no wrapper of their own.
+    is_bare: bool,
+}
+
+/// Builds the grammar of free text and calls of any of `tools`; without `multiple` of at most one call. The
+/// arguments of tools that are not strict are not constrained.
+///
+/// Errors: the arguments of a strict tool cannot be written in this syntax as its schema requires.
+pub(super) fn free_grammar<'a>(
+    syntax: ToolCallSyntax,
+    tools: impl IntoIterator<Item = &'a ToolDefinition>,
+    multiple: bool,
+    special: SpecialMarkerFn<'_>,
+) -> Result<String, CallGrammarError> {
+    let mut writer = GrammarWriter::new(syntax, special);
+    let tools: Vec<&ToolDefinition> = tools.into_iter().collect();
+    let mut has_any = false;
+    for (index, tool) in tools.iter().enumerate() {
+        if tool.is_strict {
+            add_arguments(syntax, index, tool, &mut writer)?;
+        } else {
+            has_any = true;
+            writer.rule(&format!("args_{index}"), "any_args");
+        }
+    }
+    if has_any {
+        add_any_arguments(syntax, &mut writer);
+    }
+    let mut grammar = FreeGrammar { syntax, tools, multiple, writer };
+    let start = grammar.start();
+    Ok(format!("start: {start}\n{}", grammar.writer.rules))
+}
+
+/// Adds the rule of any arguments.
+fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut GrammarWriter<'_>) {
+    let body = if let Some(tags) = syntax.tags() {
+        tag_grammar::any_parameters(tags, writer)
+    } else if let Some(delimited) = syntax.delimited() {
+        delimited_grammar::any_object(delimited, writer)
+    } else if syntax == ToolCallSyntax::Pythonic {
+        python_grammar::any_arguments(writer)
+    } else {
+        return writer.json_rule("any_args", &json!({"type": "object"}));
+    };
+    writer.rule("any_args", &body);
+}
+
+/// Parts from which the grammar is built.
+struct FreeGrammar<'a> {
+    syntax: ToolCallSyntax,
+    tools: Vec<&'a ToolDefinition>,
+    multiple: bool,
+    writer: GrammarWriter<'a>,
+}
+
+impl FreeGrammar<'_> {
+    /// Adds all rules and returns the right-hand side of the rule `start`.
+    fn start(&mut self) -> String {
+        let CallOpenings { openings, bare_starts, excluded } = self.openings();
+        let markers = openings.iter().map(|opening| opening.marker).chain(excluded);
+        let markers: Vec<String> =
+            markers.filter(|marker| !marker.is_empty()).map(str::to_owned).collect();
+        let starts: String =
+            bare_starts.iter().map(|start| format!(" & ~/\\s*{start}(?s:.*)/")).collect();
+        self.writer.rule("FREE", &format!("{}{starts}", without(&markers)));
+        let mut chunks = Vec::new();
+        for (at, opening) in openings.iter().enumerate() {
+            let calls = self.calls(at, opening);
+            if opening.marker.is_empty() {
+                return format!("FREE | {calls}");
+            }
+            let others: Vec<String> =
+                markers.iter().filter(|marker| *marker != opening.marker).cloned().collect();
+            let head = self.writer.text_up_to(&format!("HEAD_{at}"), opening.marker, &others);
+            chunks.push(format!("{head} {calls}"));
+        }
+        self.writer.rule("chunk", &chunks.join(" | "));
+        format!("chunk{} FREE", if self.multiple { "*" } else { "?" })
+    }
+
+    /// Returns the calls after an opening marker, in Lark.
+    fn calls(&mut self, at: usize, opening: &CallOpening) -> String {
+        let CallOpening { marker, delimiters, is_list, .. } = opening;
+        let texts: Vec<CallText> =
+            self.tools.iter().map(|tool| self.call_text(&tool.name, opening)).collect();
+        let written = |open: &str, read: &str| {
+            let one = |(index, text): (usize, &CallText)| {
+                text.written(open, read, &format!("args_{index}"), &self.writer)
+            };
+            texts.iter().enumerate().map(one).collect::<Vec<_>>().join(" | ")
+        };
+        let (first, next) = (written(&delimiters.open, marker), written("", ""));
+        let between = self.writer.text(&delimiters.between);
+        let close = self.writer.text(&delimiters.close);
+        self.writer.rule(&format!("first_{at}"), &first);
+        let mut more = String::new();
+        if *is_list && self.multiple && allows_several(self.syntax) {
+            self.writer.rule(&format!("next_{at}"), &next);
+            more = format!("({between} next_{at})*");
+        }
+        format!("first_{at} {more} {close}")
+    }
+
+    fn call_text(&self, name: &str, opening: &CallOpening) -> CallText {
+        match self.syntax.tags().filter(|_| opening.is_bare) {
+            Some(tags) => {
+                let tags = super::tag_syntax::TagSyntax { wraps_each_call: false, ..*tags };
+                tag_grammar::call_tags(&tags, name)
+            }
+            None => call_text(self.syntax, name, &self.writer),
+        }
+    }
+
+    fn openings(&self) -> CallOpenings {
+        let marked =
+            |openings| CallOpenings { openings, bare_starts: Vec::new(), excluded: Vec::new() };
+        let array_start = format!("\\[\\s*{OBJECT_START}");
+        let at_start = |start: String, excluded: Vec<&'static str>| CallOpenings {
+            openings: vec![self.list("")],
+            bare_starts: vec![start],
+            excluded,
+        };
+        match self.syntax {
+            ToolCallSyntax::Mistral if self.writer.has_special(mistral::ARGS) => {
+                marked(vec![single(mistral::CALLS, false)])
+            }
+            ToolCallSyntax::Mistral => marked(vec![self.list(mistral::CALLS)]),
+            ToolCallSyntax::Granite => CallOpenings {
+                bare_starts: vec![array_start],
+                ..marked(self.array_openings(&["<|tool_call|>", hermes::OPEN]))
+            },
+            ToolCallSyntax::Phi4Mini => {
+                marked(self.array_openings(&["functools", "<|tool_call|>"]))
+            }
+            ToolCallSyntax::Xlam => at_start(array_start, vec!["```", hermes::OPEN]),
+            ToolCallSyntax::Llama3Json => at_start(OBJECT_START.to_owned(), vec![llama3_json::TAG]),
+            ToolCallSyntax::Pythonic => {
+                let names = self.tools.iter().map(|tool| regex_literal(&tool.name));
+                let names = names.collect::<Vec<_>>().join("|");
+                at_start(format!("\\[\\s*(?:{names})\\s*\\("), vec![pythonic::OPEN])
+            }
+            _ => marked(self.marker_openings()),
+        }
+    }
+
+    /// Returns the openings of a syntax in which every call has a marker.
+    fn marker_openings(&self) -> Vec<CallOpening> {
+        if let Some(tags) = self.syntax.tags() {
+            return match tags.wrapper {
+                None => vec![single(tags.call.open, false)],
+                Some(wrapper) if tags.wraps_each_call => {
+                    vec![single(wrapper.open, false), single(tags.call.open, true)]
+                }
+                Some(wrapper) => vec![self.list(wrapper.open), single(tags.call.open, true)],
+            };
+        }
+        if let Some(section) = self.syntax.section() {
+            return vec![self.list(section.section_open), single(section.call_open, true)];
+        }
+        let delimited = self.syntax.delimited();
+        vec![single(delimited.map_or(hermes::OPEN, |delimited| delimited.open), false)]
+    }
+
+    /// Returns the opening of several calls in the form that the model writes.
+    fn list(&self, marker: &'static str) -> CallOpening {
+        let delimiters = delimiters(self.syntax, &self.writer);
+        CallOpening { marker, delimiters, is_list: true, is_bare: false }
+    }
+
+    /// Returns the openings of a JSON array of calls after each of `markers`.
+    fn array_openings(&self, markers: &[&'static str]) -> Vec<CallOpening> {
+        let opening = |&marker: &&'static str| CallOpening {
+            marker,
+            delimiters: CallDelimiters {
+                open: format!("{marker}["),
+                between: ", ".to_owned(),
+                close: match (self.syntax, marker) {
+                    (ToolCallSyntax::Phi4Mini, "<|tool_call|>") => "]<|/tool_call|>".to_owned(),
+                    _ => "]".to_owned(),
+                },
+            },
+            is_list: true,
+            is_bare: false,
+        };
+        markers.iter().map(opening).collect()
+    }
+}
+
+/// Returns the opening of one call.
+fn single(marker: &'static str, is_bare: bool) -> CallOpening {
+    let delimiters =
+        CallDelimiters { open: String::new(), between: String::new(), close: String::new() };
+    CallOpening { marker, delimiters, is_list: false, is_bare }
+}
