@@ -91,6 +91,7 @@ fn scheduling_crates_read_no_clock() {
 fn wall_clock_is_read_for_display_only() {
     let shown = [
         "server/src/loads.rs",
+        "server/src/request_spans.rs",
         "server/src/openai/endpoint.rs",
         "text/src/template/engine.rs",
         "text/src/strftime.rs",
