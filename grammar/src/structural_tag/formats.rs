@@ -1,6 +1,7 @@
 //! Converts formats to expressions of a grammar.
 
 use super::fields::FormatFields;
+use super::free_text::any_text;
 use super::{DEPTH_MAX, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
 use crate::lark_text::literal;
 use serde_json::{Value, json};
@@ -54,7 +55,7 @@ impl FormatWriter {
         let mut fields = FormatFields::of(format, path)?;
         let depth = depth + 1;
         let expression = match fields.text("type")? {
-            "any_text" => self.any_text(&mut fields, ends)?,
+            "any_text" => any_text(&mut fields, ends)?,
             "triggered_tags" => self.triggered_tags(&mut fields, ends, depth)?,
             "dispatch" => self.pattern_dispatch(&mut fields, ends, depth)?,
             "sequence" => self.sequence(&mut fields, ends, depth)?,

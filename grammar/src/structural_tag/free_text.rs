@@ -6,20 +6,19 @@ use super::{EndTexts, LarkExpression, StructuralTagError};
 use crate::lark_text::{literal, one_of, up_to, without};
 use serde_json::Value;
 
-impl FormatWriter {
-    /// Writes `any_text`: any text without `excludes`, up to one of `ends`.
-    pub(super) fn any_text(
-        &mut self,
-        fields: &mut FormatFields<'_>,
-        ends: &EndTexts,
-    ) -> Result<LarkExpression, StructuralTagError> {
-        let excluded = fields.texts("excludes")?;
-        for name in ["max_tokens", "max_chars"] {
-            fields.reject(name, Value::is_null)?;
-        }
-        Ok(LarkExpression::Terminal(free_text(&excluded, ends)))
+/// Writes `any_text`: any text without `excludes`, up to one of `ends`.
+pub(super) fn any_text(
+    fields: &mut FormatFields<'_>,
+    ends: &EndTexts,
+) -> Result<LarkExpression, StructuralTagError> {
+    let excluded = fields.texts("excludes")?;
+    for name in ["max_tokens", "max_chars"] {
+        fields.reject(name, Value::is_null)?;
     }
+    Ok(LarkExpression::Terminal(free_text(&excluded, ends)))
+}
 
+impl FormatWriter {
     /// Writes free text in which a trigger begins one of the branches that belong to it.
     pub(super) fn dispatch(
         &mut self,
@@ -38,7 +37,7 @@ impl FormatWriter {
             chunks.push(format!("{head} ({})", rests.join(" | ")));
         }
         let chunk = self.rule(&chunks.join(" | "));
-        let whole: Vec<String> = branches.iter().flat_map(|one| one.wholes()).collect();
+        let whole: Vec<String> = branches.iter().flat_map(TriggerBranch::wholes).collect();
         let first = whole.join(" | ");
         LarkExpression::Rule(match (is_first_free, is_single) {
             (true, false) => format!("{chunk}* {tail}"),

@@ -59,14 +59,13 @@ impl FormatWriter {
     ) -> Result<LarkExpression, StructuralTagError> {
         let tag = StructuralTag::members(fields)?;
         let begin = LarkExpression::Terminal(literal(&tag.begin));
-        let rest = match (tag.ends.is_empty(), &tag.content) {
-            (true, TagContent::Format(format)) => {
-                self.closed(format, &tag.content_path, ends, depth)?
-            }
-            _ => {
-                let rest = self.content(&tag, depth)?;
-                self.ended(rest, ends)
-            }
+        let rest = if tag.ends.is_empty()
+            && let TagContent::Format(format) = &tag.content
+        {
+            self.closed(format, &tag.content_path, ends, depth)?
+        } else {
+            let rest = self.content(&tag, depth)?;
+            self.ended(rest, ends)
         };
         Ok(self.concatenated(vec![begin, rest]))
     }
@@ -155,12 +154,13 @@ impl FormatWriter {
             alternatives.push(self.rule_expression(whole));
         }
         let tag = self.rule(&alternatives.join(" | "));
-        let tags = match fields.flag("stop_after_first")? {
-            true => tag,
-            false => format!("{tag} ({separator} {tag})*"),
+        let more = if fields.flag("stop_after_first")? {
+            String::new()
+        } else {
+            format!("({separator} {tag})*")
         };
         let optional = if fields.flag("at_least_one")? { "" } else { "?" };
-        Ok(LarkExpression::Rule(format!("({tags}){optional}")))
+        Ok(LarkExpression::Rule(format!("({tag} {more}){optional}")))
     }
 
     /// Writes `dispatch`: free text in which each pattern is followed by its format.

@@ -23,7 +23,8 @@ fn check(tag: &Value, accepted: &[&str], rejected: &[&str]) {
     }
 }
 
-fn tag_of(format: Value) -> Value {
+fn tag_of(format: impl Into<Value>) -> Value {
+    let format: Value = format.into();
     json!({"type": "structural_tag", "format": format})
 }
 

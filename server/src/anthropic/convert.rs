@@ -126,15 +126,13 @@ impl AnthropicMessageConverter {
                 }
                 self.messages.push(tool_result(&mut block)?);
             }
-            (Some(kind @ "compaction"), "assistant") => {
-                parts.texts.push(block_text(kind, &mut block)?);
-            }
             (Some("container_upload"), "user") => {
                 let message = "files of containers are not supported: send the text of the file";
                 return Err(unsupported_block(&block, message));
             }
-            (Some(kind @ "text"), _) => parts.texts.push(block_text(kind, &mut block)?),
-            (Some(kind @ ("document" | "image" | "search_result")), "user") => {
+            (Some(kind @ "text"), _)
+            | (Some(kind @ "compaction"), "assistant")
+            | (Some(kind @ ("document" | "image" | "search_result")), "user") => {
                 parts.texts.push(block_text(kind, &mut block)?);
             }
             (Some(kind), _) => {

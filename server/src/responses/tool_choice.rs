@@ -43,13 +43,11 @@ fn selected(mut choice: RequestFields, list: &ToolList) -> Result<ToolSelection,
     if kind == "allowed_tools" {
         return ToolSelection::allowed(&mut choice, &list.definitions, name_of);
     }
-    match name_of(&mut choice, &kind)? {
-        Some(function) => Ok(ToolSelection::of(ToolChoice::Named(function))),
-        None => {
-            let message = "must be function, custom or allowed_tools";
-            Err(ApiError::unsupported(choice.path("type"), message))
-        }
-    }
+    let Some(function) = name_of(&mut choice, &kind)? else {
+        let message = "must be function, custom or allowed_tools";
+        return Err(ApiError::unsupported(choice.path("type"), message));
+    };
+    Ok(ToolSelection::of(ToolChoice::Named(function)))
 }
 
 /// Returns the name of the function of the tool that `fields` name. `kind` is the type of the tool; `None` =

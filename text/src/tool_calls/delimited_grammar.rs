@@ -171,10 +171,8 @@ impl DelimitedSchemas<'_, '_> {
             [] => self.own_compound(schema),
             [keyword] if others == 0 => self.combination(schema, keyword, depth),
             // Objects may be combined from several schemas.
-            [keyword, ..] => match allows(schema, "array") {
-                false => self.object(schema).map(|object| vec![object]),
-                true => Err(self.unsupported(keyword)),
-            },
+            [keyword, ..] if allows(schema, "array") => Err(self.unsupported(keyword)),
+            _ => self.object(schema).map(|object| vec![object]),
         }
     }
 

@@ -10,6 +10,7 @@ use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, python
 use super::{delimited_grammar, python_grammar, tag_grammar};
 use grammar::lark_text::without;
 use serde_json::json;
+use std::fmt::Write as _;
 
 /// Beginning of a JSON object that is a call.
 const OBJECT_START: &str = "\\{\\s*\"(?:name|type|function|parameters|arguments|id)\"";
@@ -91,8 +92,11 @@ impl FreeGrammar<'_> {
         let markers = openings.iter().map(|opening| opening.marker).chain(excluded);
         let markers: Vec<String> =
             markers.filter(|marker| !marker.is_empty()).map(str::to_owned).collect();
-        let starts: String =
-            bare_starts.iter().map(|start| format!(" & ~/\\s*{start}(?s:.*)/")).collect();
+        let mut starts = String::new();
+        for start in &bare_starts {
+            // Writing to a string cannot fail, so the result is ignored.
+            let _ = write!(starts, " & ~/\\s*{start}(?s:.*)/");
+        }
         self.writer.rule("FREE", &format!("{}{starts}", without(&markers)));
         let mut chunks = Vec::new();
         for (at, opening) in openings.iter().enumerate() {
