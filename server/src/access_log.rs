@@ -37,7 +37,7 @@ pub(crate) async fn record_requests(
     request.extensions_mut().insert(record.clone());
     let response = next.run(request).await;
     record.counts().status = response.status().as_u16();
-    guarded(response, RecordedReply { _line: line, _record: record })
+    guarded(response, ReplyRecordGuard { _line: line, _record: record })
 }
 
 /// Access line of one request; it is logged when it is dropped.
@@ -81,7 +81,7 @@ impl Drop for AccessLine {
 
 /// Guard of a reply body. The access line is logged after the body is dropped, which ends a generation, and before
 /// the span ends.
-struct RecordedReply {
+struct ReplyRecordGuard {
     _line: Option<AccessLine>,
     _record: AccessRecord,
 }
