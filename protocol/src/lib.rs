@@ -16,6 +16,7 @@ pub mod link;
 mod node;
 mod output;
 mod packed_list;
+mod pooling;
 mod sampling;
 mod settings;
 mod tokens;
@@ -37,6 +38,7 @@ pub use node::{
 pub use output::{
     CollectiveTiming, ExpertTokenCount, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs,
 };
+pub use pooling::PoolingMethod;
 pub use sampling::SamplingParams;
 pub use settings::{
     DeviceKind, DeviceLibraries, DraftAcceptance, ExecutorSettings, ExpertPlacement, GraphCapture,

@@ -48,6 +48,9 @@ pub struct RowOutput {
     /// Logprobs of the prompt positions `start + 1 ..` of the chunk, one entry per position, if requested;
     /// otherwise empty.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
+    /// Result of the pooling method, in the row that ends a pooling request's prompt; otherwise empty.
+    #[serde(with = "crate::packed_list")]
+    pub pooled: ThinVec<f32>,
 }
 
 /// Error of a single row; other rows of the step are unaffected.

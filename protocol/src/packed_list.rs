@@ -1,7 +1,7 @@
 //! Encodes a list of numbers as one little-endian MessagePack `bin`: a prompt of thousands of token ids is
 //! copied, not parsed. Used through `#[serde(with = "crate::packed_list")]`.
 
-use crate::{BlockId, BlockIds, ExpertTokenCount, Token, TokenVec};
+use crate::{BlockId, BlockIds, ExpertTokenCount, ThinVec, Token, TokenVec};
 use serde::de::{Error, Visitor};
 use serde::{Deserializer, Serializer};
 use std::marker::PhantomData;
@@ -32,6 +32,18 @@ impl PackedItem for u32 {
         let mut word = [0; 4];
         word.copy_from_slice(bytes);
         Self::from_le_bytes(word)
+    }
+}
+
+impl PackedItem for f32 {
+    const BYTES: usize = 4;
+
+    fn write(self, out: &mut [u8]) {
+        self.to_bits().write(out);
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        Self::from_bits(u32::read(bytes))
     }
 }
 
@@ -83,6 +95,10 @@ pub(crate) trait PackedList:
 }
 
 impl<T: PackedItem> PackedList for Vec<T> {
+    type Item = T;
+}
+
+impl<T: PackedItem> PackedList for ThinVec<T> {
     type Item = T;
 }
 

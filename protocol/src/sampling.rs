@@ -1,6 +1,6 @@
 //! Sampling parameters of one request, in the form that the device applies.
 
-use crate::Token;
+use crate::{PoolingMethod, Token};
 use serde::{Deserialize, Serialize};
 
 /// Sampling parameters of a request. All values are resolved: no defaults are applied later.
@@ -40,6 +40,8 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// Logprobs to report per prompt token, in the form of `logprobs`.
     pub prompt_logprobs: Option<u32>,
+    /// Pooling method of a request without output tokens; `None` = the request generates tokens.
+    pub pooling: Option<PoolingMethod>,
 }
 
 impl SamplingParams {
@@ -60,6 +62,7 @@ impl SamplingParams {
             bad_words: Vec::new(),
             logprobs: None,
             prompt_logprobs: None,
+            pooling: None,
         }
     }
 

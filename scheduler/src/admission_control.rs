@@ -33,7 +33,9 @@ fn exceeds_limits(
     if prompt_len == 0 {
         return Some(RejectReason::EmptyPrompt);
     }
-    if prompt_len >= u64::from(max_model_len) {
+    // A prompt that is only pooled needs no position for an output token.
+    let output_min = u64::from(submit.sampling.pooling.is_none());
+    if prompt_len + output_min > u64::from(max_model_len) {
         return Some(RejectReason::PromptTooLong { prompt_len, max_model_len });
     }
     if let Some(&token) = submit.tokens.iter().find(|&&token| token >= vocab_size) {

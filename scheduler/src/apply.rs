@@ -97,10 +97,12 @@ fn apply_row(
         return false;
     }
     result.logprobs.truncate(committed);
+    let finish = finish.map(|finish| checked_finish(request, &result.pooled, finish));
     let event = request.push_event(events);
     event.tokens.extend(result.sampled_tokens[..committed].iter().copied());
     event.logprobs = take(&mut result.logprobs);
     event.prompt_logprobs = prompt_logprobs;
+    event.pooled = take(&mut result.pooled);
     event.drafts = VerifiedDrafts { drafted: result.drafted, accepted: result.accepted };
     let is_finished = finish.is_some();
     if is_finished {
@@ -156,6 +158,15 @@ fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<Fin
     // requests finish on the token that reaches the limit, before that token is forwarded.
     let scored = request.committed_kv_len >= request.limit;
     (emitted.len(), scored.then_some(FinishReason::Length))
+}
+
+/// Returns the finish reason of a request that is about to finish: an error if the result of its pooling
+/// method is missing.
+fn checked_finish(request: &Request, pooled: &[f32], finish: FinishReason) -> FinishReason {
+    match &request.cold_fields.params.sampling.pooling {
+        Some(_) if pooled.is_empty() => FinishReason::Error(RequestError::BadOutput),
+        _ => finish,
+    }
 }
 
 /// Returns the prompt logprobs of a row that were not delivered yet. After a preemption, rows recompute

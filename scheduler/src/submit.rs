@@ -11,7 +11,7 @@ pub struct RequestSubmission {
     pub id: RequestId,
     /// Token ids of the prompt.
     pub tokens: Vec<Token>,
-    /// Maximum number of output tokens; 0 = only score the prompt.
+    /// Maximum number of output tokens; 0 = only score or pool the prompt.
     pub max_tokens: u32,
     /// Sampling parameters.
     pub sampling: SamplingParams,
@@ -74,7 +74,8 @@ pub enum RejectReason {
         /// Vocabulary size.
         vocab_size: u32,
     },
-    /// The prompt is not shorter than the context length, so no output token fits.
+    /// The prompt is not shorter than the context length, so no output token fits. A prompt that is only
+    /// pooled may be as long as the context length.
     #[error(
         "the prompt has {prompt_len} tokens, it must be shorter than the context length of {max_model_len}"
     )]

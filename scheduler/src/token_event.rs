@@ -14,6 +14,8 @@ pub struct TokenEvent {
     pub logprobs: ThinVec<TokenLogprobs>,
     /// Logprobs of further prompt positions, in order from position 1 on, if requested.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
+    /// Result of a pooling request; only in its last event.
+    pub pooled: ThinVec<f32>,
     /// Data about the first admission; only in the first event of a request.
     pub first_admission: Option<FirstAdmission>,
     /// Draft tokens that the step of this event verified.
@@ -30,6 +32,7 @@ impl TokenEvent {
         tokens: TokenVec::new(),
         logprobs: ThinVec::new(),
         prompt_logprobs: ThinVec::new(),
+        pooled: ThinVec::new(),
         first_admission: None,
         drafts: VerifiedDrafts { drafted: 0, accepted: 0 },
         preemptions: 0,

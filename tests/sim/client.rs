@@ -1,7 +1,9 @@
 //! A client's view of its request. Checks I9 (one terminal event), I10 (the output only grows) and I13 (the
 //! output equals that of the request run alone with an empty cache), plus rejections and log-probabilities.
 
-use crate::hash_model::text::{EMPTY, HashOracle, entry, fold, logprobs};
+use crate::hash_model::text::{
+    EMPTY, HashOracle, entry, fold, logprobs, pooled, pooled_count, pooling_hash,
+};
 use crate::invariant::{CheckResult, ensure};
 use crate::mask_worker::SimMaskWorker;
 use crate::request_generator::oracle;
@@ -61,6 +63,7 @@ pub(crate) struct SimClient {
     oracle: HashOracle,
     last_stop: Option<StopReason>,
     prompt_logprobs: Vec<TokenLogprobs>,
+    pooled: Vec<f32>,
     admitted: bool,
 }
 
@@ -80,6 +83,7 @@ impl SimClient {
             mask_worker: SimMaskWorker::default(),
             last_stop: None,
             prompt_logprobs: Vec::new(),
+            pooled: Vec::new(),
             admitted: false,
             submit,
         }
@@ -137,6 +141,7 @@ impl SimClient {
         self.preemptions = event.preemptions;
         self.check_tokens(event, config)?;
         self.prompt_logprobs.extend_from_slice(&event.prompt_logprobs);
+        self.pooled.extend_from_slice(&event.pooled);
         let most = self.submit.max_tokens;
         let complete = self.last_stop.is_some() || most > 0 && self.delivered == most;
         match &event.finish_reason {
@@ -230,7 +235,23 @@ impl SimClient {
         );
         let complete = matches!(finish, FinishReason::Length)
             || matches!(finish, FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)));
-        if complete { self.check_prompt_logprobs(config) } else { Ok(()) }
+        if complete {
+            self.check_pooled()?;
+            self.check_prompt_logprobs(config)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Checks that the result of a pooling request is that of its prompt, and that no other request has one.
+    fn check_pooled(&self) -> CheckResult {
+        let pooling = self.submit.sampling.pooling.as_ref();
+        let expected = pooling.map_or_else(Vec::new, |method| {
+            pooled(pooling_hash(method, &self.submit.tokens), pooled_count(method))
+        });
+        let (id, found) = (self.id().0, &self.pooled);
+        ensure!("I13", *found == expected, "request {id}: pooled {found:?}, not {expected:?}");
+        Ok(())
     }
 
     /// Checks that every prompt position after the first was scored once and in order, if prompt
@@ -277,7 +298,9 @@ impl SimClient {
             RejectReason::UnknownToken { token, .. } => {
                 *token >= limits.vocab_size && submit.tokens.contains(token)
             }
-            RejectReason::PromptTooLong { .. } => prompt >= u64::from(longest),
+            RejectReason::PromptTooLong { .. } => {
+                prompt + u64::from(submit.sampling.pooling.is_none()) > u64::from(longest)
+            }
             RejectReason::TotalTooLong { .. } => {
                 prompt + u64::from(submit.max_tokens) > u64::from(longest)
             }
@@ -304,7 +327,7 @@ impl SimClient {
         let (submit, limits) = (&self.submit, &config.scheduler.limits);
         let prompt = submit.tokens.len() as u32;
         prompt == 0
-            || prompt >= limits.max_model_len
+            || prompt + u32::from(submit.sampling.pooling.is_none()) > limits.max_model_len
             || self.limit() > limits.max_model_len
             || submit.tokens.iter().any(|&t| t >= limits.vocab_size)
             || submit.replica.is_some_and(|r| r.0 >= config.scheduler.replicas)

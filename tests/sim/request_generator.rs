@@ -4,7 +4,7 @@
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::rng::SimRng;
 use crate::sim_config::SimConfig;
-use protocol::{Replica, RequestId, SamplingParams, Token};
+use protocol::{PoolingMethod, Replica, RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use std::ops::Range;
 
@@ -117,7 +117,7 @@ fn submit(
     let salt = rng.below(u64::from(config.load.salts) + 1);
     let pinned = rng.chance_per_mille(100);
     let replica = pinned.then(|| Replica(rng.below(u64::from(config.scheduler.replicas)) as u16));
-    RequestSubmission {
+    with_pooling(RequestSubmission {
         id,
         tokens,
         max_tokens,
@@ -136,7 +136,21 @@ fn submit(
             replica
         },
         block_keys: Vec::new(),
+    })
+}
+
+/// Makes some of the requests without output pooling requests.
+fn with_pooling(mut submit: RequestSubmission) -> RequestSubmission {
+    let scores_nothing = submit.max_tokens == 0 && submit.sampling.prompt_logprobs.is_none();
+    if scores_nothing {
+        submit.sampling.pooling = match submit.rng_key % 5 {
+            0 => Some(PoolingMethod::LastToken),
+            1 => Some(PoolingMethod::Mean),
+            2 => Some(PoolingMethod::TokenLogprobs(vec![0, 1])),
+            _ => None,
+        };
     }
+    submit
 }
 
 fn sampling(rng: &mut SimRng, vocab: Token, eos: &[Token], stop: &[Token]) -> SamplingParams {

@@ -8,7 +8,7 @@
 //! that position and on all earlier ids. A context is the fold of all entries before a position, so a wrong,
 //! stale, shared or missing entry changes every later token.
 
-use protocol::{SamplingParams, Token, TokenLogprobs};
+use protocol::{PoolingMethod, SamplingParams, Token, TokenLogprobs};
 use std::ops::Range;
 
 /// Content of a KV slot that must not be read: the slot was never written, was freed, or was written by a
@@ -112,6 +112,34 @@ pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> To
         logprob: of(token),
         rank: 1 + (entry(context, token) % u64::from(vocab)) as u32,
         top_logprobs: (0..top.min(vocab)).map(|id| (id, of(id))).collect(),
+    }
+}
+
+/// Number of channels of a pooled hidden state.
+pub(crate) const POOLED_WIDTH: usize = 8;
+
+/// The `count` numbers, each from -1 to 1, that pooling gives for this hash of the prompt.
+pub(crate) fn pooled(hash: u64, count: usize) -> Vec<f32> {
+    let number = |i| (avalanche(hash ^ i) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    (1..=count as u64).map(number).collect()
+}
+
+/// Hash of a prompt for a pooling method: of its last context, or of the contexts after all of its tokens.
+pub(crate) fn pooling_hash(method: &PoolingMethod, tokens: &[Token]) -> u64 {
+    let (mut context, mut sum) = (EMPTY, 0u64);
+    for &id in tokens {
+        context = fold(context, entry(context, id));
+        sum = sum.wrapping_add(avalanche(context));
+    }
+    if method.reads_every_token() { sum } else { context }
+}
+
+/// Number of values that a pooling method returns.
+pub(crate) fn pooled_count(method: &PoolingMethod) -> usize {
+    match method {
+        PoolingMethod::TokenLogprobs(ids) => ids.len(),
+        PoolingMethod::ClassLogits => 1,
+        PoolingMethod::LastToken | PoolingMethod::Mean => POOLED_WIDTH,
     }
 }
 

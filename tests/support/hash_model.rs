@@ -73,6 +73,8 @@ struct HashSequenceState {
     last: Option<(Token, StepId)>,
     /// Position of the token `last`.
     next: u32,
+    /// Sum of the hashes of the tokens forwarded in this epoch, for mean pooling.
+    pooled_sum: u64,
     /// Draft tokens proposed after `last`; `None` if no token was sampled in this epoch.
     drafts: Option<Vec<Token>>,
 }
@@ -183,7 +185,7 @@ impl HashModel {
                     );
                 }
                 None if row.samples => self.sample(batch.step, row, mask, span, output)?,
-                None => {}
+                None => self.pool(row, span, output)?,
             }
         }
         // KV entries of rejected draft tokens are invalid until they are written again.
@@ -220,6 +222,7 @@ impl HashModel {
                 table: Vec::new(),
                 last: None,
                 next: 0,
+                pooled_sum: 0,
                 drafts: None,
             });
         }
@@ -356,6 +359,32 @@ impl HashModel {
             context = fold(context, slots.get(slot).copied().unwrap_or_default());
         }
         sequence.draft(context, config.drafts);
+        Ok(())
+    }
+
+    /// Adds the row to the pooling state of its request. The row that ends the prompt gets the result.
+    fn pool(
+        &mut self,
+        row: &BatchRow,
+        span: &ResolvedRowInput,
+        output: &mut RowOutput,
+    ) -> HashModelResult<()> {
+        let Self { config, slots, sequence_slots, .. } = self;
+        let sequence = sequence_of_mut(sequence_slots, row)?;
+        let Some(method) = sequence.sampler.sampling.pooling.clone() else { return Ok(()) };
+        let mut context = match config.slot_access {
+            KvSlotAccess::ReadWrite => read(slots, &sequence.table, config, span.start, row)?,
+            KvSlotAccess::Untouched => EMPTY,
+        };
+        for &id in &span.ids {
+            context = fold(context, entry(context, id));
+            sequence.pooled_sum = sequence.pooled_sum.wrapping_add(avalanche(context));
+        }
+        if span.start + row.len == sequence.sampler.prompt_len {
+            let hash = if method.reads_every_token() { sequence.pooled_sum } else { context };
+            let count = text::pooled_count(&method);
+            output.pooled = text::pooled(hash, count).into_iter().collect();
+        }
         Ok(())
     }
 

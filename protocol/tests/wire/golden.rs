@@ -69,12 +69,12 @@ fn batch_bytes() {
     check(
         &ExecutorCommand::Batch(batch),
         &expect![[r#"
-            4844524e0d00030002000000000000009f000000fca7c2c0
+            4844524e0e0003000200000000000000a0000000a35c8a11
             96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
-            6e73c4045b50020091930001c4080900000070110100c0949eca0000000000ca
+            6e73c4045b50020091930001c4080900000070110100c0949fca0000000000ca
             3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
-            000080bfc090c0c0cdfeed11c40801000000020000009ccd012c0104100100c3
-            c281a953616d706c6564417492060391930001c4080900000070110100c0c0"#]],
+            000080bfc090c0c0c0cdfeed11c40801000000020000009ccd012c0104100100
+            c3c281a953616d706c6564417492060391930001c4080900000070110100c0c0"#]],
     );
 }
 
@@ -90,7 +90,7 @@ fn bitmask_bytes() {
     check(
         &ExecutorCommand::Bitmask(bitmask),
         &expect![[r#"
-            4844524e0d000600020000000000000015000000aa63ce97
+            4844524e0e000600020000000000000015000000bd878d93
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -100,16 +100,16 @@ fn short_command_bytes() {
     check(
         &ExecutorCommand::AllocateKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0d000200020000000000000006000000af776f19
+            4844524e0e000200020000000000000006000000734451fd
             91ce00010000"#]],
     );
     check(
         &ExecutorCommand::Profile { enabled: true },
         &expect![[r#"
-            4844524e0d000500020000000000000002000000bbeafa90
+            4844524e0e000500020000000000000002000000c6ec4181
             91c3"#]],
     );
-    check(&ExecutorCommand::Shutdown, &expect!["4844524e0d0004000200000000000000000000004a6a63f8"]);
+    check(&ExecutorCommand::Shutdown, &expect!["4844524e0e000400020000000000000000000000b90a9beb"]);
 }
 
 #[test]
@@ -148,10 +148,11 @@ fn step_output_bytes() {
     check(
         &ExecutorEvent::StepOutput(output),
         &expect![[r#"
-            4844524e0d00150002000000000000005f000000bec6e222
-            9507029296c404030000000200c0919403cabf00000001c41003000000000000
-            bf040000000000c0bf9096c4000000a9416c6c4d61736b656490909501ce000f
-            4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
+            4844524e0e00150002000000000000006300000027e3fc70
+            9507029297c404030000000200c0919403cabf00000001c41003000000000000
+            bf040000000000c0bf90c40097c4000000a9416c6c4d61736b65649090c40095
+            01ce000f4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003
+            000000"#]],
     );
 }
 
@@ -168,22 +169,22 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::Hello(hello),
         &expect![[r#"
-            4844524e0d001100020000000000000017000000c6f6afa9
+            4844524e0e00110002000000000000001700000044f5adc8
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = ExecutorEvent::Progress { phase: StartupPhase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0d0012000200000000000000100000006c64a121
+            4844524e0e00120002000000000000001000000031154a67
             93a44c6f616401cf0000000200000000"#]],
     );
     let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
     check(
         &ExecutorEvent::WeightsLoaded(digest),
         &expect![[r#"
-        4844524e0d001a0002000000000000000e000000fa8b23f1
-        9301cf8000000000000000cd012c"#]],
+            4844524e0e001a0002000000000000000e000000e148eecf
+            9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
     let spec = KvSpec { block_tokens: 16, groups: vec![group] };
@@ -195,31 +196,31 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::WarmUpDone(report),
         &expect![[r#"
-            4844524e0d001300020000000000000018000000fab12b31
+            4844524e0e00130002000000000000001800000076f88752
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = ExecutorEvent::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0d0016000200000000000000070000005417859f
+            4844524e0e0016000200000000000000070000001c07f101
             9207a4676f6e65"#]],
     );
     let status = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
         &ExecutorEvent::ProfilerStatus(status),
         &expect![[r#"
-            4844524e0d001800020000000000000019000000f5076123
+            4844524e0e001800020000000000000019000000145fb7ec
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = ExecutorEvent::StepDone { step: StepId(7), duration_ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0d00190002000000000000000700000040d1a6b7
+            4844524e0e00190002000000000000000700000008c1d229
             9207ce000f4240"#]],
     );
-    check(&ExecutorEvent::Heartbeat, &expect!["4844524e0d001700020000000000000000000000d56c4256"]);
+    check(&ExecutorEvent::Heartbeat, &expect!["4844524e0e001700020000000000000000000000260cba45"]);
 }
 
 #[test]
@@ -262,7 +263,7 @@ fn executor_settings_bytes() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0d000100020000000000000072000000fc964f5c
+            4844524e0e000100020000000000000072000000a18baa0c
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
             67930381a54e6772616d92020581a953796e74686574696392cd02bc0014c002
@@ -276,14 +277,14 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0d002100020000000000000024000000b9850f0a
+            4844524e0e002100020000000000000024000000b6ee50e3
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &NodeHandshake::Response { nonce, proof },
         &expect![[r#"
-            4844524e0d002200020000000000000067000000395e6a88
+            4844524e0e002200020000000000000067000000fec78982
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -292,19 +293,19 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Welcome { proof },
         &expect![[r#"
-            4844524e0d0023000200000000000000440000001abab27a
+            4844524e0e002300020000000000000044000000dfd4755e
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&NodeHandshake::Denied, &expect!["4844524e0d002e00020000000000000000000000be75de5f"]);
+    check(&NodeHandshake::Denied, &expect!["4844524e0e002e000200000000000000000000004d15264c"]);
     let parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false };
     let build = "0.1.0".to_owned();
     let node_info = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
     check(
         &NodeEvent::Join(node_info),
         &expect![[r#"
-            4844524e0d00290002000000000000000e0000003105350d
+            4844524e0e00290002000000000000000e0000002ac6f833
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -317,37 +318,37 @@ fn node_message_bytes() {
     check(
         &NodeEvent::Link(ExecutorLinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e0d002a0002000000000000000b000000f6ddf039
+            4844524e0e002a0002000000000000000b000000166ab3db
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &NodeEvent::StartFailed { ticket: 9, reason: text() },
         &expect![[r#"
-            4844524e0d002b000200000000000000070000004fe88eb3
+            4844524e0e002b0002000000000000000700000007f8fa2d
             9209a4676f6e65"#]],
     );
     check(
         &NodeEvent::ExecutorExited { rank: Rank(1), epoch: Epoch(2), description: text() },
         &expect![[r#"
-            4844524e0d002c00020000000000000008000000675c818c
+            4844524e0e002c00020000000000000008000000046dbd47
             930102a4676f6e65"#]],
     );
-    check(&NodeEvent::Heartbeat, &expect!["4844524e0d002d00020000000000000000000000748ad7a3"]);
-    check(&NodeCommand::Accepted, &expect!["4844524e0d002400020000000000000000000000e098325c"]);
+    check(&NodeEvent::Heartbeat, &expect!["4844524e0e002d0002000000000000000000000087ea2fb0"]);
+    check(&NodeCommand::Accepted, &expect!["4844524e0e00240002000000000000000000000013f8ca4f"]);
     check(
         &NodeCommand::Rejected { reason: text() },
         &expect![[r#"
-            4844524e0d002500020000000000000006000000610b3d7a
+            4844524e0e002500020000000000000006000000bd38039e
             91a4676f6e65"#]],
     );
     let start = NodeCommand::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0d002600020000000000000004000000aac462c2
+            4844524e0e0026000200000000000000040000006ddca69b
             93010209"#]],
     );
-    check(&NodeCommand::Leave, &expect!["4844524e0d0027000200000000000000000000002a673ba0"]);
-    check(&NodeCommand::Heartbeat, &expect!["4844524e0d002800020000000000000000000000dbfc21a2"]);
+    check(&NodeCommand::Leave, &expect!["4844524e0e002700020000000000000000000000d907c3b3"]);
+    check(&NodeCommand::Heartbeat, &expect!["4844524e0e002800020000000000000000000000289cd9b1"]);
 }

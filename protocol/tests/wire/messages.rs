@@ -9,9 +9,10 @@ use protocol::{
     ExecutorHello, ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement,
     ExpertTokenCount, GrammarBitmask, GraphCapture, HostSettings, KvCacheDtype, KvCacheSize,
     KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo,
-    ParallelConfig, ProfilerStatus, Rank, Replica, RequestId, RowError, RowInput, RowOutput,
-    SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod, StartupPhase,
-    StepCost, StepId, StepOutput, StepTiming, Token, TokenLogprobs, WarmUpReport, WeightsDigest,
+    ParallelConfig, PoolingMethod, ProfilerStatus, Rank, Replica, RequestId, RowError, RowInput,
+    RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
+    StartupPhase, StepCost, StepId, StepOutput, StepTiming, Token, TokenLogprobs, WarmUpReport,
+    WeightsDigest,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -35,6 +36,7 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
         frequency_penalty: counts.0,
         presence_penalty: -counts.0,
         min_tokens: counts.1,
+        pooling: pooling(counts.1, &lists.0),
         stop_token_ids: lists.0,
         logit_bias: lists.1,
         allowed_token_ids: lists.2,
@@ -42,6 +44,17 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
         logprobs: counts.2,
         prompt_logprobs: counts.3,
     })
+}
+
+/// One of the pooling methods, or none.
+fn pooling(number: u32, tokens: &[Token]) -> Option<PoolingMethod> {
+    match number % 5 {
+        0 => Some(PoolingMethod::LastToken),
+        1 => Some(PoolingMethod::Mean),
+        2 => Some(PoolingMethod::ClassLogits),
+        3 => Some(PoolingMethod::TokenLogprobs(tokens.to_vec())),
+        _ => None,
+    }
 }
 
 fn seq_init() -> impl Strategy<Value = Box<SequenceInit>> {
@@ -128,6 +141,7 @@ fn output() -> impl Strategy<Value = StepOutput> {
             drafted,
             accepted,
             error,
+            pooled: logprobs.iter().map(|entry| entry.logprob).collect(),
             logprobs: logprobs.into(),
             prompt_logprobs: prompt_logprobs.into(),
         },

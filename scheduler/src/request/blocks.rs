@@ -3,12 +3,17 @@
 use super::Request;
 use crate::cold_fields::ColdFields;
 use kvcache::{BlockHasher, BlockTable, KvCache, SequenceContent};
-use protocol::BlockId;
+use protocol::{BlockId, PoolingMethod};
 
 impl Request {
-    /// Returns whether the prompt may use cached blocks: prompt logprobs need every position forwarded.
+    /// Returns whether the prompt may use cached blocks: prompt logprobs and some pooling methods need every
+    /// position forwarded.
     pub(crate) fn may_use_prefix_cache(&self) -> bool {
-        self.cold_fields.params.sampling.prompt_logprobs.is_none()
+        let sampling = &self.cold_fields.params.sampling;
+        if sampling.pooling.as_ref().is_some_and(PoolingMethod::reads_every_token) {
+            return false;
+        }
+        sampling.prompt_logprobs.is_none()
             || self.cold_fields.prompt_logprobs_sent >= self.cold_fields.prompt_len
     }
 
