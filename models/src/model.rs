@@ -72,10 +72,12 @@ pub trait ForwardProbe {
     fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
 }
 
-/// Target model, with the MTP module of the same checkpoint if it is enabled.
+/// Target model, with the classification head and the enabled MTP module of the same checkpoint.
 pub struct LoadedModel {
     /// Target model, without its MTP module.
     pub model: Box<dyn Model>,
+    /// Weights of the classification head, f32 `[hidden size]`, if the checkpoint has one.
+    pub score: Option<Vec<f32>>,
     /// MTP module; `None` unless `ModelConfig::load_mtp` is set.
     pub mtp: Option<Box<dyn MtpModel>>,
 }

@@ -6,11 +6,13 @@ mod weight_dim;
 
 use self::weight_dim::WeightDim;
 use crate::ModelConfig;
-use crate::config::CheckpointScaleGranularity;
+use crate::config::{CheckpointScaleGranularity, ModelHead};
 use crate::sharding::{HeadKind, ShardSpec, SplitUnit};
 use crate::synth::SynthDistribution;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
+/// Name of the classification head of checkpoints that score text pairs.
+pub(crate) const SCORE: &str = "score.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// Name of the embedding in an EAGLE-3 checkpoint; a checkpoint without it uses the embedding of the target
 /// model.
@@ -119,6 +121,7 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Top, EMBEDDING, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Embedding, always),
     (WeightScope::Top, "model.norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Top, HEAD, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, |c| !c.tied),
+    (WeightScope::Top, SCORE, &[WeightDim::Label, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| matches!(c.head, ModelHead::Classifier { .. })),
 
     (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),

@@ -335,7 +335,7 @@ impl<'a> ModelHarness<'a> {
             progress: &mut on_progress,
             digest: &mut protocol::WeightsDigest::default(),
         };
-        let LoadedModel { model, mtp } = load_model(dir, config, options).unwrap();
+        let LoadedModel { model, mtp, .. } = load_model(dir, config, options).unwrap();
         let (done, total) = progress.into_inner();
         assert!(done == total && total > 0, "{done} of {total} bytes loaded");
         let order = ops.device().kv_order();

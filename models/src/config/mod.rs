@@ -11,6 +11,7 @@ mod error;
 mod generation;
 mod json_fields;
 mod mla;
+mod model_head;
 mod moe;
 mod parse_config;
 mod quantization;
@@ -21,6 +22,7 @@ mod tests;
 pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
 pub use generation::GenerationConfig;
+pub use model_head::ModelHead;
 pub use quantization::{CheckpointScaleGranularity, IgnoredModule, QuantizationConfig};
 pub use rope::{RopeConfig, RopeScaling};
 
@@ -34,6 +36,11 @@ use std::path::Path;
 pub struct ModelConfig {
     /// Architecture, which selects the implementation of the model.
     pub architecture: ModelArchitecture,
+    /// Head that follows the final norm.
+    pub head: ModelHead,
+    /// Embedding dimensions that the model was trained for: `None` = whole embeddings only, an empty list = any
+    /// number of dimensions.
+    pub matryoshka: Option<Vec<u32>>,
     /// Vocabulary size: number of rows of the embedding.
     pub vocab: usize,
     /// Hidden size: width of the residual stream.

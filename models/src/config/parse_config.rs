@@ -6,6 +6,7 @@
 
 use super::json_fields::JsonFields;
 use super::mla::mla;
+use super::model_head::{CheckpointKind, matryoshka};
 use super::moe::moe;
 use super::rope::RopeConfig;
 use super::{
@@ -25,7 +26,7 @@ pub(super) fn config(
     fields: &JsonFields,
     generation: GenerationConfig,
 ) -> Result<ModelConfig, ModelConfigError> {
-    let architecture = architecture(fields)?;
+    let CheckpointKind { architecture, head } = CheckpointKind::read(fields)?;
     reject_unsupported(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     reject_sliding_windows(fields, architecture, layers)?;
@@ -50,6 +51,7 @@ pub(super) fn config(
     let config_eos = fields.tokens("eos_token_id")?;
     let config = ModelConfig {
         architecture,
+        matryoshka: matryoshka(fields)?,
         vocab: fields.size("vocab_size", VOCAB_LIMIT)?,
         hidden,
         layers,
@@ -60,7 +62,9 @@ pub(super) fn config(
         rms_eps: fields.positive("rms_norm_eps")? as f32,
         rope: RopeConfig::read(fields, max_positions)?,
         max_positions,
-        tied: fields.flag("tie_word_embeddings", false)?,
+        // A checkpoint without LM head needs no memory for one: the embedding is used in its place.
+        tied: fields.flag("tie_word_embeddings", false)? || !head.has_lm_head(),
+        head,
         qkv_bias,
         out_bias,
         mlp_bias: architecture == ModelArchitecture::Llama && fields.flag("mlp_bias", false)?,
@@ -85,15 +89,6 @@ pub(super) fn config(
     }
 }
 
-fn architecture(fields: &JsonFields) -> Result<ModelArchitecture, ModelConfigError> {
-    let names = fields.strings("architectures")?.unwrap_or_default();
-    let Some(name) = names.first() else { return Err(fields.missing("architectures")) };
-    ModelArchitecture::ALL.into_iter().find(|a| a.name() == *name).ok_or_else(|| {
-        let supported = ModelArchitecture::ALL.map(ModelArchitecture::name).join(", ");
-        fields.unknown_architecture(name, supported)
-    })
-}
-
 /// Rejects fields that would change the arithmetic but are not supported for this architecture.
 fn reject_unsupported(
     fields: &JsonFields,
@@ -101,6 +96,9 @@ fn reject_unsupported(
 ) -> Result<(), ModelConfigError> {
     if fields.text("hidden_act")?.is_some_and(|act| act != "silu") {
         return Err(fields.unsupported("hidden_act", "only silu is"));
+    }
+    if !fields.flag("is_causal", true)? {
+        return Err(fields.unsupported("is_causal", "bidirectional attention is not"));
     }
     let fixed = matches!(
         architecture,

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use super::{
     LmHead, MtpModule, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabParallelEmbedding,
 };
+use crate::config::ModelHead;
+use crate::weight_table::SCORE;
 use crate::{
     ForwardContext, ForwardError, LoadedModel, Model, ModelConfig, ModelLoadError, Weights,
 };
@@ -67,8 +69,10 @@ impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
             MtpModule::<L>::load(config, &w, &rope, i, Arc::clone(&embed))
         };
         let mtp = config.load_mtp.then(|| mtp(config.layers)).transpose()?;
+        let has_score = matches!(config.head, ModelHead::Classifier { .. });
+        let score = has_score.then(|| w.host_matrix(SCORE)).transpose()?;
         let model = Self { embed, layers, norm, lm_head };
-        Ok(LoadedModel { model: Box::new(model), mtp: mtp.map(|mtp| Box::new(mtp) as _) })
+        Ok(LoadedModel { model: Box::new(model), score, mtp: mtp.map(|mtp| Box::new(mtp) as _) })
     }
 }
 

@@ -63,6 +63,19 @@ impl SafetensorsCheckpoint {
         }
     }
 
+    /// Adds the prefix `model.` to the names of the decoder's tensors, unless they have it. Checkpoints of
+    /// `…Model` architectures store the decoder without the prefix.
+    pub(crate) fn add_decoder_prefix(&mut self) {
+        let is_decoder = |name: &str| {
+            ["embed_tokens.", "layers.", "norm."].iter().any(|prefix| name.starts_with(prefix))
+        };
+        let names: Vec<String> =
+            self.names().filter(|n| is_decoder(n)).map(str::to_owned).collect();
+        for name in names {
+            self.rename(&name, &format!("model.{name}"));
+        }
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name).map(|(_, stored)| stored)
     }

@@ -258,6 +258,17 @@ impl<'a> Weights<'a> {
         upload().map_err(|e| self.device(name, e))
     }
 
+    /// Takes the matrix `name`, which is not split over the ranks, in f32 on the host, row by row.
+    pub fn host_matrix(&self, name: &str) -> Result<Vec<f32>, ModelLoadError> {
+        let part = self.take(name)?;
+        let matrix = part.matrix().map_err(|e| self.device(name, e))?;
+        let mut values = vec![0.0; matrix.rows() * matrix.cols()];
+        for (r, row) in values.chunks_mut(matrix.cols()).enumerate() {
+            matrix.read_row(r, row);
+        }
+        Ok(values)
+    }
+
     /// Takes this rank's rows of the vocabulary matrix `name`, not packed, for use as an embedding table.
     pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.take(name)?);

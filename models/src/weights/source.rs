@@ -65,6 +65,8 @@ impl WeightSource {
         if config.eagle.is_some() {
             let [name, other] = MIDLAYER;
             checkpoint.rename(other, name);
+        } else {
+            checkpoint.add_decoder_prefix();
         }
         let located = locate(&checkpoint, config, specs)?;
         Ok(Self::Files { checkpoint: Arc::new(checkpoint), located })
