@@ -19,11 +19,13 @@ mod launch_plan;
 mod mla;
 mod moe;
 mod moe_dispatch;
+mod pooled_sums;
 mod prefetch;
 mod secondary_stream;
 mod sequence_slots;
 mod step_buffers;
 mod tensor;
+mod tensor_download;
 mod weights;
 
 pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
@@ -53,10 +55,12 @@ pub use launch_plan::SharedExpertPlan;
 pub use mla::{MlaWeights, PackedMlaHeads};
 pub use moe::{ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatch;
+pub use pooled_sums::PooledSums;
 pub use secondary_stream::SecondaryStream;
 pub use sequence_slots::DeviceSequenceSlots;
 pub use step_buffers::{
     SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBuffers, StepShape, StepSize,
 };
 pub use tensor::Tensor;
+pub use tensor_download::{DownloadedTensor, TensorDownload};
 pub use weights::{EmbeddingTable, PackedLinear};

@@ -19,6 +19,7 @@ mod moe;
 mod moe_dispatch;
 mod norm;
 mod pack;
+mod pooling;
 mod qk_rope;
 mod route;
 mod row_kernel;

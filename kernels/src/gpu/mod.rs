@@ -58,6 +58,7 @@ mod moe_grouped_gemm_tma;
 mod moe_route;
 mod norm;
 mod one_shot_all_reduce;
+mod pooling;
 mod qk_rope;
 mod rope_attention;
 mod route_rule;

@@ -14,6 +14,7 @@ mod draft;
 mod linear;
 mod mla;
 mod moe;
+mod pooling;
 mod sampling;
 mod step;
 mod support;
@@ -25,6 +26,7 @@ pub use draft::*;
 pub use linear::*;
 pub use mla::*;
 pub use moe::*;
+pub use pooling::*;
 pub use sampling::*;
 pub use step::*;
 

@@ -4,9 +4,9 @@
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
-    ExpertPlacementLookup, ExpertWeights, GroupScore, GroupedTopKRouting, LogitSoftcap, MoeCombine,
-    PackedEmbedding, RmsNorm, RouterLogits, RouterRuleArgs, RouterScore, RowGather, SiluMul,
-    SoftmaxRouting, TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
+    ExpertPlacementLookup, ExpertWeights, GroupScore, GroupedTopKRouting, HiddenStateSum,
+    LogitSoftcap, MoeCombine, PackedEmbedding, RmsNorm, RouterLogits, RouterRuleArgs, RouterScore,
+    RowGather, SiluMul, SoftmaxRouting, TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
 };
 
 use crate::support::{
@@ -182,6 +182,50 @@ fn row_gather_rejects_rows_out_of_range() {
         go(&[3, 0, 3]).unwrap();
         assert_eq!(y, [9.0, 10.0, 11.0, 0.0, 1.0, 2.0, 9.0, 10.0, 11.0]);
     }
+}
+
+fn one_row(array: &[i32]) -> MatRef<'_> {
+    MatRef::of(array, 1, array.len()).unwrap()
+}
+
+/// Adds two sequences to their sums, whole and in two rows, after another sequence has used the slots.
+fn hidden_state_sums<T: CpuTestFloat>() {
+    let (tokens, cols) = (9, 37);
+    let x = cast::<T>(&SeededNumbers::new(11).floats(tokens * cols));
+    let x = MatRef::of(&x, tokens, cols).unwrap();
+    for device in devices(1) {
+        let run = |sums: &mut [f32], cu_q: &[i32], seq_slots: &[i32], continues: &[i32]| {
+            let op = HiddenStateSum {
+                sums: MatMut::of(sums, 3, cols).unwrap(),
+                x,
+                cu_q: one_row(cu_q),
+                seq_slots: one_row(seq_slots),
+                continues: one_row(continues),
+            };
+            device.launch(&S, op)
+        };
+        let (mut whole, mut parts) = (vec![7.0; 3 * cols], vec![-3.0; 3 * cols]);
+        run(&mut whole, &[0, 4, 9], &[2, 0], &[0, 0]).unwrap();
+        run(&mut parts, &[4, 6], &[0], &[0]).unwrap();
+        run(&mut parts, &[6, 9], &[0], &[1]).unwrap();
+        run(&mut parts, &[0, 4], &[2], &[0]).unwrap();
+        assert_eq!(whole[..cols], parts[..cols], "chunks change no bit");
+        assert_eq!(whole[2 * cols..], parts[2 * cols..]);
+        assert_eq!(whole[cols..2 * cols], vec![7.0; cols], "an unused slot");
+        let exact = |c: usize| (4..9).map(|t| f64::from(x.row::<T>(t)[c].value())).sum::<f64>();
+        let expected: Vec<f64> = (0..cols).map(exact).collect();
+        assert!(error(&whole[..cols], &expected) < tolerance::<f32>());
+        assert!(run(&mut whole, &[0, 1], &[3], &[0]).is_err(), "no such slot");
+        assert!(run(&mut whole, &[0, 10], &[0], &[0]).is_err(), "no such token");
+        assert!(run(&mut whole, &[0, 1, 2], &[0], &[0]).is_err(), "shapes disagree");
+    }
+}
+
+#[test]
+fn hidden_state_sums_do_not_depend_on_chunks() {
+    hidden_state_sums::<f32>();
+    hidden_state_sums::<bf16>();
+    hidden_state_sums::<f16>();
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod moe_fp8;
 mod moe_fp8_tma;
 mod moe_route;
 mod norm;
+mod pooling;
 mod qk_rope;
 mod rope_attention;
 mod row_speed;
