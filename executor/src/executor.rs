@@ -93,7 +93,7 @@ impl Executor {
             digest: WeightsDigest::default(),
         };
         let target = &config.model;
-        let LoadedModel { model, mtp } =
+        let LoadedModel { model, mtp, score } =
             loader.load(placement, |options| load_model(&settings.model_dir, target, options))?;
         let digest = std::mem::take(&mut loader.digest);
         let draft = config.draft.as_ref().zip(settings.draft_model_dir.as_deref());
@@ -122,8 +122,9 @@ impl Executor {
         let counts_experts = ranks::reports_outputs(settings);
         let expert_load_reporter =
             if counts_experts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
+        let score = score.map(Arc::from);
         let model_context =
-            ModelContext { ops, model, proposer, tp, dp, vocab_shard, expert_load_reporter };
+            ModelContext { ops, model, score, proposer, tp, dp, vocab_shard, expert_load_reporter };
         Ok(Self { config, model: model_context, ranks, spec, weights, state: None, tracer })
     }
 

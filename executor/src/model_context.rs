@@ -7,11 +7,14 @@ use collectives::{CollectiveOp, CollectiveTime, ParallelGroup};
 use models::{ExpertExchange, ExpertLoad, ForwardContext, Model};
 use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
+use std::sync::Arc;
 
 /// Models and communication groups that every step computes with.
 pub(crate) struct ModelContext {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
+    /// Weights of the classification head, f32 `[hidden size]`, if the model has one.
+    pub(crate) score: Option<Arc<[f32]>>,
     /// Model of the proposer (speculative decoding), if it runs on the device.
     pub(crate) proposer: Option<ProposerModel>,
     pub(crate) tp: ParallelGroup,

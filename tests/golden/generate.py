@@ -23,6 +23,7 @@ causal, so every shorter prompt is contained in the long one. For a model with a
 contains the module's most likely draft token at each position, and its logits at the last 48.
 An EAGLE-3 layer has its own fixture in `drafts/`, in addition to that of its target model: the same
 data, and chains of four draft tokens after some positions, each from the layer's previous output.
+Files in `pooling/` have the pooled hidden states of prompts, and the scores of a classification head.
 
 Seeds are tried from 0 upwards until no decision is close: the two largest logits differ by 1e-3 at
 every position, greedy steps included, and every router's scores by 1e-5 at its cut. Equality tests
@@ -813,6 +814,38 @@ def save(path: Path, tensors: dict, gaps: list, case: dict, seed: int, more: dic
     print(f"{digest[:16]} {size:7} seed {seed:3} gaps {gaps[0]:.1e} {gaps[1]:.1e} {path.stem}", flush=True)
 
 
+# Models whose pooled hidden states are written, with the seed of their weights. No decision is close in them.
+POOLED = {"qwen3": ("qwen3-d64-gqa8", 0), "llama": ("llama-untied", 0)}
+
+
+@torch.no_grad()
+def write_pooled(name: str, of: str, seed: int) -> None:
+    """Hidden states after the final norm, of the last token and as a mean, and outputs of a classification head."""
+    case = CASES[of]
+    watched = Watched(case, seed)
+    kwargs = {k: v for k, v in case.items() if k not in UNSEEN} | {"num_labels": 1, "pad_token_id": 0}
+    hf_config = transformers.AutoConfig.for_model(case["model_type"], **kwargs)
+    hf_config._attn_implementation = "eager"
+    family = case["architectures"][0].removesuffix("ForCausalLM")
+    scorer = getattr(transformers, f"{family}ForSequenceClassification")(hf_config).to(torch.float32).eval()
+    for key, parameter in scorer.named_parameters():
+        parameter.copy_(torch.from_numpy(weight(case, key, seed, tuple(parameter.shape))))
+    # Token 0 is the padding token of the scorer, so that prompts have no such token.
+    tokens = [1 + int(w) % (VOCAB - 1) for w in words("tokens", seed, TOKENS)]
+    rows = {"last": [], "mean": [], "score": []}
+    for length in PROMPTS:
+        ids = torch.tensor([tokens[:length]])
+        hidden = watched.model.model(ids).last_hidden_state[0]
+        rows["last"].append(hidden[-1])
+        rows["mean"].append(hidden.mean(0))
+        rows["score"].append(scorer(ids).logits[0])
+    lists = {key: [[float(f"{x:.9g}") for x in row.tolist()] for row in made] for key, made in rows.items()}
+    about = {"config": json.dumps(case, sort_keys=True), "seed": seed, "tokens": tokens, "prompts": PROMPTS}
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    text = json.dumps(about | lists | {"versions": versions}, sort_keys=True)
+    (FOLDER / "pooling" / f"{name}.json").write_text(text + "\n")
+
+
 def main() -> None:
     check_vectors()
     torch.manual_seed(0)
@@ -821,9 +854,12 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "drafts").mkdir(exist_ok=True)
-    for name in sys.argv[1:] or [*CASES, *EAGLES]:
+    (FOLDER / "pooling").mkdir(exist_ok=True)
+    for name in sys.argv[1:] or [*CASES, *EAGLES, *POOLED]:
         if name in EAGLES:
             write_eagle(name, *EAGLES[name])
+        elif name in POOLED:
+            write_pooled(name, *POOLED[name])
         else:
             write(name, CASES[name])
 

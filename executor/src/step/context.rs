@@ -4,6 +4,7 @@ use super::bitmasks::StepBitmasks;
 use super::graphs::StepGraphKey;
 use super::logits_rows::LogitsRow;
 use super::pending::PendingStep;
+use super::pooling::PooledRows;
 use crate::model_context::ModelContext;
 use ops::Tensor;
 use protocol::Batch;
@@ -17,6 +18,8 @@ pub(super) struct StepContext<'a> {
     pub(super) batch: &'a Batch,
     /// Logits rows in the order in which they are sampled. Set by `stage`.
     pub(super) logits_rows: Vec<LogitsRow>,
+    /// Rows whose hidden states are pooled. Set by `stage`.
+    pub(super) pooled_rows: PooledRows,
     /// Number of logits rows that are sampled together with the forward pass; 0 if the step waits for
     /// bitmasks. Set by `stage`.
     pub(super) first_slice: usize,
@@ -46,6 +49,7 @@ impl<'a> StepContext<'a> {
             model,
             batch,
             logits_rows: Vec::new(),
+            pooled_rows: PooledRows::default(),
             first_slice: 0,
             last_slice: 0..0,
             full_logits: false,

@@ -21,7 +21,9 @@ impl StepState {
         context: &mut StepContext<'_>,
         tracer: Option<&mut StepTracer>,
     ) -> Result<(), ExecutorError> {
-        context.graph = if context.is_masked() { None } else { self.matching_graph(context) };
+        // A replayed graph returns no hidden states.
+        let is_eager = context.is_masked() || context.pooled_rows.reads_hidden_states();
+        context.graph = if is_eager { None } else { self.matching_graph(context) };
         context.pending.timing.replayed = context.graph.is_some();
         let ops = &context.model.ops;
         if let Some(tracer) = tracer {
@@ -85,7 +87,8 @@ impl StepState {
             bounds: row_bounds(stage, &self.size.limits),
         };
         let drafts = self.device.drafts.is_some().then(|| self.draft_rows(context));
-        let all_rows = context.first_slice == context.logits_rows.len();
+        let all_rows = context.first_slice == context.logits_rows.len()
+            && !context.pooled_rows.reads_hidden_states();
         let launch = StepLaunch {
             shape,
             dp_rows: batch.moe_tokens as usize,

@@ -9,7 +9,7 @@ use crate::model_context::ModelContext;
 use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
 use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
-use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, StepBuffers, StepShape, Tensor};
+use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepShape, Tensor};
 use protocol::StepTiming;
 use std::time::Instant;
 
@@ -122,6 +122,18 @@ impl StepDeviceState {
             SpanRecorder::record_scope(recorder, TraceScope::Draft, observe)?;
         }
         Ok(hidden)
+    }
+
+    /// Gathers rows of `x` by the token indices of `n` logits rows that have been staged and uploaded.
+    pub(crate) fn gather_staged(
+        &mut self,
+        ops: &Ops,
+        x: &Tensor,
+        n: usize,
+    ) -> Result<Tensor, ExecutorError> {
+        let shape = StepShape { logits_rows: n, ..StepShape::default() };
+        self.buffers.prepare(ops, &mut self.seq_slots, shape)?;
+        Ok(ops.gather_rows(x, &self.buffers.logits_indices(n)?)?)
     }
 
     /// Samples `n` logits rows that have been staged and uploaded.

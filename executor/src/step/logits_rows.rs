@@ -1,5 +1,5 @@
-//! Logits rows of a batch (sample positions and scored prompt positions): selection, staging, and conversion
-//! of the sampled tokens to row outputs.
+//! Logits rows of a batch (sample positions, scored prompt positions and tokens whose log-probabilities are
+//! pooled): selection, staging, and conversion of the sampled tokens to row outputs.
 //!
 //! A row that samples has a logits row for its last token and for each of its draft tokens. A row with prompt
 //! log-probabilities has a logits row for each of its tokens. A draft token is accepted if it equals the
@@ -13,7 +13,8 @@ use crate::sequence_slots::{self, HostSequenceSlots, HostSequenceState};
 use kernels::cpu::GREEDY_BELOW;
 use ops::{SampledToken, SamplerOutputs, StagedLogitsRow, StagingBuffer, VocabParallelSupport};
 use protocol::{
-    Batch, BatchRow, RowError, RowInput, RowOutput, SamplingParams, Token, TokenLogprobs,
+    Batch, BatchRow, PoolingMethod, RowError, RowInput, RowOutput, SamplingParams, Token,
+    TokenLogprobs,
 };
 
 /// Maximum bytes of logits in a slice on the CPU, where logits compete with other data for the caches.
@@ -40,6 +41,8 @@ pub(crate) struct LogitsRow {
     has_draft: bool,
     /// Number of top log-probabilities to report; `None` = no log-probabilities are reported.
     top_logprobs: Option<u32>,
+    /// Whether the log-probability of `known_token` is a result of the request's pooling method.
+    is_pooled: bool,
 }
 
 /// Maximum bytes of logits in a slice on a GPU. The largest decode step must fit in one slice.
@@ -81,6 +84,7 @@ pub(crate) fn collect_logits_rows(
                     draft_index,
                     has_draft,
                     top_logprobs: top,
+                    is_pooled: false,
                 }
             }));
         }
@@ -91,6 +95,11 @@ pub(crate) fn collect_logits_rows(
         let state = slots.get(row.seq_slot);
         if let Some(top) = limit(state.sampling.prompt_logprobs) {
             found.extend(prompt_logprob_rows(r, row, first, state, top));
+        }
+        if let Some(PoolingMethod::TokenLogprobs(ids)) = &state.sampling.pooling
+            && row.start + row.len == state.prompt_len
+        {
+            found.extend(ids.iter().map(|&id| pooled_logits_row(r, row, first, id)));
         }
         first += row.len + state.drafts();
     }
@@ -122,9 +131,24 @@ fn prompt_logprob_rows<'a>(
             draft_index,
             has_draft,
             top_logprobs: top,
+            is_pooled: false,
         }
     };
     (0..).zip(successors.take(in_prompt)).map(logits_row)
+}
+
+/// Returns the logits row that scores `id` as the token after the last token of the row.
+fn pooled_logits_row(r: usize, row: &BatchRow, first: u32, id: Token) -> LogitsRow {
+    LogitsRow {
+        batch_row: r,
+        token: first + row.len - 1,
+        min_position: row.start + row.len,
+        known_token: Some(id),
+        draft_index: 0,
+        has_draft: false,
+        top_logprobs: Some(0),
+        is_pooled: true,
+    }
 }
 
 /// Stages a slice of logits rows with their logit edits and grammar bitmasks.
@@ -237,6 +261,10 @@ fn write_output(
     outputs: &SamplerOutputs,
     output: &mut RowOutput,
 ) {
+    if logits_row.is_pooled {
+        output.pooled.push(sampled.logprob);
+        return;
+    }
     let (token, accepted) = (sampled.token as Token, sampled.status == ops::SAMPLE_DRAFT_ACCEPTED);
     let logprobs = logits_row.top_logprobs.map(|top| TokenLogprobs {
         token,

@@ -1,5 +1,6 @@
 //! Runs one batch as a step. The pipeline over a [`StepContext`] [stages](stage) the inputs, launches the
-//! [forward](forward) pass, [samples](sample) tokens and starts the [copy of the outputs](pending).
+//! [forward](forward) pass, [pools](pooling) hidden states, [samples](sample) tokens and starts the [copy of
+//! the outputs](pending).
 //!
 //! A step is submitted and finished separately: in between, the device computes, and the next step may be
 //! submitted. The inputs of a step are one copy to the device; its sampled tokens are one copy to the host.
@@ -12,6 +13,7 @@ mod launch;
 mod limits;
 mod logits_rows;
 mod pending;
+mod pooling;
 mod row_facts;
 mod sample;
 mod stage;
@@ -24,8 +26,9 @@ use crate::spec_decode::{self, Proposer, ProposerSetup};
 use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
-use ops::{DraftBuffers, KvPool, Ops, PoolLayout, StepBuffers, StepSize};
+use ops::{DraftBuffers, KvPool, Ops, PoolLayout, PooledSums, StepBuffers, StepSize};
 use pending::OutputMemoryPool;
+use pooling::PooledMemoryPool;
 use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
 
@@ -65,6 +68,9 @@ pub(crate) struct StepState {
     proposer: Option<Box<dyn Proposer>>,
     staging: StagingQueue,
     output_memory: OutputMemoryPool,
+    pooled_memory: PooledMemoryPool,
+    /// Sums for mean pooling; allocated at the first step that needs them.
+    pooled_sums: Option<PooledSums>,
     pub(crate) graphs: StepGraphs,
     /// Block table changes of the rows of the current step. Like `logits_rows`, the vector is kept so that
     /// each step reuses its memory.
@@ -98,6 +104,8 @@ impl StepState {
             size,
             staging: StagingQueue::new(ops, words, stage_bytes)?,
             output_memory: OutputMemoryPool::new(ops, &buffers)?,
+            pooled_memory: PooledMemoryPool::new(),
+            pooled_sums: None,
             device: StepDeviceState {
                 kv: KvPool::new(ops, kv)?,
                 draft_kv: draft_kv.map(|kv| KvPool::new(ops, kv)).transpose()?,
@@ -144,6 +152,7 @@ impl StepState {
             return Ok(context.pending);
         }
         self.forward(&mut context, tracer)?;
+        self.pool(&mut context)?;
         self.sample(&mut context, masks)?;
         self.start_output_copy(context)
     }

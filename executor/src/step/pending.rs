@@ -2,6 +2,7 @@
 
 use super::context::StepContext;
 use super::logits_rows::{self, LogitsRow};
+use super::pooling::PooledSlice;
 use super::{STEPS_IN_FLIGHT, StepState};
 use crate::ExecutorError;
 use crate::clock::ns_since;
@@ -26,6 +27,8 @@ pub(crate) struct PendingStep {
     pub(crate) emitted_tokens: Option<EmittedTokenSender>,
     pub(crate) outputs: Option<SamplerOutputsInFlight>,
     memory_return: Sender<SamplerOutputMemory>,
+    /// Pooled hidden states that are being copied to the host.
+    pub(crate) pooled: Vec<PooledSlice>,
     /// Newest collective that each communication group has launched up to this step. `finish` checks that
     /// they have completed.
     pub(crate) launched: Vec<LaunchCheckpoint>,
@@ -110,6 +113,7 @@ impl PendingStep {
             emitted_tokens: None,
             outputs: None,
             memory_return,
+            pooled: Vec::new(),
             launched: Vec::new(),
             timing: StepTiming::default(),
             experts: None,
@@ -132,6 +136,9 @@ impl PendingStep {
             }
             // The send fails if the executor was dropped, which then needs no memory.
             let _ = self.memory_return.send(outputs.into_memory());
+        }
+        for slice in std::mem::take(&mut self.pooled) {
+            slice.finish(&mut self.rows)?;
         }
         for &row in &self.overdue_rows {
             self.rows[row].error.get_or_insert(RowError::MaskOverdue);

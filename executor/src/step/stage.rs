@@ -2,6 +2,7 @@
 
 use super::bitmasks::StepBitmasks;
 use super::context::StepContext;
+use super::pooling::PooledRows;
 use super::{StepState, logits_rows};
 use crate::ExecutorError;
 use crate::clock::ns_since;
@@ -28,6 +29,7 @@ impl StepState {
         context.logits_rows = std::mem::take(&mut self.logits_rows);
         let (slots, top) = (&self.seq_slots, self.size.top_logprobs);
         logits_rows::collect_logits_rows(batch, slots, top, &mut context.logits_rows);
+        context.pooled_rows = PooledRows::collect(batch, slots);
         context.full_logits = logits_rows::needs_full_logits(
             &context.logits_rows,
             batch,

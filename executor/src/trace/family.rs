@@ -60,6 +60,7 @@ mod tests {
             "gather_draft_inputs",
             "insert_drafts",
             "map_draft_ids",
+            "pool_",
             "prepare_",
             "sample_",
             "store_draft_states",

@@ -9,6 +9,7 @@ mod drafts;
 mod eagle3_drafts;
 mod model_drafts;
 mod mtp_drafts;
+mod pooling;
 mod ranks;
 mod replicas;
 mod scheduler_harness;

@@ -196,6 +196,8 @@ pub(crate) struct ScriptedRequest {
     pub(crate) computed: usize,
     pub(crate) logprobs: Vec<TokenLogprobs>,
     pub(crate) prompt_logprobs: Vec<TokenLogprobs>,
+    /// Result of the pooling method, once the whole prompt is computed.
+    pub(crate) pooled: Vec<f32>,
     pub(crate) table: Vec<BlockId>,
     /// Whether rows that sample have a grammar bitmask, which depends on the newest token.
     pub(crate) masked: bool,
@@ -227,6 +229,7 @@ impl ScriptedRequest {
             computed: 0,
             logprobs: Vec::new(),
             prompt_logprobs: Vec::new(),
+            pooled: Vec::new(),
             table: Vec::new(),
             masked: false,
             drafts: 0,
@@ -285,6 +288,7 @@ impl ScriptedRequest {
         self.tokens.extend(&result.sampled_tokens);
         self.logprobs.extend(result.logprobs.clone());
         self.prompt_logprobs.extend(result.prompt_logprobs.clone());
+        self.pooled.extend(&result.pooled);
     }
 
     /// Number of known tokens, plus the minimum number that the rows in flight will sample.
@@ -575,7 +579,7 @@ impl SchedulerHarness {
         });
         let is_on_device_only = end > request.tokens.len();
         let from_device = is_on_device_only || self.from_device && len == 1 && !request.masked;
-        let samples = end == request.expected_len();
+        let samples = end == request.expected_len() && request.sampling.pooling.is_none();
         let input = match request.sampled_at {
             Some(step) if from_device => RowInput::SampledAt { step, draft_slack: slack as u16 },
             _ => RowInput::Tokens(request.tokens[start..end].to_vec().into()),
