@@ -9,11 +9,13 @@ use super::model_names::ServedNames;
 use super::openai::chat::ReasoningField;
 use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
+use super::pooling::PoolerSettings;
 use super::rejection_log::RejectionLog;
 use super::request_ids::IdGenerator;
 use super::request_spans::SpanPipeline;
 use super::request_trace::RequestTracer;
 use super::responses::ResponseStore;
+use super::runner_guard::{Runner, wrong_runner};
 use super::text_pool::TextPool;
 use axum::http::StatusCode;
 use bytes::Bytes;
@@ -126,6 +128,8 @@ pub struct ServingContext {
     pub template: Option<ChatTemplate>,
     /// Reasoning and tool-call parsers of the output.
     pub parsers: OutputParsers,
+    /// Settings of pooling (`--runner pooling`); `None` = the server generates text.
+    pub pooler: Option<PoolerSettings>,
     /// Model names and related information that the API reports.
     pub card: ModelCard,
     /// Ranges of request fields that depend on the model and the command line.
@@ -268,6 +272,13 @@ impl AppState {
 }
 
 impl ServingContext {
+    /// Returns the settings of pooling.
+    ///
+    /// Errors: HTTP status 400 if the server generates text.
+    pub(crate) fn pooler(&self) -> Result<&PoolerSettings, ApiError> {
+        self.pooler.as_ref().ok_or_else(|| wrong_runner(Runner::Pooling))
+    }
+
     /// Returns the model name to report in the reply.
     ///
     /// Errors: 404 if the requested model is not served.

@@ -6,10 +6,11 @@ use super::app::AppState;
 use super::auth::{ListenerKind, RouteAccess, RouteGuard, authorize};
 use super::metrics_middleware::count_requests;
 use super::openai::{chat, completions};
+use super::runner_guard::{Runner, RunnerGuard, check_runner};
 use super::unsupported_routes::UNSUPPORTED_ROUTES;
 use super::{
     admin, anthropic, conversations, debug, docs_page, kv_event_sources, loads, metrics, models,
-    openapi, probes, profile, render, responses, sglang, status_page, tokenize,
+    openapi, pooling, probes, profile, render, responses, sglang, status_page, tokenize,
 };
 use axum::Router;
 use axum::handler::Handler;
@@ -29,6 +30,8 @@ pub struct HttpRoute {
     pub path: &'static str,
     /// API key that the route requires.
     pub access: RouteAccess,
+    /// Runner that serves the route; `None` = both.
+    pub runner: Option<Runner>,
     handler: MethodRouter<Arc<AppState>>,
 }
 
@@ -36,12 +39,19 @@ pub struct HttpRoute {
 pub fn table() -> Vec<HttpRoute> {
     vec![
         get("/", status_page::page).with_access(RouteAccess::Open), // The page itself prompts for a key.
-        post("/v1/chat/completions", chat::handle),
-        post("/v1/completions", completions::handle),
+        post("/v1/chat/completions", chat::handle).with_runner(Runner::Generate),
+        post("/v1/completions", completions::handle).with_runner(Runner::Generate),
+        post("/v1/embeddings", pooling::embeddings).with_runner(Runner::Pooling),
+        post("/embeddings", pooling::embeddings).with_runner(Runner::Pooling),
+        post("/score", pooling::score).with_runner(Runner::Pooling),
+        post("/v1/score", pooling::score).with_runner(Runner::Pooling),
+        post("/rerank", pooling::rerank).with_runner(Runner::Pooling),
+        post("/v1/rerank", pooling::rerank).with_runner(Runner::Pooling),
+        post("/v2/rerank", pooling::rerank).with_runner(Runner::Pooling),
         post("/v1/chat/completions/render", render::chat),
         post("/v1/completions/render", render::completions),
-        post("/generate", sglang::generate),
-        post("/v1/responses", responses::create),
+        post("/generate", sglang::generate).with_runner(Runner::Generate),
+        post("/v1/responses", responses::create).with_runner(Runner::Generate),
         get("/v1/responses/{id}", responses::retrieve),
         delete("/v1/responses/{id}", responses::delete),
         post("/v1/responses/{id}/cancel", responses::cancel),
@@ -53,7 +63,7 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/conversations/{id}/items", conversations::list_items),
         get("/v1/conversations/{id}/items/{item_id}", conversations::retrieve_item),
         delete("/v1/conversations/{id}/items/{item_id}", conversations::delete_item),
-        post("/v1/messages", anthropic::create),
+        post("/v1/messages", anthropic::create).with_runner(Runner::Generate),
         post("/v1/messages/count_tokens", anthropic::count_tokens),
         get("/v1/models", models::list),
         get("/v1/models/{*name}", models::retrieve),
@@ -124,7 +134,14 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
         from_fn_with_state(RouteGuard { app: Arc::clone(&app), access, listener }, authorize)
     };
     let mut router = Router::new();
-    for HttpRoute { path, access, handler, .. } in routes_by_path() {
+    for HttpRoute { path, access, runner, handler, .. } in routes_by_path() {
+        let handler = match runner {
+            Some(runner) => {
+                let guard = RunnerGuard { app: Arc::clone(&app), runner };
+                handler.layer(from_fn_with_state(guard, check_runner))
+            }
+            None => handler,
+        };
         // A route whose `RouteGuard` would admit every request gets no guard.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
@@ -166,6 +183,19 @@ impl HttpRoute {
     fn with_access(self, access: RouteAccess) -> Self {
         Self { access, ..self }
     }
+
+    fn with_runner(self, runner: Runner) -> Self {
+        Self { runner: Some(runner), ..self }
+    }
+}
+
+/// Creates a route that needs a client key and is served by both runners.
+fn route(
+    method: &'static str,
+    path: &'static str,
+    handler: MethodRouter<Arc<AppState>>,
+) -> HttpRoute {
+    HttpRoute { method, path, access: RouteAccess::Key, runner: None, handler }
 }
 
 fn get<H, T>(path: &'static str, handler: H) -> HttpRoute
@@ -173,7 +203,7 @@ where
     H: Handler<T, Arc<AppState>>,
     T: 'static,
 {
-    HttpRoute { method: "get", path, access: RouteAccess::Key, handler: routing::get(handler) }
+    route("get", path, routing::get(handler))
 }
 
 fn delete<H, T>(path: &'static str, handler: H) -> HttpRoute
@@ -181,12 +211,7 @@ where
     H: Handler<T, Arc<AppState>>,
     T: 'static,
 {
-    HttpRoute {
-        method: "delete",
-        path,
-        access: RouteAccess::Key,
-        handler: routing::delete(handler),
-    }
+    route("delete", path, routing::delete(handler))
 }
 
 fn post<H, T>(path: &'static str, handler: H) -> HttpRoute
@@ -194,5 +219,5 @@ where
     H: Handler<T, Arc<AppState>>,
     T: 'static,
 {
-    HttpRoute { method: "post", path, access: RouteAccess::Key, handler: routing::post(handler) }
+    route("post", path, routing::post(handler))
 }

@@ -18,14 +18,9 @@ pub struct UnsupportedRoutes {
 /// All unsupported routes.
 pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
     UnsupportedRoutes {
-        paths: &["/v1/embeddings", "/pooling", "/classify"],
+        paths: &["/pooling", "/classify", "/v2/embed"],
         access: RouteAccess::Key,
-        reason: "only text generation is supported, not embeddings or classification",
-    },
-    UnsupportedRoutes {
-        paths: &["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"],
-        access: RouteAccess::Key,
-        reason: "only text generation is supported, not scoring or reranking",
+        reason: "pooled vectors are returned by /v1/embeddings, scores by /score and /rerank",
     },
     UnsupportedRoutes {
         paths: &["/inference/v1/generate"],

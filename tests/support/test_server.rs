@@ -31,6 +31,7 @@ use scheduler::{
 };
 use server::listener::{ConnectionLimiter, bind};
 use server::openai::{FieldBounds, SamplingDefaults};
+use server::pooling::PoolerSettings;
 use server::routes::router;
 use server::{AppState, ConnectionTimeouts, ModelCard, ServedNames, ServerOptions, ServingContext};
 use std::net::SocketAddr;
@@ -87,6 +88,8 @@ pub(crate) struct ServerSetup {
     /// Chat template that replaces the tokenizer's own.
     pub(crate) template: Option<&'static str>,
     pub(crate) trusts_request_templates: bool,
+    /// Settings of pooling; `None` = the server generates text.
+    pub(crate) pooler: Option<PoolerSettings>,
 }
 
 impl Default for ServerSetup {
@@ -124,6 +127,7 @@ impl Default for ServerSetup {
             parsers: (None, None),
             template: None,
             trusts_request_templates: false,
+            pooler: None,
         }
     }
 }
@@ -266,6 +270,7 @@ impl TestServer {
             tokenizer,
             template,
             parsers,
+            pooler: setup.pooler.clone(),
             card: card(),
             field_bounds: bounds(setup),
             sampling_defaults: SamplingDefaults::default(),

@@ -114,6 +114,8 @@ pub(crate) struct ChoiceState {
     pub cached_tokens: Option<u32>,
     /// Log-probabilities of the prompt tokens received so far.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Result of a pooling request.
+    pub pooled: Vec<f32>,
     ended: bool,
     scratch: String,
 }
@@ -137,6 +139,7 @@ impl ChoiceState {
             accepted_draft_tokens: 0,
             cached_tokens: None,
             prompt_logprobs: Vec::new(),
+            pooled: Vec::new(),
             ended: false,
             scratch: String::new(),
         }
@@ -170,6 +173,7 @@ impl ChoiceState {
         self.draft_tokens += u32::from(event.drafts.drafted);
         self.accepted_draft_tokens += u32::from(event.drafts.accepted);
         self.prompt_logprobs.extend(event.prompt_logprobs);
+        self.pooled.extend(event.pooled);
         let mut logprobs = event.logprobs.into_iter();
         for (i, &token) in event.tokens.iter().enumerate() {
             self.tokens += 1;

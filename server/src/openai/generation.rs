@@ -287,6 +287,11 @@ impl RequestGeneration {
         mem::take(&mut self.choices[index].prompt_logprobs)
     }
 
+    /// Removes the result of a pooling request from this generation and returns it.
+    pub(crate) fn take_pooled(&mut self, index: usize) -> Vec<f32> {
+        mem::take(&mut self.choices[index].pooled)
+    }
+
     /// Returns the memory reservation of the request, which the body of the reply holds while it uses this
     /// memory.
     pub(crate) fn into_memory_reservation(mut self) -> QueuedBytes {

@@ -25,6 +25,9 @@ const PROMPT_COPIES: u64 = 3;
 /// Bytes of text per log-probability of a prompt that a stream echoes; the echo is one event.
 const ECHOED_BYTES: u64 = 64;
 
+/// Bytes of one pooled value: it exists as an event and as an entry of a list.
+const POOLED_VALUE_BYTES: u64 = 2 * size_of::<f32>() as u64;
+
 /// Numbers of choices and tokens of a request, from which its memory is estimated.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTokenCounts {
@@ -67,7 +70,11 @@ impl RequestMemoryEstimate {
         let prompt_bytes = counts.prompt_tokens.saturating_mul(PROMPT_TOKEN_BYTES + entry_bytes);
         let allowed = sampling.allowed_token_ids.as_ref().map_or(0, |ids| ids.len() as u64);
         let request_bytes = size_of::<RequestSubmission>() as u64 + allowed * PROMPT_TOKEN_BYTES;
-        let all_requests_bytes = counts.requests.saturating_mul(request_bytes);
+        let pooled_bytes = match (&sampling.pooling, &serving.pooler) {
+            (Some(_), Some(pooler)) => POOLED_VALUE_BYTES * pooler.values_per_prompt(),
+            _ => 0,
+        };
+        let all_requests_bytes = counts.requests.saturating_mul(request_bytes + pooled_bytes);
         let schema = match params.constraint.as_deref().map(|constraint| &constraint.spec) {
             Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
             _ => 0,

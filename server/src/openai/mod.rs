@@ -13,6 +13,7 @@ mod logprob_values;
 pub(crate) mod logprobs;
 pub(crate) mod memory_reservation;
 pub(crate) mod params;
+pub(crate) mod pooling_params;
 pub(crate) mod reply_parts;
 mod stream_chunk;
 mod structural_tags;

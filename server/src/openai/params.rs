@@ -173,7 +173,13 @@ impl CompletionParams {
             stream,
             stream_options: stream_options(fields, stream)?,
             stream_interval: fields.int("stream_interval", 1..=1_000_000)?.unwrap_or(1) as u32,
-            truncate: truncate(fields, bounds)?,
+            // −1 keeps as many tokens as the context length allows with one output token.
+            truncate: truncation(
+                fields,
+                bounds,
+                PromptTruncation::KeepLast,
+                bounds.max_model_len.saturating_sub(1),
+            )?,
             cache_salt: cache_salt(fields)?,
             request_id: request_id(fields)?,
             priority: priority(fields, bounds)?,
@@ -396,15 +402,21 @@ fn stream_options(fields: &mut RequestFields, stream: bool) -> Result<StreamOpti
     })
 }
 
-fn truncate(
+/// Parses `truncate_prompt_tokens` and `truncation_side`. `default_side` applies without the latter; `longest`
+/// is the number of tokens that −1 keeps.
+pub(super) fn truncation(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
+    default_side: fn(u32) -> PromptTruncation,
+    longest: u32,
 ) -> Result<Option<PromptTruncation>, ApiError> {
     let limit = i64::from(bounds.max_model_len);
     let side = fields.string("truncation_side", 16)?;
-    let right = match side.as_deref() {
-        None | Some("left") => false,
-        Some("right") => true,
+    let truncation = match side.as_deref() {
+        None => default_side,
+        // The cut side is named, the other side is kept.
+        Some("left") => PromptTruncation::KeepLast,
+        Some("right") => PromptTruncation::KeepFirst,
         Some(_) => {
             return Err(ApiError::invalid("truncation_side", "must be \"left\" or \"right\""));
         }
@@ -412,18 +424,13 @@ fn truncate(
     let Some(count) = fields.int("truncate_prompt_tokens", -1..=limit)? else { return Ok(None) };
     let count = match count {
         0 => return Err(ApiError::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        // −1 keeps as many tokens as the context length allows with one output token.
-        -1 => bounds.max_model_len.saturating_sub(1),
+        -1 => longest,
         count => count as u32,
     };
-    Ok(Some(if right {
-        PromptTruncation::KeepFirst(count)
-    } else {
-        PromptTruncation::KeepLast(count)
-    }))
+    Ok(Some(truncation(count)))
 }
 
-fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
+pub(super) fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     let Some((name, value)) = fields.take_with_alias("cache_salt", "extra_key")? else {
         return Ok(None);
     };
@@ -445,7 +452,7 @@ pub(crate) fn is_request_id(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(allowed)
 }
 
-fn request_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
+pub(super) fn request_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     let check = |(name, value): (&str, JsonValue)| match value {
         JsonValue::Str(id) if is_request_id(&id) => Ok(id),
         JsonValue::Str(_) => {
@@ -458,7 +465,7 @@ fn request_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     fields.take_with_alias("request_id", "rid")?.map(check).transpose()
 }
 
-fn priority(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<i32, ApiError> {
+pub(super) fn priority(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<i32, ApiError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     let priority = fields.int("priority", range)?.unwrap_or(0) as i32;
     if priority != 0 && !bounds.priorities {

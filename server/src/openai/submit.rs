@@ -55,14 +55,16 @@ pub(crate) fn start_generation(
     mut permit: AdmissionPermit,
 ) -> Result<RequestGeneration, ApiError> {
     let n = params.n as usize;
-    if prompts.len() * n > CHOICES_MAX {
+    // The inputs of pooling requests are limited where they are parsed, so only the queue limits them here.
+    let is_pooling = params.sampling.pooling.is_some();
+    if prompts.len() * n > CHOICES_MAX && !is_pooling {
         let message = format!(
             "{} prompts with n = {n} exceed the limit of {CHOICES_MAX} choices",
             prompts.len()
         );
         return Err(ApiError::invalid("n", message));
     }
-    check_queue(prompts.len() * n, &permit)?;
+    check_queue(prompts.len() * n, &permit, if is_pooling { extra.prompt_field } else { "n" })?;
     let template = template(serving, params, extra)?;
     let limit = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
     let max_tokens: Vec<u32> = prompts.iter().map(limit).collect::<Result<_, _>>()?;
@@ -147,13 +149,14 @@ fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> Gener
 }
 
 /// Rejects a request with more choices than the queue of the server has places: it could never be accepted.
-fn check_queue(choices: usize, permit: &AdmissionPermit) -> Result<(), ApiError> {
+/// `field` is the field name in the error.
+fn check_queue(choices: usize, permit: &AdmissionPermit, field: &str) -> Result<(), ApiError> {
     let cap = permit.requests_max();
     if choices as u64 <= cap {
         return Ok(());
     }
     let message = format!("prompts × n is {choices} choices, the server queues at most {cap}");
-    Err(ApiError::invalid("n", message))
+    Err(ApiError::invalid(field, message))
 }
 
 /// Creates one submission to the engine per choice of each prompt. `max_tokens_by_prompt` is the maximum
@@ -296,7 +299,7 @@ pub(crate) fn reject_if_too_long(
     params: &CompletionParams,
     field: &str,
 ) -> Result<(), ApiError> {
-    let limit = serving.field_bounds.max_model_len as usize;
+    let limit = prompt_end(serving, params);
     if params.truncate.is_some() || text.len() < limit {
         return Ok(());
     }
@@ -318,9 +321,19 @@ fn context_overflow(
     ContextOverflow {
         prompt_tokens: prompt_len as u64,
         is_lower_bound: false,
-        max_tokens: params.max_tokens.unwrap_or(1).max(1),
+        max_tokens: params.max_tokens.unwrap_or(1).max(output_tokens_min(params)),
         context_length: serving.field_bounds.max_model_len,
     }
+}
+
+/// Returns the minimum number of output tokens: 0 if the prompt is only pooled.
+fn output_tokens_min(params: &CompletionParams) -> u32 {
+    u32::from(params.sampling.pooling.is_none())
+}
+
+/// Returns the number of tokens at which a prompt is too long.
+fn prompt_end(serving: &ServingContext, params: &CompletionParams) -> usize {
+    (serving.field_bounds.max_model_len + 1 - output_tokens_min(params)) as usize
 }
 
 /// Returns the maximum number of output tokens for a prompt.
@@ -335,7 +348,7 @@ pub(crate) fn max_tokens(
         return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
     }
     let overflow = || context_overflow(serving, params, prompt_len).into_error(extra.prompt_field);
-    if prompt_len >= limit {
+    if prompt_len >= prompt_end(serving, params) {
         return Err(overflow());
     }
     let remaining = (limit - prompt_len) as u32;

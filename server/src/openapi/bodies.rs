@@ -6,7 +6,7 @@ use crate::api_error::ApiError;
 use crate::openai::params::{FieldBounds, SamplingDefaults};
 use crate::request_fields::{FieldKind, FieldLookup, RequestFields};
 use crate::strict_json::JsonValue;
-use crate::{admin, openai, tokenize};
+use crate::{admin, openai, pooling, tokenize};
 use serde_json::{Map, Value, json};
 
 /// Upper bounds from this value on depend on the model or the command line, so the schemas omit them.
@@ -39,6 +39,8 @@ pub(super) fn schemas() -> Map<String, Value> {
     add("TokenizeRequest", schema(&kinds, false, tokenize::check_tokenize));
     add("DetokenizeRequest", schema(&[json!({"tokens": [1]})], true, detokenize));
     add("AbortRequest", schema(&[json!({"request_id": "x"})], false, admin::check_abort));
+    let embeddings = |fields: &mut RequestFields| pooling::check_embeddings(fields, &bounds);
+    add("EmbeddingRequest", schema(&[json!({"input": "x"})], true, embeddings));
     add("AnyObject", json!({"type": "object"}));
     schemas
 }

@@ -1,6 +1,7 @@
 //! Schemas of request fields that are objects or unions, by field name. In all of them null means that the
 //! field is absent.
 
+use crate::pooling::PROMPTS_MAX;
 use serde_json::{Value, json};
 
 /// Returns the schema of the field `name`, if it is listed here. A field name has the same meaning in every
@@ -13,12 +14,11 @@ pub(super) fn of(name: &str) -> Option<Value> {
             "type": "array", "minItems": 1, "maxItems": 4096,
             "items": {"$ref": "#/components/schemas/Message"},
         }),
-        "prompt" => json!({"oneOf": [
-            {"type": "string", "minLength": 1},
-            {"type": "array", "items": id, "minItems": 1},
-            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 256},
-            {"type": "array", "items": {"type": "array", "items": id, "minItems": 1}, "minItems": 1, "maxItems": 256},
-        ]}),
+        "prompt" => prompts(256),
+        "input" => prompts(PROMPTS_MAX),
+        "encoding_format" => json!({"enum": ["float", "base64", null]}),
+        "embed_dtype" => json!({"enum": ["float32", null]}),
+        "endianness" => json!({"enum": ["native", "little", null]}),
         "tokens" => json!({"type": "array", "items": id}),
         "stop" => json!({"oneOf": [
             {"type": "null"},
@@ -62,4 +62,16 @@ pub(super) fn of(name: &str) -> Option<Value> {
         }
         _ => return None,
     })
+}
+
+/// Returns the schema of a field with one prompt, or at most `prompts_max` prompts, as text or token ids.
+fn prompts(prompts_max: usize) -> Value {
+    let id = json!({"type": "integer", "minimum": 0});
+    json!({"oneOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": id, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": prompts_max},
+        {"type": "array", "items": {"type": "array", "items": id, "minItems": 1}, "minItems": 1,
+         "maxItems": prompts_max},
+    ]})
 }

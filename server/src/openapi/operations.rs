@@ -47,6 +47,21 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
             Some("CompletionRequest"),
             JsonOrEvents("TextCompletion"),
         ),
+        "/v1/embeddings" | "/embeddings" => operation_doc(
+            "Creates embeddings (--runner pooling)",
+            Some("EmbeddingRequest"),
+            Json("EmbeddingList"),
+        ),
+        "/score" | "/v1/score" => operation_doc(
+            "Scores text pairs (--runner pooling)",
+            Some("AnyObject"),
+            Json("ScoreList"),
+        ),
+        "/rerank" | "/v1/rerank" | "/v2/rerank" => operation_doc(
+            "Orders documents by relevance (--runner pooling)",
+            Some("AnyObject"),
+            Json("RerankResults"),
+        ),
         "/v1/models" => operation_doc("Lists the served models", None, Json("ModelList")),
         "/v1/models/{*name}" => operation_doc("Returns a served model", None, Json("Model")),
         "/tokenize" | "/v1/tokenize" => {

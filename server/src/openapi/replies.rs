@@ -77,7 +77,31 @@ pub(super) fn schemas() -> Map<String, Value> {
     add("Model", object(&model));
     add("ModelList", object(&json!({"object": {"const": "list"}, "data": list_of("Model")})));
     completions(&mut add);
+    pooling(&mut add);
     schemas
+}
+
+fn pooling(add: &mut impl FnMut(&str, Value) -> Option<Value>) {
+    let [text, int, number] = ["string", "integer", "number"].map(|kind| json!({"type": kind}));
+    let embedding = json!({"oneOf": [{"type": "array", "items": number}, text]});
+    let vector = json!({"index": int, "object": {"const": "embedding"}, "embedding": embedding});
+    let score = json!({"index": int, "object": {"const": "score"}, "score": number});
+    for (name, entry) in [("Embedding", vector), ("Score", score)] {
+        add(name, object(&entry));
+        let list = json!({
+            "id": text, "object": {"const": "list"}, "created": int, "model": text,
+            "system_fingerprint": text, "data": list_of(name),
+            "usage": {"$ref": "#/components/schemas/Usage"},
+        });
+        add(&format!("{name}List"), object(&list));
+    }
+    let mut result = object(&json!({"index": int, "relevance_score": number}));
+    result["properties"]["document"] = json!({"type": "object"});
+    add("RerankResult", result);
+    let usage = object(&json!({"prompt_tokens": int, "total_tokens": int}));
+    let reply =
+        json!({"id": text, "model": text, "usage": usage, "results": list_of("RerankResult")});
+    add("RerankResults", object(&reply));
 }
 
 fn completions(add: &mut impl FnMut(&str, Value) -> Option<Value>) {

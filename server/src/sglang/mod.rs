@@ -36,7 +36,7 @@ pub(crate) async fn model_info(State(app): State<Arc<AppState>>) -> Result<Json<
         "model_path": serving.card.root,
         "tokenizer_path": serving.card.root,
         "served_model_name": serving.card.names.first(),
-        "is_generation": true,
+        "is_generation": serving.pooler.is_none(),
         "preferred_sampling_params": null,
         "weight_version": serving.card.fingerprint,
         "has_image_understanding": false,

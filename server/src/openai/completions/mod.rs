@@ -21,6 +21,7 @@ use protocol::Token;
 use reply::CompletionReply;
 use std::sync::Arc;
 use types::CompletionRequest;
+pub(crate) use types::{CompletionPrompt, take_prompts};
 
 /// Handles a text completion request.
 pub async fn handle(

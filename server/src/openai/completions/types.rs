@@ -10,7 +10,7 @@ const PROMPTS_MAX: usize = 256;
 
 /// One prompt of a text completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum CompletionPrompt {
+pub(crate) enum CompletionPrompt {
     /// Text prompt.
     Text(String),
     /// Token ids, all of them below the vocabulary size.
@@ -40,7 +40,7 @@ impl CompletionRequest {
             let message = "reasoning is parsed for chat only";
             return Err(ApiError::unsupported("thinking_token_budget", message));
         }
-        let prompts = prompts(fields, bounds)?;
+        let prompts = take_prompts(fields, "prompt", PROMPTS_MAX, bounds)?;
         let logprobs = count_of_logprobs(fields, "logprobs", bounds)?;
         let low = i64::from(!params.echo);
         params.take_max_tokens(fields, low)?;
@@ -49,9 +49,12 @@ impl CompletionRequest {
     }
 }
 
-/// Parses `prompt`: a string, a list of strings, a list of token ids, or a list of such lists.
-fn prompts(
+/// Parses the field `name`: a string, a list of strings, a list of token ids, or a list of such lists. A list
+/// has at most `prompts_max` prompts.
+pub(crate) fn take_prompts(
     fields: &mut RequestFields,
+    name: &str,
+    prompts_max: usize,
     bounds: &FieldBounds,
 ) -> Result<Vec<CompletionPrompt>, ApiError> {
     let ids = |path: &str, value: JsonValue| {
@@ -61,25 +64,25 @@ fn prompts(
         }
         Ok(CompletionPrompt::Ids(list.into_iter().map(|id| id as Token).collect()))
     };
-    match fields.take("prompt") {
-        None => Err(ApiError::invalid("prompt", "is missing")),
+    match fields.take(name) {
+        None => Err(ApiError::invalid(name, "is missing")),
         Some(JsonValue::Str(text)) if text.is_empty() => {
-            Err(ApiError::invalid("prompt", "the prompt is empty"))
+            Err(ApiError::invalid(name, "the prompt is empty"))
         }
         Some(JsonValue::Str(text)) => Ok(vec![CompletionPrompt::Text(text)]),
-        Some(list @ JsonValue::Ints(_)) => Ok(vec![ids("prompt", list)?]),
+        Some(list @ JsonValue::Ints(_)) => Ok(vec![ids(name, list)?]),
         Some(JsonValue::List(list))
             if matches!(list.first(), Some(JsonValue::Int(_) | JsonValue::Float(_))) =>
         {
-            Ok(vec![ids("prompt", JsonValue::List(list))?])
+            Ok(vec![ids(name, JsonValue::List(list))?])
         }
         Some(JsonValue::List(list)) => {
-            if list.is_empty() || list.len() > PROMPTS_MAX {
-                let message = format!("must have 1 to {PROMPTS_MAX} prompts, got {}", list.len());
-                return Err(ApiError::invalid("prompt", message));
+            if list.is_empty() || list.len() > prompts_max {
+                let message = format!("must have 1 to {prompts_max} prompts, got {}", list.len());
+                return Err(ApiError::invalid(name, message));
             }
             let one_prompt = |(index, value)| {
-                let path = format!("prompt[{index}]");
+                let path = format!("{name}[{index}]");
                 match value {
                     JsonValue::Str(text) if text.is_empty() => {
                         Err(ApiError::invalid(path, "the prompt is empty"))
@@ -94,10 +97,10 @@ fn prompts(
             let texts = prompts.iter().filter(|p| matches!(p, CompletionPrompt::Text(_))).count();
             if texts != 0 && texts != prompts.len() {
                 let message = "must be all strings or all lists of ids";
-                return Err(ApiError::invalid("prompt", message));
+                return Err(ApiError::invalid(name, message));
             }
             Ok(prompts)
         }
-        Some(other) => Err(wrong_type("prompt".to_owned(), "a string or a list", &other)),
+        Some(other) => Err(wrong_type(name.to_owned(), "a string or a list", &other)),
     }
 }

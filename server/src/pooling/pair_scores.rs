@@ -1,0 +1,159 @@
+//! Scores of text pairs: submits their prompts and computes the scores from the pooled vectors.
+
+use super::text_pairs::{TextPair, TextPairs};
+use super::{PoolingTask, prompts, vectors};
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::openai::chat::generation_start::render;
+use crate::openai::collect::collect;
+use crate::openai::endpoint::HeaderParams;
+use crate::openai::generation::RequestGeneration;
+use crate::openai::params::{CompletionParams, FieldBounds};
+use crate::openai::pooling_params::{self, submit_pooling};
+use crate::openai::submit::truncate;
+use crate::request_fields::RequestFields;
+use engine::AdmissionPermit;
+use protocol::Token;
+use serde_json::json;
+use text::ChatInput;
+
+/// Parameters that score and rerank requests share.
+pub(super) struct PairParams {
+    pub(super) params: CompletionParams,
+    use_activation: Option<bool>,
+}
+
+impl PairParams {
+    /// Parses the fields that score and rerank requests share.
+    ///
+    /// Errors: HTTP status 400; the error names the invalid field.
+    pub(super) fn take(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<Self, ApiError> {
+        for name in ["max_tokens_per_query", "max_tokens_per_doc"] {
+            if fields.int(name, 0..=i64::MAX)?.is_some_and(|tokens| tokens > 0) {
+                let message = "is not supported; truncate_prompt_tokens limits the whole prompt";
+                return Err(ApiError::unsupported(name, message));
+            }
+        }
+        let params = pooling_params::take(fields, bounds)?;
+        Ok(Self { params, use_activation: pooling_params::take_activation(fields)? })
+    }
+}
+
+/// How scores are computed from the pooled vectors of a request.
+pub(super) struct PairScorer {
+    task: PoolingTask,
+    use_activation: bool,
+    /// Number of embedding dimensions that are compared.
+    dimensions: usize,
+    queries: usize,
+    documents: usize,
+}
+
+/// Text pairs that were submitted to the engine.
+pub(super) struct SubmittedPairs {
+    pub(super) generation: RequestGeneration,
+    pub(super) scorer: PairScorer,
+    pub(super) request_id: String,
+}
+
+/// Scores of all pairs, in the order of the documents, and the generation with the token counts.
+pub(super) struct ScoredPairs {
+    pub(super) scores: Vec<f32>,
+    pub(super) generation: RequestGeneration,
+}
+
+/// Submits the prompts of text pairs: one per text for an embedding model, one per pair for a reranker.
+/// `field` is the field name in errors about prompts.
+pub(super) fn submit_pairs(
+    app: &AppState,
+    serving: &ServingContext,
+    pairs: &TextPairs,
+    request: &mut PairParams,
+    headers: &HeaderParams,
+    field: &'static str,
+    permit: AdmissionPermit,
+) -> Result<SubmittedPairs, ApiError> {
+    let pooler = serving.pooler()?;
+    let params = &mut request.params;
+    let prompts: Vec<Vec<Token>> = match pooler.task {
+        PoolingTask::Embed => {
+            let texts = pairs.queries.iter().chain(&pairs.documents);
+            texts
+                .map(|text| prompts::encode(serving, text, true, params, field))
+                .collect::<Result<_, _>>()?
+        }
+        PoolingTask::Score => {
+            let ids = |pair| pair_prompt(serving, pair, params, field);
+            pairs.iter().map(ids).collect::<Result<_, _>>()?
+        }
+    };
+    let request_id = headers.pooling_request_id(params, serving, app)?;
+    let generation = submit_pooling(app, serving, params, &prompts, field, permit)?;
+    let scorer = PairScorer {
+        task: pooler.task,
+        use_activation: request.use_activation.unwrap_or(pooler.use_activation),
+        dimensions: pooler.dimensions(None)?,
+        queries: pairs.queries.len(),
+        documents: pairs.documents.len(),
+    };
+    Ok(SubmittedPairs { generation, scorer, request_id })
+}
+
+/// Returns the prompt in which a reranker reads both texts of a pair.
+fn pair_prompt(
+    serving: &ServingContext,
+    pair: TextPair<'_>,
+    params: &CompletionParams,
+    field: &str,
+) -> Result<Vec<Token>, ApiError> {
+    let TextPair { query, document } = pair;
+    if !serving.pooler()?.has_pair_template {
+        return prompts::encode(serving, &format!("{query}{document}"), true, params, field);
+    }
+    let messages = json!([
+        {"role": "query", "content": query},
+        {"role": "document", "content": document},
+    ]);
+    let input = ChatInput { messages, ..ChatInput::default() };
+    let mut ids = render(serving, input, true, field)?.ids;
+    truncate(&mut ids, params.truncate);
+    Ok(ids)
+}
+
+impl PairScorer {
+    /// Waits for all pooled vectors and returns the score of each pair.
+    ///
+    /// Errors: a failure of the request, with an HTTP status.
+    pub(super) async fn collect(
+        self,
+        generation: RequestGeneration,
+    ) -> Result<ScoredPairs, ApiError> {
+        let (choices, mut generation) = collect(generation).await?;
+        let pooled: Vec<Vec<f32>> =
+            (0..choices.len()).map(|index| generation.take_pooled(index)).collect();
+        let scores = match self.task {
+            PoolingTask::Embed => self.similarities(pooled),
+            PoolingTask::Score => pooled.iter().map(|values| self.activated(values)).collect(),
+        };
+        Ok(ScoredPairs { scores, generation })
+    }
+
+    /// Returns the cosine similarity of each pair of embeddings; the queries come first.
+    fn similarities(&self, pooled: Vec<Vec<f32>>) -> Vec<f32> {
+        let cut = |hidden| vectors::embedding(hidden, self.dimensions, false);
+        let embeddings: Vec<Vec<f32>> = pooled.into_iter().map(cut).collect();
+        let (queries, documents) = embeddings.split_at(self.queries);
+        let pairs = queries.iter().cycle().zip(documents).take(self.documents);
+        pairs.map(|(query, document)| vectors::cosine(query, document)).collect()
+    }
+
+    /// Returns the score of a reranker: one logit, or the difference of the log-probabilities of its two
+    /// tokens, which is the difference of their logits.
+    fn activated(&self, values: &[f32]) -> f32 {
+        let logit = match values {
+            [no, yes] => yes - no,
+            values => values.first().copied().unwrap_or_default(),
+        };
+        if self.use_activation { vectors::sigmoid(logit) } else { logit }
+    }
+}

@@ -1,0 +1,66 @@
+//! Token ids of the texts of pooling requests.
+
+use crate::api_error::ApiError;
+use crate::app::ServingContext;
+use crate::openai::params::{CompletionParams, PromptTruncation};
+use crate::openai::submit::{reject_if_too_long, text_error};
+use protocol::Token;
+
+/// Encodes a text and truncates it as the request requires. The special tokens that the tokenizer adds are
+/// kept, because last-token pooling reads the end-of-sequence token.
+pub(super) fn encode(
+    serving: &ServingContext,
+    text: &str,
+    add_special_tokens: bool,
+    params: &CompletionParams,
+    field: &str,
+) -> Result<Vec<Token>, ApiError> {
+    reject_if_too_long(serving, text, params, field)?;
+    let ids = |special| {
+        serving.tokenizer.encode(text, special).map_err(|error| text_error(&error, field))
+    };
+    let all = ids(add_special_tokens)?;
+    let Some(truncation) = params.truncate else { return Ok(all) };
+    let plain = if add_special_tokens { ids(false)? } else { Vec::new() };
+    Ok(truncate_around(all, &plain, truncation))
+}
+
+/// Truncates `all`, the tokens of a text with special tokens around its plain tokens `plain`. Special tokens
+/// are removed only if nothing else is left.
+fn truncate_around(
+    mut all: Vec<Token>,
+    plain: &[Token],
+    truncation: PromptTruncation,
+) -> Vec<Token> {
+    let (PromptTruncation::KeepLast(count) | PromptTruncation::KeepFirst(count)) = truncation;
+    let excess = all.len().saturating_sub(count as usize);
+    let start = (0..=all.len() - plain.len()).find(|&at| all[at..].starts_with(plain));
+    let Some(start) = start.filter(|_| excess <= plain.len()) else {
+        crate::openai::submit::truncate(&mut all, Some(truncation));
+        return all;
+    };
+    let end = start + plain.len();
+    match truncation {
+        PromptTruncation::KeepFirst(_) => all.drain(end - excess..end),
+        PromptTruncation::KeepLast(_) => all.drain(start..start + excess),
+    };
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncation_keeps_special_tokens() {
+        let truncated = |truncation| truncate_around(vec![1, 5, 6, 7, 2], &[5, 6, 7], truncation);
+        assert_eq!(truncated(PromptTruncation::KeepFirst(4)), [1, 5, 6, 2]);
+        assert_eq!(truncated(PromptTruncation::KeepLast(3)), [1, 7, 2]);
+        assert_eq!(truncated(PromptTruncation::KeepFirst(9)), [1, 5, 6, 7, 2]);
+        assert_eq!(truncated(PromptTruncation::KeepFirst(2)), [1, 2]);
+        assert_eq!(truncated(PromptTruncation::KeepFirst(1)), [1]);
+        let without = |truncation| truncate_around(vec![5, 6, 7], &[], truncation);
+        assert_eq!(without(PromptTruncation::KeepFirst(2)), [5, 6]);
+        assert_eq!(without(PromptTruncation::KeepLast(2)), [6, 7]);
+    }
+}

@@ -1,0 +1,60 @@
+//! Rejects requests for routes that the runner of the server (`--runner`) does not serve.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use axum::middleware::Next;
+use axum::response::IntoResponse;
+use std::sync::Arc;
+
+/// What a server does with its model (`--runner`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runner {
+    /// Generates text.
+    Generate,
+    /// Pools hidden states: embeddings and scores.
+    Pooling,
+}
+
+/// A route's runner, which is compared with that of the server before the request is handled.
+#[derive(Clone)]
+pub(crate) struct RunnerGuard {
+    /// Application state, which contains the runner of the server.
+    pub app: Arc<AppState>,
+    /// Runner that serves the route.
+    pub runner: Runner,
+}
+
+/// Passes a request to its route if the runner of the server serves it. Else replies 400 with the flag that
+/// selects the other runner. Before the model is loaded, the route replies.
+pub(crate) async fn check_runner(
+    State(guard): State<RunnerGuard>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let runs_pooling = guard.app.serving().map(|serving| serving.pooler.is_some());
+    let needs_pooling = guard.runner == Runner::Pooling;
+    match runs_pooling {
+        Ok(runs_pooling) if runs_pooling != needs_pooling => {
+            wrong_runner(guard.runner).into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+/// Creates the 400 error: the route needs `runner`, and the server runs the other one.
+pub(crate) fn wrong_runner(runner: Runner) -> ApiError {
+    let message = match runner {
+        Runner::Generate => {
+            "this server computes embeddings or scores (--runner pooling) and generates no text; start it with \
+             --runner generate"
+        }
+        Runner::Pooling => {
+            "this server generates text (--runner generate) and computes no embeddings or scores; start it with \
+             --runner pooling"
+        }
+    };
+    ApiError::bad_request("wrong_runner", "", message)
+}
