@@ -31,6 +31,9 @@ const TEXT_FILES: &[&str] = &[
     "chat_template.json",
 ];
 
+/// Files with which sentence-transformers describes pooling, downloaded if the repository has them.
+const POOLING_FILES: &[&str] = &["modules.json", "1_Pooling/config.json"];
+
 /// Name of the request for the file list of a repository in error messages.
 const FILE_LIST: &str = "file list";
 
@@ -276,6 +279,7 @@ impl HubRepository {
         }
         if file_set != HubFileSet::Tokenizer {
             names.extend(CONFIG_FILES);
+            names.extend(POOLING_FILES.iter().filter(|_| file_set.has_text()));
             required.push("config.json");
         }
         if let Some(file) = required.into_iter().find(|file| !available.contains(*file)) {

@@ -117,8 +117,6 @@ pub(super) const NO_OP_VALUES: &[(&str, &[&str])] = &[
     ("config-format", &["auto", "hf"]),
     ("model-impl", &["auto"]),
     ("task", &["auto", "generate"]),
-    ("runner", &["auto", "generate"]),
-    ("convert", &["auto", "none"]),
     ("chat-template-content-format", &["auto", "string"]),
     ("response-role", &["assistant"]),
     ("logprobs-mode", &["raw_logprobs"]),
@@ -232,9 +230,10 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
          mm-encoder-fp8-scale-save-margin video-pruning-method video-pruning-rate \
          disable-chunked-mm-input allowed-local-media-path allowed-media-domains trust-request-mm-kwargs",
     ),
+    unsupported("--runner and --convert select text generation, embeddings or scores", "task"),
     unsupported(
-        "only text generation is supported",
-        "task runner convert pooler-config diffusion-config enable-flash-late-interaction",
+        "text generation, embeddings of whole texts and scores of text pairs are supported",
+        "diffusion-config enable-flash-late-interaction",
     ),
     unsupported("prompts are text or token ids", "enable-prompt-embeds skip-tokenizer-init"),
     unsupported("tokenizer files are read by the tokenizers library only", "tokenizer-mode"),

@@ -23,6 +23,7 @@ mod kv_events;
 mod log;
 mod metrics;
 mod model;
+mod pooling;
 mod speculation;
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ pub use kv_events::KvEventsArgs;
 pub use log::{LogArgs, LogFormat};
 pub use metrics::MetricsArgs;
 pub use model::{DtypeArg, LoadFormatArg, ModelArgs};
+pub use pooling::{ConvertArg, PoolerConfigArg, PoolingArgs, PoolingTypeArg, RunnerArg};
 pub use speculation::SpeculationArgs;
 pub use units::{ByteSize, DurationArg, MaxModelLenArg};
 
@@ -106,6 +108,9 @@ pub struct ServeArgs {
     /// Model and tokenizer.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Embeddings and scores.
+    #[command(flatten)]
+    pub pooling: PoolingArgs,
     /// Device, KV cache, scheduler and executors.
     #[command(flatten)]
     pub engine: EngineArgs,

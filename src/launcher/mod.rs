@@ -10,6 +10,7 @@ pub mod grammar_worker;
 pub mod listeners;
 pub mod model_files;
 mod parser_selection;
+mod pooling;
 pub mod serve;
 pub mod server_info;
 pub mod settings;

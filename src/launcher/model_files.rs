@@ -1,5 +1,6 @@
 //! Locates the files of a model, and reads its configuration, tokenizer and chat template.
 
+use super::pooling::{self, PoolingPlan};
 use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
 use crate::hub::{self, HubFileSet};
@@ -8,6 +9,7 @@ use engine::WeightsDigestBaseline;
 use models::ModelConfig;
 use models::config::CheckpointDType;
 use server::ServedNames;
+use server::pooling::PoolerSettings;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ pub struct ModelFiles {
     pub draft: Option<(PathBuf, ModelConfig)>,
     /// Maximum number of prompt and output tokens of a request: the requested value, else that of the model.
     pub max_model_len: u32,
+    /// Pooling of the model; `None` = it generates text.
+    pub pooling: Option<PoolingPlan>,
     /// Unpacked demo model, the files of which are removed on drop.
     _unpacked: Option<demo_model::UnpackedDemo>,
 }
@@ -50,6 +54,8 @@ pub struct TextAssets {
     pub tokenizer: Tokenizer,
     /// Chat template, if the model has one.
     pub template: Option<ChatTemplate>,
+    /// Settings of pooling; `None` = the model generates text.
+    pub pooler: Option<PoolerSettings>,
 }
 
 impl ModelFiles {
@@ -83,6 +89,7 @@ impl ModelFiles {
         let draft = draft.transpose().with_context(|| args.speculation.flag_in_error())?;
         let manifest = manifest(&dir, draft.as_ref().map(|(dir, _)| dir.as_path()), source)?;
         let max_model_len = max_model_len(model.max_model_len.tokens(), &config)?;
+        let pooling = pooling::plan(&args.pooling, &dir, &config)?;
         Ok(Self {
             name,
             dir,
@@ -92,6 +99,7 @@ impl ModelFiles {
             manifest,
             draft,
             max_model_len,
+            pooling,
             _unpacked: unpacked,
         })
     }
@@ -104,7 +112,13 @@ impl ModelFiles {
         let template_arg = args.reply.chat_template.as_deref();
         let template =
             ChatTemplate::load(&self.tokenizer_dir, template_arg, &tokenizer, output_bytes_max)?;
-        Ok(TextAssets { tokenizer, template })
+        let has_template = template_arg.is_some();
+        let pooler = self
+            .pooling
+            .as_ref()
+            .map(|plan| plan.settings(&self.config, &tokenizer, has_template))
+            .transpose()?;
+        Ok(TextAssets { tokenizer, template, pooler })
     }
 
     /// Returns the served model names.

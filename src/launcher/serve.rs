@@ -29,6 +29,7 @@ use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, Step
 use server::listener::ConnectionLimiter;
 use server::openai::FieldBounds;
 use server::openai::unix_time;
+use server::pooling::PoolingTask;
 use server::{
     AppState, ModelCard, RequestTracer, ServingContext, THROUGHPUT_INTERVAL, log_throughput,
 };
@@ -287,6 +288,7 @@ fn serving_context(
         parsers,
         tokenizer,
         template: text.template,
+        pooler: text.pooler,
         card: ModelCard {
             names: files.served_names(args),
             root: files.name.clone(),
@@ -454,7 +456,12 @@ fn log_ready(format: LogFormat, serving: &ServingContext, address: SocketAddr) {
 }
 
 fn ready_message(serving: &ServingContext, address: SocketAddr) -> String {
-    let (path, body) = if serving.template.is_some() {
+    let task = serving.pooler.as_ref().map(|pooler| pooler.task);
+    let (path, body) = if task == Some(PoolingTask::Embed) {
+        ("/v1/embeddings", r#"{"input":"Once upon a time"}"#.to_owned())
+    } else if task == Some(PoolingTask::Score) {
+        ("/v1/rerank", r#"{"query":"a tale","documents":["Once upon a time","1 + 1"]}"#.to_owned())
+    } else if serving.template.is_some() {
         let content = "What is 12 plus 30?";
         let body = format!(r#"{{"messages":[{{"role":"user","content":"{content}"}}]}}"#);
         ("/v1/chat/completions", body)

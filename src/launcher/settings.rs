@@ -336,6 +336,10 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
         checked.with_context(|| format!("{}: draft model", args.speculation.flag_in_error()))?;
     }
     let speculation = args.speculation.speculation();
+    if let (Some(_), Some(_)) = (&files.pooling, speculation) {
+        let flag = args.speculation.flag_in_error();
+        bail!("{flag}: draft tokens are for text generation, not for --runner pooling");
+    }
     let load_mtp =
         speculation.is_some_and(|speculation| speculation.method == SpeculativeMethod::Mtp);
     let model = &ModelConfig { load_mtp, ..model.clone() };
@@ -447,7 +451,11 @@ pub fn executor(
             (None, None) => KvCacheSize::Auto,
         },
         memory_utilization: engine.gpu_memory_utilization,
-        graph_capture: graph_capture(engine),
+        // Pooling requests have no decode steps, for which graphs are captured.
+        graph_capture: match &files.pooling {
+            Some(_) => GraphCapture::Disabled,
+            None => graph_capture(engine),
+        },
         speculative: args.speculation.speculation(),
         max_logprobs: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
         profile_dir: engine.profile.clone(),

@@ -1,0 +1,282 @@
+//! Decides whether a model generates text or is pooled, and how: by flags, the architecture, and the files that
+//! sentence-transformers writes.
+
+use crate::config::{ConvertArg, PoolerConfigArg, PoolingArgs, PoolingTypeArg, RunnerArg};
+use anyhow::{Context, Result, bail};
+use models::ModelConfig;
+use models::config::ModelHead;
+use protocol::PoolingMethod;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use server::pooling::{MatryoshkaDimensions, PoolerSettings, PoolingTask};
+use std::fs;
+use std::path::Path;
+use text::Tokenizer;
+
+/// Pooling of the served model, before its classifier tokens are looked up in the tokenizer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolingPlan {
+    pooling_type: PoolingTypeArg,
+    use_activation: bool,
+    dimensions: Option<u32>,
+    task: PoolingTask,
+}
+
+/// Module of a sentence-transformers model, listed in `modules.json`.
+#[derive(Debug, Deserialize)]
+struct SentenceModule {
+    path: String,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+/// Pooling that `modules.json` describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SentencePooling {
+    pooling_type: PoolingTypeArg,
+    normalises: bool,
+}
+
+/// Returns the pooling of a model; `None` = the model generates text.
+///
+/// Errors: the runner or the pooling that a flag selects does not fit the model.
+pub(super) fn plan(
+    args: &PoolingArgs,
+    dir: &Path,
+    config: &ModelConfig,
+) -> Result<Option<PoolingPlan>> {
+    let generates = config.head.generates();
+    match args.runner {
+        RunnerArg::Generate if !generates => {
+            bail!(
+                "--runner generate: the architecture in config.json has no LM head to generate text with"
+            )
+        }
+        RunnerArg::Generate => return rejects_pooling_flags(args),
+        RunnerArg::Auto if generates && !dir.join(MODULES).exists() => {
+            return rejects_pooling_flags(args);
+        }
+        RunnerArg::Auto | RunnerArg::Pooling => {}
+    }
+    let described =
+        sentence_pooling(dir).with_context(|| dir.join(MODULES).display().to_string())?;
+    if described.is_none() && generates && args.runner == RunnerArg::Auto {
+        return rejects_pooling_flags(args);
+    }
+    let given = args.pooler_config.unwrap_or_default();
+    let task = task(args.convert, &config.head)?;
+    if task == PoolingTask::Score
+        && given
+            != (PoolerConfigArg {
+                use_activation: given.use_activation,
+                ..PoolerConfigArg::default()
+            })
+    {
+        bail!(
+            "--pooler-config: scores are computed from the last token; only use_activation applies"
+        );
+    }
+    let pooling_type = given
+        .pooling_type
+        .or(described.map(|described| described.pooling_type))
+        .unwrap_or(PoolingTypeArg::Last);
+    let of_model = match (task, &config.head) {
+        (PoolingTask::Score, ModelHead::Classifier { sigmoid }) => *sigmoid,
+        (PoolingTask::Score, _) => true,
+        (PoolingTask::Embed, _) => described.is_none_or(|described| described.normalises),
+    };
+    let use_activation = given.use_activation.unwrap_or(of_model);
+    Ok(Some(PoolingPlan { pooling_type, use_activation, dimensions: given.dimensions, task }))
+}
+
+/// Name of the file in which sentence-transformers lists the modules of a model.
+const MODULES: &str = "modules.json";
+
+/// Returns that the model generates text.
+///
+/// Errors: flags of pooling are given.
+fn rejects_pooling_flags(args: &PoolingArgs) -> Result<Option<PoolingPlan>> {
+    let converts = matches!(args.convert, ConvertArg::Embed | ConvertArg::Classify);
+    if converts || args.pooler_config.is_some() {
+        bail!("--convert and --pooler-config need --runner pooling; this model generates text");
+    }
+    Ok(None)
+}
+
+/// Returns what pooling computes.
+///
+/// Errors: scores are requested from a model without classification head.
+fn task(convert: ConvertArg, head: &ModelHead) -> Result<PoolingTask> {
+    let classifies =
+        matches!(head, ModelHead::Classifier { .. } | ModelHead::TokenClassifier { .. });
+    match convert {
+        ConvertArg::Auto | ConvertArg::None | ConvertArg::Classify if classifies => {
+            Ok(PoolingTask::Score)
+        }
+        ConvertArg::Classify => bail!(
+            "--convert classify: the checkpoint has no classification head; a reranker with an LM head needs \
+             --hf-overrides with an architecture ...ForSequenceClassification and classifier_from_token"
+        ),
+        ConvertArg::Auto | ConvertArg::None | ConvertArg::Embed => Ok(PoolingTask::Embed),
+    }
+}
+
+/// Reads the pooling that `modules.json` describes; `None` = the model has no such file, or no pooling.
+fn sentence_pooling(dir: &Path) -> Result<Option<SentencePooling>> {
+    let Ok(text) = fs::read_to_string(dir.join(MODULES)) else { return Ok(None) };
+    let modules: Vec<SentenceModule> = serde_json::from_str(&text)?;
+    let is = |module: &&SentenceModule, name| module.kind.rsplit('.').next() == Some(name);
+    let Some(pooling) = modules.iter().find(|module| is(module, "Pooling")) else {
+        return Ok(None);
+    };
+    if let Some(dense) = modules.iter().find(|module| is(module, "Dense")) {
+        bail!("module {}: projections after pooling are not supported", dense.path);
+    }
+    if pooling.path.split('/').any(|part| part == "..") || pooling.path.starts_with('/') {
+        bail!("module path {} leaves the model folder", pooling.path);
+    }
+    let path = dir.join(&pooling.path).join("config.json");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let modes: Map<String, Value> = serde_json::from_str(&text)?;
+    let pooling_type = pooling_type(&modes).with_context(|| path.display().to_string())?;
+    let normalises = modules.iter().any(|module| is(&module, "Normalize"));
+    Ok(Some(SentencePooling { pooling_type, normalises }))
+}
+
+/// Returns the pooling type of a pooling module's configuration, which has a flag per type.
+fn pooling_type(modes: &Map<String, Value>) -> Result<PoolingTypeArg> {
+    let is_set = |name: &str| modes.get(name).and_then(Value::as_bool).unwrap_or(false);
+    let enabled: Vec<&str> = modes
+        .keys()
+        .map(String::as_str)
+        .filter(|name| name.starts_with("pooling_mode_") && is_set(name))
+        .collect();
+    let mode = modes.get("pooling_mode").and_then(Value::as_str);
+    match (enabled.as_slice(), mode) {
+        (["pooling_mode_lasttoken"], _) | ([], Some("lasttoken")) => Ok(PoolingTypeArg::Last),
+        (["pooling_mode_mean_tokens"], _) | ([], Some("mean")) => Ok(PoolingTypeArg::Mean),
+        (modes, mode) => bail!(
+            "pooling mode {modes:?} {}: supported are the last token and the mean of all tokens",
+            mode.unwrap_or_default()
+        ),
+    }
+}
+
+impl PoolingPlan {
+    /// Returns the settings of the server.
+    ///
+    /// Errors: a classifier token is not in the vocabulary; the dimensions do not fit the model.
+    pub(super) fn settings(
+        &self,
+        config: &ModelConfig,
+        tokenizer: &Tokenizer,
+        has_pair_template: bool,
+    ) -> Result<PoolerSettings> {
+        let method = match (&config.head, self.task, self.pooling_type) {
+            (ModelHead::TokenClassifier { tokens }, PoolingTask::Score, _) => {
+                let id = |token: &String| {
+                    let id = tokenizer.token_id(token).filter(|&id| (id as usize) < config.vocab);
+                    id.with_context(|| format!("classifier_from_token: {token:?} is no token"))
+                };
+                PoolingMethod::TokenLogprobs(tokens.iter().map(id).collect::<Result<_>>()?)
+            }
+            (_, PoolingTask::Score, _) => PoolingMethod::ClassLogits,
+            (_, PoolingTask::Embed, PoolingTypeArg::Last) => PoolingMethod::LastToken,
+            (_, PoolingTask::Embed, PoolingTypeArg::Mean) => PoolingMethod::Mean,
+        };
+        let settings = PoolerSettings {
+            task: self.task,
+            method,
+            hidden_size: config.hidden as u32,
+            use_activation: self.use_activation,
+            dimensions: self.dimensions,
+            matryoshka: match &config.matryoshka {
+                None => MatryoshkaDimensions::Unsupported,
+                Some(listed) if listed.is_empty() => MatryoshkaDimensions::Any,
+                Some(listed) => MatryoshkaDimensions::Listed(listed.clone()),
+            },
+            has_pair_template,
+        };
+        settings
+            .check()
+            .map_err(|message| anyhow::anyhow!("--pooler-config dimensions: {message}"))?;
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::demo_model::UnpackedDemo;
+    use serde_json::json;
+
+    const ARGS: PoolingArgs =
+        PoolingArgs { runner: RunnerArg::Auto, convert: ConvertArg::Auto, pooler_config: None };
+
+    /// A folder with `modules.json` and, if `mode` is given, the configuration of its pooling module.
+    fn folder(mode: Option<&str>, modules: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let module = |name: &&str| json!({"path": format!("1_{name}"), "type": format!("sentence_transformers.models.{name}")});
+        let list: Vec<Value> = modules.iter().map(module).collect();
+        fs::write(dir.path().join(MODULES), json!(list).to_string()).unwrap();
+        if let Some(mode) = mode {
+            fs::create_dir(dir.path().join("1_Pooling")).unwrap();
+            let text =
+                json!({"word_embedding_dimension": 8, "pooling_mode_cls_token": false, mode: true});
+            fs::write(dir.path().join("1_Pooling/config.json"), text.to_string()).unwrap();
+        }
+        dir
+    }
+
+    fn demo_config() -> ModelConfig {
+        ModelConfig::from_dir(UnpackedDemo::new().unwrap().dir()).unwrap()
+    }
+
+    #[test]
+    fn sentence_transformers_folder_selects_pooling() {
+        let config = demo_config();
+        let mean = folder(Some("pooling_mode_mean_tokens"), &["Transformer", "Pooling"]);
+        let found = plan(&ARGS, mean.path(), &config).unwrap().unwrap();
+        assert_eq!((found.pooling_type, found.use_activation), (PoolingTypeArg::Mean, false));
+        let modules = ["Transformer", "Pooling", "Normalize"];
+        let last = folder(Some("pooling_mode_lasttoken"), &modules);
+        let found = plan(&ARGS, last.path(), &config).unwrap().unwrap();
+        assert_eq!((found.pooling_type, found.use_activation), (PoolingTypeArg::Last, true));
+        let generate = PoolingArgs { runner: RunnerArg::Generate, ..ARGS };
+        assert_eq!(plan(&generate, last.path(), &config).unwrap(), None);
+        let plain = tempfile::tempdir().unwrap();
+        assert_eq!(plan(&ARGS, plain.path(), &config).unwrap(), None);
+        let no_pooling = folder(None, &["Transformer"]);
+        assert_eq!(plan(&ARGS, no_pooling.path(), &config).unwrap(), None);
+        let forced = PoolingArgs { runner: RunnerArg::Pooling, ..ARGS };
+        let found = plan(&forced, plain.path(), &config).unwrap().unwrap();
+        assert_eq!((found.pooling_type, found.task), (PoolingTypeArg::Last, PoolingTask::Embed));
+    }
+
+    #[test]
+    fn unsupported_pooling_is_rejected_with_its_name() {
+        let config = demo_config();
+        let cls = folder(Some("pooling_mode_cls_token"), &["Pooling"]);
+        let dense = folder(Some("pooling_mode_lasttoken"), &["Pooling", "Dense"]);
+        let plain = tempfile::tempdir().unwrap();
+        let classify =
+            PoolingArgs { convert: ConvertArg::Classify, runner: RunnerArg::Pooling, ..ARGS };
+        let convert = PoolingArgs { convert: ConvertArg::Embed, ..ARGS };
+        for (args, dir, part) in [
+            (&ARGS, cls.path(), "pooling_mode_cls_token"),
+            (&ARGS, dense.path(), "1_Dense"),
+            (&classify, plain.path(), "no classification head"),
+            (&convert, plain.path(), "--runner pooling"),
+        ] {
+            let error = format!("{:#}", plan(args, dir, &config).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+        let headless = ModelConfig { head: ModelHead::Absent, ..config };
+        let generate = PoolingArgs { runner: RunnerArg::Generate, ..ARGS };
+        let error = plan(&generate, plain.path(), &headless).unwrap_err().to_string();
+        assert!(error.contains("--runner generate"), "{error}");
+        let scores = ModelConfig { head: ModelHead::Classifier { sigmoid: false }, ..headless };
+        let found = plan(&ARGS, plain.path(), &scores).unwrap().unwrap();
+        assert_eq!((found.task, found.use_activation), (PoolingTask::Score, false));
+    }
+}
