@@ -32,6 +32,8 @@ pub(crate) mod nodes;
 mod openapi;
 mod pairwise;
 pub(crate) mod parallel_ranks;
+mod pooling;
+mod pooling_models;
 mod profile;
 mod replayed_calls;
 mod replicas;

@@ -316,7 +316,7 @@ fn routes_models_and_strictness() {
     for path in ["/nowhere", "/v1/audio/transcriptions", "/collective_rpc", "/v1/embeddings/x"] {
         check(&get(at, path), 404, &Value::Null, "unknown_route", path);
     }
-    for path in ["/v1/embeddings", "/v1/rerank", "/inference/v1/generate"] {
+    for path in ["/pooling", "/classify", "/inference/v1/generate"] {
         let reply = post(at, path, &json!({"input": "a"}));
         check(&reply, 501, &Value::Null, "not_implemented", path);
         assert_eq!(reply.json()["error"]["type"], "NotImplementedError");
