@@ -11,6 +11,7 @@ const INTRODUCTION: &str = "# Models
 
 TL;DR: the architecture string in `config.json` decides whether a model is served. `hadron serve MODEL` takes a folder or a hub id;
 an unsupported architecture or field is rejected at start with its name. This page is generated from `models/src/support.rs`.
+The endings `Model` and `ForSequenceClassification` of causal architectures are served by [pooling](embeddings.md).
 
 ```sh
 hadron serve Qwen/Qwen3-8B
