@@ -21,6 +21,9 @@ pub(crate) fn operation_of(method: &Method, route: &str) -> Option<&'static str>
     match route {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" => Some("chat"),
         "/v1/completions" | "/generate" => Some("text_completion"),
+        "/v1/embeddings" | "/embeddings" => Some("embeddings"),
+        "/v1/score" | "/score" => Some("score"),
+        "/v1/rerank" | "/v2/rerank" | "/rerank" => Some("rerank"),
         _ => None,
     }
 }
