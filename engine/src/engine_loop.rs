@@ -241,6 +241,9 @@ impl EngineLoop {
                 self.replica_handle(sender.replica).rank_finished(sender.rank, step);
                 self.record_heartbeat(sender);
             }
+            EngineMessage::Drafts(sender, drafts) if self.is_current(sender) => {
+                self.mask_workers.report_drafts(drafts);
+            }
             EngineMessage::Heartbeat(sender) if self.is_current(sender) => {
                 self.on_heartbeat(sender, now_ms);
             }
@@ -248,6 +251,7 @@ impl EngineLoop {
             EngineMessage::ExecutorFailed { .. }
             | EngineMessage::ProfileReply(..)
             | EngineMessage::StepDone(..)
+            | EngineMessage::Drafts(..)
             | EngineMessage::Heartbeat(_) => {}
             EngineMessage::ResetPrefixCache { restart, reply } => {
                 state.pending_cache_resets.push_back(reply);

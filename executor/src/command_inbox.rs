@@ -1,10 +1,12 @@
 //! Receiver of the scheduler's commands. Commands are returned in order, except that a step that waits for
 //! grammar bitmasks receives them ahead of earlier commands.
 
+use crate::run::OutboxMessage;
 use crate::{ExecutorError, TokenBitmaskError, TokenBitmaskSource};
 use protocol::link::{LinkError, MessageReceiver};
-use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId};
+use protocol::{BitmaskRow, ExecutorCommand, ExecutorEvent, GrammarBitmask, StepDrafts, StepId};
 use std::collections::VecDeque;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// Maximum time to block in one receive call. The caller repeats the call, so the value only bounds how long
@@ -23,11 +25,13 @@ pub(crate) struct CommandInbox<'a, R> {
     deferred: VecDeque<ExecutorCommand>,
     /// Grammar bitmasks that arrived before their step waited for them.
     early_bitmasks: Vec<GrammarBitmask>,
+    /// Queue for reports of draft tokens; `None` = another rank of the replica reports them.
+    outbox: Option<&'a SyncSender<OutboxMessage>>,
 }
 
 impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
-    pub(crate) fn new(link: &'a mut R) -> Self {
-        Self { link, deferred: VecDeque::new(), early_bitmasks: Vec::new() }
+    pub(crate) fn new(link: &'a mut R, outbox: Option<&'a SyncSender<OutboxMessage>>) -> Self {
+        Self { link, deferred: VecDeque::new(), early_bitmasks: Vec::new(), outbox }
     }
 
     /// Returns the next command other than `Bitmask`; `None` = a bitmask arrived, or the receive timed out.
@@ -57,6 +61,17 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
 }
 
 impl<R: MessageReceiver<Message = ExecutorCommand>> TokenBitmaskSource for CommandInbox<'_, R> {
+    fn needs_drafts(&self) -> bool {
+        self.outbox.is_some()
+    }
+
+    fn report_drafts(&mut self, drafts: StepDrafts) -> Result<(), ExecutorError> {
+        let Some(outbox) = self.outbox else { return Ok(()) };
+        outbox
+            .send(OutboxMessage::Message(ExecutorEvent::Drafts(drafts)))
+            .map_err(|_| ExecutorError::Link(LinkError::Closed))
+    }
+
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
         let started = Instant::now();
         let mut received = Vec::with_capacity(rows);
@@ -87,7 +102,7 @@ mod tests {
     use protocol::link::in_process_pair;
 
     fn bitmask(step: u64, row: u32) -> ExecutorCommand {
-        let rows = vec![BitmaskRow { row, bitmask: vec![row], overdue: false }];
+        let rows = vec![BitmaskRow { row, bitmasks: vec![vec![row].into()] }];
         ExecutorCommand::Bitmask(GrammarBitmask { step: StepId(step), rows })
     }
 
@@ -106,10 +121,10 @@ mod tests {
         }
         sender.send(ExecutorCommand::Shutdown).unwrap();
         sender.send(bitmask(7, 1)).unwrap();
-        let mut inbox = CommandInbox::new(&mut receiver);
+        let mut inbox = CommandInbox::new(&mut receiver, None);
         let bitmasks = inbox.wait(StepId(7), 2).unwrap();
         assert_eq!(bitmasks.iter().map(|mask| mask.row).collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(inbox.wait(StepId(8), 1).unwrap()[0].bitmask, [3]);
+        assert_eq!(inbox.wait(StepId(8), 1).unwrap()[0].bitmasks, [vec![3].into()]);
         assert_eq!(inbox.next(), Ok(Some(ExecutorCommand::Profile { enabled: true })));
         assert_eq!(inbox.next(), Ok(Some(ExecutorCommand::Shutdown)));
         drop(sender);

@@ -60,7 +60,7 @@ where
 
 /// An entry in the queue of the reply thread. Entries are processed in order.
 #[allow(clippy::large_enum_variant, reason = "few messages exist at a time")]
-enum OutboxMessage {
+pub(crate) enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
     /// Steps that follow in the queue are recorded in this trace (`None` = in no trace). The flag: whether a
@@ -187,6 +187,8 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     step: &Cell<Option<StepId>>,
 ) -> Result<(), ExecutorExitReason> {
     let epoch = config.settings.epoch;
+    // All ranks of a replica propose the same draft tokens.
+    let reports_drafts = ranks::reports_outputs(&config.settings);
     // A restarted executor has not received the `Profile` commands of its predecessor, which may have ended
     // the trace. It therefore records no trace until the next `Profile` command.
     let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
@@ -199,7 +201,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
         return Err(ExecutorExitReason::Closed);
     }
     send(outbox, ExecutorEvent::WarmUpDone(warm_up_report))?;
-    let mut commands = CommandInbox::new(link);
+    let mut commands = CommandInbox::new(link, reports_drafts.then_some(outbox));
     loop {
         match commands.next().map_err(ExecutorError::Link)? {
             None | Some(ExecutorCommand::Bitmask(_)) => {}

@@ -8,7 +8,7 @@ mod block_table_change;
 mod token_bitmask;
 
 pub(crate) use block_table_change::BlockTableChange;
-pub(crate) use token_bitmask::stage_bitmask;
+pub(crate) use token_bitmask::{bitmask_words, stage_bitmask};
 
 use crate::BatchError;
 use ops::{SequenceSamplingParams, StagedLogitEdit, StagedSequenceInit, StagingBuffer};
@@ -50,8 +50,6 @@ pub(crate) struct HostSequenceState {
     pub(crate) host_drafts: Vec<Token>,
     /// Number of draft tokens of the current row that are proposed on the device.
     pub(crate) device_drafts: u8,
-    /// Whether the slot may have the grammar bitmask of an earlier step on the device.
-    masked: bool,
     table_len: usize,
 }
 
@@ -67,7 +65,6 @@ impl HostSequenceSlots {
             sampled_at: None,
             host_drafts: Vec::new(),
             device_drafts: 0,
-            masked: false,
             table_len: 0,
         };
         Self { states: (0..seq_slots).map(|_| empty()).collect(), table_width: width, blocks }
@@ -115,35 +112,7 @@ impl HostSequenceSlots {
     /// Records that `step` samples a token for `row`. If the row has draft tokens, only the device has the
     /// position of the newest token.
     pub(crate) fn mark_sampled(&mut self, row: &BatchRow, step: StepId) {
-        let state = &mut self.states[row.seq_slot.0 as usize];
-        state.sampled_at = Some(step);
-        state.masked |= row.masked;
-    }
-
-    /// Whether the slot of `row` must be unmasked: `row` samples without a bitmask, and the slot may have the
-    /// bitmask of an earlier step.
-    pub(crate) fn clears_mask(&self, row: &BatchRow) -> bool {
-        self.get(row.seq_slot).masked && row.samples && !row.masked
-    }
-
-    /// Stages an update of the slot on the device that removes its grammar bitmask, so that only the
-    /// request's sampling parameters restrict its tokens.
-    pub(crate) fn unmask(
-        &mut self,
-        seq_slot: SequenceSlot,
-        vocab: usize,
-        stage: &mut StagingBuffer,
-    ) {
-        let state = &mut self.states[seq_slot.0 as usize];
-        state.masked = false;
-        let mask_at = stage_allowed_mask(&state.sampling, vocab, stage);
-        let (seq_slot, params) = (seq_slot.0 as i32, state.params);
-        stage.inits.push(StagedSequenceInit {
-            seq_slot,
-            mask_at,
-            params,
-            ..StagedSequenceInit::default()
-        });
+        self.states[row.seq_slot.0 as usize].sampled_at = Some(step);
     }
 
     /// Sets and stages the draft tokens of a row that `update` has accepted. Sampling rules that depend on
@@ -183,7 +152,6 @@ impl HostSequenceState {
         self.params = sampling_params(init);
         self.prompt_len = init.prompt_len;
         self.sampled_at = None;
-        self.masked = false;
         self.table_len = 0;
     }
 

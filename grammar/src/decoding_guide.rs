@@ -1,9 +1,9 @@
 //! Decoding guide of one output: a grammar, a thinking budget, or both.
 
-use super::session::{GrammarSession, GrammarSessionFactory};
+use super::session::{GrammarSession, GrammarSessionFactory, SessionCheckpoint};
 use super::thinking_budget::{ThinkingBudget, ThinkingBudgetState};
 use llguidance::CancellationHandle;
-use protocol::Token;
+use protocol::{Token, TokenBitmask};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -38,6 +38,14 @@ impl DecodingGuide {
 pub(super) struct DecodingGuideState {
     progress: GrammarSessionState,
     budget: Option<ThinkingBudgetState>,
+}
+
+/// Masks of the positions after draft tokens.
+pub(super) struct DraftMasks {
+    /// One mask after each leading draft token that is allowed.
+    pub(super) bitmasks: Vec<TokenBitmask>,
+    /// Handle that cancels the session's work, if the session was restored with a new matcher.
+    pub(super) cancellation: Option<CancellationHandle>,
 }
 
 /// State of the grammar session of an output.
@@ -78,10 +86,17 @@ impl DecodingGuideState {
     ///
     /// Errors: the grammar engine panicked.
     pub(super) fn advance(&mut self, tokens: &[Token]) -> Result<(), GrammarPanic> {
-        if let Some(budget) = &mut self.budget {
-            budget.advance(tokens);
+        for (i, &token) in tokens.iter().enumerate() {
+            // Tokens that the budget forces have no grammar mask: see `GrammarSession::advance`.
+            if i > 0 && self.budget.as_ref().is_none_or(|budget| budget.forced().is_none()) {
+                self.catch_panic(GrammarSession::compute_forced)?;
+            }
+            if let Some(budget) = &mut self.budget {
+                budget.advance(&[token]);
+            }
+            self.catch_panic(|session| session.advance(&[token]))?;
         }
-        self.catch_panic(|session| session.advance(tokens)).map(drop)
+        Ok(())
     }
 
     /// Computes the mask of the next token, with the layout of `GrammarSession::mask`.
@@ -97,6 +112,46 @@ impl DecodingGuideState {
             }
             _ => Ok(self.catch_panic(GrammarSession::mask)?.flatten()),
         }
+    }
+
+    /// Computes the masks after draft tokens, up to the first draft token that is not allowed; `first` is the
+    /// mask of the first one. Afterwards the guide is in the state before the draft tokens.
+    ///
+    /// Errors: the grammar engine panicked.
+    pub(super) fn draft_masks(
+        &mut self,
+        first: &TokenBitmask,
+        drafts: &[Token],
+    ) -> Result<DraftMasks, GrammarPanic> {
+        let budget = self.budget.clone();
+        let mut checkpoint = self.catch_panic(|session| session.checkpoint())?;
+        let mut bitmasks: Vec<TokenBitmask> = Vec::new();
+        for &draft in drafts {
+            let is_allowed = bitmasks.last().unwrap_or(first).allows(draft);
+            if !is_allowed || !self.follow_draft(draft, checkpoint.as_mut())? {
+                break;
+            }
+            let Some(mask) = self.mask()? else { break };
+            bitmasks.push(mask.into());
+        }
+        self.budget = budget;
+        let restored = checkpoint.map(|checkpoint| self.catch_panic(|s| s.restore(checkpoint)));
+        let cancellation = restored.transpose()?.flatten().flatten();
+        Ok(DraftMasks { bitmasks, cancellation })
+    }
+
+    /// Advances by a draft token. Returns whether masks after it can be computed.
+    fn follow_draft(
+        &mut self,
+        draft: Token,
+        checkpoint: Option<&mut SessionCheckpoint>,
+    ) -> Result<bool, GrammarPanic> {
+        if let Some(budget) = &mut self.budget {
+            budget.advance(&[draft]);
+        }
+        let Some(checkpoint) = checkpoint else { return Ok(true) };
+        let followed = self.catch_panic(|session| session.follow_draft(draft, checkpoint))?;
+        Ok(followed.unwrap_or(false))
     }
 
     /// Returns whether no later token is restricted.

@@ -10,7 +10,8 @@
 //!   with limits, after a dry run in a process that can be killed (`worker/`), or returns an error. Meanwhile
 //!   the request waits outside the scheduler (`EngineClient::hold`).
 //! - Each choice gets a [`GrammarSessionFactory`] and creates a [`GrammarSession`] from it when it starts
-//!   running. A session follows committed tokens only, so preemption and recomputation need no special case.
+//!   running. A session follows committed tokens, so preemption and recomputation need no special case; after
+//!   it has followed draft tokens, it returns to the committed ones.
 //! - A [`ThinkingBudget`] limits the reasoning of an output, with or without a grammar after it: a
 //!   [`DecodingGuide`] has both. Masks of a budget start at the first token that may exceed it and end with
 //!   the reasoning.
@@ -30,11 +31,14 @@ mod compile_thread;
 mod constraint;
 mod decimal_number;
 mod decoding_guide;
+#[cfg(test)]
+mod draft_tests;
 mod embedded_schemas;
 mod engine_grammar;
 mod error_message;
 pub mod lark_text;
 mod limits;
+mod mask_lookahead;
 mod mask_session;
 mod mask_workers;
 mod matcher_copies;

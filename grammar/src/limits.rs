@@ -37,6 +37,11 @@ pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
 /// Minimum and maximum time that a step waits for masks beyond its expected duration.
 const MASK_GRACE_PERIOD: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
+/// Minimum and maximum time that a step with draft tokens in masked rows waits for masks beyond its expected
+/// duration. It is longer, because the executor reports the draft tokens first, and a step that misses their
+/// masks loses the draft tokens.
+const DRAFT_MASK_GRACE_PERIOD: [Duration; 2] =
+    [Duration::from_millis(2), Duration::from_millis(10)];
 /// Processor time above which a mask is slow. After a slow mask, the masks of all requests of the grammar are
 /// precomputed, so that no step waits for them.
 pub(super) const MASK_SLOW: Duration = Duration::from_millis(2);
@@ -70,6 +75,12 @@ pub(super) fn mask_grace_period(expected: Duration) -> Duration {
     (expected / 20).clamp(min, max)
 }
 
+/// Returns the time that a step with draft tokens in masked rows waits for masks beyond `expected`.
+pub(super) fn draft_mask_grace_period(expected: Duration) -> Duration {
+    let [min, max] = DRAFT_MASK_GRACE_PERIOD;
+    (expected / 4).clamp(min, max)
+}
+
 /// Limits of llguidance for a grammar and for one token of a request.
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
@@ -92,5 +103,7 @@ mod tests {
     fn mask_grace_period_is_a_twentieth_of_the_step() {
         let grace_us = |us| mask_grace_period(Duration::from_micros(us)).as_micros();
         assert_eq!([0, 5_000, 20_000, 9_000_000].map(grace_us), [100, 250, 1_000, 5_000]);
+        let drafts_us = |us| draft_mask_grace_period(Duration::from_micros(us)).as_micros();
+        assert_eq!([0, 20_000, 9_000_000].map(drafts_us), [2_000, 5_000, 10_000]);
     }
 }

@@ -4,15 +4,14 @@
 //! Commands wait in an inbox until a worker thread runs the session; at most one thread runs it at a time.
 //! The mask of the next token is computed as soon as the tokens before it are committed.
 
-use super::decoding_guide::{DecodingGuide, DecodingGuideState};
-use super::limits::{
-    FAST_MASKS_TO_RECOVER, MASK_BUDGET, MASK_BUDGET_PER_TOKEN, MASK_FAST, MASK_SLOW, MASK_TIME,
-};
+use super::decoding_guide::{DecodingGuide, DecodingGuideState, DraftMasks};
+use super::limits::{MASK_BUDGET, MASK_BUDGET_PER_TOKEN, MASK_SLOW, MASK_TIME};
+use super::mask_lookahead::MaskLookahead;
 use super::step_mask_collector::StepMaskCollector;
 use super::timings::{GrammarTimings, thread_cpu_time};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
-use protocol::{RequestId, Token, TokenVec};
+use protocol::{RequestId, Token, TokenBitmask, TokenVec};
 use std::mem::take;
 use std::sync::{Arc, atomic};
 use std::time::{Duration, Instant};
@@ -41,7 +40,7 @@ pub(super) struct MaskSession {
     inbox: Mutex<MaskCommandInbox>,
     work: Mutex<MaskSessionState>,
     /// Newest mask, with the number of output tokens before the token that it restricts.
-    ready: Mutex<Option<(u32, Vec<u32>)>>,
+    ready: Mutex<Option<(u32, TokenBitmask)>>,
     /// Handle that cancels the work of the thread that runs the session.
     cancellation: Mutex<Option<MaskCancellation>>,
     slow: AtomicBool,
@@ -69,9 +68,29 @@ struct MaskCommandInbox {
 pub(super) enum MaskCommand {
     /// Advances the decoding guide by tokens committed to the output.
     Tokens(TokenVec),
-    /// Computes the mask of the next token for a step that samples it: the collector of the step's masks, and
-    /// the index of the request's batch row.
-    Compute(Arc<StepMaskCollector>, u32),
+    /// Computes the mask of the next token for a step that samples it.
+    Compute {
+        /// Row that samples the token.
+        request: MaskRequest,
+        /// Whether `FollowDrafts` will complete the row.
+        awaits_drafts: bool,
+    },
+    /// Computes the masks after the draft tokens of a row, after `Compute` for the row, and completes the row.
+    FollowDrafts {
+        /// Row with the draft tokens.
+        request: MaskRequest,
+        /// Draft tokens of the row.
+        drafts: TokenVec,
+    },
+}
+
+/// Row of a step that needs masks of the session.
+#[derive(Clone)]
+pub(super) struct MaskRequest {
+    /// Collector of the step's masks.
+    pub(super) collector: Arc<StepMaskCollector>,
+    /// Index of the row in the batch.
+    pub(super) row: u32,
 }
 
 struct MaskSessionState {
@@ -80,19 +99,12 @@ struct MaskSessionState {
     first_masked_token: u32,
     /// Number of output tokens so far.
     output_tokens: u32,
-    /// Processor time of all masks of the request.
+    /// Processor time of all masks of the request, without masks after draft tokens.
     spent: Duration,
+    /// Processor time of masks after draft tokens. It is limited separately, so that draft tokens cannot end
+    /// a request that would finish without them.
+    spent_on_drafts: Duration,
     pacing: MaskLookahead,
-}
-
-/// Decides whether the masks of a request are precomputed, that is, computed before the steps that need them.
-struct MaskLookahead {
-    precomputes: bool,
-    /// Number of consecutive fast masks.
-    fast_in_a_row: u32,
-    /// Number of consecutive fast masks after which precomputation ends. It doubles each time a step proceeds
-    /// without a mask.
-    fast_needed: u32,
 }
 
 impl MaskSession {
@@ -104,11 +116,8 @@ impl MaskSession {
             guide: DecodingGuideState::new(guide),
             output_tokens: 0,
             spent: Duration::ZERO,
-            pacing: MaskLookahead {
-                precomputes: is_slow,
-                fast_in_a_row: 0,
-                fast_needed: FAST_MASKS_TO_RECOVER,
-            },
+            spent_on_drafts: Duration::ZERO,
+            pacing: MaskLookahead::new(is_slow),
         };
         Self {
             request,
@@ -123,7 +132,7 @@ impl MaskSession {
     }
 
     /// Returns the mask of the token after `output_tokens` output tokens, if it is ready.
-    pub(super) fn ready_mask(&self, output_tokens: u32) -> Option<Vec<u32>> {
+    pub(super) fn ready_mask(&self, output_tokens: u32) -> Option<TokenBitmask> {
         lock(&self.ready)
             .as_ref()
             .filter(|(position, _)| *position == output_tokens)
@@ -206,21 +215,24 @@ impl MaskSession {
         timings: &GrammarTimings,
         listener: &MaskEventListener,
     ) {
-        let mut requested = Vec::new();
+        let (mut requested, mut drafted) = (Vec::new(), None);
         for command in commands {
             match command {
                 MaskCommand::Tokens(tokens) => {
-                    requested.clear(); // Steps before these tokens have completed.
+                    (requested, drafted) = (Vec::new(), None); // Steps before these tokens have completed.
                     self.advance(work, &tokens);
                 }
-                MaskCommand::Compute(step, row) => requested.push((step, row)),
+                MaskCommand::Compute { request, awaits_drafts } => {
+                    requested.push((request, awaits_drafts));
+                }
+                MaskCommand::FollowDrafts { request, drafts } => drafted = Some((request, drafts)),
             }
         }
         if work.guide.is_done() && !self.done.swap(true, Ordering::Relaxed) {
             listener(self.request, MaskEvent::Done);
         }
-        if requested.is_empty() && (self.is_done() || work.output_tokens < work.first_masked_token)
-        {
+        let is_free = self.is_done() || work.output_tokens < work.first_masked_token;
+        if requested.is_empty() && drafted.is_none() && is_free {
             return;
         }
         let ready = self.ready_mask(work.output_tokens);
@@ -229,18 +241,42 @@ impl MaskSession {
             Some(mask) => (mask, Duration::ZERO),
             None => self.compute_mask(work, timings),
         };
-        let late_steps =
-            requested.into_iter().filter(|(step, row)| !step.put(*row, mask.clone())).count();
+        let is_late = |(MaskRequest { collector, row }, awaits_drafts): &(MaskRequest, bool)| {
+            !collector.put(*row, vec![mask.clone()], !awaits_drafts)
+        };
+        let late_steps = requested.iter().filter(|request| is_late(request)).count();
+        if is_new || !requested.is_empty() {
+            let may_wait = self.record_speed(work, late_steps > 0, cpu);
+            if late_steps > 0 || is_new && may_wait {
+                self.report_ready(work, listener);
+            }
+        }
+        if let Some((MaskRequest { collector, row }, drafts)) = drafted {
+            let (bitmasks, cpu) = self.compute_draft_masks(work, &mask, &drafts, timings);
+            collector.put(row, bitmasks, true);
+            // Masks after draft tokens can show that masks are slow, but not that they are fast again.
+            if cpu > MASK_SLOW && !work.pacing.precomputes && self.record_speed(work, false, cpu) {
+                self.report_ready(work, listener);
+            }
+        }
+    }
+
+    /// Records the speed of a mask. Returns whether the scheduler waits for masks of the request, or waited
+    /// before this mask.
+    fn record_speed(&self, work: &mut MaskSessionState, is_late: bool, cpu: Duration) -> bool {
         let was_precomputing = work.pacing.precomputes;
-        work.pacing.record(late_steps > 0, cpu);
+        work.pacing.record(is_late, cpu);
         self.slow.store(work.pacing.precomputes, Ordering::Relaxed);
         if cpu > MASK_SLOW || was_precomputing && !work.pacing.precomputes {
             self.grammar_is_slow.store(cpu > MASK_SLOW, Ordering::Relaxed);
         }
-        if late_steps > 0 || is_new && (was_precomputing || work.pacing.precomputes) {
-            let (output_tokens, wait_for_next) = (work.output_tokens, work.pacing.precomputes);
-            listener(self.request, MaskEvent::Ready { output_tokens, wait_for_next });
-        }
+        was_precomputing || work.pacing.precomputes
+    }
+
+    /// Reports that the mask of the next token is ready.
+    fn report_ready(&self, work: &MaskSessionState, listener: &MaskEventListener) {
+        let (output_tokens, wait_for_next) = (work.output_tokens, work.pacing.precomputes);
+        listener(self.request, MaskEvent::Ready { output_tokens, wait_for_next });
     }
 
     fn advance(&self, work: &mut MaskSessionState, tokens: &[Token]) {
@@ -255,7 +291,7 @@ impl MaskSession {
         &self,
         work: &mut MaskSessionState,
         timings: &GrammarTimings,
-    ) -> (Vec<u32>, Duration) {
+    ) -> (TokenBitmask, Duration) {
         if let Some(handle) = work.guide.begin() {
             *lock(&self.cancellation) = Some(MaskCancellation { handle, started_at: None });
         }
@@ -273,9 +309,42 @@ impl MaskSession {
         if mask.is_none() {
             timings.masks_failed.fetch_add(1, Ordering::Relaxed);
         }
-        let mask = mask.unwrap_or_default();
+        let mask = TokenBitmask::from(mask.unwrap_or_default());
         *lock(&self.ready) = Some((work.output_tokens, mask.clone()));
         (mask, cpu)
+    }
+
+    /// Computes the masks after draft tokens, as far as these are allowed; `first` is the mask of the first
+    /// one. Also returns the processor time of one mask.
+    fn compute_draft_masks(
+        &self,
+        work: &mut MaskSessionState,
+        first: &TokenBitmask,
+        drafts: &[Token],
+        timings: &GrammarTimings,
+    ) -> (Vec<TokenBitmask>, Duration) {
+        if work.spent_on_drafts > work.cpu_budget() {
+            return (Vec::new(), Duration::ZERO);
+        }
+        let (start, cpu_before) = (Instant::now(), thread_cpu_time());
+        self.set_started_at(Some(start));
+        let masks = work.guide.draft_masks(first, drafts);
+        self.set_started_at(None);
+        let cpu = thread_cpu_time().saturating_sub(cpu_before);
+        work.spent_on_drafts += cpu;
+        let DraftMasks { bitmasks, cancellation } = match masks {
+            Ok(masks) => masks,
+            Err(error) => {
+                tracing::error!(request = self.request.0, %error);
+                return (Vec::new(), cpu);
+            }
+        };
+        if let Some(handle) = cancellation {
+            *lock(&self.cancellation) = Some(MaskCancellation { handle, started_at: None });
+        }
+        let count = bitmasks.len().max(1) as u32;
+        (0..bitmasks.len()).for_each(|_| timings.masks.record(start.elapsed() / count));
+        (bitmasks, cpu / count)
     }
 
     fn set_started_at(&self, started_at: Option<Instant>) {
@@ -284,55 +353,18 @@ impl MaskSession {
 }
 
 impl MaskSessionState {
+    /// Returns the processor-time budget of the request for masks.
+    fn cpu_budget(&self) -> Duration {
+        MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens
+    }
+
     /// Whether the request is within its processor-time budget for masks.
     fn is_within_cpu_budget(&self, request: RequestId) -> bool {
-        let budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens;
-        let is_within_budget = self.spent <= budget;
+        let is_within_budget = self.spent <= self.cpu_budget();
         if !is_within_budget {
             let (request, spent_ms) = (request.0, self.spent.as_millis() as u64);
             tracing::warn!(request, spent_ms, "processor-time budget for masks exceeded");
         }
         is_within_budget
-    }
-}
-
-impl MaskLookahead {
-    /// Updates the decision after one mask: whether a step proceeded without the mask, and its processor
-    /// time.
-    fn record(&mut self, proceeded_without: bool, cpu: Duration) {
-        if proceeded_without || cpu > MASK_SLOW {
-            (self.precomputes, self.fast_in_a_row) = (true, 0);
-            if proceeded_without {
-                self.fast_needed = self.fast_needed.saturating_mul(2);
-            }
-        } else if cpu <= MASK_FAST {
-            self.fast_in_a_row = self.fast_in_a_row.saturating_add(1);
-            self.precomputes &= self.fast_in_a_row < self.fast_needed;
-        } else {
-            self.fast_in_a_row = 0;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn masks_are_precomputed_until_fast_again() {
-        let mut pacing = MaskLookahead { precomputes: false, fast_in_a_row: 0, fast_needed: 2 };
-        let fast = Duration::ZERO;
-        pacing.record(false, fast);
-        assert!(!pacing.precomputes);
-        pacing.record(true, fast);
-        assert!(pacing.precomputes && pacing.fast_needed == 4);
-        for _ in 0..3 {
-            pacing.record(false, fast);
-            assert!(pacing.precomputes);
-        }
-        pacing.record(false, fast);
-        assert!(!pacing.precomputes);
-        pacing.record(false, MASK_SLOW * 2);
-        assert!(pacing.precomputes && pacing.fast_needed == 4, "no step missed the mask");
     }
 }

@@ -4,6 +4,9 @@
 //! - A step waits for its masks for its expected duration and a 20th more. Then its rows with overdue masks
 //!   return no sampled token and are scheduled again when their masks are ready
 //!   (`SchedulerEvent::MaskReady`).
+//! - A row with draft tokens also gets a mask after each of them. The executor reports the draft tokens while
+//!   the step runs; the guide follows them as far as they are allowed, and returns to its state before them.
+//!   If the report or these masks are overdue, the step verifies only the draft tokens with masks.
 //! - Requests with slow masks are processed by separate threads of lower priority. The speed of a grammar's
 //!   masks, once measured by one request, applies to later requests. The slow threads also drop the guides of
 //!   ended requests, so that the scheduler thread never does.
@@ -16,13 +19,13 @@ mod mask_timer;
 mod mask_worker_pool;
 
 use super::decoding_guide::DecodingGuide;
-use super::limits::mask_grace_period;
-use super::mask_session::{MaskCommand, MaskEvent, MaskSession};
+use super::limits::{draft_mask_grace_period, mask_grace_period};
+use super::mask_session::{MaskCommand, MaskEvent, MaskRequest, MaskSession};
 use super::step_mask_collector::StepMaskCollector;
 use super::timings::GrammarTimings;
 use mask_timer::{MaskTimer, MaskTimerEvent};
 use mask_worker_pool::MaskWorkerPool;
-use protocol::{Batch, ExecutorCommand, RequestId, StepId, Token};
+use protocol::{Batch, ExecutorCommand, RequestId, StepDrafts, StepId, Token, TokenBitmask};
 use scheduler::{SchedulerEffect, TokenEvent};
 use std::collections::HashMap;
 use std::io;
@@ -41,6 +44,8 @@ pub struct MaskedRow {
     pub row: u32,
     /// Request that the row belongs to.
     pub request: RequestId,
+    /// Whether the row may have draft tokens, which the executor will report.
+    pub awaits_drafts: bool,
 }
 
 /// Handle of the mask workers, owned by the engine thread.
@@ -58,6 +63,8 @@ struct LiveMaskSession {
     first_masked_token: u32,
     /// Newest output tokens, not yet passed to the session.
     buffered: Vec<Token>,
+    /// The newest step in which the request's row awaits the report of its draft tokens.
+    awaiting_drafts: Option<(StepId, MaskRequest)>,
 }
 
 impl MaskWorkers {
@@ -82,7 +89,13 @@ impl MaskWorkers {
         self.notify_timer(MaskTimerEvent::Begin(Arc::downgrade(&session)));
         self.live.insert(
             request,
-            LiveMaskSession { session, output_tokens: 0, first_masked_token, buffered: Vec::new() },
+            LiveMaskSession {
+                session,
+                output_tokens: 0,
+                first_masked_token,
+                buffered: Vec::new(),
+                awaiting_drafts: None,
+            },
         );
     }
 
@@ -112,6 +125,7 @@ impl MaskWorkers {
             && !event.tokens.is_empty()
         {
             live.output_tokens += event.tokens.len() as u32;
+            live.awaiting_drafts = None; // The step has completed.
             if live.session.is_done() {
                 return;
             }
@@ -132,34 +146,59 @@ impl MaskWorkers {
             return Vec::new();
         }
         let rows = (0..).zip(&batch.rows).filter(|(_, row)| row.masked);
-        rows.map(|(index, row)| MaskedRow { row: index, request: row.request }).collect()
+        let masked = |(index, row): (u32, &protocol::BatchRow)| MaskedRow {
+            row: index,
+            request: row.request,
+            awaits_drafts: row.drafts > 0,
+        };
+        rows.map(masked).collect()
     }
 
     /// Requests the masks of a batch that was just sent to `executor` and is expected to take `expected`.
     pub fn request_masks(
-        &self,
+        &mut self,
         step: StepId,
         rows: Vec<MaskedRow>,
         executor: &SyncSender<ExecutorCommand>,
         expected: Duration,
     ) {
-        let deadline = Instant::now() + expected + mask_grace_period(expected);
+        let grace_period = if rows.iter().any(|masked| masked.awaits_drafts) {
+            draft_mask_grace_period(expected)
+        } else {
+            mask_grace_period(expected)
+        };
+        let deadline = Instant::now() + expected + grace_period;
         let waiting = rows.iter().map(|masked| masked.row).collect();
-        let step = Arc::new(StepMaskCollector::new(step, executor.clone(), waiting));
-        for MaskedRow { row, request } in rows {
-            let live = self.live.get(&request);
-            let ready =
-                live.map_or(Some(Vec::new()), |live| live.session.ready_mask(live.output_tokens));
-            match (ready, live) {
-                (None, Some(live)) => {
-                    self.pool.enqueue(&live.session, MaskCommand::Compute(Arc::clone(&step), row));
-                }
+        let collector = Arc::new(StepMaskCollector::new(step, executor.clone(), waiting));
+        for MaskedRow { row, request, awaits_drafts } in rows {
+            let Some(live) = self.live.get_mut(&request) else {
                 // A request without a session gets an empty mask, which allows no token.
-                (ready, _) => drop(step.put(row, ready.unwrap_or_default())),
+                collector.put(row, vec![TokenBitmask::default()], true);
+                continue;
+            };
+            let request = MaskRequest { collector: Arc::clone(&collector), row };
+            live.awaiting_drafts = awaits_drafts.then(|| (step, request.clone()));
+            if let Some(mask) = live.session.ready_mask(live.output_tokens) {
+                collector.put(row, vec![mask], !awaits_drafts);
+            } else {
+                let compute = MaskCommand::Compute { request, awaits_drafts };
+                self.pool.enqueue(&live.session, compute);
             }
         }
-        if !step.is_complete() {
-            self.notify_timer(MaskTimerEvent::Step(deadline, step));
+        if !collector.is_complete() {
+            self.notify_timer(MaskTimerEvent::Step(deadline, collector));
+        }
+    }
+
+    /// Requests the masks after the draft tokens that the executor has reported for a step.
+    pub fn report_drafts(&mut self, drafts: StepDrafts) {
+        for row in drafts.rows {
+            let Some(live) = self.live.get_mut(&row.request) else { continue };
+            let awaiting = live.awaiting_drafts.take_if(|(step, _)| *step == drafts.step);
+            if let Some((_, request)) = awaiting {
+                let command = MaskCommand::FollowDrafts { request, drafts: row.tokens };
+                self.pool.enqueue(&live.session, command);
+            }
         }
     }
 

@@ -34,7 +34,7 @@ impl GrammarSessionFactory {
         let matcher = self.copy.get_or_init(|| self.compiled.matcher_copy()).matcher.clone();
         let session =
             GrammarSession::new(matcher, Arc::clone(self.compiled.end_ids()), self.ignores_end);
-        GrammarSession { _copy: Some(Arc::clone(&self.copy)), ..session }
+        GrammarSession { copy: Some(Arc::clone(&self.copy)), ..session }
     }
 }
 
@@ -54,14 +54,33 @@ pub struct GrammarSession {
     /// Token ids that the grammar forces next, in order. A text without alternatives is tokenized once, not
     /// anew for each of its tokens.
     forced: VecDeque<Token>,
+    /// Committed tokens, from which the matcher is restored if it cannot be rolled back.
+    committed: Vec<Token>,
+    /// Whether the session follows draft tokens: `false` after a rollback has failed.
+    follows_drafts: bool,
     /// Matcher copy, kept so that its bytes are counted until the session ends.
-    _copy: Option<Arc<OnceLock<MatcherCopy>>>,
+    copy: Option<Arc<OnceLock<MatcherCopy>>>,
+}
+
+/// State of a grammar session before it follows draft tokens, to which it returns afterwards.
+pub(super) struct SessionCheckpoint {
+    forced: VecDeque<Token>,
+    /// Number of draft tokens that the session has followed.
+    followed: usize,
 }
 
 impl GrammarSession {
     pub(super) fn new(matcher: Matcher, end_ids: Arc<[Token]>, ignores_end: bool) -> Self {
         let matcher = matcher.into_cancellable();
-        Self { matcher, end_ids, ignores_end, forced: VecDeque::new(), _copy: None }
+        Self {
+            matcher,
+            end_ids,
+            ignores_end,
+            forced: VecDeque::new(),
+            committed: Vec::new(),
+            follows_drafts: true,
+            copy: None,
+        }
     }
 
     /// Returns a handle that cancels the session's work permanently.
@@ -70,16 +89,77 @@ impl GrammarSession {
     }
 
     /// Advances by committed tokens. A token that the grammar does not allow makes the next mask fail.
+    ///
+    /// Forced tokens are computed before each token but the first, as the masks of these tokens would have
+    /// done: a forced text is then tokenized in the same way whether or not its tokens were drafted.
     pub fn advance(&mut self, tokens: &[Token]) {
-        for token in tokens {
-            if self.forced.pop_front() != Some(*token) {
+        for (i, &token) in tokens.iter().enumerate() {
+            if i > 0 {
+                self.compute_forced();
+            }
+            self.committed.push(token);
+            if let Err(error) = self.consume(token) {
+                tracing::warn!(%error, "a committed token violates the grammar");
                 self.forced.clear();
             }
         }
-        if let Err(error) = self.matcher.consume_tokens(tokens) {
-            tracing::warn!(%error, "a committed token violates the grammar");
+    }
+
+    fn consume(&mut self, token: Token) -> anyhow::Result<()> {
+        if self.forced.pop_front() != Some(token) {
             self.forced.clear();
         }
+        self.matcher.consume_token(token)
+    }
+
+    /// Computes the token ids that the grammar forces next, unless they are known.
+    pub(super) fn compute_forced(&mut self) {
+        if self.forced.is_empty() && !self.matcher.is_stopped() {
+            self.forced = self.matcher.compute_ff_tokens().into();
+        }
+    }
+
+    /// Returns the state to which `restore` returns after draft tokens.
+    pub(super) fn checkpoint(&self) -> SessionCheckpoint {
+        SessionCheckpoint { forced: self.forced.clone(), followed: 0 }
+    }
+
+    /// Advances by a draft token that the mask allows. Returns whether masks after it can be computed; there
+    /// are none after the end of the text.
+    pub(super) fn follow_draft(
+        &mut self,
+        token: Token,
+        checkpoint: &mut SessionCheckpoint,
+    ) -> bool {
+        if !self.follows_drafts || self.end_ids.contains(&token) {
+            return false;
+        }
+        checkpoint.followed += 1;
+        self.consume(token).is_ok()
+    }
+
+    /// Returns to the state before the draft tokens. If the matcher cannot be rolled back, because its grammar
+    /// does not support that (`max_tokens` and `stop` of Lark) or a draft token led to an error, the matcher
+    /// is replaced by a new one, which follows the committed tokens and no more draft tokens. Returns the
+    /// handle that cancels the work of the new matcher.
+    pub(super) fn restore(&mut self, checkpoint: SessionCheckpoint) -> Option<CancellationHandle> {
+        let SessionCheckpoint { forced, followed } = checkpoint;
+        self.forced = forced;
+        if followed == 0 {
+            return None;
+        }
+        if self.matcher.rollback(followed).is_ok() {
+            // The cached mask may belong to a draft token: the cache does not compare the rolled-back rows.
+            self.matcher.invalidate_bias_cache();
+            return None;
+        }
+        self.follows_drafts = false;
+        let prototype = &self.copy.as_ref()?.get()?.matcher;
+        self.matcher = prototype.clone().into_cancellable();
+        if let Err(error) = self.matcher.consume_tokens(&self.committed) {
+            tracing::warn!(%error, "the committed tokens violate the grammar");
+        }
+        Some(self.cancellation_handle())
     }
 
     /// Computes the bitmask of the next token: id `i` is bit `i % 32` of word `i / 32`. End-of-text tokens
@@ -100,9 +180,7 @@ impl GrammarSession {
     ///
     /// Errors: the reason why there is no mask.
     pub(super) fn try_mask(&mut self) -> anyhow::Result<Vec<u32>> {
-        if self.forced.is_empty() && !self.matcher.is_stopped() {
-            self.forced = self.matcher.compute_ff_tokens().into();
-        }
+        self.compute_forced();
         let env = self.matcher.tok_env()?;
         if let Some(&token) = self.forced.front() {
             return Ok(env.tok_trie().singleton_token_set(token).as_slice().to_vec());

@@ -1,8 +1,12 @@
 //! Collector of the masks of one step. It sends one message when all masks are ready, or at the step's
 //! deadline.
+//!
+//! A row with draft tokens has several masks: the first one, and those after its draft tokens, which are
+//! computed later because the executor has to report the draft tokens first. At the deadline the row is sent
+//! with the masks that are ready; it is overdue only if the first one is not.
 
 use crate::sync::{Mutex, lock};
-use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId};
+use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId, TokenBitmask};
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -11,36 +15,39 @@ use std::sync::mpsc::SyncSender;
 pub(super) struct StepMaskCollector {
     step: StepId,
     executor: SyncSender<ExecutorCommand>,
-    pending: Mutex<CollectedMasks>,
+    /// Masked rows of the step; empty once the message has been sent.
+    rows: Mutex<Vec<CollectedRow>>,
 }
 
-struct CollectedMasks {
-    /// Batch row indices of the masks that have not arrived.
-    missing: Vec<u32>,
-    collected: Vec<BitmaskRow>,
+/// Masked row of a step, with the masks that are ready.
+struct CollectedRow {
+    row: BitmaskRow,
+    is_complete: bool,
 }
 
 impl StepMaskCollector {
     /// Creates the collector of a step with these masked rows, which was sent to `executor`.
-    pub(super) fn new(
-        step: StepId,
-        executor: SyncSender<ExecutorCommand>,
-        missing: Vec<u32>,
-    ) -> Self {
-        let collected = Vec::with_capacity(missing.len());
-        Self { step, executor, pending: Mutex::new(CollectedMasks { missing, collected }) }
+    pub(super) fn new(step: StepId, executor: SyncSender<ExecutorCommand>, rows: Vec<u32>) -> Self {
+        let waiting = |row| CollectedRow {
+            row: BitmaskRow { row, bitmasks: Vec::new() },
+            is_complete: false,
+        };
+        Self { step, executor, rows: Mutex::new(rows.into_iter().map(waiting).collect()) }
     }
 
-    /// Adds the mask of the batch row with index `row`. Returns false if the step has proceeded without it.
-    pub(super) fn put(&self, row: u32, allowed: Vec<u32>) -> bool {
-        let mut pending = lock(&self.pending);
-        let Some(index) = pending.missing.iter().position(|&missing| missing == row) else {
+    /// Adds masks of the batch row with index `row`; `completes` = the row has no further masks. Returns
+    /// false if the step has proceeded without them.
+    pub(super) fn put(&self, row: u32, bitmasks: Vec<TokenBitmask>, completes: bool) -> bool {
+        let mut rows = lock(&self.rows);
+        let waiting = |collected: &&mut CollectedRow| collected.row.row == row;
+        let Some(collected) = rows.iter_mut().find(waiting).filter(|row| !row.is_complete) else {
             return false;
         };
-        pending.missing.swap_remove(index);
-        pending.collected.push(BitmaskRow { row, bitmask: allowed, overdue: false });
-        let complete = pending.missing.is_empty().then(|| take(&mut pending.collected));
-        drop(pending);
+        collected.row.bitmasks.extend(bitmasks);
+        collected.is_complete = completes;
+        let complete = rows.iter().all(|collected| collected.is_complete);
+        let complete = if complete { take(&mut *rows) } else { Vec::new() };
+        drop(rows);
         self.send(complete);
         true
     }
@@ -48,24 +55,20 @@ impl StepMaskCollector {
     /// Sends the masks that are ready at the deadline of the step. `overdue_masks` is incremented by the
     /// number of rows with overdue masks before the message is sent.
     pub(super) fn send_without_overdue(&self, overdue_masks: &AtomicU64) {
-        let mut pending = lock(&self.pending);
-        let overdue = take(&mut pending.missing);
-        let without_mask =
-            overdue.iter().map(|&row| BitmaskRow { row, bitmask: Vec::new(), overdue: true });
-        pending.collected.extend(without_mask);
-        let rows = (!overdue.is_empty()).then(|| take(&mut pending.collected));
-        drop(pending);
-        overdue_masks.fetch_add(overdue.len() as u64, Ordering::Relaxed);
+        let rows = take(&mut *lock(&self.rows));
+        let overdue = rows.iter().filter(|collected| collected.row.is_overdue()).count();
+        overdue_masks.fetch_add(overdue as u64, Ordering::Relaxed);
         self.send(rows);
     }
 
-    /// Whether every row has its mask.
+    /// Whether the message with the masks of every row has been sent.
     pub(super) fn is_complete(&self) -> bool {
-        lock(&self.pending).missing.is_empty()
+        lock(&self.rows).is_empty()
     }
 
-    fn send(&self, rows: Option<Vec<BitmaskRow>>) {
-        if let Some(rows) = rows {
+    fn send(&self, rows: Vec<CollectedRow>) {
+        if !rows.is_empty() {
+            let rows = rows.into_iter().map(|collected| collected.row).collect();
             // Sending fails only after an executor failure. The failed executor needs no masks; the restarted
             // one gets the masks of new steps.
             let _ = self
@@ -78,33 +81,59 @@ impl StepMaskCollector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::sync_channel;
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    fn mask() -> Vec<TokenBitmask> {
+        vec![vec![1].into()]
+    }
+
+    /// Checks that the step was sent these rows, with these numbers of masks.
+    fn assert_sent(commands: &Receiver<ExecutorCommand>, expected: &[(u32, usize)]) {
+        match commands.try_recv() {
+            Ok(ExecutorCommand::Bitmask(mask)) => {
+                let rows = mask.rows.iter().map(|row| (row.row, row.bitmasks.len()));
+                assert_eq!((mask.step, rows.collect::<Vec<_>>().as_slice()), (StepId(7), expected));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn step_gets_one_message_even_with_overdue_masks() {
         let (executor, commands) = sync_channel(4);
-        let assert_sent = |expected: &[(u32, bool)]| match commands.try_recv() {
-            Ok(ExecutorCommand::Bitmask(mask)) => {
-                let rows: Vec<_> = mask.rows.iter().map(|row| (row.row, row.overdue)).collect();
-                assert_eq!((mask.step, rows.as_slice()), (StepId(7), expected));
-            }
-            other => panic!("{other:?}"),
-        };
         let step = || StepMaskCollector::new(StepId(7), executor.clone(), vec![2, 5]);
         let full = step();
-        assert!(full.put(5, vec![1]) && commands.try_recv().is_err() && !full.is_complete());
-        assert!(full.put(2, vec![1]) && full.is_complete());
-        assert_sent(&[(5, false), (2, false)]);
+        assert!(full.put(5, mask(), true) && commands.try_recv().is_err() && !full.is_complete());
+        assert!(!full.put(5, mask(), true), "the row has no further masks");
+        assert!(full.put(2, mask(), true) && full.is_complete());
+        assert_sent(&commands, &[(2, 1), (5, 1)]);
         let overdue_count = AtomicU64::new(0);
         full.send_without_overdue(&overdue_count);
         assert_eq!(overdue_count.load(Ordering::Relaxed), 0);
 
         let partial = step();
-        assert!(partial.put(5, vec![1]));
+        assert!(partial.put(5, mask(), true));
         partial.send_without_overdue(&overdue_count);
         assert_eq!(overdue_count.load(Ordering::Relaxed), 1);
-        assert_sent(&[(5, false), (2, true)]);
-        assert!(!partial.put(2, vec![1]), "the step has proceeded");
+        assert_sent(&commands, &[(2, 0), (5, 1)]);
+        assert!(!partial.put(2, mask(), true), "the step has proceeded");
         assert!(commands.try_recv().is_err(), "one message");
+    }
+
+    #[test]
+    fn row_without_draft_masks_is_sent_at_the_deadline() {
+        let (executor, commands) = sync_channel(4);
+        let step = || StepMaskCollector::new(StepId(7), executor.clone(), vec![2, 5]);
+        let (full, partial, overdue_count) = (step(), step(), AtomicU64::new(0));
+        for step in [&full, &partial] {
+            assert!(step.put(2, mask(), false) && step.put(5, mask(), true));
+        }
+        assert!(commands.try_recv().is_err(), "row 2 awaits masks after its draft tokens");
+        assert!(full.put(2, [mask(), mask()].concat(), true));
+        assert_sent(&commands, &[(2, 3), (5, 1)]);
+        partial.send_without_overdue(&overdue_count);
+        assert_sent(&commands, &[(2, 1), (5, 1)]);
+        assert!(!partial.put(2, mask(), true), "the step has proceeded");
+        assert_eq!(overdue_count.load(Ordering::Relaxed), 0, "the first mask was ready");
     }
 }

@@ -266,14 +266,14 @@ fn step_proceeds_without_overdue_mask() {
     let wait = Duration::from_secs(20);
     let next = || match commands.recv_timeout(wait).unwrap() {
         ExecutorCommand::Bitmask(mask) => {
-            let mut rows: Vec<_> = mask.rows.iter().map(|r| (r.row, r.overdue)).collect();
+            let mut rows: Vec<_> = mask.rows.iter().map(|r| (r.row, r.is_overdue())).collect();
             rows.sort_unstable();
             rows
         }
         other => panic!("{other:?}"),
     };
     let (a, b) = (RequestId(1), RequestId(2));
-    let masked = |row, request| MaskedRow { row, request };
+    let masked = |row, request| MaskedRow { row, request, awaits_drafts: false };
     let guide = |seed| DecodingGuide { grammar: Some(seed), budget: None };
     workers.begin(a, guide(forced));
     workers.begin(b, guide(free));
@@ -358,7 +358,7 @@ fn waiting_and_ended_requests_hold_no_matcher_copy() {
 }
 
 /// Reasoning tracker of an output that reasons until `!`.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct ExclamationMarkTracker(bool);
 
 impl ReasoningTracker for ExclamationMarkTracker {
@@ -373,9 +373,13 @@ impl ReasoningTracker for ExclamationMarkTracker {
             ReasoningState::Inside { at_character_boundary: true }
         }
     }
+
+    fn boxed_clone(&self) -> Box<dyn ReasoningTracker> {
+        Box::new(self.clone())
+    }
 }
 
-fn budget(tokens: u32) -> ThinkingBudget {
+pub(super) fn budget(tokens: u32) -> ThinkingBudget {
     let new_tracker =
         Arc::new(|| Box::new(ExclamationMarkTracker::default()) as Box<dyn ReasoningTracker>);
     ThinkingBudget {
@@ -387,18 +391,18 @@ fn budget(tokens: u32) -> ThinkingBudget {
 }
 
 /// Mask workers with the channels that they send to.
-struct MaskWorkerHarness {
-    workers: MaskWorkers,
+pub(super) struct MaskWorkerHarness {
+    pub(super) workers: MaskWorkers,
     mask_events: Receiver<(RequestId, MaskEvent)>,
     executor: SyncSender<ExecutorCommand>,
-    commands: Receiver<ExecutorCommand>,
+    pub(super) commands: Receiver<ExecutorCommand>,
     step: u64,
 }
 
 impl MaskWorkerHarness {
-    const WAIT: Duration = Duration::from_secs(20);
+    pub(super) const WAIT: Duration = Duration::from_secs(20);
 
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (events_tx, mask_events) = channel();
         let listener = move |request, event| events_tx.send((request, event)).unwrap_or_default();
         let timings = Arc::new(GrammarTimings::default());
@@ -407,7 +411,7 @@ impl MaskWorkerHarness {
         Self { workers, mask_events, executor, commands, step: 0 }
     }
 
-    fn commit_text(&mut self, request: RequestId, text: &str) {
+    pub(super) fn commit_text(&mut self, request: RequestId, text: &str) {
         for byte in text.bytes() {
             let tokens = [Token::from(byte)].as_slice().into();
             let event =
@@ -417,21 +421,27 @@ impl MaskWorkerHarness {
         }
     }
 
+    /// Requests the masks of a step with one row, which is expected to take `expected`.
+    pub(super) fn request(
+        &mut self,
+        step: StepId,
+        request: RequestId,
+        awaits_drafts: bool,
+        expected: Duration,
+    ) {
+        let rows = vec![MaskedRow { row: 0, request, awaits_drafts }];
+        self.workers.request_masks(step, rows, &self.executor, expected);
+    }
+
     /// Returns the allowed ids as text; `None` = all are allowed.
     fn allowed(&mut self, request: RequestId) -> Option<String> {
         self.step += 1;
-        let step = StepId(self.step);
-        self.workers.request_masks(
-            step,
-            vec![MaskedRow { row: 0, request }],
-            &self.executor,
-            Self::WAIT,
-        );
+        self.request(StepId(self.step), request, false, Self::WAIT);
         let ExecutorCommand::Bitmask(mask) = self.commands.recv_timeout(Self::WAIT).unwrap() else {
             panic!("expected a bitmask")
         };
-        let bit = |id: &Token| mask.rows[0].bitmask[*id as usize / 32] >> (id % 32) & 1 == 1;
-        let ids: Vec<Token> = (0..=END).filter(bit).collect();
+        let bitmask = &mask.rows[0].bitmasks[0];
+        let ids: Vec<Token> = (0..=END).filter(|&id| bitmask.allows(id)).collect();
         let text = ids.iter().map(|&id| char::from(id as u8)).collect();
         (ids.len() as u32 <= END).then_some(text)
     }

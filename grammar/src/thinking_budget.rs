@@ -33,6 +33,15 @@ pub trait ReasoningTracker: Send {
 
     /// Returns the state after the tokens so far.
     fn state(&self) -> ReasoningState;
+
+    /// Returns a copy, which follows draft tokens.
+    fn boxed_clone(&self) -> Box<dyn ReasoningTracker>;
+}
+
+impl Clone for Box<dyn ReasoningTracker> {
+    fn clone(&self) -> Self {
+        (**self).boxed_clone()
+    }
 }
 
 /// Creates the tracker of one output.
@@ -62,6 +71,7 @@ impl std::fmt::Debug for ThinkingBudget {
 }
 
 /// State of one output with a thinking budget.
+#[derive(Clone)]
 pub(super) struct ThinkingBudgetState {
     budget: ThinkingBudget,
     tracker: Box<dyn ReasoningTracker>,
@@ -123,7 +133,8 @@ impl ThinkingBudgetState {
         bitmask
     }
 
-    fn forced(&self) -> Option<Token> {
+    /// Returns the token that is forced next.
+    pub(super) fn forced(&self) -> Option<Token> {
         self.forced.and_then(|done| self.budget.end_marker.get(done).copied())
     }
 
@@ -187,6 +198,7 @@ mod tests {
 
     /// Tracker that reasons from `OPEN`, or from the start, to the end marker; `HALF` is a part of a
     /// character.
+    #[derive(Clone)]
     struct ScriptedTracker {
         seen: Vec<Token>,
         inside: bool,
@@ -206,6 +218,10 @@ mod tests {
                 },
                 false => ReasoningState::Before,
             }
+        }
+
+        fn boxed_clone(&self) -> Box<dyn ReasoningTracker> {
+            Box::new(self.clone())
         }
     }
 

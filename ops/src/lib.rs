@@ -24,6 +24,7 @@ mod prefetch;
 mod secondary_stream;
 mod sequence_slots;
 mod step_buffers;
+mod step_ids;
 mod tensor;
 mod tensor_download;
 mod weights;
@@ -61,6 +62,7 @@ pub use sequence_slots::DeviceSequenceSlots;
 pub use step_buffers::{
     SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBuffers, StepShape, StepSize,
 };
+pub use step_ids::StepIdCopy;
 pub use tensor::Tensor;
 pub use tensor_download::{DownloadedTensor, TensorDownload};
 pub use weights::{EmbeddingTable, PackedLinear};

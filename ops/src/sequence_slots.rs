@@ -6,7 +6,7 @@ use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
 use crate::{OpError, Ops, Tensor};
 
 /// Device state of running requests, one sequence slot each: latest token, block table, token history,
-/// grammar bitmask, sampling parameters. Allocated at start-up; copies of data that exists elsewhere too.
+/// bitmask of allowed ids, sampling parameters. Allocated at start-up; copies of data that exists elsewhere too.
 #[derive(Debug)]
 pub struct DeviceSequenceSlots {
     latest: Tensor,             // i32 [seq_slots, 3]

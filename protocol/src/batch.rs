@@ -61,8 +61,9 @@ pub struct BatchRow {
     pub drafts: u8,
     /// Whether the row samples: true iff the token after its last one is unknown.
     pub samples: bool,
-    /// Whether the sampler waits for the grammar bitmask of this row, which follows in a `GrammarBitmask`.
-    /// Only for rows that sample, and never for rows with `RowInput::SampledAt`.
+    /// Whether the sampler waits for the grammar bitmasks of this row, which follow in a `GrammarBitmask`. If
+    /// `drafts` is above 0, the executor first reports the draft tokens of the row (`StepDrafts`). Only for
+    /// rows that sample, and never for rows with `RowInput::SampledAt`.
     pub masked: bool,
     /// Source of the token ids.
     pub input: RowInput,

@@ -78,6 +78,7 @@ mod kind {
     pub(super) const PROFILER_STATUS: u16 = 24;
     pub(super) const STEP_DONE: u16 = 25;
     pub(super) const WEIGHTS_LOADED: u16 = 26;
+    pub(super) const DRAFTS: u16 = 27;
     pub(super) const CHALLENGE: u16 = 33;
     pub(super) const RESPONSE: u16 = 34;
     pub(super) const WELCOME: u16 = 35;

@@ -1,10 +1,10 @@
 //! Messages between the scheduler and one executor.
 
-use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
+use crate::{Batch, Epoch, KvSpec, Rank, RequestId, StepId, StepOutput, Token, TokenVec};
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 14;
+pub const PROTOCOL_VERSION: u16 = 15;
 
 /// Messages from the scheduler to an executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,6 +48,9 @@ pub enum ExecutorEvent {
     WarmUpDone(WarmUpReport),
     /// The KV cache is allocated, and batches are accepted.
     Ready(ExecutorReady),
+    /// Draft tokens of the masked rows of a batch, from which their grammar bitmasks are computed. Sent while
+    /// the forward pass runs.
+    Drafts(StepDrafts),
     /// Output of a batch.
     StepOutput(StepOutput),
     /// A rank that sends no `StepOutput` (TP rank above 0) finished a batch.
@@ -79,16 +82,63 @@ pub struct GrammarBitmask {
     pub rows: Vec<BitmaskRow>,
 }
 
-/// Grammar bitmask of one row.
+/// Grammar bitmasks of one row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BitmaskRow {
     /// Index of the row in its batch.
     pub row: u32,
+    /// Bitmask of the first token that the row samples, then one after each draft token. The row samples at
+    /// as many positions as it has bitmasks; further draft tokens are rejected. Empty = the first bitmask is
+    /// overdue: the row samples nothing and reports `RowError::MaskOverdue`.
+    pub bitmasks: Vec<TokenBitmask>,
+}
+
+impl BitmaskRow {
+    /// Whether the first bitmask of the row is overdue.
+    #[must_use]
+    pub fn is_overdue(&self) -> bool {
+        self.bitmasks.is_empty()
+    }
+}
+
+/// Set of the token ids that may be sampled at one position.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct TokenBitmask {
     /// Bit `i % 32` of word `i / 32` allows token `i`; tokens beyond the words are masked.
     #[serde(with = "crate::packed_list")]
-    pub bitmask: Vec<u32>,
-    /// Whether the bitmask is overdue: the row samples nothing and reports `RowError::MaskOverdue`.
-    pub overdue: bool,
+    pub words: Vec<u32>,
+}
+
+impl TokenBitmask {
+    /// Whether the bitmask allows `token`.
+    #[must_use]
+    pub fn allows(&self, token: Token) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+}
+
+impl From<Vec<u32>> for TokenBitmask {
+    fn from(words: Vec<u32>) -> Self {
+        Self { words }
+    }
+}
+
+/// Draft tokens of the masked rows of a step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepDrafts {
+    /// Step id.
+    pub step: StepId,
+    /// One entry for each masked row with `BatchRow::drafts` above 0.
+    pub rows: Vec<RowDrafts>,
+}
+
+/// Draft tokens of one row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowDrafts {
+    /// Request of the row.
+    pub request: RequestId,
+    /// Draft tokens, possibly none.
+    pub tokens: TokenVec,
 }
 
 /// Result of a `Profile` command.

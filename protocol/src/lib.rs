@@ -26,7 +26,8 @@ pub use batch::{
 };
 pub use executor::{
     BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, GrammarBitmask,
-    PROTOCOL_VERSION, ProfilerStatus, StartupPhase, StepCost, WarmUpReport, WeightsDigest,
+    PROTOCOL_VERSION, ProfilerStatus, RowDrafts, StartupPhase, StepCost, StepDrafts, TokenBitmask,
+    WarmUpReport, WeightsDigest,
 };
 pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, SequenceSlot, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};

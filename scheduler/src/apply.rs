@@ -145,6 +145,9 @@ fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<
 /// Commits emitted tokens up to the first one that finishes the request. Returns the number of committed
 /// tokens and the finish reason.
 fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<FinishReason>) {
+    if !emitted.is_empty() {
+        request.mask_state.on_row_committed();
+    }
     for (i, &token) in emitted.iter().enumerate() {
         request.commit(token);
         let stop = request.stop_reason(token).map(FinishReason::Stop);

@@ -5,6 +5,9 @@
 //! after `SchedulerEvent::MaskReady`. While bitmasks of the request are slow, each later row is planned only
 //! after its bitmask is ready.
 //!
+//! A row with draft tokens needs one more bitmask for each of them. If these are overdue or a draft token is
+//! not allowed, the executor rejects the draft tokens without a bitmask, and the row still samples.
+//!
 //! The constrained part of an output may start after the first token and end before the last one
 //! (`SchedulerEvent::MasksDone`). Rows before the first and after the last masked row are planned ahead as
 //! usual.
@@ -39,6 +42,13 @@ impl MaskState {
         }
     }
 
+    /// Returns whether the next row may have draft tokens. A masked row has none after its bitmask was
+    /// overdue and while bitmasks are slow: a draft token needs bitmasks that are not computed ahead.
+    #[inline]
+    pub(crate) fn allows_drafts(self) -> bool {
+        matches!(self, Self::Unmasked | Self::NotStarted | Self::InStep)
+    }
+
     /// Returns whether a row that samples after the last committed token is masked.
     #[inline]
     pub(crate) fn is_masked(self) -> bool {
@@ -61,9 +71,9 @@ impl MaskState {
         self == Self::AwaitingMask
     }
 
-    /// Updates the state after a commit: the next token needs another bitmask.
+    /// Updates the state after the tokens of a row are committed: the next token needs another bitmask.
     #[inline]
-    pub(crate) fn on_token_committed(&mut self) {
+    pub(crate) fn on_row_committed(&mut self) {
         *self = match *self {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
@@ -109,18 +119,31 @@ mod tests {
         assert!(mask_state.is_waiting());
         mask_state.on_ready(true);
         assert!(!mask_state.is_waiting());
-        mask_state.on_token_committed();
+        mask_state.on_row_committed();
         assert!(mask_state.is_waiting(), "rows wait while bitmasks are slow");
         mask_state.on_ready(false);
-        mask_state.on_token_committed();
+        mask_state.on_row_committed();
         assert!(!mask_state.is_waiting(), "rows stop waiting when bitmasks are fast again");
 
         let mut mask_state = MaskState::new(Some(0));
         mask_state.on_ready(false);
         mask_state.on_overdue();
         assert!(!mask_state.is_waiting(), "`MaskReady` is not repeated");
-        mask_state.on_token_committed();
+        mask_state.on_row_committed();
         assert!(!mask_state.is_waiting(), "no `MaskReady` is expected for the next bitmask");
+    }
+
+    #[test]
+    fn row_of_several_tokens_awaits_one_mask() {
+        let mut mask_state = MaskState::new(Some(0));
+        assert!(mask_state.allows_drafts());
+        mask_state.on_ready(true); // A bitmask after a draft token of the row in flight was slow.
+        mask_state.on_row_committed();
+        assert!(mask_state.is_waiting() && !mask_state.allows_drafts());
+        mask_state.on_ready(false);
+        assert!(!mask_state.allows_drafts(), "only the first bitmask is ready");
+        mask_state.on_row_committed();
+        assert!(mask_state.allows_drafts());
     }
 
     #[test]
@@ -129,7 +152,7 @@ mod tests {
             let mut mask_state = MaskState::new(from);
             mask_state.on_overdue();
             mask_state.on_ready(true);
-            mask_state.on_token_committed();
+            mask_state.on_row_committed();
             assert!(!mask_state.is_masked() && !mask_state.is_waiting());
         }
     }
@@ -144,7 +167,7 @@ mod tests {
             "a row in flight may be masked"
         );
         mask_state.on_ready(true);
-        mask_state.on_token_committed();
+        mask_state.on_row_committed();
         assert_eq!(mask_state, MaskState::Unmasked);
         let mut mask_state = MaskState::new(Some(0));
         mask_state.end();

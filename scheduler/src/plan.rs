@@ -240,12 +240,17 @@ impl StepPlanner<'_> {
     }
 
     /// Returns the number of draft tokens of a decode row. It is 0 before the sequence slot has sampled in
-    /// this epoch, and for masked rows: each draft token would need its own bitmask.
+    /// this epoch, and while bitmasks of the request are late. A row without a bitmask has no draft tokens at
+    /// masked positions.
     fn draft_count(&self, request: &Request) -> u32 {
-        if !request.slot_has_drafts || request.mask_state.is_masked() {
+        if !request.slot_has_drafts || !request.mask_state.allows_drafts() {
             return 0;
         }
-        let last_position = request.limit.min(request.first_masked_position());
+        let last_position = if request.mask_state.is_masked() {
+            request.limit
+        } else {
+            request.limit.min(request.first_masked_position())
+        };
         let draft_slack = u32::from(request.draft_slack);
         let positions_left = last_position.saturating_sub(request.known_len() + draft_slack + 1);
         u32::from(self.limits.draft_tokens).min(positions_left).min(self.budget - 1)

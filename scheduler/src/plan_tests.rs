@@ -300,6 +300,26 @@ fn drafts_are_dropped_before_preemption() {
 }
 
 #[test]
+fn masked_rows_have_drafts_while_masks_are_in_time() {
+    let drafts = |mask_state: MaskState, first_masked_position| {
+        let PlanScenario { mut state, kv, limits, .. } = scenario("drafts=4 | run a 7/8");
+        let slot = state.running.get(0);
+        let request = &mut state.requests[slot];
+        request.mask_state = mask_state;
+        request.cold_fields.params.first_masked_position = first_masked_position;
+        plan(&state, &kv, &limits, StepPlan::default()).rows[0].drafts
+    };
+    for mask_state in [MaskState::Unmasked, MaskState::InStep] {
+        assert_eq!(drafts(mask_state, 0), 4, "{mask_state:?}");
+    }
+    for mask_state in [MaskState::InStepReady, MaskState::AheadReady, MaskState::LastInFlight] {
+        assert_eq!(drafts(mask_state, 0), 0, "{mask_state:?}");
+    }
+    // The row samples at position 8, and each draft token at one more.
+    assert_eq!([8, 9, 11, 99].map(|first| drafts(MaskState::NotStarted, first)), [0, 0, 2, 4]);
+}
+
+#[test]
 fn chunk_alignment_table() {
     let quantum = 64;
     for (start, want, cap, has_prefill, expected) in [

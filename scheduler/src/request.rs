@@ -123,12 +123,12 @@ impl Request {
         }
     }
 
-    /// Appends a sampled token to the committed tokens.
+    /// Appends a sampled token to the committed tokens. `MaskState::on_row_committed` is called before the
+    /// first token of a row.
     #[inline]
     pub(crate) fn commit(&mut self, token: Token) {
         self.tail[self.len as usize % TAIL_TOKENS] = token;
         self.len += 1;
-        self.mask_state.on_token_committed();
         if self.mask_state == MaskState::NotStarted
             && self.len >= self.cold_fields.params.first_masked_position
         {

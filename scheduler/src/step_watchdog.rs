@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// A masked step counts as delayed by grammar bitmasks if it exceeds 5/4 of the expected time by less than
-/// this tolerance, which covers the minimum wait for bitmasks and the sampling after it.
-const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(1);
+/// this tolerance, which covers the minimum wait for bitmasks (2 ms with draft tokens) and the sampling after
+/// it.
+const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(3);
 
 /// Minimum time between the first heartbeat of a rank at which a step is overdue and the heartbeat at which
 /// it times out. Heartbeats are sent every second; those queued during a pause of this process are read at

@@ -5,10 +5,11 @@ use crate::batch_checks::{RequestLengthLimits, check_lockstep};
 use crate::client::ClientStage;
 use crate::hash_model::text::HashGrammar;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
+use crate::mask_worker::MaskedRowGrammar;
 use crate::request_generator::masked_range;
 use crate::trace_format;
 use crate::world::SimWorld;
-use protocol::{Batch, BitmaskRow, Replica, RowInput};
+use protocol::{Batch, Replica, RowInput};
 use scheduler::{
     BlockLifetime, FinishReason, SampleRate, SchedulerEffect, SchedulerStats, StopReason,
     TokenEvent,
@@ -140,22 +141,23 @@ impl SimWorld {
         })?;
         self.check_service_order(index, &batch)?;
         self.check_prefix_hits(index, &batch)?;
-        let masks = self.bitmasks_for(&batch)?;
-        self.counts.masked_rows += masks.len() as u64;
+        let grammars = self.grammars_for(&batch)?;
+        self.counts.masked_rows += grammars.len() as u64;
         let at_ms = self.send_leaves_ms() + self.link_delay_ms();
         self.replicas[index].watch.batch_sent(&batch, self.now_ms);
         match &mut self.replicas[index].executor {
             Some(executor) if executor.link_broken => self.count_lost_frame(index),
-            Some(executor) => executor.send(batch, masks, at_ms),
+            Some(executor) => executor.send(batch, grammars, at_ms),
             None => {}
         }
         Ok(())
     }
 
-    /// Grammar bitmasks of a batch, built from the tokens that the clients have received. I21: exactly the
-    /// rows that need a mask are masked, and only once the preceding token is known.
-    fn bitmasks_for(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, InvariantViolation> {
-        let mut masks = Vec::new();
+    /// Grammars of the masked rows of a batch, after the tokens that the clients have received. I21: exactly
+    /// the rows that need a mask are masked, and only once the preceding token is known. A row that is not
+    /// masked has no draft token at a position that needs a mask.
+    fn grammars_for(&mut self, batch: &Batch) -> Result<Vec<MaskedRowGrammar>, InvariantViolation> {
+        let mut grammars = Vec::new();
         for (index, row) in (0..).zip(&batch.rows) {
             let (id, client) = (row.request.0, &self.clients[row.request.0 as usize - 1]);
             let prompt_len = client.submit.tokens.len();
@@ -173,9 +175,12 @@ impl SimWorld {
                 row.masked
             );
             if !row.masked {
+                let last = outputs + row.input.draft_slack() + u32::from(row.drafts);
+                let free = limited.start > last || outputs >= limited.end;
+                ensure!("I21", free, "request {id}: drafts up to {last} of {limited:?}");
                 continue;
             }
-            let seen = !matches!(row.input, RowInput::SampledAt { .. }) && row.drafts == 0;
+            let seen = !matches!(row.input, RowInput::SampledAt { .. });
             let known = client.known_tokens.len() as u32;
             ensure!("I21", seen, "request {id} is masked after an unknown token");
             ensure!(
@@ -186,16 +191,15 @@ impl SimWorld {
             let vocab = self.config.scheduler.limits.vocab_size;
             let mut grammar = HashGrammar::new(client.submit.rng_key, vocab);
             client.known_tokens[prompt_len..].iter().for_each(|&token| grammar.observe(token));
-            let all = || vec![u32::MAX; vocab.div_ceil(32) as usize];
-            let allowed = if limited.contains(&outputs) { grammar.mask() } else { all() };
-            masks.push(BitmaskRow { row: index, bitmask: allowed, overdue: false });
+            let ready_max = usize::MAX;
+            grammars.push(MaskedRowGrammar { row: index, grammar, outputs, limited, ready_max });
         }
-        for mask in &mut masks {
-            if self.mask_is_overdue(batch.rows[mask.row as usize].request) {
-                (mask.bitmask, mask.overdue) = (Vec::new(), true);
-            }
+        for grammar in &mut grammars {
+            let row = &batch.rows[grammar.row as usize];
+            let is_overdue = self.mask_is_overdue(row.request);
+            grammar.ready_max = if is_overdue { 0 } else { self.draft_masks_ready(row.drafts) };
         }
-        Ok(masks)
+        Ok(grammars)
     }
 
     /// Checks I22: the reported lifetimes of evicted blocks are consistent.

@@ -2,6 +2,7 @@
 //! messages and may fail.
 
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};
+use crate::mask_worker::MaskedRowGrammar;
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
 use std::collections::VecDeque;
@@ -9,8 +10,8 @@ use std::collections::VecDeque;
 /// A message from the scheduler to the executors; messages are processed in the order of sending.
 #[derive(Debug)]
 enum SimExecutorMessage {
-    /// A step to run, with its grammar bitmasks and its arrival time.
-    Batch { batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64 },
+    /// A step to run, with the grammars of its masked rows and its arrival time.
+    Batch { batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64 },
     /// Freed blocks, whose KV slots are poisoned after the preceding messages, so that a later read is
     /// detected. The product has no such message, so it takes no time.
     FreedBlocks(Vec<BlockId>),
@@ -89,12 +90,13 @@ impl SimExecutor {
         }
     }
 
-    /// Queues a batch and its grammar bitmasks; they arrive at `arrives_ms`, but not before earlier messages.
-    pub(crate) fn send(&mut self, batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64) {
+    /// Queues a batch and the grammars of its masked rows; they arrive at `arrives_ms`, but not before earlier
+    /// messages.
+    pub(crate) fn send(&mut self, batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64) {
         self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
         self.queue.push_back(SimExecutorMessage::Batch {
             batch,
-            bitmasks,
+            grammars,
             arrives_ms: self.last_arrival_ms,
         });
     }
@@ -133,13 +135,18 @@ impl SimExecutor {
     ) -> Result<Option<CompletedStep>, InvalidBatch> {
         self.busy = false;
         let _ = self.next_start_ms(0);
-        let Some(SimExecutorMessage::Batch { batch, bitmasks, .. }) = self.queue.pop_front() else {
+        let Some(SimExecutorMessage::Batch { batch, grammars, .. }) = self.queue.pop_front() else {
             return Ok(None);
         };
         self.last_step = batch.step;
         if batch.epoch != self.epoch {
             return Ok(None);
         }
+        // As in the product, the bitmasks depend on draft tokens that only the executors have.
+        let bitmasks = |grammar: &MaskedRowGrammar| {
+            grammar.bitmasks(self.model.drafts(&batch.rows[grammar.row as usize]))
+        };
+        let bitmasks: Vec<BitmaskRow> = grammars.iter().map(bitmasks).collect();
         let output = self.model.run_with(&batch, &bitmasks, fails)?;
         let filled = self.model.filled().iter().map(|f| (f.row as usize, f.context)).collect();
         Ok(Some(CompletedStep {

@@ -103,6 +103,10 @@ impl SimWorld {
             let output = &mut ran.output.rows[index];
             self.counts.drafted += u64::from(output.drafted);
             self.counts.accepted += u64::from(output.accepted);
+            if row.masked {
+                self.counts.masked_drafted += u64::from(output.drafted);
+                self.counts.masked_accepted += u64::from(output.accepted);
+            }
             let garbled = rate > 0 && draw(row) >= 1000 - u64::from(rate);
             if garbled && output.error.is_none() {
                 client.allowed.bad_output = true;

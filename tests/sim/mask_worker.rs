@@ -1,15 +1,20 @@
 //! Simulated workers that build the grammar bitmasks of constrained requests: bitmasks are usually ready in
-//! time, sometimes overdue, and afterwards built ahead for a while.
+//! time, sometimes overdue, and afterwards built ahead for a while. Those after draft tokens are sometimes
+//! overdue alone.
 
 use crate::client::ClientStage;
 use crate::event_queue::SimEvent;
+use crate::hash_model::text::HashGrammar;
 use crate::request_generator::masked_range;
 use crate::world::SimWorld;
-use protocol::RequestId;
+use protocol::{BitmaskRow, RequestId, Token, TokenBitmask};
 use scheduler::SchedulerEvent;
+use std::ops::Range;
 
 /// Longest time in milliseconds until a grammar bitmask is ready, or until the end of masking is reported.
 const MASK_MS: u64 = 40;
+/// Rate (per 1000) of rows with draft tokens of which only later bitmasks are overdue.
+const OVERDUE_DRAFT_MASKS: u32 = 100;
 
 /// Mask worker of one request. A bitmask is identified by the number of output tokens before it.
 #[derive(Debug, Default)]
@@ -23,6 +28,43 @@ pub(crate) struct SimMaskWorker {
     ready_for: Option<u32>,
     /// Whether the scheduler was notified that no further bitmasks are needed.
     done_reported: bool,
+}
+
+/// Grammar of a masked row when its batch was sent, from which the bitmasks of the row are built once the
+/// draft tokens are known.
+#[derive(Debug)]
+pub(crate) struct MaskedRowGrammar {
+    /// Index of the row in its batch.
+    pub(crate) row: u32,
+    /// Grammar after the request's output tokens.
+    pub(crate) grammar: HashGrammar,
+    /// Number of output tokens.
+    pub(crate) outputs: u32,
+    /// Output tokens that the grammar restricts.
+    pub(crate) limited: Range<u32>,
+    /// Maximum number of bitmasks that are ready in time; 0 = the first one is overdue.
+    pub(crate) ready_max: usize,
+}
+
+impl MaskedRowGrammar {
+    /// The bitmasks of the row: of its first token, and of those after its allowed draft tokens.
+    pub(crate) fn bitmasks(&self, drafts: &[Token]) -> BitmaskRow {
+        let mut grammar = self.grammar.clone();
+        let mut bitmasks: Vec<TokenBitmask> = Vec::new();
+        for position in 0..=drafts.len() {
+            if let Some(previous) = position.checked_sub(1) {
+                if !bitmasks[previous].allows(drafts[previous]) {
+                    break;
+                }
+                grammar.observe(drafts[previous]);
+            }
+            let mask = grammar.mask();
+            let is_limited = self.limited.contains(&(self.outputs + position as u32));
+            bitmasks.push(if is_limited { mask } else { vec![u32::MAX; mask.len()] }.into());
+        }
+        bitmasks.truncate(self.ready_max);
+        BitmaskRow { row: self.row, bitmasks }
+    }
 }
 
 impl SimWorld {
@@ -40,6 +82,15 @@ impl SimWorld {
         self.counts.overdue_masks += 1;
         self.begin_mask(request, outputs);
         true
+    }
+
+    /// Draws the number of bitmasks of a row with draft tokens that are ready in time, at least one.
+    pub(crate) fn draft_masks_ready(&mut self, drafts: u8) -> usize {
+        if drafts == 0 || !self.rng.chance_per_mille(OVERDUE_DRAFT_MASKS) {
+            return usize::MAX;
+        }
+        self.counts.overdue_draft_masks += 1;
+        1 + self.rng.below(drafts.into()) as usize
     }
 
     /// Starts building the next bitmask when a client's tokens arrive, if the worker builds ahead.

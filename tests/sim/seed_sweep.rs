@@ -136,6 +136,9 @@ impl AddAssign for SimCounts {
         self.masked_rows += other.masked_rows;
         self.overdue_masks += other.overdue_masks;
         self.ended_masks += other.ended_masks;
+        self.overdue_draft_masks += other.overdue_draft_masks;
+        self.masked_drafted += other.masked_drafted;
+        self.masked_accepted += other.masked_accepted;
         self.rejected += other.rejected;
         self.drafted += other.drafted;
         self.accepted += other.accepted;

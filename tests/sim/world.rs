@@ -84,6 +84,12 @@ pub(crate) struct SimCounts {
     pub(crate) masked_rows: u64,
     pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
+    /// Number of rows of which only masks after draft tokens were overdue.
+    pub(crate) overdue_draft_masks: u64,
+    /// Number of draft tokens verified in masked rows.
+    pub(crate) masked_drafted: u64,
+    /// Number of draft tokens accepted in masked rows.
+    pub(crate) masked_accepted: u64,
     pub(crate) rejected: u64,
     /// Number of draft tokens verified.
     pub(crate) drafted: u64,

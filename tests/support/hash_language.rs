@@ -77,17 +77,23 @@ impl HashSampler {
             x = avalanche(x ^ self.history);
         }
         let masked = position < self.prompt_len.saturating_add(self.sampling.min_tokens);
-        // A mask that allows every id has no effect, as for any sampler.
-        if let Some(mask) = mask.filter(|mask| (0..self.vocab).any(|id| !allows(mask, id))) {
-            let bit = |id: Token| allows(mask, id);
-            let own = |id: &Token| {
-                self.sampling.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(id))
-            };
-            let ends = |id: &Token| masked && self.sampling.stop_token_ids.contains(id);
-            let fits = |id: &Token| bit(*id) && own(id) && !ends(id);
-            let ids: Vec<Token> = (0..self.vocab).filter(fits).collect();
-            return ids.get((avalanche(x) % ids.len().max(1) as u64) as usize).copied();
+        let unmasked = self.unmasked_token(x, masked);
+        let Some(mask) = mask else { return unmasked };
+        // A mask that allows the token has no effect, as for any sampler.
+        if let Some(token) = unmasked.filter(|&id| allows(mask, id)) {
+            return Some(token);
         }
+        let own = |id: &Token| {
+            self.sampling.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(id))
+        };
+        let ends = |id: &Token| masked && self.sampling.stop_token_ids.contains(id);
+        let fits = |id: &Token| allows(mask, *id) && own(id) && !ends(id);
+        let ids: Vec<Token> = (0..self.vocab).filter(fits).collect();
+        ids.get((avalanche(x) % ids.len().max(1) as u64) as usize).copied()
+    }
+
+    /// The token sampled with random word `x` and without a mask. `masked`: stop tokens are not allowed.
+    fn unmasked_token(&self, mut x: u64, masked: bool) -> Option<Token> {
         (1..=64).find_map(|attempt| {
             x = avalanche(x.wrapping_add(attempt));
             let token = match &self.sampling.allowed_token_ids {

@@ -16,7 +16,7 @@ pub(crate) mod text;
 
 use protocol::{
     Batch, BatchRow, BitmaskRow, BlockId, Epoch, RequestId, RowError, RowInput, RowOutput, StepId,
-    StepOutput, StepTiming, Token,
+    StepOutput, StepTiming, Token, TokenBitmask,
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
@@ -137,6 +137,13 @@ impl HashModel {
         self.shifted_rows
     }
 
+    /// Draft tokens in the sequence slot of a row, as many as the row forwards.
+    pub(crate) fn drafts(&self, row: &BatchRow) -> &[Token] {
+        let sequence = self.sequence_slots.get(row.seq_slot.0 as usize).and_then(Option::as_ref);
+        let drafts = sequence.and_then(|sequence| sequence.drafts.as_deref()).unwrap_or_default();
+        &drafts[..drafts.len().min(row.drafts.into())]
+    }
+
     /// Runs one step whose batch has no masked rows.
     pub(crate) fn run(&mut self, batch: &Batch) -> HashModelResult<StepOutput> {
         self.run_with(batch, &[], |_| None)
@@ -168,11 +175,11 @@ impl HashModel {
             (0..).zip(batch.rows.iter().zip(&spans).zip(&mut rows))
         {
             let found = masks.iter().find(|mask| mask.row == index);
-            let mask = found.map(|mask| &mask.bitmask[..]);
+            let mask = found.map(|mask| &mask.bitmasks[..]);
             if mask.is_some() != row.masked {
                 return fail(row, format_args!("masked {}, mask {mask:?}", row.masked));
             }
-            if found.is_some_and(|mask| mask.overdue) {
+            if found.is_some_and(BitmaskRow::is_overdue) {
                 output.error.get_or_insert(RowError::MaskOverdue);
             }
             match output.error {
@@ -313,12 +320,13 @@ impl HashModel {
         Ok(())
     }
 
-    /// Samples at the end of a row, verifies its draft tokens, and proposes draft tokens for the next row.
+    /// Samples at the end of a row, verifies its draft tokens, and proposes draft tokens for the next row. A
+    /// masked row samples at as many positions as it has bitmasks.
     fn sample(
         &mut self,
         step: StepId,
         row: &BatchRow,
-        mask: Option<&[u32]>,
+        masks: Option<&[TokenBitmask]>,
         span: &ResolvedRowInput,
         output: &mut RowOutput,
     ) -> HashModelResult<()> {
@@ -333,7 +341,9 @@ impl HashModel {
         };
         let wanted = sequence.sampler.sampling.logprobs;
         output.drafted = (span.ids.len() - row.len as usize) as u8;
-        for i in 0..=usize::from(row.drafts) {
+        let positions = masks.map_or(usize::MAX, <[_]>::len).min(1 + usize::from(row.drafts));
+        for i in 0..positions {
+            let mask = masks.map(|masks| &masks[i].words[..]);
             let position = first + i as u32;
             let output_index = position.saturating_sub(sequence.sampler.prompt_len) as usize;
             let scripted = scripted_output
@@ -342,6 +352,11 @@ impl HashModel {
             let scripted = scripted.filter(|&id| mask.is_none_or(|mask| text::allows(mask, id)));
             let Some(token) = scripted.or_else(|| sequence.sampler.next(context, position, mask))
             else {
+                if i > 0 {
+                    // The tokens before are emitted; the next row of the request reports the error.
+                    output.accepted -= 1;
+                    break;
+                }
                 *output = RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() };
                 sequence.invalidate_last(step, position, config.drafts);
                 return Ok(());
@@ -351,7 +366,7 @@ impl HashModel {
             sequence.sampler.observe(&[token]);
             sequence.last = Some((token, step));
             sequence.next = position;
-            if span.ids.get(row.len as usize + i) != Some(&token) {
+            if span.ids.get(row.len as usize + i) != Some(&token) || i + 1 == positions {
                 break;
             }
             output.accepted += 1;

@@ -2,7 +2,9 @@
 
 use super::CachedBlocks;
 use grammar::DecodingGuide;
-use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
+use protocol::{
+    Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepDrafts, StepId,
+};
 use scheduler::{ExecutorFailure, SchedulerEvent};
 use std::sync::mpsc::SyncSender;
 use tokio::sync::mpsc::UnboundedSender;
@@ -61,6 +63,8 @@ pub enum EngineMessage {
     ProfileReply(ExecutorId, ProfilerStatus),
     /// A rank other than the replica's rank 0 has finished a step.
     StepDone(ExecutorId, StepId),
+    /// Rank 0 of a replica reports the draft tokens of the masked rows of a step.
+    Drafts(ExecutorId, StepDrafts),
     /// Lists the cached blocks of all replicas.
     ListCachedBlocks {
         /// Receives the list, one entry per replica.

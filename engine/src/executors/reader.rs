@@ -54,6 +54,7 @@ fn forward_messages(
             ExecutorEvent::StepOutput(output) => {
                 inbox.push(EngineMessage::StepDone(sender, output.step));
             }
+            ExecutorEvent::Drafts(drafts) => inbox.push(EngineMessage::Drafts(sender, drafts)),
             ExecutorEvent::StepDone { step, .. } => {
                 inbox.push(EngineMessage::StepDone(sender, step));
             }

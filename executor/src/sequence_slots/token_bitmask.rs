@@ -1,38 +1,27 @@
 //! Bitmasks over the vocabulary: the token ids that a request may sample.
 
-use super::HostSequenceState;
-use ops::{SequenceSamplingParams, StagedSequenceInit, StagingBuffer};
-use protocol::{SamplingParams, SequenceSlot};
+use ops::StagingBuffer;
+use protocol::{SamplingParams, TokenBitmask};
 
 /// Number of 32-bit words of a bitmask over `vocab` ids.
-fn bitmask_words(vocab: usize) -> usize {
+pub(crate) fn bitmask_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// Stages the bitmask for a slot's next token: the ids that both `mask` and the request's sampling parameters
-/// allow.
+/// Stages the bitmask for one sample position: the ids that both `bitmask` and the request's sampling
+/// parameters allow. Returns the index of its first word among the staged words.
 pub(crate) fn stage_bitmask(
-    seq_slot: SequenceSlot,
-    state: &HostSequenceState,
-    mask: &[u32],
+    sampling: &SamplingParams,
+    bitmask: &TokenBitmask,
     vocab: usize,
     stage: &mut StagingBuffer,
-) {
-    let allowed = allowed_mask(&state.sampling, vocab);
+) -> i32 {
+    let allowed = allowed_mask(sampling, vocab);
     let word = |i: usize| {
         let allowed = allowed.as_ref().map_or(u32::MAX, |allowed| allowed[i]);
-        (mask.get(i).copied().unwrap_or(0) & allowed) as i32
+        (bitmask.words.get(i).copied().unwrap_or(0) & allowed) as i32
     };
-    let mask_at = stage.push_words((0..bitmask_words(vocab)).map(word));
-    let params =
-        SequenceSamplingParams { flags: state.params.flags | ops::RULE_MASKED, ..state.params };
-    let seq_slot = seq_slot.0 as i32;
-    stage.inits.push(StagedSequenceInit {
-        seq_slot,
-        mask_at,
-        params,
-        ..StagedSequenceInit::default()
-    });
+    stage.push_words((0..bitmask_words(vocab)).map(word))
 }
 
 /// Stages the allowed token ids of a request. Returns the index of their bitmask among the staged words, or

@@ -161,7 +161,7 @@ impl StepDeviceState {
         context: &ModelContext,
         launch: &StepLaunch,
     ) -> Result<(), ExecutorError> {
-        let Self { kv, draft_kv, seq_slots, buffers, drafts } = self;
+        let Self { kv, draft_kv, seq_slots, buffers, drafts, .. } = self;
         let (Some(draft_buffers), Some(DraftRowCounts { drafting, dp_rows, .. })) =
             (drafts, launch.drafts)
         else {
@@ -198,7 +198,7 @@ impl StepDeviceState {
         rows: usize,
         states: &Tensor,
     ) -> Result<(), ExecutorError> {
-        let Self { kv, draft_kv, seq_slots, buffers, drafts } = self;
+        let Self { kv, draft_kv, seq_slots, buffers, drafts, .. } = self;
         let (Some(draft_buffers), shape) = (drafts.as_mut(), launch.shape) else { return Ok(()) };
         let Some(passes) = context.draft_passes(kv, draft_kv.as_ref()) else { return Ok(()) };
         let ops = &context.ops;

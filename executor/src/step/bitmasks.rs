@@ -1,12 +1,28 @@
-//! Grammar bitmasks of the masked rows of a step.
+//! Grammar bitmasks of the masked rows of a step, and the draft tokens from which they are computed.
+//!
+//! A masked row has a bitmask for its first sample position and one after each of its draft tokens. Only the
+//! executor knows the draft tokens, so it reports them while the forward pass runs: those of n-gram lookup
+//! before the launch, those of a proposer on the device as soon as they are copied to the host. Steps
+//! without draft tokens in masked rows report and copy nothing.
 
 use crate::{ExecutorError, TokenBitmaskError};
-use protocol::{Batch, BitmaskRow, StepId};
+use protocol::{Batch, BitmaskRow, StepDrafts, StepId, TokenBitmask};
 use std::collections::BTreeMap;
 
 /// Source of the grammar bitmasks of steps. A step reads it after its forward pass has been launched.
 pub trait TokenBitmaskSource {
-    /// Waits until `rows` bitmasks of a step have arrived, one per masked row, and returns them.
+    /// Whether the source needs the draft tokens of masked rows.
+    fn needs_drafts(&self) -> bool {
+        true
+    }
+
+    /// Receives the draft tokens of the masked rows of a step, before `wait` is called for the step. Called
+    /// for steps that have masked rows with draft tokens, if `needs_drafts`.
+    ///
+    /// Errors: the peer closed the link.
+    fn report_drafts(&mut self, drafts: StepDrafts) -> Result<(), ExecutorError>;
+
+    /// Waits until the bitmasks of `rows` masked rows of a step have arrived, and returns them.
     ///
     /// Errors: the peer closed the link, or the bitmasks did not arrive before the timeout.
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError>;
@@ -17,6 +33,10 @@ pub trait TokenBitmaskSource {
 pub struct UnconstrainedBitmasks;
 
 impl TokenBitmaskSource for UnconstrainedBitmasks {
+    fn report_drafts(&mut self, _: StepDrafts) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
         Err(TokenBitmaskError::Missing { step: step.0, rows, received: 0 }.into())
     }
@@ -53,18 +73,18 @@ impl StepBitmasks {
         }
     }
 
-    /// Returns the bitmask of a row, if it is masked.
-    pub(crate) fn of(&self, row: usize) -> Option<&[u32]> {
-        self.by_row.get(&row).map(|mask| mask.bitmask.as_slice())
+    /// Returns the bitmask of a row after `draft_index` of its draft tokens, if the row is masked.
+    pub(crate) fn at(&self, row: usize, draft_index: u8) -> Option<&TokenBitmask> {
+        self.by_row.get(&row)?.bitmasks.get(usize::from(draft_index))
     }
 
-    /// Whether a row's bitmask is overdue. In that case the row samples no token.
-    pub(crate) fn is_overdue(&self, row: usize) -> bool {
-        self.by_row.get(&row).is_some_and(|mask| mask.overdue)
+    /// Returns the number of bitmasks of a row; `None` = the row is not masked.
+    pub(crate) fn count(&self, row: usize) -> Option<usize> {
+        self.by_row.get(&row).map(|mask| mask.bitmasks.len())
     }
 
-    /// Returns the indices of all rows with overdue bitmasks.
+    /// Returns the indices of all rows with overdue bitmasks, which sample no token.
     pub(crate) fn overdue_rows(&self) -> Vec<usize> {
-        self.by_row.iter().filter(|(_, mask)| mask.overdue).map(|(row, _)| *row).collect()
+        self.by_row.iter().filter(|(_, mask)| mask.is_overdue()).map(|(row, _)| *row).collect()
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct StepContext<'a> {
     pub(super) hidden: Option<Tensor>,
     /// Grammar bitmasks of the batch. Set by `sample`.
     pub(super) masks: StepBitmasks,
+    /// Whether the draft tokens of masked rows are reported. Set before `stage`.
+    pub(super) reports_drafts: bool,
     /// Number of slices of `logits_rows` that have been sampled. A slice is limited by the memory for its
     /// logits.
     pub(super) slices: usize,
@@ -56,6 +58,7 @@ impl<'a> StepContext<'a> {
             graph: None,
             hidden: None,
             masks: StepBitmasks::default(),
+            reports_drafts: false,
             slices: 0,
             pending,
         }
@@ -70,5 +73,10 @@ impl<'a> StepContext<'a> {
     /// Whether any row waits for a grammar bitmask.
     pub(super) fn is_masked(&self) -> bool {
         self.batch.rows.iter().any(|row| row.masked)
+    }
+
+    /// Whether any row with a grammar bitmask may have draft tokens.
+    pub(super) fn has_masked_drafts(&self) -> bool {
+        self.batch.rows.iter().any(|row| row.masked && row.drafts > 0)
     }
 }

@@ -96,6 +96,7 @@ impl StepState {
             logits_rows_only: all_rows && samples_subset(&shape) && drafts.is_none(),
             full_logits: context.full_logits,
             drafts,
+            copies_ids: context.reports_drafts,
         };
         let pending = &mut context.pending;
         let trace = pending.trace.as_mut().filter(|trace| trace.is_instrumented());

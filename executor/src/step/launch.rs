@@ -9,7 +9,9 @@ use crate::model_context::ModelContext;
 use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
 use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
-use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepShape, Tensor};
+use ops::{
+    DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepIdCopy, StepShape, Tensor,
+};
 use protocol::StepTiming;
 use std::time::Instant;
 
@@ -27,6 +29,8 @@ pub(crate) struct StepLaunch {
     pub(crate) full_logits: bool,
     /// Row counts for the proposer on the device, if there is one.
     pub(crate) drafts: Option<DraftRowCounts>,
+    /// Whether the token ids, with the draft tokens of the proposer on the device, are copied to the host.
+    pub(crate) copies_ids: bool,
 }
 
 impl StepLaunch {
@@ -47,6 +51,7 @@ impl StepLaunch {
             logits_rows_only: samples_subset(&shape) && drafting.is_none(),
             full_logits,
             drafts: drafting.map(draft_rows),
+            copies_ids: false,
         }
     }
 }
@@ -59,6 +64,8 @@ pub(crate) struct StepDeviceState {
     pub(crate) buffers: StepBuffers,
     /// Buffers of the proposer on the device (MTP module, EAGLE-3 layer or draft model), if there is one.
     pub(crate) drafts: Option<DraftBuffers>,
+    /// Copy of the token ids to the host, if a proposer runs on the device.
+    pub(crate) id_copy: Option<StepIdCopy>,
 }
 
 impl StepDeviceState {
@@ -73,8 +80,15 @@ impl StepDeviceState {
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
         let ModelContext { ops, model, .. } = context;
-        let StepLaunch { shape, dp_rows, expert_exchange, logits_rows_only, full_logits, drafts } =
-            launch;
+        let StepLaunch {
+            shape,
+            dp_rows,
+            expert_exchange,
+            logits_rows_only,
+            full_logits,
+            drafts,
+            copies_ids,
+        } = launch;
         SpanRecorder::record_scope(recorder, TraceScope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seq_slots, shape)?)
         })?;
@@ -82,6 +96,9 @@ impl StepDeviceState {
             SpanRecorder::record_scope(recorder, TraceScope::Draft, || {
                 self.propose_drafts(context, &launch)
             })?;
+        }
+        if let (true, Some(copy)) = (copies_ids, &mut self.id_copy) {
+            copy.start(ops, &self.buffers, shape.tokens)?;
         }
         let (batch, ids) = self.buffers.view(&self.seq_slots, shape)?;
         let (kv, expert_load) = (&self.kv, context.expert_load());

@@ -35,7 +35,7 @@ impl StepLimits {
         let (tables, mask) = (self.rows * self.table_width, self.vocab.div_ceil(32));
         let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // Also staged as token history.
         let words = self.tokens + drafts + tables + 4 * (longest + mask);
-        words.max(self.rows.min(logits_rows) * mask)
+        words.max((self.rows * self.tokens_per_row()).min(logits_rows) * mask)
     }
 
     /// Number of tokens in a decode row with the maximum number of draft tokens.

@@ -162,11 +162,18 @@ pub(crate) fn stage_logits_rows(
 ) {
     for row in slice {
         let seq_slot = batch.rows[row.batch_row].seq_slot;
-        if let (None, Some(mask)) = (row.known_token, masks.of(row.batch_row)) {
-            sequence_slots::stage_bitmask(seq_slot, slots.get(seq_slot), mask, vocab, stage);
-        }
+        let state = slots.get(seq_slot);
+        let bitmask =
+            masks.at(row.batch_row, row.draft_index).filter(|_| row.known_token.is_none());
+        let (mask_at, mask_words) = match bitmask {
+            Some(bitmask) => (
+                sequence_slots::stage_bitmask(&state.sampling, bitmask, vocab, stage),
+                sequence_slots::bitmask_words(vocab) as i32,
+            ),
+            None => (0, 0),
+        };
         let (edits_at, edits) = match row.known_token {
-            None => slots.get(seq_slot).stage_edits(row.min_position, stage),
+            None => state.stage_edits(row.min_position, stage),
             Some(_) => (0, 0),
         };
         stage.logits_rows.push(StagedLogitsRow {
@@ -178,6 +185,8 @@ pub(crate) fn stage_logits_rows(
             top: row.top_logprobs.map_or(-1, |top| top as i32),
             edits_at,
             edits,
+            mask_at,
+            mask_words,
         });
     }
 }
@@ -215,9 +224,17 @@ fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize
     }
 }
 
-/// Removes the sample positions of rows with overdue bitmasks.
-pub(crate) fn drop_overdue(logits_rows: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
-    logits_rows.retain(|row| row.known_token.is_some() || !masks.is_overdue(row.batch_row));
+/// Removes the sample positions of masked rows that have no bitmask: all positions if the first bitmask is
+/// overdue, otherwise those after the last bitmask. A draft token at the last position with a bitmask is not
+/// verified.
+pub(crate) fn limit_to_bitmasks(logits_rows: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
+    logits_rows.retain_mut(|row| match masks.count(row.batch_row) {
+        Some(count) if row.known_token.is_none() => {
+            row.has_draft &= usize::from(row.draft_index) + 1 < count;
+            usize::from(row.draft_index) < count
+        }
+        _ => true,
+    });
 }
 
 /// Whether any logits row reports top log-probabilities.

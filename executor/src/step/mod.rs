@@ -7,6 +7,7 @@
 
 mod bitmasks;
 mod context;
+mod draft_report;
 mod forward;
 mod graphs;
 mod launch;
@@ -26,7 +27,7 @@ use crate::spec_decode::{self, Proposer, ProposerSetup};
 use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
-use ops::{DraftBuffers, KvPool, Ops, PoolLayout, PooledSums, StepBuffers, StepSize};
+use ops::{DraftBuffers, KvPool, Ops, PoolLayout, PooledSums, StepBuffers, StepIdCopy, StepSize};
 use pending::OutputMemoryPool;
 use pooling::PooledMemoryPool;
 use protocol::{Batch, Epoch};
@@ -97,6 +98,7 @@ impl StepState {
         )?;
         let setup = ProposerSetup::new(&limits, kv.blocks(), logits_rows);
         let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
+        let id_copy = drafts.as_ref().map(|_| StepIdCopy::new(ops, &buffers)).transpose()?;
         let (rows, width) = (limits.rows, limits.table_width);
         let seq_slots = ops::DeviceSequenceSlots::new(ops, rows, width, longest, limits.vocab)?;
         Ok(Self {
@@ -112,6 +114,7 @@ impl StepState {
                 seq_slots,
                 buffers,
                 drafts,
+                id_copy,
             },
             seq_slots: HostSequenceSlots::new(rows as u32, width, kv.blocks() as u32),
             proposer: setup.proposer,
@@ -147,11 +150,14 @@ impl StepState {
     ) -> Result<PendingStep, ExecutorError> {
         let pending = PendingStep::new(batch, self.epoch, self.output_memory.sender());
         let mut context = StepContext::new(model, batch, pending);
+        context.reports_drafts = context.has_masked_drafts() && masks.needs_drafts();
         self.stage(&mut context)?;
         if context.is_idle() {
             return Ok(context.pending);
         }
+        self.report_host_drafts(&context, masks)?;
         self.forward(&mut context, tracer)?;
+        self.report_device_drafts(&context, masks)?;
         self.pool(&mut context)?;
         self.sample(&mut context, masks)?;
         self.start_output_copy(context)

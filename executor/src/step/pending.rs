@@ -141,6 +141,7 @@ impl PendingStep {
             slice.finish(&mut self.rows)?;
         }
         for &row in &self.overdue_rows {
+            self.rows[row].drafted = 0;
             self.rows[row].error.get_or_insert(RowError::MaskOverdue);
         }
         if let Some(emitted_tokens) = &mut self.emitted_tokens {

@@ -16,7 +16,7 @@ impl StepState {
         masks: &mut dyn TokenBitmaskSource,
     ) -> Result<(), ExecutorError> {
         context.masks = StepBitmasks::wait(context.batch, masks)?;
-        logits_rows::drop_overdue(&mut context.logits_rows, &context.masks);
+        logits_rows::limit_to_bitmasks(&mut context.logits_rows, &context.masks);
         context.pending.overdue_rows = context.masks.overdue_rows();
         let (mut slice, all) = (0..context.first_slice, context.logits_rows.len());
         context.slices = usize::from(slice.end == all || slice.end > 0);

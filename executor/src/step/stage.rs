@@ -92,26 +92,17 @@ impl StepState {
         }
     }
 
-    /// Stages the sequence slot of a row if the row initialises the slot or removes its bitmask.
+    /// Stages the sequence slot of a row if the row initialises the slot.
     fn stage_slot(&mut self, model: &ModelContext, row: &BatchRow) -> Result<(), ExecutorError> {
+        let Some(init) = &row.seq_init else { return Ok(()) };
         let vocab = self.size.limits.vocab;
-        let clears_mask = self.seq_slots.clears_mask(row);
-        if !clears_mask && row.seq_init.is_none() {
-            return Ok(());
-        }
-        // Number of words for the token history and the bitmask of one request.
-        let request_words = self.size.longest + vocab.div_ceil(32);
+        // Number of words for the token history and the allowed ids of one request.
+        let request_words = self.size.longest + sequence_slots::bitmask_words(vocab);
         let stage = &self.staging.stage;
         if stage.words.len() > 3 * request_words || stage.inits.len() >= self.size.limits.rows {
             self.flush(model)?;
         }
-        let stage = &mut self.staging.stage;
-        if clears_mask {
-            self.seq_slots.unmask(row.seq_slot, vocab, stage);
-        }
-        if let Some(init) = &row.seq_init {
-            sequence_slots::stage_init(row.seq_slot, init, vocab, stage);
-        }
+        sequence_slots::stage_init(row.seq_slot, init, vocab, &mut self.staging.stage);
         Ok(())
     }
 

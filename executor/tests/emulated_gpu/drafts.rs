@@ -38,7 +38,19 @@ fn requests(drafts: [u8; 3]) -> Vec<ScriptedRequest> {
 /// Runs the requests in shared batches, with prompts in chunks. The second request is preempted once; a
 /// fourth request then starts with a prefix hit on the first block of the third request.
 fn play(harness: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens>, [usize; 2]) {
+    play_masked(harness, drafts, &[])
+}
+
+/// Runs the requests of `play`; the requests with indices in `masked` have grammar bitmasks.
+fn play_masked(
+    harness: &mut SchedulerHarness,
+    drafts: [u8; 3],
+    masked: &[usize],
+) -> (Vec<GeneratedTokens>, [usize; 2]) {
     let mut requests = requests(drafts);
+    for &request in masked {
+        requests[request].masked = true;
+    }
     let mut turn = 0;
     while requests.iter().any(|request| request.tokens.len() < request.prompt_len + EXPECTED_TOKENS)
     {
@@ -139,6 +151,40 @@ fn mtp_module_drafts_eager_and_replayed() {
     }
     check("two drafts", 64, &mtp_drafting(ModelDtype::Float32, 2), [2, 1, 2]);
     check("three drafts", 32, &mtp_drafting(ModelDtype::Float32, 3), [3, 3, 1]);
+}
+
+/// Draft tokens from the host and from the device are verified under the bitmasks of their positions, and
+/// those without a bitmask are rejected. Steps with masked rows are launched eagerly, other steps are
+/// replayed.
+#[test]
+fn masked_rows_verify_drafts_as_on_the_cpu() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
+    let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
+    let same_model = model_drafting(dense.clone(), dense.model.clone(), 3);
+    let masked = [0, 1];
+    let ngram = speculating(dense, 3);
+    for (config, drafts, masks_max) in [(ngram, [3, 2, 3], usize::MAX), (same_model, [3, 2, 1], 2)]
+    {
+        let name = format!("{:?}, up to {masks_max} bitmasks", config.settings.speculative);
+        let play = |config, drafts| {
+            let mut harness = SchedulerHarness::with(config);
+            harness.masks_max = masks_max;
+            play_masked(&mut harness, drafts, &masked)
+        };
+        let mut plain = with_few_slots(config.clone());
+        (plain.settings.speculative, plain.draft) = (None, None);
+        let expected = play(plain, [0; 3]).0;
+        let (on_cpu, counted) = play(with_few_slots(config.clone()), drafts);
+        assert!(on_cpu == expected, "{name}: drafts change nothing on the CPU");
+        assert!(counted[0] > 4 && counted[1] > 0, "{name}: {counted:?}");
+        let mut config = on_emulator(64, config, false);
+        config.settings.graph_capture = GraphCapture::Sizes(vec![4]);
+        let (found, found_counts) = play(config, drafts);
+        assert_close(&found, &expected, &name);
+        assert_eq!(found_counts, counted, "{name}: draft counts of the CPU");
+    }
 }
 
 /// Steps that are submitted before earlier steps are finished continue from the sequence slots on the device.

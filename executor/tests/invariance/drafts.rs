@@ -3,7 +3,8 @@
 //! on all ranks.
 
 use crate::scheduler_harness::{
-    BLOCK, SchedulerHarness, ScriptedRequest, config, mla_model, mtp_drafting, shared, speculating,
+    BLOCK, SchedulerHarness, ScriptedRequest, config, eagle, eagle_drafting, mla_model,
+    model_drafting, mtp_drafting, shared, speculating,
 };
 use crate::{PROMPT, TOTAL, configs, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
@@ -169,6 +170,61 @@ fn tokens_before_error(drafts: u8) -> Vec<Token> {
 fn error_after_accepted_drafts_loses_no_token() {
     for drafts in 0..=4 {
         assert_eq!(tokens_before_error(drafts), [5, 5], "{drafts} drafts");
+    }
+}
+
+/// Runs a constrained request with up to `drafts` draft tokens per row. Returns its tokens, and its numbers of
+/// draft tokens and of accepted draft tokens.
+fn constrained_tokens(
+    harness: &mut SchedulerHarness,
+    sampling: &SamplingParams,
+    drafts: u8,
+) -> (Vec<Token>, [usize; 2]) {
+    let mut request = request(3, sampling, drafts);
+    request.masked = true;
+    harness.finish(&mut request, 16, TOTAL);
+    harness.free(std::mem::take(&mut request.table));
+    (expected_tokens(&request).0, [request.drafted, request.accepted])
+}
+
+/// Draft tokens of constrained requests are verified under the bitmasks of their positions. Outputs do not
+/// depend on draft tokens, even if bitmasks are overdue for some positions or for all. The harness checks
+/// that every token is allowed.
+#[test]
+fn drafts_under_bitmasks_do_not_change_outputs() {
+    use ModelDtype::Float32;
+    let same_model = |config: ExecutorConfig| {
+        let draft = config.model.clone();
+        model_drafting(config, draft, 4)
+    };
+    let (ngram, device) = (|config| speculating(config, 4), mtp_drafting(Float32, 4));
+    let configs = [
+        ngram(config(Float32, 2)),
+        ngram(shared(config(Float32, 1), 2, false)),
+        device.clone(),
+        shared(device, 2, true),
+        same_model(config(Float32, 2)),
+        same_model(shared(config(Float32, 1), 2, false)),
+        eagle_drafting(config(Float32, 2), eagle(), 4),
+    ];
+    for (i, config) in configs.into_iter().enumerate() {
+        let name = format!("{i}: {}", name(&config));
+        let mut harness = SchedulerHarness::with(config);
+        let mut totals = [0; 2];
+        for sampling in rules().into_iter().skip(1).step_by(2) {
+            let (expected, _) = constrained_tokens(&mut harness, &sampling, 0);
+            for (masks_max, overdue) in [(usize::MAX, false), (2, false), (usize::MAX, true)] {
+                (harness.masks_max, harness.overdue_bitmasks) = (masks_max, overdue);
+                let (tokens, counts) = constrained_tokens(&mut harness, &sampling, 4);
+                assert_eq!(tokens, expected, "{name}, {masks_max}, {overdue}, {sampling:?}");
+                totals = [totals[0] + counts[0], totals[1] + counts[1]];
+            }
+            (harness.masks_max, harness.overdue_bitmasks) = (usize::MAX, false);
+        }
+        let [drafted, accepted] = totals;
+        println!("{name}: {accepted} of {drafted} drafts accepted");
+        let is_untrained = i == 6; // The EAGLE-3 layer has random weights.
+        assert!(accepted < drafted && (accepted > 0 || is_untrained), "{name}: {totals:?}");
     }
 }
 

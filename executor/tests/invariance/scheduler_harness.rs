@@ -10,7 +10,7 @@ use protocol::{
     Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, DispatchMode, DraftAcceptance, Epoch,
     ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, RequestId, RowError, RowInput,
     RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
-    StepId, StepOutput, ThinVec, Token, TokenLogprobs,
+    StepDrafts, StepId, StepOutput, ThinVec, Token, TokenBitmask, TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -280,7 +280,11 @@ impl ScriptedRequest {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
         assert_eq!(result.sampled_tokens.len(), usize::from(row.samples) + accepted);
-        assert!(!row.masked || result.sampled_tokens.iter().all(|&id| self.allows(id)));
+        if row.masked {
+            let before = self.tokens.last().into_iter().chain(&result.sampled_tokens[..]);
+            let mut pairs = before.zip(&result.sampled_tokens[..]);
+            assert!(pairs.all(|(&last, &id)| allows(last, id)), "a token is not allowed");
+        }
         assert!(result.accepted <= result.drafted && result.drafted <= row.drafts);
         self.computed += row.len as usize + accepted;
         self.drafted += usize::from(result.drafted);
@@ -304,29 +308,73 @@ impl ScriptedRequest {
     pub(crate) fn remaining(&self) -> usize {
         self.expected_len() - self.start()
     }
+}
 
-    /// Whether the current grammar bitmask allows `id`. It allows half of the ids.
-    fn allows(&self, id: Token) -> bool {
-        let last = self.tokens[self.tokens.len() - 1];
-        (id.wrapping_mul(2_654_435_761) ^ last.wrapping_mul(40_503)).count_ones().is_multiple_of(2)
+/// Whether the grammar bitmask after the token `last` allows `id`. It allows half of the ids.
+fn allows(last: Token, id: Token) -> bool {
+    (id.wrapping_mul(2_654_435_761) ^ last.wrapping_mul(40_503)).count_ones().is_multiple_of(2)
+}
+
+/// Returns the grammar bitmask after the token `last`.
+fn bitmask_after(last: Token) -> TokenBitmask {
+    let mut words = vec![0; VOCAB as usize / 32];
+    for id in (0..VOCAB).filter(|&id| allows(last, id)) {
+        words[id as usize / 32] |= 1 << (id % 32);
     }
+    words.into()
+}
 
-    fn mask(&self) -> Vec<u32> {
-        let mut words = vec![0; VOCAB as usize / 32];
-        for id in (0..VOCAB).filter(|&id| self.allows(id)) {
-            words[id as usize / 32] |= 1 << (id % 32);
+/// Row of a step that needs grammar bitmasks.
+#[derive(Clone, Copy)]
+struct ConstrainedRow {
+    row: u32,
+    request: RequestId,
+    /// Newest token of the request, from which its first bitmask is computed.
+    last: Token,
+    awaits_drafts: bool,
+}
+
+/// Source of the grammar bitmasks of a step.
+#[derive(Clone)]
+struct ScriptedBitmasks {
+    step: StepId,
+    rows: Vec<ConstrainedRow>,
+    drafts: Option<StepDrafts>,
+    /// Maximum number of bitmasks of a row; 0 = all bitmasks are overdue.
+    masks_max: usize,
+}
+
+impl ScriptedBitmasks {
+    /// Returns the bitmasks of a row: the first one, and those after its allowed draft tokens.
+    fn of(&self, row: ConstrainedRow) -> BitmaskRow {
+        let mut bitmasks = vec![bitmask_after(row.last)];
+        let reported = self.drafts.iter().flat_map(|drafts| &drafts.rows);
+        let mut reported = reported.filter(|drafts| drafts.request == row.request);
+        let drafts = reported.next();
+        assert!(drafts.is_some() == row.awaits_drafts && reported.next().is_none());
+        let mut last = row.last;
+        for &draft in drafts.iter().flat_map(|drafts| &drafts.tokens[..]) {
+            if !allows(last, draft) {
+                break;
+            }
+            bitmasks.push(bitmask_after(draft));
+            last = draft;
         }
-        words
+        bitmasks.truncate(self.masks_max);
+        BitmaskRow { row: row.row, bitmasks }
     }
 }
 
-/// Source of grammar bitmasks that were computed before the step.
-struct PrecomputedBitmasks(Vec<BitmaskRow>);
+impl TokenBitmaskSource for ScriptedBitmasks {
+    fn report_drafts(&mut self, drafts: StepDrafts) -> Result<(), ExecutorError> {
+        assert_eq!(drafts.step, self.step);
+        assert!(self.drafts.replace(drafts).is_none(), "one report per step");
+        Ok(())
+    }
 
-impl TokenBitmaskSource for PrecomputedBitmasks {
-    fn wait(&mut self, _: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
-        assert_eq!(self.0.len(), rows);
-        Ok(std::mem::take(&mut self.0))
+    fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
+        assert_eq!((self.step, self.rows.len()), (step, rows));
+        Ok(self.rows.iter().map(|&row| self.of(row)).collect())
     }
 }
 
@@ -344,21 +392,20 @@ fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
 
 /// A further rank of a replica. It runs the same batches as the first rank, on its own thread.
 struct FollowerRank {
-    batches: Sender<(Batch, Vec<BitmaskRow>)>,
+    batches: Sender<(Batch, ScriptedBitmasks)>,
     outputs: Receiver<StepOutput>,
 }
 
 impl FollowerRank {
     fn start(mut config: ExecutorConfig, rank: Rank, blocks: u32) -> Self {
         take_rank(&mut config, rank);
-        let (batches, todo) = channel::<(Batch, Vec<BitmaskRow>)>();
+        let (batches, todo) = channel::<(Batch, ScriptedBitmasks)>();
         let (done, outputs) = channel();
         thread::spawn(move || {
             let mut executor = Executor::load(config, &mut |_| {}).unwrap();
             executor.size_kv(blocks, &mut |_| {}).unwrap();
-            for (batch, masks) in todo {
-                let submitted =
-                    executor.submit_with_bitmasks(&batch, &mut PrecomputedBitmasks(masks)).unwrap();
+            for (batch, mut masks) in todo {
+                let submitted = executor.submit_with_bitmasks(&batch, &mut masks).unwrap();
                 if done.send(submitted.finish().unwrap()).is_err() {
                     return;
                 }
@@ -418,6 +465,8 @@ pub(crate) struct SchedulerHarness {
     pub(crate) from_device: bool,
     /// Whether the bitmasks are overdue in every second step.
     pub(crate) overdue_bitmasks: bool,
+    /// Maximum number of bitmasks of a row: those after further draft tokens are overdue.
+    pub(crate) masks_max: usize,
     /// Row counts of the captured graphs. If there are any, decode steps replay them.
     pub(crate) graphs: Vec<u32>,
     /// Number of tokens in a decode row with the maximum number of draft tokens.
@@ -462,6 +511,7 @@ impl SchedulerHarness {
             step: StepId(0),
             from_device: false,
             overdue_bitmasks: false,
+            masks_max: usize::MAX,
             graphs,
             tokens_per_row: width,
         }
@@ -522,17 +572,18 @@ impl SchedulerHarness {
         let (step, epoch) = (self.step, Epoch(1));
         let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };
         let masked = (0..).zip(requests.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
-        let overdue = self.is_bitmask_overdue();
-        let masks = masked.map(|(row, ((request, _), _))| {
-            let allowed = if overdue { Vec::new() } else { request.mask() };
-            BitmaskRow { row, bitmask: allowed, overdue }
+        let rows = masked.map(|(row, ((request, _), batch_row))| ConstrainedRow {
+            row,
+            request: batch_row.request,
+            last: request.tokens[request.tokens.len() - 1],
+            awaits_drafts: batch_row.drafts > 0,
         });
-        let masks: Vec<BitmaskRow> = masks.collect();
+        let masks_max = if self.is_bitmask_overdue() { 0 } else { self.masks_max };
+        let mut masks = ScriptedBitmasks { step, rows: rows.collect(), drafts: None, masks_max };
         for follower in &self.followers {
             follower.batches.send((batch.clone(), masks.clone())).unwrap();
         }
-        let submitted =
-            self.executor.submit_with_bitmasks(&batch, &mut PrecomputedBitmasks(masks)).unwrap();
+        let submitted = self.executor.submit_with_bitmasks(&batch, &mut masks).unwrap();
         (batch, submitted)
     }
 

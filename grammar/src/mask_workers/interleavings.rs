@@ -29,8 +29,7 @@ fn compiler() -> GrammarCompiler {
 
 /// Returns the bytes that a mask allows.
 fn allowed(row: &BitmaskRow) -> Vec<u8> {
-    let bit = |byte: &u8| row.bitmask[usize::from(*byte) / 32] >> (byte % 32) & 1 == 1;
-    (0..=255).filter(bit).collect()
+    (0..=255).filter(|&byte| row.bitmasks[0].allows(byte.into())).collect()
 }
 
 /// Receives a message of another thread. A blocking receive of the standard library would stop all simulated
@@ -60,7 +59,7 @@ impl MaskStepHarness {
         let rows: Vec<MaskedRow> = (0..)
             .zip(self.outputs)
             .filter(|(_, outputs)| (*outputs as usize) < OUTPUT.len())
-            .map(|(row, _)| MaskedRow { row, request: RequestId(row.into()) })
+            .map(|(row, _)| MaskedRow { row, request: RequestId(row.into()), awaits_drafts: false })
             .collect();
         let expected: BTreeSet<u32> = rows.iter().map(|masked| masked.row).collect();
         self.workers.request_masks(StepId(number), rows, &self.executor, Duration::ZERO);
@@ -71,7 +70,7 @@ impl MaskStepHarness {
         let mut overdue = Vec::new();
         for row in mask.rows {
             let outputs = &mut self.outputs[row.row as usize];
-            if row.overdue {
+            if row.is_overdue() {
                 overdue.push((RequestId(row.row.into()), *outputs));
                 continue;
             }

@@ -8,7 +8,7 @@ struct SequenceSlots {
     LatestToken* latest;             // [slots]
     i32* tables;                     // [slots, table_width]
     i32* history;                    // [slots, history_len]: token ids; history_len: maximum request length
-    u32* masks;                      // [slots, mask_words]: grammar bitmasks; mask_words = ceil(vocab / 32)
+    u32* masks;                      // [slots, mask_words]: allowed ids; mask_words = ceil(vocab / 32)
     SequenceSamplingParams* params;  // [slots]
     u32 table_width, history_len, mask_words;
 };

@@ -43,7 +43,7 @@ DEV SamplingMode sampling_mode_of(const StagedLogitsRow& logits_row, const Seque
     c.needs_token = logits_row.known_token < 0;
     c.needs_logprobs = logits_row.top >= 0;
     c.is_random = c.needs_token && params.temperature >= GREEDY_BELOW;
-    c.masked = c.needs_token && (params.flags & RULE_MASKED) != 0;
+    c.masked = c.needs_token && (logits_row.mask_words > 0 || (params.flags & RULE_MASKED) != 0);
     c.penalised = c.needs_token && (params.flags & RULE_HISTORY) != 0 && position > 0 &&
                   (params.repetition != 1.f || params.frequency != 0.f || params.presence != 0.f);
     c.edited = c.masked || c.penalised || (c.needs_token && logits_row.edits > 0);

@@ -61,12 +61,12 @@ struct SequenceSamplingParams {
     i32 reserved;
 };
 enum : u32 {
-    RULE_MASKED = 1,   // ids with a clear mask bit are excluded
+    RULE_MASKED = 1,   // ids with a clear bit in the slot's bitmask are excluded
     RULE_HISTORY = 2,  // penalties or edits read earlier ids, so sampled ids are appended to the history
 };
 
 // Initial state of a request that starts in a sequence slot: its sampling parameters and, if these need them,
-// its known ids and its grammar bitmask.
+// its known ids and the bitmask of its allowed ids.
 struct StagedSequenceInit {
     i32 seq_slot;
     i32 history_at, history_from, history_len;  // index in the words region; first position; number of ids
@@ -85,6 +85,8 @@ struct StagedLogitsRow {
     i32 top;          // number of top ids to report; -1: no log-probabilities
     i32 edits_at;     // index of its first record in the edits region
     i32 edits;        // number of its edits
+    i32 mask_at;      // index in the words region of its grammar bitmask, which replaces that of the slot
+    i32 mask_words;   // number of words of that bitmask; 0: none
 };
 
 // Changes one logit: adds `value` (minus infinity bans the id). With when_len > 0 this applies only if the

@@ -117,7 +117,7 @@ fn sample_and_store(
     Ok(())
 }
 
-/// Initialises a sequence slot for a new request: token history, grammar bitmask and sampling parameters.
+/// Initialises a sequence slot for a new request: token history, allowed ids and sampling parameters.
 fn init_sequence(
     init: &StagedSequenceInit,
     read: &StagingReader<'_>,
@@ -245,7 +245,9 @@ impl RowSamplingParams {
         new.position = prepared.positions.row::<i32>(0)[token] + 1;
         let known_tokens = index("position", new.position, slots.history.cols() + 1)?;
         let history = &slots.history.as_ref().row::<i32>(seq_slot)[..known_tokens];
-        if new.params.flags & RULE_MASKED != 0 {
+        if row.mask_words > 0 {
+            new.allowed = Some(ids_of(read.words(row.mask_at, row.mask_words)?));
+        } else if new.params.flags & RULE_MASKED != 0 {
             new.allowed = Some(ids_of(slots.masks.as_ref().row::<i32>(seq_slot)));
         }
         if new.params.flags & RULE_HISTORY != 0 {
@@ -305,7 +307,7 @@ fn applies(
     Ok(history.ends_with(read.words(edit.when_at, edit.when_len)?))
 }
 
-/// Token ids with a set bit in a grammar bitmask.
+/// Token ids with a set bit in a bitmask.
 fn ids_of(mask: &[i32]) -> Vec<u32> {
     let bits = |(word, bits): (usize, &i32)| {
         let bits = *bits as u32;

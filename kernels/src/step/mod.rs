@@ -117,7 +117,8 @@ pub struct StagedSequenceInit {
     pub history_from: i32,
     /// Number of known token ids.
     pub history_len: i32,
-    /// Index of the grammar bitmask, `ceil(vocab_size / 32)` words, in the words region; −1 = no mask.
+    /// Index of the bitmask of allowed token ids, `ceil(vocab_size / 32)` words, in the words region; −1 = no
+    /// bitmask.
     pub mask_at: i32,
     /// Reserved; zero.
     pub reserved: [i32; 3],
@@ -148,6 +149,12 @@ pub struct StagedLogitsRow {
     pub edits_at: i32,
     /// Number of edits in the logit edits region.
     pub edits: i32,
+    /// Index of the grammar bitmask of the sample position in the words region. It replaces the bitmask of
+    /// the sequence slot.
+    pub mask_at: i32,
+    /// Number of words of that bitmask, `ceil(vocab_size / 32)`; 0 = the sample position has no bitmask of
+    /// its own.
+    pub mask_words: i32,
 }
 
 /// Change of the logit of one token id, either unconditional or conditional on the preceding tokens or on the
@@ -231,7 +238,7 @@ pub struct SequenceSamplingParams {
     pub reserved: i32,
 }
 
-/// Flag: the request has a grammar bitmask, and token ids with a clear bit are masked.
+/// Flag: the sequence slot has a bitmask of allowed token ids, and ids with a clear bit are masked.
 pub const RULE_MASKED: u32 = 1;
 /// Flag: a sampling rule reads earlier token ids, so sampled tokens are appended to the token history.
 pub const RULE_HISTORY: u32 = 2;
@@ -285,7 +292,7 @@ pub struct SequenceSlotArrays<'a> {
     /// Token history: token ids by position, stored if a sampling rule reads them; i32 `[sequence_slots,
     /// max_len]`.
     pub history: MatMut<'a>,
-    /// Grammar bitmasks (a set bit allows the token id); i32 `[sequence_slots, ceil(vocab_size / 32)]`.
+    /// Bitmasks of allowed token ids (a set bit allows the token id); i32 `[sequence_slots, ceil(vocab_size / 32)]`.
     pub masks: MatMut<'a>,
     /// [`SequenceSamplingParams`] records as 32-bit words; i32 `[sequence_slots, 12]`.
     pub params: MatMut<'a>,
@@ -410,7 +417,7 @@ mod tests {
     fn records_have_no_padding() {
         assert_eq!(size_of::<StagingHeader>(), 64);
         assert_eq!(size_of::<StagedStepRow>(), 32);
-        assert_eq!(size_of::<StagedLogitsRow>(), 32);
+        assert_eq!(size_of::<StagedLogitsRow>(), 40);
         assert_eq!(size_of::<StagedLogitEdit>(), 16);
         assert_eq!(size_of::<DraftRow>(), 32);
         assert_eq!(size_of::<SequenceSamplingParams>(), 48);

@@ -156,13 +156,12 @@ impl SampleCase {
             }
             let token = self.token(ids[5 + i], 6 + i);
             let (draft_index, has_draft) = (i as i32, i32::from(i < drafts));
-            self.logits_rows.push(StagedLogitsRow {
-                seq_slot: slot,
-                token,
-                draft_index,
-                has_draft,
-                ..chosen(1)
-            });
+            let mut logits_row =
+                StagedLogitsRow { seq_slot: slot, token, draft_index, has_draft, ..chosen(1) };
+            if drafts.is_multiple_of(2) {
+                self.mask_row(numbers, &mut logits_row);
+            }
+            self.logits_rows.push(logits_row);
             self.logits.extend_from_slice(&logits);
         }
     }
@@ -192,6 +191,18 @@ impl SampleCase {
     fn allow(&mut self, id: usize) {
         let slot = self.sampling_params.len() - 1;
         self.masks[slot * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
+    }
+
+    /// Stages a grammar bitmask of a logits row that allows about three quarters of the token ids, or few.
+    fn mask_row(&mut self, numbers: &mut RandomNumbers, logits_row: &mut StagedLogitsRow) {
+        let words = mask_words(self.vocabulary);
+        (logits_row.mask_at, logits_row.mask_words) = (self.words.len() as i32, words as i32);
+        let few = numbers.below(3) == 0;
+        let mut bits = || numbers.bits() as i32;
+        for _ in 0..words {
+            let (a, b) = (bits(), bits());
+            self.words.push(if few { a & b & bits() & bits() } else { a | b });
+        }
     }
 
     /// Stages random logit edits, some of which apply only after certain token ids at the end of `known_ids`.
@@ -482,6 +493,9 @@ fn random_sampling_params_match_the_cpu() {
                 logits_row.edits_at = case.edits.len() as i32;
                 logits_row.edits = numbers.below(600) as i32;
                 case.add_random_edits(&mut numbers, logits_row.edits as usize, &known_ids);
+            }
+            if numbers.below(4) == 0 {
+                case.mask_row(&mut numbers, &mut logits_row);
             }
             case.add_row(&logits, params, &known_ids, logits_row);
             if masked {

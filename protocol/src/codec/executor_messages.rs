@@ -64,6 +64,7 @@ impl WireMessage for ExecutorEvent {
             Self::WeightsLoaded(_) => kind::WEIGHTS_LOADED,
             Self::WarmUpDone(_) => kind::WARM_UP_DONE,
             Self::Ready(_) => kind::READY,
+            Self::Drafts(_) => kind::DRAFTS,
             Self::StepOutput(_) => kind::STEP_OUTPUT,
             Self::StepDone { .. } => kind::STEP_DONE,
             Self::ProfilerStatus(_) => kind::PROFILER_STATUS,
@@ -80,6 +81,7 @@ impl WireMessage for ExecutorEvent {
             Self::WeightsLoaded(digest) => encode_body(kind, digest, out),
             Self::WarmUpDone(report) => encode_body(kind, report, out),
             Self::Ready(ready) => encode_body(kind, ready, out),
+            Self::Drafts(drafts) => encode_body(kind, drafts, out),
             Self::StepOutput(output) => encode_body(kind, output, out),
             Self::StepDone { step, duration_ns } => encode_body(kind, &(step, duration_ns), out),
             Self::ProfilerStatus(status) => encode_body(kind, status, out),
@@ -99,6 +101,7 @@ impl WireMessage for ExecutorEvent {
             kind::WEIGHTS_LOADED => decode_body(kind, body).map(Self::WeightsLoaded),
             kind::WARM_UP_DONE => decode_body(kind, body).map(Self::WarmUpDone),
             kind::READY => decode_body(kind, body).map(Self::Ready),
+            kind::DRAFTS => decode_body(kind, body).map(Self::Drafts),
             kind::STEP_OUTPUT => decode_body(kind, body).map(Self::StepOutput),
             kind::STEP_DONE => decode_body(kind, body)
                 .map(|(step, duration_ns)| Self::StepDone { step, duration_ns }),

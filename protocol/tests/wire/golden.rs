@@ -9,9 +9,9 @@ use protocol::{
     ExecutorLinkOffer, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GrammarBitmask,
     GraphCapture, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype,
     NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica,
-    RequestId, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
-    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepId, StepOutput, StepTiming,
-    TokenLogprobs, WarmUpReport, WeightsDigest,
+    RequestId, RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit,
+    SequenceSlot, SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId,
+    StepOutput, StepTiming, TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
 /// Compares the frame of a message in hexadecimal: the header on one line, then 32 bytes of the body per
@@ -69,7 +69,7 @@ fn batch_bytes() {
     check(
         &ExecutorCommand::Batch(batch),
         &expect![[r#"
-            4844524e0e0003000200000000000000a0000000a35c8a11
+            4844524e0f0003000200000000000000a0000000fda95ae0
             96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
             6e73c4045b50020091930001c4080900000070110100c0949fca0000000000ca
             3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
@@ -83,15 +83,29 @@ fn bitmask_bytes() {
     let bitmask = GrammarBitmask {
         step: StepId(7),
         rows: vec![
-            BitmaskRow { row: 0, bitmask: vec![0x8000_0001, 2], overdue: false },
-            BitmaskRow { row: 3, bitmask: vec![], overdue: true },
+            BitmaskRow { row: 0, bitmasks: vec![vec![0x8000_0001, 2].into(), vec![3].into()] },
+            BitmaskRow { row: 3, bitmasks: vec![] },
         ],
     };
     check(
         &ExecutorCommand::Bitmask(bitmask),
         &expect![[r#"
-            4844524e0e000600020000000000000015000000bd878d93
-            9207929300c4080100008002000000c29303c400c3"#]],
+            4844524e0f00060002000000000000001b000000b6170565
+            92079292009291c408010000800200000091c40403000000920390"#]],
+    );
+}
+
+#[test]
+fn draft_report_bytes() {
+    let rows = vec![
+        RowDrafts { request: RequestId(300), tokens: vec![151_643, 2].into() },
+        RowDrafts { request: RequestId(4), tokens: vec![].into() },
+    ];
+    check(
+        &ExecutorEvent::Drafts(StepDrafts { step: StepId(7), rows }),
+        &expect![[r#"
+            4844524e0f001b0002000000000000001500000093d3143e
+            92079292cd012cc4085b500200020000009204c400"#]],
     );
 }
 
@@ -100,16 +114,16 @@ fn short_command_bytes() {
     check(
         &ExecutorCommand::AllocateKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0e000200020000000000000006000000734451fd
+            4844524e0f000200020000000000000006000000c7aa44a1
             91ce00010000"#]],
     );
     check(
         &ExecutorCommand::Profile { enabled: true },
         &expect![[r#"
-            4844524e0e000500020000000000000002000000c6ec4181
+            4844524e0f000500020000000000000002000000edee288e
             91c3"#]],
     );
-    check(&ExecutorCommand::Shutdown, &expect!["4844524e0e000400020000000000000000000000b90a9beb"]);
+    check(&ExecutorCommand::Shutdown, &expect!["4844524e0f00040002000000000000000000000047079719"]);
 }
 
 #[test]
@@ -148,7 +162,7 @@ fn step_output_bytes() {
     check(
         &ExecutorEvent::StepOutput(output),
         &expect![[r#"
-            4844524e0e00150002000000000000006300000027e3fc70
+            4844524e0f001500020000000000000063000000110c20a6
             9507029297c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bf90c40097c4000000a9416c6c4d61736b65649090c40095
             01ce000f4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003
@@ -169,21 +183,21 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::Hello(hello),
         &expect![[r#"
-            4844524e0e00110002000000000000001700000044f5adc8
+            4844524e0f0011000200000000000000170000003af453e8
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = ExecutorEvent::Progress { phase: StartupPhase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0e00120002000000000000001000000031154a67
+            4844524e0f001200020000000000000010000000fac5ec5a
             93a44c6f616401cf0000000200000000"#]],
     );
     let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
     check(
         &ExecutorEvent::WeightsLoaded(digest),
         &expect![[r#"
-            4844524e0e001a0002000000000000000e000000e148eecf
+            4844524e0f001a0002000000000000000e000000e80955da
             9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -196,31 +210,31 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::WarmUpDone(report),
         &expect![[r#"
-            4844524e0e00130002000000000000001800000076f88752
+            4844524e0f0013000200000000000000180000005ded478f
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = ExecutorEvent::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0e0016000200000000000000070000001c07f101
+            4844524e0f00160002000000000000000700000024f72274
             9207a4676f6e65"#]],
     );
     let status = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
         &ExecutorEvent::ProfilerStatus(status),
         &expect![[r#"
-            4844524e0e001800020000000000000019000000145fb7ec
+            4844524e0f001800020000000000000019000000e4ba5e55
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = ExecutorEvent::StepDone { step: StepId(7), duration_ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0e00190002000000000000000700000008c1d229
+            4844524e0f0019000200000000000000070000003031015c
             9207ce000f4240"#]],
     );
-    check(&ExecutorEvent::Heartbeat, &expect!["4844524e0e001700020000000000000000000000260cba45"]);
+    check(&ExecutorEvent::Heartbeat, &expect!["4844524e0f001700020000000000000000000000d801b6b7"]);
 }
 
 #[test]
@@ -263,7 +277,7 @@ fn executor_settings_bytes() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0e000100020000000000000072000000a18baa0c
+            4844524e0f000100020000000000000072000000c55252c0
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
             67930381a54e6772616d92020581a953796e74686574696392cd02bc0014c002
@@ -277,14 +291,14 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0e002100020000000000000024000000b6ee50e3
+            4844524e0f0021000200000000000000240000001c1a3e47
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &NodeHandshake::Response { nonce, proof },
         &expect![[r#"
-            4844524e0e002200020000000000000067000000fec78982
+            4844524e0f002200020000000000000067000000434fd784
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -293,19 +307,19 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Welcome { proof },
         &expect![[r#"
-            4844524e0e002300020000000000000044000000dfd4755e
+            4844524e0f0023000200000000000000440000009c0e3742
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&NodeHandshake::Denied, &expect!["4844524e0e002e000200000000000000000000004d15264c"]);
+    check(&NodeHandshake::Denied, &expect!["4844524e0f002e00020000000000000000000000b3182abe"]);
     let parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false };
     let build = "0.1.0".to_owned();
     let node_info = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
     check(
         &NodeEvent::Join(node_info),
         &expect![[r#"
-            4844524e0e00290002000000000000000e0000002ac6f833
+            4844524e0f00290002000000000000000e00000023874326
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -318,37 +332,37 @@ fn node_message_bytes() {
     check(
         &NodeEvent::Link(ExecutorLinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e0e002a0002000000000000000b000000166ab3db
+            4844524e0f002a0002000000000000000b000000b6f88d85
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &NodeEvent::StartFailed { ticket: 9, reason: text() },
         &expect![[r#"
-            4844524e0e002b0002000000000000000700000007f8fa2d
+            4844524e0f002b000200000000000000070000003f082958
             9209a4676f6e65"#]],
     );
     check(
         &NodeEvent::ExecutorExited { rank: Rank(1), epoch: Epoch(2), description: text() },
         &expect![[r#"
-            4844524e0e002c00020000000000000008000000046dbd47
+            4844524e0f002c000200000000000000080000008aaff2fd
             930102a4676f6e65"#]],
     );
-    check(&NodeEvent::Heartbeat, &expect!["4844524e0e002d0002000000000000000000000087ea2fb0"]);
-    check(&NodeCommand::Accepted, &expect!["4844524e0e00240002000000000000000000000013f8ca4f"]);
+    check(&NodeEvent::Heartbeat, &expect!["4844524e0f002d0002000000000000000000000079e72342"]);
+    check(&NodeCommand::Accepted, &expect!["4844524e0f002400020000000000000000000000edf5c6bd"]);
     check(
         &NodeCommand::Rejected { reason: text() },
         &expect![[r#"
-            4844524e0e002500020000000000000006000000bd38039e
+            4844524e0f00250002000000000000000600000009d616c2
             91a4676f6e65"#]],
     );
     let start = NodeCommand::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0e0026000200000000000000040000006ddca69b
+            4844524e0f002600020000000000000004000000d02be5ac
             93010209"#]],
     );
-    check(&NodeCommand::Leave, &expect!["4844524e0e002700020000000000000000000000d907c3b3"]);
-    check(&NodeCommand::Heartbeat, &expect!["4844524e0e002800020000000000000000000000289cd9b1"]);
+    check(&NodeCommand::Leave, &expect!["4844524e0f002700020000000000000000000000270acf41"]);
+    check(&NodeCommand::Heartbeat, &expect!["4844524e0f002800020000000000000000000000d691d543"]);
 }

@@ -9,10 +9,10 @@ use protocol::{
     ExecutorHello, ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement,
     ExpertTokenCount, GrammarBitmask, GraphCapture, HostSettings, KvCacheDtype, KvCacheSize,
     KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo,
-    ParallelConfig, PoolingMethod, ProfilerStatus, Rank, Replica, RequestId, RowError, RowInput,
-    RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
-    StartupPhase, StepCost, StepId, StepOutput, StepTiming, Token, TokenLogprobs, WarmUpReport,
-    WeightsDigest,
+    ParallelConfig, PoolingMethod, ProfilerStatus, Rank, Replica, RequestId, RowDrafts, RowError,
+    RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig,
+    SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId, StepOutput, StepTiming, Token,
+    TokenBitmask, TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -196,10 +196,18 @@ pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
 
 /// Returns a strategy for grammar bitmasks of up to three rows.
 fn grammar_bitmask() -> impl Strategy<Value = GrammarBitmask> {
-    let row = (any::<u32>(), vec(any::<u32>(), 0..8), any::<bool>())
-        .prop_map(|(row, bitmask, overdue)| BitmaskRow { row, bitmask, overdue });
+    let bitmask = vec(any::<u32>(), 0..8).prop_map(TokenBitmask::from);
+    let row =
+        (any::<u32>(), vec(bitmask, 0..4)).prop_map(|(row, bitmasks)| BitmaskRow { row, bitmasks });
     (any::<u64>(), vec(row, 0..4))
         .prop_map(|(step, rows)| GrammarBitmask { step: StepId(step), rows })
+}
+
+/// Returns a strategy for the draft tokens of up to three rows.
+fn step_drafts() -> impl Strategy<Value = StepDrafts> {
+    let row = (any::<u64>(), vec(any::<u32>(), 0..8))
+        .prop_map(|(request, ids)| RowDrafts { request: RequestId(request), tokens: ids.into() });
+    (any::<u64>(), vec(row, 0..4)).prop_map(|(step, rows)| StepDrafts { step: StepId(step), rows })
 }
 
 /// Returns a strategy for any message from an executor to the scheduler.
@@ -246,6 +254,7 @@ pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
         (any::<u32>(), ids()).prop_map(|(blocks, graph_rows)| ExecutorEvent::Ready(
             ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows }
         )),
+        step_drafts().prop_map(ExecutorEvent::Drafts),
         output().prop_map(ExecutorEvent::StepOutput),
         any::<[u64; 2]>()
             .prop_map(|[step, ns]| ExecutorEvent::StepDone { step: StepId(step), duration_ns: ns }),

@@ -113,6 +113,71 @@ fn spec_decode_changes_no_output() {
     }
 }
 
+/// Requests whose outputs follow a schema, a grammar of a forced call, a choice or a regular expression, with
+/// further sampling rules.
+fn constrained_bodies() -> Vec<Value> {
+    let item = json!({"type": "object", "additionalProperties": false, "required": ["item", "price"],
+        "properties": {"item": {"enum": ["beni", "dupo"]},
+                       "price": {"type": "integer", "minimum": 10, "maximum": 999}}});
+    let list = json!({"type": "array", "items": item, "minItems": 4, "maxItems": 5});
+    let json = json!({"json": list, "disable_any_whitespace": true});
+    let lark = "start: (\"the price is \" /[0-9]{2,3}/ \". \"){4}";
+    let constraints = [
+        json!({"structured_outputs": json}),
+        json!({"structured_outputs": json, "temperature": 0.8}),
+        json!({"structured_outputs": json, "temperature": 1, "logprobs": 2, "top_p": 0.9,
+               "frequency_penalty": 0.4, "repetition_penalty": 1.1}),
+        json!({"response_format": {"type": "json_schema",
+                                   "json_schema": {"name": "list", "schema": list}}}),
+        json!({"structured_outputs": {"grammar": lark}, "temperature": 0.7}),
+        json!({"structured_outputs": {"choice": ["For beni the price is 178. For dupo the price is 154.",
+                                                 "For beni the price is 154."]}}),
+        json!({"regex": "(the price is [0-9]{2,4}[.] )+", "min_tokens": 40, "bad_words": [" is 1"]}),
+        json!({"regex": "(the price is [0-9]{2,4}[.] )+", "stop": ["is 15"], "n": 2, "temperature": 0.9}),
+    ];
+    let body = |(which, constraint): (usize, &Value)| {
+        let mut body = body(which, constraint);
+        body["max_tokens"] = json!(160);
+        body
+    };
+    constraints.iter().enumerate().map(body).collect()
+}
+
+/// Draft tokens under a grammar are accepted, the outputs are those without drafts, and JSON is valid.
+#[test]
+fn drafts_under_grammars_change_no_output() {
+    let bodies = constrained_bodies();
+    let plain = start(&[]);
+    let expected: Vec<Value> =
+        bodies.iter().map(|body| token_outputs(plain.address, body)).collect();
+    drop(plain);
+    let small_cache = [&["--speculative-config", EAGER_CONFIG], SMALL_CACHE_FLAGS].concat();
+    let process = ["--executor", "process", "--speculative-config", EAGER_CONFIG];
+    for flags in [&small_cache[..], &process] {
+        let drafting = start(flags);
+        let at = drafting.address;
+        let ask = |body: &Value| {
+            let body = body.clone();
+            thread::spawn(move || token_outputs(at, &body))
+        };
+        let asked: Vec<_> = bodies.iter().map(ask).collect();
+        for ((asked, expected), body) in asked.into_iter().zip(&expected).zip(&bodies) {
+            let found = asked.join().unwrap();
+            assert_eq!(found, *expected, "{flags:?}: {body}");
+            let choice = &found[0][0];
+            let is_json = body["regex"].is_null() && body["structured_outputs"]["json"].is_object();
+            if is_json && choice["finish_reason"] == "stop" {
+                let text = choice["text"].as_str().unwrap();
+                let list: Vec<Value> = serde_json::from_str(text).unwrap();
+                assert!((4..=5).contains(&list.len()), "{text}");
+            }
+        }
+        let (tokens, accepted) = spec_decode_counts(at);
+        println!("{flags:?}: {accepted} of {tokens} drafts accepted");
+        assert!(0.0 < accepted && accepted < tokens, "{accepted} of {tokens}");
+    }
+}
+
 #[test]
 fn usage_counts_draft_tokens() {
     let details = |at, which| {
@@ -177,12 +242,16 @@ fn tensor_parallel_ranks_draft_identically() {
     assert!(spec_decode_counts(drafting.address).1 > 0.0);
 }
 
-/// Output token ids of twelve requests with repetitive prompts, all sent at once.
+/// Output token ids of twelve requests with repetitive prompts, all sent at once. Three of them are
+/// constrained.
 fn ids_of_all(at: SocketAddr) -> Vec<Value> {
     let ask = |which: u64| {
         let prompt: Vec<u64> = (0..70).map(|i| 3 + (i % 9 * 7 + which * 31) % 250).collect();
-        let body = json!({"prompt": prompt, "max_tokens": 60, "ignore_eos": true, "seed": which,
-                          "temperature": which % 2, "return_token_ids": true});
+        let mut body = json!({"prompt": prompt, "max_tokens": 60, "ignore_eos": true, "seed": which,
+                              "temperature": which % 2, "return_token_ids": true});
+        if which % 4 == 1 {
+            body["regex"] = json!("([a-p]{1,3}[0-9])+");
+        }
         thread::spawn(move || token_outputs(at, &body)[0][0]["token_ids"].clone())
     };
     let asked: Vec<_> = (0..12).map(ask).collect();

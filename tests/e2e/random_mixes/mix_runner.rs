@@ -2,11 +2,16 @@
 //! and injected faults.
 
 use super::generated_requests::GeneratedRequest;
-use crate::invariance::{EngineTestConfig, MAX_MODEL_LEN, executor, model};
+use crate::invariance::{
+    EngineTestConfig, MAX_MODEL_LEN, draft_bitmasks, drafts_of, executor, model,
+};
 use crate::rng::SimRng;
 use executor::{Executor, ExecutorError, TokenBitmaskSource};
 use grammar::{CompiledGrammar, GrammarSession};
-use protocol::{Batch, BitmaskRow, Replica, RequestId, StepId, StepOutput, Token, TokenLogprobs};
+use protocol::{
+    Batch, BitmaskRow, Replica, RequestId, StepDrafts, StepId, StepOutput, Token, TokenBitmask,
+    TokenLogprobs,
+};
 use scheduler::{
     AbortCause, ExecutorFailure, FinishReason, KvConfig, Scheduler, SchedulerConfig,
     SchedulerEffect, SchedulerEvent, SchedulerLimits, TokenEvent,
@@ -95,6 +100,7 @@ struct MixBitmaskBuilder<'a> {
     /// Masked rows of the step: row index, request, and whether the bitmask is overdue.
     masked_rows: Vec<(u32, RequestId, bool)>,
     outputs: BTreeMap<RequestId, Vec<Token>>,
+    drafts: Option<StepDrafts>,
 }
 
 impl<'a> MixBitmaskBuilder<'a> {
@@ -104,6 +110,22 @@ impl<'a> MixBitmaskBuilder<'a> {
             &self.grammars[self.requests[request.0 as usize].grammar?];
         let new = || grammar.session_seed(false).session();
         Some(self.sessions.entry(request).or_insert_with(new))
+    }
+
+    /// Bitmasks of a request's next token, and of the tokens after its allowed draft tokens.
+    fn bitmasks(&mut self, request: RequestId, drafts: &[Token]) -> Vec<TokenBitmask> {
+        let session = self.session(request).expect("only constrained requests are masked");
+        let first = session.mask();
+        let asked = &self.requests[request.0 as usize];
+        let output = self.outputs.get(&request).map_or(&[][..], Vec::as_slice);
+        let first = first.unwrap_or_else(|| panic!("no mask after {output:?} of {asked:?}"));
+        let mut bitmasks = vec![first.into()];
+        if let Some(grammar) = asked.grammar.filter(|_| !drafts.is_empty()) {
+            let from = asked.submit.first_masked_token.unwrap_or(0) as usize;
+            let seed = self.grammars[grammar].session_seed(false);
+            bitmasks.extend(draft_bitmasks(&seed, &output[from..], drafts));
+        }
+        bitmasks
     }
 
     /// Advances a request's grammar session by `tokens`, which follow `before` earlier output tokens.
@@ -119,17 +141,21 @@ impl<'a> MixBitmaskBuilder<'a> {
 }
 
 impl TokenBitmaskSource for MixBitmaskBuilder<'_> {
-    fn wait(&mut self, _: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
+    fn report_drafts(&mut self, drafts: StepDrafts) -> Result<(), ExecutorError> {
+        self.drafts = Some(drafts);
+        Ok(())
+    }
+
+    fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
         assert_eq!(self.masked_rows.len(), rows);
         let wanted = std::mem::take(&mut self.masked_rows);
+        let reported = self.drafts.take().filter(|drafts| drafts.step == step);
         let mask = |(row, request, late): (u32, RequestId, bool)| {
-            let session = self.session(request).expect("only constrained requests are masked");
-            let mask = if late { Some(Vec::new()) } else { session.mask() };
-            let allowed = mask.unwrap_or_else(|| {
-                let (asked, received) = (&self.requests[request.0 as usize], &self.outputs);
-                panic!("no mask after {:?} of {asked:?}", received.get(&request))
-            });
-            BitmaskRow { row, bitmask: allowed, overdue: late }
+            if late {
+                return BitmaskRow { row, bitmasks: Vec::new() };
+            }
+            let drafts = drafts_of(reported.as_ref(), request);
+            BitmaskRow { row, bitmasks: self.bitmasks(request, &drafts) }
         };
         Ok(wanted.into_iter().map(mask).collect())
     }
@@ -187,6 +213,7 @@ pub(super) fn run(
             sessions: BTreeMap::new(),
             masked_rows: Vec::new(),
             outputs: BTreeMap::new(),
+            drafts: None,
         },
         inbox: Vec::new(),
         step_outputs: VecDeque::new(),

@@ -38,4 +38,8 @@ impl ReasoningTracker for TokenReasoningTracker {
             ReasoningState::Before
         }
     }
+
+    fn boxed_clone(&self) -> Box<dyn ReasoningTracker> {
+        Box::new(self.clone())
+    }
 }

@@ -167,6 +167,9 @@ fn vocab_parallel_matches_full_rows() {
                 (logits_row.edits_at, logits_row.edits) = (case.edits.len() as i32, edits as i32);
                 case.add_random_edits(&mut numbers, edits, &known_ids);
             }
+            if numbers.below(4) == 0 {
+                case.mask_row(&mut numbers, &mut logits_row);
+            }
             case.add_row(&logits, params, &known_ids, logits_row);
             if masked {
                 (0..numbers.below(40)).for_each(|_| case.allow(numbers.below(vocabulary)));
