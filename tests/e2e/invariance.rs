@@ -388,6 +388,6 @@ fn scheduler_decisions_change_no_output_bit() {
         );
         assert_eq!(ran.outputs, baseline.outputs, "{name}");
     }
-    // Draft tokens of all requests may end requests before the small cache is full.
-    assert!(preempting >= 3, "{preempting} of four worlds with a small cache preempt");
+    // Accepted draft tokens end requests earlier, so the small cache suffices in some worlds with drafts.
+    assert!(preempting >= 2, "{preempting} of four worlds with a small cache preempt");
 }
