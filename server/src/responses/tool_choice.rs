@@ -3,7 +3,7 @@
 use super::tool_names::function_name;
 use super::tools::ToolList;
 use crate::api_error::ApiError;
-use crate::openai::chat::tool_choice::{ToolChoice, ToolSelection};
+use crate::openai::chat::tool_choice::{ChosenName, ToolChoice, ToolSelection};
 use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
@@ -43,11 +43,11 @@ fn selected(mut choice: RequestFields, list: &ToolList) -> Result<ToolSelection,
     if kind == "allowed_tools" {
         return ToolSelection::allowed(&mut choice, &list.definitions, name_of);
     }
-    let Some(function) = name_of(&mut choice, &kind)? else {
+    let Some(chosen) = name_of(&mut choice, &kind)? else {
         let message = "must be function, custom or allowed_tools";
         return Err(ApiError::unsupported(choice.path("type"), message));
     };
-    Ok(ToolSelection::of(ToolChoice::Named(function)))
+    Ok(ToolSelection::of(ToolChoice::Named(chosen.name)))
 }
 
 /// Returns the name of the function of the tool that `fields` name. `kind` is the type of the tool; `None` =
@@ -56,12 +56,13 @@ fn named_function(
     fields: &mut RequestFields,
     kind: &str,
     list: &ToolList,
-) -> Result<Option<String>, ApiError> {
+) -> Result<Option<ChosenName>, ApiError> {
     match kind {
         "function" | "custom" => {
             let namespace = fields.string("namespace", 256)?;
             let name = fields.required_string("name")?;
-            Ok(Some(function_name(namespace.as_deref(), &name)))
+            let name = function_name(namespace.as_deref(), &name);
+            Ok(Some(ChosenName { name, path: fields.path("name") }))
         }
         kind if list.skipped_types.iter().any(|skipped| skipped == kind) => {
             let message = "names a tool that this server does not run";

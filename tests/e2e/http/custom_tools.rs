@@ -178,7 +178,7 @@ fn invalid_custom_tools_are_rejected_by_name() {
             allowed(
                 json!({"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}),
             ),
-            "tool_choice.allowed_tools.tools[0].name",
+            "tool_choice.allowed_tools.tools[0].function.name",
         ),
     ];
     for (tools, extra, param) in cases {

@@ -26,6 +26,14 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
+/// Name of a tool in a tool choice.
+pub(crate) struct ChosenName {
+    /// Name of the function.
+    pub(crate) name: String,
+    /// Path of the field with the name.
+    pub(crate) path: String,
+}
+
 /// Tool choice of a request, and the tools that it allows.
 #[derive(Debug, Default)]
 pub(crate) struct ToolSelection {
@@ -58,7 +66,7 @@ impl ToolSelection {
             return Self::allowed(&mut allowed, tools, named_tool);
         }
         match named_tool(&mut choice, &kind)? {
-            Some(name) => Ok(Self::of(ToolChoice::Named(name))),
+            Some(chosen) => Ok(Self::of(ToolChoice::Named(chosen.name))),
             None => Err(ApiError::unsupported(path, "must be function, custom or allowed_tools")),
         }
     }
@@ -73,7 +81,7 @@ impl ToolSelection {
     pub(crate) fn allowed(
         fields: &mut RequestFields,
         tools: &[ToolDefinition],
-        name_of: impl Fn(&mut RequestFields, &str) -> Result<Option<String>, ApiError>,
+        name_of: impl Fn(&mut RequestFields, &str) -> Result<Option<ChosenName>, ApiError>,
     ) -> Result<Self, ApiError> {
         let choice = match fields.required_string("mode")?.as_str() {
             "auto" => ToolChoice::Auto,
@@ -91,13 +99,13 @@ impl ToolSelection {
         let one = |(index, value)| {
             let mut tool = RequestFields::of(format!("{path}[{index}]"), value)?;
             let kind = tool.required_string("type")?;
-            let Some(name) = name_of(&mut tool, &kind)? else {
+            let Some(ChosenName { name, path }) = name_of(&mut tool, &kind)? else {
                 let message = "must be function or custom";
                 return Err(ApiError::unsupported(tool.path("type"), message));
             };
             if tools.iter().all(|definition| definition.name != name) {
                 let message = "names a tool that is not in tools";
-                return Err(ApiError::invalid(tool.path("name"), message));
+                return Err(ApiError::invalid(path, message));
             }
             Ok(name)
         };

@@ -2,7 +2,7 @@
 
 use super::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames};
 pub(crate) use super::tool_choice::ToolChoice;
-use super::tool_choice::ToolSelection;
+use super::tool_choice::{ChosenName, ToolSelection};
 use crate::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -271,14 +271,16 @@ fn member(item: &mut RequestFields, name: &str) -> Result<RequestFields, ApiErro
 pub(super) fn named_tool(
     fields: &mut RequestFields,
     kind: &str,
-) -> Result<Option<String>, ApiError> {
+) -> Result<Option<ChosenName>, ApiError> {
     if !matches!(kind, "function" | "custom") {
         return Ok(None);
     }
     let mut inner = member(fields, kind)?;
     let path = inner.path("name");
-    let name = inner.string("name", NAME_MAX)?;
-    name.map(Some).ok_or_else(|| ApiError::invalid(path, "is missing"))
+    match inner.string("name", NAME_MAX)? {
+        Some(name) => Ok(Some(ChosenName { name, path })),
+        None => Err(ApiError::invalid(path, "is missing")),
+    }
 }
 
 /// Parses a tool choice given as an object with the `name` of a function.
