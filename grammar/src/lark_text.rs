@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Terminal of all texts.
 pub const ANY: &str = "/(?s:.*)/";
 /// Terminal of all texts that are not empty.
-const SOME: &str = "/(?s:.+)/";
+pub(super) const SOME: &str = "/(?s:.+)/";
 
 /// Formats `text` as a Lark string literal.
 pub fn literal(text: &str) -> String {

@@ -3,7 +3,9 @@
 use super::fields::FormatFields;
 use super::free_text::any_text;
 use super::{DEPTH_MAX, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
+use crate::engine_grammar::ENGINE_OPTIONS;
 use crate::lark_text::literal;
+use crate::limits::TEXT_BYTES_MAX;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -51,6 +53,9 @@ impl FormatWriter {
                 "a structural tag has at most {FORMATS_MAX} formats and a depth of {DEPTH_MAX}"
             );
             return Err(StructuralTagError::new(path, message));
+        }
+        if self.rules.len() > TEXT_BYTES_MAX {
+            return Err(StructuralTagError::too_long(path));
         }
         let mut fields = FormatFields::of(format, path)?;
         let depth = depth + 1;
@@ -182,6 +187,10 @@ impl FormatWriter {
         schema: &Value,
         path: &str,
     ) -> Result<LarkExpression, StructuralTagError> {
+        if schema.get(ENGINE_OPTIONS).is_some() {
+            let path = format!("{path}.{ENGINE_OPTIONS}");
+            return Err(StructuralTagError::new(path, "is not supported"));
+        }
         let schema = match schema {
             Value::Object(_) => schema.clone(),
             Value::Bool(true) => json!({}),
@@ -227,7 +236,10 @@ fn ends_free(format: &Value) -> bool {
             // Text may also take the place of the first tag.
             format["stop_after_first"] != true || format["at_least_one"] != true
         }
-        Some("tag") => format["end"] == "" && ends_free(&format["content"]),
+        Some("tag") => {
+            let has_end = format["end"] != "" && format["end"] != json!([]);
+            !has_end && ends_free(&format["content"])
+        }
         Some("sequence") => any(&format["elements"], true),
         Some("or") => any(&format["elements"], false),
         _ => false,

@@ -3,7 +3,7 @@
 use super::fields::FormatFields;
 use super::formats::FormatWriter;
 use super::{EndTexts, LarkExpression, StructuralTagError};
-use crate::lark_text::{literal, one_of, up_to, without};
+use crate::lark_text::{ANY, SOME, literal, one_of, up_to, without};
 use serde_json::Value;
 
 /// Writes `any_text`: any text without `excludes`, up to one of `ends`.
@@ -25,15 +25,18 @@ impl FormatWriter {
         TextDispatch { branches, excluded, is_first_free, is_single }: TextDispatch,
         ends: &EndTexts,
     ) -> LarkExpression {
-        let triggers: Vec<String> = branches.iter().map(|one| one.trigger.clone()).collect();
-        let stops: Vec<String> = triggers.iter().chain(&excluded).cloned().collect();
-        let tail = self.terminal(&free_text(&stops, ends));
+        let triggers = branches.iter().map(|one| &one.trigger);
+        let stops: Vec<String> = triggers.chain(&excluded).chain(ends).cloned().collect();
+        // All terminals of free text refer to one terminal of the texts that end it, which may be long.
+        let stop = self.terminal(&one_of(&stops));
+        let free = self.terminal(&format!("{ANY} & ~({ANY} {stop} {ANY})"));
+        let earlier = self.terminal(&format!("~({ANY} {stop} {SOME})"));
+        let ended = |end: &str| format!("{free} {end} & {earlier}");
         let end = if ends.is_empty() { String::new() } else { one_of(ends) };
+        let tail = if ends.is_empty() { free.clone() } else { self.terminal(&ended(&end)) };
         let mut chunks = Vec::new();
         for TriggerBranch { trigger, rests } in &branches {
-            let others: Vec<String> =
-                stops.iter().chain(ends).filter(|stop| *stop != trigger).cloned().collect();
-            let head = self.terminal(&up_to(std::slice::from_ref(trigger), &others));
+            let head = self.terminal(&ended(&literal(trigger)));
             chunks.push(format!("{head} ({})", rests.join(" | ")));
         }
         let chunk = self.rule(&chunks.join(" | "));

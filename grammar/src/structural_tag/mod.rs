@@ -10,6 +10,7 @@ mod tag_branches;
 #[cfg(test)]
 mod tests;
 
+use crate::limits::TEXT_BYTES_MAX;
 use fields::FormatFields;
 use formats::FormatWriter;
 use serde_json::Value;
@@ -33,6 +34,12 @@ impl StructuralTagError {
     fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { path: path.into(), message: message.into() }
     }
+
+    fn too_long(path: &str) -> Self {
+        let message =
+            format!("a structural tag and its grammar have at most {TEXT_BYTES_MAX} bytes");
+        Self::new(path, message)
+    }
 }
 
 /// Converts a structural tag to a Lark grammar: an object with `format`, or the older form with `structures` and
@@ -40,6 +47,9 @@ impl StructuralTagError {
 ///
 /// Errors: the path of a value that is invalid, or of a format that cannot be enforced.
 pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError> {
+    if tag.to_string().len() > TEXT_BYTES_MAX {
+        return Err(StructuralTagError::too_long(""));
+    }
     let mut fields = FormatFields::of(tag, "")?;
     if fields.optional_text("type")?.is_some_and(|kind| kind != "structural_tag") {
         return Err(StructuralTagError::new("type", "must be structural_tag"));
@@ -51,7 +61,11 @@ pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError>
     };
     fields.finish()?;
     let start = writer.rule_expression(whole);
-    Ok(format!("start: {start}\n{}", writer.rules))
+    let grammar = format!("start: {start}\n{}", writer.rules);
+    if grammar.len() > TEXT_BYTES_MAX {
+        return Err(StructuralTagError::too_long(""));
+    }
+    Ok(grammar)
 }
 
 /// Part of a grammar.

@@ -149,6 +149,18 @@ fn invalid_and_unsupported_formats_are_named() {
         (tag_of(json!({"type": "const_string", "value": "a", "x": 1})), "format.x"),
         (
             tag_of(
+                json!({"type": "json_schema", "json_schema": {"x-guidance": {"lenient": true}}}),
+            ),
+            "format.json_schema.x-guidance",
+        ),
+        (
+            tag_of(json!({"type": "sequence", "elements": [
+                {"type": "tag", "begin": "<", "content": any, "end": []},
+                {"type": "regex", "pattern": "a"}]})),
+            "format.elements[0]",
+        ),
+        (
+            tag_of(
                 json!({"type": "sequence", "elements": [any, {"type": "regex", "pattern": "a"}]}),
             ),
             "format.elements[0]",
@@ -165,4 +177,36 @@ fn invalid_and_unsupported_formats_are_named() {
         assert_eq!(structural_tag_grammar(&tag).unwrap_err().path, path, "{tag}");
     }
     assert!(structural_tag_grammar(&tag_of(deep)).unwrap_err().message.contains("depth"));
+}
+
+/// Returns a dispatch of `count` patterns of `bytes` bytes, after each of which `1` follows.
+fn dispatch_of(count: usize, bytes: usize) -> Value {
+    let one = json!({"type": "const_string", "value": "1"});
+    let rule = |at: usize| json!([format!("<{at:04}{}>", "x".repeat(bytes - 6)), one]);
+    tag_of(json!({"type": "dispatch", "rules": (0..count).map(rule).collect::<Vec<_>>()}))
+}
+
+#[test]
+fn grammar_of_many_triggers_grows_linearly() {
+    let grammar_bytes = |count| structural_tag_grammar(&dispatch_of(count, 30)).unwrap().len();
+    assert!(grammar_bytes(300) < 11 * grammar_bytes(30));
+    check(
+        &dispatch_of(30, 7),
+        &["", "a <0003x b", "a <0003x>1 <0029x>1 b", "<0000x>1"],
+        &["<0003x>", "<0003x>2", "a <0003x>1 <0029x> b"],
+    );
+}
+
+#[test]
+fn long_structural_tags_are_rejected() {
+    for tag in [dispatch_of(512, 8 << 10), dispatch_of(512, 90)] {
+        let error = structural_tag_grammar(&tag).unwrap_err();
+        assert!(error.message.contains("bytes"), "{error}");
+    }
+    // Each alternative repeats the ends.
+    let ends = vec!["x".repeat(1_000); 30];
+    let any = json!({"type": "any_text"});
+    let content = json!({"type": "or", "elements": vec![any; 500]});
+    let tag = json!({"type": "tag", "begin": "<", "content": content, "end": ends});
+    assert!(structural_tag_grammar(&tag_of(tag)).unwrap_err().path.contains("elements["));
 }
