@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use server::pooling::{MatryoshkaDimensions, PoolerSettings, PoolingTask};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use text::Tokenizer;
 
 /// Pooling of the served model, before its classifier tokens are looked up in the tokenizer.
@@ -31,9 +31,12 @@ struct SentenceModule {
 }
 
 /// Pooling that `modules.json` describes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct SentencePooling {
-    pooling_type: PoolingTypeArg,
+    /// File that describes the pooling type.
+    config: PathBuf,
+    /// First module that projects the pooled vector, which is not supported.
+    projection: Option<String>,
     normalises: bool,
 }
 
@@ -58,35 +61,63 @@ pub(super) fn plan(
         }
         RunnerArg::Auto | RunnerArg::Pooling => {}
     }
-    let described =
-        sentence_pooling(dir).with_context(|| dir.join(MODULES).display().to_string())?;
-    if described.is_none() && generates && args.runner == RunnerArg::Auto {
+    let described = sentence_pooling(dir).with_context(|| dir.join(MODULES).display().to_string());
+    if matches!(described, Ok(None)) && generates && args.runner == RunnerArg::Auto {
         return rejects_pooling_flags(args);
     }
     let given = args.pooler_config.unwrap_or_default();
-    let task = task(args.convert, &config.head)?;
-    if task == PoolingTask::Score
-        && given
-            != (PoolerConfigArg {
-                use_activation: given.use_activation,
-                ..PoolerConfigArg::default()
-            })
-    {
+    match task(args.convert, &config.head)? {
+        // Scores do not depend on `modules.json`, so errors in it do not matter.
+        PoolingTask::Score => score_plan(given, &config.head).map(Some),
+        PoolingTask::Embed => embedding_plan(given, described?).map(Some),
+    }
+}
+
+/// Returns the pooling of a model that scores text pairs.
+///
+/// Errors: `--pooler-config` has settings of embeddings.
+fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<PoolingPlan> {
+    let PoolerConfigArg { use_activation, .. } = given;
+    if given != (PoolerConfigArg { use_activation, ..PoolerConfigArg::default() }) {
         bail!(
             "--pooler-config: scores are computed from the last token; only use_activation applies"
         );
     }
-    let pooling_type = given
-        .pooling_type
-        .or(described.map(|described| described.pooling_type))
-        .unwrap_or(PoolingTypeArg::Last);
-    let of_model = match (task, &config.head) {
-        (PoolingTask::Score, ModelHead::Classifier { sigmoid }) => *sigmoid,
-        (PoolingTask::Score, _) => true,
-        (PoolingTask::Embed, _) => described.is_none_or(|described| described.normalises),
+    let of_model = match head {
+        ModelHead::Classifier { sigmoid } => *sigmoid,
+        _ => true,
     };
-    let use_activation = given.use_activation.unwrap_or(of_model);
-    Ok(Some(PoolingPlan { pooling_type, use_activation, dimensions: given.dimensions, task }))
+    Ok(PoolingPlan {
+        pooling_type: PoolingTypeArg::Last,
+        use_activation: use_activation.unwrap_or(of_model),
+        dimensions: None,
+        task: PoolingTask::Score,
+    })
+}
+
+/// Returns the pooling of an embedding model. The pooling type of `--pooler-config` replaces the one that
+/// `modules.json` describes, even if that one is not supported.
+///
+/// Errors: the model has a projection after pooling, or its pooling type is not supported.
+fn embedding_plan(
+    given: PoolerConfigArg,
+    described: Option<SentencePooling>,
+) -> Result<PoolingPlan> {
+    if let Some(path) = described.as_ref().and_then(|described| described.projection.as_ref()) {
+        bail!("module {path}: projections after pooling are not supported");
+    }
+    let pooling_type = match (given.pooling_type, &described) {
+        (Some(pooling_type), _) => pooling_type,
+        (None, Some(described)) => described.pooling_type()?,
+        (None, None) => PoolingTypeArg::Last,
+    };
+    let of_model = described.is_none_or(|described| described.normalises);
+    Ok(PoolingPlan {
+        pooling_type,
+        use_activation: given.use_activation.unwrap_or(of_model),
+        dimensions: given.dimensions,
+        task: PoolingTask::Embed,
+    })
 }
 
 /// Name of the file in which sentence-transformers lists the modules of a model.
@@ -129,18 +160,26 @@ fn sentence_pooling(dir: &Path) -> Result<Option<SentencePooling>> {
     let Some(pooling) = modules.iter().find(|module| is(module, "Pooling")) else {
         return Ok(None);
     };
-    if let Some(dense) = modules.iter().find(|module| is(module, "Dense")) {
-        bail!("module {}: projections after pooling are not supported", dense.path);
-    }
     if pooling.path.split('/').any(|part| part == "..") || pooling.path.starts_with('/') {
         bail!("module path {} leaves the model folder", pooling.path);
     }
-    let path = dir.join(&pooling.path).join("config.json");
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let modes: Map<String, Value> = serde_json::from_str(&text)?;
-    let pooling_type = pooling_type(&modes).with_context(|| path.display().to_string())?;
-    let normalises = modules.iter().any(|module| is(&module, "Normalize"));
-    Ok(Some(SentencePooling { pooling_type, normalises }))
+    let projection = modules.iter().find(|module| is(module, "Dense"));
+    Ok(Some(SentencePooling {
+        config: dir.join(&pooling.path).join("config.json"),
+        projection: projection.map(|module| module.path.clone()),
+        normalises: modules.iter().any(|module| is(&module, "Normalize")),
+    }))
+}
+
+impl SentencePooling {
+    /// Reads the pooling type.
+    fn pooling_type(&self) -> Result<PoolingTypeArg> {
+        let read = || -> Result<_> {
+            let text = fs::read_to_string(&self.config)?;
+            pooling_type(&serde_json::from_str(&text)?)
+        };
+        read().with_context(|| self.config.display().to_string())
+    }
 }
 
 /// Returns the pooling type of a pooling module's configuration, which has a flag per type.
@@ -251,6 +290,24 @@ mod tests {
         let forced = PoolingArgs { runner: RunnerArg::Pooling, ..ARGS };
         let found = plan(&forced, plain.path(), &config).unwrap().unwrap();
         assert_eq!((found.pooling_type, found.task), (PoolingTypeArg::Last, PoolingTask::Embed));
+    }
+
+    #[test]
+    fn given_pooling_type_replaces_an_unsupported_one() {
+        let config = demo_config();
+        let cls = folder(Some("pooling_mode_cls_token"), &["Pooling", "Normalize"]);
+        let given = PoolerConfigArg {
+            pooling_type: Some(PoolingTypeArg::Mean),
+            ..PoolerConfigArg::default()
+        };
+        let args = PoolingArgs { pooler_config: Some(given), ..ARGS };
+        let found = plan(&args, cls.path(), &config).unwrap().unwrap();
+        assert_eq!((found.pooling_type, found.use_activation), (PoolingTypeArg::Mean, true));
+        let scores = ModelConfig { head: ModelHead::Classifier { sigmoid: false }, ..config };
+        let found = plan(&ARGS, cls.path(), &scores).unwrap().unwrap();
+        assert_eq!((found.pooling_type, found.task), (PoolingTypeArg::Last, PoolingTask::Score));
+        let error = plan(&args, cls.path(), &scores).unwrap_err().to_string();
+        assert!(error.contains("only use_activation"), "{error}");
     }
 
     #[test]
