@@ -54,7 +54,7 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     pub long_prefill_token_threshold: u32,
     /// Waiting and running requests beyond which new ones are rejected [default: max-num-seqs + 1024 per
-    /// replica]
+    /// replica; with --runner pooling, max-num-seqs + 8192]
     #[arg(long, alias = "max-queued-requests", value_name = "COUNT")]
     pub max_num_queued_reqs: Option<u32>,
     /// Prompt tokens waiting for prefill beyond which new requests are rejected [default: no limit]
@@ -286,9 +286,10 @@ impl EngineArgs {
         (self.long_prefill_token_threshold > 0).then_some(self.long_prefill_token_threshold)
     }
 
-    /// Returns the number of waiting and running requests at which further requests are rejected.
-    pub fn requests_in_flight_max(&self, replicas: u16) -> u32 {
-        let default = u32::from(replicas) * (self.max_num_seqs + 1024);
+    /// Returns the number of waiting and running requests at which further requests are rejected;
+    /// `waiting_default` is the default number of waiting requests per replica.
+    pub fn requests_in_flight_max(&self, replicas: u16, waiting_default: u32) -> u32 {
+        let default = u32::from(replicas) * (self.max_num_seqs + waiting_default);
         self.max_num_queued_reqs.unwrap_or(default)
     }
 

@@ -35,7 +35,7 @@ fn defaults_fit_cpu_serving() {
     assert_eq!(args.engine.tokens_per_step(), 512);
     assert_eq!(args.engine.kv_bytes(8 << 30), 2 << 30);
     assert_eq!(args.engine.kv_bytes(64 << 30), 4 << 30);
-    assert_eq!(args.engine.requests_in_flight_max(1), 1536);
+    assert_eq!(args.engine.requests_in_flight_max(1, 1024), 1536);
     assert_eq!((args.http.host.as_str(), args.http.port), ("127.0.0.1", 8000));
     assert!(args.engine.enable_prefix_caching && args.engine.mixed);
 }

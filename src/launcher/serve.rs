@@ -105,7 +105,7 @@ fn serve(
     let limits = scheduler.limits().clone();
     let fixed_deadline = args.engine.step_deadline.map(|seconds| seconds.0);
     let deadline = StepDeadline::new(fixed_deadline, startup.memory.step_cost);
-    let admission = settings::admission(&args.engine, args.parallel.data_parallel_size);
+    let admission = settings::admission(&args.engine, &limits);
     let metrics = metrics(args, &files, &startup, &scheduler, max_model_len)?;
     let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
     let (kv_events, publishers) = start_kv_events(bound_publishers, &startup, &metrics)?;
@@ -410,8 +410,9 @@ fn scheduler(
     kv.lifetime_sample = args.metrics.block_lifetime_sample_rate();
     let build = |max_model_len: u32| {
         let replicas = args.parallel.data_parallel_size;
-        let limits =
-            settings::limits(&args.engine, replicas, max_model_len, files.config.vocab as u32);
+        let waiting = settings::waiting_requests_default(files);
+        let vocab_size = files.config.vocab as u32;
+        let limits = settings::limits(&args.engine, replicas, waiting, max_model_len, vocab_size);
         let limits = settings::limits_with_draft_tokens(limits, args.speculation.speculation());
         let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;

@@ -39,7 +39,7 @@ pub fn server_info(
             "num_speculative_tokens": limits.draft_tokens,
             "synthetic_acceptance_rate": synthetic_acceptance(args),
             "graph_rows": startup.ready.capture_sizes,
-            "max_num_queued_reqs": args.engine.requests_in_flight_max(bounds.replicas),
+            "max_num_queued_reqs": limits.max_waiting_requests,
             "max_queued_bytes": args.engine.max_queued_bytes.0,
             "max_text_memory": args.engine.max_text_memory.0,
             "max_num_queued_tokens": args.engine.max_num_queued_tokens,

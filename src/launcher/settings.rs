@@ -127,9 +127,9 @@ pub fn prompt_bytes_max(max_model_len: u32) -> usize {
 }
 
 /// Returns the limits for admission of requests, over all requests in flight.
-pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
+pub fn admission(engine: &EngineArgs, limits: &SchedulerLimits) -> AdmissionLimits {
     AdmissionLimits {
-        requests: u64::from(engine.requests_in_flight_max(replicas)),
+        requests: u64::from(limits.max_waiting_requests),
         prefill_tokens: engine.max_num_queued_tokens.map_or(u64::MAX, u64::from),
         bytes: engine.max_queued_bytes.0,
     }
@@ -178,10 +178,23 @@ pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     (0..model.layers).map(experts).collect()
 }
 
+/// Default number of waiting requests per replica of a server that generates text.
+const WAITING_CHOICES: u32 = 1024;
+/// Default number of waiting requests per replica of a server that pools: the texts of four requests of the
+/// maximum size.
+const WAITING_TEXTS: u32 = 4 * server::pooling::PROMPTS_MAX as u32;
+
+/// Returns the default number of waiting requests per replica, for a model.
+pub fn waiting_requests_default(files: &ModelFiles) -> u32 {
+    if files.pooling.is_some() { WAITING_TEXTS } else { WAITING_CHOICES }
+}
+
 /// Returns the limits of the scheduler: of the steps of a replica, and of the queue of all replicas.
+/// `waiting_default` is the default number of waiting requests per replica.
 pub fn limits(
     engine: &EngineArgs,
     replicas: u16,
+    waiting_default: u32,
     max_model_len: u32,
     vocab_size: u32,
 ) -> SchedulerLimits {
@@ -197,7 +210,7 @@ pub fn limits(
         max_num_seqs,
         tokens_per_chunk: engine.tokens_per_chunk(),
         // Admission control also counts running requests, so this limit of the queue never rejects a request.
-        max_waiting_requests: engine.requests_in_flight_max(replicas),
+        max_waiting_requests: engine.requests_in_flight_max(replicas, waiting_default),
         mixed_batches: engine.mixed,
         // On a GPU, a second step in flight avoids that the GPU waits for the host between steps. On the CPU
         // it has no benefit, because steps and host share the cores.

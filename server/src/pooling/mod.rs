@@ -34,7 +34,7 @@ use score::ScoreReply;
 use std::sync::Arc;
 
 /// Maximum number of prompts of one request, as in OpenAI's API.
-pub(crate) const PROMPTS_MAX: usize = 2048;
+pub const PROMPTS_MAX: usize = 2048;
 
 /// Handles POST `/v1/embeddings`.
 pub(crate) async fn embeddings(
