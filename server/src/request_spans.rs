@@ -139,6 +139,15 @@ pub(crate) struct GenerationParameters {
     pub model: String,
     /// Request id.
     pub request_id: String,
+    /// Whether the reply is streamed.
+    pub stream: bool,
+    /// Sampling parameters; `None` = the request is pooled and samples no token.
+    pub sampling: Option<SpanSamplingParams>,
+}
+
+/// Sampling parameters that the span of a generation shows.
+#[derive(Debug)]
+pub(crate) struct SpanSamplingParams {
     /// Number of choices per prompt.
     pub n: u32,
     /// Maximum number of output tokens; `None` = the request sets none.
@@ -157,8 +166,6 @@ pub(crate) struct GenerationParameters {
     pub seed: Option<i64>,
     /// Stop strings.
     pub stop: Vec<String>,
-    /// Whether the reply is streamed.
-    pub stream: bool,
 }
 
 /// Span of one request that has not ended.

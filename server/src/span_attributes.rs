@@ -5,7 +5,7 @@
 //! `gen_ai.usage.prompt_tokens`, `.completion_tokens` are the names of vLLM's spans.
 
 use crate::access_record::AccessCounts;
-use crate::request_spans::GenerationParameters;
+use crate::request_spans::{GenerationParameters, SpanSamplingParams};
 use axum::http::Method;
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 use std::time::Instant;
@@ -51,28 +51,36 @@ pub(crate) fn request_attributes(
     add("gen_ai.response.model", parameters.model.clone().into());
     add("gen_ai.request.id", parameters.request_id.clone().into());
     add("gen_ai.request.stream", parameters.stream.into());
-    add("gen_ai.request.choice.count", i64::from(parameters.n).into());
-    add("gen_ai.request.temperature", f64::from(parameters.temperature).into());
-    add("gen_ai.request.top_p", f64::from(parameters.top_p).into());
-    if parameters.top_k > 0 {
-        add("gen_ai.request.top_k", i64::from(parameters.top_k).into());
+    attributes.extend(parameters.sampling.iter().flat_map(sampling_attributes));
+    attributes
+}
+
+/// Returns the attributes of sampling parameters.
+fn sampling_attributes(sampling: &SpanSamplingParams) -> Vec<KeyValue> {
+    let mut attributes = Vec::new();
+    let mut add = |name: &'static str, value: Value| attributes.push(KeyValue::new(name, value));
+    add("gen_ai.request.choice.count", i64::from(sampling.n).into());
+    add("gen_ai.request.temperature", f64::from(sampling.temperature).into());
+    add("gen_ai.request.top_p", f64::from(sampling.top_p).into());
+    if sampling.top_k > 0 {
+        add("gen_ai.request.top_k", i64::from(sampling.top_k).into());
     }
-    if let Some(limit) = parameters.max_tokens {
+    if let Some(limit) = sampling.max_tokens {
         add("gen_ai.request.max_tokens", i64::from(limit).into());
     }
-    if let Some(seed) = parameters.seed {
+    if let Some(seed) = sampling.seed {
         add("gen_ai.request.seed", seed.into());
     }
     for (name, penalty) in [
-        ("gen_ai.request.frequency_penalty", parameters.frequency_penalty),
-        ("gen_ai.request.presence_penalty", parameters.presence_penalty),
+        ("gen_ai.request.frequency_penalty", sampling.frequency_penalty),
+        ("gen_ai.request.presence_penalty", sampling.presence_penalty),
     ] {
         if penalty != 0.0 {
             add(name, f64::from(penalty).into());
         }
     }
-    if !parameters.stop.is_empty() {
-        add("gen_ai.request.stop_sequences", strings(&parameters.stop));
+    if !sampling.stop.is_empty() {
+        add("gen_ai.request.stop_sequences", strings(&sampling.stop));
     }
     attributes
 }
@@ -93,7 +101,12 @@ pub(crate) fn usage_attributes(counts: &AccessCounts, received: Instant) -> Vec<
         add(name, (counts.output_tokens as i64).into());
     }
     add("gen_ai.usage.cache_read.input_tokens", (counts.cached_tokens as i64).into());
-    add("gen_ai.response.finish_reasons", strings(&counts.finish_reasons().unwrap_or_default()));
+    let is_pooled =
+        counts.parameters.as_ref().is_some_and(|parameters| parameters.sampling.is_none());
+    if !is_pooled {
+        let reasons = counts.finish_reasons().unwrap_or_default();
+        add("gen_ai.response.finish_reasons", strings(&reasons));
+    }
     if let Some(queued) = counts.queued {
         add("gen_ai.latency.time_in_queue", queued.as_secs_f64().into());
     }
@@ -105,7 +118,40 @@ pub(crate) fn usage_attributes(counts: &AccessCounts, received: Instant) -> Vec<
     attributes
 }
 
+/// Returns an attribute value that lists texts.
 fn strings(values: &[impl AsRef<str>]) -> Value {
     let values = values.iter().map(|value| StringValue::from(value.as_ref().to_owned())).collect();
     Value::Array(Array::String(values))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pooled_requests_have_no_attributes_of_sampling() {
+        let parameters = GenerationParameters {
+            model: "m".to_owned(),
+            request_id: "r".to_owned(),
+            stream: false,
+            sampling: None,
+        };
+        let mut attributes = request_attributes("embeddings", Some(&parameters));
+        let mut counts = AccessCounts::default();
+        counts.prompt_tokens = Some(3);
+        counts.finish_reasons.push("length");
+        counts.parameters = Some(Box::new(parameters));
+        attributes.extend(usage_attributes(&counts, Instant::now()));
+        let names: Vec<&str> = attributes.iter().map(|attribute| attribute.key.as_str()).collect();
+        assert!(names.contains(&"gen_ai.usage.input_tokens"), "{names:?}");
+        for name in [
+            "gen_ai.request.temperature",
+            "gen_ai.request.top_p",
+            "gen_ai.request.choice.count",
+            "gen_ai.request.max_tokens",
+            "gen_ai.response.finish_reasons",
+        ] {
+            assert!(!names.contains(&name), "{name}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::context_overflow::ContextOverflow;
 use crate::request_ids::sampling_key;
-use crate::request_spans::GenerationParameters;
+use crate::request_spans::{GenerationParameters, SpanSamplingParams};
 use axum::http::StatusCode;
 use engine::{AdmissionPermit, RequestEventStream};
 use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
@@ -130,11 +130,19 @@ pub(crate) fn start_generation(
 
 /// Returns the parameters that the span of a request shows.
 fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> GenerationParameters {
-    let sampling = &params.sampling;
     let model = params.model.as_deref().unwrap_or_else(|| serving.card.names.first());
     GenerationParameters {
         model: model.to_owned(),
         request_id: params.request_id.clone().unwrap_or_default(),
+        stream: params.stream,
+        sampling: params.sampling.pooling.is_none().then(|| span_sampling(params)),
+    }
+}
+
+/// Returns the sampling parameters that the span of a request shows.
+fn span_sampling(params: &CompletionParams) -> SpanSamplingParams {
+    let sampling = &params.sampling;
+    SpanSamplingParams {
         n: params.n,
         max_tokens: params.max_tokens,
         temperature: sampling.temperature,
@@ -144,7 +152,6 @@ fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> Gener
         presence_penalty: sampling.presence_penalty,
         seed: params.seed,
         stop: params.stop.clone(),
-        stream: params.stream,
     }
 }
 

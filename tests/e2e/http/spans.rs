@@ -155,6 +155,26 @@ fn spans_join_the_client_trace_and_have_genai_attributes() {
 }
 
 #[test]
+fn spans_of_embeddings_have_no_attributes_of_sampling() {
+    let collector = TestCollector::start();
+    let flags = ["--port", "0", "--runner", "pooling", "--otlp-traces-endpoint"];
+    let args = [&flags[..], &[collector.endpoint.as_str()]].concat();
+    let mut process = ServerProcess::of(&mut command(&args));
+    assert_eq!(post(process.address, "/v1/embeddings", &json!({"input": "a"})).status, 200);
+    process.signal("TERM");
+    process.exits_within(Duration::from_secs(20));
+    let spans = collector.spans();
+    assert_eq!(spans.len(), 1, "{spans:?}");
+    assert_eq!(attribute(&spans[0], "gen_ai.operation.name"), Some(text("embeddings")));
+    assert!(attribute(&spans[0], "gen_ai.usage.input_tokens").is_some());
+    let keys: Vec<&str> = spans[0].attributes.iter().map(|found| found.key.as_str()).collect();
+    for name in ["temperature", "top_p", "choice.count", "max_tokens"] {
+        assert!(!keys.contains(&format!("gen_ai.request.{name}").as_str()), "{keys:?}");
+    }
+    assert!(!keys.contains(&"gen_ai.response.finish_reasons"), "{keys:?}");
+}
+
+#[test]
 fn missing_collector_delays_no_request_and_no_shutdown() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let endpoint = format!("http://{closed}/v1/traces");
