@@ -64,7 +64,8 @@ pub(crate) fn start_generation(
         );
         return Err(ApiError::invalid("n", message));
     }
-    check_queue(prompts.len() * n, &permit, if is_pooling { extra.prompt_field } else { "n" })?;
+    let queued = if is_pooling { QueuedUnit::Texts } else { QueuedUnit::Choices };
+    check_queue(prompts.len() * n, &permit, queued, extra.prompt_field)?;
     let template = template(serving, params, extra)?;
     let limit = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
     let max_tokens: Vec<u32> = prompts.iter().map(limit).collect::<Result<_, _>>()?;
@@ -155,15 +156,37 @@ fn span_sampling(params: &CompletionParams) -> SpanSamplingParams {
     }
 }
 
-/// Rejects a request with more choices than the queue of the server has places: it could never be accepted.
-/// `field` is the field name in the error.
-fn check_queue(choices: usize, permit: &AdmissionPermit, field: &str) -> Result<(), ApiError> {
+/// What the engine requests of one HTTP request are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QueuedUnit {
+    /// Choices of prompts.
+    Choices,
+    /// Texts to be pooled.
+    Texts,
+}
+
+/// Rejects a request with more engine requests than the queue of the server has places: it could never be
+/// accepted. `prompt_field` is the name of the field that contains the prompts.
+fn check_queue(
+    count: usize,
+    permit: &AdmissionPermit,
+    unit: QueuedUnit,
+    prompt_field: &str,
+) -> Result<(), ApiError> {
     let cap = permit.requests_max();
-    if choices as u64 <= cap {
+    if count as u64 <= cap {
         return Ok(());
     }
-    let message = format!("prompts × n is {choices} choices, the server queues at most {cap}");
-    Err(ApiError::invalid(field, message))
+    let limit = format!("the server queues at most {cap} (--max-num-queued-reqs)");
+    match unit {
+        QueuedUnit::Choices => {
+            let message = format!("prompts × n is {count} choices, {limit}");
+            Err(ApiError::invalid("n", message))
+        }
+        QueuedUnit::Texts => {
+            Err(ApiError::invalid(prompt_field, format!("the request has {count} texts, {limit}")))
+        }
+    }
 }
 
 /// Creates one submission to the engine per choice of each prompt. `max_tokens_by_prompt` is the maximum
@@ -343,6 +366,22 @@ fn prompt_end(serving: &ServingContext, params: &CompletionParams) -> usize {
     (serving.field_bounds.max_model_len + 1 - output_tokens_min(params)) as usize
 }
 
+/// Rejects a prompt that is empty or exceeds the context length; `field` is the field name in the error.
+pub(crate) fn check_prompt_len(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    prompt_len: usize,
+    field: &str,
+) -> Result<(), ApiError> {
+    if prompt_len == 0 {
+        return Err(ApiError::invalid(field, "the prompt is empty"));
+    }
+    if prompt_len >= prompt_end(serving, params) {
+        return Err(context_overflow(serving, params, prompt_len).into_error(field));
+    }
+    Ok(())
+}
+
 /// Returns the maximum number of output tokens for a prompt.
 pub(crate) fn max_tokens(
     serving: &ServingContext,
@@ -351,13 +390,8 @@ pub(crate) fn max_tokens(
     extra: EndpointParams<'_>,
 ) -> Result<u32, ApiError> {
     let limit = serving.field_bounds.max_model_len as usize;
-    if prompt_len == 0 {
-        return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
-    }
+    check_prompt_len(serving, params, prompt_len, extra.prompt_field)?;
     let overflow = || context_overflow(serving, params, prompt_len).into_error(extra.prompt_field);
-    if prompt_len >= prompt_end(serving, params) {
-        return Err(overflow());
-    }
     let remaining = (limit - prompt_len) as u32;
     let Some(requested) = params.max_tokens else {
         let max_tokens =

@@ -96,6 +96,8 @@ impl CompletionEndpoint for EmbeddingReply {
         }
         let model = serving.check_model(request.params.model.as_deref())?;
         let dimensions = pooler.dimensions(request.dimensions)?;
+        // The limits of a prompt depend on the pooling method, because pooling leaves no place for output tokens.
+        request.params.sampling.pooling = Some(pooler.method.clone());
         let prompts = request.encode(serving)?;
         let params = &mut request.params;
         let request_id = headers.pooling_request_id(params, serving, app)?;

@@ -1,21 +1,24 @@
 //! Scores of text pairs: submits their prompts and computes the scores from the pooled vectors.
 
-use super::text_pairs::{TextPair, TextPairs};
+use super::text_pairs::{PairFields, TextPair, TextPairs};
 use super::{PoolingTask, prompts, vectors};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::openai::chat::generation_start::render;
+use crate::openai::chat::generation_start::{render, render_text};
 use crate::openai::collect::collect;
 use crate::openai::endpoint::HeaderParams;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::params::{CompletionParams, FieldBounds};
 use crate::openai::pooling_params::{self, submit_pooling};
-use crate::openai::submit::truncate;
+use crate::openai::submit::{check_prompt_len, reject_if_too_long, truncate};
 use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use protocol::Token;
 use serde_json::json;
 use text::ChatInput;
+
+/// Maximum size of all prompts of a reranker, as a multiple of the maximum size of a request body.
+const PROMPT_BYTES_FACTOR: usize = 4;
 
 /// Parameters that score and rerank requests share.
 pub(super) struct PairParams {
@@ -63,31 +66,28 @@ pub(super) struct ScoredPairs {
 }
 
 /// Submits the prompts of text pairs: one per text for an embedding model, one per pair for a reranker.
-/// `field` is the field name in errors about prompts.
 pub(super) fn submit_pairs(
     app: &AppState,
     serving: &ServingContext,
     pairs: &TextPairs,
     request: &mut PairParams,
     headers: &HeaderParams,
-    field: &'static str,
     permit: AdmissionPermit,
 ) -> Result<SubmittedPairs, ApiError> {
     let pooler = serving.pooler()?;
     let params = &mut request.params;
-    let prompts: Vec<Vec<Token>> = match pooler.task {
-        PoolingTask::Embed => {
-            let texts = pairs.queries.iter().chain(&pairs.documents);
-            texts
-                .map(|text| prompts::encode(serving, text, true, params, field))
-                .collect::<Result<_, _>>()?
-        }
+    // The limits of a prompt depend on the pooling method, because pooling leaves no place for output tokens.
+    params.sampling.pooling = Some(pooler.method.clone());
+    let prompts = match pooler.task {
+        PoolingTask::Embed => text_prompts(serving, pairs, params)?,
         PoolingTask::Score => {
-            let ids = |pair| pair_prompt(serving, pair, params, field);
+            pairs.check_prompt_bytes(PROMPT_BYTES_FACTOR * serving.body_bytes_max)?;
+            let ids = |pair| pair_prompt(serving, pair, params, pairs.fields);
             pairs.iter().map(ids).collect::<Result<_, _>>()?
         }
     };
     let request_id = headers.pooling_request_id(params, serving, app)?;
+    let field = pairs.fields.documents;
     let generation = submit_pooling(app, serving, params, &prompts, field, permit)?;
     let scorer = PairScorer {
         task: pooler.task,
@@ -99,14 +99,28 @@ pub(super) fn submit_pairs(
     Ok(SubmittedPairs { generation, scorer, request_id })
 }
 
-/// Returns the prompt in which a reranker reads both texts of a pair.
+/// Returns the prompts of an embedding model: those of the queries, then those of the documents.
+fn text_prompts(
+    serving: &ServingContext,
+    pairs: &TextPairs,
+    params: &CompletionParams,
+) -> Result<Vec<Vec<Token>>, ApiError> {
+    let PairFields { queries, documents } = pairs.fields;
+    let ids = |text: &String, field| prompts::encode(serving, text, true, params, field);
+    let first = pairs.queries.iter().map(|text| ids(text, queries));
+    first.chain(pairs.documents.iter().map(|text| ids(text, documents))).collect()
+}
+
+/// Returns the prompt in which a reranker reads both texts of a pair. Errors name the field of the longer text.
 fn pair_prompt(
     serving: &ServingContext,
     pair: TextPair<'_>,
     params: &CompletionParams,
-    field: &str,
+    fields: PairFields,
 ) -> Result<Vec<Token>, ApiError> {
     let TextPair { query, document } = pair;
+    let query_is_longer = query.len() > document.len();
+    let field = if query_is_longer { fields.queries } else { fields.documents };
     if !serving.pooler()?.has_pair_template {
         return prompts::encode(serving, &format!("{query}{document}"), true, params, field);
     }
@@ -115,8 +129,14 @@ fn pair_prompt(
         {"role": "document", "content": document},
     ]);
     let input = ChatInput { messages, ..ChatInput::default() };
+    // Only a pair of long texts can be so long that its prompt must not be tokenised.
+    if query.len() + document.len() >= serving.field_bounds.max_model_len as usize {
+        let text = render_text(serving, input.clone(), field)?;
+        reject_if_too_long(serving, &text, params, field)?;
+    }
     let mut ids = render(serving, input, true, field)?.ids;
     truncate(&mut ids, params.truncate);
+    check_prompt_len(serving, params, ids.len(), field)?;
     Ok(ids)
 }
 

@@ -3,11 +3,13 @@
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
 use crate::openai::params::{CompletionParams, PromptTruncation};
-use crate::openai::submit::{reject_if_too_long, text_error};
+use crate::openai::submit::{check_prompt_len, reject_if_too_long, text_error};
 use protocol::Token;
 
 /// Encodes a text and truncates it as the request requires. The special tokens that the tokenizer adds are
 /// kept, because last-token pooling reads the end-of-sequence token.
+///
+/// Errors: HTTP status 400 naming `field` if the prompt is empty or too long.
 pub(super) fn encode(
     serving: &ServingContext,
     text: &str,
@@ -20,9 +22,21 @@ pub(super) fn encode(
         serving.tokenizer.encode(text, special).map_err(|error| text_error(&error, field))
     };
     let all = ids(add_special_tokens)?;
-    let Some(truncation) = params.truncate else { return Ok(all) };
-    let plain = if add_special_tokens { ids(false)? } else { Vec::new() };
-    Ok(truncate_around(all, &plain, truncation))
+    let ids = match params.truncate {
+        Some(truncation) if all.len() > token_count_max(truncation) => {
+            let plain = if add_special_tokens { ids(false)? } else { Vec::new() };
+            truncate_around(all, &plain, truncation)
+        }
+        _ => all,
+    };
+    check_prompt_len(serving, params, ids.len(), field)?;
+    Ok(ids)
+}
+
+/// Returns the number of tokens that a truncation keeps.
+fn token_count_max(truncation: PromptTruncation) -> usize {
+    let (PromptTruncation::KeepLast(count) | PromptTruncation::KeepFirst(count)) = truncation;
+    count as usize
 }
 
 /// Truncates `all`, the tokens of a text with special tokens around its plain tokens `plain`. Special tokens
@@ -32,8 +46,7 @@ fn truncate_around(
     plain: &[Token],
     truncation: PromptTruncation,
 ) -> Vec<Token> {
-    let (PromptTruncation::KeepLast(count) | PromptTruncation::KeepFirst(count)) = truncation;
-    let excess = all.len().saturating_sub(count as usize);
+    let excess = all.len().saturating_sub(token_count_max(truncation));
     let start = (0..=all.len() - plain.len()).find(|&at| all[at..].starts_with(plain));
     let Some(start) = start.filter(|_| excess <= plain.len()) else {
         crate::openai::submit::truncate(&mut all, Some(truncation));

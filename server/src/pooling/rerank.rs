@@ -15,9 +15,6 @@ use engine::AdmissionPermit;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Field name in errors about the prompts of pairs.
-const FIELD: &str = "documents";
-
 /// Values from which the reply to a rerank request is written, in addition to the pooled vectors.
 pub(super) struct RerankReply {
     head: ReplyMetadata,
@@ -46,7 +43,7 @@ impl CompletionEndpoint for RerankReply {
         let ignored = ignored_fields(app, &fields)?;
         let model = serving.check_model(request.params.model.as_deref())?;
         let SubmittedPairs { generation, scorer, request_id } =
-            submit_pairs(app, serving, &pairs, &mut request, headers, FIELD, permit)?;
+            submit_pairs(app, serving, &pairs, &mut request, headers, permit)?;
         let reply = Self {
             head: ReplyMetadata::new("rerank", &request_id, model, serving),
             scorer,

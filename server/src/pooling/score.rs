@@ -16,9 +16,6 @@ use engine::AdmissionPermit;
 use std::io::Write as _;
 use std::sync::Arc;
 
-/// Field name in errors about the prompts of pairs.
-const FIELD: &str = "text_2";
-
 /// Values from which the reply to a score request is written, in addition to the pooled vectors.
 pub(super) struct ScoreReply {
     head: ReplyMetadata,
@@ -40,7 +37,7 @@ impl CompletionEndpoint for ScoreReply {
         let ignored = ignored_fields(app, &fields)?;
         let model = serving.check_model(request.params.model.as_deref())?;
         let SubmittedPairs { generation, scorer, request_id } =
-            submit_pairs(app, serving, &pairs, &mut request, headers, FIELD, permit)?;
+            submit_pairs(app, serving, &pairs, &mut request, headers, permit)?;
         let head = ReplyMetadata::new("score", &request_id, model, serving);
         let reply = Self { head, scorer };
         Ok(PreparedRequest { generation, reply, stream: false, request_id, ignored })

@@ -5,24 +5,52 @@ use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 
+/// Names of the two fields that contain the texts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PairFields {
+    pub(super) queries: &'static str,
+    pub(super) documents: &'static str,
+}
+
 /// Texts to be scored in pairs: one query for all documents, or one query per document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TextPairs {
+    /// Field names in errors about the texts.
+    pub(super) fields: PairFields,
     pub(super) queries: Vec<String>,
     pub(super) documents: Vec<String>,
 }
 
-/// Names of the two fields that contain the texts of a score request, as in vLLM.
-const FIELD_PAIRS: [[&str; 2]; 4] =
-    [["text_1", "text_2"], ["queries", "documents"], ["queries", "items"], ["data_1", "data_2"]];
+/// Names of the fields that contain the texts of a score request, as in vLLM.
+const SCORE_FIELDS: [PairFields; 4] = [
+    PairFields { queries: "text_1", documents: "text_2" },
+    PairFields { queries: "queries", documents: "documents" },
+    PairFields { queries: "queries", documents: "items" },
+    PairFields { queries: "data_1", documents: "data_2" },
+];
+
+/// Names of the fields that contain the texts of a rerank request.
+const RERANK_FIELDS: PairFields = PairFields { queries: "query", documents: "documents" };
+
+impl PairFields {
+    /// Returns the names that a score request uses: names of which it has both fields, else names of which it
+    /// has one field, so that the error names the missing one.
+    fn of_score(fields: &RequestFields) -> Self {
+        let has = |names: &Self, field: fn(&Self) -> &'static str| fields.contains(field(names));
+        let has_both = |names: &Self| has(names, |n| n.queries) && has(names, |n| n.documents);
+        let has_one = |names: &Self| has(names, |n| n.queries) || has(names, |n| n.documents);
+        let used = SCORE_FIELDS.into_iter().find(has_both);
+        used.or_else(|| SCORE_FIELDS.into_iter().find(has_one)).unwrap_or(SCORE_FIELDS[0])
+    }
+}
 
 impl TextPairs {
     /// Parses the texts of a score request, under any of their names.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
-        let used =
-            FIELD_PAIRS.into_iter().find(|pair| pair.iter().all(|name| fields.contains(name)));
-        let [queries, documents] = used.unwrap_or(FIELD_PAIRS[0]);
+        let names = PairFields::of_score(fields);
+        let PairFields { queries, documents } = names;
         let pairs = Self {
+            fields: names,
             queries: take_texts(fields, queries)?,
             documents: take_texts(fields, documents)?,
         };
@@ -38,9 +66,25 @@ impl TextPairs {
 
     /// Parses the query and the documents of a rerank request.
     pub(super) fn take_query(fields: &mut RequestFields) -> Result<Self, ApiError> {
-        let query = fields.required("query")?;
-        let query = text("query".to_owned(), query)?;
-        Ok(Self { queries: vec![query], documents: take_texts(fields, "documents")? })
+        let query = fields.required(RERANK_FIELDS.queries)?;
+        let query = text(RERANK_FIELDS.queries.to_owned(), query)?;
+        let documents = take_texts(fields, RERANK_FIELDS.documents)?;
+        Ok(Self { fields: RERANK_FIELDS, queries: vec![query], documents })
+    }
+
+    /// Rejects pairs whose prompts have more than `bytes_max` bytes in total. A query that all documents share
+    /// is tokenised once per document, so a short body can require much work.
+    pub(super) fn check_prompt_bytes(&self, bytes_max: usize) -> Result<(), ApiError> {
+        let bytes: usize = self.iter().map(|pair| pair.query.len() + pair.document.len()).sum();
+        if bytes <= bytes_max {
+            return Ok(());
+        }
+        let message = format!(
+            "the prompts of {} pairs have {bytes} bytes in total, of which each repeats its query; the limit is \
+             {bytes_max} bytes",
+            self.documents.len()
+        );
+        Err(ApiError::invalid(self.fields.queries, message))
     }
 
     /// Returns the pairs in the order of the documents.
@@ -99,9 +143,11 @@ mod tests {
 
     #[test]
     fn score_fields_have_four_spellings() {
-        for [first, second] in FIELD_PAIRS {
-            let body = format!(r#"{{"{first}": "q", "{second}": ["a", {{"text": "b"}}]}}"#);
+        for names in SCORE_FIELDS {
+            let PairFields { queries, documents } = names;
+            let body = format!(r#"{{"{queries}": "q", "{documents}": ["a", {{"text": "b"}}]}}"#);
             let pairs = TextPairs::take(&mut fields(&body)).unwrap();
+            assert_eq!(pairs.fields, names);
             let found: Vec<_> = pairs.iter().map(|pair| (pair.query, pair.document)).collect();
             assert_eq!(found, [("q", "a"), ("q", "b")], "{body}");
         }
@@ -111,7 +157,11 @@ mod tests {
     fn queries_and_documents_must_pair() {
         let error = |body: &str| TextPairs::take(&mut fields(body)).unwrap_err().param.unwrap();
         assert_eq!(error(r#"{"text_1": ["a", "b"], "text_2": ["c"]}"#), "text_1");
+        assert_eq!(error("{}"), "text_1");
         assert_eq!(error(r#"{"text_1": "a"}"#), "text_2");
+        assert_eq!(error(r#"{"queries": "a"}"#), "documents");
+        assert_eq!(error(r#"{"items": "a"}"#), "queries");
+        assert_eq!(error(r#"{"data_2": "a"}"#), "data_1");
         assert_eq!(error(r#"{"text_1": [], "text_2": "a"}"#), "text_1");
         assert_eq!(error(r#"{"text_1": "a", "text_2": ["b", 1]}"#), "text_2[1]");
         assert_eq!(error(r#"{"text_1": "a", "text_2": [{"content": []}]}"#), "text_2[0].content");
@@ -119,5 +169,15 @@ mod tests {
         let pairs = pairs.unwrap();
         let last = pairs.iter().last().unwrap();
         assert_eq!((last.query, last.document), ("b", "d"));
+    }
+
+    #[test]
+    fn bytes_of_a_repeated_query_are_limited() {
+        let body = r#"{"query": "abc", "documents": ["d", "ef"]}"#;
+        let pairs = TextPairs::take_query(&mut fields(body)).unwrap();
+        assert!(pairs.check_prompt_bytes(9).is_ok());
+        let error = pairs.check_prompt_bytes(8).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("query"));
+        assert!(error.message.contains("9 bytes"), "{}", error.message);
     }
 }

@@ -29,6 +29,8 @@ struct CostlyBody {
     /// Maximum memory of one request in bytes per byte of the body.
     factor: u64,
     statuses: &'static [u16],
+    /// Flags of the server, in addition to those of all bodies.
+    flags: &'static [&'static str],
 }
 
 fn costly(
@@ -38,7 +40,7 @@ fn costly(
     statuses: &'static [u16],
     body: Value,
 ) -> CostlyBody {
-    CostlyBody { name, path, body, factor, statuses }
+    CostlyBody { name, path, body, factor, statuses, flags: &[] }
 }
 
 /// A list of small objects, the JSON that needs the most memory for its size.
@@ -108,6 +110,24 @@ fn token_ids_and_logprobs() -> Vec<CostlyBody> {
     ]
 }
 
+/// Bodies of a reranker, which reads the query once per document.
+fn pairs() -> Vec<CostlyBody> {
+    const OVERRIDES: &str = r#"{"architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["n", "y"], "is_original_qwen3_reranker": true}"#;
+    const FLAGS: &[&str] = &["--runner", "pooling", "--hf-overrides", OVERRIDES];
+    let all = json!({"query": longest("a1"), "documents": vec!["a"; 2_048]});
+    let mut cut = all.clone();
+    cut["truncate_prompt_tokens"] = json!(16);
+    let few = json!({"query": "a1".repeat(BODY_BYTES / 2), "documents": vec!["a"; 3],
+                     "truncate_prompt_tokens": 16});
+    let bodies = [
+        costly("a long query", "/rerank", 20, &[400], all),
+        costly("a long query to be cut", "/rerank", 20, &[400], cut),
+        costly("a long query for few documents", "/rerank", 120, &[200, 429], few),
+    ];
+    bodies.into_iter().map(|body| CostlyBody { flags: FLAGS, ..body }).collect()
+}
+
 fn schemas() -> Vec<CostlyBody> {
     let schema = json!({"type": "object", "x": small_objects()});
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
@@ -172,12 +192,12 @@ fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
 
 /// Sends a body once and then from several clients at once; prints the memory used in one line.
 fn try_body(of: &CostlyBody) {
-    let CostlyBody { name, path, body, factor, statuses } = of;
+    let CostlyBody { name, path, body, factor, statuses, flags } = of;
     let body = body.to_string();
     let memory = MEMORY.to_string();
     let limits = ["--max-text-memory", &memory, "--max-queued-bytes", &memory];
     let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1", "--executor", "process"];
-    let args = [&limits[..], &fixed, &["--port", "0"]].concat();
+    let args = [&limits[..], &fixed, &["--port", "0"], *flags].concat();
     // With this variable mimalloc reserves address space in steps of 16 MiB instead of 1 GiB, so that the
     // address-space limit applies to memory in use.
     let process = ServerProcess::of(
@@ -221,6 +241,11 @@ fn long_texts_stay_within_memory_limit() {
 #[test]
 fn long_id_lists_and_logprobs_stay_within_the_bound() {
     token_ids_and_logprobs().iter().for_each(try_body);
+}
+
+#[test]
+fn pairs_of_a_reranker_stay_within_the_memory_bound() {
+    pairs().iter().for_each(try_body);
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use crate::hash_model::text::{POOLED_WIDTH, pooled, pooling_hash};
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
+use engine::AdmissionLimits;
 use protocol::PoolingMethod;
 use serde_json::{Value, json};
 use server::pooling::{MatryoshkaDimensions, PoolerSettings, PoolingTask};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An embedding model whose embeddings may be shortened.
 fn embedder() -> PoolerSettings {
@@ -285,6 +286,94 @@ fn reranker_scores_pairs_by_two_tokens() {
     check_error(&post(server.address, "/rerank", &json!({"documents": ["a"]})), 400, "query");
     let reply = post(server.address, "/v1/embeddings", &json!({"input": "a"}));
     assert_eq!(reply.json()["error"]["reason"], "no_embeddings");
+}
+
+/// Checks that a request is rejected within the time in which a few prompts are tokenised.
+fn check_fast_error(server: &TestServer, path: &str, body: &Value, param: &str) {
+    let started_at = Instant::now();
+    check_error(&post(server.address, path, body), 400, param);
+    assert!(started_at.elapsed() < Duration::from_secs(10), "{path}: {:?}", started_at.elapsed());
+}
+
+#[test]
+fn repeated_long_query_is_rejected_before_its_prompts() {
+    let templated = PoolerSettings { has_pair_template: true, ..reranker() };
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    let setup = |pooler| ServerSetup {
+        pooler: Some(pooler),
+        template: Some(template),
+        ..ServerSetup::default()
+    };
+    for pooler in [reranker(), templated] {
+        let server = TestServer::start(&setup(pooler));
+        let query = "a1 ".repeat(1_000_000);
+        let documents = vec!["a"; 2_000];
+        let mut body = json!({"query": query, "documents": documents});
+        check_fast_error(&server, "/rerank", &body, "query");
+        body["truncate_prompt_tokens"] = json!(16);
+        check_fast_error(&server, "/rerank", &body, "query");
+        let scored = json!({"queries": query, "documents": documents});
+        check_fast_error(&server, "/score", &scored, "queries");
+        // One pair is within the bound, but its prompt exceeds the context.
+        let one = json!({"query": query, "documents": ["a"]});
+        check_fast_error(&server, "/rerank", &one, "query");
+        let short = json!({"query": "q", "documents": vec!["a"; 500]});
+        assert_eq!(ok(&server, "/rerank", &short)["results"].as_array().unwrap().len(), 500);
+    }
+}
+
+#[test]
+fn errors_about_pairs_name_the_field_of_the_text() {
+    let long = "x".repeat(5_000);
+    for pooler in [embedder(), reranker()] {
+        let server = start(pooler);
+        for (path, body, param) in [
+            ("/score", json!({"queries": long, "documents": ["a"]}), "queries"),
+            ("/score", json!({"queries": "a", "documents": ["a", long]}), "documents"),
+            ("/score", json!({"data_1": "a", "data_2": long}), "data_2"),
+            ("/score", json!({"queries": "a"}), "documents"),
+            ("/score", json!({"text_2": "a"}), "text_1"),
+            ("/rerank", json!({"query": long, "documents": ["a"]}), "query"),
+            ("/rerank", json!({"query": "a", "documents": [long]}), "documents"),
+        ] {
+            check_error(&post(server.address, path, &body), 400, param);
+        }
+    }
+}
+
+#[test]
+fn request_above_the_queue_limit_counts_texts() {
+    let admission = AdmissionLimits { requests: 8, ..ServerSetup::default().admission };
+    let setup = ServerSetup { pooler: Some(embedder()), admission, ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
+    let reply = post(server.address, "/v1/embeddings", &json!({"input": vec!["a"; 9]}));
+    check_error(&reply, 400, "input");
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("9 texts") && message.contains("at most 8"), "{message}");
+}
+
+#[test]
+fn health_probe_passes_on_a_busy_pooling_server() {
+    let idle = start(reranker());
+    assert_eq!(get(idle.address, "/health_generate").status, 200);
+    let setup = ServerSetup {
+        pooler: Some(embedder()),
+        step_time: Duration::from_millis(100),
+        step_tokens: 16,
+        max_num_seqs: 1,
+        admission: AdmissionLimits { requests: 64, ..ServerSetup::default().admission },
+        ..ServerSetup::default()
+    };
+    let server = TestServer::start(&setup);
+    let body = json!({"input": vec!["x".repeat(400); 64]}).to_string();
+    let mut client = HttpClient::connect(server.address);
+    client.send("POST", "/v1/embeddings", "", body.as_bytes());
+    while server.client().requests_in_flight() < 64 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The queue is full, so the probe is rejected and passes because other requests make progress.
+    assert_eq!(get(server.address, "/health_generate").status, 200);
+    assert!(server.client().requests_in_flight() > 0, "the probe waited for other requests");
 }
 
 #[test]
