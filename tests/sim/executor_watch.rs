@@ -166,7 +166,8 @@ impl SimWorld {
             return Some(what);
         };
         self.message_arrives(replica, incarnation);
-        self.events.add(at_ms, what);
+        self.unread.push(what);
+        self.events.add(at_ms, SimEvent::Wake);
         None
     }
 

@@ -75,7 +75,14 @@ impl SimWorld {
             return Ok(());
         };
         self.resumed_ms = self.now_ms;
-        if readers { self.resume_link_readers() } else { Ok(()) }
+        if readers {
+            self.resume_link_readers()?;
+        }
+        // A link delivers its messages in order: those that arrived in the pause precede all later ones.
+        for what in std::mem::take(&mut self.unread) {
+            self.handle_event(what)?;
+        }
+        Ok(())
     }
 
     /// Whether link readers run, so that arriving messages are read at once.

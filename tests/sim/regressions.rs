@@ -25,5 +25,6 @@ fn regression_seeds_pass() {
     assert_seed_passes(2_000_104_060);
     assert_seed_passes(121_386); // World's error: required detection of a hang after the run was over.
     assert_seed_passes(131_333); // The error of 121_386 in another world.
+    assert_seed_passes(74_144_057); // World's error: a message of a pause was read after a later one of its link.
     assert_seed_passes(50_600_332); // Restarts: a prompt of 854 steps needed more than six incarnations.
 }

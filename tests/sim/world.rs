@@ -157,6 +157,8 @@ pub(crate) struct SimWorld {
     pub(crate) pauses_left: u32,
     /// The current pause of the engine, if any.
     pub(crate) process_pause: Option<ProcessPause>,
+    /// Messages that arrived while link readers were paused, in the order of their arrival.
+    pub(crate) unread: Vec<SimEvent>,
     /// Time at which the last pause ended.
     pub(crate) resumed_ms: u64,
     /// Time at which the scheduler's thread last resumed from a pause.
@@ -206,6 +208,7 @@ impl SimWorld {
             control_ops: 0,
             pauses_left: PROCESS_PAUSES_MAX,
             process_pause: None,
+            unread: Vec::new(),
             resumed_ms: 0,
             scheduler_resumed_ms: 0,
             last_tick_ms: 0,
