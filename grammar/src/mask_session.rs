@@ -251,6 +251,8 @@ impl MaskSession {
                 self.report_ready(work, listener);
             }
         }
+        // Masks for a step that no longer waits would only delay the next mask.
+        let drafted = drafted.filter(|(MaskRequest { collector, row }, _)| collector.awaits(*row));
         if let Some((MaskRequest { collector, row }, drafts)) = drafted {
             let (bitmasks, cpu) = self.compute_draft_masks(work, &mask, &drafts, timings);
             collector.put(row, bitmasks, true);

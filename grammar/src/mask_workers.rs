@@ -67,6 +67,16 @@ struct LiveMaskSession {
     awaiting_drafts: Option<(StepId, MaskRequest)>,
 }
 
+impl LiveMaskSession {
+    /// Completes the row of an earlier step whose draft tokens will not be reported, because the request was
+    /// aborted or preempted in between. Without it the step would wait for the row until its deadline.
+    fn stop_awaiting_drafts(&mut self) {
+        if let Some((_, MaskRequest { collector, row })) = self.awaiting_drafts.take() {
+            collector.put(row, Vec::new(), true);
+        }
+    }
+}
+
 impl MaskWorkers {
     /// Starts the threads. `listener` is called for masks that a step did not wait for, when they are ready,
     /// and for requests that need no more masks.
@@ -116,10 +126,11 @@ impl MaskWorkers {
 
     fn observe_event(&mut self, event: &TokenEvent) {
         if event.finish_reason.is_some() {
-            if let Some(LiveMaskSession { session, .. }) = self.live.remove(&event.request)
-                && session.end()
-            {
-                self.pool.slow.add(session);
+            if let Some(mut live) = self.live.remove(&event.request) {
+                live.stop_awaiting_drafts();
+                if live.session.end() {
+                    self.pool.slow.add(live.session);
+                }
             }
         } else if let Some(live) = self.live.get_mut(&event.request)
             && !event.tokens.is_empty()
@@ -177,6 +188,7 @@ impl MaskWorkers {
                 continue;
             };
             let request = MaskRequest { collector: Arc::clone(&collector), row };
+            live.stop_awaiting_drafts();
             live.awaiting_drafts = awaits_drafts.then(|| (step, request.clone()));
             if let Some(mask) = live.session.ready_mask(live.output_tokens) {
                 collector.put(row, vec![mask], !awaits_drafts);

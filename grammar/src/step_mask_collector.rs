@@ -52,6 +52,11 @@ impl StepMaskCollector {
         true
     }
 
+    /// Whether the masks of a row are incomplete and the step still waits for them.
+    pub(super) fn awaits(&self, row: u32) -> bool {
+        lock(&self.rows).iter().any(|collected| collected.row.row == row && !collected.is_complete)
+    }
+
     /// Sends the masks that are ready at the deadline of the step. `overdue_masks` is incremented by the
     /// number of rows with overdue masks before the message is sent.
     pub(super) fn send_without_overdue(&self, overdue_masks: &AtomicU64) {
