@@ -72,7 +72,10 @@ pub(crate) fn locate(
         located.insert(spec.name.clone(), found);
     }
     if config.tied && checkpoint.get(HEAD).is_some() {
-        check_same(checkpoint, HEAD, EMBEDDING, StoredTensorError::TiedHead)?;
+        // A model without LM head does not use one that its checkpoint has.
+        if config.head.has_lm_head() {
+            check_same(checkpoint, HEAD, EMBEDDING, StoredTensorError::TiedHead)?;
+        }
         used.insert(HEAD.to_owned());
     }
     for (copy, of) in if config.load_mtp { mtp_copies(config) } else { Vec::new() } {
