@@ -104,7 +104,9 @@ fn startup_error(signal: &str) -> String {
 #[test]
 fn executor_killed_before_ready_fails_startup_by_name() {
     let text = startup_error("-KILL");
-    assert!(text.contains("(while: "), "{text}");
+    // The executor may be killed before it has reported its first phase.
+    let names = ["(while: ", "cannot start the executor: the peer closed the link"];
+    assert!(names.iter().any(|name| text.contains(name)), "{text}");
 }
 
 #[test]
