@@ -225,3 +225,71 @@ fn schemas_that_tags_cannot_express_are_rejected() {
     let no_object = CallGrammarError::NoObject { tool: "f".to_owned() };
     assert_eq!(grammar(json!({"type": "string"})), Err(no_object));
 }
+
+/// Returns the grammar of calls of the tool `f`.
+fn forced_grammar(syntax: ToolCallSyntax, parameters: Value) -> Result<String, CallGrammarError> {
+    let tool = ToolDefinition { name: "f".to_owned(), parameters, is_strict: false };
+    syntax.grammar([&tool], false, &tokenizer(syntax, false))
+}
+
+/// Returns definitions that each refer to the next one a hundred times; the last one is `last`.
+fn branching_definitions(kind: &Value, last: &Value) -> Value {
+    let choices = |next: usize| vec![json!({"$ref": format!("#/$defs/d{next}")}); 100];
+    let mut definitions = json!({"d7": last});
+    for at in 0..7 {
+        definitions[format!("d{at}")] = json!({"type": kind, "anyOf": choices(at + 1)});
+    }
+    definitions
+}
+
+#[test]
+fn exponential_references_are_rejected() {
+    let unsupported =
+        |keyword| CallGrammarError::UnsupportedKeyword { tool: "f".to_owned(), keyword };
+    let text = json!({"type": "string"});
+    let definitions = branching_definitions(&json!("object"), &text);
+    let schema = json!({"$ref": "#/$defs/d0", "$defs": definitions});
+    for syntax in [
+        ToolCallSyntax::Qwen3Coder,
+        ToolCallSyntax::Glm45,
+        ToolCallSyntax::Pythonic,
+        ToolCallSyntax::Gemma4,
+    ] {
+        assert_eq!(forced_grammar(syntax, schema.clone()), Err(unsupported("$ref")));
+    }
+    let definitions = branching_definitions(&json!(["array", "object"]), &json!({"type": "array"}));
+    let schema = json!({"properties": {"v": {"$ref": "#/$defs/d0"}}, "$defs": definitions});
+    assert_eq!(forced_grammar(ToolCallSyntax::Gemma4, schema), Err(CallGrammarError::TooLong));
+}
+
+#[test]
+fn long_grammars_are_rejected() {
+    let names: Vec<String> = (0..1_000).map(|at| format!("{at}")).collect();
+    let properties: Value =
+        names.iter().map(|name| (name.clone(), json!({"$ref": "#/$defs/big"}))).collect();
+    let big = json!({"type": "integer", "enum": (0..5_000).collect::<Vec<_>>()});
+    let schema = json!({"properties": properties, "$defs": {"big": big}});
+    for syntax in [ToolCallSyntax::Gemma4, ToolCallSyntax::Glm45, ToolCallSyntax::Pythonic] {
+        assert_eq!(forced_grammar(syntax, schema.clone()), Err(CallGrammarError::TooLong));
+    }
+    let one_of = |count: usize, bytes: usize| {
+        let pattern = |at: usize| json!({"pattern": format!("^{at:0>bytes$}$")});
+        json!({"type": "string", "oneOf": (0..count).map(pattern).collect::<Vec<_>>()})
+    };
+    let long = json!({"type": "string", "pattern": "x".repeat(70 << 10)});
+    for (schema, keyword) in
+        [(one_of(255, 32 << 10), "oneOf"), (one_of(60, 100), "oneOf"), (long, "pattern")]
+    {
+        let error = forced_grammar(ToolCallSyntax::Glm45, json!({"properties": {"a": schema}}));
+        let expected = CallGrammarError::UnsupportedKeyword { tool: "f".to_owned(), keyword };
+        assert_eq!(error, Err(expected));
+    }
+}
+
+#[test]
+fn lists_end_before_an_item_without_values() {
+    let list = json!({"type": "array", "prefixItems": [{"type": "integer"}, false]});
+    let grammar = forced_grammar(ToolCallSyntax::Gemma4, json!({"properties": {"v": list}}));
+    let grammar = grammar.unwrap();
+    assert!(grammar.contains("value_0_0: \"[\" value_0_1  \"]\"\n"), "{grammar}");
+}

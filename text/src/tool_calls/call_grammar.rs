@@ -7,6 +7,7 @@ use super::delimited_calls::LABEL;
 use super::json_sections::{CallHeadForm, FENCE};
 use super::{ToolCallSyntax, ToolDefinition, hermes, mistral};
 use super::{delimited_grammar, python_grammar, tag_grammar};
+use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{ANY, literal, up_to, without};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -40,6 +41,9 @@ pub enum CallGrammarError {
         /// Name of the tool.
         tool: String,
     },
+    /// The grammar is longer than the grammar compiler accepts.
+    #[error("the grammar of the tools has more than {TEXT_BYTES_MAX} bytes")]
+    TooLong,
 }
 
 /// Returns the Lark form of a marker that is a special token; `None` if it is plain text.
@@ -52,6 +56,8 @@ pub(super) struct GrammarWriter<'a> {
     markers: Vec<&'static str>,
     /// Rules and terminals that the calls refer to.
     pub rules: String,
+    /// Whether a rule was left out, because the rules would be longer than a grammar may be.
+    is_too_long: bool,
 }
 
 /// Text at the end of a value, in the two parts that a grammar needs.
@@ -65,7 +71,12 @@ pub(super) struct EndText {
 impl<'a> GrammarWriter<'a> {
     /// Creates a writer of a grammar without rules.
     pub(super) fn new(syntax: ToolCallSyntax, special: SpecialMarkerFn<'a>) -> Self {
-        Self { special, markers: syntax.special_markers(), rules: String::new() }
+        Self {
+            special,
+            markers: syntax.special_markers(),
+            rules: String::new(),
+            is_too_long: false,
+        }
     }
 
     /// Formats `text` in Lark; the markers in it that are special tokens are written as such.
@@ -95,8 +106,20 @@ impl<'a> GrammarWriter<'a> {
         (self.special)(marker).is_some()
     }
 
-    /// Adds a rule or a terminal.
+    /// Checks that no rule was left out.
+    ///
+    /// Errors: the rules are longer than a grammar may be.
+    pub(super) fn check_length(&self) -> Result<(), CallGrammarError> {
+        if self.is_too_long { Err(CallGrammarError::TooLong) } else { Ok(()) }
+    }
+
+    /// Adds a rule or a terminal. Rules beyond the maximum length of a grammar are left out; `check_length`
+    /// reports it.
     pub(super) fn rule(&mut self, name: &str, body: &str) {
+        if self.rules.len() + name.len() + body.len() > TEXT_BYTES_MAX {
+            self.is_too_long = true;
+            return;
+        }
         // Writing to a string cannot fail, so the result is ignored.
         let _ = writeln!(self.rules, "{name}: {body}");
     }
@@ -180,6 +203,7 @@ pub(super) fn lark_grammar<'a>(
     } else {
         String::new()
     };
+    writer.check_length()?;
     let (calls, rules) = (names.join(" | "), writer.rules);
     Ok(format!("start: {open} call {more} {close}\ncall: {calls}\n{rules}"))
 }
@@ -244,10 +268,10 @@ pub(super) fn add_arguments(
         python_grammar::python_arguments(index, tool, writer)?
     } else {
         writer.json_rule(&name, &object_schema(tool)?);
-        return Ok(());
+        return writer.check_length();
     };
     writer.rule(&name, &body);
-    Ok(())
+    writer.check_length()
 }
 
 /// Returns the text of a call of the function `name`.

@@ -4,11 +4,14 @@ use super::call_grammar::CallGrammarError;
 use super::schema_refs::target;
 use super::tool_definition::ToolDefinition;
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
 
 /// Maximum number of combinations of alternatives (`anyOf`, `oneOf`) of one schema.
 const VARIANTS_MAX: usize = 32;
 /// Maximum depth of references and combined schemas.
 const DEPTH_MAX: usize = 16;
+/// Maximum work on the objects of one tool: number of schemas and members, for each alternative that they restrict.
+const WORK_MAX: usize = 8_192;
 /// Keywords that relate parameters to each other, which a sequence of parameters cannot express.
 const UNSUPPORTED: &[&str] = &[
     "not",
@@ -25,13 +28,10 @@ const UNSUPPORTED: &[&str] = &[
 ];
 
 /// Parameters that a call may have together: one alternative of a schema.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct CallParameters {
     /// Parameters in the order of the schema.
     pub parameters: Vec<CallParameter>,
-    required: Vec<String>,
-    /// Names to which each schema without additional properties restricts the parameters.
-    allowed: Vec<Vec<String>>,
 }
 
 /// One parameter of a call.
@@ -43,13 +43,31 @@ pub(super) struct CallParameter {
     pub is_required: bool,
 }
 
+/// Work that may still be done on the schema of one tool. A short schema can refer to an exponential number of schemas.
+#[derive(Debug)]
+pub(super) struct SchemaBudget(Cell<usize>);
+
+impl SchemaBudget {
+    /// Creates the budget of one tool.
+    pub(super) fn new() -> Self {
+        Self(Cell::new(WORK_MAX))
+    }
+
+    /// Deducts `work`; returns whether it was left.
+    pub(super) fn spend(&self, work: usize) -> bool {
+        let left = self.0.get().checked_sub(work);
+        self.0.set(left.unwrap_or(0));
+        left.is_some()
+    }
+}
+
 /// Returns the alternatives of a tool's schema: a call has the parameters of one of them.
 ///
 /// Errors: the schema has a keyword that relates parameters to each other, or accepts no object.
 pub(super) fn call_variants(
     tool: &ToolDefinition,
 ) -> Result<Vec<CallParameters>, CallGrammarError> {
-    call_variants_of(tool, &tool.parameters)
+    call_variants_of(tool, &tool.parameters, &SchemaBudget::new())
 }
 
 /// Returns the alternatives of an object within the arguments of a tool; `part` is its schema.
@@ -58,11 +76,12 @@ pub(super) fn call_variants(
 pub(super) fn call_variants_of(
     tool: &ToolDefinition,
     part: &Value,
+    budget: &SchemaBudget,
 ) -> Result<Vec<CallParameters>, CallGrammarError> {
-    let schema = ObjectSchema { tool, root: &tool.parameters };
-    let mut variants = vec![CallParameters::default()];
+    let schema = ObjectSchema { tool, budget };
+    let mut variants = vec![ObjectVariant::default()];
     schema.combine(part, DEPTH_MAX, &mut variants)?;
-    let variants = variants.into_iter().filter_map(CallParameters::completed).collect::<Vec<_>>();
+    let variants = variants.into_iter().filter_map(ObjectVariant::completed).collect::<Vec<_>>();
     if variants.is_empty() {
         return Err(CallGrammarError::NoObject { tool: tool.name.clone() });
     }
@@ -81,50 +100,103 @@ pub(super) fn call_variants_of(
     Ok(variants)
 }
 
-impl CallParameters {
+/// Alternative of a schema while schemas are combined. It borrows the tool's schema, so that a copy is small.
+#[derive(Debug, Clone, Default)]
+struct ObjectVariant<'a> {
+    members: Vec<VariantMember<'a>>,
+    required: Vec<&'a str>,
+    /// Properties of each schema without additional properties; no other parameters are allowed.
+    allowed: Vec<Option<&'a Map<String, Value>>>,
+}
+
+/// Parameter of an alternative, with all schemas that its value must match.
+#[derive(Debug, Clone)]
+struct VariantMember<'a> {
+    key: &'a str,
+    schemas: Vec<&'a Value>,
+}
+
+impl<'a> ObjectVariant<'a> {
     /// Adds a required parameter that no schema describes, and drops the parameters that a schema forbids; `None`
     /// if a required one is forbidden.
-    fn completed(mut self) -> Option<Self> {
+    fn completed(self) -> Option<CallParameters> {
+        let mut parameters = Vec::new();
+        for VariantMember { key, schemas } in &self.members {
+            let schema = match schemas[..] {
+                [schema] => schema.clone(),
+                _ => json!({ "allOf": schemas }),
+            };
+            let is_required = self.required.contains(key);
+            parameters.push(CallParameter { key: (*key).to_owned(), schema, is_required });
+        }
         for key in &self.required {
-            if !self.parameters.iter().any(|one| one.key == *key) {
-                let (key, schema) = (key.clone(), json!({}));
-                self.parameters.push(CallParameter { key, schema, is_required: true });
+            if !parameters.iter().any(|one| one.key == *key) {
+                let (key, schema) = ((*key).to_owned(), json!({}));
+                parameters.push(CallParameter { key, schema, is_required: true });
             }
         }
-        for one in &mut self.parameters {
-            one.is_required = self.required.contains(&one.key);
-        }
-        let allowed = &self.allowed;
-        let is_allowed = |one: &CallParameter| {
-            one.schema != json!(false) && allowed.iter().all(|names| names.contains(&one.key))
-        };
-        if self.parameters.iter().any(|one| one.is_required && !is_allowed(one)) {
+        let is_allowed =
+            |one: &CallParameter| one.schema != json!(false) && !self.forbids(&one.key);
+        if parameters.iter().any(|one| one.is_required && !is_allowed(one)) {
             return None;
         }
-        self.parameters.retain(is_allowed);
-        Some(self)
+        parameters.retain(is_allowed);
+        Some(CallParameters { parameters })
+    }
+
+    /// Whether a schema without additional properties does not name `key`.
+    fn forbids(&self, key: &str) -> bool {
+        let names = |properties: &Map<String, Value>| properties.contains_key(key);
+        !self.allowed.iter().all(|properties| properties.is_some_and(names))
     }
 
     /// Adds the schema of a parameter, in addition to the schemas that it has already.
-    fn add(&mut self, key: &str, schema: &Value) {
-        match self.parameters.iter_mut().find(|one| one.key == key) {
-            Some(known) => known.schema = json!({"allOf": [known.schema, schema]}),
-            None => self.parameters.push(CallParameter {
-                key: key.to_owned(),
-                schema: schema.clone(),
-                is_required: false,
-            }),
+    fn add(&mut self, key: &'a str, schema: &'a Value) {
+        match self.members.iter_mut().find(|one| one.key == key) {
+            Some(known) if known.schemas.contains(&schema) => {}
+            Some(known) => known.schemas.push(schema),
+            None => self.members.push(VariantMember { key, schemas: vec![schema] }),
         }
+    }
+
+    /// Adds the parameters that `schema` itself names.
+    fn add_members(&mut self, schema: &'a Value) {
+        let properties = schema["properties"].as_object();
+        properties.into_iter().flatten().for_each(|(key, schema)| self.add(key, schema));
+        let required = schema["required"].as_array().into_iter().flatten();
+        self.required.extend(required.filter_map(Value::as_str));
+        match schema.get("additionalProperties") {
+            Some(Value::Bool(false)) => self.allowed.push(properties),
+            Some(additional @ Value::Object(_)) => {
+                let is_undescribed = |name: &&str| {
+                    properties.is_none_or(|properties| !properties.contains_key(*name))
+                };
+                let names = self.required.clone();
+                names
+                    .into_iter()
+                    .filter(is_undescribed)
+                    .for_each(|name| self.add(name, additional));
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the values of a parameter that has `enum` or `const`.
+    fn constants(&self, key: &str) -> Option<Vec<&'a Value>> {
+        let member = self.members.iter().find(|member| member.key == key)?;
+        let [schema] = member.schemas[..] else { return None };
+        let values = schema["enum"].as_array().map(|values| values.iter().collect());
+        values.or_else(|| schema.get("const").map(|value| vec![value]))
     }
 }
 
 /// Schema of a tool's arguments.
 struct ObjectSchema<'a> {
     tool: &'a ToolDefinition,
-    root: &'a Value,
+    budget: &'a SchemaBudget,
 }
 
-impl ObjectSchema<'_> {
+impl<'a> ObjectSchema<'a> {
     fn unsupported(&self, keyword: &'static str) -> CallGrammarError {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }
@@ -132,11 +204,16 @@ impl ObjectSchema<'_> {
     /// Restricts `variants` to the objects that `schema` accepts.
     fn combine(
         &self,
-        schema: &Value,
+        schema: &'a Value,
         depth: usize,
-        variants: &mut Vec<CallParameters>,
+        variants: &mut Vec<ObjectVariant<'a>>,
     ) -> Result<(), CallGrammarError> {
         let Some(depth) = depth.checked_sub(1) else { return Err(self.unsupported("$ref")) };
+        let members = schema["properties"].as_object().map_or(0, Map::len)
+            + schema["required"].as_array().map_or(0, Vec::len);
+        if !self.budget.spend((1 + members) * variants.len().max(1)) {
+            return Err(self.unsupported("$ref"));
+        }
         let accepts_objects = match &schema["type"] {
             Value::Null => *schema != Value::Bool(false),
             Value::Array(names) => names.iter().any(|name| name == "object"),
@@ -152,10 +229,11 @@ impl ObjectSchema<'_> {
             return Err(self.unsupported(keyword));
         }
         for variant in variants.iter_mut() {
-            add_members(schema, variant);
+            variant.add_members(schema);
         }
         if schema.get("$ref").is_some() {
-            let target = target(self.root, schema).ok_or_else(|| self.unsupported("$ref"))?;
+            let target =
+                target(&self.tool.parameters, schema).ok_or_else(|| self.unsupported("$ref"))?;
             self.combine(target, depth, variants)?;
         }
         for part in schema["allOf"].as_array().into_iter().flatten() {
@@ -173,15 +251,22 @@ impl ObjectSchema<'_> {
     fn choose(
         &self,
         keyword: &'static str,
-        choices: &[Value],
+        choices: &'a [Value],
         depth: usize,
-        variants: &mut Vec<CallParameters>,
+        variants: &mut Vec<ObjectVariant<'a>>,
     ) -> Result<(), CallGrammarError> {
+        if variants.is_empty() {
+            return Ok(());
+        }
         let before = std::mem::take(variants);
-        let mut chosen = Vec::new();
+        let (mut chosen, mut count) = (Vec::new(), 0);
         for choice in choices {
             let mut with_choice = before.clone();
             self.combine(choice, depth, &mut with_choice)?;
+            count += with_choice.len();
+            if count > VARIANTS_MAX {
+                return Err(self.unsupported(keyword));
+            }
             chosen.push(with_choice);
         }
         // An object that several alternatives of `oneOf` accept is invalid.
@@ -190,48 +275,22 @@ impl ObjectSchema<'_> {
             return Err(self.unsupported("oneOf"));
         }
         variants.extend(chosen.into_iter().flatten());
-        if variants.len() > VARIANTS_MAX {
-            return Err(self.unsupported(keyword));
-        }
         Ok(())
-    }
-}
-
-/// Adds the parameters that `schema` itself names.
-fn add_members(schema: &Value, variant: &mut CallParameters) {
-    let empty = Map::new();
-    let properties = schema["properties"].as_object().unwrap_or(&empty);
-    properties.iter().for_each(|(key, schema)| variant.add(key, schema));
-    let required = schema["required"].as_array().into_iter().flatten();
-    variant.required.extend(required.filter_map(Value::as_str).map(str::to_owned));
-    match schema.get("additionalProperties") {
-        Some(Value::Bool(false)) => variant.allowed.push(properties.keys().cloned().collect()),
-        Some(additional @ Value::Object(_)) => {
-            let names = variant.required.clone();
-            let undescribed = names.iter().filter(|name| !properties.contains_key(*name));
-            undescribed.for_each(|name| variant.add(name, additional));
-        }
-        _ => {}
     }
 }
 
 /// Whether no object has the parameters of a variant of both lists: a required parameter has different
 /// constants, or one list requires a parameter that the other one forbids.
-fn are_disjoint(left: &[CallParameters], right: &[CallParameters]) -> bool {
+fn are_disjoint(left: &[ObjectVariant<'_>], right: &[ObjectVariant<'_>]) -> bool {
     left.iter().all(|left| right.iter().all(|right| variants_differ(left, right)))
 }
 
-fn variants_differ(left: &CallParameters, right: &CallParameters) -> bool {
-    let forbids = |one: &CallParameters, other: &CallParameters| {
-        other.required.iter().any(|key| one.allowed.iter().any(|names| !names.contains(key)))
+fn variants_differ(left: &ObjectVariant<'_>, right: &ObjectVariant<'_>) -> bool {
+    let forbids = |one: &ObjectVariant<'_>, other: &ObjectVariant<'_>| {
+        other.required.iter().any(|key| one.forbids(key))
     };
-    let constants = |one: &CallParameters, key: &String| {
-        let schema = &one.parameters.iter().find(|parameter| parameter.key == *key)?.schema;
-        let values = schema["enum"].as_array().cloned();
-        values.or_else(|| schema.get("const").map(|value| vec![value.clone()]))
-    };
-    let differs = |key: &String| {
-        let (left, right) = (constants(left, key), constants(right, key));
+    let differs = |key: &&str| {
+        let (left, right) = (left.constants(key), right.constants(key));
         left.zip(right).is_some_and(|(left, right)| left.iter().all(|v| !right.contains(v)))
     };
     forbids(left, right)

@@ -2,13 +2,14 @@
 //! schema becomes a rule of its own.
 
 use super::call_grammar::{CallGrammarError, GrammarWriter};
-use super::call_parameters::{CallParameters, call_variants_of};
+use super::call_parameters::{CallParameters, SchemaBudget, call_variants_of};
 use super::delimited_calls::DelimitedSyntax;
 use super::delimited_constants::constant_text;
 use super::schema_refs::{extracted, target};
 use super::schema_types::SchemaTypes;
 use super::text_language::{TextLanguage, intersection};
 use super::tool_definition::ToolDefinition;
+use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{literal, without};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -45,8 +46,8 @@ pub(super) fn delimited_arguments(
     tool: &ToolDefinition,
     writer: &mut GrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
-    let names = HashMap::new();
-    let mut schemas = DelimitedSchemas { syntax, index, tool, writer, names, chains: 0 };
+    let (names, budget) = (HashMap::new(), SchemaBudget::new());
+    let mut schemas = DelimitedSchemas { syntax, index, tool, writer, names, chains: 0, budget };
     schemas.object(&tool.parameters)
 }
 
@@ -87,6 +88,7 @@ struct DelimitedSchemas<'a, 'b> {
     names: HashMap<String, Option<String>>,
     /// Number of member chains that have been written.
     chains: usize,
+    budget: SchemaBudget,
 }
 
 impl DelimitedSchemas<'_, '_> {
@@ -103,6 +105,7 @@ impl DelimitedSchemas<'_, '_> {
         if self.names.len() == SCHEMAS_MAX {
             return Err(self.unsupported("$ref"));
         }
+        self.writer.check_length()?;
         let name = format!("value_{}_{}", self.index, self.names.len());
         self.names.insert(key.clone(), Some(name.clone()));
         let mut alternatives = Vec::new();
@@ -146,7 +149,8 @@ impl DelimitedSchemas<'_, '_> {
 
     /// Returns the lists and objects that `schema` accepts.
     fn compound(&mut self, schema: &Value, depth: usize) -> Result<Vec<String>, CallGrammarError> {
-        let Some(depth) = depth.checked_sub(1) else { return Err(self.unsupported("$ref")) };
+        let depth = depth.checked_sub(1).filter(|_| self.budget.spend(1));
+        let Some(depth) = depth else { return Err(self.unsupported("$ref")) };
         let types = SchemaTypes::of_value(&self.tool.parameters, schema);
         if !types.allows_compound() || *schema == Value::Bool(false) {
             return Ok(Vec::new());
@@ -184,20 +188,24 @@ impl DelimitedSchemas<'_, '_> {
         depth: usize,
     ) -> Result<Vec<String>, CallGrammarError> {
         if keyword == "$ref" {
-            let target = target(&self.tool.parameters, schema).cloned();
+            let target = target(&self.tool.parameters, schema);
             let target = target.ok_or_else(|| self.unsupported("$ref"))?;
-            return self.compound(&target, depth);
+            return self.compound(target, depth);
         }
-        let choices = schema[keyword].as_array().cloned().unwrap_or_default();
+        let choices = schema[keyword].as_array().map(Vec::as_slice).unwrap_or_default();
         if keyword == "allOf" && choices.len() > 1 {
             return Err(self.unsupported("allOf"));
         }
-        let mut written = Vec::new();
-        for choice in &choices {
+        let (mut written, mut bytes) = (Vec::new(), 0);
+        for choice in choices {
             let one = self.compound(choice, depth)?;
             // A value that several alternatives of `oneOf` accept is invalid.
             if keyword == "oneOf" && !one.is_empty() && !written.is_empty() {
                 return Err(self.unsupported("oneOf"));
+            }
+            bytes += one.iter().map(String::len).sum::<usize>();
+            if bytes > TEXT_BYTES_MAX {
+                return Err(CallGrammarError::TooLong);
             }
             written.extend(one);
         }
@@ -224,11 +232,15 @@ impl DelimitedSchemas<'_, '_> {
             return Err(self.unsupported("uniqueItems"));
         }
         let min = schema["minItems"].as_f64().unwrap_or(0.0) as usize;
-        let max = schema["maxItems"].as_f64().map(|max| max as usize);
+        let mut max = schema["maxItems"].as_f64().map(|max| max as usize);
         let prefix = schema["prefixItems"].as_array().cloned().unwrap_or_default();
         let mut items = Vec::new();
         for schema in prefix.iter().take(max.unwrap_or(usize::MAX)) {
-            let Some(item) = self.value(schema)? else { break };
+            let Some(item) = self.value(schema)? else {
+                // The list ends before an item that no value matches.
+                max = Some(items.len());
+                break;
+            };
             items.push(item);
         }
         let (min, max) =
@@ -250,7 +262,7 @@ impl DelimitedSchemas<'_, '_> {
     /// Returns the objects that `schema` accepts, as a rule.
     fn object(&mut self, schema: &Value) -> Result<String, CallGrammarError> {
         let mut alternatives = Vec::new();
-        for variant in call_variants_of(self.tool, schema)? {
+        for variant in call_variants_of(self.tool, schema, &self.budget)? {
             alternatives.push(self.members(&variant)?);
         }
         Ok(format!("\"{{\" ({}) \"}}\"", alternatives.join(" | ")))

@@ -60,6 +60,7 @@ pub(super) fn free_grammar<'a>(
     }
     let mut grammar = FreeGrammar { syntax, tools, multiple, writer };
     let start = grammar.start();
+    grammar.writer.check_length()?;
     Ok(format!("start: {start}\n{}", grammar.writer.rules))
 }
 

@@ -28,6 +28,7 @@ pub(super) fn tagged_parameters(
     for (variant_index, variant) in call_variants(tool)?.iter().enumerate() {
         let mut parameters = Vec::new();
         for (at, parameter) in variant.parameters.iter().enumerate() {
+            writer.check_length()?;
             let rule = format!("value_{index}_{variant_index}_{at}");
             let written = if is_writable(syntax, &parameter.key) {
                 TaggedParameter { syntax, tool, parameter, rule }.write(writer)?

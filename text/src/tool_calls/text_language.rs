@@ -1,11 +1,14 @@
 //! Regular language of the strings that a JSON schema accepts, as a terminal of a Lark grammar.
 
 use super::schema_refs::target;
+use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::literal;
 use serde_json::Value;
 
 /// Maximum number of schemas visited for one language, because `$ref` references may be cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 256;
+/// Keywords whose terminals may be long.
+const LONG_KEYWORDS: &[&str] = &["oneOf", "anyOf", "allOf", "enum", "const", "pattern"];
 /// Terminal of all strings.
 const ANY: &str = "/(?s:.*)/";
 
@@ -52,25 +55,45 @@ impl<'a> TextLanguage<'a> {
         }
         for keyword in ["anyOf", "oneOf"] {
             let Some(choices) = schema[keyword].as_array() else { continue };
-            let languages = choices.iter().map(|choice| self.of(choice));
-            let languages: Vec<String> =
-                languages.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-            if languages.is_empty() {
-                return Ok(None);
-            }
-            conjuncts.push(if keyword == "anyOf" {
-                languages.join(" | ")
-            } else {
-                exactly_one(&languages)
-            });
+            let Some(language) = self.choice(keyword, choices)? else { return Ok(None) };
+            conjuncts.push(language);
         }
         if let Some(excluded) = schema.get("not")
             && let Some(language) = self.of(excluded)?
         {
             conjuncts.push(format!("~({language})"));
         }
+        if bytes(&conjuncts) > TEXT_BYTES_MAX {
+            let keyword = LONG_KEYWORDS.iter().find(|keyword| schema.get(**keyword).is_some());
+            return Err(keyword.unwrap_or(&"$ref"));
+        }
         Ok(Some(intersection(&conjuncts)))
     }
+
+    /// Returns the terminal of the strings that any of `choices` accepts, or with `oneOf` exactly one.
+    fn choice(
+        &mut self,
+        keyword: &'static str,
+        choices: &[Value],
+    ) -> Result<Option<String>, &'static str> {
+        let languages = choices.iter().map(|choice| self.of(choice));
+        let languages: Vec<String> =
+            languages.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        if languages.is_empty() {
+            return Ok(None);
+        }
+        // `oneOf` repeats all languages for each of them.
+        let copies = if keyword == "anyOf" { 1 } else { languages.len() };
+        if bytes(&languages) * copies > TEXT_BYTES_MAX {
+            return Err(keyword);
+        }
+        Ok(Some(if keyword == "anyOf" { languages.join(" | ") } else { exactly_one(&languages) }))
+    }
+}
+
+/// Returns the length of all terminals together.
+fn bytes(terminals: &[String]) -> usize {
+    terminals.iter().map(String::len).sum()
 }
 
 /// Returns the terminal of the strings that all of `conjuncts` match.
