@@ -8,6 +8,7 @@ use crate::{
     ToolCallSyntax, ToolDefinition,
 };
 use grammar::{GrammarSpec, OutputConstraint};
+use protocol::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -138,4 +139,34 @@ fn free_calls_of_strict_tools_match_the_schema() {
         }
     }
     assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn loose_pythonic_calls_allow_python_literals() {
+    let forced = ForcedSyntax::new(ToolCallSyntax::Pythonic, false);
+    let tool = |name: &str, is_strict| {
+        let parameters = json!({"type": "object"});
+        ToolDefinition { name: name.to_owned(), parameters, is_strict }
+    };
+    let tools: Arc<[ToolDefinition]> = [tool("f", true), tool("g", false)].into();
+    let ForcedSyntax { syntax, tokenizer, compiler } = &forced;
+    let grammar = syntax.free_grammar(tools.iter(), true, tokenizer).unwrap();
+    let constraint = OutputConstraint::new(GrammarSpec::Lark(grammar), "tools");
+    let report = compiler.dry_run(&constraint).unwrap();
+    let compiled = compiler.compile(&constraint, report).unwrap();
+    let output =
+        r#"[g(a=True, b='it\'s "', c=[None, {'k': False, "l": -1.5}], d="x", e=7, f=[])]"#;
+    let mut session = compiled.session_seed(false).session();
+    for (at, &byte) in output.as_bytes().iter().enumerate() {
+        let mask = session.mask().unwrap();
+        let is_allowed = mask[usize::from(byte) / 32] >> (byte % 32) & 1 == 1;
+        assert!(is_allowed, "{:?} after {:?}", char::from(byte), &output[..at]);
+        session.advance(&[Token::from(byte)]);
+    }
+    assert!(session.may_end());
+    let calls = parsed(*syntax, &tools, output).unwrap().calls;
+    let arguments: Value = serde_json::from_str(&calls[0].arguments).unwrap();
+    let expected = json!({"a": true, "b": "it's \"", "c": [null, {"k": false, "l": -1.5}], "d": "x",
+        "e": 7, "f": []});
+    assert_eq!(arguments, expected);
 }

@@ -24,7 +24,15 @@ pub(super) fn python_arguments(
 
 /// Builds the right-hand side of a rule of any keyword arguments.
 pub(super) fn any_arguments(writer: &mut GrammarWriter<'_>) -> String {
-    writer.json_rule("any_value", &json!({}));
+    writer.json_rule("any_text", &json!({"type": "string"}));
+    writer.json_rule("any_scalar", &json!({"type": ["number", "boolean", "null"]}));
+    writer.rule("QUOTED", "/'(?:[^'\\\\\\x00-\\x1f]|\\\\['\"\\\\nrt])*'/");
+    writer.rule("any_key", "any_text | QUOTED");
+    writer.rule("any_list", "\"[\" (any_value (\", \" any_value)*)? \"]\"");
+    writer.rule("any_member", "any_key \": \" any_value");
+    writer.rule("any_dict", "\"{\" (any_member (\", \" any_member)*)? \"}\"");
+    let python = "\"True\" | \"False\" | \"None\" | any_key | any_list | any_dict";
+    writer.rule("any_value", &format!("any_scalar | {python}"));
     writer.rule("ANY_KEY", "/[a-zA-Z_][a-zA-Z0-9_]{0,63}=/");
     "(ANY_KEY any_value (\", \" ANY_KEY any_value)*)?".to_owned()
 }
@@ -51,6 +59,7 @@ fn arguments(
         }
     }
     for (at, parameter) in written.iter().enumerate() {
+        writer.check_length()?;
         let value = format!("value_{variant}_{at}");
         writer.json_rule(&value, &extracted(&tool.parameters, &parameter.schema));
         let (key, next) = (literal(&format!("{}=", parameter.key)), at + 1);
