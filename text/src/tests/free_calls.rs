@@ -154,8 +154,7 @@ fn loose_pythonic_calls_allow_python_literals() {
     let constraint = OutputConstraint::new(GrammarSpec::Lark(grammar), "tools");
     let report = compiler.dry_run(&constraint).unwrap();
     let compiled = compiler.compile(&constraint, report).unwrap();
-    let output =
-        r#"[g(a=True, b='it\'s "', c=[None, {'k': False, "l": -1.5}], d="x", e=7, f=[])]"#;
+    let output = r#"[g(a=True, b='it\'s "', c=[None, {'k': False, "l": -1.5}], d="x", e=7, f=[])]"#;
     let mut session = compiled.session_seed(false).session();
     for (at, &byte) in output.as_bytes().iter().enumerate() {
         let mask = session.mask().unwrap();
