@@ -90,7 +90,9 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
         "/generate" => {
             operation_doc("SGLang's native API", Some("AnyObject"), JsonOrEvents("AnyObject"))
         }
-        "/health_generate" => operation_doc("Generates one token, or pools one prompt", None, Empty),
+        "/health_generate" => {
+            operation_doc("Generates one token, or pools one prompt", None, Empty)
+        }
         "/model_info" | "/get_model_info" => {
             operation_doc("Returns the served model in SGLang's form", None, AnyJson)
         }
