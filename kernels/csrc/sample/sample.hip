@@ -51,9 +51,8 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     if (!s.mode.needs_token && !s.mode.needs_logprobs) return;
     const u64 seq_slot = s.mode.needs_token ? (u64)s.logits_row->seq_slot : 0;
     s.history = history + seq_slot * history_len;
-    s.words = words_of(stage);
-    s.mask = s.logits_row->mask_words > 0 ? (const u32*)s.words + s.logits_row->mask_at : masks + seq_slot * mask_words;
-    s.edits = edits_of(stage) + s.logits_row->edits_at;
+    s.stage = stage;
+    s.slot_mask = masks + seq_slot * mask_words;
     ChunkRecord* own = (ChunkRecord*)records + (u64)q * chunks;
     for (u32 c = bid_x(); c < chunks; c += gdim_x()) {
         const ChunkLogits x = next;

@@ -10,9 +10,8 @@ struct ScanArgs {
     const StagedLogitsRow* logits_row;
     i32 position;  // position of the token to be sampled
     const i32* history;
-    const u32* mask;
-    const i32* words;
-    const StagedLogitEdit* edits;
+    const u32* slot_mask;  // allowed ids of the sequence slot
+    const u8* stage;  // staged inputs; addresses of its regions are computed where they are read, to save registers
 };
 
 DEV ChunkLogits load_chunk(const Row& row, u32 first) {
@@ -94,9 +93,12 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first
             record->raw_mass = raw_mass;
         }
     }
-    if (s.mode.masked) mask_ids(x, first, s.mask, vocab);
+    if (s.mode.masked) {
+        const bool has_own = s.logits_row->mask_words > 0;
+        mask_ids(x, first, has_own ? (const u32*)words_of(s.stage) + s.logits_row->mask_at : s.slot_mask, vocab);
+    }
     if (s.mode.needs_token && s.logits_row->edits > 0)
-        add_edits(x, first, s.edits, (u32)s.logits_row->edits, s.words, s.history, s.position);
+        add_edits(x, first, edits_of(s.stage) + s.logits_row->edits_at, (u32)s.logits_row->edits, words_of(s.stage), s.history, s.position);
     if (s.mode.penalised) penalise_seen(x, first, *s.params, s.history, s.position);
     if (s.mode.edited && s.mode.has_filters)
         for (u32 j = 0; j < FOURS; ++j)

@@ -112,7 +112,7 @@ def errors():
     raises(openai.BadRequestError, "context_length_exceeded", lambda: chat(model=MODEL, messages=QUESTION, max_tokens=10**6))
     raises(openai.NotFoundError, "unknown_model", lambda: chat(model="other", messages=QUESTION))
     raises(openai.NotFoundError, "unknown_route", lambda: client.moderations.create(input="x"))
-    raises(openai.InternalServerError, "not_implemented", lambda: client.embeddings.create(model=MODEL, input="x"))
+    raises(openai.BadRequestError, "wrong_runner", lambda: client.embeddings.create(model=MODEL, input="x"))
     for key, reason in [("wrong", "wrong_key")]:
         other = client.with_options(api_key=key)
         raises(openai.AuthenticationError, reason, other.models.list)
