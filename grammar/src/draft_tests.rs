@@ -171,7 +171,6 @@ fn each_grammar_has_forced_texts_and_draft_masks() {
         }
         let rolls_back = i + 1 < specs().len();
         let counts = format!("grammar {i}: {outputs} tokens, {forced} forced, {found} masks");
-        println!("{counts}");
         assert!(found > 0 && forced > 0 && (!rolls_back || 2 * found > outputs), "{counts}");
     }
 }

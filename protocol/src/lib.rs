@@ -37,7 +37,8 @@ pub use node::{
     NodeHandshake, NodeInfo,
 };
 pub use output::{
-    CollectiveTiming, ExpertTokenCount, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs,
+    CollectiveTiming, ExpertTokenCount, PromptResults, RowError, RowOutput, StepOutput, StepTiming,
+    TokenLogprobs,
 };
 pub use pooling::PoolingMethod;
 pub use sampling::SamplingParams;

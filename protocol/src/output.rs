@@ -45,12 +45,26 @@ pub struct RowOutput {
     pub error: Option<RowError>,
     /// Logprobs, one entry per emitted token, if requested; otherwise empty.
     pub logprobs: ThinVec<TokenLogprobs>,
+    /// Results about the prompt, if requested. Boxed because they are rare, and steps have thousands of rows.
+    pub prompt: Option<Box<PromptResults>>,
+}
+
+impl RowOutput {
+    /// Returns the results about the prompt, for writing.
+    pub fn prompt_mut(&mut self) -> &mut PromptResults {
+        self.prompt.get_or_insert_default()
+    }
+}
+
+/// Results of one row about the prompt tokens.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PromptResults {
     /// Logprobs of the prompt positions `start + 1 ..` of the chunk, one entry per position, if requested;
     /// otherwise empty.
-    pub prompt_logprobs: ThinVec<TokenLogprobs>,
+    pub logprobs: Vec<TokenLogprobs>,
     /// Result of the pooling method, in the row that ends a pooling request's prompt; otherwise empty.
     #[serde(with = "crate::packed_list")]
-    pub pooled: ThinVec<f32>,
+    pub pooled: Vec<f32>,
 }
 
 /// Error of a single row; other rows of the step are unaffected.

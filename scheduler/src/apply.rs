@@ -10,7 +10,7 @@ use crate::scheduling_state::{ReplicaTotals, ScheduledRow, SchedulingState};
 use crate::slab::SlabSlot;
 use crate::{FinishReason, RequestError, SchedulerLimits, TokenEvent, VerifiedDrafts};
 use kvcache::KvCache;
-use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
+use protocol::{PromptResults, RowError, RowOutput, StepOutput, Token, TokenLogprobs};
 use std::mem::take;
 
 /// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
@@ -91,18 +91,20 @@ fn apply_row(
     }
     let (committed, finish) = commit_tokens(request, &result.sampled_tokens);
     publish_full_blocks(request, kv, hasher, request.committed_kv_len);
-    let prompt_logprobs =
-        undelivered_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
-    if committed == 0 && prompt_logprobs.is_empty() && finish.is_none() {
+    let prompt = take(&mut result.prompt).map(|mut prompt| {
+        keep_undelivered_logprobs(request, start, &mut prompt.logprobs);
+        prompt
+    });
+    let has_prompt_results = prompt.as_ref().is_some_and(|prompt| !prompt.logprobs.is_empty());
+    if committed == 0 && !has_prompt_results && finish.is_none() {
         return false;
     }
     result.logprobs.truncate(committed);
-    let finish = finish.map(|finish| checked_finish(request, &result.pooled, finish));
+    let finish = finish.map(|finish| checked_finish(request, prompt.as_deref(), finish));
     let event = request.push_event(events);
     event.tokens.extend(result.sampled_tokens[..committed].iter().copied());
     event.logprobs = take(&mut result.logprobs);
-    event.prompt_logprobs = prompt_logprobs;
-    event.pooled = take(&mut result.pooled);
+    event.prompt = prompt;
     event.drafts = VerifiedDrafts { drafted: result.drafted, accepted: result.accepted };
     let is_finished = finish.is_some();
     if is_finished {
@@ -165,31 +167,28 @@ fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<Fin
 
 /// Returns the finish reason of a request that is about to finish: an error if the result of its pooling
 /// method is missing.
-fn checked_finish(request: &Request, pooled: &[f32], finish: FinishReason) -> FinishReason {
+fn checked_finish(
+    request: &Request,
+    prompt: Option<&PromptResults>,
+    finish: FinishReason,
+) -> FinishReason {
+    let is_pooled = prompt.is_some_and(|prompt| !prompt.pooled.is_empty());
     match &request.cold_fields.params.sampling.pooling {
-        Some(_) if pooled.is_empty() => FinishReason::Error(RequestError::BadOutput),
+        Some(_) if !is_pooled => FinishReason::Error(RequestError::BadOutput),
         _ => finish,
     }
 }
 
-/// Returns the prompt logprobs of a row that were not delivered yet. After a preemption, rows recompute
+/// Keeps the prompt logprobs of a row that were not delivered yet. After a preemption, rows recompute
 /// positions whose logprobs were delivered. The row starts at position `start`, so `entries[0]` belongs to
 /// position `start + 1`.
-fn undelivered_prompt_logprobs(
-    request: &mut Request,
-    start: u32,
-    entries: ThinVec<TokenLogprobs>,
-) -> ThinVec<TokenLogprobs> {
-    if entries.is_empty() {
-        return entries;
-    }
+fn keep_undelivered_logprobs(request: &mut Request, start: u32, entries: &mut Vec<TokenLogprobs>) {
     let cold = &mut request.cold_fields;
     let prompt_entries = (cold.prompt_len - 1).saturating_sub(start) as usize;
     let delivered = cold.prompt_logprobs_sent.saturating_sub(start + 1) as usize;
-    let undelivered: ThinVec<_> =
-        entries.into_iter().take(prompt_entries).skip(delivered).collect();
-    cold.prompt_logprobs_sent += undelivered.len() as u32;
-    undelivered
+    entries.truncate(prompt_entries);
+    entries.drain(..delivered.min(entries.len()));
+    cold.prompt_logprobs_sent += entries.len() as u32;
 }
 
 #[cfg(test)]
@@ -238,14 +237,14 @@ mod tests {
     #[test]
     fn prompt_logprobs_are_delivered_once() {
         let mut request = request(9);
-        let entries = |positions: Range<u32>| -> ThinVec<TokenLogprobs> {
+        let entries = |positions: Range<u32>| -> Vec<TokenLogprobs> {
             let token_logprobs =
                 |token| TokenLogprobs { token, logprob: -1.0, rank: 1, top_logprobs: Vec::new() };
             positions.map(token_logprobs).collect()
         };
         let mut deliver = |start, end| -> Vec<Token> {
-            let undelivered =
-                undelivered_prompt_logprobs(&mut request, start, entries(start + 1..end));
+            let mut undelivered = entries(start + 1..end);
+            keep_undelivered_logprobs(&mut request, start, &mut undelivered);
             undelivered.iter().map(|entry| entry.token).collect()
         };
         assert_eq!(deliver(0, 5), [1, 2, 3, 4]);

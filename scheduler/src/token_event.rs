@@ -1,7 +1,9 @@
 //! Token events: results that the scheduler emits for a request.
 
 use crate::RejectReason;
-use protocol::{Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, TokenVec};
+use protocol::{
+    PromptResults, Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, TokenVec,
+};
 
 /// Event of one request. Exactly one event of a request has a `finish_reason`, and it is the last event.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,10 +14,9 @@ pub struct TokenEvent {
     pub tokens: TokenVec,
     /// Logprobs of the new tokens, one entry per token, if requested.
     pub logprobs: ThinVec<TokenLogprobs>,
-    /// Logprobs of further prompt positions, in order from position 1 on, if requested.
-    pub prompt_logprobs: ThinVec<TokenLogprobs>,
-    /// Result of a pooling request; only in its last event.
-    pub pooled: ThinVec<f32>,
+    /// Results about the prompt, if requested: logprobs of further prompt positions, in order from position 1
+    /// on, and the result of a pooling request, which is only in its last event.
+    pub prompt: Option<Box<PromptResults>>,
     /// Data about the first admission; only in the first event of a request.
     pub first_admission: Option<FirstAdmission>,
     /// Draft tokens that the step of this event verified.
@@ -31,13 +32,17 @@ impl TokenEvent {
         request: RequestId(0),
         tokens: TokenVec::new(),
         logprobs: ThinVec::new(),
-        prompt_logprobs: ThinVec::new(),
-        pooled: ThinVec::new(),
+        prompt: None,
         first_admission: None,
         drafts: VerifiedDrafts { drafted: 0, accepted: 0 },
         preemptions: 0,
         finish_reason: None,
     };
+
+    /// Returns the logprobs of prompt positions; empty if there are none.
+    pub fn prompt_logprobs(&self) -> &[TokenLogprobs] {
+        self.prompt.as_ref().map_or(&[], |prompt| &prompt.logprobs)
+    }
 
     /// Returns an event that only finishes a request.
     pub fn finished(request: RequestId, finish: FinishReason) -> Self {

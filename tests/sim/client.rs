@@ -130,7 +130,7 @@ impl SimClient {
             ensure!("I13", cached < most, "request {id}: {cached} of {most} prompt ids cached");
             ensure!("I13", cached % config.block_tokens() == 0, "request {id}: {cached} cached");
         }
-        let no_output = event.tokens.is_empty() && event.prompt_logprobs.is_empty();
+        let no_output = event.tokens.is_empty() && event.prompt_logprobs().is_empty();
         ensure!(
             "I9",
             self.admitted || no_output,
@@ -140,8 +140,10 @@ impl SimClient {
         ensure!("I10", event.preemptions >= self.preemptions, "request {id}: preemptions decrease");
         self.preemptions = event.preemptions;
         self.check_tokens(event, config)?;
-        self.prompt_logprobs.extend_from_slice(&event.prompt_logprobs);
-        self.pooled.extend_from_slice(&event.pooled);
+        if let Some(prompt) = &event.prompt {
+            self.prompt_logprobs.extend_from_slice(&prompt.logprobs);
+            self.pooled.extend_from_slice(&prompt.pooled);
+        }
         let most = self.submit.max_tokens;
         let complete = self.last_stop.is_some() || most > 0 && self.delivered == most;
         match &event.finish_reason {
@@ -336,5 +338,5 @@ impl SimClient {
 
 /// Whether a token event has neither tokens nor prompt log-probabilities nor a first admission.
 fn is_empty(event: &TokenEvent) -> bool {
-    event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.first_admission.is_none()
+    event.tokens.is_empty() && event.prompt_logprobs().is_empty() && event.first_admission.is_none()
 }

@@ -39,8 +39,8 @@ pub(crate) fn format_token_event(event: &TokenEvent) -> String {
     if let Some(FirstAdmission { cached_tokens: cached, .. }) = first_admission {
         let _ = write!(line, " cached {cached}");
     }
-    if !event.prompt_logprobs.is_empty() {
-        let _ = write!(line, " {} prompt ids scored", event.prompt_logprobs.len());
+    if !event.prompt_logprobs().is_empty() {
+        let _ = write!(line, " {} prompt ids scored", event.prompt_logprobs().len());
     }
     if *preemptions > 0 {
         let _ = write!(line, " preempted {preemptions} times");

@@ -314,7 +314,7 @@ impl HashModel {
                         format_args!("next token of prompt position {} is missing", position + 1),
                     );
                 };
-                output.prompt_logprobs.push(text::logprobs(context, next, top, config.vocab));
+                output.prompt_mut().logprobs.push(text::logprobs(context, next, top, config.vocab));
             }
         }
         Ok(())
@@ -398,7 +398,7 @@ impl HashModel {
         if span.start + row.len == sequence.sampler.prompt_len {
             let hash = if method.reads_every_token() { sequence.pooled_sum } else { context };
             let count = text::pooled_count(&method);
-            output.pooled = text::pooled(hash, count).into_iter().collect();
+            output.prompt_mut().pooled = text::pooled(hash, count).into_iter().collect();
         }
         Ok(())
     }

@@ -279,7 +279,7 @@ fn write_output(
     output: &mut RowOutput,
 ) {
     if logits_row.is_pooled {
-        output.pooled.push(sampled.logprob);
+        output.prompt_mut().pooled.push(sampled.logprob);
         return;
     }
     let (token, accepted) = (sampled.token as Token, sampled.status == ops::SAMPLE_DRAFT_ACCEPTED);
@@ -290,7 +290,7 @@ fn write_output(
         top_logprobs: outputs.top(q, top as usize).collect(),
     });
     if logits_row.known_token.is_some() {
-        output.prompt_logprobs.extend(logprobs);
+        output.prompt_mut().logprobs.extend(logprobs);
     } else {
         output.sampled_tokens.push(token);
         output.accepted += u8::from(accepted);

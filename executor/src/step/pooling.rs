@@ -11,7 +11,7 @@ use ops::{
     DownloadedTensor, Ops, PinnedBuffer, PooledSums, StagedLogitsRow, StepShape, Tensor,
     TensorDownload,
 };
-use protocol::{Batch, PoolingMethod, RowError, RowOutput, ThinVec};
+use protocol::{Batch, PoolingMethod, RowError, RowOutput};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -190,14 +190,14 @@ impl PooledSlice {
         let width = values.len() / self.rows.len();
         for (row, values) in self.rows.iter().zip(values.chunks(width)) {
             let pooled = match (row.value, &self.score) {
-                (PooledValue::HiddenState, _) => values.iter().copied().collect(),
+                (PooledValue::HiddenState, _) => values.to_vec(),
                 (PooledValue::Mean(tokens), _) => {
                     values.iter().map(|sum| sum / tokens as f32).collect()
                 }
                 (PooledValue::ClassLogit, Some(score)) => {
-                    ThinVec::from([class_logit(values, score)])
+                    vec![class_logit(values, score)]
                 }
-                (PooledValue::ClassLogit, None) => ThinVec::new(),
+                (PooledValue::ClassLogit, None) => Vec::new(),
             };
             write_pooled(pooled, &mut outputs[row.batch_row]);
         }
@@ -214,9 +214,9 @@ fn class_logit(hidden: &[f32], score: &[f32]) -> f32 {
 }
 
 /// Writes the pooled values of a row to its output, or an error if they contain NaN or infinity.
-fn write_pooled(values: ThinVec<f32>, output: &mut RowOutput) {
+fn write_pooled(values: Vec<f32>, output: &mut RowOutput) {
     if values.iter().all(|value| value.is_finite()) {
-        output.pooled = values;
+        output.prompt_mut().pooled = values;
     } else {
         *output = RowOutput { error: Some(RowError::NonFiniteLogits), ..RowOutput::default() };
     }

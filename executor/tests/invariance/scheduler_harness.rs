@@ -291,8 +291,10 @@ impl ScriptedRequest {
         self.accepted += accepted;
         self.tokens.extend(&result.sampled_tokens);
         self.logprobs.extend(result.logprobs.clone());
-        self.prompt_logprobs.extend(result.prompt_logprobs.clone());
-        self.pooled.extend(&result.pooled);
+        if let Some(prompt) = &result.prompt {
+            self.prompt_logprobs.extend(prompt.logprobs.clone());
+            self.pooled.extend(&prompt.pooled);
+        }
     }
 
     /// Number of known tokens, plus the minimum number that the rows in flight will sample.
@@ -532,7 +534,8 @@ impl SchedulerHarness {
                     (Some(RowError::MaskOverdue), 0)
                 );
                 request.computed += row.len as usize - 1;
-                request.prompt_logprobs.extend(result.prompt_logprobs.clone());
+                let prompt = result.prompt.iter().flat_map(|prompt| prompt.logprobs.clone());
+                request.prompt_logprobs.extend(prompt);
                 request.sampled_at = None;
                 continue;
             }

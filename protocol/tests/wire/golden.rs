@@ -69,7 +69,7 @@ fn batch_bytes() {
     check(
         &ExecutorCommand::Batch(batch),
         &expect![[r#"
-            4844524e0f0003000200000000000000a0000000fda95ae0
+            4844524e100003000200000000000000a00000001dc65b82
             96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
             6e73c4045b50020091930001c4080900000070110100c0949fca0000000000ca
             3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
@@ -90,7 +90,7 @@ fn bitmask_bytes() {
     check(
         &ExecutorCommand::Bitmask(bitmask),
         &expect![[r#"
-            4844524e0f00060002000000000000001b000000b6170565
+            4844524e1000060002000000000000001b00000077a1e51e
             92079292009291c408010000800200000091c40403000000920390"#]],
     );
 }
@@ -104,7 +104,7 @@ fn draft_report_bytes() {
     check(
         &ExecutorEvent::Drafts(StepDrafts { step: StepId(7), rows }),
         &expect![[r#"
-            4844524e0f001b0002000000000000001500000093d3143e
+            4844524e10001b00020000000000000015000000a74ae9eb
             92079292cd012cc4085b500200020000009204c400"#]],
     );
 }
@@ -114,16 +114,16 @@ fn short_command_bytes() {
     check(
         &ExecutorCommand::AllocateKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0f000200020000000000000006000000c7aa44a1
+            4844524e100002000200000000000000060000000d8bb508
             91ce00010000"#]],
     );
     check(
         &ExecutorCommand::Profile { enabled: true },
         &expect![[r#"
-            4844524e0f000500020000000000000002000000edee288e
+            4844524e10000500020000000000000002000000d4d3ef2f
             91c3"#]],
     );
-    check(&ExecutorCommand::Shutdown, &expect!["4844524e0f00040002000000000000000000000047079719"]);
+    check(&ExecutorCommand::Shutdown, &expect!["4844524e10000400020000000000000000000000c7cca853"]);
 }
 
 #[test]
@@ -162,11 +162,10 @@ fn step_output_bytes() {
     check(
         &ExecutorEvent::StepOutput(output),
         &expect![[r#"
-            4844524e0f001500020000000000000063000000110c20a6
-            9507029297c404030000000200c0919403cabf00000001c41003000000000000
-            bf040000000000c0bf90c40097c4000000a9416c6c4d61736b65649090c40095
-            01ce000f4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003
-            000000"#]],
+            4844524e1000150002000000000000005f00000059eb12aa
+            9507029296c404030000000200c0919403cabf00000001c41003000000000000
+            bf040000000000c0bfc096c4000000a9416c6c4d61736b656490c09501ce000f
+            4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
     );
 }
 
@@ -183,21 +182,21 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::Hello(hello),
         &expect![[r#"
-            4844524e0f0011000200000000000000170000003af453e8
+            4844524e1000110002000000000000001700000043758d0c
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = ExecutorEvent::Progress { phase: StartupPhase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0f001200020000000000000010000000fac5ec5a
+            4844524e1000120002000000000000001000000081901fd6
             93a44c6f616401cf0000000200000000"#]],
     );
     let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
     check(
         &ExecutorEvent::WeightsLoaded(digest),
         &expect![[r#"
-            4844524e0f001a0002000000000000000e000000e80955da
+            4844524e10001a0002000000000000000e000000fea0f741
             9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -210,31 +209,31 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::WarmUpDone(report),
         &expect![[r#"
-            4844524e0f0013000200000000000000180000005ded478f
+            4844524e100013000200000000000000180000001dbc8986
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = ExecutorEvent::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0f00160002000000000000000700000024f72274
+            4844524e10001600020000000000000007000000f908e4dc
             9207a4676f6e65"#]],
     );
     let status = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
         &ExecutorEvent::ProfilerStatus(status),
         &expect![[r#"
-            4844524e0f001800020000000000000019000000e4ba5e55
+            4844524e1000180002000000000000001900000009692c14
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = ExecutorEvent::StepDone { step: StepId(7), duration_ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0f0019000200000000000000070000003031015c
+            4844524e10001900020000000000000007000000edcec7f4
             9207ce000f4240"#]],
     );
-    check(&ExecutorEvent::Heartbeat, &expect!["4844524e0f001700020000000000000000000000d801b6b7"]);
+    check(&ExecutorEvent::Heartbeat, &expect!["4844524e1000170002000000000000000000000058ca89fd"]);
 }
 
 #[test]
@@ -277,7 +276,7 @@ fn executor_settings_bytes() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0f000100020000000000000072000000c55252c0
+            4844524e1000010002000000000000007200000011b69021
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
             67930381a54e6772616d92020581a953796e74686574696392cd02bc0014c002
@@ -291,14 +290,14 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0f0021000200000000000000240000001c1a3e47
+            4844524e10002100020000000000000024000000f6567c67
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &NodeHandshake::Response { nonce, proof },
         &expect![[r#"
-            4844524e0f002200020000000000000067000000434fd784
+            4844524e10002200020000000000000067000000483a52c0
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -307,19 +306,19 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Welcome { proof },
         &expect![[r#"
-            4844524e0f0023000200000000000000440000009c0e3742
+            4844524e100023000200000000000000440000008c092c34
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&NodeHandshake::Denied, &expect!["4844524e0f002e00020000000000000000000000b3182abe"]);
+    check(&NodeHandshake::Denied, &expect!["4844524e10002e0002000000000000000000000033d315f4"]);
     let parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false };
     let build = "0.1.0".to_owned();
     let node_info = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
     check(
         &NodeEvent::Join(node_info),
         &expect![[r#"
-            4844524e0f00290002000000000000000e00000023874326
+            4844524e1000290002000000000000000e000000352ee1bd
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -332,37 +331,37 @@ fn node_message_bytes() {
     check(
         &NodeEvent::Link(ExecutorLinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e0f002a0002000000000000000b000000b6f88d85
+            4844524e10002a0002000000000000000b000000f08c4011
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &NodeEvent::StartFailed { ticket: 9, reason: text() },
         &expect![[r#"
-            4844524e0f002b000200000000000000070000003f082958
+            4844524e10002b00020000000000000007000000e2f7eff0
             9209a4676f6e65"#]],
     );
     check(
         &NodeEvent::ExecutorExited { rank: Rank(1), epoch: Epoch(2), description: text() },
         &expect![[r#"
-            4844524e0f002c000200000000000000080000008aaff2fd
+            4844524e10002c000200000000000000080000000dc4a191
             930102a4676f6e65"#]],
     );
-    check(&NodeEvent::Heartbeat, &expect!["4844524e0f002d0002000000000000000000000079e72342"]);
-    check(&NodeCommand::Accepted, &expect!["4844524e0f002400020000000000000000000000edf5c6bd"]);
+    check(&NodeEvent::Heartbeat, &expect!["4844524e10002d00020000000000000000000000f92c1c08"]);
+    check(&NodeCommand::Accepted, &expect!["4844524e100024000200000000000000000000006d3ef9f7"]);
     check(
         &NodeCommand::Rejected { reason: text() },
         &expect![[r#"
-            4844524e0f00250002000000000000000600000009d616c2
+            4844524e10002500020000000000000006000000c3f7e76b
             91a4676f6e65"#]],
     );
     let start = NodeCommand::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0f002600020000000000000004000000d02be5ac
+            4844524e1000260002000000000000000400000039c6d6ed
             93010209"#]],
     );
-    check(&NodeCommand::Leave, &expect!["4844524e0f002700020000000000000000000000270acf41"]);
-    check(&NodeCommand::Heartbeat, &expect!["4844524e0f002800020000000000000000000000d691d543"]);
+    check(&NodeCommand::Leave, &expect!["4844524e10002700020000000000000000000000a7c1f00b"]);
+    check(&NodeCommand::Heartbeat, &expect!["4844524e10002800020000000000000000000000565aea09"]);
 }

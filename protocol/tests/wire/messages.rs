@@ -9,10 +9,10 @@ use protocol::{
     ExecutorHello, ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement,
     ExpertTokenCount, GrammarBitmask, GraphCapture, HostSettings, KvCacheDtype, KvCacheSize,
     KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo,
-    ParallelConfig, PoolingMethod, ProfilerStatus, Rank, Replica, RequestId, RowDrafts, RowError,
-    RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig,
-    SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId, StepOutput, StepTiming, Token,
-    TokenBitmask, TokenLogprobs, WarmUpReport, WeightsDigest,
+    ParallelConfig, PoolingMethod, ProfilerStatus, PromptResults, Rank, Replica, RequestId,
+    RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
+    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId, StepOutput,
+    StepTiming, Token, TokenBitmask, TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -141,9 +141,11 @@ fn output() -> impl Strategy<Value = StepOutput> {
             drafted,
             accepted,
             error,
-            pooled: logprobs.iter().map(|entry| entry.logprob).collect(),
+            prompt: (!prompt_logprobs.is_empty()).then(|| {
+                let pooled = logprobs.iter().map(|entry| entry.logprob).collect();
+                Box::new(PromptResults { logprobs: prompt_logprobs, pooled })
+            }),
             logprobs: logprobs.into(),
-            prompt_logprobs: prompt_logprobs.into(),
         },
     );
     let expert_tokens = any::<(u16, u16, u32)>();

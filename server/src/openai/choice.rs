@@ -172,8 +172,10 @@ impl ChoiceState {
             self.cached_tokens.or(event.first_admission.map(|run| run.cached_tokens));
         self.draft_tokens += u32::from(event.drafts.drafted);
         self.accepted_draft_tokens += u32::from(event.drafts.accepted);
-        self.prompt_logprobs.extend(event.prompt_logprobs);
-        self.pooled.extend(event.pooled);
+        if let Some(prompt) = event.prompt {
+            self.prompt_logprobs.extend(prompt.logprobs);
+            self.pooled.extend(prompt.pooled);
+        }
         let mut logprobs = event.logprobs.into_iter();
         for (i, &token) in event.tokens.iter().enumerate() {
             self.tokens += 1;

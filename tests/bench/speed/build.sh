@@ -10,6 +10,8 @@ revision=$1
 folder=$(realpath -m "$2")
 profile=${3:-release}
 mkdir -p "$folder"
+# Read first: HEAD may change while the build runs.
+commit=$(git rev-parse --short "$([ "$revision" = . ] && echo HEAD || echo "$revision")")
 # Copies the tree with new modification times: Cargo shares one build folder among trees, and would treat older files as already built.
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
@@ -35,5 +37,4 @@ if [ -z "${HADRON_ONLY:-}" ]; then
     name=forward && cp "$(executable bench -p executor --bench forward)" "$folder/forward"
     name=bench && cp "$(executable test -p hadron --test bench)" "$folder/http"
 fi
-commit=$(git -C "$OLDPWD" rev-parse --short "$([ "$revision" = . ] && echo HEAD || echo "$revision")")
 printf '{"commit": "%s", "profile": "%s"}\n' "$commit" "$profile" >"$folder/about.json"

@@ -337,13 +337,13 @@ impl MixRun<'_> {
         self.maker.observe(event.request, received.tokens.len(), &event.tokens);
         received.tokens.extend(&event.tokens);
         received.logprobs.extend(event.logprobs.iter().cloned());
-        received.prompt_logprobs.extend(event.prompt_logprobs.iter().cloned());
+        received.prompt_logprobs.extend(event.prompt_logprobs().iter().cloned());
         received.finish.clone_from(&event.finish_reason);
         let cached = event.first_admission.map_or(0, |run| run.cached_tokens);
         let met = &mut self.counts;
         met.cached_tokens += u64::from(cached);
         met.tokens += event.tokens.len() as u64;
-        met.scored += event.prompt_logprobs.len() as u64;
+        met.scored += event.prompt_logprobs().len() as u64;
         if let Some(finish) = &event.finish_reason {
             met.preemptions += u64::from(event.preemptions);
             met.disconnects += u64::from(matches!(finish, FinishReason::Abort(_)));
