@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Compiles every kernel for every supported GPU, without a GPU: gfx942 and gfx950 with clang, sm_90a with NVRTC, gfx90a
 with hiprtc. Kernels that use half_t are also compiled for f16, except for gfx90a. Fails on a compiler warning, on
-serialised WGMMAs, on a register spill, on stack memory, and on a missing tool.
+serialised WGMMAs, on a register spill, on stack memory, on a missing tool, and if the machine code for gfx942 and gfx950
+has other counts than machine_code.txt (see machine_code.py).
 
-    gate.py [FOLDER...]     only the kernels in these folders of kernels/csrc
+    gate.py [FOLDER...]              only the kernels in these folders of kernels/csrc
+    gate.py --record [FOLDER...]     write the counts of their machine code to machine_code.txt
 
 Successful compilations are cached by a hash of all their inputs, in the file given by GATE_KERNELS (default:
 target/gate/kernels.txt), and are skipped in later runs.
@@ -11,9 +13,11 @@ target/gate/kernels.txt), and are skipped in later runs.
 Needs (Debian): clang-22 lld-22 llvm-22 libamdhip64-5 libhiprtc-builtins5, and
     pip install --target $NVRTC nvidia-cuda-nvrtc==13.0.88     (NVRTC defaults to /opt/nvrtc)
 """
-import collections, ctypes, functools, glob, hashlib, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
+import collections, ctypes, difflib, functools, glob, hashlib, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
+import machine_code
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
+COUNTS = os.path.join(ROOT, "machine_code.txt")
 HEADER_TEST = os.path.join(ROOT, "../tests/emulator/kernels/header.hip")
 TARGETS = ["gfx942", "gfx950", "sm_90a", "gfx90a"]
 F16_TARGETS = TARGETS[:3]
@@ -104,21 +108,61 @@ def nvrtc(job):
     return ""
 
 
-def clang(job):
-    with tempfile.NamedTemporaryFile(suffix=".co") as out:
-        command = [*CLANG, "--offload-arch=" + job.target, "-I", ROOT, *job.options, "-o", out.name, job.source]
-        compiled = subprocess.run(command, capture_output=True, text=True)
-        if compiled.returncode or compiled.stderr:
-            return compiled.stderr
-        notes = subprocess.run(["llvm-readelf-22", "--notes", out.name], capture_output=True, text=True).stdout
+def compile_with_clang(job, path):
+    command = [*CLANG, "--offload-arch=" + job.target, "-I", ROOT, *job.options, "-o", path, job.source]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    if compiled.returncode or compiled.stderr:
+        return compiled.stderr or f"clang-22 ended with status {compiled.returncode}"
+    notes = subprocess.run(["llvm-readelf-22", "--notes", path], capture_output=True, text=True).stdout
     limits = re.findall(r"\.(vgpr_spill_count|sgpr_spill_count|private_segment_fixed_size):\s+(\d+)", notes)
     exceeded = [f"{name} {value}" for name, value in limits if value != "0" and name != "sgpr_spill_count"]
     return "spills or uses scratch memory: " + ", ".join(exceeded) if exceeded or not limits else ""
 
 
+def clang(job):
+    """Returns an error text and the counts of the machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".co") as out:
+        error = compile_with_clang(job, out.name)
+        return error, [] if error or not is_counted(job) else machine_code.report(out.name)
+
+
+def is_counted(job):
+    """Whether machine_code.txt has the counts of a compilation; those of f16 are the counts of bf16."""
+    return job.target in ("gfx942", "gfx950") and "-DHALF_F16=1" not in job.options and job.source != HEADER_TEST
+
+
+def compilation_name(job):
+    return " ".join([os.path.relpath(job.source, ROOT), *job.options, "for", job.target])
+
+
+@functools.cache
+def recorded_counts():
+    """Returns the recorded counts by compilation; none if another compiler version wrote them."""
+    version, recorded = machine_code.read_recorded(COUNTS) if os.path.exists(COUNTS) else ("", {})
+    return recorded if version == clang_version() else {}
+
+
+def difference(job, counts):
+    """Returns an error text if the machine code has other counts than the recorded ones."""
+    if not is_counted(job) or not recorded_counts() or recorded_counts().get(compilation_name(job)) == counts:
+        return ""
+    recorded = recorded_counts().get(compilation_name(job), [])
+    lines = difflib.unified_diff(recorded, counts, "machine_code.txt", "this source", lineterm="", n=0)
+    return "\n".join(["the machine code has other counts; if they are right, record them with gate.py --record:", *lines])
+
+
 def compile_one(job):
-    compiler = {"sm_90a": nvrtc, "gfx90a": hiprtc}.get(job.target, clang)
-    return job, compiler(job)
+    """Returns the job, an error text, and the counts of its machine code."""
+    if job.target in ("gfx942", "gfx950"):
+        error, counts = clang(job)
+    else:
+        error, counts = (nvrtc if job.target == "sm_90a" else hiprtc)(job), []
+    return job, error, counts
+
+
+@functools.cache
+def clang_version():
+    return subprocess.run(["clang-22", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
 def versions():
@@ -138,9 +182,11 @@ def hash_of(parts):
 
 def keys_of(jobs):
     """Returns a hash per compilation over this script, the compiler version, all headers, the source and the options."""
-    shared, compilers = hash_of([open(__file__, "rb").read(), *(piece for header in headers() for piece in header)]), versions()
+    scripts = [open(path, "rb").read() for path in (__file__, machine_code.__file__)]
+    shared, compilers = hash_of([*scripts, *(piece for header in headers() for piece in header)]), versions()
     texts = {source: open(source, "rb").read() for source in {job.source for job in jobs}}
-    parts = lambda job: [shared, compilers[job.target], job.target, job.source.removeprefix(ROOT), *job.options]
+    counts = lambda job: recorded_counts().get(compilation_name(job), []) if is_counted(job) else []
+    parts = lambda job: [shared, compilers[job.target], job.target, job.source.removeprefix(ROOT), *job.options, *counts(job)]
     return {job: hash_of([*(part.encode() for part in parts(job)), texts[job.source]]) for job in jobs}
 
 
@@ -160,28 +206,58 @@ def missing_tools():
     return missing
 
 
+def record(every, counts):
+    """Writes the counts of `every` job to machine_code.txt, and keeps those of other kernels that still exist."""
+    known = {compilation_name(job) for source in sources_of([]) for job in jobs_of(source) if is_counted(job)}
+    recorded = {name: lines for name, lines in recorded_counts().items() if name in known}
+    machine_code.write_recorded(COUNTS, clang_version(), recorded | {compilation_name(job): counts[job] for job in every if job in counts})
+
+
+def sources_of(folders):
+    every = sorted(f for f in os.listdir(ROOT) if os.path.isdir(os.path.join(ROOT, f)))
+    return [s for f in folders or every for s in sorted(glob.glob(os.path.join(ROOT, f, "*.hip")))]
+
+
+def run(jobs, records):
+    """Compiles jobs. Returns those that succeeded, their counts, and the number of those that failed."""
+    succeeded, counts, failed = [], {}, 0
+    # One process per compilation: hiprtc keeps state, and compiles one program at a time.
+    with multiprocessing.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        for job, error, counted in pool.imap_unordered(compile_one, jobs):
+            error = error or (not records and difference(job, counted))
+            if error:
+                failed += 1
+                print(f"{compilation_name(job)}:\n{error}\n")
+                continue
+            succeeded.append(job)
+            if is_counted(job):
+                counts[job] = counted
+    return succeeded, counts, failed
+
+
 def main():
     if missing := missing_tools():
         sys.exit("missing: " + ", ".join(missing) + "\n" + __doc__)
-    folders = sys.argv[1:] or sorted(f for f in os.listdir(ROOT) if os.path.isdir(os.path.join(ROOT, f)))
-    sources = [s for f in folders for s in sorted(glob.glob(os.path.join(ROOT, f, "*.hip")))]
-    if not sys.argv[1:]:
-        sources.append(HEADER_TEST)
+    records, folders = "--record" in sys.argv[1:], [a for a in sys.argv[1:] if a != "--record"]
+    sources = sources_of(folders) + ([] if folders else [HEADER_TEST])
     every = [job for source in sources for job in jobs_of(source)]
-    began, failed, path, keys = time.time(), 0, cache_path(), keys_of(every)
+    began, path = time.time(), cache_path()
+    if records:
+        if folders and os.path.exists(COUNTS) and not recorded_counts():
+            sys.exit(f"{COUNTS} is of another compiler than {clang_version()}: record all kernels")
+        _, counts, failed = run([job for job in every if is_counted(job)], records)
+        record(every, counts)
+        sys.exit(bool(failed))
+    if not recorded_counts():
+        print(f"machine code is not compared: {os.path.basename(COUNTS)} is of another compiler than {clang_version()}")
+    keys = keys_of(every)
     cached = set(open(path).read().split()) if os.path.exists(path) else set()
     jobs = [job for job in every if keys[job] not in cached]
-    # One process per compilation: hiprtc keeps state, and compiles one program at a time.
-    with multiprocessing.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        for job, error in pool.imap_unordered(compile_one, jobs):
-            if not error:
-                cached.add(keys[job])
-            else:
-                failed += 1
-                print(f"{os.path.relpath(job.source, ROOT)} {' '.join(job.options)} for {job.target}:\n{error}\n")
+    succeeded, _, failed = run(jobs, records)
+    cached |= {keys[job] for job in succeeded}
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "w") as file:
-        file.write("\n".join(sorted(cached & set(keys.values()) if not sys.argv[1:] else cached)) + "\n")
+        file.write("\n".join(sorted(cached if folders else cached & set(keys.values()))) + "\n")
     print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {len(every) - len(jobs)} cached by earlier runs, "
           f"{time.time() - began:.0f} s")
     sys.exit(bool(failed))
