@@ -8,7 +8,7 @@ use crate::publish::publish_full_blocks;
 use crate::request::Request;
 use crate::scheduling_state::{ReplicaTotals, ScheduledRow, SchedulingState};
 use crate::slab::SlabSlot;
-use crate::{FinishReason, RequestError, SchedulerLimits, TokenEvent, VerifiedDrafts};
+use crate::{FinishReason, RequestError, SchedulerLimits, StopReason, TokenEvent, VerifiedDrafts};
 use kvcache::KvCache;
 use protocol::{PromptResults, RowError, RowOutput, StepOutput, Token, TokenLogprobs};
 use std::mem::take;
@@ -165,8 +165,8 @@ fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<Fin
     (emitted.len(), scored.then_some(FinishReason::Length))
 }
 
-/// Returns the finish reason of a request that is about to finish: an error if the result of its pooling
-/// method is missing.
+/// Returns the finish reason of a request that is about to finish. A pooling request stops, as in vLLM, or fails if
+/// its result is missing.
 fn checked_finish(
     request: &Request,
     prompt: Option<&PromptResults>,
@@ -175,7 +175,8 @@ fn checked_finish(
     let is_pooled = prompt.is_some_and(|prompt| !prompt.pooled.is_empty());
     match &request.cold_fields.params.sampling.pooling {
         Some(_) if !is_pooled => FinishReason::Error(RequestError::BadOutput),
-        _ => finish,
+        Some(_) => FinishReason::Stop(StopReason::Pooled),
+        None => finish,
     }
 }
 

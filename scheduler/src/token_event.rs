@@ -94,6 +94,8 @@ pub enum StopReason {
     StopToken(Token),
     /// The submitter found a stop string in the text.
     StopString,
+    /// The prompt of a pooling request was computed. No token was sampled.
+    Pooled,
 }
 
 /// Cause of an abort.

@@ -101,12 +101,8 @@ pub(crate) fn usage_attributes(counts: &AccessCounts, received: Instant) -> Vec<
         add(name, (counts.output_tokens as i64).into());
     }
     add("gen_ai.usage.cache_read.input_tokens", (counts.cached_tokens as i64).into());
-    let is_pooled =
-        counts.parameters.as_ref().is_some_and(|parameters| parameters.sampling.is_none());
-    if !is_pooled {
-        let reasons = counts.finish_reasons().unwrap_or_default();
-        add("gen_ai.response.finish_reasons", strings(&reasons));
-    }
+    let reasons = counts.finish_reasons().unwrap_or_default();
+    add("gen_ai.response.finish_reasons", strings(&reasons));
     if let Some(queued) = counts.queued {
         add("gen_ai.latency.time_in_queue", queued.as_secs_f64().into());
     }
@@ -139,17 +135,18 @@ mod tests {
         let mut attributes = request_attributes("embeddings", Some(&parameters));
         let mut counts = AccessCounts::default();
         counts.prompt_tokens = Some(3);
-        counts.finish_reasons.push("length");
+        counts.finish_reasons.push("stop");
         counts.parameters = Some(Box::new(parameters));
         attributes.extend(usage_attributes(&counts, Instant::now()));
         let names: Vec<&str> = attributes.iter().map(|attribute| attribute.key.as_str()).collect();
-        assert!(names.contains(&"gen_ai.usage.input_tokens"), "{names:?}");
+        for name in ["gen_ai.usage.input_tokens", "gen_ai.response.finish_reasons"] {
+            assert!(names.contains(&name), "{names:?}");
+        }
         for name in [
             "gen_ai.request.temperature",
             "gen_ai.request.top_p",
             "gen_ai.request.choice.count",
             "gen_ai.request.max_tokens",
-            "gen_ai.response.finish_reasons",
         ] {
             assert!(!names.contains(&name), "{name}");
         }

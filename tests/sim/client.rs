@@ -215,8 +215,13 @@ impl SimClient {
             FinishReason::Abort(AbortCause::StopString)
             | FinishReason::Error(RequestError::RowFailed(RowError::MaskOverdue)) => false,
             FinishReason::Abort(cause) => allowed.aborted == Some(*cause),
+            FinishReason::Stop(StopReason::Pooled) => self.submit.sampling.pooling.is_some(),
             FinishReason::Stop(reason) => self.last_stop == Some(*reason),
-            FinishReason::Length => self.last_stop.is_none() && delivered == self.submit.max_tokens,
+            FinishReason::Length => {
+                self.last_stop.is_none()
+                    && delivered == self.submit.max_tokens
+                    && self.submit.sampling.pooling.is_none()
+            }
             FinishReason::Error(RequestError::RowFailed(RowError::NonFiniteLogits)) => {
                 allowed.row_failed
             }
@@ -236,7 +241,7 @@ impl SimClient {
             "request {id} ends with {finish:?}: {delivered} tokens, {last:?}, {allowed:?}"
         );
         let complete = matches!(finish, FinishReason::Length)
-            || matches!(finish, FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)));
+            || matches!(finish, FinishReason::Stop(reason) if *reason != StopReason::StopString);
         if complete {
             self.check_pooled()?;
             self.check_prompt_logprobs(config)

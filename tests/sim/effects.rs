@@ -85,7 +85,10 @@ impl SimWorld {
         }
         if matches!(
             event.finish_reason,
-            Some(FinishReason::Length | FinishReason::Stop(StopReason::StopToken(_)))
+            Some(
+                FinishReason::Length
+                    | FinishReason::Stop(StopReason::StopToken(_) | StopReason::Pooled)
+            )
         ) {
             self.check_blocks_stay_cached(index)?;
         }

@@ -255,9 +255,9 @@ impl ChoiceState {
             FinishReason::Stop(StopReason::StopToken(id)) => ChoiceFinish::Stop(StopMatch::Id(id)),
             // `StopString` does not occur here: only this choice matches stop strings, and it has ended once
             // it finds one.
-            FinishReason::Stop(StopReason::Eos(_) | StopReason::StopString) => {
-                ChoiceFinish::Stop(StopMatch::Eos)
-            }
+            FinishReason::Stop(
+                StopReason::Eos(_) | StopReason::StopString | StopReason::Pooled,
+            ) => ChoiceFinish::Stop(StopMatch::Eos),
             FinishReason::Length => ChoiceFinish::Length,
             FinishReason::Abort(cause) => ChoiceFinish::Abort(cause),
             FinishReason::Error(code) => ChoiceFinish::Error(code),

@@ -67,6 +67,23 @@ fn access_line_has_tokens_times_and_request_id() {
 }
 
 #[test]
+fn pooled_requests_stop() {
+    let log = log_of(&["--enable-log-requests", "--runner", "pooling"], |address| {
+        assert_eq!(post(address, "/v1/embeddings", &json!({"input": ["a", "b"]})).status, 200);
+        let page = get(address, "/metrics");
+        let page = String::from_utf8_lossy(&page.body).into_owned();
+        let is_stopped = |line: &&str| {
+            line.starts_with("vllm:request_success_total{")
+                && line.contains("finished_reason=\"stop\"")
+                && line.ends_with(" 2")
+        };
+        assert!(page.lines().any(|line| is_stopped(&line)), "{page}");
+    });
+    let lines = lines_with(&log, "/v1/embeddings");
+    assert!(lines.iter().any(|line| line.contains("finish_reason=\"stop\"")), "{log:?}");
+}
+
+#[test]
 fn rejections_are_logged_with_their_reason_and_a_limit() {
     let log = log_of(&[], |address| {
         assert_eq!(post(address, "/v1/completions", &json!({"prompt": "x", "n": 0})).status, 400);
