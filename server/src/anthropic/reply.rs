@@ -3,22 +3,18 @@
 use super::stream::AnthropicEventWriter;
 use super::types;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::{ChoiceFinish, StopMatch};
 use crate::openai::collect::{CollectedChoice, body_of, collect_one};
-use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ignored_fields};
+use crate::openai::endpoint::{CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::request_fields::RequestFields;
 use crate::request_ids::ToolCallIds;
 use axum::body::Body;
-use engine::AdmissionPermit;
 use serde::Serialize;
 use serde_json::Value;
-use std::sync::Arc;
 use text::partial_arguments;
 
 /// Values from which the reply to a Messages request is written, in addition to the generated tokens.
@@ -130,13 +126,8 @@ impl AnthropicReply {
 impl CompletionEndpoint for AnthropicReply {
     type StreamWriter = AnthropicEventWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        mut fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let request = types::take(&mut fields, app, serving)?;
         let mut ignored = ignored_fields(app, &fields)?;
         report_ignored(app, serving, &request, &mut ignored)?;

@@ -119,6 +119,20 @@ impl HeaderParams {
     }
 }
 
+/// Request of an endpoint that was read and admitted, and what its handling needs.
+pub(crate) struct EndpointRequest<'a> {
+    /// State of the server.
+    pub app: &'a Arc<AppState>,
+    /// Model that serves the request.
+    pub serving: &'a Arc<ServingContext>,
+    /// Fields of the body.
+    pub fields: RequestFields,
+    /// Parameters in the headers.
+    pub headers: &'a HeaderParams,
+    /// Admission of the request.
+    pub permit: AdmissionPermit,
+}
+
 /// Request that was submitted to the engine, and the writer of its reply.
 pub(crate) struct PreparedRequest<R> {
     /// Choices of the request, which receive the generated tokens.
@@ -152,13 +166,7 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
     type StreamWriter: ChunkWriter + 'static;
 
     /// Parses, validates and submits one request. Runs on the text pool, where CPU-bound work is allowed.
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError>;
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError>;
 
     /// Returns the writer of the chunks of a streaming reply.
     fn stream_writer(self) -> Self::StreamWriter;
@@ -200,9 +208,10 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
             let started = Instant::now();
             let json = JsonValue::parse(&body);
             drop(body); // Frees the memory before the work that follows.
-            let prepared = json.and_then(RequestFields::of_body);
-            let mut prepared =
-                prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, permit));
+            let (app, serving, headers) = (&app, &serving, &headers);
+            let mut prepared = json.and_then(RequestFields::of_body).and_then(|fields| {
+                E::prepare(EndpointRequest { app, serving, fields, headers, permit })
+            });
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
             let access = parts.extensions.get::<AccessRecord>();
             if let (Some(access), Ok(prepared)) = (access, &mut prepared) {

@@ -3,11 +3,11 @@
 use super::embedding_reply::{EmbeddingWriter, EncodingFormat};
 use super::{NoStreamWriter, PROMPTS_MAX, PoolingTask, prompts, vectors};
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
+use crate::app::ServingContext;
 use crate::openai::collect::collect;
 use crate::openai::completions::{CompletionPrompt, take_prompts};
 use crate::openai::endpoint::{
-    CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields,
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::params::{CompletionParams, FieldBounds};
@@ -16,9 +16,7 @@ use crate::openai::submit::truncate;
 use crate::piece_body::body_of;
 use crate::request_fields::RequestFields;
 use axum::body::Body;
-use engine::AdmissionPermit;
 use protocol::Token;
-use std::sync::Arc;
 
 /// Name of the field that contains the prompts.
 const FIELD: &str = "input";
@@ -79,13 +77,8 @@ pub(super) struct EmbeddingReply {
 impl CompletionEndpoint for EmbeddingReply {
     type StreamWriter = NoStreamWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        mut fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let mut request = EmbeddingRequest::take(&mut fields, &serving.field_bounds)?;
         let ignored = ignored_fields(app, &fields)?;
         let pooler = serving.pooler()?;

@@ -4,16 +4,12 @@ use super::NoStreamWriter;
 use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, submit_pairs};
 use super::text_pairs::TextPairs;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
 use crate::openai::endpoint::{
-    CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields,
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
-use crate::request_fields::RequestFields;
 use axum::body::Body;
-use engine::AdmissionPermit;
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 /// Values from which the reply to a rerank request is written, in addition to the pooled vectors.
 pub(super) struct RerankReply {
@@ -28,13 +24,8 @@ pub(super) struct RerankReply {
 impl CompletionEndpoint for RerankReply {
     type StreamWriter = NoStreamWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        mut fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let mut request = PairParams::take(&mut fields, &serving.field_bounds)?;
         let pairs = TextPairs::take_query(&mut fields)?;
         // 0 = all documents, as in vLLM.

@@ -4,17 +4,13 @@ use super::NoStreamWriter;
 use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, submit_pairs};
 use super::text_pairs::TextPairs;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
 use crate::openai::endpoint::{
-    CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields,
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
-use crate::request_fields::RequestFields;
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
-use engine::AdmissionPermit;
 use std::io::Write as _;
-use std::sync::Arc;
 
 /// Values from which the reply to a score request is written, in addition to the pooled vectors.
 pub(super) struct ScoreReply {
@@ -25,13 +21,8 @@ pub(super) struct ScoreReply {
 impl CompletionEndpoint for ScoreReply {
     type StreamWriter = NoStreamWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        mut fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let mut request = PairParams::take(&mut fields, &serving.field_bounds)?;
         let pairs = TextPairs::take(&mut fields)?;
         let ignored = ignored_fields(app, &fields)?;

@@ -7,7 +7,7 @@ use super::stream::ResponsesEventWriter;
 use super::types::{self, ResponsesRequest};
 use super::{system_messages, truncation};
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
+use crate::app::AppState;
 use crate::auth::CallerIdentity;
 use crate::conversations::stored_form;
 use crate::openai::assistant_message::AssistantMessage;
@@ -16,13 +16,11 @@ use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::ChoiceFinish;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
-    CompletionEndpoint, HeaderParams, PreparedRequest, ignored_fields, unix_time,
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields, unix_time,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::request_fields::RequestFields;
 use axum::body::Body;
-use engine::AdmissionPermit;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
@@ -178,13 +176,8 @@ fn usage_body(usage: &UsageInfo) -> Value {
 impl CompletionEndpoint for ResponsesReply {
     type StreamWriter = ResponsesEventWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        mut fields: RequestFields,
-        headers: &HeaderParams,
-        mut permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        let EndpointRequest { app, serving, mut fields, headers, mut permit } = request;
         let mut stored = StoredContext::new(app, headers.caller, &mut permit);
         let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;

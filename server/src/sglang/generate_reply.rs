@@ -3,18 +3,17 @@
 use super::generate_fields::{GenerateRequest, rename_field};
 use super::generate_output::{GenerateMeta, GenerateOutput, prompt_members};
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::collect;
 use crate::openai::completions;
-use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ignored_fields};
+use crate::openai::endpoint::{
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields,
+};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::request_fields::RequestFields;
 use crate::sse::ChunkWriter;
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
-use engine::AdmissionPermit;
 use protocol::Token;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,13 +29,8 @@ pub(super) struct GenerateReply {
 impl CompletionEndpoint for GenerateReply {
     type StreamWriter = GenerateChunkWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        mut fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let received = Instant::now();
         let request = GenerateRequest::take(&mut fields)?;
         let mut ignored = ignored_fields(app, &fields)?;
@@ -46,7 +40,9 @@ impl CompletionEndpoint for GenerateReply {
         serving.metrics.http.ignored(request.ignored.len());
         ignored.extend(request.ignored);
         let field = request.prompt_field;
-        let submitted = completions::submit(app, serving, request.completion, headers, permit);
+        let fields = request.completion;
+        let submitted =
+            completions::submit(EndpointRequest { app, serving, fields, headers, permit });
         let mut submitted = submitted.map_err(|error| rename_field(error, field))?;
         submitted.generation.rename_fields(field, "sampling_params.max_new_tokens");
         let meta = GenerateMeta {

@@ -5,7 +5,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::collect::collect;
 use crate::openai::completions;
-use crate::openai::endpoint::HeaderParams;
+use crate::openai::endpoint::{EndpointRequest, HeaderParams};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::pooling_params::{self, submit_pooling};
 use crate::request_fields::RequestFields;
@@ -68,7 +68,7 @@ async fn run_request(app: &Arc<AppState>, serving: &Arc<ServingContext>) -> Resu
 
 /// Submits a request that generates one token.
 fn submit_one_token(
-    app: &AppState,
+    app: &Arc<AppState>,
     serving: &Arc<ServingContext>,
     permit: AdmissionPermit,
 ) -> Result<RequestGeneration, ApiError> {
@@ -80,9 +80,9 @@ fn submit_one_token(
     ];
     let body = Vec::from(body.map(|(name, value)| (name.to_owned(), value)));
     let fields = RequestFields::of_body(JsonValue::Object(body))?;
-    let headers = HeaderParams::default();
-    completions::submit(app, serving, fields, &headers, permit)
-        .map(|submitted| submitted.generation)
+    let headers = &HeaderParams::default();
+    let request = EndpointRequest { app, serving, fields, headers, permit };
+    completions::submit(request).map(|submitted| submitted.generation)
 }
 
 /// Submits a request that pools a prompt of one token.

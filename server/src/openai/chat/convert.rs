@@ -5,20 +5,13 @@ use super::ignored_values::report_ignored;
 use super::reply::ChatCompletionReply;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
-use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
-use crate::request_fields::RequestFields;
-use engine::AdmissionPermit;
-use std::sync::Arc;
+use crate::openai::endpoint::{EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields};
 
 /// Parses, validates and submits a chat completion request.
 pub(super) fn prepare(
-    app: &AppState,
-    serving: &Arc<ServingContext>,
-    mut fields: RequestFields,
-    headers: &HeaderParams,
-    permit: AdmissionPermit,
+    request: EndpointRequest<'_>,
 ) -> Result<PreparedRequest<ChatCompletionReply>, ApiError> {
+    let EndpointRequest { app, serving, mut fields, headers, permit } = request;
     let request = ChatCompletionRequest::take(
         &mut fields,
         &serving.field_bounds,

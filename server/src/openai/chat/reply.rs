@@ -6,20 +6,19 @@ use super::custom_input::CustomInputDecoder;
 use super::custom_tools::CustomToolNames;
 use super::stream::ChatChunkWriter;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
 use crate::openai::assistant_message::{AssistantMessage, ToolCall};
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata};
+use crate::openai::endpoint::{
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata,
+};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
 use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
 use crate::openai::usage::UsageInfo;
-use crate::request_fields::RequestFields;
 use crate::request_ids::ToolCallIds;
 use axum::body::Body;
 use bytes::BufMut;
-use engine::AdmissionPermit;
 use protocol::Token;
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -49,14 +48,8 @@ pub(super) struct ChatCompletionReply {
 impl CompletionEndpoint for ChatCompletionReply {
     type StreamWriter = ChatChunkWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
-        convert::prepare(app, serving, fields, headers, permit)
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        convert::prepare(request)
     }
 
     fn stream_writer(self) -> ChatChunkWriter {

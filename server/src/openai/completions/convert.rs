@@ -3,16 +3,13 @@
 use super::reply::{CompletionReply, EchoedPrompt};
 use super::types::{CompletionPrompt, CompletionRequest};
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
-use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
+use crate::app::ServingContext;
+use crate::openai::endpoint::{EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields};
 use crate::openai::params::CompletionParams;
 use crate::openai::submit::{
     EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
 };
-use crate::request_fields::RequestFields;
-use engine::AdmissionPermit;
 use protocol::Token;
-use std::sync::Arc;
 
 /// Default of `max_tokens` for text completions, as in OpenAI's API.
 pub(super) const MAX_TOKENS_DEFAULT: u32 = 16;
@@ -22,12 +19,9 @@ pub(super) const FIELD: &str = "prompt";
 
 /// Parses, validates, tokenises and submits a text completion request.
 pub(super) fn prepare(
-    app: &AppState,
-    serving: &Arc<ServingContext>,
-    mut fields: RequestFields,
-    headers: &HeaderParams,
-    permit: AdmissionPermit,
+    request: EndpointRequest<'_>,
 ) -> Result<PreparedRequest<CompletionReply>, ApiError> {
+    let EndpointRequest { app, serving, mut fields, headers, permit } = request;
     let request =
         CompletionRequest::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
     let ignored = ignored_fields(app, &fields)?;

@@ -4,7 +4,7 @@ mod convert;
 mod reply;
 mod types;
 
-use super::endpoint::{self, HeaderParams};
+use super::endpoint::{self, EndpointRequest};
 use super::generation::RequestGeneration;
 use super::logprobs::TokenFormatter;
 use crate::api_error::ApiError;
@@ -16,7 +16,6 @@ use crate::request_fields::RequestFields;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use engine::AdmissionPermit;
 use protocol::Token;
 use reply::CompletionReply;
 use std::sync::Arc;
@@ -48,14 +47,8 @@ pub(crate) struct SubmittedCompletion {
 }
 
 /// Parses, validates, tokenises and submits a text completion request. Must not run on the async runtime.
-pub(crate) fn submit(
-    app: &AppState,
-    serving: &Arc<ServingContext>,
-    fields: RequestFields,
-    headers: &HeaderParams,
-    permit: AdmissionPermit,
-) -> Result<SubmittedCompletion, ApiError> {
-    let prepared = convert::prepare(app, serving, fields, headers, permit)?;
+pub(crate) fn submit(request: EndpointRequest<'_>) -> Result<SubmittedCompletion, ApiError> {
+    let prepared = convert::prepare(request)?;
     let prompts = prepared.reply.echoes.into_iter().map(|echo| echo.ids).collect();
     Ok(SubmittedCompletion {
         generation: prepared.generation,

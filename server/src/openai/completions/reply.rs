@@ -2,21 +2,20 @@
 
 use super::convert;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata};
+use crate::openai::endpoint::{
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata,
+};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
 use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
 use crate::openai::stream_chunk::StreamChunkFields;
 use crate::openai::usage::UsageInfo;
-use crate::request_fields::RequestFields;
 use crate::sse::{ChunkWriter, escape, write_end};
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
-use engine::AdmissionPermit;
 use protocol::Token;
 use serde_json::json;
 use std::io::Write;
@@ -46,14 +45,8 @@ pub(super) struct CompletionReply {
 impl CompletionEndpoint for CompletionReply {
     type StreamWriter = CompletionChunkWriter;
 
-    fn prepare(
-        app: &Arc<AppState>,
-        serving: &Arc<ServingContext>,
-        fields: RequestFields,
-        headers: &HeaderParams,
-        permit: AdmissionPermit,
-    ) -> Result<PreparedRequest<Self>, ApiError> {
-        convert::prepare(app, serving, fields, headers, permit)
+    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+        convert::prepare(request)
     }
 
     fn stream_writer(self) -> CompletionChunkWriter {
