@@ -413,6 +413,9 @@ fn out_of_range(path: String, expected: &str, got: &JsonValue) -> ApiError {
         JsonValue::Float(value) => {
             ApiError::invalid(path, format!("must be {expected}, got {value}"))
         }
+        JsonValue::LargeInt(_) => {
+            ApiError::invalid(path, format!("must be {expected}, got {}", got.kind()))
+        }
         other => wrong_type(path, expected, other),
     }
 }
@@ -430,11 +433,7 @@ fn as_int(value: &JsonValue) -> Option<i64> {
 }
 
 fn as_float(value: &JsonValue) -> Option<f32> {
-    match value {
-        JsonValue::Int(value) => Some(*value as f32),
-        JsonValue::Float(value) => Some(*value as f32).filter(|x| x.is_finite()),
-        _ => None,
-    }
+    value.as_f64().map(|number| number as f32).filter(|x| x.is_finite())
 }
 
 /// Replaces the characters of a client's field name that are not valid in a header.

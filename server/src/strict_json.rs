@@ -2,13 +2,14 @@
 //!
 //! It is stricter than `serde_json::Value`: a duplicate key is an error, a syntax error names its field, and
 //! the number of values is limited. A list of integers (a prompt of token ids) takes 8 bytes per element. The
-//! parser limits the nesting depth to 128.
+//! parser limits the nesting depth to 128. Integers of any size keep their digits, which chat templates print.
 
 use super::api_error::ApiError;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt;
+use text::{integer_of_member, mark_large_integers, template_integer};
 
 /// Maximum number of values in one body; the elements of lists of integers are not counted.
 const VALUES_MAX: u32 = 262_144;
@@ -26,6 +27,8 @@ pub enum JsonValue {
     Bool(bool),
     /// Number without fraction and exponent that fits in an `i64`.
     Int(i64),
+    /// Larger number without fraction and exponent: its sign and digits.
+    LargeInt(String),
     /// Any other number; always finite.
     Float(f64),
     /// String.
@@ -43,11 +46,16 @@ impl JsonValue {
     ///
     /// Errors: HTTP status 400; the error names the field at the syntax error.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let context =
-            JsonParseContext { path: RefCell::default(), values_left: Cell::new(VALUES_MAX) };
-        let mut parser = serde_json::Deserializer::from_slice(body);
-        let seed = JsonValueSeed(&context);
-        let value = seed.deserialize(&mut parser).and_then(|value| parser.end().map(|()| value));
+        let context = JsonParseContext::default();
+        let value = context.parse(body);
+        if context.lost_digits.get() || value.as_ref().is_err_and(is_out_of_range) {
+            let exact = str::from_utf8(body).ok().and_then(|body| {
+                JsonParseContext::default().parse(mark_large_integers(body).as_bytes()).ok()
+            });
+            if let Some(exact) = exact {
+                return Ok(exact);
+            }
+        }
         value.map_err(|error| {
             let message = format!("the body is not valid JSON: {}", client_message(&error));
             ApiError::invalid(context.path.take(), message)
@@ -60,6 +68,7 @@ impl JsonValue {
             Self::Null => "null",
             Self::Bool(_) => "a boolean",
             Self::Int(_) => "an integer",
+            Self::LargeInt(_) => "an integer of more than 64 bits",
             Self::Float(_) => "a number",
             Self::Str(_) => "a string",
             Self::Ints(_) | Self::List(_) => "a list",
@@ -72,19 +81,50 @@ impl JsonValue {
         matches!(self, Self::Null)
     }
 
-    /// Converts the value to a `serde_json` value, for chat templates.
+    /// Whether the value is a number.
+    pub fn is_number(&self) -> bool {
+        matches!(self, Self::Int(_) | Self::LargeInt(_) | Self::Float(_))
+    }
+
+    /// Returns the float closest to a number; `None` for other values. It is always finite.
+    pub fn as_f64(&self) -> Option<f64> {
+        match self {
+            Self::Int(number) => Some(*number as f64),
+            Self::LargeInt(digits) => {
+                let number: f64 = digits.parse().unwrap_or_default();
+                Some(number.clamp(f64::MIN, f64::MAX))
+            }
+            Self::Float(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// Converts the value to a `serde_json` value, in which integers of more than 64 bits are floats.
     pub fn into_value(self) -> serde_json::Value {
+        self.convert(&|digits| match digits.parse::<u64>() {
+            Ok(number) => number.into(),
+            Err(_) => Self::LargeInt(digits).as_f64().into(),
+        })
+    }
+
+    /// Converts the value to a value for chat templates, in which integers have all digits.
+    pub fn into_template_value(self) -> serde_json::Value {
+        self.convert(&|digits| template_integer(&digits))
+    }
+
+    fn convert(self, large_int: &dyn Fn(String) -> serde_json::Value) -> serde_json::Value {
         use serde_json::Value;
         match self {
             Self::Null => Value::Null,
             Self::Bool(b) => Value::Bool(b),
             Self::Int(i) => Value::from(i),
+            Self::LargeInt(digits) => large_int(digits),
             Self::Float(f) => Value::from(f),
             Self::Str(s) => Value::String(s),
             Self::Ints(list) => list.into_iter().map(Value::from).collect(),
-            Self::List(list) => list.into_iter().map(Self::into_value).collect(),
+            Self::List(list) => list.into_iter().map(|item| item.convert(large_int)).collect(),
             Self::Object(pairs) => {
-                pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
+                pairs.into_iter().map(|(key, value)| (key, value.convert(large_int))).collect()
             }
         }
     }
@@ -117,14 +157,37 @@ fn client_message(error: &serde_json::Error) -> String {
     format!("line {} column {}", error.line(), error.column())
 }
 
+/// Whether a number is too large for a float. As an integer, it is valid.
+fn is_out_of_range(error: &serde_json::Error) -> bool {
+    error.to_string().starts_with("number out of range")
+}
+
 /// State shared by all nesting levels while one body is parsed.
 struct JsonParseContext {
     /// Path of the value that failed to parse. Each level prepends its part while the error is returned.
     path: RefCell<String>,
     values_left: Cell<u32>,
+    /// Whether a float may be an integer in the body.
+    lost_digits: Cell<bool>,
+}
+
+impl Default for JsonParseContext {
+    fn default() -> Self {
+        Self {
+            path: RefCell::default(),
+            values_left: Cell::new(VALUES_MAX),
+            lost_digits: Cell::new(false),
+        }
+    }
 }
 
 impl JsonParseContext {
+    fn parse(&self, body: &[u8]) -> serde_json::Result<JsonValue> {
+        let mut parser = serde_json::Deserializer::from_slice(body);
+        let value = JsonValueSeed(self).deserialize(&mut parser)?;
+        parser.end().map(|()| value)
+    }
+
     fn prepend_key(&self, key: &str) {
         // A malicious client may send a key of megabytes; its first characters are enough to identify it.
         self.prepend(key.chars().take(64).collect());
@@ -185,10 +248,16 @@ impl<'de> Visitor<'de> for JsonValueSeed<'_> {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<JsonValue, E> {
-        Ok(i64::try_from(value).map_or(JsonValue::Float(value as f64), JsonValue::Int))
+        Ok(i64::try_from(value)
+            .map_or_else(|_| JsonValue::LargeInt(value.to_string()), JsonValue::Int))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<JsonValue, E> {
+        const INTEGER_END: f64 = 9_223_372_036_854_775_808.0; // 2^63
+        let is_minus_zero = value == 0.0 && value.is_sign_negative();
+        if is_minus_zero || value.abs() >= INTEGER_END {
+            self.0.lost_digits.set(true);
+        }
         Ok(JsonValue::Float(value))
     }
 
@@ -245,6 +314,11 @@ impl<'de> Visitor<'de> for JsonValueSeed<'_> {
             let value = map.next_value_seed(self).inspect_err(|_| self.0.prepend_key(&key))?;
             pairs.push((key, value));
         }
+        if let [(key, JsonValue::Str(value))] = &pairs[..]
+            && let Some(digits) = integer_of_member(key, value)
+        {
+            return Ok(JsonValue::LargeInt(digits.to_owned()));
+        }
         Ok(JsonValue::Object(pairs))
     }
 }
@@ -268,11 +342,38 @@ mod tests {
             JsonValue::Ints(vec![1, 2]),
             mixed,
             JsonValue::List(vec![]),
-            JsonValue::Float(18_446_744_073_709_551_615.0),
+            JsonValue::LargeInt("18446744073709551615".to_owned()),
             JsonValue::Float(-0.5),
             JsonValue::Null,
         ];
         assert_eq!(values, expected);
+    }
+
+    #[test]
+    fn integers_of_any_size_keep_their_digits() {
+        let large = format!("-{}", "1234567890".repeat(40));
+        let body = format!(r#"{{"a":[{large},-0,1e25],"b":"{large}","c":{{"d":{large}}}}}"#);
+        let value = JsonValue::parse(body.as_bytes()).unwrap();
+        let float = value.clone().into_value()["a"].clone();
+        assert_eq!(float, serde_json::json!([f64::MIN, 0, 1e25]));
+        let JsonValue::Object(pairs) = value else { panic!("an object") };
+        let number = JsonValue::LargeInt(large.clone());
+        let list = [number.clone(), JsonValue::Int(0), JsonValue::Float(1e25)];
+        assert_eq!(pairs[0].1, JsonValue::List(list.into()));
+        assert_eq!(pairs[1].1, JsonValue::Str(large.clone()));
+        assert_eq!(pairs[2].1, JsonValue::Object(vec![("d".to_owned(), number.clone())]));
+        assert_eq!(number.into_template_value(), template_integer(&large));
+    }
+
+    #[test]
+    fn large_integers_do_not_change_errors() {
+        let large = "123456789012345678901";
+        let (param, message) = rejection(&format!(r#"{{"a":{large},"b":tru}}"#));
+        assert_eq!(param.as_deref(), Some("b"));
+        assert!(message.ends_with("at line 1 column 34"), "{message}");
+        let digits = "7".repeat(4_301);
+        assert!(rejection(&digits).1.contains("number out of range"));
+        assert!(JsonValue::parse(&digits.as_bytes()[1..]).is_ok());
     }
 
     #[test]

@@ -11,6 +11,8 @@ mod detokenizer;
 mod error;
 mod grammar_vocabulary;
 mod jinja;
+mod json_text;
+mod large_integers;
 mod output_parser;
 mod output_pieces;
 mod panic_guard;
@@ -33,6 +35,8 @@ mod tool_calls;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{TextError, TextLoadError};
+pub use json_text::json_text;
+pub use large_integers::{integer_of_member, mark_large_integers, template_integer};
 pub use output_parser::{OutputParser, OutputParsers};
 pub use output_pieces::{OutputPiece, OutputPieces};
 pub use reasoning::{

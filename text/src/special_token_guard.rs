@@ -10,6 +10,7 @@
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
+use super::large_integers::integer_of_object;
 use super::template::RenderedChat;
 
 /// Search automaton over the special tokens of one tokenizer, which finds them in strings of requests.
@@ -47,6 +48,7 @@ impl SpecialTokenGuard {
                     self.insert_sentinels(item, sentinel);
                 }
             }
+            Value::Object(members) if integer_of_object(members).is_some() => {}
             Value::Object(members) => {
                 if members.keys().any(|key| self.with_sentinels(key, sentinel).is_some()) {
                     let escaped = std::mem::take(members).into_iter().map(|(key, value)| {

@@ -8,13 +8,15 @@ use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::{ChoiceFinish, StopMatch};
 use crate::openai::collect::{CollectedChoice, body_of, collect_one};
-use crate::openai::endpoint::{CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields};
+use crate::openai::endpoint::{
+    CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields,
+};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
 use crate::request_ids::ToolCallIds;
 use axum::body::Body;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 use text::partial_arguments;
 
 /// Values from which the reply to a Messages request is written, in addition to the generated tokens.
@@ -43,7 +45,7 @@ pub(super) struct AnthropicMessage<'a> {
 pub(super) enum ContentBlock {
     Thinking { thinking: String, signature: &'static str },
     Text { text: String },
-    ToolUse { id: String, name: String, input: Value },
+    ToolUse { id: String, name: String, input: Box<RawValue> },
 }
 
 /// `usage` object: token counts. `input_tokens` excludes the tokens that were found in the prefix cache.
@@ -83,6 +85,14 @@ pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
     }
 }
 
+/// Returns the input of a tool: the generated text of its arguments, so that numbers keep all digits. Values of
+/// truncated arguments that are not complete are left out.
+pub(super) fn tool_input(arguments: &str) -> Box<RawValue> {
+    // The text is always valid JSON.
+    RawValue::from_string(partial_arguments(arguments))
+        .unwrap_or_else(|_| RawValue::NULL.to_owned())
+}
+
 impl AnthropicReply {
     pub(super) fn body<'a>(
         &'a self,
@@ -116,7 +126,7 @@ impl AnthropicReply {
         blocks.extend(calls.into_iter().map(|call| {
             // If the output ended inside a call, `input` contains the arguments that are complete, as clients
             // get when they parse the streamed reply.
-            let input = Value::Object(partial_arguments(&call.arguments));
+            let input = tool_input(&call.arguments);
             ContentBlock::ToolUse { id: call.id, name: call.name, input }
         }));
         blocks

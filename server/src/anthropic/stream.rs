@@ -2,7 +2,7 @@
 //! `message_stop`.
 
 use super::error;
-use super::reply::{AnthropicReply, AnthropicUsage, ContentBlock, stop};
+use super::reply::{AnthropicReply, AnthropicUsage, ContentBlock, stop, tool_input};
 use crate::api_error::ApiError;
 use crate::openai::choice::{ChoiceDelta, ChoiceFinish};
 use crate::openai::generation::RequestGeneration;
@@ -112,7 +112,7 @@ impl AnthropicEventWriter {
             }
             OutputPiece::Call { index, name, .. } => {
                 let (id, name) = (self.reply.tool_call_ids.id(0, index, name), name.to_owned());
-                let block = ContentBlock::ToolUse { id, name, input: json!({}) };
+                let block = ContentBlock::ToolUse { id, name, input: tool_input("") };
                 return self.enter(ContentBlockKind::ToolUse, block, out);
             }
             OutputPiece::Arguments { text, .. } => {

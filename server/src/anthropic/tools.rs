@@ -76,11 +76,12 @@ impl AnthropicToolList {
         if item.take("input_examples").is_some() {
             self.without_effect.push(item.path("input_examples"));
         }
-        let mut tool = tools::function(&mut item, "input_schema")?;
+        let tools::ParsedFunction { mut tool, template_schema } =
+            tools::function(&mut item, "input_schema")?;
         tool.is_strict = is_strict;
         tools::check_unique(&self.definitions, &tool.name, item.path("name"))?;
         let description = item.string("description", usize::MAX)?;
-        self.template_tools.push(tools::template_tool(&tool, description));
+        self.template_tools.push(tools::template_tool(&tool.name, description, template_schema));
         self.definitions.push(tool);
         Ok(())
     }

@@ -357,11 +357,9 @@ fn logit_bias_entry(
         let message = format!("keys must be token ids below {vocab_size}");
         ApiError::invalid("logit_bias", message)
     })?;
-    let bias = match value {
-        JsonValue::Int(bias) => *bias as f32,
-        JsonValue::Float(bias) => *bias as f32,
-        other => return Err(wrong_type(format!("logit_bias.{id}"), "a number", other)),
-    };
+    let bias = value.as_f64();
+    let bias =
+        bias.ok_or_else(|| wrong_type(format!("logit_bias.{id}"), "a number", value))? as f32;
     Ok((id, bias.clamp(-100.0, 100.0)))
 }
 

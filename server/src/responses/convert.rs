@@ -243,7 +243,7 @@ fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     match value {
         None => Ok(json!({})),
         Some(JsonValue::Str(text)) => Ok(template_arguments(&text)),
-        Some(object @ JsonValue::Object(_)) => Ok(object.into_value()),
+        Some(object @ JsonValue::Object(_)) => Ok(object.into_template_value()),
         Some(other) => Err(wrong_type(path.to_owned(), "the text of a JSON object", &other)),
     }
 }

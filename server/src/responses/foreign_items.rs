@@ -6,6 +6,7 @@ use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
+use text::json_text;
 
 /// Types of items that contain nothing for the model.
 const SKIPPED: &[&str] = &[
@@ -124,12 +125,12 @@ fn reject_text(item: &mut RequestFields) -> Result<(), ApiError> {
 
 /// Returns an object as the arguments of a call, without its type.
 fn members(value: JsonValue) -> Value {
-    match value.into_value() {
-        Value::Object(mut members) => {
-            members.remove("type");
-            Value::Object(members)
+    match value {
+        JsonValue::Object(mut pairs) => {
+            pairs.retain(|(key, _)| key != "type");
+            JsonValue::Object(pairs).into_template_value()
         }
-        Value::String(arguments) => super::items::template_arguments(&arguments),
+        JsonValue::Str(arguments) => super::items::template_arguments(&arguments),
         _ => Value::Object(Map::new()),
     }
 }
@@ -138,7 +139,7 @@ fn members(value: JsonValue) -> Value {
 fn text(value: JsonValue) -> String {
     match value {
         JsonValue::Str(text) => text,
-        other => other.into_value().to_string(),
+        other => json_text(&other.into_template_value(), ""),
     }
 }
 

@@ -7,7 +7,7 @@ use super::tool_names::{CalledTool, ToolNames, function_name};
 use crate::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::openai::chat::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames, joined};
-use crate::openai::chat::tools::{self, RequestTools};
+use crate::openai::chat::tools::{self, ParsedFunction, RequestTools};
 use crate::request_fields::RequestFields;
 use serde_json::{Map, Value, json};
 use text::ToolDefinition;
@@ -94,7 +94,7 @@ impl ToolList {
         mut item: RequestFields,
         hints: &mut AcceptedHints,
     ) -> Result<(), ApiError> {
-        let name = tools::function(&mut item, "parameters")?.name;
+        let name = tools::function(&mut item, "parameters")?.tool.name;
         let description = item.string("description", usize::MAX)?.filter(|text| !text.is_empty());
         let mut preface = description.map(|text| format!("Functions {name}__*: {text}"));
         let path = item.path("tools");
@@ -122,7 +122,8 @@ impl ToolList {
         namespace: Option<&str>,
         preface: Option<String>,
     ) -> Result<(), ApiError> {
-        let mut tool = tools::function(item, "parameters")?;
+        let mut function = tools::function(item, "parameters")?;
+        let tool = &mut function.tool;
         tool.is_strict = item.bool("strict")?.unwrap_or(false);
         self.strict_paths.extend(tool.is_strict.then(|| item.path("strict")));
         let description = item.string("description", usize::MAX)?;
@@ -132,7 +133,7 @@ impl ToolList {
             is_custom: false,
         };
         let description = joined([preface, description]);
-        self.add(called, tool, description, &item.path("name"))
+        self.add(called, function, description, &item.path("name"))
     }
 
     fn custom(
@@ -145,15 +146,17 @@ impl ToolList {
         let path = item.path("name");
         let CustomTool { name, parameters, description, format } = CustomTool::take(item)?;
         let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+        let template_schema = parameters.clone();
         let tool = ToolDefinition { name: name.clone(), parameters, is_strict };
+        let function = ParsedFunction { tool, template_schema };
         let called = CalledTool { namespace: namespace.map(str::to_owned), name, is_custom: true };
-        self.add(called, tool, joined([preface, description]), &path)
+        self.add(called, function, joined([preface, description]), &path)
     }
 
     fn add(
         &mut self,
         called: CalledTool,
-        mut tool: ToolDefinition,
+        function: ParsedFunction,
         description: Option<String>,
         path: &str,
     ) -> Result<(), ApiError> {
@@ -161,9 +164,10 @@ impl ToolList {
             let message = format!("at most {FUNCTIONS_MAX} functions, over all namespaces");
             return Err(ApiError::invalid("tools", message));
         }
+        let ParsedFunction { mut tool, template_schema } = function;
         tool.name = function_name(called.namespace.as_deref(), &called.name);
         tools::check_unique(&self.definitions, &tool.name, path.to_owned())?;
-        self.template_tools.push(tools::template_tool(&tool, description));
+        self.template_tools.push(tools::template_tool(&tool.name, description, template_schema));
         self.definitions.push(tool);
         self.names.insert(called);
         Ok(())

@@ -156,9 +156,7 @@ fn prompt(fields: &mut RequestFields) -> Result<(&'static str, JsonValue), ApiEr
 
 fn is_list_of_prompts(prompt: &JsonValue) -> bool {
     match prompt {
-        JsonValue::List(list) => {
-            list.iter().any(|one| !matches!(one, JsonValue::Int(_) | JsonValue::Float(_)))
-        }
+        JsonValue::List(list) => list.iter().any(|one| !one.is_number()),
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! Chat templates over HTTP: conversations in the forms that clients send, and what a template leaves out.
 
-use crate::http_client::post;
+use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 use server::ServerOptions;
@@ -66,4 +66,42 @@ fn fields_that_the_template_hides_are_reported() {
     let all = start("{{ tools|tojson }}{{ messages|tojson }}", true);
     let reply = post(all.address, CHAT, &body);
     assert_eq!((reply.status, reply.header(header)), (200, None));
+}
+
+#[test]
+fn integers_of_any_size_reach_the_prompt() {
+    const TEMPLATE: &str = "{{ messages[0].weight }} {% for c in messages[1].tool_calls %}\
+        {{ c.function.arguments | tojson }} {% endfor %}{{ n + 1 }} {{ list }} \
+        {{ tools[0].function.parameters | tojson }}";
+    let large = "123456789012345678901234567890";
+    let call = |arguments: &str| {
+        format!(r#"{{"type":"function","function":{{"name":"f","arguments":{arguments}}}}}"#)
+    };
+    let calls = [
+        call(&format!(r#"{{"a":{large},"b":[-{large},0.1]}}"#)),
+        call(&format!(r#""{{\"a\": {large}, \"b\": 1.0, \"c\": \"cut""#)),
+    ];
+    let schema = format!(r#"{{"type":"object","properties":{{"x":{{"maximum":{large}}}}}}}"#);
+    let body = format!(
+        r#"{{"messages":[{{"role":"user","content":"hi","weight":-{large}}},
+            {{"role":"assistant","content":"","tool_calls":[{}]}}],
+            "tools":[{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}],
+            "chat_template_kwargs":{{"n":18446744073709551615,"list":[-0,1E2,9007199254740993]}},
+            "add_special_tokens":false}}"#,
+        calls.join(",")
+    );
+    let server = start(TEMPLATE, false);
+    let mut client = HttpClient::connect(server.address);
+    client.send("POST", "/tokenize", "", body.as_bytes());
+    let reply = client.read().unwrap();
+    assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+    let tokens = json!({"tokens": reply.json()["tokens"]});
+    let text = post(server.address, "/detokenize", &tokens).json()["prompt"].clone();
+    let expected = format!(
+        "-{large} {{\"a\": {large}, \"b\": [-{large}, 0.1]}} \
+         {{\"a\": {large}, \"b\": 1.0, \"c\": \"cut\"}} \
+         18446744073709551616 [0, 100.0, 9007199254740993] \
+         {{\"type\": \"object\", \"properties\": {{\"x\": {{\"maximum\": {large}}}}}}}"
+    );
+    assert_eq!(text.as_str(), Some(expected.as_str()));
 }

@@ -1,9 +1,10 @@
-//! Converts the variables of a request to values. An integer keeps all its digits if the JSON number has them.
+//! Converts the variables of a request to values. Integers keep all their digits.
 
 use super::dict::DictValue;
 use super::error::JinjaResult;
 use super::numbers::integer;
 use super::value::JinjaValue;
+use crate::large_integers::integer_of_object;
 use serde_json::Value;
 
 /// Converts a JSON value.
@@ -20,6 +21,9 @@ pub(crate) fn value_of_json(json: &Value) -> JinjaResult<JinjaValue> {
             JinjaValue::list(items?)?
         }
         Value::Object(members) => {
+            if let Some(large) = integer_of_object(members).and_then(|digits| digits.parse().ok()) {
+                return Ok(integer(large));
+            }
             let mut dict = DictValue::default();
             for (key, member) in members {
                 dict.insert(JinjaValue::text(key.as_str()), value_of_json(member)?)?;
@@ -33,11 +37,8 @@ fn value_of_number(number: &serde_json::Number) -> JinjaValue {
     if let Some(small) = number.as_i64() {
         return JinjaValue::Int(small);
     }
-    let text = number.to_string();
-    if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
-        && let Ok(large) = text.parse()
-    {
-        return integer(large);
+    match number.as_u64() {
+        Some(large) => integer(large.into()),
+        None => JinjaValue::Float(number.as_f64().unwrap_or(f64::NAN)),
     }
-    JinjaValue::Float(number.as_f64().or_else(|| text.parse().ok()).unwrap_or(f64::NAN))
 }

@@ -48,6 +48,7 @@ mod variable_usage;
 
 pub(crate) use error::{JinjaError, JinjaErrorKind};
 pub(crate) use evaluator::RenderLimits;
+pub(crate) use numbers::float_text;
 
 use ast::{BlockNode, NameId, StatementList};
 use error::JinjaResult;

@@ -4,9 +4,9 @@
 //! Messages that the template shows as they were sent remain unchanged.
 
 use super::super::error::TextError;
+use super::super::json_text::json_text;
 use super::super::tool_calls::closed_arguments;
 use super::capabilities::{RoleCapability, TemplateCapabilities};
-use super::json_text::json_text;
 use super::trial::ArgumentsForm;
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ pub(super) fn other_argument_forms(messages: &mut Value) -> Vec<Value> {
     for_each_arguments(messages, |arguments| {
         forms.push(match arguments {
             Value::String(text) => Value::Object(closed_arguments(text)),
-            value => Value::String(json_text(value)),
+            value => Value::String(json_text(value, " ")),
         });
     });
     forms

@@ -15,7 +15,6 @@ mod context;
 mod conversation;
 mod engine;
 mod inline_system;
-mod json_text;
 mod message;
 mod model_template;
 mod request_template;

@@ -1,23 +1,25 @@
 //! Completes the arguments of a tool call that was cut off, so that a later request can contain the call.
 
 use super::partial_arguments::partial_arguments;
+use crate::large_integers::parse_object;
 use serde_json::{Map, Value};
 
 /// Parses the text of a JSON object that may be cut off: an open string ends where the text ends, and open
 /// objects and lists are closed. If this gives no object, the result has the members that are complete.
 ///
-/// Chat templates that take arguments as an object then show the model what it wrote.
+/// Chat templates that take arguments as an object then show the model what it wrote, with all digits of its
+/// integers: they are in the form of values for templates.
 pub fn closed_arguments(text: &str) -> Map<String, Value> {
-    if let Ok(members) = serde_json::from_str(text) {
+    if let Ok(members) = parse_object(text) {
         return members;
     }
     let scan = OpenScan::of(text);
     let closed = scan.string_end.and_then(|end| {
         let written = without_half_pair(&text[..end]).chars();
         let closed: String = written.chain(['"']).chain(scan.closings.into_iter().rev()).collect();
-        serde_json::from_str(&closed).ok()
+        parse_object(&closed).ok()
     });
-    closed.unwrap_or_else(|| partial_arguments(text))
+    closed.unwrap_or_else(|| parse_object(&partial_arguments(text)).unwrap_or_default())
 }
 
 /// Length of an escape such as `\ud83d` in bytes.

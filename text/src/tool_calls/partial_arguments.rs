@@ -1,21 +1,21 @@
-//! Parses the arguments of a truncated tool call, as far as they are complete.
+//! Closes the arguments of a truncated tool call after the last complete value.
 
 use super::json_scanner::{JsonScanStatus, JsonScanner};
-use serde_json::{Map, Value};
 
-/// Parses the prefix of a JSON object. A member with an incomplete string, number or constant is omitted; an
-/// incomplete list or object keeps the values that are complete.
+/// Returns the text of a JSON object for a prefix of one, or for the whole object. A member with an incomplete string, number or constant is omitted; an
+/// incomplete list or object keeps the values that are complete. The text of each value remains as it is, so that
+/// numbers keep all digits.
 ///
 /// Anthropic's clients parse partial tool input in the same way (jiter's `partial_mode`, in Python's
 /// `anthropic` 2.12).
-pub fn partial_arguments(truncated: &str) -> Map<String, Value> {
+pub fn partial_arguments(truncated: &str) -> String {
     let complete = &truncated[..complete_prefix_bytes(truncated)];
     let mut json = JsonScanner::default();
     for c in complete.chars() {
         json.push(c);
     }
     let text: String = complete.chars().chain(json.closings()).collect();
-    serde_json::from_str(&text).unwrap_or_default()
+    if text.trim_start().starts_with('{') { text } else { "{}".to_owned() }
 }
 
 /// Returns the length in bytes of the longest prefix that lacks only the ends of open objects and lists.
@@ -41,7 +41,7 @@ fn complete_prefix_bytes(truncated: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn complete_members_are_parsed() {
@@ -65,7 +65,8 @@ mod tests {
             ("{\"a\": \"é\"}", json!({"a": "é"})),
             ("none", json!({})),
         ] {
-            assert_eq!(Value::Object(partial_arguments(truncated)), expected, "{truncated}");
+            let parsed: Value = serde_json::from_str(&partial_arguments(truncated)).unwrap();
+            assert_eq!(parsed, expected, "{truncated}");
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
                 return Err(ApiError::unsupported(field, message));
             }
             _ if value.is_null() && OPTIONAL_KEYS.contains(&key.as_str()) => continue,
-            _ => value.into_value(),
+            _ => value.into_template_value(),
         };
         message.insert(key, value);
     }
@@ -102,7 +102,7 @@ fn template_part(path: String, value: JsonValue, kinds: &[&str]) -> Result<Value
     };
     let values = pairs.into_iter().map(|(key, value)| match key.as_str() {
         "type" => (key, json!("text")),
-        _ => (key, value.into_value()),
+        _ => (key, value.into_template_value()),
     });
     Ok(Value::Object(values.collect()))
 }
@@ -149,7 +149,7 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
             }
             ("type", other) => return Err(wrong_type(field, "a string", &other)),
             ("function", function) => called_function(&field, function)?,
-            (_, value) => value.into_value(),
+            (_, value) => value.into_template_value(),
         };
         call.insert(key, value);
     }
@@ -185,7 +185,7 @@ fn called_function(path: &str, value: JsonValue) -> Result<Value, ApiError> {
                 Value::String(text)
             }
             ("arguments", value) => arguments(&field, Some(value))?,
-            (_, value) => value.into_value(),
+            (_, value) => value.into_template_value(),
         };
         function.insert(key, value);
     }

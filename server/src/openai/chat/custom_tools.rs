@@ -58,7 +58,7 @@ impl CustomTool {
     /// Errors: HTTP status 400; the error names the invalid field.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         // A custom tool has no parameters; the name is parsed as that of a function.
-        let name = tools::function(fields, "parameters")?.name;
+        let name = tools::function(fields, "parameters")?.tool.name;
         let description = fields.string("description", usize::MAX)?;
         let (mut input, mut rule, mut format) = (json!({"type": "string"}), None, None);
         if let Some(value) = fields.take("format") {

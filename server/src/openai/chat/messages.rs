@@ -113,12 +113,10 @@ pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, A
         Some(JsonValue::Str(text)) if text.trim_start().starts_with('{') => {
             Value::Object(closed_arguments(&text))
         }
-        Some(other) => other.into_value(),
+        Some(object @ JsonValue::Object(_)) => object.into_template_value(),
+        Some(_) => return Err(ApiError::invalid(path, "must be a JSON object")),
     };
-    if value.is_object() {
-        return Ok(value);
-    }
-    Err(ApiError::invalid(path, "must be a JSON object"))
+    Ok(value)
 }
 
 /// Parses a string, or text parts that are joined by line breaks; `kinds` are the accepted part types.
@@ -162,7 +160,7 @@ fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
                 let path = format!("documents[{invalid}]");
                 return Err(wrong_type(path, "an object", &list[invalid]));
             }
-            Ok(JsonValue::List(list).into_value())
+            Ok(JsonValue::List(list).into_template_value())
         }
         Some(JsonValue::List(list)) => {
             let message = format!("at most {DOCUMENTS_MAX} documents, got {}", list.len());
@@ -198,6 +196,7 @@ fn json_bytes(value: &JsonValue, limit: usize) -> usize {
     };
     match value {
         JsonValue::Str(text) => text.len() + 2,
+        JsonValue::LargeInt(digits) => digits.len(),
         JsonValue::Ints(list) => list.len() * 8 + 2,
         JsonValue::List(list) => sum(&mut list.iter().map(|one| json_bytes(one, limit))),
         JsonValue::Object(pairs) => {
@@ -233,7 +232,7 @@ pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, A
             let message = format!("at most {KWARGS_BYTES_MAX} bytes in all");
             return Err(ApiError::invalid(NAME, message));
         }
-        kwargs.insert(key, value.into_value());
+        kwargs.insert(key, value.into_template_value());
     }
     Ok(kwargs)
 }

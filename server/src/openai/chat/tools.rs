@@ -169,13 +169,19 @@ pub(crate) fn check_unique(
     Ok(())
 }
 
+/// Definition of a function, and the JSON schema of its arguments as a value for chat templates.
+pub(crate) struct ParsedFunction {
+    pub(crate) tool: ToolDefinition,
+    pub(crate) template_schema: Value,
+}
+
 /// Parses the definition of a function: its name, and the JSON schema of its arguments in field `schema`.
 ///
 /// Errors: HTTP status 400; the error names the invalid field.
 pub(crate) fn function(
     fields: &mut RequestFields,
     schema: &str,
-) -> Result<ToolDefinition, ApiError> {
+) -> Result<ParsedFunction, ApiError> {
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;
     let Some(name) = name.filter(|name| is_name(name)) else {
@@ -183,25 +189,31 @@ pub(crate) fn function(
         return Err(ApiError::invalid(path, message));
     };
     let path = fields.path(schema);
-    let parameters = match fields.take(schema) {
-        None => json!({"type": "object", "properties": {}}),
-        Some(JsonValue::Object(pairs)) => JsonValue::Object(pairs).into_value(),
+    let (parameters, template_schema) = match fields.take(schema) {
+        None => {
+            let any = json!({"type": "object", "properties": {}});
+            (any.clone(), any)
+        }
+        Some(object @ JsonValue::Object(_)) => {
+            (object.clone().into_value(), object.into_template_value())
+        }
         Some(other) => return Err(wrong_type(path, "a JSON schema", &other)),
     };
     if parameters.get("type").is_some_and(|kind| kind != "object") {
         return Err(ApiError::invalid(path, "must be the schema of an object"));
     }
-    Ok(ToolDefinition { name, parameters, is_strict: false })
+    let tool = ToolDefinition { name, parameters, is_strict: false };
+    Ok(ParsedFunction { tool, template_schema })
 }
 
 /// Formats a tool in the form that chat templates expect.
-pub(crate) fn template_tool(tool: &ToolDefinition, description: Option<String>) -> Value {
+pub(crate) fn template_tool(name: &str, description: Option<String>, schema: Value) -> Value {
     let mut function = Map::new();
-    function.insert("name".to_owned(), Value::from(tool.name.as_str()));
+    function.insert("name".to_owned(), Value::from(name));
     if let Some(text) = description {
         function.insert("description".to_owned(), Value::from(text));
     }
-    function.insert("parameters".to_owned(), tool.parameters.clone());
+    function.insert("parameters".to_owned(), schema);
     json!({"type": "function", "function": function})
 }
 
@@ -225,20 +237,20 @@ impl ChatToolList {
         match item.string("type", 64)?.as_deref() {
             Some("function") => {
                 let mut inner = member(&mut item, "function")?;
-                let mut tool = function(&mut inner, "parameters")?;
+                let mut tool = function(&mut inner, "parameters")?.tool;
                 inner.string("description", usize::MAX)?;
                 tool.is_strict = inner.bool("strict")?.unwrap_or(false);
                 self.strict_paths.extend(tool.is_strict.then(|| inner.path("strict")));
                 // Templates print tools, so they get each function exactly as the client sent it.
-                self.push(tool, sent.into_value(), &inner)
+                self.push(tool, sent.into_template_value(), &inner)
             }
             Some("custom") => {
                 let mut inner = member(&mut item, "custom")?;
                 let CustomTool { name, parameters, description, format } =
                     CustomTool::take(&mut inner)?;
                 let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+                let template_tool = template_tool(&name, description, parameters.clone());
                 let tool = ToolDefinition { name, parameters, is_strict };
-                let template_tool = template_tool(&tool, description);
                 self.custom.insert(tool.name.clone());
                 self.push(tool, template_tool, &inner)
             }

@@ -71,9 +71,7 @@ pub(crate) fn take_prompts(
         }
         Some(JsonValue::Str(text)) => Ok(vec![CompletionPrompt::Text(text)]),
         Some(list @ JsonValue::Ints(_)) => Ok(vec![ids(name, list)?]),
-        Some(JsonValue::List(list))
-            if matches!(list.first(), Some(JsonValue::Int(_) | JsonValue::Float(_))) =>
-        {
+        Some(JsonValue::List(list)) if list.first().is_some_and(JsonValue::is_number) => {
             Ok(vec![ids(name, JsonValue::List(list))?])
         }
         Some(JsonValue::List(list)) => {
