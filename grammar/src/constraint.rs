@@ -1,5 +1,6 @@
 //! Constraints on an output, as described by a request handler.
 
+use super::unconstrained_head::UnconstrainedHead;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -10,9 +11,8 @@ pub struct OutputConstraint {
     pub spec: GrammarSpec,
     /// Request field that contains the constraint; named by validation errors.
     pub param: String,
-    /// Marker text after which the constraint starts; the output before it is unconstrained. `None` = the
-    /// constraint starts with the output.
-    pub start_after: Option<String>,
+    /// Unconstrained text before the constrained part; `None` = the constraint starts with the output.
+    pub start_after: Option<UnconstrainedHead>,
 }
 
 /// Grammar of a constrained text.
@@ -50,10 +50,10 @@ impl OutputConstraint {
         Self { spec, param: param.into(), start_after: None }
     }
 
-    /// Returns the constraint with its start moved to the end of the marker text `marker`.
+    /// Returns the constraint with its start moved to the end of `head`.
     #[must_use]
-    pub fn start_after(self, marker: impl Into<String>) -> Self {
-        Self { start_after: Some(marker.into()), ..self }
+    pub fn start_after(self, head: impl Into<UnconstrainedHead>) -> Self {
+        Self { start_after: Some(head.into()), ..self }
     }
 
     /// Returns the key of the constraint in the grammar cache: constraints with equal keys have equal

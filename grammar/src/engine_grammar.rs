@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 /// Key of the options of llguidance in a schema.
 pub(super) const ENGINE_OPTIONS: &str = "x-guidance";
 
+/// Name of the grammar of the constrained part, after unconstrained text.
+const REST: &str = "rest";
+
 /// A constraint in the form that llguidance reads.
 pub(super) struct EngineGrammar {
     pub(super) grammar: TopLevelGrammar,
@@ -40,14 +43,12 @@ impl EngineGrammar {
                 (GrammarWithLexer::from_lark(text), bytes)
             }
         };
-        let Some(marker) = &constraint.start_after else {
+        let Some(head) = &constraint.start_after else {
             let grammar = TopLevelGrammar::from_grammar(constrained);
             return Ok(Self { grammar, text_bytes });
         };
-        constrained.name = Some("rest".to_owned());
-        let marker = Value::from(marker.as_str());
-        let prefix = format!("start: head @rest\nhead[suffix={marker}]: /(?s:.*)/\n");
-        let grammars = vec![GrammarWithLexer::from_lark(prefix), constrained];
+        constrained.name = Some(REST.to_owned());
+        let grammars = vec![GrammarWithLexer::from_lark(head.grammar_before(REST)), constrained];
         Ok(Self { grammar: TopLevelGrammar { grammars, max_tokens: None }, text_bytes })
     }
 }

@@ -55,6 +55,7 @@ pub mod sync;
 mod tests;
 mod thinking_budget;
 mod timings;
+mod unconstrained_head;
 mod vocabulary;
 mod worker;
 pub mod worker_process;
@@ -72,6 +73,7 @@ pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };
 pub use timings::{BOUNDS_US, DurationHistogram, GrammarTimings};
+pub use unconstrained_head::{HeadEnd, UnconstrainedHead};
 pub use vocabulary::{EncodeFn, GrammarVocabulary};
 pub use worker::serve as serve_dry_runs;
 

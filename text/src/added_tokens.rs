@@ -7,6 +7,7 @@
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use protocol::Token;
+use std::collections::HashMap;
 use tokenizers::tokenizer::normalizer::Range;
 use tokenizers::tokenizer::pre_tokenizer::OffsetType;
 use tokenizers::{
@@ -20,6 +21,7 @@ pub(super) struct AddedTokens {
     raw: AddedTokenFinder,
     normalized: AddedTokenFinder,
     special: Vec<String>,
+    ids: HashMap<String, Token>,
 }
 
 impl AddedTokens {
@@ -29,6 +31,7 @@ impl AddedTokens {
         let special = tokens.iter().filter(|(_, t)| t.special && !t.content.is_empty());
         let mut special: Vec<String> = special.map(|(_, t)| t.content.clone()).collect();
         special.sort_unstable();
+        let ids = tokens.iter().map(|(id, token)| (token.content.clone(), *id)).collect();
         let (normalized, raw): (Vec<_>, Vec<_>) =
             tokens.into_iter().partition(|(_, t)| t.normalized);
         let normalized_text = |token: &AddedToken| {
@@ -42,11 +45,17 @@ impl AddedTokens {
             raw: AddedTokenFinder::new(raw, |t| Ok(t.content.clone()))?,
             normalized: AddedTokenFinder::new(normalized, normalized_text)?,
             special,
+            ids,
         })
     }
 
     pub(super) fn special_token_strings(&self) -> &[String] {
         &self.special
+    }
+
+    /// Returns the id of the added token `text`.
+    pub(super) fn id(&self, text: &str) -> Option<Token> {
+        self.ids.get(text).copied()
     }
 
     /// Returns the pre-tokens of `text`; `protected_positions` are ascending byte positions that no special

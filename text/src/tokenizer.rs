@@ -301,6 +301,11 @@ impl Tokenizer {
         self.inner.token_to_id(token_string)
     }
 
+    /// Returns the id of the added token `text`; special tokens are added tokens too.
+    pub fn added_token_id(&self, text: &str) -> Option<Token> {
+        self.added_tokens.id(text)
+    }
+
     /// Whether `token` is omitted under `skip_special_tokens`.
     pub fn is_special(&self, token: Token) -> bool {
         self.token_table.kind(token) == TokenKind::Special

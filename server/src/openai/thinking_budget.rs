@@ -1,6 +1,5 @@
 //! `thinking_token_budget`: after this number of reasoning tokens, the end marker (`</think>`) is forced.
 
-use super::params::CompletionParams;
 use super::submit::text_error;
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
@@ -63,7 +62,6 @@ impl RequestedThinkingBudget {
     pub(crate) fn activate(
         self,
         serving: &ServingContext,
-        params: &CompletionParams,
         start: OutputStartState<'_>,
         parser: &OutputParser,
         detokenizer: Detokenizer,
@@ -81,7 +79,7 @@ impl RequestedThinkingBudget {
             _ => 0,
         };
         let end_marker = encode(serving, family.markers().close, param)?;
-        check_end_marker(serving, params, family, &end_marker, param)?;
+        check_end_marker(serving, family, &end_marker, param)?;
         let new_tracker: ReasoningTrackerFactory = Arc::new(move || Box::new(reader.clone()));
         let tokens = tokens.saturating_sub(reasoning_tokens);
         let vocab_size = serving.field_bounds.vocab_size;
@@ -131,10 +129,9 @@ impl ActiveThinkingBudget {
     }
 }
 
-/// Rejects an end marker that would not end the reasoning, for this model or this constraint.
+/// Rejects an end marker that would not end the reasoning.
 fn check_end_marker(
     serving: &ServingContext,
-    params: &CompletionParams,
     family: ReasoningFamily,
     end_marker: &[Token],
     param: &'static str,
@@ -144,15 +141,5 @@ fn check_end_marker(
         let message = format!("this model's tokenizer cannot encode {end}");
         return Err(ApiError::unsupported(param, message));
     }
-    // A grammar matches the text of an output. If the end marker is a special token, it has no text.
-    match &params.constraint {
-        Some(constraint) if end_marker.iter().any(|&id| tokenizer.is_special(id)) => {
-            let message = format!(
-                "{end} has no text, but the constraint {} starts after it",
-                constraint.param
-            );
-            Err(ApiError::unsupported(param, message))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }

@@ -81,7 +81,7 @@ impl ReasoningFamily {
     }
 
     /// Returns all markers around the reasoning: some models write them in several forms.
-    pub(super) fn all_markers(self) -> &'static [ReasoningMarkers] {
+    pub fn all_markers(self) -> &'static [ReasoningMarkers] {
         match self {
             Self::Qwen3 | Self::DeepSeekR1 | Self::DeepSeekV3 => {
                 &[ReasoningMarkers { open: "<think>", close: "</think>" }]

@@ -2,6 +2,7 @@
 
 use super::ignored_values::enforces_strict_tools;
 use super::messages::{last_assistant_text, tool_call_count};
+use super::reasoning_head::reasoning_head;
 use super::tools::RequestTools;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
@@ -98,7 +99,7 @@ pub(crate) fn start(
     let output_start = OutputStartState { reasoning, continued: continued.as_deref() };
     let activate = |budget: RequestedThinkingBudget| {
         let detokenizer = detokenizer(serving, &params, Some(&visible_special));
-        budget.activate(serving, &params, output_start, &parser, detokenizer)
+        budget.activate(serving, output_start, &parser, detokenizer)
     };
     let thinking = thinking.map(activate).transpose()?.flatten();
     let extra = EndpointParams {
@@ -179,7 +180,9 @@ fn constraint(
         return Ok(constraint);
     };
     let after_reasoning = |constraint: Arc<OutputConstraint>| {
-        Arc::unwrap_or_clone(constraint).start_after(family.markers().close).into()
+        Arc::unwrap_or_clone(constraint)
+            .start_after(reasoning_head(&serving.tokenizer, family))
+            .into()
     };
     Ok(constraint.map(after_reasoning))
 }

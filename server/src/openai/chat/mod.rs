@@ -8,6 +8,7 @@ mod delta_parts;
 pub(crate) mod generation_start;
 pub(crate) mod ignored_values;
 pub(crate) mod messages;
+mod reasoning_head;
 mod reply;
 mod stream;
 pub(crate) mod tool_choice;
