@@ -54,6 +54,7 @@ pub fn table() -> Vec<HttpRoute> {
         post("/v1/responses", responses::create).with_runner(Runner::Generate),
         get("/v1/responses/{id}", responses::retrieve),
         delete("/v1/responses/{id}", responses::delete),
+        get("/v1/responses/{id}/input_items", responses::list_input_items),
         post("/v1/responses/{id}/cancel", responses::cancel),
         post("/v1/conversations", conversations::create),
         get("/v1/conversations/{id}", conversations::retrieve),

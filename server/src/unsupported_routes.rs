@@ -28,6 +28,12 @@ pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
         reason: "send token ids to /v1/completions as `prompt`, and get them with `return_token_ids`",
     },
     UnsupportedRoutes {
+        paths: &["/v1/responses/compact"],
+        access: RouteAccess::Key,
+        reason: "let the model summarise the conversation with a request to /v1/responses, or set `truncation` to \
+                 \"auto\", which drops the oldest messages",
+    },
+    UnsupportedRoutes {
         paths: &["/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused"],
         access: RouteAccess::Admin,
         reason: "sleep and pause are not supported: weights and KV cache stay in memory",

@@ -4,9 +4,9 @@ use super::content_blocks::{
     block_text, block_texts, system_text, too_many_blocks, unsupported_block,
 };
 use super::server_tools;
-use super::system_turns::{place_system_turns, push_user};
 use crate::api_error::ApiError;
 use crate::openai::chat::messages::{self, PARTS_MAX};
+use crate::openai::chat::system_turns::{place_system_turns, push_user};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};

@@ -9,7 +9,6 @@ mod server_tools;
 mod service_fields;
 mod stream;
 mod system_messages;
-mod system_turns;
 mod tools;
 mod types;
 

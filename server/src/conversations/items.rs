@@ -2,6 +2,8 @@
 
 use super::store::ConversationItem;
 use crate::api_error::ApiError;
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use serde_json::{Value, json};
 
 /// Default and maximum number of items in a page, as in OpenAI's API.
@@ -41,7 +43,7 @@ pub(crate) fn stored_form(mut item: Value) -> Value {
 
 /// Query of a page of items.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ItemPageQuery {
+pub(crate) struct ItemPageQuery {
     /// Id of the item before the first item of the page.
     after: Option<String>,
     limit: usize,
@@ -49,10 +51,19 @@ pub(super) struct ItemPageQuery {
 }
 
 impl ItemPageQuery {
-    /// Parses query parameters.
+    /// Parses the query of a request.
     ///
     /// Errors: HTTP status 400; the error names the parameter.
-    pub(super) fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+    pub(crate) fn of_request(
+        query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    ) -> Result<Self, ApiError> {
+        match query {
+            Ok(Query(pairs)) => Self::of(&pairs),
+            Err(_) => Err(ApiError::invalid("query", "is not name=value pairs in UTF-8")),
+        }
+    }
+
+    fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
         let mut query = Self { after: None, limit: LIMIT_DEFAULT, is_ascending: false };
         for (name, value) in pairs {
             match (name.as_str(), value.as_str()) {
@@ -76,9 +87,11 @@ impl ItemPageQuery {
     /// Returns the page of `items` as JSON text.
     ///
     /// Errors: HTTP status 400 if there is no item with the id in `after`.
-    pub(super) fn page(&self, items: &[ConversationItem]) -> Result<String, ApiError> {
-        let ordered: Vec<&ConversationItem> =
-            if self.is_ascending { items.iter().collect() } else { items.iter().rev().collect() };
+    pub(crate) fn page(&self, items: &[&ConversationItem]) -> Result<String, ApiError> {
+        let mut ordered = items.to_vec();
+        if !self.is_ascending {
+            ordered.reverse();
+        }
         let start = match &self.after {
             None => 0,
             Some(id) => {
@@ -130,7 +143,7 @@ mod tests {
         let page = |pairs: &[(&str, &str)]| {
             let owned: Vec<(String, String)> =
                 pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
-            let text = ItemPageQuery::of(&owned)?.page(&items)?;
+            let text = ItemPageQuery::of(&owned)?.page(&items.iter().collect::<Vec<_>>())?;
             let list: Value = serde_json::from_str(&text).unwrap();
             let ids: Vec<String> = list["data"]
                 .as_array()

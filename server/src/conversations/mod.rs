@@ -4,8 +4,8 @@
 mod items;
 mod store;
 
-pub(crate) use items::{stored_form, user_message};
-pub(crate) use store::{ConversationStore, check_size};
+pub(crate) use items::{ItemPageQuery, stored_form, user_message};
+pub(crate) use store::{ConversationItem, ConversationStore, check_size};
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -20,10 +20,10 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use engine::AdmissionPermit;
-use items::{ItemPageQuery, list};
+use items::list;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use store::{ConversationInfo, ConversationItem};
+use store::ConversationInfo;
 
 /// Handles POST `/v1/conversations`: creates a conversation.
 pub(crate) async fn create(
@@ -114,12 +114,10 @@ pub(crate) async fn list_items(
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    let Ok(Query(pairs)) = query else {
-        return Err(ApiError::invalid("query", "is not name=value pairs in UTF-8"));
-    };
-    let query = ItemPageQuery::of(&pairs)?;
+    let query = ItemPageQuery::of_request(query)?;
     let caller = app.options.api_keys.caller(&headers);
-    let page = app.conversations.items(caller, &id, |items| query.page(items));
+    let page =
+        app.conversations.items(caller, &id, |items| query.page(&items.iter().collect::<Vec<_>>()));
     page.ok_or_else(not_found)?.map(json_response)
 }
 

@@ -13,7 +13,7 @@ const CONVERSATION_BYTES_MAX: usize = 16 << 20;
 /// Bytes that an item takes in addition to its text.
 const ITEM_BYTES: usize = 64;
 
-/// Item of a conversation.
+/// Item of a conversation or a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConversationItem {
     pub(crate) id: String,
@@ -169,8 +169,9 @@ impl ConversationStore {
 }
 
 impl ConversationItem {
-    /// Creates an item from its JSON form. An item without an id gets the next one of the conversation.
-    fn new(mut item: Value, conversation_hex: &str, next: &mut u64) -> Self {
+    /// Creates an item from its JSON form. An item without an id gets the next one of the conversation or response,
+    /// whose id contains `owner_hex`.
+    pub(crate) fn new(mut item: Value, owner_hex: &str, next: &mut u64) -> Self {
         if item["id"].as_str().is_none() {
             let prefix = match item["type"].as_str().unwrap_or_default() {
                 "message" => "msg",
@@ -181,14 +182,15 @@ impl ConversationItem {
                 "custom_tool_call_output" => "ctco",
                 _ => "item",
             };
-            item["id"] = Value::from(format!("{prefix}_{conversation_hex}_{next}"));
+            item["id"] = Value::from(format!("{prefix}_{owner_hex}_{next}"));
             *next += 1;
         }
         let id = item["id"].as_str().unwrap_or_default().to_owned();
         Self { id, body: item.to_string() }
     }
 
-    fn stored_bytes(&self) -> usize {
+    /// Returns the bytes that the item takes in a store.
+    pub(crate) fn stored_bytes(&self) -> usize {
         self.id.len() + self.body.len() + ITEM_BYTES
     }
 }

@@ -148,7 +148,7 @@ pub(super) fn queries(path: &str) -> Vec<(&'static str, Value)> {
         "/reset_prefix_cache" | "/flush_cache" => {
             vec![("reset_running_requests", json!({"type": "boolean", "default": false}))]
         }
-        "/v1/conversations/{id}/items" => vec![
+        "/v1/responses/{id}/input_items" | "/v1/conversations/{id}/items" => vec![
             ("after", json!({"type": "string"})),
             ("limit", json!({"type": "integer", "minimum": 1, "maximum": 100, "default": 20})),
             ("order", json!({"type": "string", "enum": ["asc", "desc"], "default": "desc"})),

@@ -17,6 +17,7 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     let PreparedRequest { generation, reply, .. } = prepared;
     let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
     let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
+    let input = reply.input_items();
     let (stored, stored_rx) = oneshot::channel();
     let task = tokio::spawn(async move {
         // The task waits until the response is stored, so that it never finishes a response that is not in
@@ -26,10 +27,10 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
         }
         let result = run(&reply, generation).await;
         let (body, items) = result.unwrap_or_else(|error| failed(&reply, &error));
-        reply.app.responses.finish(&reply.id, body, &reply.history(&items));
+        reply.app.responses.finish(&reply.id, reply.finished(body, &items));
     });
     let background_task = task.abort_handle();
-    if !app.responses.put_in_progress(owner, &id, body.clone(), background_task) {
+    if !app.responses.put_in_progress(owner, &id, body.clone(), input, background_task) {
         // `stored` is dropped on return. This ends the task, which aborts the request in the engine.
         let message = "the response is too large to be stored: send it without background";
         return Err(ApiError::invalid("background", message));

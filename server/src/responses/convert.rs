@@ -45,15 +45,13 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         self.recorded.unwrap_or_default()
     }
 
-    /// Converts the items of the stored conversation `id` and records the input from now on. Returns the
-    /// bytes of the conversation.
+    /// Converts the items of the stored conversation `id`. Returns the bytes of the conversation.
     pub(super) fn conversation(&mut self, id: &str) -> Result<usize, ApiError> {
         const FIELD: &str = "conversation";
         let StoredItems { items, bytes } = self.stored.conversation(id, FIELD)?;
         for item in items {
             self.convert(RequestFields::of(FIELD.to_owned(), item)?)?;
         }
-        self.record();
         Ok(bytes)
     }
 

@@ -73,6 +73,8 @@ impl OutputItemContent {
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
     pub(super) response_hex: String,
+    /// Number of items of the response before its output.
+    pub(super) input_items: usize,
     pub(super) tool_call_ids: ToolCallIds,
     pub(super) tool_names: ToolNames,
 }
@@ -89,7 +91,7 @@ impl OutputItemIds {
     }
 
     fn id(&self, prefix: &str, index: usize) -> String {
-        format!("{prefix}_{}_{index}", self.response_hex)
+        format!("{prefix}_{}_{}", self.response_hex, self.input_items + index)
     }
 
     /// Builds the item of a call of the function `function`.
@@ -243,9 +245,11 @@ mod tests {
     fn item_ids_contain_that_of_their_response() {
         let ids = OutputItemIds {
             response_hex: "0a1b".to_owned(),
+            input_items: 3,
             tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
             tool_names: ToolNames::default(),
         };
+        assert_eq!(ids.message(12), "msg_0a1b_15");
         assert_eq!(object_hex_of(&ids.message(12)), Some("0a1b"));
         assert_eq!(object_hex_of(&ids.reasoning(0)), Some("0a1b"));
         for foreign in ["msg_0a1b", "msg_xyz_1", "msg_0a1b_", "0a1b_1", "rs__1", ""] {

@@ -10,11 +10,11 @@ mod foreign_items;
 mod items;
 mod reply;
 mod request_context;
+mod response_items;
 mod service_fields;
 mod store;
 mod stored_context;
 mod stream;
-mod system_messages;
 mod text_format;
 mod tool_choice;
 mod tool_names;
@@ -29,10 +29,12 @@ pub(crate) use types::take_metadata;
 
 use super::api_error::ApiError;
 use super::app::AppState;
+use super::conversations::{ConversationItem, ItemPageQuery};
 use super::openai::endpoint::{self, add_reply_headers, json_response};
 use super::path_param::PathParam;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use reply::ResponsesReply;
 use serde_json::json;
@@ -64,6 +66,21 @@ pub(crate) async fn retrieve(
         .body(app.options.api_keys.caller(&headers), &id)
         .map(json_response)
         .ok_or_else(not_found)
+}
+
+/// Handles GET of input items: returns a page of the items from which a stored response was generated.
+pub(crate) async fn list_input_items(
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response<Body>, ApiError> {
+    let query = ItemPageQuery::of_request(query)?;
+    let chain = app.responses.items(app.options.api_keys.caller(&headers), &id);
+    let (response, earlier) = chain.split_last().ok_or_else(not_found)?;
+    let earlier = earlier.iter().flat_map(|items| items.all());
+    let items: Vec<&ConversationItem> = earlier.chain(response.input.iter()).collect();
+    query.page(&items).map(json_response)
 }
 
 /// Handles DELETE: deletes a stored response.

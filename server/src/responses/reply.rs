@@ -1,11 +1,12 @@
 //! Response object of the Responses API, and non-streaming replies.
 
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
-use super::request_context::ConversationTurn;
+use super::response_items::ResponseItems;
+use super::store::FinishedResponse;
 use super::stored_context::StoredContext;
 use super::stream::ResponsesEventWriter;
+use super::truncation;
 use super::types::{self, ResponsesRequest};
-use super::{system_messages, truncation};
 use crate::api_error::ApiError;
 use crate::app::AppState;
 use crate::auth::CallerIdentity;
@@ -13,6 +14,7 @@ use crate::conversations::stored_form;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
+use crate::openai::chat::system_turns::place_system_turns;
 use crate::openai::choice::ChoiceFinish;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
@@ -39,8 +41,10 @@ pub(super) struct ResponsesReply {
     echoed_fields: Map<String, Value>,
     /// Conversation before this response, as template messages.
     history: Vec<Value>,
-    /// Conversation to which the input and the output are appended.
-    conversation: Option<ConversationTurn>,
+    /// Id of the conversation to which the input and the output are appended.
+    conversation: Option<String>,
+    /// Input of the response.
+    input: ResponseItems,
     store: bool,
     background: bool,
 }
@@ -113,24 +117,37 @@ impl ResponsesReply {
     }
 
     /// Returns the conversation including this response, as template messages.
-    pub(super) fn history(&self, output: &[ResponseOutputItem]) -> Value {
+    fn history(&self, output: &[ResponseOutputItem]) -> Value {
         self.history.iter().cloned().chain([assistant_turn(output)]).collect()
     }
 
     /// Stores a finished response, if the request set `store`.
     pub(super) fn store_response(&self, body: &str, output: &[ResponseOutputItem]) {
         if self.store {
-            self.app.responses.put(self.owner, &self.id, body.to_owned(), &self.history(output));
+            self.app.responses.put(self.owner, &self.id, self.finished(body.to_owned(), output));
         }
+    }
+
+    /// Returns what is stored of the response.
+    pub(super) fn finished(&self, body: String, output: &[ResponseOutputItem]) -> FinishedResponse {
+        let items = self.input.with_output(output, &self.item_ids.response_hex);
+        FinishedResponse { body, history: self.history(output), items }
+    }
+
+    /// Returns the items of the response before its output.
+    pub(super) fn input_items(&self) -> ResponseItems {
+        self.input.with_output(&[], &self.item_ids.response_hex)
     }
 
     /// Appends the input and the output to the conversation of the request, unless it was deleted or evicted
     /// in the meantime.
     pub(super) fn extend_conversation(&self, output: &[ResponseOutputItem]) {
-        let Some(turn) = &self.conversation else { return };
+        let Some(id) = &self.conversation else { return };
         let output = output.iter().filter_map(|item| serde_json::to_value(item).ok());
-        let items = turn.input.iter().cloned().map(stored_form).chain(output).collect();
-        if self.app.conversations.append(self.owner, &turn.id, items).is_none() {
+        let input =
+            self.input.input.iter().filter_map(|item| serde_json::from_str(&item.body).ok());
+        let items = input.map(stored_form).chain(output).collect();
+        if self.app.conversations.append(self.owner, id, items).is_none() {
             tracing::debug!("the conversation of a finished response is no longer stored");
         }
     }
@@ -182,33 +199,42 @@ impl CompletionEndpoint for ResponsesReply {
         let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
-        let ResponsesRequest { conversation, truncates, store, background, .. } = parsed;
+        let ResponsesRequest { previous, conversation, input, truncates, .. } = parsed;
+        let ResponsesRequest { store, background, .. } = parsed;
         if background && request.params.stream {
             let message = "background responses cannot be streamed";
             return Err(ApiError::unsupported("stream", message));
         }
         report_ignored(app, serving, &request, &mut ignored)?;
-        system_messages::place(serving, &mut request);
-        if truncates {
-            truncation::truncate(serving, &mut request)?;
-        }
+        let place =
+            |messages| place_system_turns(messages, || app.shows_inline_system(serving)).into();
+        request.input.messages = match request.input.messages.take() {
+            Value::Array(messages) if truncates => {
+                truncation::truncate(serving, &request, messages, place)?
+            }
+            Value::Array(messages) => place(messages),
+            other => other,
+        };
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;
         // The id does not contain the request id: clients choose request ids, so a client could overwrite the
         // response of another client.
         let response_hex = app.id_generator.id();
+        let input = ResponseItems::of_input(previous, input, &response_hex);
+        let input_items = input.input.len();
         let reply = Self {
             app: Arc::clone(app),
             id: format!("resp_{response_hex}"),
             owner: headers.caller,
-            item_ids: OutputItemIds { response_hex, tool_call_ids, tool_names },
+            item_ids: OutputItemIds { response_hex, input_items, tool_call_ids, tool_names },
             created: unix_time(),
             completed: OnceLock::new(),
             model,
             echoed_fields,
             history,
             conversation,
+            input,
             store,
             background,
         };

@@ -9,29 +9,29 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 
-/// Conversation that a response continues and extends.
-pub(super) struct ConversationTurn {
-    pub(super) id: String,
-    /// Input items of the request.
-    pub(super) input: Vec<Value>,
-}
-
 /// Context of one response.
 pub(super) struct RequestContext {
     pub(super) instructions: Option<String>,
-    pub(super) conversation: Option<ConversationTurn>,
+    /// Id of the response that the request continues.
+    pub(super) previous: Option<String>,
+    /// Id of the conversation that the response continues and extends.
+    pub(super) conversation: Option<String>,
+    /// Input items of the request, if they are stored.
+    pub(super) input: Vec<Value>,
     /// Conversation with the input, without instructions, as template messages.
     pub(super) history: Vec<Value>,
 }
 
 impl RequestContext {
     /// Parses the context of a request, and adds it to the fields of the response object. `stored` are the
-    /// objects that the request may continue or refer to.
+    /// objects that the request may continue or refer to; `stores_input` says whether the input is stored with the
+    /// response.
     ///
     /// Errors: HTTP status 400 with the name of the invalid field; 404 for an object that is not stored.
     pub(super) fn take(
         fields: &mut RequestFields,
         stored: &mut StoredContext<'_>,
+        stores_input: bool,
         echoed_fields: &mut Map<String, Value>,
     ) -> Result<Self, ApiError> {
         let previous = fields.string("previous_response_id", 256)?;
@@ -51,17 +51,21 @@ impl RequestContext {
             None => 0,
             Some(id) => converter.conversation(id)?,
         };
+        if stores_input || conversation.is_some() {
+            converter.record();
+        }
         converter.input(input)?;
         let input = converter.into_recorded();
-        check_size(bytes, &input, "conversation")?;
-        let conversation = conversation.map(|id| ConversationTurn { id, input });
-        let echoed = conversation.as_ref().map(|turn| json!({"id": turn.id}));
+        if conversation.is_some() {
+            check_size(bytes, &input, "conversation")?;
+        }
+        let echoed = conversation.as_ref().map(|id| json!({"id": id}));
         echoed_fields.extend([
             ("conversation".to_owned(), json!(echoed)),
             ("instructions".to_owned(), json!(instructions)),
             ("previous_response_id".to_owned(), json!(previous)),
         ]);
-        Ok(Self { instructions, conversation, history })
+        Ok(Self { instructions, previous, conversation, input, history })
     }
 }
 

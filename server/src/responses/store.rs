@@ -1,11 +1,12 @@
 //! Store of responses. Responses in progress are never evicted: their generation ends in any case, and
 //! admission limits their number.
 
+use super::response_items::ResponseItems;
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
 use crate::object_lru::{ObjectLru, StoredObject};
 use serde_json::Value;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::AbortHandle;
 
 /// Maximum size of all stored responses and their conversations, in bytes.
@@ -19,6 +20,7 @@ struct StoredResponse {
     body: String,
     /// Conversation up to and including the response, as a JSON list of template messages.
     history: String,
+    items: Arc<ResponseItems>,
     /// Handle to abort the background task that generates the response, if there is one.
     background_task: Option<AbortHandle>,
 }
@@ -29,12 +31,21 @@ impl StoredObject for StoredResponse {
     }
 
     fn text_bytes(&self) -> usize {
-        self.body.len() + self.history.len()
+        self.body.len() + self.history.len() + self.items.stored_bytes()
     }
 
     fn is_pinned(&self) -> bool {
         self.background_task.is_some()
     }
+}
+
+/// What is stored of a finished response.
+pub(super) struct FinishedResponse {
+    /// JSON response object.
+    pub(super) body: String,
+    /// Conversation up to and including the response, as a JSON list of template messages.
+    pub(super) history: Value,
+    pub(super) items: ResponseItems,
 }
 
 /// Stored responses of one server.
@@ -51,9 +62,11 @@ impl Default for ResponseStore {
 impl ResponseStore {
     /// Stores a response and evicts the least recently used ones. A response that exceeds the limit alone is
     /// not stored.
-    pub fn put(&self, owner: CallerIdentity, id: &str, body: String, history: &Value) {
-        let (history, background_task) = (history.to_string(), None);
-        self.with(|store| store.put(id, StoredResponse { owner, body, history, background_task }));
+    pub(super) fn put(&self, owner: CallerIdentity, id: &str, response: FinishedResponse) {
+        let FinishedResponse { body, history, items } = response;
+        let (history, items) = (history.to_string(), Arc::new(items));
+        let entry = StoredResponse { owner, body, history, items, background_task: None };
+        self.with(|store| store.put(id, entry));
     }
 
     /// Stores a response in progress; returns false if it exceeds the limit alone.
@@ -62,10 +75,36 @@ impl ResponseStore {
         owner: CallerIdentity,
         id: &str,
         body: String,
+        items: ResponseItems,
         background_task: AbortHandle,
     ) -> bool {
         let (history, background_task) = (String::new(), Some(background_task));
-        self.with(|store| store.put(id, StoredResponse { owner, body, history, background_task }))
+        let items = Arc::new(items);
+        let entry = StoredResponse { owner, body, history, items, background_task };
+        self.with(|store| store.put(id, entry))
+    }
+
+    /// Returns the items of a response and of the responses that it continues, oldest first; empty if the caller has
+    /// no such response. Earlier responses that are no longer stored are missing.
+    pub(super) fn items(&self, caller: CallerIdentity, id: &str) -> Vec<Arc<ResponseItems>> {
+        self.with(|store| {
+            let (mut chain, mut next) = (Vec::new(), Some(id.to_owned()));
+            while let Some(entry) = next.and_then(|id| store.touch(caller, &id)) {
+                next = entry.items.previous.clone();
+                chain.push(Arc::clone(&entry.items));
+            }
+            chain.reverse();
+            chain
+        })
+    }
+
+    /// Returns the item `item_id` of a response as JSON text.
+    pub(super) fn item(&self, caller: CallerIdentity, id: &str, item_id: &str) -> Option<String> {
+        self.with(|store| {
+            let items = &store.touch(caller, id)?.items;
+            let mut found = items.all().filter(|item| item.id == item_id);
+            found.next().map(|item| item.body.clone())
+        })
     }
 
     /// Returns the response object of a stored response as JSON text.
@@ -123,11 +162,14 @@ impl ResponseStore {
     }
 
     /// Replaces a response in progress by its final form, unless it was cancelled or deleted in the meantime.
-    pub(super) fn finish(&self, id: &str, body: String, history: &Value) {
-        let history = history.to_string();
+    pub(super) fn finish(&self, id: &str, response: FinishedResponse) {
+        let FinishedResponse { body, history, items } = response;
+        let (history, items) = (history.to_string(), Arc::new(items));
         self.with(|store| {
-            if let Some(entry) = store.take_if(id, StoredResponse::is_pinned) {
-                store.put(id, StoredResponse { body, history, background_task: None, ..entry });
+            if let Some(StoredResponse { owner, .. }) = store.take_if(id, StoredResponse::is_pinned)
+            {
+                let entry = StoredResponse { owner, body, history, items, background_task: None };
+                store.put(id, entry);
             }
         });
     }
@@ -156,21 +198,25 @@ mod tests {
 
     const ANONYMOUS: CallerIdentity = CallerIdentity::ANONYMOUS;
 
+    fn response(body: String) -> FinishedResponse {
+        let history = json!([{"role": "user", "content": "hi"}]);
+        FinishedResponse { body, history, items: ResponseItems::default() }
+    }
+
     #[test]
     fn store_evicts_the_least_recently_used() {
         let store = ResponseStore::default();
-        let history = json!([{"role": "user", "content": "hi"}]);
         let third = "x".repeat(STORE_BYTES / 3 - 1024);
         for id in ["a", "b", "c"] {
-            store.put(ANONYMOUS, id, third.clone(), &history);
+            store.put(ANONYMOUS, id, response(third.clone()));
         }
         assert!(store.body(ANONYMOUS, "a").is_some());
-        store.put(ANONYMOUS, "d", third, &history);
+        store.put(ANONYMOUS, "d", response(third));
         assert!(store.body(ANONYMOUS, "b").is_none(), "b was used least recently");
         assert!(store.body(ANONYMOUS, "a").is_some() && store.body(ANONYMOUS, "c").is_some());
         let history_of_a = store.history(ANONYMOUS, "a");
-        assert_eq!(history_of_a, Some(history.to_string()));
-        store.put(ANONYMOUS, "e", "x".repeat(STORE_BYTES), &history);
+        assert_eq!(history_of_a, Some(response(String::new()).history.to_string()));
+        store.put(ANONYMOUS, "e", response("x".repeat(STORE_BYTES)));
         assert!(store.body(ANONYMOUS, "e").is_none() && store.body(ANONYMOUS, "d").is_some());
         assert!(store.remove(ANONYMOUS, "d") && !store.remove(ANONYMOUS, "d"));
         assert_eq!(store.cancel(ANONYMOUS, "a").unwrap().unwrap_err().status, 400);
@@ -180,18 +226,50 @@ mod tests {
     #[tokio::test]
     async fn in_progress_responses_are_not_evicted() {
         let store = ResponseStore::default();
-        let (history, half) = (json!([]), "x".repeat(STORE_BYTES / 2 - 1024));
+        let half = "x".repeat(STORE_BYTES / 2 - 1024);
+        let items = ResponseItems::default;
         let task = || tokio::spawn(std::future::pending::<()>()).abort_handle();
         let (first, second) = (task(), task());
-        assert!(store.put_in_progress(ANONYMOUS, "first", half.clone(), first.clone()));
+        assert!(store.put_in_progress(ANONYMOUS, "first", half.clone(), items(), first.clone()));
         for id in ["a", "b", "c"] {
-            store.put(ANONYMOUS, id, half.clone(), &history);
+            store.put(ANONYMOUS, id, response(half.clone()));
         }
         assert!(store.body(ANONYMOUS, "first").is_some() && store.body(ANONYMOUS, "b").is_none());
-        store.finish("first", half.clone(), &history);
-        store.put(ANONYMOUS, "d", half.clone(), &history);
-        store.put(ANONYMOUS, "e", half.clone(), &history);
+        store.finish("first", response(half.clone()));
+        store.put(ANONYMOUS, "d", response(half.clone()));
+        store.put(ANONYMOUS, "e", response(half.clone()));
         assert!(store.body(ANONYMOUS, "first").is_none(), "a finished response is evicted");
-        assert!(!store.put_in_progress(ANONYMOUS, "large", "x".repeat(STORE_BYTES), second));
+        assert!(!store.put_in_progress(
+            ANONYMOUS,
+            "large",
+            "x".repeat(STORE_BYTES),
+            items(),
+            second
+        ));
+    }
+
+    #[test]
+    fn items_of_earlier_responses_come_first() {
+        let store = ResponseStore::default();
+        let put = |id: &str, previous: Option<&str>| {
+            let input = vec![json!({"role": "user", "content": id})];
+            let items = ResponseItems::of_input(previous.map(str::to_owned), input, id);
+            let finished = FinishedResponse { items, ..response(String::new()) };
+            store.put(ANONYMOUS, &format!("resp_{id}"), finished);
+        };
+        put("1", None);
+        put("2", Some("resp_1"));
+        put("3", Some("resp_2"));
+        let ids = |id: &str| -> Vec<String> {
+            let chain = store.items(ANONYMOUS, id);
+            chain.iter().flat_map(|items| items.all()).map(|item| item.id.clone()).collect()
+        };
+        assert_eq!(ids("resp_3"), ["msg_1_0", "msg_2_0", "msg_3_0"]);
+        let item = store.item(ANONYMOUS, "resp_2", "msg_2_0").unwrap();
+        assert!(item.contains("input_text") && item.contains("msg_2_0"), "{item}");
+        assert_eq!(store.item(ANONYMOUS, "resp_2", "msg_1_0"), None);
+        assert!(store.remove(ANONYMOUS, "resp_1"));
+        assert_eq!(ids("resp_3"), ["msg_2_0", "msg_3_0"]);
+        assert!(ids("resp_1").is_empty());
     }
 }

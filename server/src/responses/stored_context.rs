@@ -10,7 +10,6 @@ use crate::strict_json::JsonValue;
 use axum::http::StatusCode;
 use engine::AdmissionPermit;
 use serde_json::Value;
-use std::collections::HashMap;
 
 /// Bytes of memory per byte of a stored text: the text, its parsed values, and the prompt.
 const COPIES: u64 = 4;
@@ -27,8 +26,6 @@ pub(crate) struct StoredContext<'a> {
     app: &'a AppState,
     caller: CallerIdentity,
     permit: &'a mut AdmissionPermit,
-    /// Output items of the responses that item references named, by response id.
-    outputs: HashMap<String, Vec<Value>>,
 }
 
 impl<'a> StoredContext<'a> {
@@ -38,7 +35,7 @@ impl<'a> StoredContext<'a> {
         caller: CallerIdentity,
         permit: &'a mut AdmissionPermit,
     ) -> Self {
-        Self { app, caller, permit, outputs: HashMap::new() }
+        Self { app, caller, permit }
     }
 
     /// Returns the conversation of the response `id`, as template messages; `field` names it in errors.
@@ -56,10 +53,12 @@ impl<'a> StoredContext<'a> {
     /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
     pub(super) fn item(&mut self, id: &str, field: &str) -> Result<JsonValue, ApiError> {
         let item = match object_hex_of(id) {
-            Some(hex) => match self.output_item(&format!("resp_{hex}"), id, field)? {
-                Some(item) => Some(item),
-                None => self.app.conversations.item(self.caller, &format!("conv_{hex}"), id),
-            },
+            Some(hex) => {
+                let item = self.app.responses.item(self.caller, &format!("resp_{hex}"), id);
+                item.or_else(|| {
+                    self.app.conversations.item(self.caller, &format!("conv_{hex}"), id)
+                })
+            }
             None => None,
         };
         let item = item.ok_or_else(|| not_stored("unknown_item", "item", id, field))?;
@@ -83,25 +82,6 @@ impl<'a> StoredContext<'a> {
             .into_iter()
             .map(|body| JsonValue::parse(body.as_bytes()).map_err(|_| ApiError::internal()));
         Ok(StoredItems { items: items.collect::<Result<_, _>>()?, bytes })
-    }
-
-    fn output_item(
-        &mut self,
-        response: &str,
-        id: &str,
-        field: &str,
-    ) -> Result<Option<String>, ApiError> {
-        if !self.outputs.contains_key(response) {
-            let Some(body) = self.app.responses.body(self.caller, response) else {
-                return Ok(None);
-            };
-            self.reserve(body.len(), field)?;
-            let mut body: Value = serde_json::from_str(&body).map_err(|_| ApiError::internal())?;
-            let items = body["output"].as_array_mut().map(std::mem::take).unwrap_or_default();
-            self.outputs.insert(response.to_owned(), items);
-        }
-        let items = self.outputs.get(response).map(Vec::as_slice).unwrap_or_default();
-        Ok(items.iter().find(|item| item["id"] == id).map(Value::to_string))
     }
 
     fn reserve(&mut self, bytes: usize, field: &str) -> Result<(), ApiError> {

@@ -9,7 +9,6 @@ use crate::openai::chat::generation_start::prompt_fits;
 use crate::openai::chat::types::ChatCompletionRequest;
 use serde_json::Value;
 use std::collections::HashMap;
-use std::mem;
 use text::ChatInput;
 
 /// Order in which the messages of a conversation are dropped.
@@ -21,28 +20,29 @@ struct DropOrder {
     count: usize,
 }
 
-/// Drops the oldest messages of a request until the prompt and `max_output_tokens` fit into the context
-/// length. If they cannot fit, nothing is dropped, and the request is rejected later.
+/// Drops the oldest of `messages` until the prompt of a request and `max_output_tokens` fit into the context
+/// length. Returns the messages of the prompt: `place` places the system messages of a conversation. If they
+/// cannot fit, nothing is dropped, and the request is rejected later.
 ///
 /// Errors: an error of the chat template.
 pub(super) fn truncate(
     serving: &ServingContext,
-    request: &mut ChatCompletionRequest,
-) -> Result<(), ApiError> {
-    let Value::Array(messages) = mem::take(&mut request.input.messages) else { return Ok(()) };
+    request: &ChatCompletionRequest,
+    messages: Vec<Value>,
+    place: impl Fn(Vec<Value>) -> Value,
+) -> Result<Value, ApiError> {
     let order = DropOrder::of(&messages);
     let output_tokens = request.params.max_tokens.unwrap_or(1);
     let tokens_max = serving.field_bounds.max_model_len.saturating_sub(output_tokens) as usize;
     let dropped = order.units_to_drop(|dropped| {
         let input = ChatInput {
-            messages: order.remaining(&messages, dropped),
+            messages: place(order.remaining(&messages, dropped)),
             tools: request.tools.template_value.clone(),
             ..request.input.clone()
         };
         prompt_fits(serving, input, tokens_max, request.prompt_field)
     })?;
-    request.input.messages = order.remaining(&messages, dropped);
-    Ok(())
+    Ok(place(order.remaining(&messages, dropped)))
 }
 
 impl DropOrder {
@@ -116,7 +116,7 @@ impl DropOrder {
     }
 
     /// Returns the messages that remain after the oldest `dropped` units are dropped.
-    fn remaining(&self, messages: &[Value], dropped: usize) -> Value {
+    fn remaining(&self, messages: &[Value], dropped: usize) -> Vec<Value> {
         let is_kept = |unit: &Option<usize>| unit.is_none_or(|index| index >= dropped);
         let kept = messages.iter().zip(&self.units).filter(|(_, unit)| is_kept(unit));
         kept.map(|(message, _)| message.clone()).collect()
@@ -171,7 +171,7 @@ mod tests {
             .map(|role| json!({"role": role}))
             .into();
         let order = DropOrder::of(&messages);
-        let left = |dropped| order.remaining(&messages, dropped).as_array().unwrap().len();
+        let left = |dropped| order.remaining(&messages, dropped).len();
         assert_eq!([left(0), left(1), left(2)], [6, 4, 2]);
     }
 

@@ -1,9 +1,8 @@
 //! Parses and validates the fields of a Responses request.
 
-use super::request_context::{ConversationTurn, RequestContext};
+use super::request_context::RequestContext;
 use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContext;
-use super::system_messages::joined_conversation;
 use super::text_format::{self, TextSettings};
 use super::tool_names::ToolNames;
 use super::tools::{self, ResponsesTools};
@@ -28,8 +27,12 @@ pub(super) struct ResponsesRequest {
     pub(super) request: ChatCompletionRequest,
     /// Conversation without instructions, stored so that later requests can continue it.
     pub(super) history: Vec<Value>,
-    /// Conversation that the response continues and extends.
-    pub(super) conversation: Option<ConversationTurn>,
+    /// Id of the response that the request continues.
+    pub(super) previous: Option<String>,
+    /// Id of the conversation that the response continues and extends.
+    pub(super) conversation: Option<String>,
+    /// Input items of the request, if they are stored.
+    pub(super) input: Vec<Value>,
     /// Fields of the response object that repeat the request.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNames,
@@ -64,8 +67,8 @@ pub(super) fn take(
     echoed_fields.insert("text".to_owned(), echoed);
     let ResponsesTools { mut tools, names: tool_names } = tools::take(fields, &mut echoed_fields)?;
     let kwargs = kwargs(fields, &mut echoed_fields)?;
-    let RequestContext { instructions, conversation, history } =
-        RequestContext::take(fields, stored, &mut echoed_fields)?;
+    let RequestContext { instructions, previous, conversation, input: input_items, history } =
+        RequestContext::take(fields, stored, delivery.store, &mut echoed_fields)?;
     let constraint = text_format::apply(constraint, &tools, serving)?;
     // The grammar of a format that is combined with calls enforces the schemas of strict tools.
     if matches!(&constraint, Some(OutputConstraint { spec: GrammarSpec::Lark(_), .. })) {
@@ -73,7 +76,8 @@ pub(super) fn take(
     }
     let params = completion_params(fields, serving, constraint, &mut echoed_fields)?;
     let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
-    let messages = joined_conversation(instructions.as_deref(), &history);
+    let instructions = instructions.map(|text| json!({"role": "system", "content": text}));
+    let messages = instructions.into_iter().chain(history.iter().cloned()).collect();
     let input = ChatInput { messages, add_generation_prompt: true, kwargs, ..ChatInput::default() };
     let request = ChatCompletionRequest {
         params,
@@ -88,7 +92,9 @@ pub(super) fn take(
     Ok(ResponsesRequest {
         request,
         history,
+        previous,
         conversation,
+        input: input_items,
         echoed_fields,
         tool_names,
         truncates,

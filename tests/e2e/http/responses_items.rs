@@ -127,3 +127,53 @@ fn invalid_input_items_are_rejected_by_name() {
         assert_eq!(reply.json()["error"]["param"], param, "{input}");
     }
 }
+
+#[test]
+fn input_items_of_a_response_are_listed() {
+    let server = TestServer::start(&setup());
+    let mut client = HttpClient::connect(server.address);
+    let output = json!({"type": "function_call_output", "call_id": "c", "output": "sun"});
+    let call =
+        json!({"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"});
+    let user = json!({"role": "user", "content": "hi"});
+    let first = ok(&client.post(PATH, &body(&json!([user, call, output]))));
+    let mut next = body(&json!("more"));
+    next["previous_response_id"] = first["id"].clone();
+    let second = ok(&client.post(PATH, &next));
+
+    let mut list = |id: &Value, query: &str| {
+        let path = format!("{PATH}/{}/input_items{query}", id.as_str().unwrap());
+        client.send("GET", &path, "", b"");
+        client.read().unwrap()
+    };
+    let ids = |page: &Value| -> Vec<String> {
+        let items = page["data"].as_array().unwrap().iter();
+        items.map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let page = ok(&list(&first["id"], "?order=asc&limit=2&include[]=x"));
+    assert_eq!((&page["object"], &page["has_more"]), (&json!("list"), &json!(true)));
+    assert_eq!(page["data"][0]["content"][0], json!({"type": "input_text", "text": "hi"}));
+    assert_eq!(page["data"][1]["type"], "function_call");
+    let rest = format!("?order=asc&after={}", page["last_id"].as_str().unwrap());
+    let rest = ok(&list(&first["id"], &rest));
+    assert_eq!((&rest["data"][0]["output"], &rest["has_more"]), (&json!("sun"), &json!(false)));
+
+    // The input of the second response is that of the first one, its output, and a message.
+    let all = ok(&list(&second["id"], "?order=asc"));
+    let output_ids = ids(&json!({"data": first["output"]}));
+    let expected = [ids(&page), ids(&rest), output_ids].concat();
+    assert_eq!(ids(&all)[..expected.len()], expected);
+    assert_eq!(all["data"].as_array().unwrap().len(), expected.len() + 1);
+    let newest = ok(&list(&second["id"], "?limit=1"));
+    assert_eq!(newest["data"][0]["content"][0]["text"], "more");
+    assert_eq!(list(&second["id"], "?order=up").json()["error"]["param"], "order");
+    assert_eq!(list(&json!("resp_0"), "").status, 404);
+
+    // Later requests may refer to input items.
+    let reference = json!([{"type": "item_reference", "id": ids(&page)[0]}]);
+    ok(&client.post(PATH, &body(&reference)));
+    let compact = client.post("/v1/responses/compact", &body(&json!("hi")));
+    let message = compact.json()["error"]["message"].clone();
+    assert_eq!(compact.status, 501);
+    assert!(message.as_str().unwrap().contains("truncation"), "{message}");
+}

@@ -82,7 +82,7 @@ fn truncation_drops_the_oldest_turns() {
     assert_fewest_dropped(&mut client, &reply, turns, |dropped| {
         let left = (dropped..turns).map(|i| format!("<user>{0}<assistant>{0}", text(i)));
         let left: String = left.collect();
-        format!("<system>rules<system>kept{left}<user>last question")
+        format!("<system>rules\n\nkept{left}<user>last question")
     });
 
     // The stored conversation is whole: a later response truncates it again.
@@ -133,8 +133,8 @@ fn later_system_messages_are_placed_by_the_template() {
         message("user", "go on"),
     ];
     let in_place = "<system>rules\n\none<user>hi<system>two<user>go on";
-    let joined = "<system>rules\n\none\n\ntwo<user>hi<user>go on";
-    for (template, prompt) in [(TEMPLATE, in_place), (FIRST_ONLY, joined), (OMITS_LATER, joined)] {
+    let folded = "<system>rules\n\none<user>hi\n\ntwo\ngo on";
+    for (template, prompt) in [(TEMPLATE, in_place), (FIRST_ONLY, folded), (OMITS_LATER, folded)] {
         let server = server(template, 4_096);
         let mut client = HttpClient::connect(server.address);
         let reply = client.post(PATH, &body(&input, "disabled"));

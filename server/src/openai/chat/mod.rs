@@ -11,6 +11,7 @@ pub(crate) mod messages;
 mod reasoning_head;
 mod reply;
 mod stream;
+pub(crate) mod system_turns;
 pub(crate) mod tool_choice;
 pub(crate) mod tools;
 pub(crate) mod types;

@@ -1,4 +1,5 @@
-//! Places the system messages that clients send between the other messages of a conversation.
+//! Places the system messages that clients of `/v1/messages` and `/v1/responses` send between the other messages of
+//! a conversation.
 //!
 //! Such a message remains where it is if the chat template shows it there, else its text becomes part of the
 //! message before or after it. Either way each request extends the prompt of the preceding one, which prefix
@@ -12,7 +13,7 @@ const SEPARATOR: &str = "\n\n";
 
 /// Joins the system messages at the start of a conversation, and places the others. `is_shown_inline` returns
 /// whether the chat template shows system messages in the middle of a conversation.
-pub(super) fn place_system_turns(
+pub(crate) fn place_system_turns(
     messages: Vec<Value>,
     is_shown_inline: impl FnOnce() -> bool,
 ) -> Vec<Value> {
@@ -58,12 +59,15 @@ fn after_tool_results(messages: impl Iterator<Item = Value>) -> Vec<Value> {
 /// result before it, else of the user message after it.
 fn fold(messages: Vec<Value>, placed: &mut Vec<Value>) {
     let mut pending: Vec<String> = Vec::new();
+    // Whether the last message is a user message with the text of a system message.
+    let mut is_extended = false;
     for message in messages {
         if has_role(&message, "system") {
             let text = into_text(message);
             match placed.last_mut() {
                 Some(last) if pending.is_empty() && takes_text(last) => {
                     append(last, SEPARATOR, &text);
+                    is_extended = true;
                 }
                 _ => pending.push(text),
             }
@@ -75,13 +79,16 @@ fn fold(messages: Vec<Value>, placed: &mut Vec<Value>) {
                 && let Some(last) = placed.last_mut()
             {
                 append(last, SEPARATOR, &into_text(message));
+                is_extended = true;
                 continue;
             }
         }
-        if has_role(&message, "user") {
+        let follows_user = placed.last().is_some_and(|last| has_role(last, "user"));
+        if is_extended && follows_user && has_role(&message, "user") {
             push_user(&into_text(message), placed);
         } else {
             placed.push(message);
+            is_extended = false;
         }
     }
     if !pending.is_empty() {
@@ -90,7 +97,7 @@ fn fold(messages: Vec<Value>, placed: &mut Vec<Value>) {
 }
 
 /// Appends a user message. Consecutive user messages become one, as in Anthropic's API.
-pub(super) fn push_user(text: &str, messages: &mut Vec<Value>) {
+pub(crate) fn push_user(text: &str, messages: &mut Vec<Value>) {
     match messages.last_mut() {
         Some(last) if has_role(last, "user") => append(last, "\n", text),
         _ => messages.push(json!({"role": "user", "content": text})),
@@ -164,6 +171,17 @@ mod tests {
             folded(&[["user", "a"], ["assistant", "b"], ["system", "T"]]),
             turns(&[["user", "a"], ["assistant", "b"], ["user", "T"]])
         );
+    }
+
+    #[test]
+    fn other_user_messages_remain_separate() {
+        let sent = turns(&[["user", "a"], ["user", "b"], ["system", "T"], ["user", "c"]]);
+        let placed = place_system_turns(sent, || false);
+        assert_eq!(placed, turns(&[["user", "a"], ["user", "b\n\nT\nc"]]));
+        let sent = turns(&[["system", "S"], ["call", "a"], ["tool", "b"], ["system", "T"]]);
+        let user = [sent.clone(), turns(&[["user", "c"], ["user", "d"]])].concat();
+        let placed = place_system_turns(user, || false);
+        assert_eq!(placed[2..], turns(&[["tool", "b\n\nT"], ["user", "c"], ["user", "d"]]));
     }
 
     /// Without a system prompt, a system message in the middle would be the first one of the prompt.
