@@ -4,11 +4,13 @@
 mod child_process;
 pub mod demo_model;
 pub mod device_detection;
+mod engine_start;
 pub mod executor_child;
 mod executor_program;
 pub mod grammar_worker;
 pub mod listeners;
 pub mod model_files;
+mod open_server;
 mod parser_selection;
 mod pooling;
 pub mod serve;

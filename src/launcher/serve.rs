@@ -5,39 +5,37 @@
 //! port in use ends the process immediately. Model files follow, then tokenizer and executors, then the
 //! engine. An error before the server is ready ends the process with exit code 1 and the cause.
 
+use super::engine_start::{EngineStart, StartedEngine};
 use super::model_files::{ModelFiles, TextAssets};
+use super::open_server::OpenServer;
 use super::shutdown::ServerFrontend;
 use super::start_policy::start_policy;
 use super::{
-    device_detection, executor_program, grammar_worker, listeners, parser_selection, server_info,
-    settings, signals, template_worker, worker_node,
+    device_detection, executor_program, grammar_worker, parser_selection, server_info, settings,
+    signals, template_worker, worker_node,
 };
-use crate::config::{DeviceArg, LogFormat, MaxModelLenArg, ProcessEnvironment, ServeArgs};
+use crate::config::{DeviceArg, LogFormat, ProcessEnvironment, ServeArgs};
 use crate::log::LogWriter;
 use crate::progress::{ProgressReporter, ProgressUnit};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use engine::nodes::{ClusterRequirements, NodeListener, NodeRegistry};
 use engine::{
-    EngineObservers, EngineParts, ExecutorLaunchOptions, ExecutorLink, ExecutorWorld, HealthState,
-    RemoteNodes, RunningEngine, StartError, StartupReport, SupervisorEvent, SupervisorState,
+    ExecutorLaunchOptions, ExecutorLink, ExecutorWorld, RemoteNodes, RunningEngine, StartError,
+    StartupReport, SupervisorEvent, SupervisorState,
 };
 use grammar::GrammarCompilePool;
-use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
-use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
+use metrics::ServerMetrics;
+use metrics::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
 use protocol::{Epoch, StartupPhase};
-use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, StepDeadline};
-use server::listener::ConnectionLimiter;
 use server::openai::FieldBounds;
 use server::openai::unix_time;
 use server::pooling::PoolingTask;
-use server::{
-    AppState, ModelCard, RequestTracer, ServingContext, THROUGHPUT_INTERVAL, log_throughput,
-};
+use server::{AppState, ModelCard, ServingContext, THROUGHPUT_INTERVAL, log_throughput};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 use text::RequestTemplateRenderer;
 use tokio::runtime::{Builder, Runtime};
@@ -69,30 +67,12 @@ fn serve(
     runtime: &Runtime,
 ) -> Result<ExitCode> {
     let started_at = Instant::now();
-    let health = Arc::new(HealthState::default());
-    let app =
-        Arc::new(AppState::new(settings::options(args, runtime.handle())?, Arc::clone(&health)));
-    {
-        let _runtime_guard = runtime.enter();
-        let tracer = app.options.tracer.clone();
-        signals::handle_harmless_signals(move || tracer.iter().for_each(RequestTracer::reopen))
-            .context("cannot install signal handlers")?;
-    }
-    let connections = ConnectionLimiter::new(settings::connections_max());
-    let address = listeners::open_public(args, runtime, &app, &connections)?;
-    listeners::open_admin(args, runtime, &app, &connections)?;
-    let open = |cluster| NodeListener::open(cluster, args.nodes.secret(environment)?);
-    let node_listener = args.nodes.cluster().map(open).transpose()?;
-
+    let OpenServer { app, connections, address, node_listener } =
+        OpenServer::open(args, environment, runtime)?;
     let files = ModelFiles::resolve(args, environment)?;
-    let bound_publishers = bind_kv_events(args, &files, environment)?;
+    let publishers = bind_kv_events(args, &files, environment)?;
     let (sender, events) = channel();
-    {
-        let _runtime_guard = runtime.enter();
-        let sender = sender.clone();
-        signals::forward(move |number| sender.send(SupervisorEvent::Signal(number)).is_ok())
-            .context("cannot install signal handlers")?;
-    }
+    forward_signals(&sender, runtime)?;
     let remote_nodes =
         node_listener.map(|listener| accept_nodes(listener, args, &files)).transpose()?;
     let configuration_time = started_at.elapsed();
@@ -101,25 +81,9 @@ fn serve(
     };
     let StartedModel { args, world, links, startup, text } = started;
     let args = &args;
-    let (scheduler, max_model_len) = scheduler(args, &files, &startup)?;
-    let limits = scheduler.limits().clone();
-    let fixed_deadline = args.engine.step_deadline.map(|seconds| seconds.0);
-    let deadline = StepDeadline::new(fixed_deadline, startup.memory.step_cost);
-    let admission = settings::admission(&args.engine, &limits);
-    let metrics = metrics(args, &files, &startup, &scheduler, max_model_len)?;
-    let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
-    let (kv_events, publishers) = start_kv_events(bound_publishers, &startup, &metrics)?;
-    let parts = EngineParts { engine: scheduler, kv_events };
-    let host = RunningEngine::start(
-        parts,
-        links,
-        admission,
-        deadline,
-        observers,
-        sender.clone(),
-        runtime.handle(),
-    )
-    .context("cannot start the scheduler thread")?;
+    let parts = EngineStart { args, files: &files, startup: &startup, app: &app };
+    let engine = parts.start(links, publishers, sender.clone(), runtime)?;
+    let StartedEngine { host, metrics, publishers, limits, max_model_len } = engine;
 
     let logprobs_max = world.settings().max_logprobs;
     let bounds =
@@ -130,12 +94,7 @@ fn serve(
     serving.info = server_info::server_info(args, world.settings(), &serving, &startup, &limits);
     serving.kv_event_sources = publishers.iter().map(|p| Arc::clone(p.source())).collect();
     app.set_serving(serving);
-    if !args.log.disable_log_stats {
-        runtime.spawn(log_throughput(Arc::clone(&app), THROUGHPUT_INTERVAL));
-    }
-    if let Ok(serving) = app.serving() {
-        log_ready(args.log.log_format, serving, address);
-    }
+    report_ready(args, &app, address, runtime);
     // An executor thread has loaded the model and is never restarted, so the files of the unpacked demo model
     // are removed now. Executor processes need them after a restart.
     let files = settings::uses_executor_processes(args).then_some(files);
@@ -146,6 +105,24 @@ fn serve(
     publishers.into_iter().for_each(KvEventPublisher::finish);
     drop(files);
     Ok(code)
+}
+
+/// Forwards shutdown signals to the supervisor.
+fn forward_signals(sender: &Sender<SupervisorEvent>, runtime: &Runtime) -> Result<()> {
+    let _runtime_guard = runtime.enter();
+    let sender = sender.clone();
+    signals::forward(move |number| sender.send(SupervisorEvent::Signal(number)).is_ok())
+        .context("cannot install signal handlers")
+}
+
+/// Reports that the server is ready, and starts the log of its throughput.
+fn report_ready(args: &ServeArgs, app: &Arc<AppState>, address: SocketAddr, runtime: &Runtime) {
+    if !args.log.disable_log_stats {
+        runtime.spawn(log_throughput(Arc::clone(app), THROUGHPUT_INTERVAL));
+    }
+    if let Ok(serving) = app.serving() {
+        log_ready(args.log.log_format, serving, address);
+    }
 }
 
 /// Starts the thread that accepts the other nodes of the cluster. A node is rejected if it differs from this
@@ -161,21 +138,6 @@ fn accept_nodes(
     let registry = Arc::new(NodeRegistry::new(expected));
     listener.start(&registry).context("cannot start the node listener thread")?;
     Ok(RemoteNodes { cluster, registry })
-}
-
-/// Starts the KV-event publishers. Returns the feed of each replica's events, and the publishers.
-fn start_kv_events(
-    publishers: Vec<BoundPublisher>,
-    startup: &StartupReport,
-    metrics: &ServerMetrics,
-) -> Result<(Vec<KvEventFeed>, Vec<KvEventPublisher>)> {
-    let (spec, blocks) = (&startup.memory.kv_spec, startup.ready.kv_blocks);
-    let start = |(publisher, counters): (BoundPublisher, _)| {
-        publisher.start(spec, blocks, Arc::clone(counters))
-    };
-    let started: std::io::Result<Vec<_>> =
-        publishers.into_iter().zip(&metrics.kv_events).map(start).collect();
-    Ok(started.context("cannot start a KV-event publisher thread")?.into_iter().unzip())
 }
 
 /// Opens the sockets of the KV-event publishers, one per replica; returns none if KV events are disabled.
@@ -308,29 +270,6 @@ fn serving_context(
     })
 }
 
-/// Creates the metrics of this server.
-fn metrics(
-    args: &ServeArgs,
-    files: &ModelFiles,
-    startup: &StartupReport,
-    scheduler: &Scheduler,
-    max_model_len: u32,
-) -> Result<Arc<ServerMetrics>> {
-    let name = files.served_names(args).first().to_owned();
-    let experts = settings::expert_counts_by_layer(&files.config);
-    let config = MetricsConfig { experts, ..settings::metrics(args, name, max_model_len) };
-    let metrics = ServerMetrics::new(&config)?;
-    metrics.set_kv_cache(KvCacheInfo {
-        block_tokens: startup.memory.kv_spec.block_tokens,
-        blocks: startup.ready.kv_blocks,
-        dtype: args.engine.kv_cache_dtype.name().to_owned(),
-        memory_utilization: args.engine.gpu_memory_utilization,
-        prefix_caching: args.engine.enable_prefix_caching,
-        max_num_seqs: scheduler.limits().max_num_seqs,
-    })?;
-    Ok(metrics)
-}
-
 /// Starts the executors that the arguments configure.
 fn start_executors(
     args: &ServeArgs,
@@ -386,60 +325,6 @@ fn new_progress(phase: StartupPhase, total: u64) -> ProgressReporter {
         | StartupPhase::Compile
         | StartupPhase::WarmUp
         | StartupPhase::Capture => ProgressReporter::new(phase.name(), total, ProgressUnit::Items),
-    }
-}
-
-/// Creates the scheduler. Also returns the maximum number of tokens of a request: the requested value or,
-/// without a request, the number that fits in the KV cache.
-fn scheduler(
-    args: &ServeArgs,
-    files: &ModelFiles,
-    startup: &StartupReport,
-) -> Result<(Scheduler, u32)> {
-    if let Some(rate) = settings::synthetic_acceptance(args) {
-        tracing::warn!(
-            rate,
-            "benchmark mode: draft tokens are accepted at random, and outputs are meaningless"
-        );
-    }
-    let random = RandomState::new();
-    let keys = [random.hash_one(0), random.hash_one(1)];
-    let mut kv = KvConfig::new(startup.memory.kv_spec.clone(), startup.ready.kv_blocks, keys);
-    kv.caching = args.engine.enable_prefix_caching;
-    kv.events = args.kv_events.enabled().is_some();
-    kv.lifetime_sample = args.metrics.block_lifetime_sample_rate();
-    let build = |max_model_len: u32| {
-        let replicas = args.parallel.data_parallel_size;
-        let waiting = settings::waiting_requests_default(files);
-        let vocab_size = files.config.vocab as u32;
-        let limits = settings::limits(&args.engine, replicas, waiting, max_model_len, vocab_size);
-        let limits = settings::limits_with_draft_tokens(limits, args.speculation.speculation());
-        let mut config = SchedulerConfig::new(limits, kv.clone());
-        config.replicas = replicas;
-        config.lockstep = settings::parallel(args).lockstep();
-        // The prefill gate delays prefill so that replicas in lockstep replay graphs in decode steps. Without
-        // captured graphs all steps are eager, and the gate has no benefit.
-        config.prefill_gate = !startup.ready.capture_sizes.is_empty();
-        config.capture_sizes.clone_from(&startup.ready.capture_sizes);
-        config.routing = settings::routing(args.parallel.dp_load_balance);
-        Scheduler::new(config)
-    };
-    let requested = files.max_model_len;
-    match build(requested) {
-        Ok(scheduler) => Ok((scheduler, requested)),
-        Err(SchedulerConfigError::PoolTooSmall { tokens_in_pool, .. })
-            if args.model.max_model_len == MaxModelLenArg::Auto =>
-        {
-            let max_model_len = u32::try_from(tokens_in_pool).unwrap_or(u32::MAX).min(requested);
-            tracing::warn!(
-                max_model_len,
-                of_model = requested,
-                "the KV cache is smaller than the model's maximum request length; \
-                 increase --kv-cache-memory-bytes"
-            );
-            Ok((build(max_model_len)?, max_model_len))
-        }
-        Err(error) => bail!(error),
     }
 }
 

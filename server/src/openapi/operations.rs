@@ -1,5 +1,6 @@
 //! OpenAPI documentation of the routes: summary, request body, reply and query parameters.
 
+use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
 use serde_json::{Value, json};
 
 /// Body of the successful reply of a route.
@@ -18,6 +19,7 @@ pub(super) enum OperationReply {
 }
 
 /// OpenAPI documentation of one route.
+#[derive(Clone, Copy)]
 pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
     /// Name of the schema of the request body of method POST.
@@ -25,121 +27,171 @@ pub(super) struct OperationDoc {
     pub(super) reply: OperationReply,
 }
 
-const fn operation_doc(
+/// Documentation of the routes at some paths.
+struct DocumentedPaths {
+    paths: &'static [&'static str],
+    doc: OperationDoc,
+}
+
+const fn documented(
+    paths: &'static [&'static str],
     summary: &'static str,
     body: Option<&'static str>,
     reply: OperationReply,
-) -> OperationDoc {
-    OperationDoc { summary, body, reply }
+) -> DocumentedPaths {
+    DocumentedPaths { paths, doc: OperationDoc { summary, body, reply } }
 }
+
+/// Documentation of the listed routes.
+const DOCUMENTED: &[DocumentedPaths] = &[
+    documented(
+        &["/v1/chat/completions"],
+        "Creates a chat completion",
+        Some("ChatRequest"),
+        JsonOrEvents("ChatCompletion"),
+    ),
+    documented(
+        &["/v1/completions"],
+        "Creates a text completion",
+        Some("CompletionRequest"),
+        JsonOrEvents("TextCompletion"),
+    ),
+    documented(
+        &["/v1/embeddings", "/embeddings"],
+        "Creates embeddings (--runner pooling)",
+        Some("EmbeddingRequest"),
+        Json("EmbeddingList"),
+    ),
+    documented(
+        &["/score", "/v1/score"],
+        "Scores text pairs (--runner pooling)",
+        Some("AnyObject"),
+        Json("ScoreList"),
+    ),
+    documented(
+        &["/rerank", "/v1/rerank", "/v2/rerank"],
+        "Orders documents by relevance (--runner pooling)",
+        Some("AnyObject"),
+        Json("RerankResults"),
+    ),
+    documented(&["/v1/models"], "Lists the served models", None, Json("ModelList")),
+    documented(&["/v1/models/{*name}"], "Returns a served model", None, Json("Model")),
+    documented(
+        &["/tokenize", "/v1/tokenize"],
+        "Tokenizes text or messages",
+        Some("TokenizeRequest"),
+        Json("Tokens"),
+    ),
+    documented(
+        &["/detokenize", "/v1/detokenize"],
+        "Detokenizes token ids",
+        Some("DetokenizeRequest"),
+        Json("Text"),
+    ),
+    documented(
+        &["/tokenizer_info"],
+        "Returns the tokenizer configuration, if it is enabled",
+        None,
+        AnyJson,
+    ),
+    documented(&["/livez", "/live"], "Liveness probe", None, Empty),
+    documented(&["/readyz", "/ready", "/health", "/ping"], "Readiness probe", None, Empty),
+    documented(&["/version"], "Returns the server version", None, Json("Version")),
+    documented(&["/load"], "Returns the number of requests in flight", None, Json("Load")),
+    documented(
+        &["/v1/chat/completions/render"],
+        "Returns the prompt of a chat completion as token ids",
+        Some("ChatRequest"),
+        AnyJson,
+    ),
+    documented(
+        &["/v1/completions/render"],
+        "Returns the prompts of a text completion as token ids",
+        Some("CompletionRequest"),
+        Json("RenderedPrompts"),
+    ),
+    documented(&["/generate"], "SGLang's native API", Some("AnyObject"), JsonOrEvents("AnyObject")),
+    documented(&["/health_generate"], "Generates one token, or pools one prompt", None, Empty),
+    documented(
+        &["/model_info", "/get_model_info"],
+        "Returns the served model in SGLang's form",
+        None,
+        AnyJson,
+    ),
+    documented(&["/docs"], "List of the routes", None, Text("text/html")),
+    documented(
+        &["/server_info", "/get_server_info"],
+        "Returns the configuration in force",
+        None,
+        AnyJson,
+    ),
+    documented(&["/openapi.json"], "This document", None, AnyJson),
+    documented(
+        &["/reset_prefix_cache", "/flush_cache"],
+        "Resets the prefix cache (admin)",
+        None,
+        Json("Success"),
+    ),
+    documented(
+        &["/abort_request", "/abort_requests"],
+        "Aborts requests (admin)",
+        Some("AbortRequest"),
+        Json("Aborted"),
+    ),
+    documented(&["/start_profile", "/stop_profile"], "Starts or stops profiling", None, AnyJson),
+    documented(&["/metrics"], "Metrics for Prometheus", None, Text("text/plain")),
+    documented(&["/"], "Status page", None, Text("text/html")),
+    documented(
+        &["/v1/responses"],
+        "OpenAI's Responses API",
+        Some("AnyObject"),
+        JsonOrEvents("AnyObject"),
+    ),
+    documented(&["/v1/responses/{id}"], "Returns or deletes a stored response", None, AnyJson),
+    documented(&["/v1/responses/{id}/cancel"], "Cancels a response", None, AnyJson),
+    documented(&["/v1/conversations"], "Creates a conversation", Some("AnyObject"), AnyJson),
+    documented(&["/v1/conversations/{id}"], "A conversation", Some("AnyObject"), AnyJson),
+    documented(
+        &["/v1/conversations/{id}/items"],
+        "The items of a conversation",
+        Some("AnyObject"),
+        AnyJson,
+    ),
+    documented(
+        &["/v1/conversations/{id}/items/{item_id}"],
+        "An item of a conversation",
+        None,
+        AnyJson,
+    ),
+    documented(
+        &["/v1/messages"],
+        "Anthropic's Messages API",
+        Some("AnyObject"),
+        JsonOrEvents("AnyObject"),
+    ),
+    documented(
+        &["/v1/messages/count_tokens"],
+        "Counts the tokens of messages",
+        Some("AnyObject"),
+        AnyJson,
+    ),
+    documented(&["/v1/loads", "/loads"], "Returns the load of each replica", None, AnyJson),
+    documented(&["/kv_event_sources"], "Lists the KV event publishers", None, AnyJson),
+    documented(&["/debug/experts"], "Returns the tokens per expert (admin)", None, AnyJson),
+    documented(&["/debug/kv"], "Returns the cached KV blocks (admin)", None, AnyJson),
+    documented(&["/debug/steps"], "Returns the latest steps (admin)", None, AnyJson),
+    documented(
+        &["/v1/responses/{id}/input_items"],
+        "The input items of a stored response",
+        None,
+        AnyJson,
+    ),
+];
 
 /// Returns the documentation of the route at `path`; a path that is not listed gets a generic entry.
 pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
-    use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
-    match path {
-        "/v1/chat/completions" => operation_doc(
-            "Creates a chat completion",
-            Some("ChatRequest"),
-            JsonOrEvents("ChatCompletion"),
-        ),
-        "/v1/completions" => operation_doc(
-            "Creates a text completion",
-            Some("CompletionRequest"),
-            JsonOrEvents("TextCompletion"),
-        ),
-        "/v1/embeddings" | "/embeddings" => operation_doc(
-            "Creates embeddings (--runner pooling)",
-            Some("EmbeddingRequest"),
-            Json("EmbeddingList"),
-        ),
-        "/score" | "/v1/score" => operation_doc(
-            "Scores text pairs (--runner pooling)",
-            Some("AnyObject"),
-            Json("ScoreList"),
-        ),
-        "/rerank" | "/v1/rerank" | "/v2/rerank" => operation_doc(
-            "Orders documents by relevance (--runner pooling)",
-            Some("AnyObject"),
-            Json("RerankResults"),
-        ),
-        "/v1/models" => operation_doc("Lists the served models", None, Json("ModelList")),
-        "/v1/models/{*name}" => operation_doc("Returns a served model", None, Json("Model")),
-        "/tokenize" | "/v1/tokenize" => {
-            operation_doc("Tokenizes text or messages", Some("TokenizeRequest"), Json("Tokens"))
-        }
-        "/detokenize" | "/v1/detokenize" => {
-            operation_doc("Detokenizes token ids", Some("DetokenizeRequest"), Json("Text"))
-        }
-        "/tokenizer_info" => {
-            operation_doc("Returns the tokenizer configuration, if it is enabled", None, AnyJson)
-        }
-        "/livez" | "/live" => operation_doc("Liveness probe", None, Empty),
-        "/readyz" | "/ready" | "/health" | "/ping" => operation_doc("Readiness probe", None, Empty),
-        "/version" => operation_doc("Returns the server version", None, Json("Version")),
-        "/load" => operation_doc("Returns the number of requests in flight", None, Json("Load")),
-        "/v1/chat/completions/render" => operation_doc(
-            "Returns the prompt of a chat completion as token ids",
-            Some("ChatRequest"),
-            AnyJson,
-        ),
-        "/v1/completions/render" => operation_doc(
-            "Returns the prompts of a text completion as token ids",
-            Some("CompletionRequest"),
-            Json("RenderedPrompts"),
-        ),
-        "/generate" => {
-            operation_doc("SGLang's native API", Some("AnyObject"), JsonOrEvents("AnyObject"))
-        }
-        "/health_generate" => {
-            operation_doc("Generates one token, or pools one prompt", None, Empty)
-        }
-        "/model_info" | "/get_model_info" => {
-            operation_doc("Returns the served model in SGLang's form", None, AnyJson)
-        }
-        "/docs" => operation_doc("List of the routes", None, Text("text/html")),
-        "/server_info" | "/get_server_info" => {
-            operation_doc("Returns the configuration in force", None, AnyJson)
-        }
-        "/openapi.json" => operation_doc("This document", None, AnyJson),
-        "/reset_prefix_cache" | "/flush_cache" => {
-            operation_doc("Resets the prefix cache (admin)", None, Json("Success"))
-        }
-        "/abort_request" | "/abort_requests" => {
-            operation_doc("Aborts requests (admin)", Some("AbortRequest"), Json("Aborted"))
-        }
-        "/start_profile" | "/stop_profile" => {
-            operation_doc("Starts or stops profiling", None, AnyJson)
-        }
-        "/metrics" => operation_doc("Metrics for Prometheus", None, Text("text/plain")),
-        "/" => operation_doc("Status page", None, Text("text/html")),
-        "/v1/responses" => {
-            operation_doc("OpenAI's Responses API", Some("AnyObject"), JsonOrEvents("AnyObject"))
-        }
-        "/v1/responses/{id}" => {
-            operation_doc("Returns or deletes a stored response", None, AnyJson)
-        }
-        "/v1/responses/{id}/cancel" => operation_doc("Cancels a response", None, AnyJson),
-        "/v1/conversations" => operation_doc("Creates a conversation", Some("AnyObject"), AnyJson),
-        "/v1/conversations/{id}" => operation_doc("A conversation", Some("AnyObject"), AnyJson),
-        "/v1/conversations/{id}/items" => {
-            operation_doc("The items of a conversation", Some("AnyObject"), AnyJson)
-        }
-        "/v1/conversations/{id}/items/{item_id}" => {
-            operation_doc("An item of a conversation", None, AnyJson)
-        }
-        "/v1/messages" => {
-            operation_doc("Anthropic's Messages API", Some("AnyObject"), JsonOrEvents("AnyObject"))
-        }
-        "/v1/messages/count_tokens" => {
-            operation_doc("Counts the tokens of messages", Some("AnyObject"), AnyJson)
-        }
-        "/v1/loads" | "/loads" => operation_doc("Returns the load of each replica", None, AnyJson),
-        "/kv_event_sources" => operation_doc("Lists the KV event publishers", None, AnyJson),
-        "/debug/experts" => operation_doc("Returns the tokens per expert (admin)", None, AnyJson),
-        "/debug/kv" => operation_doc("Returns the cached KV blocks (admin)", None, AnyJson),
-        "/debug/steps" => operation_doc("Returns the latest steps (admin)", None, AnyJson),
-        _ => operation_doc("", None, AnyJson),
-    }
+    let found = DOCUMENTED.iter().find(|documented| documented.paths.contains(&path));
+    found.map_or(OperationDoc { summary: "", body: None, reply: AnyJson }, |found| found.doc)
 }
 
 /// Returns the query parameters of the route at `path`: their names and schemas.
