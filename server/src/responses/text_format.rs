@@ -88,6 +88,7 @@ pub(super) fn apply(
         | ToolCallSyntax::DeepSeekV31
         | ToolCallSyntax::KimiK2
         | ToolCallSyntax::Granite
+        | ToolCallSyntax::Granite20b
         | ToolCallSyntax::Phi4Mini
         | ToolCallSyntax::Xlam => {
             ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() }
@@ -99,6 +100,7 @@ pub(super) fn apply(
         | ToolCallSyntax::Glm47
         | ToolCallSyntax::DeepSeekV32
         | ToolCallSyntax::Pythonic
+        | ToolCallSyntax::ToolCode
         | ToolCallSyntax::FunctionGemma
         | ToolCallSyntax::Gemma4 => tool.clone(),
     };

@@ -92,6 +92,72 @@ fn kimi_k2_tool_calls() {
 }
 
 #[test]
+fn calls_in_tool_code_fences() {
+    let both = expect![[r#"
+        content "See."
+        call 0 weather
+          0 {"city": "Bo\"nn", "days": 3}
+        end 0
+        call 1 time
+          1 {}
+        end 1
+        content " Done."
+    "#]];
+    for calls in [
+        "weather(city='Bo\"nn', days=3)\ntime()",
+        "\nprint(weather(city='Bo\"nn', days=3))\n print( time() )\n",
+    ] {
+        let text = format!("See.\n```tool_code\n{calls}\n``` Done.");
+        check(ToolCallSyntax::ToolCode, &text, &both);
+    }
+    let text = "```tool_code\nx = time()\n```";
+    check(
+        ToolCallSyntax::ToolCode,
+        text,
+        &expect![[r#"
+            content "```tool_code\nx = time()\n```"
+        "#]],
+    );
+    check(
+        ToolCallSyntax::ToolCode,
+        "```python\ntime()\n``` ```tool_codetime()",
+        &expect![[r#"
+            content "```python\ntime()\n``` ```tool_codetime()"
+        "#]],
+    );
+    check(
+        ToolCallSyntax::ToolCode,
+        "```tool_code\ntime()\nunknown()\n```",
+        &expect![[r#"
+            call 0 time
+              0 {}
+            end 0
+            content "\nunknown()\n```"
+        "#]],
+    );
+}
+
+#[test]
+fn calls_of_granite_20b() {
+    let call =
+        |name: &str| format!("<function_call> {{\"name\": \"{name}\", \"arguments\": {{}}}}");
+    let text = format!("Ok.\n{}{}", call("time"), call("weather"));
+    check(
+        ToolCallSyntax::Granite20b,
+        &text,
+        &expect![[r#"
+            content "Ok."
+            call 0 time
+              0 {}
+            end 0
+            call 1 weather
+              1 {}
+            end 1
+        "#]],
+    );
+}
+
+#[test]
 fn pythonic_tool_calls() {
     let both = expect![[r#"
         call 0 weather

@@ -75,6 +75,9 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     "<|/tool_call|>",
     "<|python_start|>",
     "<|python_end|>",
+    "```tool_code\n",
+    "print(",
+    "<function_call>",
     "<start_function_call>",
     "<end_function_call>",
     "<escape>",
@@ -309,6 +312,14 @@ fn valid_output(syntax: ToolCallSyntax) -> String {
         ToolCallSyntax::Llama3Json => format!("{0}; {0} b", json("parameters")),
         ToolCallSyntax::Pythonic => {
             "[weather(city='B\\n', tags=[1, {}]), weather(days=3)] b".to_owned()
+        }
+        ToolCallSyntax::ToolCode => {
+            "a\n```tool_code\nweather(city='B\\n', tags=[1, {}])\nprint(weather(days=3))\n``` b"
+                .to_owned()
+        }
+        ToolCallSyntax::Granite20b => {
+            let call = format!("<function_call> {}", json("arguments"));
+            format!("a\n{call}\n{call} b")
         }
         ToolCallSyntax::Mistral => {
             format!(

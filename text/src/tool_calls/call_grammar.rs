@@ -5,7 +5,7 @@
 
 use super::delimited_calls::LABEL;
 use super::json_sections::{CallHeadForm, FENCE};
-use super::{ToolCallSyntax, ToolDefinition, hermes, mistral};
+use super::{ToolCallSyntax, ToolDefinition, hermes, mistral, pythonic};
 use super::{delimited_grammar, python_grammar, tag_grammar};
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{ANY, literal, up_to, without};
@@ -237,6 +237,9 @@ pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &GrammarWriter<'_>) -> 
         ToolCallSyntax::Mistral if writer.has_special(mistral::ARGS) => delimiters("", "", ""),
         ToolCallSyntax::Mistral => delimiters("[TOOL_CALLS][", ", ", "]"),
         ToolCallSyntax::Pythonic | ToolCallSyntax::Xlam => delimiters("[", ", ", "]"),
+        ToolCallSyntax::ToolCode => {
+            delimiters(&format!("{}\n", pythonic::TOOL_CODE), "\n", "\n```")
+        }
         ToolCallSyntax::Granite if writer.has_special("<|tool_call|>") => {
             delimiters("<|tool_call|>[", ", ", "]")
         }
@@ -245,9 +248,10 @@ pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &GrammarWriter<'_>) -> 
             delimiters("<|tool_call|>[", ", ", "]<|/tool_call|>")
         }
         ToolCallSyntax::Phi4Mini => delimiters("functools[", ", ", "]"),
-        ToolCallSyntax::Llama3Json | ToolCallSyntax::FunctionGemma | ToolCallSyntax::Gemma4 => {
-            delimiters("", "", "")
-        }
+        ToolCallSyntax::Llama3Json
+        | ToolCallSyntax::Granite20b
+        | ToolCallSyntax::FunctionGemma
+        | ToolCallSyntax::Gemma4 => delimiters("", "", ""),
         _ => delimiters("", "\n", ""),
     }
 }
@@ -264,7 +268,7 @@ pub(super) fn add_arguments(
         tag_grammar::tagged_parameters(tags, index, tool, writer)?
     } else if let Some(delimited) = syntax.delimited() {
         delimited_grammar::delimited_arguments(delimited, index, tool, writer)?
-    } else if syntax == ToolCallSyntax::Pythonic {
+    } else if syntax.is_pythonic() {
         python_grammar::python_arguments(index, tool, writer)?
     } else {
         writer.json_rule(&name, &object_schema(tool)?);
@@ -316,7 +320,10 @@ pub(super) fn call_text(
         ToolCallSyntax::Llama3Json => {
             call(&format!("{{\"name\": \"{name}\", \"parameters\": "), "}")
         }
-        ToolCallSyntax::Pythonic => call(&format!("{name}("), ")"),
+        ToolCallSyntax::Pythonic | ToolCallSyntax::ToolCode => call(&format!("{name}("), ")"),
+        ToolCallSyntax::Granite20b => {
+            call(&format!("{} {{\"name\": \"{name}\", \"arguments\": ", hermes::FUNCTION_CALL), "}")
+        }
         _ => call(&format!("{{\"name\": \"{name}\", \"arguments\": "), "}"),
     }
 }

@@ -70,7 +70,7 @@ fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut GrammarWriter<'_>) {
         tag_grammar::any_parameters(tags, writer)
     } else if let Some(delimited) = syntax.delimited() {
         delimited_grammar::any_object(delimited, writer)
-    } else if syntax == ToolCallSyntax::Pythonic {
+    } else if syntax.is_pythonic() {
         python_grammar::any_arguments(writer)
     } else {
         return writer.json_rule("any_args", &json!({"type": "object"}));
@@ -175,6 +175,8 @@ impl FreeGrammar<'_> {
                 let names = names.collect::<Vec<_>>().join("|");
                 at_start(format!("\\[\\s*(?:{names})\\s*\\("), vec![pythonic::OPEN])
             }
+            ToolCallSyntax::ToolCode => marked(vec![self.list(pythonic::TOOL_CODE)]),
+            ToolCallSyntax::Granite20b => marked(vec![single(hermes::FUNCTION_CALL, false)]),
             _ => marked(self.marker_openings()),
         }
     }

@@ -1,6 +1,8 @@
-//! Hermes, Qwen2.5, Qwen3: `<tool_call>` JSON object `</tool_call>`, any number of times.
+//! A JSON object per call after a marker, any number of times: between `<tool_call>` and `</tool_call>` in Hermes,
+//! Qwen2.5 and Qwen3, after `<function_call>` in Granite 20B.
 //!
-//! Source: the chat templates of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
+//! Source: the chat templates of Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen3-8B and
+//! ibm-granite/granite-20b-functioncalling.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallObjectParser, CallParseStatus};
@@ -10,14 +12,33 @@ use crate::output_pieces::OutputPieceWriter;
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
+/// Marker of calls in Granite 20B.
+pub(super) const FUNCTION_CALL: &str = "<function_call>";
+
+/// Markers of a syntax: the opening one, and the closing one if there is any.
+#[derive(Debug)]
+pub(super) struct HermesMarkers {
+    markers: &'static [&'static str],
+}
+
+/// Markers of Hermes, Qwen2.5 and Qwen3.
+pub(super) const HERMES: HermesMarkers = HermesMarkers { markers: &[OPEN, CLOSE] };
+/// Markers of Granite 20B.
+pub(super) const GRANITE_20B: HermesMarkers = HermesMarkers { markers: &[FUNCTION_CALL] };
+
 /// Parser of tool calls in Hermes syntax.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct HermesToolParser {
+    markers: &'static [&'static str],
     text: MarkedText,
     call: Option<CallObjectParser>,
 }
 
 impl HermesToolParser {
+    pub(super) fn new(markers: &HermesMarkers) -> Self {
+        Self { markers: markers.markers, text: MarkedText::default(), call: None }
+    }
+
     pub(super) fn push(
         &mut self,
         c: char,
@@ -46,12 +67,12 @@ impl HermesToolParser {
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        match self.text.push(c, &[OPEN, CLOSE], emitter, out) {
+        match self.text.push(c, self.markers, emitter, out) {
             Some(0) => {
-                self.text.open(OPEN, emitter, out);
+                self.text.open(self.markers[0], emitter, out);
                 self.call = Some(CallObjectParser::new(None, self.text.unparsed.from));
             }
-            Some(_) => self.text.close(CLOSE, emitter, out),
+            Some(index) => self.text.close(self.markers[index], emitter, out),
             None => {}
         }
     }

@@ -126,11 +126,13 @@ impl FamilyToolParser {
         match syntax {
             ToolCallSyntax::Llama3Json => Self::Llama(LlamaToolParser::new(names())),
             ToolCallSyntax::Mistral => Self::Mistral(MistralToolParser::default()),
-            ToolCallSyntax::Pythonic => Self::Pythonic(PythonicToolParser::new(names())),
+            ToolCallSyntax::Pythonic => Self::Pythonic(PythonicToolParser::new(names(), false)),
+            ToolCallSyntax::ToolCode => Self::Pythonic(PythonicToolParser::new(names(), true)),
+            ToolCallSyntax::Granite20b => Self::Hermes(HermesToolParser::new(&hermes::GRANITE_20B)),
             ToolCallSyntax::Granite => Self::List(ListToolParser::new(&GRANITE, names())),
             ToolCallSyntax::Phi4Mini => Self::List(ListToolParser::new(&PHI4_MINI, names())),
             ToolCallSyntax::Xlam => Self::List(ListToolParser::new(&XLAM, names())),
-            _ => Self::Hermes(HermesToolParser::default()),
+            _ => Self::Hermes(HermesToolParser::new(&hermes::HERMES)),
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Tool calls as a list of Python calls: `[name(key="value"), …]`, the beginning of the output, in Llama 3.2 and
-//! Llama 4 optionally between `<|python_start|>` and `<|python_end|>`. The syntax needs no marker, so only a
-//! known function is called.
+//! Tool calls in Python's syntax, of known functions only:
 //!
-//! Source: the chat templates of meta-llama/Llama-3.2-1B-Instruct and Llama-4-Scout-17B-16E-Instruct.
+//! - A list `[name(key="value"), …]`, the beginning of the output, in Llama 3.2 and Llama 4 optionally between
+//!   `<|python_start|>` and `<|python_end|>`. Source: the chat templates of meta-llama/Llama-3.2-1B-Instruct and
+//!   Llama-4-Scout-17B-16E-Instruct.
+//! - A line `name(key="value")` or `print(name(key="value"))` per call in a fence ```` ```tool_code ````, as Gemma 3
+//!   writes it where the system prompt asks for it. Source: Google's guides to function calling with Gemma 3.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallParseStatus, FunctionNames};
@@ -16,12 +18,21 @@ use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const OPEN: &str = "<|python_start|>";
 pub(super) const CLOSE: &str = "<|python_end|>";
+/// Opening fence of calls in lines.
+pub(super) const TOOL_CODE: &str = "```tool_code";
+/// Character of the closing fence, and its number.
+const FENCE: char = '`';
+const FENCE_CHARS: u8 = 3;
+/// Function that programs call with the result of a call.
+const PRINT: &str = "print";
 
 #[derive(Debug, Clone)]
 enum PythonicState {
     /// The output is only whitespace so far.
     Start,
-    /// After `OPEN`: the list must follow.
+    /// After `TOOL_CODE`: whitespace must follow.
+    Fence,
+    /// After `OPEN`: the list must follow. After `TOOL_CODE` and whitespace: a call must follow.
     Lead,
     /// Before a call.
     Item,
@@ -36,6 +47,8 @@ enum PythonicState {
     NextArgument,
     /// After a call.
     NextCall,
+    /// Within the closing fence: number of its characters.
+    ClosingFence(u8),
     Text,
 }
 
@@ -43,21 +56,32 @@ enum PythonicState {
 #[derive(Debug, Clone)]
 pub(super) struct PythonicToolParser {
     names: FunctionNames,
+    /// Whether calls are lines in a fence.
+    in_fence: bool,
     state: PythonicState,
     scanner: MarkerScanner,
     /// Whether an argument of the call has been emitted.
     has_arguments: bool,
     /// Whether the list is complete, but `CLOSE` has not been read.
     closing: bool,
+    /// Whether the call is the argument of `print`, which has not ended.
+    is_printed: bool,
     unparsed: UnparsedSyntax,
 }
 
 impl PythonicToolParser {
-    /// Creates a parser; `names` are the known functions.
-    pub(super) fn new(names: FunctionNames) -> Self {
-        let (scanner, unparsed) = (MarkerScanner::default(), UnparsedSyntax::default());
-        let (has_arguments, closing) = (false, false);
-        Self { names, state: PythonicState::Start, scanner, has_arguments, closing, unparsed }
+    /// Creates a parser of calls in a list, or with `in_fence` of calls in lines; `names` are the known functions.
+    pub(super) fn new(names: FunctionNames, in_fence: bool) -> Self {
+        Self {
+            names,
+            in_fence,
+            state: if in_fence { PythonicState::Text } else { PythonicState::Start },
+            scanner: MarkerScanner::default(),
+            has_arguments: false,
+            closing: false,
+            is_printed: false,
+            unparsed: UnparsedSyntax::default(),
+        }
     }
 
     pub(super) fn push(
@@ -88,7 +112,7 @@ impl PythonicToolParser {
             PythonicState::Start | PythonicState::Text => {
                 self.scanner.finish(|c| emitter.content(c, out));
             }
-            PythonicState::NextCall => {}
+            PythonicState::NextCall | PythonicState::ClosingFence(_) => {}
             _ => self.reject_call(out.bytes_read, emitter, out),
         }
     }
@@ -103,6 +127,13 @@ impl PythonicToolParser {
             if !is_space(c) {
                 self.state = PythonicState::Text;
             }
+        }
+        if self.in_fence {
+            if self.scanner.push(c, &[TOOL_CODE], |c| emitter.content(c, out)).is_some() {
+                self.unparsed.open(TOOL_CODE, emitter, out);
+                (self.state, self.is_printed) = (PythonicState::Fence, false);
+            }
+            return;
         }
         match self.scanner.push(c, &[OPEN, CLOSE], |c| emitter.content(c, out)) {
             Some(0) => {
@@ -156,8 +187,13 @@ impl PythonicToolParser {
                 self.syntax(c, emitter, out)
             }
             PythonicState::Name(_) => CallParseStatus::Invalid,
+            PythonicState::Fence if is_space(c) => self.go(PythonicState::Lead),
+            PythonicState::ClosingFence(_) => self.closing_fence(c),
             _ if is_space(c) => CallParseStatus::Continues,
-            PythonicState::Lead if c == '[' => self.go(PythonicState::Item),
+            PythonicState::Lead if self.in_fence && is_name_part(c) => {
+                self.go(PythonicState::Name(String::from(c)))
+            }
+            PythonicState::Lead if !self.in_fence && c == '[' => self.go(PythonicState::Item),
             PythonicState::Item if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
             PythonicState::Argument | PythonicState::NextArgument if c == ')' => {
                 emitter.arguments("}", out);
@@ -170,9 +206,35 @@ impl PythonicToolParser {
             }
             PythonicState::Equals if c == '=' => self.go(PythonicState::Value(Box::default())),
             PythonicState::NextArgument if c == ',' => self.go(PythonicState::Argument),
+            PythonicState::NextCall if self.in_fence => self.next_line(c),
             PythonicState::NextCall if c == ',' => self.go(PythonicState::Item),
             PythonicState::NextCall if c == ']' => {
                 (self.state, self.closing) = (PythonicState::Text, true);
+                CallParseStatus::Done
+            }
+            _ => CallParseStatus::Invalid,
+        }
+    }
+
+    /// Parses a character after a call in a line.
+    fn next_line(&mut self, c: char) -> CallParseStatus {
+        match c {
+            ')' if std::mem::take(&mut self.is_printed) => CallParseStatus::Continues,
+            _ if self.is_printed => CallParseStatus::Invalid,
+            FENCE => self.go(PythonicState::ClosingFence(1)),
+            c if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
+            _ => CallParseStatus::Invalid,
+        }
+    }
+
+    fn closing_fence(&mut self, c: char) -> CallParseStatus {
+        match &mut self.state {
+            PythonicState::ClosingFence(count) if c == FENCE => {
+                *count += 1;
+                if *count < FENCE_CHARS {
+                    return CallParseStatus::Continues;
+                }
+                self.state = PythonicState::Text;
                 CallParseStatus::Done
             }
             _ => CallParseStatus::Invalid,
@@ -209,6 +271,9 @@ impl PythonicToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         if self.names.as_ref().is_some_and(|names| !names.iter().any(|known| known == name)) {
+            if self.in_fence && name == PRINT && !std::mem::replace(&mut self.is_printed, true) {
+                return self.go(PythonicState::Lead);
+            }
             return CallParseStatus::Invalid;
         }
         self.has_arguments = false;

@@ -25,6 +25,8 @@ pub enum ToolCallSyntax {
     Llama3Json,
     /// A list of Python calls: Llama 3.2, Llama 4.
     Pythonic,
+    /// Python calls in a fence `tool_code`: Gemma 3.
+    ToolCode,
     /// JSON after `[TOOL_CALLS]`: Mistral.
     Mistral,
     /// JSON in a code fence, between special tokens: DeepSeek V3, R1.
@@ -37,6 +39,8 @@ pub enum ToolCallSyntax {
     KimiK2,
     /// JSON array after `<|tool_call|>` or `<tool_call>`: Granite 3.
     Granite,
+    /// JSON after `<function_call>`: Granite 20B.
+    Granite20b,
     /// JSON array after `functools` or `<|tool_call|>`: Phi-4-mini.
     Phi4Mini,
     /// JSON array, the whole output or in a code fence: xLAM.
@@ -59,7 +63,8 @@ pub enum ToolCallIdFormat {
 }
 
 impl ToolCallSyntax {
-    /// Command-line names of the syntaxes, which are those of vLLM.
+    /// Command-line names of the syntaxes, which are those of vLLM, except `gemma3_tool_code`, which vLLM does not
+    /// have.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
         ("qwen3_coder", Self::Qwen3Coder),
@@ -68,6 +73,7 @@ impl ToolCallSyntax {
         ("llama4_json", Self::Llama3Json),
         ("pythonic", Self::Pythonic),
         ("llama4_pythonic", Self::Pythonic),
+        ("gemma3_tool_code", Self::ToolCode),
         ("mistral", Self::Mistral),
         ("deepseek_v3", Self::DeepSeekV3),
         ("deepseek_v31", Self::DeepSeekV31),
@@ -78,6 +84,8 @@ impl ToolCallSyntax {
         ("minimax_m2", Self::MiniMaxM2),
         ("seed_oss", Self::SeedOss),
         ("granite", Self::Granite),
+        ("granite-20b-fc", Self::Granite20b),
+        ("granite4", Self::Hermes),
         ("phi4_mini_json", Self::Phi4Mini),
         ("xlam", Self::Xlam),
         ("functiongemma", Self::FunctionGemma),
@@ -94,12 +102,14 @@ impl ToolCallSyntax {
         Self::Glm47,
         Self::Llama3Json,
         Self::Pythonic,
+        Self::ToolCode,
         Self::Mistral,
         Self::DeepSeekV3,
         Self::DeepSeekV31,
         Self::DeepSeekV32,
         Self::KimiK2,
         Self::Granite,
+        Self::Granite20b,
         Self::Phi4Mini,
         Self::Xlam,
         Self::FunctionGemma,
@@ -133,6 +143,8 @@ impl ToolCallSyntax {
         match self {
             Self::Llama3Json => vec![llama3_json::TAG],
             Self::Pythonic => vec![pythonic::OPEN, pythonic::CLOSE],
+            Self::ToolCode => Vec::new(),
+            Self::Granite20b => vec![hermes::FUNCTION_CALL],
             Self::Mistral => vec![mistral::CALLS, mistral::CALL_ID, mistral::ARGS],
             Self::Granite | Self::Phi4Mini | Self::Xlam => {
                 vec!["<|tool_call|>", "<|/tool_call|>", hermes::OPEN, hermes::CLOSE]
@@ -179,9 +191,16 @@ impl ToolCallSyntax {
         }
         match self {
             Self::Hermes => Some(hermes::OPEN),
+            Self::Granite20b => Some(hermes::FUNCTION_CALL),
+            Self::ToolCode => Some(pythonic::TOOL_CODE),
             Self::Mistral => Some(mistral::CALLS),
             _ => self.section().map(|section| section.section_open),
         }
+    }
+
+    /// Whether the arguments of calls are those of Python.
+    pub(super) fn is_pythonic(self) -> bool {
+        matches!(self, Self::Pythonic | Self::ToolCode)
     }
 
     /// Returns the tags of a syntax that writes values as plain text.
