@@ -33,6 +33,7 @@ mod decimal_number;
 mod decoding_guide;
 #[cfg(test)]
 mod draft_tests;
+mod ebnf;
 mod embedded_schemas;
 mod engine_grammar;
 mod error_message;
@@ -64,6 +65,7 @@ pub use compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
 pub use compile_pool::GrammarCompilePool;
 pub use constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
 pub use decoding_guide::DecodingGuide;
+pub use ebnf::{EbnfError, ebnf_to_lark, is_ebnf, lark_pattern};
 pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};
 pub use mask_session::MaskEvent;
 pub use mask_workers::{MaskWorkers, MaskedRow};

@@ -1,6 +1,7 @@
 //! Reads the members of a format; members that no code reads are errors.
 
 use super::StructuralTagError;
+use crate::ebnf::REPEAT_MAX;
 use serde_json::{Map, Value};
 
 /// Maximum number of entries of a list.
@@ -62,6 +63,37 @@ impl<'a> FormatFields<'a> {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(_) => Err(StructuralTagError::new(self.path(name), "must be a boolean")),
+        }
+    }
+
+    /// Returns a number of repetitions; -1 means that there is no limit.
+    pub(super) fn count(&mut self, name: &'static str) -> Result<Option<u32>, StructuralTagError> {
+        let path = self.path(name);
+        match self.required(name)?.as_i64() {
+            Some(-1) => Ok(None),
+            Some(number) if (0..=i64::from(REPEAT_MAX)).contains(&number) => {
+                Ok(Some(number as u32))
+            }
+            _ => {
+                let message = format!("must be an integer from 0 to {REPEAT_MAX}, or -1");
+                Err(StructuralTagError::new(path, message))
+            }
+        }
+    }
+
+    /// Returns the token of a format of type `token`, in Lark.
+    pub(super) fn token(&mut self) -> Result<String, StructuralTagError> {
+        const NAME: &str = "token";
+        let path = self.path(NAME);
+        match self.required(NAME)? {
+            Value::Number(id) if id.as_u64().is_some_and(|id| id <= u64::from(u32::MAX)) => {
+                Ok(format!("<[{id}]>"))
+            }
+            Value::String(_) => {
+                let message = "texts of tokens are not supported here; give the id of the token";
+                Err(StructuralTagError::new(path, message))
+            }
+            _ => Err(StructuralTagError::new(path, "must be the id of a token")),
         }
     }
 

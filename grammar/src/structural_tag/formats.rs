@@ -2,7 +2,8 @@
 
 use super::fields::FormatFields;
 use super::free_text::any_text;
-use super::{DEPTH_MAX, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
+use super::{DEPTH_MAX, EMPTY, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
+use crate::ebnf::{EbnfGrammar, is_ebnf};
 use crate::engine_grammar::ENGINE_OPTIONS;
 use crate::lark_text::literal;
 use crate::limits::TEXT_BYTES_MAX;
@@ -11,8 +12,8 @@ use std::fmt::Write as _;
 
 /// Writes the rules and terminals of a grammar.
 #[derive(Debug, Default)]
-pub(super) struct FormatWriter {
-    pub(super) rules: String,
+pub(crate) struct FormatWriter {
+    pub(crate) rules: String,
     names: usize,
     formats: usize,
 }
@@ -20,21 +21,31 @@ pub(super) struct FormatWriter {
 impl FormatWriter {
     /// Adds a rule and returns its name.
     pub(super) fn rule(&mut self, body: &str) -> String {
-        let name = format!("part_{}", self.names);
-        self.define(name, body)
+        self.define("part", body)
     }
 
     /// Adds a terminal and returns its name.
     pub(super) fn terminal(&mut self, body: &str) -> String {
-        let name = format!("TEXT_{}", self.names);
-        self.define(name, body)
+        self.define("TEXT", body)
     }
 
-    fn define(&mut self, name: String, body: &str) -> String {
+    fn define(&mut self, prefix: &str, body: &str) -> String {
+        let name = self.reserve(prefix);
+        self.add(&name, body);
+        name
+    }
+
+    /// Returns a new name of a rule or terminal.
+    pub(crate) fn reserve(&mut self, prefix: &str) -> String {
+        let name = format!("{prefix}_{}", self.names);
         self.names += 1;
+        name
+    }
+
+    /// Adds the rule or terminal of a name.
+    pub(crate) fn add(&mut self, name: &str, body: &str) {
         // Writing to a string cannot fail, so the result is ignored.
         let _ = writeln!(self.rules, "{name}: {body}");
-        name
     }
 
     /// Writes a format that is followed by one of `ends`.
@@ -114,20 +125,28 @@ impl FormatWriter {
             "optional" | "plus" | "star" => {
                 let path = fields.path("content");
                 let content = self.bounded(fields.required("content")?, &path, depth)?;
-                let operator = match kind {
-                    "optional" => "?",
-                    "plus" => "+",
-                    _ => "*",
-                };
-                Ok(match content {
-                    LarkExpression::Terminal(text) => {
-                        LarkExpression::Terminal(format!("({text}){operator}"))
-                    }
-                    LarkExpression::Rule(text) => {
-                        LarkExpression::Rule(format!("({text}){operator}"))
-                    }
+                Ok(match kind {
+                    "optional" => content.repeated(0, Some(1)),
+                    "plus" => content.repeated(1, None),
+                    _ => content.repeated(0, None),
                 })
             }
+            "repeat" => {
+                let (Some(min), max) = (fields.count("min")?, fields.count("max")?) else {
+                    return Err(StructuralTagError::new(fields.path("min"), "must not be -1"));
+                };
+                if max.is_some_and(|max| max < min) {
+                    return Err(StructuralTagError::new(fields.path("max"), "is less than min"));
+                }
+                let path = fields.path("content");
+                let content = self.bounded(fields.required("content")?, &path, depth)?;
+                Ok(content.repeated(min, max))
+            }
+            "grammar" => {
+                let path = fields.path("grammar");
+                self.grammar(fields.text("grammar")?, path)
+            }
+            "token" => Ok(LarkExpression::Rule(fields.token()?)),
             kind => {
                 let message = format!("formats of type {kind} are not supported");
                 Err(StructuralTagError::new(fields.path("type"), message))
@@ -152,8 +171,12 @@ impl FormatWriter {
             let constant = next.filter(|next| next["type"] == "const_string" && ends_free(element));
             let constant = constant.and_then(|next| next["value"].as_str());
             let constant = constant.filter(|text| !text.is_empty());
+            // A token is no text, so it ends free text.
+            let precedes_token =
+                element["type"] == "any_text" && next.is_some_and(|next| next["type"] == "token");
             parts.push(match (next, constant) {
                 (None, _) => self.closed(element, &path, ends, depth)?,
+                (Some(_), None) if precedes_token => self.closed(element, &path, &[], depth)?,
                 (Some(_), None) => self.bounded(element, &path, depth)?,
                 (Some(_), Some(constant)) => {
                     index += 1;
@@ -181,6 +204,32 @@ impl FormatWriter {
         Ok(LarkExpression::Rule(format!("({})", alternatives.join(" | "))))
     }
 
+    /// Writes a grammar in EBNF, or in Lark.
+    fn grammar(&mut self, text: &str, path: String) -> Result<LarkExpression, StructuralTagError> {
+        if !is_ebnf(text) {
+            return Ok(LarkExpression::Rule(self.rule(&format!("%lark {{\n{text}\n}}"))));
+        }
+        let grammar = EbnfGrammar::parse(text);
+        let grammar = grammar.map_err(|error| StructuralTagError::new(path, error.to_string()))?;
+        Ok(self.ebnf(&grammar))
+    }
+
+    /// Returns a choice between expressions.
+    pub(crate) fn alternatives(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
+        let terminals: Option<Vec<&str>> = parts
+            .iter()
+            .map(|part| match part {
+                LarkExpression::Terminal(text) => Some(text.as_str()),
+                LarkExpression::Rule(_) => None,
+            })
+            .collect();
+        if let Some(texts) = terminals {
+            return LarkExpression::Terminal(format!("({})", texts.join(" | ")));
+        }
+        let rules: Vec<String> = parts.into_iter().map(|part| self.rule_expression(part)).collect();
+        LarkExpression::Rule(format!("({})", rules.join(" | ")))
+    }
+
     /// Writes the JSON texts that `schema` accepts.
     pub(super) fn json(
         &mut self,
@@ -200,13 +249,13 @@ impl FormatWriter {
     }
 
     /// Joins expressions; neighbouring terminals become one.
-    pub(super) fn concatenated(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
+    pub(crate) fn concatenated(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
         let mut joined: Vec<LarkExpression> = Vec::new();
         for part in parts {
             match (joined.last_mut(), part) {
                 (Some(LarkExpression::Terminal(text)), LarkExpression::Terminal(next)) => {
-                    if next != "\"\"" {
-                        *text = if text == "\"\"" { next } else { format!("{text} {next}") };
+                    if next != EMPTY {
+                        *text = if text == EMPTY { next } else { format!("{text} {next}") };
                     }
                 }
                 (_, part) => joined.push(part),
@@ -249,7 +298,7 @@ fn ends_free(format: &Value) -> bool {
 /// Formats a regular expression for a terminal, in which `/` is a delimiter.
 fn regex(pattern: &str) -> String {
     if pattern.is_empty() {
-        return "\"\"".to_owned();
+        return EMPTY.to_owned();
     }
     let mut regex = String::new();
     let mut chars = pattern.chars();

@@ -12,7 +12,7 @@ mod tests;
 
 use crate::limits::TEXT_BYTES_MAX;
 use fields::FormatFields;
-use formats::FormatWriter;
+pub(super) use formats::FormatWriter;
 use serde_json::Value;
 
 /// Maximum nesting depth of formats.
@@ -70,21 +70,43 @@ pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError>
 
 /// Part of a grammar.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum LarkExpression {
+pub(super) enum LarkExpression {
     /// Right-hand side of a terminal.
     Terminal(String),
     /// Right-hand side of a rule.
     Rule(String),
 }
 
+impl LarkExpression {
+    /// Returns the expression at least `min` and at most `max` times; `None` = unlimited.
+    pub(super) fn repeated(self, min: u32, max: Option<u32>) -> Self {
+        let operator = match (min, max) {
+            (0, Some(0)) => return Self::Terminal(EMPTY.to_owned()),
+            (0, Some(1)) => "?".to_owned(),
+            (0, None) => "*".to_owned(),
+            (1, None) => "+".to_owned(),
+            (min, None) => format!("{{{min},}}"),
+            (min, Some(max)) => format!("{{{min},{max}}}"),
+        };
+        match self {
+            Self::Terminal(text) => Self::Terminal(format!("({text}){operator}")),
+            Self::Rule(text) => Self::Rule(format!("({text}){operator}")),
+        }
+    }
+}
+
+/// Lark literal of the empty text.
+const EMPTY: &str = "\"\"";
+
 /// Texts that end a part; none = the part ends with the output.
 type EndTexts = [String];
 
 impl FormatWriter {
     /// Adds what `expression` needs to the grammar, and returns it for the right-hand side of a rule.
-    fn rule_expression(&mut self, expression: LarkExpression) -> String {
+    pub(super) fn rule_expression(&mut self, expression: LarkExpression) -> String {
         match expression {
             LarkExpression::Rule(text) => text,
+            LarkExpression::Terminal(text) if text == EMPTY => text,
             LarkExpression::Terminal(text) => self.terminal(&text),
         }
     }

@@ -138,8 +138,8 @@ fn invalid_and_unsupported_formats_are_named() {
             json!({"structures": [{"begin": "b", "end": "c"}], "triggers": ["b"]}),
             "structures[0].schema",
         ),
-        (tag_of(json!({"type": "grammar", "grammar": "root ::= x"})), "format.type"),
-        (tag_of(json!({"type": "token", "token": 1})), "format.type"),
+        (tag_of(json!({"type": "grammar", "grammar": "root ::= x"})), "format.grammar"),
+        (tag_of(json!({"type": "any_tokens", "exclude_tokens": [1]})), "format.type"),
         (
             tag_of(json!({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"})),
             "format.style",
@@ -209,4 +209,55 @@ fn long_structural_tags_are_rejected() {
     let content = json!({"type": "or", "elements": vec![any; 500]});
     let tag = json!({"type": "tag", "begin": "<", "content": content, "end": ends});
     assert!(structural_tag_grammar(&tag_of(tag)).unwrap_err().path.contains("elements["));
+}
+
+#[test]
+fn repetitions_are_counted() {
+    let repeat = |min: i64, max: i64, content: Value| {
+        tag_of(json!({"type": "repeat", "min": min, "max": max, "content": content}))
+    };
+    let text = json!({"type": "const_string", "value": "ab"});
+    check(&repeat(1, 2, text.clone()), &["ab", "abab"], &["", "a", "ababab"]);
+    check(&repeat(2, -1, text.clone()), &["abab", "ababab"], &["", "ab"]);
+    let number = json!({"type": "json_schema", "json_schema": {"enum": [1, 22]}});
+    check(&repeat(0, 2, number), &["", "1", "221"], &["2", "1221"]);
+    for (min, max, path) in [(2, 1, "max"), (-1, 1, "min"), (0, 5_000, "max"), (-2, -1, "min")] {
+        let error = structural_tag_grammar(&repeat(min, max, text.clone())).unwrap_err();
+        assert_eq!(error.path, format!("format.{path}"));
+    }
+}
+
+#[test]
+fn grammars_are_parts_of_structural_tags() {
+    let grammar = |text: &str| json!({"type": "grammar", "grammar": text});
+    let around = |text: &str| {
+        let tag = json!({"type": "tag", "begin": "<", "content": grammar(text), "end": ">"});
+        let end = json!({"type": "const_string", "value": "."});
+        tag_of(json!({"type": "sequence", "elements": [tag, end]}))
+    };
+    let lark = "start: \"{\" sum \"}\"\nsum: /[0-9]/ (\"+\" sum)?";
+    for text in ["root ::= \"{\" sum \"}\"\nsum ::= [0-9] (\"+\" sum)?", lark] {
+        check(&around(text), &["<{1}>.", "<{1+2}>."], &["<{1}>", "<{}>.", "<{1+}>.", "{1}."]);
+    }
+    check(&around("root ::= [^>]*"), &["<>.", "<a.>."], &["<>", "<a>>."]);
+    let error = structural_tag_grammar(&around("root ::= x")).unwrap_err();
+    assert_eq!(error.path, "format.elements[0].content.grammar");
+    assert!(error.message.contains("x is not defined"), "{}", error.message);
+}
+
+#[test]
+fn tokens_are_parts_of_structural_tags() {
+    let token = |id: u64| json!({"type": "token", "token": id});
+    let text = json!({"type": "any_text"});
+    let last = json!({"type": "const_string", "value": "!"});
+    let elements = [token(u64::from(b'<')), text, token(u64::from(b'|')), last];
+    check(
+        &tag_of(json!({"type": "sequence", "elements": elements})),
+        &["<|!", "<a b|!"],
+        &["", "|!", "<a!", "<a|"],
+    );
+    for invalid in [json!("<think>"), json!(-1), json!(1.5), json!(null)] {
+        let error = structural_tag_grammar(&tag_of(json!({"type": "token", "token": invalid})));
+        assert_eq!(error.unwrap_err().path, "format.token");
+    }
 }

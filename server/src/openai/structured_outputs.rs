@@ -7,7 +7,9 @@ use super::structural_tags;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, string_list, wrong_type};
 use crate::strict_json::JsonValue;
-use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX};
+use grammar::{
+    GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX, ebnf_to_lark, is_ebnf,
+};
 use serde_json::Value;
 
 /// Maximum number of strings in `choice`.
@@ -108,9 +110,9 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     found.extend(
         keys.string("regex", TEXT_BYTES_MAX)?.map(|text| ("regex", GrammarSpec::Regex(text))),
     );
-    found.extend(
-        keys.string("grammar", TEXT_BYTES_MAX)?.map(|text| ("grammar", GrammarSpec::Lark(text))),
-    );
+    if let Some(text) = keys.string("grammar", TEXT_BYTES_MAX)? {
+        found.push(("grammar", grammar(text, &keys.path("grammar"))?));
+    }
     if let Some(value) = keys.take("structural_tag") {
         let path = keys.path("structural_tag");
         found.push(("structural_tag", structural_tags::of_field(&path, value)?));
@@ -125,6 +127,15 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     };
     options.check(key, &keys)?;
     Ok(Some(OutputConstraint::new(spec, keys.path(key))))
+}
+
+/// Parses a grammar in EBNF or in Lark.
+fn grammar(text: String, path: &str) -> Result<GrammarSpec, ApiError> {
+    if !is_ebnf(&text) {
+        return Ok(GrammarSpec::Lark(text));
+    }
+    let lark = ebnf_to_lark(&text).map_err(|error| ApiError::invalid(path, error.to_string()))?;
+    Ok(GrammarSpec::Lark(lark))
 }
 
 /// Options of constraints on JSON outputs.

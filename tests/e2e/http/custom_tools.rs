@@ -120,7 +120,16 @@ fn forced_custom_calls_match_their_regex() {
         let matches = input.len() == 3 && input.chars().all(|c| "ab\"".contains(c));
         assert!(matches || input == "xyz", "{input}");
     }
-    let lark = json!([custom("patch", &grammar("lark", "start: \"x\""))]);
+    let lark = "start: LETTER~2 | \"\\n\" DIGIT\n%import common.DIGIT\nLETTER: \"a\"..\"c\"";
+    let tools = json!([custom("patch", &grammar("lark", lark))]);
+    let reply = client.post(PATH, &body(&tools, &json!({"tool_choice": "required", "seed": 1})));
+    assert_eq!(reply.header(IGNORED), None);
+    let reply = ok(&reply);
+    let input = reply["choices"][0]["message"]["tool_calls"][0]["custom"]["input"].clone();
+    let input = input.as_str().unwrap();
+    let matches = input.len() == 2 && input.chars().all(|c| ('a'..='c').contains(&c));
+    assert!(matches || input.starts_with('\n') && input.len() == 2, "{input:?}");
+    let lark = json!([custom("patch", &grammar("lark", "start: \"x\" start?"))]);
     let forced = json!({"tool_choice": "required", "max_tokens": 2});
     let reply = client.post(PATH, &body(&lark, &forced));
     assert_eq!((reply.status, reply.header(IGNORED)), (200, Some("tools[0].custom.format")));

@@ -221,7 +221,7 @@ fn forced_custom_calls_match_their_regex() {
         let reply = client.post(PATH, &body(&json!([tool]), &short));
         assert_eq!((reply.status, reply.header(IGNORED)), (200, ignored), "{choice}");
     }
-    tool["format"] = format("lark", "start: \"x\"");
+    tool["format"] = format("lark", "start: \"x\" start?");
     let forced = json!({"tool_choice": "required", "max_output_tokens": 2});
     let reply = client.post(PATH, &body(&json!([tool]), &forced));
     assert_eq!((reply.status, reply.header(IGNORED)), (200, Some("tools[0].format")));

@@ -6,7 +6,7 @@ use crate::accepted_hints::AcceptedHints;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
-use grammar::TEXT_BYTES_MAX;
+use grammar::{TEXT_BYTES_MAX, lark_pattern};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ pub(crate) struct CustomTool {
 pub(crate) struct CustomToolFormat {
     /// Name of the field, for the header of ignored fields.
     pub(crate) path: String,
-    /// Whether it is a regular expression, which the schema of the arguments contains. Other grammars are only
-    /// described to the model.
-    pub(crate) is_regex: bool,
+    /// Whether the schema of the arguments enforces it, as a regular expression. Other grammars are only described
+    /// to the model.
+    pub(crate) is_enforced: bool,
 }
 
 impl CustomToolFormat {
@@ -42,13 +42,13 @@ impl CustomToolFormat {
         strict_paths: &mut Vec<String>,
         hints: &mut AcceptedHints,
     ) -> bool {
-        let Some(Self { path, is_regex }) = format else { return false };
-        if is_regex {
+        let Some(Self { path, is_enforced }) = format else { return false };
+        if is_enforced {
             strict_paths.push(path);
         } else {
             hints.add(path);
         }
-        is_regex
+        is_enforced
     }
 }
 
@@ -65,11 +65,13 @@ impl CustomTool {
             let path = fields.path("format");
             let grammar = CustomGrammar::take(&mut RequestFields::of(path.clone(), value)?)?;
             if let Some(grammar) = grammar {
-                if grammar.is_regex {
-                    input["pattern"] = Value::from(format!("^(?:{})$", grammar.definition));
+                let pattern = grammar.pattern();
+                let is_enforced = pattern.is_some();
+                if let Some(pattern) = pattern {
+                    input["pattern"] = Value::from(format!("^(?:{pattern})$"));
                 }
                 rule = Some(grammar.description());
-                format = Some(CustomToolFormat { path, is_regex: grammar.is_regex });
+                format = Some(CustomToolFormat { path, is_enforced });
             }
         }
         let parameters = json!({"type": "object", "properties": {INPUT: input},
@@ -116,6 +118,11 @@ impl CustomGrammar {
         let definition = grammar.string("definition", TEXT_BYTES_MAX)?;
         let definition = definition.ok_or_else(|| ApiError::invalid(path, "is missing"))?;
         Ok(Self { is_regex, definition })
+    }
+
+    /// Returns the grammar as a regular expression; `None` if it is not regular.
+    fn pattern(&self) -> Option<String> {
+        if self.is_regex { Some(self.definition.clone()) } else { lark_pattern(&self.definition) }
     }
 
     /// Returns the rule for the model: without a constraint, it follows the grammar only if it knows it.

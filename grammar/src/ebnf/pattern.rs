@@ -1,0 +1,155 @@
+//! Regular expressions of grammars that are regular, for texts within JSON, whose characters may be escaped there.
+
+use super::lark_parser::LarkParser;
+use super::reachability::RuleReachability;
+use super::{EbnfGrammar, EbnfNode, EbnfRepeat};
+use std::fmt::Write as _;
+
+/// Maximum length of a regular expression in bytes.
+const PATTERN_BYTES_MAX: usize = 16 << 10;
+/// Maximum number of parts of a grammar that are visited. A short grammar can repeat a part often.
+const PARTS_MAX: u32 = 16_384;
+/// Maximum depth of rules and groups.
+const NESTING_MAX: u32 = 128;
+
+/// Returns a regular expression of the texts of a grammar in Lark; `None` if the grammar is recursive, or has parts
+/// that no regular expression can express.
+pub fn lark_pattern(text: &str) -> Option<String> {
+    let grammar = LarkParser::new(text).grammar()?;
+    let is_regular = RuleReachability::of(&grammar).is_terminal[grammar.root];
+    let mut writer = PatternWriter { grammar: &grammar, pattern: String::new(), parts: PARTS_MAX };
+    let written = is_regular.then(|| writer.rule(grammar.root, 0))?;
+    written.map(|()| writer.pattern)
+}
+
+/// Returns a text as a regular expression; `None` if it has characters without a form that all dialects share.
+pub(super) fn escaped(text: &str) -> Option<String> {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' => escaped.push_str("\\n"),
+            '\r' => escaped.push_str("\\r"),
+            '\t' => escaped.push_str("\\t"),
+            c if c.is_ascii_punctuation() => escaped.extend(['\\', c]),
+            c if c.is_ascii_control() => return None,
+            c => escaped.push(c),
+        }
+    }
+    Some(escaped)
+}
+
+/// Writer of the regular expression of a grammar. Its methods return `None` at a limit.
+struct PatternWriter<'a> {
+    grammar: &'a EbnfGrammar,
+    pattern: String,
+    /// Number of parts that may still be visited.
+    parts: u32,
+}
+
+impl PatternWriter<'_> {
+    fn rule(&mut self, rule: usize, depth: u32) -> Option<()> {
+        let grammar = self.grammar;
+        self.pattern.push_str("(?:");
+        self.node(&grammar.bodies[rule], depth + 1)?;
+        self.pattern.push(')');
+        Some(())
+    }
+
+    fn node(&mut self, node: &EbnfNode, depth: u32) -> Option<()> {
+        self.parts = self.parts.checked_sub(1)?;
+        if depth > NESTING_MAX || self.pattern.len() > PATTERN_BYTES_MAX {
+            return None;
+        }
+        match node {
+            EbnfNode::Text(text) => self.pattern.push_str(&escaped(text)?),
+            EbnfNode::Regex(regex) => self.pattern.push_str(regex),
+            EbnfNode::Rule(rule) => self.rule(*rule, depth)?,
+            EbnfNode::Sequence(nodes) => {
+                nodes.iter().try_for_each(|node| self.node(node, depth + 1))?;
+            }
+            EbnfNode::Choice(nodes) => {
+                self.pattern.push_str("(?:");
+                for (index, node) in nodes.iter().enumerate() {
+                    self.pattern.push_str(if index > 0 { "|" } else { "" });
+                    self.node(node, depth + 1)?;
+                }
+                self.pattern.push(')');
+            }
+            EbnfNode::Repeat(repeat) => self.repeat(repeat, depth)?,
+        }
+        Some(())
+    }
+
+    fn repeat(&mut self, repeat: &EbnfRepeat, depth: u32) -> Option<()> {
+        let EbnfRepeat { node, min, max } = repeat;
+        self.pattern.push_str("(?:");
+        self.node(node, depth + 1)?;
+        // Writing to a string cannot fail, so the result is ignored.
+        let _ = match max {
+            None => write!(self.pattern, "){{{min},}}"),
+            Some(max) => write!(self.pattern, "){{{min},{max}}}"),
+        };
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{accepts, compile_with, vocabulary};
+    use crate::{GrammarCompiler, GrammarSpec, OutputConstraint};
+
+    #[test]
+    fn regular_grammars_have_a_pattern() {
+        let compiler = GrammarCompiler::new(vocabulary()).unwrap();
+        for (lark, good, bad) in [
+            ("start: \"a.\" | B\nB: /b+\\/?/", &["a.", "bb/"][..], &["ax", "b//", ""][..]),
+            (
+                "// Dates\nstart: year \"-\" MONTH -> date\n  | \"now\"i\nyear: DIGIT~4\n\
+                 MONTH.2: (\"0\" \"1\"..\"9\"\n  | \"1\" [\"0\"])\n%import common.DIGIT\n",
+                &["2026-09", "2026-1", "NOW"],
+                &["206-09", "2026-00", "2026-19"],
+            ),
+            ("?start: (x \",\")* x\n!x: \"\\\"\" | \"\\n\"", &["\"", "\n,\""], &[",", "\",", ""]),
+            ("start: /[^,]+/s \"!\"? | ", &["", "a\nb!", "!"], &["a,"]),
+        ] {
+            let pattern = lark_pattern(lark).unwrap_or_else(|| panic!("{lark}"));
+            let constraint = OutputConstraint::new(GrammarSpec::Regex(pattern.clone()), "test");
+            let compiled = compile_with(&compiler, &constraint).unwrap();
+            for text in good {
+                assert!(accepts(&compiled, text), "{text:?} of {pattern}");
+            }
+            for text in bad {
+                assert!(!accepts(&compiled, text), "{text:?} of {pattern}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_grammars_have_no_pattern() {
+        let doubled: String =
+            (0..30).map(|rule| format!("r{rule}: r{} r{}\n", rule + 1, rule + 1)).collect();
+        let chain: String = (0..200).map(|rule| format!("r{rule}: r{}\n", rule + 1)).collect();
+        for lark in [
+            "start: \"(\" start? \")\"",
+            "start: a\na: \"x\" b\nb: a |",
+            "start: x",
+            "x: \"a\"",
+            "start: \"a\"\n%ignore \" \"",
+            "start: /a(?=b)/",
+            "start: /(a)\\1/",
+            "start: \"a\"\nstart: \"b\"",
+            "start: %json {}",
+            "start: <think>",
+            "%import common.ESCAPED_STRING\nstart: ESCAPED_STRING",
+            "start: \"b\"..\"a\"",
+            "start: \"a",
+            "start: (\"a\"",
+            "",
+            &format!("start: r0\n{doubled}r30: \"\""),
+            &format!("start: r0\n{chain}r200: \"a\""),
+        ] {
+            assert_eq!(lark_pattern(lark), None, "{lark}");
+        }
+    }
+}
