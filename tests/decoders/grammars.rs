@@ -2,7 +2,7 @@
 
 use grammar::{
     GrammarCompiler, GrammarSpec, GrammarVocabulary, JsonWhitespace, OutputConstraint,
-    TEXT_BYTES_MAX,
+    TEXT_BYTES_MAX, ebnf_to_lark, lark_pattern,
 };
 use protocol::Token;
 use std::cell::OnceCell;
@@ -26,13 +26,21 @@ pub(crate) fn run(data: &[u8]) {
     if text.len() > TEXT_BYTES_MAX {
         return;
     }
-    let form = match form % 4 {
-        0 => match serde_json::from_str(text) {
+    let form = match form {
+        0xfe => match ebnf_to_lark(text) {
+            Ok(lark) => GrammarSpec::Lark(lark),
+            Err(_) => return,
+        },
+        0xff => match lark_pattern(text) {
+            Some(pattern) => GrammarSpec::Regex(pattern),
+            None => return,
+        },
+        form if form % 4 == 0 => match serde_json::from_str(text) {
             Ok(schema) => GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any },
             Err(_) => return,
         },
-        1 => GrammarSpec::Regex(text.to_owned()),
-        2 => GrammarSpec::Lark(text.to_owned()),
+        form if form % 4 == 1 => GrammarSpec::Regex(text.to_owned()),
+        form if form % 4 == 2 => GrammarSpec::Lark(text.to_owned()),
         _ => GrammarSpec::Choice(text.lines().map(str::to_owned).collect()),
     };
     // Compilation is not limited in time here; the server kills a worker process whose dry run hangs. A panic
