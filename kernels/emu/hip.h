@@ -72,6 +72,7 @@ struct Device {
     std::map<uintptr_t, Memory> memory;     // device allocations by address
     std::map<uintptr_t, size_t> pinned;     // host allocations by address
     std::set<void*> peers;                  // contexts of other devices with peer access enabled
+    bool has_foreign_memory = false;        // memory of other processes has been opened
     size_t bytes_used = 0;
     int failure_code = OK;                  // result code of all calls after a failed launch
 };

@@ -32,7 +32,8 @@ HIP int hipDeviceGet(int* out, int index) {
     return OK;
 }
 HIP int hipDeviceGetName(char* name, int bytes, int) {
-    snprintf(name, (size_t)bytes, "SIMT emulator, waves of %u", settings().wave);
+    if (settings().isa) snprintf(name, (size_t)bytes, "machine-code emulator, gfx%x", settings().isa);
+    else snprintf(name, (size_t)bytes, "SIMT emulator, waves of %u", settings().wave);
     return OK;
 }
 HIP int hipDeviceTotalMem(size_t* bytes, int) { *bytes = settings().memory_bytes; return OK; }
@@ -104,5 +105,16 @@ HIP const char* hipGetErrorName(int code) {
 HIP void hipemuSetSeed(u64 seed) {
     Guard guard(device().lock);
     settings().seed = seed;
+}
+// As HIPEMU_ISA, for modules that are compiled from now on: 0x942, 0x950, or 0 for none.
+HIP void hipemuSetIsa(u32 gfx) {
+    Guard guard(device().lock);
+    settings().isa = settings().gfx = gfx;
+    if (gfx) settings().wave = 64;
+}
+// Makes the device usable after a failed launch.
+HIP void hipemuClearFailure() {
+    Guard guard(device().lock);
+    device().failure_code = OK;
 }
 HIP const char* hipemuLastFailure() { return last_failure(); }

@@ -130,6 +130,8 @@ HIP int hipIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
     void* p = mmap(nullptr, handle.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     if (p == MAP_FAILED) return OUT_OF_MEMORY;
+    Guard guard(device().lock);
+    device().has_foreign_memory = true;
     *out = p;
     return OK;
 }

@@ -1,4 +1,5 @@
-// hip_module.cpp - modules are shared objects of the host; kernel entry points are named emu_kernel_*.
+// hip_module.cpp - a module is a shared object of the host, with kernel entry points named emu_kernel_*, or a code object
+// of machine code (isa/).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "hip.h"
+#include "isa/launch.h"
 #include "settings.h"
 
 using namespace emu;
@@ -15,13 +17,15 @@ using namespace emu;
 namespace emu {
 
 struct Module {
-    void* library;
+    void* library = nullptr;
+    std::shared_ptr<isa::CodeObject> code;   // null: a shared object of the host
     std::string file;
     std::vector<std::unique_ptr<struct Function>> functions;
 };
 
 struct Function {
-    bool (*entry)(const Launch*);
+    bool (*entry)(const Launch*) = nullptr;
+    const isa::Kernel* kernel = nullptr;     // null: `entry` runs
     Launch::Sizes sizes;
 };
 
@@ -65,6 +69,45 @@ struct Arguments {
     }
 };
 
+static bool is_code_object(const u8* image) {
+    Elf64_Ehdr head;
+    memcpy(&head, image, sizeof head);
+    return head.e_machine == 224;  // EM_AMDGPU
+}
+
+static int load_code(const u8* image, size_t bytes, Module& module) {
+    try {
+        module.code = isa::load(image, bytes);
+    } catch (const isa::Fault& f) {
+        fprintf(stderr, "hipemu: %s\n", f.text.c_str());
+        return INVALID_IMAGE;
+    }
+    return OK;
+}
+
+static int load_library(const u8* image, size_t bytes, Module& module) {
+    if (!write_file(image, bytes, module.file)) return OUT_OF_MEMORY;
+    module.library = dlopen(module.file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!module.library) fprintf(stderr, "hipemu: %s\n", dlerror());
+    // The file is kept for a sanitizer, which reads it when it reports an error.
+    if (!settings().keep && !settings().sanitize) unlink(module.file.c_str());
+    return module.library ? OK : INVALID_IMAGE;
+}
+
+// Memory that kernels may access: that of the device, and pinned memory of the host.
+static isa::AddressSpace accessible_memory() {
+    Device& d = device();
+    isa::AddressSpace space;
+    space.has_foreign_memory = d.has_foreign_memory || !d.peers.empty();
+    for (const auto& [start, memory] : d.memory) space.add((void*)start, memory.bytes);
+    for (const auto& [start, bytes] : d.pinned) space.add((void*)start, bytes);
+    return space;
+}
+
+static bool run_function(const Function& f, const Launch& launch) {
+    return f.kernel ? isa::launch(*f.kernel, launch, accessible_memory()) : f.entry(&launch);
+}
+
 }  // namespace emu
 
 HIP int hipDeviceGetAttribute(int* value, int attribute, int device);
@@ -76,12 +119,8 @@ HIP int hipModuleLoadData(Module** out, const void* image) {
     const size_t bytes = image_bytes((const u8*)image);
     if (bytes == 0) return INVALID_IMAGE;
     auto module = std::make_unique<Module>();
-    if (!write_file((const u8*)image, bytes, module->file)) return OUT_OF_MEMORY;
-    module->library = dlopen(module->file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!module->library) fprintf(stderr, "hipemu: %s\n", dlerror());
-    // The file is kept for a sanitizer, which reads it when it reports an error.
-    if (!settings().keep && !settings().sanitize) unlink(module->file.c_str());
-    if (!module->library) return INVALID_IMAGE;
+    const auto load = is_code_object((const u8*)image) ? load_code : load_library;
+    if (int code = load((const u8*)image, bytes, *module)) return code;
     *out = module.release();
     return OK;
 }
@@ -90,7 +129,7 @@ HIP int hipModuleUnload(Module* module) {
     Guard guard(device().lock);
     if (!module) return INVALID_HANDLE;
     drain_all();
-    dlclose(module->library);
+    if (module->library) dlclose(module->library);
     delete module;
     return OK;
 }
@@ -99,13 +138,20 @@ HIP int hipModuleGetFunction(Function** out, Module* module, const char* name) {
     Guard guard(device().lock);
     *out = nullptr;
     if (!module || !name) return INVALID_HANDLE;
-    void* symbol = dlsym(module->library, (std::string("emu_kernel_") + name).c_str());
-    if (!symbol) return NOT_FOUND;
     auto function = std::make_unique<Function>();
-    function->entry = (bool (*)(const Launch*))symbol;
-    Launch query{};
-    query.sizes = &function->sizes;
-    function->entry(&query);
+    if (module->code) {
+        const auto found = module->code->kernels.find(name);
+        if (found == module->code->kernels.end()) return NOT_FOUND;
+        function->kernel = &found->second;
+        function->sizes = isa::sizes_of(found->second);
+    } else {
+        void* symbol = dlsym(module->library, (std::string("emu_kernel_") + name).c_str());
+        if (!symbol) return NOT_FOUND;
+        function->entry = (bool (*)(const Launch*))symbol;
+        Launch query{};
+        query.sizes = &function->sizes;
+        function->entry(&query);
+    }
     *out = function.get();
     module->functions.push_back(std::move(function));
     return OK;
@@ -137,7 +183,7 @@ HIP int hipModuleLaunchKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 b
     return put(s, [=] {
         Launch l = launch;
         l.args = owned->addresses.data();
-        if (!f->entry(&l)) device().failure_code = LAUNCH_FAILURE;
+        if (!run_function(*f, l)) device().failure_code = LAUNCH_FAILURE;
     });
 }
 

@@ -1,5 +1,6 @@
 // hiprtc.cpp - the hiprtc ABI, implemented with the system's C++ compiler and the emu.h embedded in this
-// library.
+// library, or with clang for machine code.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -83,6 +84,19 @@ std::string own_path() {
     return info.dli_fname ? fs::canonical(info.dli_fname, failed).string() : std::string();
 }
 
+// Command that compiles to machine code. The flags are those with which kernels/csrc/gate.py compiles all kernels.
+std::vector<std::string> machine_command(const Folder& folder, const std::string& source, int count, const char** options) {
+    char arch[32];
+    snprintf(arch, sizeof arch, "--offload-arch=gfx%x", settings().isa);
+    std::vector<std::string> c{settings().clang, "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-mcode-object-version=5",
+                               "-O3", "-std=c++17", "-ffp-contract=fast", "--no-gpu-bundle-output", arch, "-I", folder.path.string()};
+    // dev.h knows the wave size of the architecture.
+    for (int i = 0; i < count; ++i)
+        if (for_host(options[i]) && strncmp(options[i], "-DWARP_SIZE=", 12) != 0) c.push_back(options[i]);
+    for (const std::string& last : {source, std::string("-o"), (folder.path / "kernel.so").string()}) c.push_back(last);
+    return c;
+}
+
 std::vector<std::string> command(const Folder& folder, const std::string& source, int count, const char** options) {
     const Settings& s = settings();
     // With a sanitizer -O1: optimising its instrumentation takes longer than running it unoptimised.
@@ -131,12 +145,32 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
+// Adds the disassembly of kernel.so to it, as section .disassembly. Returns an exit status, as run().
+int add_disassembly(const Folder& folder) {
+    const std::string clang = settings().clang, suffix = clang.substr(std::min(clang.size(), clang.find("clang") + 5));
+    const std::string code = (folder.path / "kernel.so").string(), text = (folder.path / "disassembly").string();
+    if (int status = run({"llvm-objdump" + suffix, "-d", code}, text)) return status;
+    return run({"llvm-objcopy" + suffix, "--add-section=.disassembly=" + text, code}, folder.path / "log");
+}
+
+// Compiles to kernel.so, with messages in `log`. Returns an exit status.
+int compile(const Folder& folder, const std::string& source, int count, const char** options) {
+    if (!settings().isa) return run(command(folder, source, count, options), folder.path / "log");
+    if (int status = run(machine_command(folder, source, count, options), folder.path / "log")) return status;
+    for (int i = 0; i < count; ++i)
+        if (strncmp(options[i], "-DWARP_SIZE=", 12) == 0 && strcmp(options[i] + 12, "64") != 0) {
+            folder.write("log", "machine code has waves of 64 lanes\n", 35);
+            return 1;
+        }
+    return add_disassembly(folder);
+}
+
 }  // namespace
 
-// The minor version encodes settings that change the compiled code, for callers that cache it.
+// The version encodes settings that change the compiled code, for callers that cache it.
 HIP int hiprtcVersion(int* major, int* minor) {
     const Settings& s = settings();
-    *major = 7;
+    *major = s.isa ? 8 : 7;
     *minor = (int)(s.gfx << 4) | (s.sanitize ? s.sanitize[0] == 't' ? 2 : 1 : 0);
     return RTC_OK;
 }
@@ -164,9 +198,9 @@ HIP int hiprtcCompileProgram(Program* p, int count, const char** options) {
         return RTC_OUT_OF_MEMORY;
     }
     const std::string source = (folder.path / p->name).string();
-    const int status = run(command(folder, source, count, options), folder.path / "log");
+    const int status = compile(folder, source, count, options);
     p->log = read(folder.path / "log");
-    if (status < 0) p->log += std::string(settings().compiler) + ": " + strerror(-status);
+    if (status < 0) p->log += std::string(settings().isa ? settings().clang : settings().compiler) + ": " + strerror(-status);
     // Removes the temporary folder from paths in the log.
     const std::string prefix = folder.path.string() + "/";
     for (size_t at; (at = p->log.find(prefix)) != std::string::npos;) p->log.erase(at, prefix.size());

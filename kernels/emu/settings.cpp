@@ -1,7 +1,9 @@
 #include "settings.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace emu {
@@ -29,6 +31,12 @@ static Settings read() {
     s.progress_timeout_ms = number("HIPEMU_PROGRESS_TIMEOUT_MS", 10000);
     s.wave = (u32)number("HIPEMU_WAVE", 64);
     s.gfx = (u32)strtoul(text("HIPEMU_GFX", "0"), nullptr, 16);
+    const char* isa = text("HIPEMU_ISA", "");
+    s.isa = !strcmp(isa, "gfx942") ? 0x942 : !strcmp(isa, "gfx950") ? 0x950 : 0;
+    if (*isa && !s.isa) fprintf(stderr, "hipemu: HIPEMU_ISA=%s is neither gfx942 nor gfx950\n", isa), abort();
+    if (s.isa) s.gfx = s.isa, s.wave = 64;
+    s.clang = text("HIPEMU_CLANG", "clang-22");
+    s.counters = text("HIPEMU_COUNTERS", nullptr);
     s.devices = (u32)number("HIPEMU_DEVICES", 1);
     s.memory_bytes = number("HIPEMU_MEMORY", 1ull << 30);
     s.graph_bytes = number("HIPEMU_GRAPH_BYTES", 0);

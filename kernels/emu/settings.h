@@ -15,6 +15,13 @@ struct Settings {
     u32 wave;
     // HIPEMU_GFX (default none): 90a, 942 or 950; AMD architecture of which kernels use the branches.
     u32 gfx;
+    // HIPEMU_ISA (default none): gfx942 or gfx950; kernels are compiled to machine code of this architecture, which is
+    // emulated (isa/). It also sets `gfx`; `wave` is 64.
+    u32 isa;
+    // HIPEMU_CLANG (default clang-22): compiler for machine code. llvm-objdump and llvm-objcopy have the same suffix.
+    const char* clang;
+    // HIPEMU_COUNTERS (default none): file to which counters of emulated machine code are added when the process ends.
+    const char* counters;
     // HIPEMU_DEVICES (default 1): number of devices.
     u32 devices;
     // HIPEMU_MEMORY (default 1 GiB): memory per device; suffixes K, M, G.

@@ -3,35 +3,18 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each package uses its part of it")]
 
+mod sources;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
-/// Names and texts of the emulator's source files.
-const SOURCES: &[(&str, &str)] = &[
-    ("block.cpp", include_str!("../../emu/block.cpp")),
-    ("fiber.cpp", include_str!("../../emu/fiber.cpp")),
-    ("grid.cpp", include_str!("../../emu/grid.cpp")),
-    ("hip_device.cpp", include_str!("../../emu/hip_device.cpp")),
-    ("hip_graph.cpp", include_str!("../../emu/hip_graph.cpp")),
-    ("hip_memory.cpp", include_str!("../../emu/hip_memory.cpp")),
-    ("hip_module.cpp", include_str!("../../emu/hip_module.cpp")),
-    ("hip_stream.cpp", include_str!("../../emu/hip_stream.cpp")),
-    ("hiprtc.cpp", include_str!("../../emu/hiprtc.cpp")),
-    ("rccl.cpp", include_str!("../../emu/rccl.cpp")),
-    ("settings.cpp", include_str!("../../emu/settings.cpp")),
-    ("block.h", include_str!("../../emu/block.h")),
-    ("emu.h", include_str!("../../emu/emu.h")),
-    ("fiber.h", include_str!("../../emu/fiber.h")),
-    ("hip.h", include_str!("../../emu/hip.h")),
-    ("lane.h", include_str!("../../emu/lane.h")),
-    ("settings.h", include_str!("../../emu/settings.h")),
-];
+use sources::SOURCES;
 
 /// Returns the numbers of lanes per warp (wavefront) that tests emulate: 64 and 32, or the value of the
-/// environment variable `variable`.
+/// environment variable `variable`. Machine code (`HIPEMU_ISA`) has 64.
 ///
 /// # Panics
 /// If the variable is neither 64 nor 32.
@@ -41,6 +24,7 @@ pub fn warp_sizes(variable: &str) -> Vec<u32> {
         Ok("64") => vec![64],
         Ok("32") => vec![32],
         Ok(other) => panic!("{variable}={other} is neither 64 nor 32"),
+        Err(_) if std::env::var_os("HIPEMU_ISA").is_some() => vec![64],
         Err(_) => vec![64, 32],
     }
 }
@@ -53,7 +37,6 @@ pub fn kernel_cache() -> PathBuf {
 
 const OPTIONS: &[&str] = &[
     "-std=c++17",
-    "-O2",
     "-g1",
     "-fPIC",
     "-ftls-model=initial-exec",
@@ -62,6 +45,10 @@ const OPTIONS: &[&str] = &[
     "-Werror",
     "-fvisibility=hidden",
 ];
+
+/// Options for sources in `isa/`, whose loops over 64 lanes use the vector instructions of this CPU. Sums and
+/// products are rounded one by one, as the emulated instructions.
+const ISA_OPTIONS: &[&str] = &["-O3", "-march=native", "-ffp-contract=off"];
 
 /// Returns the path of `libhipemu.so`, which contains the driver, run-time compiler and collectives of an
 /// emulated GPU.
@@ -73,7 +60,7 @@ const OPTIONS: &[&str] = &[
 pub fn library() -> PathBuf {
     let compiler = OsString::from("c++");
     let mut hasher = DefaultHasher::new();
-    (SOURCES, OPTIONS, &compiler).hash(&mut hasher);
+    (SOURCES, OPTIONS, ISA_OPTIONS, cpu_features(), &compiler).hash(&mut hasher);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hipemu");
     let home = folder.join(format!("{:016x}", hasher.finish()));
     let library = home.join("libhipemu.so");
@@ -87,6 +74,12 @@ pub fn library() -> PathBuf {
         build(&compiler, &home, &library);
     }
     library
+}
+
+/// Returns the instruction sets of this CPU, which decide what `-march=native` means; empty if they are unknown.
+fn cpu_features() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    info.lines().find(|line| line.starts_with("flags")).unwrap_or_default().to_owned()
 }
 
 /// Returns the path of a copy of the library for rank `rank` of a world whose ranks are threads of one
@@ -104,6 +97,7 @@ pub fn library_of(world: &str, rank: usize) -> PathBuf {
 
 /// Compiles all sources in parallel, links them, and gives the library its final name last.
 fn build(compiler: &OsString, home: &Path, library: &Path) {
+    fs::create_dir_all(home.join("isa")).expect("the target folder can be written to");
     for (name, text) in SOURCES {
         fs::write(home.join(name), text).expect("the target folder can be written to");
     }
@@ -123,7 +117,8 @@ fn build(compiler: &OsString, home: &Path, library: &Path) {
 fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
     let mut command = Command::new(compiler);
     // The emulator embeds the text of its headers, which the compiler reads from this folder.
-    command.args(OPTIONS).arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
+    command.args(OPTIONS).args(if name.starts_with("isa/") { ISA_OPTIONS } else { &["-O2"] });
+    command.arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
     command.arg("-c").arg(home.join(name)).arg("-o").arg(home.join(name).with_extension("o"));
     command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")
 }

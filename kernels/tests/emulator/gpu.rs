@@ -1,7 +1,8 @@
 //! Minimal host API of the emulated GPU for tests, over the function tables of the GPU backend: memory,
 //! kernels compiled from source text, and launches.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
 
 use hip_runtime_sys::{DriverApi, DriverPtr, DriverStatus, GpuApi, LibrarySearch, RtcApi, code};
 use kernels::gpu::HEADERS;
@@ -14,6 +15,9 @@ pub(crate) struct EmulatedGpu {
     rtc: RtcApi,
     pub(crate) stream: DriverPtr,
     set_seed: extern "C" fn(u64),
+    set_isa: extern "C" fn(u32),
+    clear_failure: extern "C" fn(),
+    last_failure: extern "C" fn() -> *const c_char,
 }
 
 /// Memory of the device; freed by [`EmulatedGpu::free`] or with the process.
@@ -37,21 +41,45 @@ pub(crate) struct LaunchShape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
 impl EmulatedGpu {
     pub(crate) fn open() -> Self {
-        let library = emulated_gpu::library();
-        let driver =
-            DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", &library)).unwrap();
-        let rtc = RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", &library))
-            .unwrap();
-        // SAFETY: the emulator's library is already loaded, and its function has this type.
-        let set_seed = unsafe {
-            let library: &'static _ =
-                Box::leak(Box::new(libloading::Library::new(&library).unwrap()));
-            *library.get::<extern "C" fn(u64)>(b"hipemuSetSeed").unwrap()
+        Self::open_library(&emulated_gpu::library())
+    }
+
+    /// Opens the emulated GPU of a copy of the library.
+    pub(crate) fn open_library(path: &Path) -> Self {
+        let driver = DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", path)).unwrap();
+        let rtc =
+            RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", path)).unwrap();
+        // SAFETY: the emulator's library is already loaded, and its functions have these types.
+        let (set_seed, set_isa, clear_failure, last_failure) = unsafe {
+            let library: &'static _ = Box::leak(Box::new(libloading::Library::new(path).unwrap()));
+            (
+                *library.get(b"hipemuSetSeed").unwrap(),
+                *library.get(b"hipemuSetIsa").unwrap(),
+                *library.get(b"hipemuClearFailure").unwrap(),
+                *library.get(b"hipemuLastFailure").unwrap(),
+            )
         };
         let mut stream = std::ptr::null_mut();
         // SAFETY: the driver writes the new stream to `stream`, which is writable.
         assert_eq!(unsafe { (driver.stream_create)(&raw mut stream, 1) }, code::SUCCESS);
-        Self { driver, rtc, stream, set_seed }
+        Self { driver, rtc, stream, set_seed, set_isa, clear_failure, last_failure }
+    }
+
+    /// Compiles to machine code of an architecture from now on, for example 0x942.
+    pub(crate) fn use_machine_code(&self, gfx: u32) {
+        (self.set_isa)(gfx);
+    }
+
+    /// Makes the device usable after a failed launch, which real devices are not.
+    pub(crate) fn clear_failure(&self) {
+        (self.clear_failure)();
+    }
+
+    /// Returns the reason of the last failed launch.
+    pub(crate) fn last_failure(&self) -> String {
+        // SAFETY: the emulator returns a NUL-terminated text, which changes in the next failed launch only.
+        let text = unsafe { CStr::from_ptr((self.last_failure)()) };
+        text.to_string_lossy().into_owned()
     }
 
     /// Sets the order in which lanes and warps run; see `Order` in `kernels/emu/block.h`.

@@ -114,7 +114,7 @@ fn some_order_is_wrong(gpu: &EmulatedGpu, error: impl Fn() -> f64) -> bool {
     })
 }
 
-const FIRST_BARRIER: &str = "    sync();\n    T r = parts[0];";
+pub(crate) const FIRST_BARRIER: &str = "    sync();\n    T r = parts[0];";
 pub(crate) const LAST_BARRIER: &str = "    sync();  // The next reduction writes the same parts.\n";
 
 #[test]

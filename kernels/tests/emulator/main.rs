@@ -1,5 +1,5 @@
 //! Tests of the emulated GPU: correct kernels give correct results in every order of lanes and warps,
-//! injected bugs are detected, and the driver's rules (memory, capture, replay) are those of hardware.
+//! injected bugs and faults of machine code are detected, and the driver's rules (memory, capture, replay) are those of hardware.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -11,7 +11,10 @@ mod child_process;
 mod correct_kernels;
 mod gpu;
 mod injected_bugs;
+mod machine_code;
+mod machine_code_faults;
 mod matrix;
 mod memory;
 mod rtc;
 mod sanitizers;
+mod scaled_matrix;

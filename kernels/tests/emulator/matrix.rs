@@ -5,10 +5,10 @@ use hip_runtime_sys::DriverPtr;
 use crate::correct_kernels::values;
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 
-const MATRIX: &str = include_str!("kernels/matrix.hip");
+pub(crate) const MATRIX: &str = include_str!("kernels/matrix.hip");
 const WGMMA: &str = include_str!("kernels/wgmma.hip");
 
-const F16: &str = "-DHALF_F16=1";
+pub(crate) const F16: &str = "-DHALF_F16=1";
 
 /// Returns the bits of `x` rounded to f16 or bf16; `wide` converts the bits back.
 fn narrow(x: f32, f16: bool) -> u16 {
@@ -21,7 +21,7 @@ fn wide(bits: u16, f16: bool) -> f64 {
 
 /// Returns the value of e4m3 bits; FNUZ has a bias larger by one, and uses the encoding of negative zero for
 /// NaN.
-fn fp8_value(bits: u8, fnuz: bool) -> f64 {
+pub(crate) fn fp8_value(bits: u8, fnuz: bool) -> f64 {
     let (bias, nan) = if fnuz { (8, bits == 0x80) } else { (7, bits & 0x7f == 0x7f) };
     if nan {
         return f64::NAN;
@@ -36,17 +36,17 @@ fn fp8_value(bits: u8, fnuz: bool) -> f64 {
 }
 
 /// Returns `C + A B` in f64, for `A [m, k]`, `B [k, n]` and `C [m, n]`.
-fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
+pub(crate) fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
     let dot = |i: usize| (0..k).map(|j| a[i / n * k + j] * b[j * n + i % n]).sum::<f64>();
     c.iter().enumerate().map(|(i, c)| f64::from(*c) + dot(i)).collect()
 }
 
 /// A source with MMA kernels, compiled and loaded for one warp size and 16-bit type.
-struct MmaModule {
-    module: DriverPtr,
-    warp_size: u32,
-    fnuz: bool,
-    f16: bool,
+pub(crate) struct MmaModule {
+    pub(crate) module: DriverPtr,
+    pub(crate) warp_size: u32,
+    pub(crate) fnuz: bool,
+    pub(crate) f16: bool,
 }
 
 impl MmaModule {
@@ -60,19 +60,28 @@ impl MmaModule {
     }
 }
 
-/// Runs a kernel of one warp on an `m × n × k` product and compares the result with `product`. Elements are
-/// random numbers of the 16-bit type, or fp8 bits below 64.
 fn check(gpu: &EmulatedGpu, build: &MmaModule, name: &str, sizes: [usize; 3]) {
-    check_launch(gpu, build, name, sizes, LaunchShape(1, build.warp_size, 0));
+    assert_eq!(mismatch(gpu, build, name, sizes), None);
 }
 
-fn check_launch(
+/// Runs a kernel of one warp on an `m × n × k` product and returns the first element that differs from
+/// `product`. Elements are random numbers of the 16-bit type, or fp8 bits below 64.
+pub(crate) fn mismatch(
+    gpu: &EmulatedGpu,
+    build: &MmaModule,
+    name: &str,
+    sizes: [usize; 3],
+) -> Option<String> {
+    mismatch_of_launch(gpu, build, name, sizes, LaunchShape(1, build.warp_size, 0))
+}
+
+fn mismatch_of_launch(
     gpu: &EmulatedGpu,
     build: &MmaModule,
     name: &str,
     [m, n, k]: [usize; 3],
     shape: LaunchShape,
-) {
+) -> Option<String> {
     let kernel = gpu.function(build.module, name);
     let c = values(m * n);
     let (a, b, memory) = if name.starts_with("fp8") {
@@ -95,10 +104,12 @@ fn check_launch(
         shape,
         &[KernelArg::At(out), KernelArg::At(memory[0]), KernelArg::At(memory[1])],
     );
-    for (got, want) in gpu.download::<f32>(out).iter().zip(product(&c, &a, &b, [n, k])) {
-        let near = (f64::from(*got) - want).abs() <= 1e-5 * (1.0 + want.abs());
-        assert!(near, "{name}: {got} for {want}");
-    }
+    let got = gpu.download::<f32>(out);
+    let wrong = got.iter().zip(product(&c, &a, &b, [n, k])).find(|(got, want)| {
+        let near = (f64::from(**got) - want).abs() <= 1e-5 * (1.0 + want.abs());
+        !near // Also for NaN.
+    });
+    wrong.map(|(got, want)| format!("{name}: {got} for {want}"))
 }
 
 #[test]
@@ -122,7 +133,8 @@ fn wgmma_is_right_for_every_operand_layout() {
         for n in [64, 128, 256] {
             let shared_bytes = 64 * 128 + 2 * n * 128 + 1024;
             let shape = LaunchShape(1, 128, shared_bytes as u32);
-            check_launch(&gpu, &build, &format!("wgmma_{n}"), [64, n, 64], shape);
+            let name = format!("wgmma_{n}");
+            assert_eq!(mismatch_of_launch(&gpu, &build, &name, [64, n, 64], shape), None);
         }
     }
 }
@@ -157,36 +169,39 @@ fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
     if fnuz && bits == 0 { 0 } else { bits | sign }
 }
 
+/// Runs `fp8_numbers` and returns the first conversion that differs from the CPU's.
+pub(crate) fn fp8_mismatch(gpu: &EmulatedGpu, kernel: DriverPtr, fnuz: bool) -> Option<String> {
+    let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
+    // Tests every fp8 number, the midpoints of adjacent numbers, and values beyond the largest.
+    let numbers: Vec<f32> =
+        (0..=255).map(|b| fp8_value(b, fnuz) as f32).filter(|v| !v.is_nan()).collect();
+    x.extend(numbers.windows(2).map(|w| f32::midpoint(w[0], w[1])));
+    x.extend(&numbers);
+    x.extend([0.0, 1e-30, 1e9, -1e9, f32::INFINITY, f32::NEG_INFINITY]);
+    let (wide, narrow) = (gpu.alloc(4 * 256), gpu.alloc(4 * x.len()));
+    let args = [
+        KernelArg::At(wide),
+        KernelArg::At(narrow),
+        KernelArg::At(gpu.upload(&x)),
+        KernelArg::U32(x.len() as u32),
+    ];
+    gpu.launch(kernel, LaunchShape(1, 256, 0), &args);
+    for (bits, got) in (0..=255).zip(gpu.download::<f32>(wide)) {
+        let want = fp8_value(bits, fnuz);
+        if f64::from(got) != want && !(got.is_nan() && want.is_nan()) {
+            return Some(format!("{bits}: {got} for {want}"));
+        }
+    }
+    let narrowed = gpu.download::<u32>(narrow);
+    let wrong = x.iter().zip(narrowed).find(|(x, got)| *got as u8 != nearest_fp8(**x, fnuz));
+    wrong.map(|(x, got)| format!("{x} in fp8 is {got:#x}, fnuz: {fnuz}"))
+}
+
 #[test]
 fn fp8_reads_and_rounds_in_both_dialects() {
     let gpu = EmulatedGpu::open();
     for (option, fnuz) in [("-DFP8_FNUZ=0", false), ("-DFP8_FNUZ=1", true)] {
-        let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
-        // Tests every fp8 number, the midpoints of adjacent numbers, and values beyond the largest.
-        let numbers: Vec<f32> =
-            (0..=255).map(|b| fp8_value(b, fnuz) as f32).filter(|v| !v.is_nan()).collect();
-        x.extend(numbers.windows(2).map(|w| f32::midpoint(w[0], w[1])));
-        x.extend(&numbers);
-        x.extend([0.0, 1e-30, 1e9, -1e9, f32::INFINITY, f32::NEG_INFINITY]);
-        let (wide, narrow) = (gpu.alloc(4 * 256), gpu.alloc(4 * x.len()));
         let kernel = gpu.kernel(MATRIX, &[option], "fp8_numbers");
-        let args = [
-            KernelArg::At(wide),
-            KernelArg::At(narrow),
-            KernelArg::At(gpu.upload(&x)),
-            KernelArg::U32(x.len() as u32),
-        ];
-        gpu.launch(kernel, LaunchShape(1, 256, 0), &args);
-        for (bits, got) in (0..=255).zip(gpu.download::<f32>(wide)) {
-            let want = fp8_value(bits, fnuz);
-            assert!(
-                f64::from(got) == want || got.is_nan() && want.is_nan(),
-                "{bits}: {got} for {want}"
-            );
-        }
-        for (x, got) in x.iter().zip(gpu.download::<u32>(narrow)) {
-            let want = nearest_fp8(*x, fnuz);
-            assert_eq!(got as u8, want, "{x} in fp8, fnuz: {fnuz}");
-        }
+        assert_eq!(fp8_mismatch(&gpu, kernel, fnuz), None);
     }
 }

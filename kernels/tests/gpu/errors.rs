@@ -1,6 +1,6 @@
 //! Error messages for a missing GPU, too little GPU memory, and kernels that do not compile.
 
-use device::gpu::{GpuConfig, GpuLibraries, KernelSource};
+use device::gpu::{GpuConfig, GpuLibraries, HalfDtype, KernelSource};
 use device::{DeviceDriver, DeviceError};
 use kernels::gpu::GpuBackend;
 
@@ -78,10 +78,10 @@ fn parallel_compile_is_cached_for_next_device() {
     let again = GpuBackend::open(&config).unwrap();
     again.compile(&builds).unwrap();
     assert_eq!(files(), compiled, "nothing was written anew");
-    // A cached kernel image that is damaged is compiled again; another warp size needs an image of its own.
+    // A cached kernel image that is damaged is compiled again; another 16-bit type needs an image of its own.
     std::fs::write(&compiled[0].0, b"damaged").unwrap();
     GpuBackend::open(&config).unwrap().compile(&builds).unwrap();
-    GpuBackend::open(&GpuConfig { emulated_warp_size: Some(32), ..config })
+    GpuBackend::open(&GpuConfig { half_dtype: HalfDtype::F16, ..config })
         .unwrap()
         .compile(&builds)
         .unwrap();

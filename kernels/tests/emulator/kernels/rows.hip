@@ -1,7 +1,9 @@
 // Test kernels: a row sum and an RMS norm with block reductions, and an elementwise product without
 // reductions.
 #include "dev.h"
-#include "dev/bulk.h"
+#if !DEV_AMD
+#  include "dev/bulk.h"
+#endif
 
 // y[r] = sum of row r. Grid: one block per row.
 KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
@@ -70,6 +72,7 @@ KERNEL(64) hand_on(u32* token) {
 }
 EXPORT(hand_on)
 
+#if !DEV_AMD  // AMD has no barriers of this kind
 // Two warps pass control to each other `times` times; turns[0] and turns[1] = times once both have finished.
 KERNEL(128) take_turns(u32* turns, u32 times) {
     SHARED(Barrier, passed, 2);
@@ -88,6 +91,7 @@ KERNEL(128) take_turns(u32* turns, u32 times) {
     if (lane() == 0) turns[mine] = times;
 }
 EXPORT(take_turns)
+#endif
 
 // y[i] = i ^ 1, exchanged through shared memory by one warp.
 KERNEL(64) swap(u32* y) {

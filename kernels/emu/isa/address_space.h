@@ -1,0 +1,25 @@
+// address_space.h - global memory that a launch may access: allocations, arguments, constants of the code object.
+#pragma once
+#include <vector>
+
+#include "number.h"
+
+namespace emu::isa {
+
+struct AddressRange {
+    u64 first = 0, end = 0;
+    bool contains(u64 address, u64 bytes) const { return address >= first && address + bytes <= end; }
+};
+
+struct AddressSpace {
+    std::vector<AddressRange> ranges;   // sorted
+    // Memory of other devices, which this device does not know, can be accessed.
+    bool has_foreign_memory = false;
+
+    void add(const void* first, u64 bytes) { ranges.push_back({(u64)first, (u64)first + bytes}); }
+    void sort();
+    // Range with [address, address + bytes), or null.
+    const AddressRange* find(u64 address, u64 bytes) const;
+};
+
+}  // namespace emu::isa

@@ -1,0 +1,73 @@
+// counters.cpp - counters of the process, by kernel; written to HIPEMU_COUNTERS when the process ends.
+#include "counters.h"
+
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "../settings.h"
+
+namespace emu::isa {
+
+static std::mutex lock;
+static std::map<std::string, Counters>& totals() {
+    static auto* const all = new std::map<std::string, Counters>;
+    return *all;
+}
+
+void Counters::add(const Counters& other) {
+    for (u32 i = 0; i < (u32)Unit::COUNT; ++i) instructions[i] += other.instructions[i];
+    waves += other.waves;
+    matrix_cycles += other.matrix_cycles;
+    vector_waits += other.vector_waits;
+    vector_in_flight += other.vector_in_flight;
+    lds_waits += other.lds_waits;
+    lds_in_flight += other.lds_in_flight;
+    lds_cycles += other.lds_cycles;
+    lds_ideal_cycles += other.lds_ideal_cycles;
+}
+
+void add_counters(const std::string& kernel, u32 gfx, const Counters& counters) {
+    char arch[16];
+    snprintf(arch, sizeof arch, "gfx%x\t", gfx);
+    std::lock_guard<std::mutex> guard(lock);
+    totals()[arch + kernel].add(counters);
+}
+
+std::string counter_table() {
+    std::string table = "arch\tkernel\twaves\tVALU\ttranscendental\tMFMA\tMFMA cycles\tSALU\tscalar loads\tloads\tstores\t"
+                        "atomics\tLDS\tlane exchanges\tvector waits\tin flight\tLDS waits\tin flight\tLDS cycles\tideal LDS cycles\n";
+    const Unit units[] = {Unit::VECTOR, Unit::TRANSCENDENTAL, Unit::MATRIX};
+    const Unit others[] = {Unit::SCALAR, Unit::SCALAR_LOAD, Unit::LOAD, Unit::STORE, Unit::ATOMIC, Unit::LDS, Unit::LANES};
+    std::lock_guard<std::mutex> guard(lock);
+    for (const auto& [name, c] : totals()) {
+        const auto cell = [&](u64 number) { table += "\t" + std::to_string(number); };
+        table += name;
+        cell(c.waves);
+        for (const Unit unit : units) cell(c.instructions[(u32)unit]);
+        cell(c.matrix_cycles);
+        for (const Unit unit : others) cell(c.instructions[(u32)unit]);
+        for (const u64 number : {c.vector_waits, c.vector_in_flight, c.lds_waits, c.lds_in_flight, c.lds_cycles, c.lds_ideal_cycles})
+            cell(number);
+        table += "\n";
+    }
+    return table;
+}
+
+namespace {
+
+struct WriteAtExit {
+    ~WriteAtExit() {
+        const char* path = settings().counters;
+        if (!path) return;
+        const std::string table = counter_table();
+        if (FILE* file = fopen(path, "a")) {
+            fwrite(table.data(), 1, table.size(), file);
+            fclose(file);
+        }
+    }
+} write_at_exit;
+
+}  // namespace
+
+}  // namespace emu::isa

@@ -1,0 +1,34 @@
+// lds_races.h - finds accesses to the same byte of LDS by two waves, at least one of them a write, without a barrier in
+// between.
+#pragma once
+#include <vector>
+
+#include "number.h"
+
+namespace emu::isa {
+
+enum class LdsAccess : u8 { READ, WRITE, ATOMIC };
+
+struct LdsRaces {
+    // Starts a workgroup.
+    void begin(size_t bytes) {
+        readers.assign(bytes + PADDING, 0);
+        writers.assign(bytes + PADDING, 0);
+    }
+    // All waves have reached the barrier.
+    void begin_interval();
+    // Notes an access to at most 16 bytes. Throws if another wave's access conflicts.
+    void note(u32 address, u32 bytes, u32 wave, LdsAccess access);
+
+private:
+    // Wave + 1 that accessed a byte since the barrier; 0: none. Atomic operations of several waves do not conflict.
+    static const u8 SEVERAL = 0xff, ATOMICS = 0xfe;
+    static const size_t PADDING = 16;
+
+    bool note_word(u32 address, u8 me, LdsAccess access);
+    void note_bytes(u32 address, u32 end, u32 wave, LdsAccess access);
+
+    std::vector<u8> readers, writers;
+};
+
+}  // namespace emu::isa

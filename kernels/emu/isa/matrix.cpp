@@ -1,0 +1,140 @@
+// matrix.cpp - matrix products (MFMA). Lane layouts are those of the CDNA 3 and CDNA 4 ISA guides, written apart from the
+// kernels' own (csrc/dev/mfma.h). Sums are f32 in ascending k; the order within the hardware is not documented.
+//
+// A [SIDE, K] and B [K, SIDE]: lane l has row (column) l % SIDE and the elements of one group of k, l / SIDE.
+// C [SIDE, SIDE]: lane l has column l % SIDE. SIDE 16: element i is row l / 16 * 4 + i; SIDE 32: row i / 4 * 8 + l / 32 * 4 + i % 4.
+#include "rules.h"
+
+namespace emu::isa {
+
+namespace {
+
+template <u32 SIDE, u32 K> struct Tile {
+    alignas(64) float a[SIDE][K], b[K][SIDE], c[SIDE][SIDE];
+
+    static u32 row_of(u32 lane, u32 i) { return SIDE == 16 ? lane / 16 * 4 + i : i / 4 * 8 + lane / 32 * 4 + i % 4; }
+
+    void read_c(Wave& w, const Operand& o) {
+        u32 scratch[LANES];
+        for (u32 i = 0; i < SIDE * SIDE / LANES; ++i) {
+            const u32* from = source(w, o, scratch, o.bank == Bank::LITERAL ? 0 : i);
+            for (u32 l = 0; l < LANES; ++l) c[row_of(l, i)][l % SIDE] = as_float(from[l]);
+        }
+    }
+    void multiply() {
+        for (u32 row = 0; row < SIDE; ++row)
+            for (u32 k = 0; k < K; ++k)
+                for (u32 col = 0; col < SIDE; ++col) c[row][col] += a[row][k] * b[k][col];
+    }
+    // The result is written in all lanes, active or not.
+    void write_c(Wave& w, const Operand& o) const {
+        for (u32 i = 0; i < SIDE * SIDE / LANES; ++i) {
+            u32* to = isa::row(w, o, i);
+            for (u32 l = 0; l < LANES; ++l) to[l] = as_bits(c[row_of(l, i)][l % SIDE]);
+        }
+    }
+};
+
+struct Bf16Element {
+    enum : u32 { PER_WORD = 2 };
+    static float value(const Wave&, u32 word, u32 i) { return bf16_value(word >> 16 * i & 0xffff); }
+};
+struct F16Element {
+    enum : u32 { PER_WORD = 2 };
+    static float value(const Wave&, u32 word, u32 i) { return half_value(word >> 16 * i & 0xffff); }
+};
+struct Fp8Element {
+    enum : u32 { PER_WORD = 4 };
+    static float value(const Wave& w, u32 word, u32 i) { return fp8_values(w.fnuz())[word >> 8 * i & 0xff]; }
+};
+struct F32Element {
+    enum : u32 { PER_WORD = 1 };
+    static float value(const Wave&, u32 word, u32) { return as_float(word); }
+};
+
+template <u32 SIDE, u32 K, class Element> void product(Wave& w, const Instruction& in) {
+    const u32 per_lane = K * SIDE / LANES;
+    Tile<SIDE, K> tile;
+    for (u32 i = 0; i < per_lane; ++i) {
+        const u32 *a = row(w, in.operands[1], i / Element::PER_WORD), *b = row(w, in.operands[2], i / Element::PER_WORD);
+        for (u32 l = 0; l < LANES; ++l) {
+            const u32 k = l / SIDE * per_lane + i;
+            tile.a[l % SIDE][k] = Element::value(w, a[l], i % Element::PER_WORD);
+            tile.b[k][l % SIDE] = Element::value(w, b[l], i % Element::PER_WORD);
+        }
+    }
+    tile.read_c(w, in.operands[3]);
+    tile.multiply();
+    tile.write_c(w, in.operands[0]);
+    w.counters->matrix_cycles += in.matrix_cycles;
+}
+
+// Formats of cbsz (A) and blgp (B).
+const SmallFormat* const FORMATS[] = {&FP8_OCP, &BF8_OCP, &FP6, &BF6, &FP4};
+
+// Value of a scale byte (E8M0).
+float scale_value(u32 byte) { return byte == 0xff ? NAN : std::ldexp(1.f, (int)byte - 127); }
+
+// Element `i` of the lane: elements are packed without gaps, the first in the lowest bits.
+u32 small_bits(Wave& w, const Operand& o, u32 lane, u32 i, u32 bits) {
+    const u32 at = i * bits, word = at / 32, shift = at % 32;
+    const u32 low = row(w, o, word)[lane], high = shift + bits > 32 ? row(w, o, word + 1)[lane] : 0;
+    return (u32)(join(low, high) >> shift) & ((1u << bits) - 1);
+}
+
+// k of element `i` of a lane. Elements of eight bits come in two runs of 16, narrower ones in one run of 32.
+template <u32 SIDE, u32 K> u32 small_k(u32 lane, u32 i, u32 bits) {
+    return bits == 8 ? i / 16 * (K / 2) + lane / SIDE * 16 + i % 16 : lane / SIDE * 32 + i;
+}
+
+// Products of f8f6f4. Lane l has the scale of row (column) l % SIDE for the 32 k of block l / SIDE: SCALED operands 4 and 5, in
+// the byte that op_sel (low bit) and op_sel_hi (high bit) select.
+template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instruction& in) {
+    Tile<SIDE, K> tile;
+    for (u32 side = 0; side < 2; ++side) {
+        const u32 code = side ? in.format_b : in.format_a;
+        if (code >= sizeof FORMATS / sizeof *FORMATS) fault("unknown format of a matrix operand");
+        const SmallFormat& format = *FORMATS[code];
+        const u32 byte = (in.op_sel >> side & 1) | (in.op_sel_hi >> side & 1) << 1;
+        u32 scratch[LANES];
+        const u32* scales = SCALED ? source(w, in.operands[4 + side], scratch) : nullptr;
+        for (u32 l = 0; l < LANES; ++l)
+            for (u32 i = 0; i < 32; ++i) {
+                const u32 k = small_k<SIDE, K>(l, i, format.bits()), line = l % SIDE;
+                const float scale = SCALED ? scale_value(scales[k / 32 * SIDE + line] >> 8 * byte & 0xff) : 1;
+                const float value = scale * small_value(small_bits(w, in.operands[1 + side], l, i, format.bits()), format);
+                if (side) tile.b[k][line] = value;
+                else tile.a[line][k] = value;
+            }
+    }
+    tile.read_c(w, in.operands[3]);
+    tile.multiply();
+    tile.write_c(w, in.operands[0]);
+    // Products of two operands of at most six bits take half the cycles.
+    w.counters->matrix_cycles += in.matrix_cycles * (in.format_a > 1 && in.format_b > 1 ? 1 : 2);
+}
+
+const HandlerRule RULES[] = {
+    {"v_mfma_f32_16x16x16_bf16", product<16, 16, Bf16Element>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x16_f16", product<16, 16, F16Element>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x8_bf16", product<32, 8, Bf16Element>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x8_f16", product<32, 8, F16Element>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x32_bf16", product<16, 32, Bf16Element>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x32_f16", product<16, 32, F16Element>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x16_bf16", product<32, 16, Bf16Element>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x16_f16", product<32, 16, F16Element>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x32_fp8_fp8", product<16, 32, Fp8Element>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x16_fp8_fp8", product<32, 16, Fp8Element>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x4_f32", product<16, 4, F32Element>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x2_f32", product<32, 2, F32Element>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x128_f8f6f4", small_product<16, 128, false>, Unit::MATRIX},
+    {"v_mfma_f32_32x32x64_f8f6f4", small_product<32, 64, false>, Unit::MATRIX},
+    {"v_mfma_scale_f32_16x16x128_f8f6f4", small_product<16, 128, true>, Unit::MATRIX},
+    {"v_mfma_scale_f32_32x32x64_f8f6f4", small_product<32, 64, true>, Unit::MATRIX},
+};
+
+}  // namespace
+
+RuleList<HandlerRule> matrix_rules() { return list_of(RULES); }
+
+}  // namespace emu::isa

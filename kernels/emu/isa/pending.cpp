@@ -1,0 +1,81 @@
+// pending.cpp - memory operations in flight.
+#include "pending.h"
+
+#include <algorithm>
+
+namespace emu::isa {
+
+static const u32 VECTOR_COUNTER_MAX = 63, LDS_COUNTER_MAX = 15;
+
+void PendingRegisters::clear() {
+    std::fill(pending, pending + REGISTERS, 0);
+    for (u32 i = 0; i < 3; ++i) heads[i] = sizes[i] = 0;
+    pending_count = lds_accesses = 0;
+}
+
+static std::string register_name(u32 number) {
+    if (number < FIRST_ACCUMULATOR) return "v" + std::to_string(number);
+    if (number < FIRST_SCALAR) return "a" + std::to_string(number - FIRST_ACCUMULATOR);
+    if (number == FIRST_SCALAR + VCC) return "vcc";
+    return "s" + std::to_string(number - FIRST_SCALAR);
+}
+
+static MemoryQueue queue_of(Unit unit) {
+    if (unit == Unit::SCALAR_LOAD) return MemoryQueue::SCALAR;
+    return unit == Unit::LDS || unit == Unit::LANES ? MemoryQueue::LDS : MemoryQueue::VECTOR;
+}
+
+static bool is_memory(Unit unit) {
+    return unit == Unit::LOAD || unit == Unit::ATOMIC || unit == Unit::LDS || unit == Unit::LANES;
+}
+
+// A second load may write a register that an earlier load of the same queue will write, because both complete
+// in order.
+void PendingRegisters::check_each(const Instruction& in) const {
+    for (const RegisterRange& range : in.registers)
+        for (u32 r = range.first; r < (u32)range.first + range.count; ++r) {
+            if (!pending[r]) continue;
+            if (range.is_destination && is_memory(in.unit) && queue_of(in.unit) == writer[r]) continue;
+            const char* counter = writer[r] == MemoryQueue::VECTOR ? "vmcnt" : "lgkmcnt";
+            fault(std::string(range.is_destination ? "writes " : "reads ") + register_name(r) +
+                  ", which a load in flight will write: an s_waitcnt " + counter + " is missing or too weak");
+        }
+}
+
+void PendingRegisters::add(MemoryQueue queue, const Instruction& in, bool has_result, bool touches_lds) {
+    const u32 q = (u32)queue;
+    // A full counter delays the instruction until an older operation is complete.
+    if (queue == MemoryQueue::VECTOR && sizes[q] == VECTOR_COUNTER_MAX) complete_oldest(queue);
+    if (queue == MemoryQueue::LDS && sizes[q] == LDS_COUNTER_MAX) complete_oldest(queue);
+    if (sizes[q] == CAPACITY) complete_oldest(queue);
+    Operation operation{{0, 0, true}, touches_lds};
+    if (has_result)
+        for (const RegisterRange& range : in.registers)
+            if (range.is_destination) operation.result = range;
+    for (u32 i = 0; i < operation.result.count; ++i) {
+        const u32 r = operation.result.first + i;
+        pending_count += pending[r]++ == 0;
+        writer[r] = queue;
+    }
+    lds_accesses += touches_lds;
+    operations[q][(heads[q] + sizes[q]++) % CAPACITY] = operation;
+}
+
+void PendingRegisters::complete_oldest(MemoryQueue queue) {
+    const u32 q = (u32)queue;
+    const Operation& operation = operations[q][heads[q]];
+    heads[q] = (heads[q] + 1) % CAPACITY;
+    --sizes[q];
+    for (u32 i = 0; i < operation.result.count; ++i) pending_count -= --pending[operation.result.first + i] == 0;
+    lds_accesses -= operation.touches_lds;
+}
+
+void PendingRegisters::wait(u32 vector_limit, u32 lds_limit) {
+    while (vector_limit < VECTOR_COUNTER_MAX && in_flight(MemoryQueue::VECTOR) > vector_limit)
+        complete_oldest(MemoryQueue::VECTOR);
+    if (lds_limit >= LDS_COUNTER_MAX) return;
+    while (in_flight(MemoryQueue::LDS) > lds_limit) complete_oldest(MemoryQueue::LDS);
+    while (lds_limit == 0 && in_flight(MemoryQueue::SCALAR)) complete_oldest(MemoryQueue::SCALAR);
+}
+
+}  // namespace emu::isa

@@ -1,0 +1,47 @@
+// pending.h - memory operations in flight, and the registers that they will write. s_waitcnt completes them; a
+// register that is used before is a missing wait.
+//
+// Rules of gfx9: vector memory operations (vmcnt) complete in order; LDS operations complete in order among
+// themselves; scalar loads complete in any order. LDS operations and scalar loads share lgkmcnt, so that a
+// scalar load is complete for certain only when the counter is 0.
+#pragma once
+#include "instruction.h"
+
+namespace emu::isa {
+
+// Numbers of registers: vector 0-255, accumulator 256-511, scalar from 512.
+const u32 FIRST_ACCUMULATOR = 256, FIRST_SCALAR = 512, REGISTERS = FIRST_SCALAR + SCALARS;
+
+enum class MemoryQueue : u8 { VECTOR, LDS, SCALAR };
+
+struct PendingRegisters {
+    void clear();
+    // Checks the registers of an instruction that is about to run.
+    void check(const Instruction& in) const {
+        if (pending_count) check_each(in);
+    }
+    // Adds an operation whose results go to the registers marked as destinations, if `has_result`.
+    void add(MemoryQueue queue, const Instruction& in, bool has_result, bool touches_lds);
+    void wait(u32 vector_limit, u32 lds_limit);
+    u32 in_flight(MemoryQueue queue) const { return sizes[(u32)queue]; }
+    // Whether LDS accesses are in flight, for which a barrier must wait.
+    bool has_lds_access() const { return lds_accesses != 0; }
+
+private:
+    struct Operation {
+        RegisterRange result;  // count 0: none
+        bool touches_lds;
+    };
+    static const u32 CAPACITY = 64;  // the counters of the hardware are smaller
+
+    void check_each(const Instruction& in) const;
+    void complete_oldest(MemoryQueue queue);
+
+    u8 pending[REGISTERS];           // number of operations that will write the register
+    MemoryQueue writer[REGISTERS];   // of the last such operation
+    Operation operations[3][CAPACITY];
+    u32 heads[3], sizes[3];
+    u32 pending_count, lds_accesses;
+};
+
+}  // namespace emu::isa

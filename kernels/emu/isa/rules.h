@@ -1,0 +1,61 @@
+// rules.h - tables that map names of instructions to what they do. Each file of instructions has one table.
+#pragma once
+#include "wave.h"
+
+namespace emu::isa {
+
+struct ElementRule {
+    const char* name;
+    Element element;
+};
+struct HandlerRule {
+    const char* name;
+    Handler run;
+    Unit unit;
+};
+template <class Rule> struct RuleList {
+    const Rule* first;
+    size_t count;
+    const Rule* begin() const { return first; }
+    const Rule* end() const { return first + count; }
+};
+template <class Rule, size_t COUNT> RuleList<Rule> list_of(const Rule (&rules)[COUNT]) { return {rules, COUNT}; }
+
+// Operations of vector lanes on up to three 32-bit sources, run by run_element().
+RuleList<ElementRule> integer_elements();
+RuleList<ElementRule> float_elements();
+RuleList<ElementRule> transcendental_elements();
+RuleList<ElementRule> half_elements();
+void run_element(Wave& w, const Instruction& in);
+
+RuleList<HandlerRule> wide_rules();         // carries, 64-bit integers
+RuleList<HandlerRule> lane_rules();         // moves between lanes and register files
+RuleList<HandlerRule> packed_rules();       // two results per lane
+RuleList<HandlerRule> conversion_rules();
+RuleList<HandlerRule> division_rules();
+RuleList<HandlerRule> scalar_rules();
+RuleList<HandlerRule> scalar_pair_rules();
+RuleList<HandlerRule> control_rules();
+RuleList<HandlerRule> global_rules();
+RuleList<HandlerRule> lds_rules();
+RuleList<HandlerRule> matrix_rules();
+// Binds v_cmp_*, if the name is one.
+bool bind_comparison(Instruction& in);
+
+// An ElementRule: `result` is an expression of the bits x, y and z of a lane's sources.
+#define ELEMENT(name, result)                                                        \
+    {name, [](const u32* xs, const u32* ys, const u32* zs, u32* __restrict results) { \
+         for (u32 l = 0; l < LANES; ++l) {                                           \
+             [[maybe_unused]] const u32 x = xs[l], y = ys[l], z = zs[l];             \
+             results[l] = (u32)(result);                                             \
+         }                                                                           \
+     }}
+
+// A HandlerRule: the statements see the wave `w`, the instruction `in` and its operands `o`.
+#define HANDLER(name, unit, ...)                                              \
+    {name, []([[maybe_unused]] Wave& w, [[maybe_unused]] const Instruction& in) { \
+         [[maybe_unused]] const Operand* const o = in.operands;               \
+         __VA_ARGS__                                                          \
+     }, Unit::unit}
+
+}  // namespace emu::isa
