@@ -20,10 +20,11 @@
 //               Dynamic shared memory: GROUPS_SHARED bytes.
 //   -DWGMMA=0  MMA by warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64
 //               at a time.
-//               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most 256.
+//               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most
+//               256; 256 with warps of 64 lanes.
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
-//   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); AMD copies through registers, so that a
-//   second stage has no effect
+//   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); 1 with warps of 64 lanes, which hold the
+//   next step in registers (register_copy.h)
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head
 //   -DKV_FP8=0|1
 //

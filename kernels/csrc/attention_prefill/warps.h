@@ -20,6 +20,9 @@ struct Row {
     u32 kv_heads, head, context;
 };
 
+#if WARP_SIZE == 64
+#  include "attention_prefill/register_copy.h"
+#else
 // Starts copying keys and values [at, at + STEP) of a row. Positions beyond the context are zero-filled.
 DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
     constexpr u32 WIDTH = 16 / sizeof(KV), PIECES = D / WIDTH;
@@ -33,6 +36,26 @@ DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
         cp_async16_zfill(stage + STEP * K_STRIDE + key * V_STRIDE + channel, from + BLOCK_TOKENS * D, present);
     }
 }
+
+// Calls multiply(stage, at) for each step of the keys [0, end), which it copies to shared memory while the previous
+// step is multiplied. Every thread must call it.
+template <class Multiply>
+DEV void copy_and_multiply(KV* stages, const KV* pool, const Row& row, u32 end, const Multiply& multiply) {
+    copy_step(stages, pool, row, 0);
+    cp_async_commit();
+    for (u32 at = 0, stage = 0; at < end; at += STEP) {
+        const u32 next = STAGES == 1 ? 0 : stage ^ 1;
+        if (STAGES > 1 && at + STEP < end) copy_step(stages + next * STAGE, pool, row, at + STEP);
+        cp_async_commit();
+        cp_async_wait<STAGES - 1>();
+        sync();
+        multiply(stages + stage * STAGE, at);
+        sync();
+        if (STAGES == 1 && at + STEP < end) copy_step(stages, pool, row, at + STEP);
+        stage = next;
+    }
+}
+#endif
 
 // `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
 // queries.
@@ -97,18 +120,7 @@ DEV void prefill(const Job& job) {
 
     SoftmaxState r;
     start(r);
-    copy_step(stages, job.pool, keys, 0);
-    cp_async_commit();
-    for (u32 at = 0, stage = 0; at < keys_of_block; at += STEP) {
-        const u32 next = STAGES == 1 ? 0 : stage ^ 1;
-        if (STAGES > 1 && at + STEP < keys_of_block) copy_step(stages + next * STAGE, job.pool, keys, at + STEP);
-        cp_async_commit();
-        cp_async_wait<STAGES - 1>();
-        sync();
-        multiply_step(r, mine, stages + stage * STAGE, at, seen, job.factor);
-        sync();
-        if (STAGES == 1 && at + STEP < keys_of_block) copy_step(stages, job.pool, keys, at + STEP);
-        stage = next;
-    }
+    copy_and_multiply(stages, job.pool, keys, keys_of_block,
+                      [&](const KV* stage, u32 at) { multiply_step(r, mine, stage, at, seen, job.factor); });
     store_outputs(out, job.o_stride, r, first, pairs);
 }

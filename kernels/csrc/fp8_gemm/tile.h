@@ -44,6 +44,9 @@ DEV u32 line_row(const Weights& w, u32 line) {
     return (out < outputs ? out : outputs - 1) + strip % HALVES * outputs;
 }
 
+#if WARP_SIZE == 64
+#  include "dev/tile_copy.h"
+#else
 // Copies 128 k, from k `at` on, of all rows of the tile to shared memory. x_row(r) returns row r of x within
 // the tile; null: zeros.
 template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& x_row, u32 at) {
@@ -56,6 +59,7 @@ template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& 
     cp_async_commit();
     cp_async_wait<0>();
 }
+#endif
 
 struct Sums { f32x4 c[STRIPS]; };
 
@@ -63,12 +67,24 @@ DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
 DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
 
-// Adds the products of one step of 128 k. x_scale(r, block) returns the scale of row r of the tile for this
-// block of k; it is not called with CHANNELS.
-template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const Weights& w, const Scale& x_scale, u32 at) {
-    float own_scale[OWN];
-    UNROLL for (u32 i = 0; i < OWN; ++i)
-        own_scale[i] = CHANNELS ? 1.f : x_scale(first_row() + slot_row(i), at / STEP_K);
+// Scales of one step: of the lane's rows of x, and of W by strip. All outputs of a lane and strip have the same scale
+// unit.
+struct StepScales { float x[OWN], w[STRIPS]; };
+
+// Loads the scales of the step from k `at` on. x_scale(r, block) returns the scale of row r of the tile for this block
+// of k; it is not called with CHANNELS.
+template <class Scale> DEV StepScales load_scales(const Weights& w, const Scale& x_scale, u32 at) {
+    StepScales scales;
+    UNROLL for (u32 i = 0; i < OWN; ++i) scales.x[i] = CHANNELS ? 1.f : x_scale(first_row() + slot_row(i), at / STEP_K);
+    UNROLL for (u32 t = 0; t < STRIPS; ++t) {
+        const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
+        scales.w[t] = CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
+    }
+    return scales;
+}
+
+// Adds the products of one step of 128 k.
+DEV void multiply_step(Sums& sums, const u8* stage, const StepScales& scales) {
     UNROLL for (u32 t = 0; t < STRIPS; ++t) {
         const u32 strip = first_line() + t * STRIP_ROWS;
         f32x4 part{{0.f, 0.f, 0.f, 0.f}};
@@ -78,10 +94,8 @@ template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const
                 x.v[j] = *(const fp8x8*)(stage + (first_row() + strip_x_row(j)) * LINE + k + strip_k());
             strip_fp8_mma(part, x, *(const fp8x8*)(stage + (TILE + strip + strip_w_row()) * LINE + k + strip_k()));
         }
-        const u32 row = line_row(w, strip + strip_c_w(0));  // All outputs of a lane and strip have the same scale unit.
-        const float scale = CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
         UNROLL for (u32 e = 0; e < 4; ++e)
-            sums.c[t].v[e] = fma_(part.v[e], scale * own_scale[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
+            sums.c[t].v[e] = fma_(part.v[e], scales.w[t] * scales.x[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
     }
 }
 
@@ -90,12 +104,23 @@ template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const 
     u8* stage = (u8*)lines;
     Sums sums;
     UNROLL for (u32 t = 0; t < STRIPS; ++t) sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+#if WARP_SIZE == 64
+    TileCopy<fp8, 2 * TILE, STEP_K, 256, 2> copy;
+    const auto line = [&](u32 r) -> const fp8* {
+        return r < TILE ? x_row(r) : w.w + (u64)line_row(w, r - TILE) * w.k;
+    };
+    copy_lines(copy, line, w.w);
+    StepScales scales[2];
+    copy_steps((fp8*)stage, LINE, copy, w.k, [&](u32 slot, u32 at) { scales[slot] = load_scales(w, x_scale, at); },
+               [&](u32 slot) { multiply_step(sums, stage, scales[slot]); });
+#else
     for (u32 at = 0; at < w.k; at += STEP_K) {
         copy_step(stage, w, x_row, at);
         sync();
-        multiply_step(sums, stage, w, x_scale, at);
+        multiply_step(sums, stage, load_scales(w, x_scale, at));
         sync();
     }
+#endif
     return sums;
 }
 

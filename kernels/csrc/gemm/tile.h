@@ -1,6 +1,6 @@
 // gemm/tile.h - a block's tile of x W^T on tensor cores (matrix cores): TILE_M rows of x by TILE_N rows of W,
-// K in steps of 32 through shared memory, with copies STAGES - 1 steps ahead. The caller supplies the
-// addresses of rows of x.
+// K in steps of 32 through shared memory. Copies are STAGES - 1 steps ahead, or one with warps of 64 lanes. The
+// caller supplies the addresses of rows of x.
 //
 // The warps form a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N MMA tiles of 16 x 16.
 // -DGATED=1: rows of W are ordered as 16 gate rows, then the 16 up rows of the same outputs, so that a lane
@@ -26,7 +26,7 @@ enum : u32 {
     STEP_K = 32,
     STRIDE = STEP_K + 8,  // row stride of 80 bytes: eight rows have no bank conflicts
     STAGE = (TILE_M + TILE_N) * STRIDE,
-    STAGES = WARP_SIZE == 64 ? 1 : 3,  // AMD copies through registers: more stages have no effect
+    STAGES = WARP_SIZE == 64 ? 1 : 3,  // with 64 lanes the next step is in registers: tile_registers.h
     OUTPUTS = GATED ? TILE_N / 2 : TILE_N
 };
 static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");
@@ -41,6 +41,9 @@ DEV u32 line_row(u32 r, u32 first, u32 n) {
     return (out < outputs ? out : outputs - 1) + (GATED && r / 16 % 2 ? outputs : 0);
 }
 
+#if WARP_SIZE == 64
+#  include "gemm/tile_registers.h"
+#else
 // Starts copying k [at, at + 32) of all rows of the tile. x_row(r) returns row r of x within the tile; null:
 // zeros.
 template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k, u32 at) {
@@ -76,20 +79,17 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
         cp_async_commit();
     }
     for (u32 s = 0; s < steps; ++s) {
-        if (STAGES == 1) copy_step(stages, x_row, w, first, n, k, s * STEP_K);
-        cp_async_wait<STAGES >= 2 ? STAGES - 2 : 0>();
+        cp_async_wait<STAGES - 2>();
         sync();
-        if (STAGES > 1) {
-            // Copies into the stage that the previous step has freed.
-            const u32 ahead = s + STAGES - 1;
-            if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
-            cp_async_commit();
-        }
+        // Copies into the stage that the previous step has freed.
+        const u32 ahead = s + STAGES - 1;
+        if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
+        cp_async_commit();
         multiply_step(t, stages + s % STAGES * STAGE);
-        if (STAGES == 1) sync();
     }
     return t;
 }
+#endif
 
 // Calls put(row of the tile, output of the tile, value, up value or 0) for every element of this lane.
 template <class Put> DEV void each_output(const Tile& t, const Put& put) {

@@ -14,6 +14,7 @@
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
 #include "dev/strip.h"
+#include "dev/register_copy.h"
 
 #ifndef TILES
 #  define TILES 2
@@ -49,7 +50,13 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
     Strip s;
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         const u32 k = chunk * CHUNK + i * 32 + strip_k();
+#if WARP_SIZE == 64
+        // A branch on AMD ends with a wait for the load in it. Columns past the last one read the row's start: x is
+        // zero there.
+        s.v[i] = load_stream((const half_x8*)(p + (k < w.k ? k : 0)));
+#else
         s.v[i] = k < w.k ? load_stream((const half_x8*)(p + k)) : zero8();
+#endif
     }
     return s;
 }
@@ -61,6 +68,17 @@ DEV void advance(Cursor& at, u32 warps, u32 chunks) {
     if (at.chunk < chunks) return;
     at.chunk = warp_id();
     ++at.tile;
+}
+
+// Loads the strip at `at` if there is one. Warps of 64 lanes load without a branch, past the end the last strip again.
+DEV void load_next(Strip& strip, const Weights& w, const Cursor& at, bool present) {
+#if WARP_SIZE == 64
+    (void)present;
+    const bool inside = at.tile < TILES;
+    strip = load_strip(w, inside ? at.tile : TILES - 1, inside ? at.chunk : warp_id());
+#else
+    if (present) strip = load_strip(w, at.tile, at.chunk);
+#endif
 }
 
 // Row stride of x in shared memory: rows are zero-filled to a multiple of CHUNK, and 32 values of padding
@@ -81,7 +99,12 @@ DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 stride,
         StripX x;
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
             const u32 row = strip_x_row(j), k = chunk * CHUNK + i * 32 + strip_k();
+#if WARP_SIZE == 64
+            // Sums of rows past m are not stored.
+            x.v[j] = bits_as<half_x8>(load_piece(xs + (row < m ? row : 0) * stride + k));
+#else
             x.v[j] = row < m ? *(const half_x8*)(xs + row * stride + k) : zero8();
+#endif
         }
         strip_mma(c, x, w.v[i]);
     }
@@ -116,7 +139,7 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
     Cursor to_load{0, warp_id()}, at{0, warp_id()};
     Strip ring[DEPTH];
     UNROLL for (u32 d = 0; d < DEPTH; ++d) {
-        if (d < items) ring[d] = load_strip(weights, to_load.tile, to_load.chunk);
+        load_next(ring[d], weights, to_load, d < items);
         advance(to_load, warps, chunks);
     }
     grid_launch_dependents();
@@ -132,7 +155,7 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
                 const u32 tile = at.tile;
                 advance(at, warps, chunks);
                 if (at.tile != tile) put_sums(c, sums, m, tile);
-                if (i + d + DEPTH < items) ring[d] = load_strip(weights, to_load.tile, to_load.chunk);
+                load_next(ring[d], weights, to_load, i + d + DEPTH < items);
                 advance(to_load, warps, chunks);
             }
         }

@@ -2,6 +2,9 @@
 // multiplied while the copies of the others are in flight; each warp loads ROWS_OF_WARP rows of one block per
 // step.
 #pragma once
+#if WARP_SIZE == 64
+#  include "dev/register_copy.h"
+#endif
 
 enum : u32 {
     PIECES = WIDTH / 8,  // copies per row
@@ -32,6 +35,29 @@ DEV void seek_step(Ring& r, const Rows& rows) {
     if (r.cursor.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.cursor.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
+// Copies the warp's rows of a step. The first `rows` of them exist; the others are zero-filled.
+DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 rows) {
+    constexpr u32 COUNT = (OWN_PIECES + WARP_SIZE - 1) / WARP_SIZE;
+#if WARP_SIZE == 64
+    u32x4 loaded[COUNT];
+    UNROLL for (u32 i = 0; i < COUNT; ++i) {
+        const u32 piece = i * WARP_SIZE + lane();
+        loaded[i] = load_piece(piece < OWN_PIECES && piece / PIECES < rows ? from + piece * 8 : pool);
+    }
+    UNROLL for (u32 i = 0; i < COUNT; ++i) {
+        const u32 piece = i * WARP_SIZE + lane(), row = piece / PIECES;
+        if (OWN_PIECES % WARP_SIZE == 0 || piece < OWN_PIECES)
+            store_loaded(to + piece * 8 + row * (LINE - WIDTH), loaded[i], row < rows);
+    }
+#else
+    UNROLL for (u32 i = 0; i < COUNT; ++i) {
+        const u32 piece = i * WARP_SIZE + lane(), row = piece / PIECES;
+        if (OWN_PIECES % WARP_SIZE != 0 && piece >= OWN_PIECES) break;
+        cp_async16_zfill(to + piece * 8 + row * (LINE - WIDTH), row < rows ? from + piece * 8 : pool, row < rows);
+    }
+#endif
+}
+
 // Starts the copies of the next step, if there is one. Rows beyond the split's end are zero-filled, because
 // freed blocks may contain NaN. Every thread must call it.
 DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
@@ -39,12 +65,7 @@ DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
         const u32 key = r.at + warp_id() * ROWS_OF_WARP;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
         half_t* to = r.steps + r.next * STEP_VALUES + warp_id() * ROWS_OF_WARP * LINE;
-        UNROLL for (u32 i = 0; i < (OWN_PIECES + WARP_SIZE - 1) / WARP_SIZE; ++i) {
-            const u32 piece = i * WARP_SIZE + lane(), row = piece / PIECES;
-            if (OWN_PIECES % WARP_SIZE != 0 && piece >= OWN_PIECES) break;
-            const bool present = key + row < r.end;
-            cp_async16_zfill(to + piece * 8 + row * (LINE - WIDTH), present ? from + piece * 8 : pool, present);
-        }
+        copy_rows(to, from, pool, r.end > key ? r.end - key : 0);
         r.at += KEYS;
         seek_step(r, rows);
     }

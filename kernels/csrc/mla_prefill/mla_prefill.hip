@@ -23,8 +23,8 @@
 //               at a time.
 //               Grid: (tiles of the longest row: tokens / (16 * warps), heads, rows). Block: 256.
 //               Dynamic shared memory: STAGES * COPIED * (K_STRIDE + V_STRIDE) elements.
-//   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); AMD copies through registers, so that a
-//   second stage has no effect
+//   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); 1 with warps of 64 lanes, which hold the
+//   next run in registers (register_copy.h)
 //   -DQK_NOPE_HEAD_DIM=n -DQK_ROPE_HEAD_DIM=n (multiples of 64)  -DVALUE=64|128
 //
 // Rounding: keys and values when they are computed, probabilities to half_t, the output once.

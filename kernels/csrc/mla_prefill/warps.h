@@ -21,6 +21,9 @@ DEV u32 begin_of(const LongRows& rows, u32 i) {
     return warp_sum(sum);
 }
 
+#if WARP_SIZE == 64
+#  include "mla_prefill/register_copy.h"
+#else
 // Starts copying COPIED keys and values of a head, from key `row` of the window on.
 DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
     constexpr u32 OWN = QK_NOPE_HEAD_DIM / 8, KEY = OWN + QK_ROPE_HEAD_DIM / 8, PIECES = KEY + VALUE / 8;
@@ -37,6 +40,26 @@ DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
         cp_async16(to, from);
     }
 }
+
+// Calls multiply(stage, at) for each run of the keys [at, end), which it copies to shared memory while the previous run
+// is multiplied; key `at` is key `from` of the window. Every thread must call it.
+template <class Multiply>
+DEV void copy_and_multiply(half_t* stages, const Job& job, u32 head, u32 at, u32 end, u32 from, const Multiply& multiply) {
+    copy_run(stages, job, head, from);
+    cp_async_commit();
+    for (u32 stage = 0; at < end; at += COPIED, from += COPIED) {
+        const u32 next = STAGES == 1 ? 0 : stage ^ 1;
+        if (STAGES > 1 && at + COPIED < end) copy_run(stages + next * STAGE, job, head, from + COPIED);
+        cp_async_commit();
+        cp_async_wait<STAGES - 1>();
+        sync();
+        multiply(stages + stage * STAGE, at);
+        sync();
+        if (STAGES == 1 && at + COPIED < end) copy_run(stages, job, head, from + COPIED);
+        stage = next;
+    }
+}
+#endif
 
 // `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
 // queries.
@@ -88,20 +111,8 @@ DEV void load_carry_over(const f32x4* from, SoftmaxState& r) {
 // Processes the keys [at, end) of the block's row; key `at` is key `from` of the window.
 DEV void multiply(SoftmaxState& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from,
                   const VisibleKeys& seen) {
-    const u32 head = bid_y();
-    copy_run(stages, job, head, from);
-    cp_async_commit();
-    for (u32 stage = 0; at < end; at += COPIED, from += COPIED) {
-        const u32 next = STAGES == 1 ? 0 : stage ^ 1;
-        if (STAGES > 1 && at + COPIED < end) copy_run(stages + next * STAGE, job, head, from + COPIED);
-        cp_async_commit();
-        cp_async_wait<STAGES - 1>();
-        sync();
-        multiply_run(r, mine, stages + stage * STAGE, at, seen, job.factor);
-        sync();
-        if (STAGES == 1 && at + COPIED < end) copy_run(stages, job, head, from + COPIED);
-        stage = next;
-    }
+    copy_and_multiply(stages, job, bid_y(), at, end, from,
+                      [&](const half_t* stage, u32 key) { multiply_run(r, mine, stage, key, seen, job.factor); });
 }
 
 DEV void prefill(const Job& job) {

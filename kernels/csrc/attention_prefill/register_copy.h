@@ -1,0 +1,67 @@
+// attention_prefill/register_copy.h - copies of keys and values by warps of 64 lanes: a step is loaded into registers
+// while the previous one is multiplied. Block-table entries are loaded one more step ahead.
+#pragma once
+#include "dev/register_copy.h"
+
+enum : u32 {
+    WIDTH = 16 / sizeof(KV),
+    PIECES = D / WIDTH,               // pieces per key
+    OWN = STEP * PIECES / 256         // keys per thread and step, and as many values
+};
+static_assert(OWN * 256 == STEP * PIECES && 256 % PIECES == 0, "threads copy different numbers of pieces");
+
+struct KvCopy {
+    u32 block[OWN];                   // block-table entries of the step after the loaded one
+    u32x4 key[OWN], value[OWN];
+};
+
+DEV u32 copied_key(u32 p) { return (tid() + p * 256) / PIECES; }
+DEV u32 copied_channel() { return tid() % PIECES * WIDTH; }
+
+// Loads the block-table entries of keys [at, at + STEP); those beyond the context are the entry of key 0.
+DEV void load_blocks(KvCopy& copy, const Row& row, u32 at) {
+    UNROLL for (u32 p = 0; p < OWN; ++p) {
+        const u32 position = at + copied_key(p);
+        copy.block[p] = (u32)row.table[position < row.context ? position / BLOCK_TOKENS : 0];
+    }
+}
+
+// Loads the keys and values [at, at + STEP), whose block-table entries are loaded.
+DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const Row& row, u32 at) {
+    UNROLL for (u32 p = 0; p < OWN; ++p) {
+        const u64 head = ((u64)copy.block[p] * row.kv_heads + row.head) * 2 * BLOCK_TOKENS;
+        const KV* from = pool + (head + (at + copied_key(p)) % BLOCK_TOKENS) * D + copied_channel();
+        copy.key[p] = load_piece(from);
+        copy.value[p] = load_piece(from + BLOCK_TOKENS * D);
+    }
+}
+
+// Stores the loaded keys and values [at, at + STEP). Positions beyond the context are zero-filled.
+DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const Row& row, u32 at) {
+    UNROLL for (u32 p = 0; p < OWN; ++p) {
+        const u32 key = copied_key(p);
+        const bool present = at + key < row.context;
+        store_loaded(stage + key * K_STRIDE + copied_channel(), copy.key[p], present);
+        store_loaded(stage + STEP * K_STRIDE + key * V_STRIDE + copied_channel(), copy.value[p], present);
+    }
+}
+
+// Calls multiply(stage, at) for each step of the keys [0, end), which it copies to `stage`. Every thread must call it.
+template <class Multiply>
+DEV void copy_and_multiply(KV* stage, const KV* pool, const Row& row, u32 end, const Multiply& multiply) {
+    KvCopy copy;
+    load_blocks(copy, row, 0);
+    load_keys_and_values(copy, pool, row, 0);
+    keep_load_order();
+    load_blocks(copy, row, STEP);
+    keep_load_order();
+    for (u32 at = 0; at < end; at += STEP) {
+        store_keys_and_values(stage, copy, row, at);
+        load_keys_and_values(copy, pool, row, at + STEP);
+        keep_load_order();
+        load_blocks(copy, row, at + 2 * STEP);
+        sync();
+        multiply(stage, at);
+        sync();
+    }
+}

@@ -1,0 +1,81 @@
+// dev/tile_copy.h - copies lines of global memory to shared memory in steps, through registers: the pipeline of
+// wavefronts of 64 lanes, which have no asynchronous copies.
+//
+// A step copies STEP consecutive elements of LINES lines (rows of x or W) in pieces of 16 bytes, COUNT per thread.
+// The loads of AHEAD steps are in flight. copy_load() issues the loads of a step without a branch, because a branch
+// on AMD ends with a wait for the loads in it; copy_store() stores them when they have arrived.
+#pragma once
+#include "dev/register_copy.h"
+
+template <class T, u32 LINES, u32 STEP, u32 THREADS, u32 AHEAD> struct TileCopy {
+    enum : u32 { PIECE = 16 / sizeof(T), LINE_PIECES = STEP / PIECE, COUNT = LINES * LINE_PIECES / THREADS };
+    static_assert(COUNT * THREADS == LINES * LINE_PIECES, "threads copy different numbers of pieces");
+    static_assert(THREADS % LINE_PIECES == 0, "a thread's pieces are in different columns");
+    const T* line[COUNT];         // line of each piece of this thread
+    bool present[COUNT];          // whether the line exists; others are zeros
+    u32x4 piece[AHEAD][COUNT];    // loaded pieces by step
+};
+
+#define TILE_COPY template <class T, u32 LINES, u32 STEP, u32 THREADS, u32 AHEAD
+#define TILE_COPY_TYPE TileCopy<T, LINES, STEP, THREADS, AHEAD>
+
+// Returns the column of the thread's pieces within a step.
+TILE_COPY> DEV u32 copy_column(const TILE_COPY_TYPE&) {
+    return tid() % TILE_COPY_TYPE::LINE_PIECES * TILE_COPY_TYPE::PIECE;
+}
+
+// Sets the lines. line(r) returns the first element of line r; null: the line is zeros, and its loads read
+// `other`, a line that exists.
+TILE_COPY, class Line> DEV void copy_lines(TILE_COPY_TYPE& copy, const Line& line, const T* other) {
+    UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) {
+        const T* from = line((tid() + p * THREADS) / TILE_COPY_TYPE::LINE_PIECES);
+        copy.present[p] = from != nullptr;
+        copy.line[p] = from ? from : other;
+    }
+}
+
+// Loads elements [at, at + STEP) of lines of k elements. Pieces past k read the start of the line.
+TILE_COPY> DEV void copy_load(TILE_COPY_TYPE& copy, u32 slot, u32 k, u32 at) {
+    const u32 column = at + copy_column(copy), from = column < k ? column : 0;
+    UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) copy.piece[slot][p] = load_piece(copy.line[p] + from);
+}
+
+// Stores the pieces of a slot, elements [at, at + STEP), to shared memory with rows of `stride` elements; zeros for
+// lines that do not exist and past k.
+TILE_COPY> DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy, u32 slot, u32 k, u32 at) {
+    const u32 column = copy_column(copy);
+    const bool inside = at + column < k;
+    UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) {
+        const u32 line = (tid() + p * THREADS) / TILE_COPY_TYPE::LINE_PIECES;
+        store_loaded(stage + line * stride + column, copy.piece[slot][p], inside && copy.present[p]);
+    }
+}
+
+// Copies all steps of k elements to `stage` and calls multiply(slot) for each, while the loads of the next steps are in
+// flight. prefetch(slot, at) is called one step ahead; what it loads arrives before later steps. The number of steps is
+// rounded up to a multiple of AHEAD: a step past k has zeros, and its `at` is that of the last step. The lines are set.
+// Every thread must call it.
+TILE_COPY, class Prefetch, class Multiply>
+DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Prefetch& prefetch, const Multiply& multiply) {
+    static_assert(AHEAD >= 2, "the slot of the next step is the current one");
+    prefetch(0, 0);
+    keep_load_order();
+    UNROLL for (u32 d = 0; d < AHEAD; ++d) {
+        copy_load(copy, d, k, d * STEP);
+        keep_load_order();
+    }
+    for (u32 begin = 0; begin < k; begin += AHEAD * STEP) {
+        UNROLL for (u32 d = 0; d < AHEAD; ++d) {
+            const u32 at = begin + d * STEP;
+            copy_store(stage, stride, copy, d, k, at);
+            prefetch((d + 1) % AHEAD, at + STEP < k ? at + STEP : (k - 1) / STEP * STEP);
+            keep_load_order();
+            copy_load(copy, d, k, at + AHEAD * STEP);
+            sync();
+            multiply(d);
+            sync();
+        }
+    }
+}
+#undef TILE_COPY
+#undef TILE_COPY_TYPE

@@ -1,0 +1,49 @@
+// mla_prefill/register_copy.h - copies of keys and values by warps of 64 lanes: a run is loaded into registers while the
+// previous one is multiplied.
+#pragma once
+#include "dev/register_copy.h"
+
+enum : u32 {
+    OWN_PIECES = QK_NOPE_HEAD_DIM / 8,                // pieces of a key's qk_nope part
+    KEY_PIECES = OWN_PIECES + QK_ROPE_HEAD_DIM / 8,
+    PIECES = KEY_PIECES + VALUE / 8,                  // pieces of a key and its value
+    COUNT = COPIED * PIECES / 256                     // pieces per thread and run
+};
+static_assert(COUNT * 256 == COPIED * PIECES, "threads copy different numbers of pieces");
+
+struct RunCopy { u32x4 piece[COUNT]; };
+
+// Loads COPIED keys and values of a head, from key `row` of the window on.
+DEV void load_run(RunCopy& copy, const Job& job, u32 head, u32 row) {
+    UNROLL for (u32 p = 0; p < COUNT; ++p) {
+        const u32 i = tid() + p * 256, key = i / PIECES, piece = i % PIECES;
+        const u32 own = head * QK_NOPE_HEAD_DIM + piece * 8, rope = job.rope_column + (piece - OWN_PIECES) * 8;
+        const u32 value = job.values + head * VALUE + (piece - KEY_PIECES) * 8;
+        const u32 column = piece < OWN_PIECES ? own : piece < KEY_PIECES ? rope : value;
+        copy.piece[p] = load_piece(job.kv + (u64)(row + key) * job.kv_stride + column);
+    }
+}
+
+DEV void store_run(half_t* stage, const RunCopy& copy) {
+    UNROLL for (u32 p = 0; p < COUNT; ++p) {
+        const u32 i = tid() + p * 256, key = i / PIECES, piece = i % PIECES;
+        const u32 of_value = COPIED * K_STRIDE + key * V_STRIDE + (piece - KEY_PIECES) * 8;
+        store_loaded(stage + (piece < KEY_PIECES ? key * K_STRIDE + piece * 8 : of_value), copy.piece[p], true);
+    }
+}
+
+// Calls multiply(stage, at) for each run of the keys [at, end), which it copies to `stage`; key `at` is key `from` of the
+// window. Every thread must call it.
+template <class Multiply>
+DEV void copy_and_multiply(half_t* stage, const Job& job, u32 head, u32 at, u32 end, u32 from, const Multiply& multiply) {
+    RunCopy copy;
+    load_run(copy, job, head, from);
+    for (; at < end; at += COPIED) {
+        store_run(stage, copy);
+        if (at + COPIED < end) from += COPIED;  // The last run is loaded again: a branch would wait for the loads.
+        load_run(copy, job, head, from);
+        sync();
+        multiply(stage, at);
+        sync();
+    }
+}
