@@ -40,6 +40,8 @@
 //                           these files
 //   tid() bdim() lane() warp_id() bid_x|y|z() gdim_x|y|z()
 //   sync()                  block barrier; every thread of the block must call it
+//   wait_shared()           waits for this warp's accesses to shared memory. sync() does so as well, unless clang 22
+//                           drops the wait on AMD, which happens where a loop with such writes ends at sync()
 //   warp_sync()             orders shared memory between the lanes of a warp; every lane must call it
 //   shfl_u32(v, lane)  warp_ballot(bool) -> u64;  warp_any and warp_all: dev/collective.h
 //   exp2_ log2_ sqrt_ rsqrt_ rcp_ fma_ fmax_ fmin_ fabs_  on f32; the underscore avoids the compilers' own

@@ -115,6 +115,7 @@ DEV u32 gdim_y() { return emu::self->grid->y; }
 DEV u32 gdim_z() { return emu::self->grid->z; }
 
 DEV void sync() { emu::block_sync(); }
+DEV void wait_shared() {}
 DEV void warp_sync(u32 site = __builtin_LINE()) { emu::wave_collective(site, nullptr); }
 DEV u32 shfl_u32(u32 v, u32 from DEV_SITE) {
     emu::exchange().word[lane()] = v;

@@ -28,15 +28,15 @@ DEV u32 gdim_x() { return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_work
 DEV u32 gdim_y() { return __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(); }
 DEV u32 gdim_z() { return __builtin_amdgcn_grid_size_z() / __builtin_amdgcn_workgroup_size_z(); }
 
-// clang 22 removes the fence's wait for LDS where a loop that writes LDS ends at the barrier. LDS accesses of several
-// wavefronts are reordered, so that another wavefront could read the old value; hence the explicit lgkmcnt(0).
 DEV void sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-#if defined(__GFX9__)
-    __builtin_amdgcn_s_waitcnt(0xc07f);
-#endif
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+DEV void wait_shared() {
+#if defined(__GFX9__)
+    __builtin_amdgcn_s_waitcnt(0xc07f);  // lgkmcnt(0)
+#endif
 }
 DEV void warp_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");

@@ -24,6 +24,7 @@ DEV u32 gdim_y() { return gridDim.y; }
 DEV u32 gdim_z() { return gridDim.z; }
 
 DEV void sync() { __syncthreads(); }
+DEV void wait_shared() {}
 DEV void warp_sync() { __syncwarp(); }
 DEV u32 shfl_u32(u32 v, u32 from) { return __shfl_sync(0xffffffffu, v, (int)from); }
 DEV u64 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }

@@ -62,6 +62,7 @@ DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, cons
         if (!is_current && reaches) find_winner(winners, row, draw, c, cutoff);
         if (!is_current && !reaches && lane() == 0) winners.noisy[c] = 0;
     }
+    wait_shared();
     sync();
     const u64 first = block_max_key(tid() < chunks ? winners.noisy[tid()] : 0);
     return first == 0 ? 0 : sort_key_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
