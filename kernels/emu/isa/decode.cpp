@@ -239,7 +239,7 @@ void adjust(Instruction& in) {
     // Inline constants of f16 operations are f16.
     for (Operand& o : in.operands)
         if (o.is_float && in.is_16_bit && !begins(n, "v_pk_")) o.literal = half_bits(as_float((u32)o.literal));
-    if (begins(n, "v_mfma_")) in.matrix_cycles = n.find("32x32") != std::string::npos ? 32 : 16;
+    if (begins(n, "v_mfma_")) in.matrix_cycles = (n.find("32x32") != std::string::npos ? 32 : 16) * (ends(n, "x4_f32") || ends(n, "x2_f32") ? 2 : 1);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ mod child_process;
 mod correct_kernels;
 mod gpu;
 mod injected_bugs;
+mod instructions;
 mod machine_code;
 mod machine_code_faults;
 mod matrix;
