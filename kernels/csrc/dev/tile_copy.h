@@ -53,8 +53,8 @@ TILE_COPY> DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy,
 
 // Copies all steps of k elements to `stage` and calls multiply(slot) for each, while the loads of the next steps are in
 // flight. prefetch(slot, at) is called one step ahead; what it loads arrives before later steps. The number of steps is
-// rounded up to a multiple of AHEAD: a step past k has zeros, and its `at` is that of the last step. The lines are set.
-// Every thread must call it.
+// rounded up to a multiple of AHEAD; a step past k is copied as zeros and not multiplied. The lines are set. Every thread
+// must call it.
 TILE_COPY, class Prefetch, class Multiply>
 DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Prefetch& prefetch, const Multiply& multiply) {
     static_assert(AHEAD >= 2, "the slot of the next step is the current one");
@@ -72,7 +72,7 @@ DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Pre
             keep_load_order();
             copy_load(copy, d, k, at + AHEAD * STEP);
             sync();
-            multiply(d);
+            if (at < k) multiply(d);
             sync();
         }
     }
