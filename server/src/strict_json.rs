@@ -370,7 +370,7 @@ mod tests {
         let large = "123456789012345678901";
         let (param, message) = rejection(&format!(r#"{{"a":{large},"b":tru}}"#));
         assert_eq!(param.as_deref(), Some("b"));
-        assert!(message.ends_with("at line 1 column 34"), "{message}");
+        assert!(message.ends_with("at line 1 column 35"), "{message}");
         let digits = "7".repeat(4_301);
         assert!(rejection(&digits).1.contains("number out of range"));
         assert!(JsonValue::parse(&digits.as_bytes()[1..]).is_ok());

@@ -310,7 +310,7 @@ mod tests {
         let cases = [
             (r#"{"response_format":{"type":"structural_tag"}}"#, "response_format.structures"),
             (
-                r#"{"response_format":{"type":"structural_tag","format":{"type":"token"}}}"#,
+                r#"{"response_format":{"type":"structural_tag","format":{"type":"any_tokens"}}}"#,
                 "response_format.format.type",
             ),
             (r#"{"response_format":{"type":"grammar"}}"#, "response_format.type"),

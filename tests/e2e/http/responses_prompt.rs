@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/responses";
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
     {{ c.function.name }}{% endfor %}{% endfor %}";
+/// Shows system messages at any place.
+const INLINE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+    {% if add_generation_prompt %}<assistant>{% endif %}";
 /// Rejects system messages except the first message.
 const FIRST_ONLY: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
     {{ raise_exception('only first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
@@ -132,9 +135,9 @@ fn later_system_messages_are_placed_by_the_template() {
         message("developer", "two"),
         message("user", "go on"),
     ];
-    let in_place = "<system>rules\n\none<user>hi<system>two<user>go on";
+    let in_place = "<system>rules\n\none<user>hi<system>two<user>go on<assistant>";
     let folded = "<system>rules\n\none<user>hi\n\ntwo\ngo on";
-    for (template, prompt) in [(TEMPLATE, in_place), (FIRST_ONLY, folded), (OMITS_LATER, folded)] {
+    for (template, prompt) in [(INLINE, in_place), (FIRST_ONLY, folded), (OMITS_LATER, folded)] {
         let server = server(template, 4_096);
         let mut client = HttpClient::connect(server.address);
         let reply = client.post(PATH, &body(&input, "disabled"));
