@@ -1,11 +1,15 @@
 //! Search for shared libraries of GPU runtimes, opening of libraries, and resolution of their symbols.
 
 use std::ffi::OsStr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
 use crate::GpuApi;
+
+/// Newest major version of a library that is searched. Names of releases to come cost one failed lookup each.
+const NEWEST_MAJOR: u32 = 20;
 
 /// Error of opening a shared library or of resolving one of its symbols.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,6 +20,7 @@ pub enum LibraryOpenError {
         /// Name of the library that was not found, for the error message.
         what: &'static str,
         /// Names and paths in the order in which they were tried, each with the error of the dynamic loader.
+        /// Names that the loader does not find are one entry.
         tried: Vec<String>,
     },
     /// The library lacks a required symbol: it is too old, or a different library with the same file name.
@@ -41,47 +46,45 @@ impl LibrarySearch {
     /// Paths at which the driver library of `api` is searched.
     #[must_use]
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
-        let hip: &[&str] =
-            &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
-        let cuda: &[&str] = &["libcuda.so.1"];
-        let what = api.pick("HIP runtime", "CUDA driver");
-        Self::new(what, api, api.pick(hip, cuda), folders)
+        let (name, majors) =
+            api.pick(("libamdhip64.so", [5, NEWEST_MAJOR]), ("libcuda.so", [1, 1]));
+        let names = versions(name, majors[0]..=majors[1]);
+        Self::new(api.pick("HIP runtime", "CUDA driver"), api, names, folders)
     }
 
     /// Search paths of the run-time compiler of `api`. For HIP, the driver library also contains a run-time
     /// compiler.
     #[must_use]
     pub fn rtc(api: GpuApi, folders: &[PathBuf]) -> Self {
-        let hip: &[&str] = &[
-            "libhiprtc.so.7",
-            "libhiprtc.so.6",
-            "libhiprtc.so",
-            "libamdhip64.so.7",
-            "libamdhip64.so.6",
-            "libamdhip64.so.5",
-            "libamdhip64.so",
-        ];
-        let cuda: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-        let what = api.pick("HIP run-time compiler", "CUDA run-time compiler");
-        Self::new(what, api, api.pick(hip, cuda), folders)
+        let names = match api {
+            GpuApi::Hip => [
+                versions("libhiprtc.so", 5..=NEWEST_MAJOR),
+                versions("libamdhip64.so", 5..=NEWEST_MAJOR),
+            ]
+            .concat(),
+            GpuApi::Cuda => versions("libnvrtc.so", 12..=NEWEST_MAJOR),
+        };
+        Self::new(api.pick("HIP run-time compiler", "CUDA run-time compiler"), api, names, folders)
     }
 
     /// Paths at which hipBLASLt or cuBLASLt is searched, as selected by `api`.
     #[must_use]
     pub fn blaslt(api: GpuApi, folders: &[PathBuf]) -> Self {
-        let hip: &[&str] = &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"];
-        let cuda: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-        let what = api.pick("hipBLASLt", "cuBLASLt");
-        Self::new(what, api, api.pick(hip, cuda), folders)
+        let names = match api {
+            GpuApi::Hip => versions("libhipblaslt.so", 0..=NEWEST_MAJOR),
+            GpuApi::Cuda => versions("libcublasLt.so", 12..=NEWEST_MAJOR),
+        };
+        Self::new(api.pick("hipBLASLt", "cuBLASLt"), api, names, folders)
     }
 
     /// Paths at which RCCL or NCCL is searched, as selected by `api`.
     #[must_use]
     pub fn collectives(api: GpuApi, folders: &[PathBuf]) -> Self {
-        let hip: &[&str] = &["librccl.so.1", "librccl.so"];
-        let cuda: &[&str] = &["libnccl.so.2", "libnccl.so"];
-        let what = api.pick("RCCL", "NCCL");
-        Self::new(what, api, api.pick(hip, cuda), folders)
+        let names = match api {
+            GpuApi::Hip => versions("librccl.so", 1..=NEWEST_MAJOR),
+            GpuApi::Cuda => versions("libnccl.so", 2..=NEWEST_MAJOR),
+        };
+        Self::new(api.pick("RCCL", "NCCL"), api, names, folders)
     }
 
     /// Search for a library at the given path only.
@@ -90,12 +93,18 @@ impl LibrarySearch {
         Self { what, names: vec![path.to_owned()], folders: Vec::new() }
     }
 
-    fn new(what: &'static str, api: GpuApi, names: &[&str], folders: &[PathBuf]) -> Self {
+    fn new(what: &'static str, api: GpuApi, names: Vec<PathBuf>, folders: &[PathBuf]) -> Self {
         let mut folders = folders.to_vec();
         if api == GpuApi::Hip {
             folders.extend(rocm_folders());
         }
-        Self { what, names: names.iter().map(PathBuf::from).collect(), folders }
+        Self { what, names, folders }
+    }
+
+    /// Names the folders without a file of these names, for error messages.
+    fn in_folders(&self) -> String {
+        let folders: Vec<String> = self.folders.iter().map(|f| f.display().to_string()).collect();
+        if folders.is_empty() { String::new() } else { format!(", nor in {}", folders.join(", ")) }
     }
 
     /// Paths at which the library is searched, in the order in which they are tried.
@@ -108,15 +117,25 @@ impl LibrarySearch {
     }
 }
 
-/// Library folders of the ROCm installations in `/opt`, in descending order of their names (newest first).
+/// Returns the file names of the major versions `majors` of a library, newest first, and last the name without a
+/// version, which only development packages install.
+fn versions(name: &str, majors: RangeInclusive<u32>) -> Vec<PathBuf> {
+    let names = majors.rev().map(|major| format!("{name}.{major}").into());
+    names.chain([name.into()]).collect()
+}
+
+/// Library folders of the ROCm installations in `/opt`, newest version first, and last the one without a version.
 fn rocm_folders() -> Vec<PathBuf> {
-    let versions = std::fs::read_dir("/opt").into_iter().flatten().flatten().map(|e| e.path());
-    let rocm =
-        |p: &PathBuf| p.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with("rocm"));
-    let mut folders: Vec<PathBuf> = versions.filter(rocm).map(|p| p.join("lib")).collect();
-    folders.sort();
-    folders.reverse();
-    folders
+    let entries = std::fs::read_dir("/opt").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("rocm")).collect();
+    names.sort_by_key(|name| std::cmp::Reverse(version_of(name)));
+    names.into_iter().map(|name| Path::new("/opt").join(name).join("lib")).collect()
+}
+
+/// Returns the numbers in a folder name such as `rocm-7.1.0`.
+fn version_of(name: &str) -> Vec<u32> {
+    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
 /// Shared library that is never closed. Symbol tables in other crates use it.
@@ -151,17 +170,33 @@ impl SharedLibrary {
 
 /// Opens the first path of `search` at which a library can be loaded. Returns the library and its path.
 pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
-    let mut tried = Vec::new();
+    let (mut tried, mut not_found) = (Vec::new(), Vec::new());
     for path in search.paths() {
         open_nvrtc_builtins(&path);
         // SAFETY: loading runs the initialisers of the library; the candidates are the names of known GPU
         // runtimes or paths configured by the operator.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok((library, path)),
-            Err(error) => tried.push(format!("{}: {}", path.display(), reason(&error))),
+            Err(error) => match reason(&error) {
+                reason if is_absent(&path, &reason) => not_found.push(path.display().to_string()),
+                reason => tried.push(format!("{}: {reason}", path.display())),
+            },
         }
     }
+    if let [first, .., last] = not_found.as_slice() {
+        tried.push(format!(
+            "{first} to {last}: not found by the dynamic loader{}",
+            search.in_folders()
+        ));
+    }
     Err(LibraryOpenError::NotFound { what: search.what, tried })
+}
+
+/// Whether the dynamic loader knows no file with the name `path`. An existing library of which a dependency is
+/// missing is not absent: the reason then names the dependency.
+fn is_absent(path: &Path, reason: &str) -> bool {
+    let is_name = path.parent().is_some_and(|folder| folder.as_os_str().is_empty());
+    is_name && reason.starts_with(&format!("{}: cannot open", path.display()))
 }
 
 /// Opens `libnvrtc-builtins`, before NVRTC opens it by its file name. Opening it by name fails if the library
@@ -240,6 +275,48 @@ mod tests {
         let error =
             DriverApi::open(GpuApi::Hip, &search).expect_err("the C library has no GPU symbols");
         assert_eq!(error.to_string(), "libc.so.6 has no symbol hipInit");
+    }
+
+    #[test]
+    fn newest_version_of_a_library_is_tried_first() {
+        let folder = std::env::temp_dir().join(format!("hadron-libraries-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for name in ["libamdhip64.so.6", "libamdhip64.so.10"] {
+            std::fs::write(folder.join(name), "not a library").unwrap();
+        }
+        let search = LibrarySearch::driver(GpuApi::Hip, std::slice::from_ref(&folder));
+        let paths: Vec<PathBuf> = search.paths().collect();
+        assert_eq!(paths[..2], ["libamdhip64.so.10", "libamdhip64.so.6"].map(|n| folder.join(n)));
+        let names = [&paths[2..3], &paths[paths.len() - 2..]].concat();
+        assert_eq!(
+            names,
+            ["libamdhip64.so.20", "libamdhip64.so.5", "libamdhip64.so"].map(PathBuf::from)
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn folders_of_rocm_are_ordered_by_version() {
+        assert_eq!(version_of("rocm-10.0.1"), [10, 0, 1]);
+        assert!(version_of("rocm-10.0") > version_of("rocm-7.2.1"));
+        assert!(version_of("rocm-6.4") > version_of("rocm"));
+    }
+
+    #[test]
+    fn absent_names_are_one_entry_of_the_error() {
+        let (name, folder) = ("libhadron_absent.so", PathBuf::from("/nowhere"));
+        let search = LibrarySearch {
+            what: "test library",
+            names: versions(name, 1..=3),
+            folders: vec![folder],
+        };
+        let error = open(&search).expect_err("there is no such library").to_string();
+        assert_eq!(
+            error,
+            "no test library found; tried libhadron_absent.so.3 to libhadron_absent.so: not found by the \
+             dynamic loader, nor in /nowhere"
+        );
+        assert!(!is_absent(Path::new("liba.so"), "libb.so: cannot open shared object file"));
     }
 
     #[test]
