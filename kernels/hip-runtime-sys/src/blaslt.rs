@@ -73,6 +73,8 @@ pub enum BlasDataType {
     BF16 = 14,
     /// OCP fp8 e4m3, 8 bits.
     E4M3 = 28,
+    /// FNUZ fp8 e4m3, 8 bits: the fp8 format of gfx942.
+    E4M3Fnuz = 1000,
 }
 
 /// Enum values and struct sizes that differ between hipBLASLt and cuBLASLt.
@@ -92,9 +94,12 @@ pub struct BlasLtConstants {
     pub scale_pointers: [c_int; 2],
     /// Matmul descriptor attributes: scaling modes (granularity of the scales) of A and B.
     pub scale_modes: [c_int; 2],
-    /// Values of `scale_modes`: one scale per row, one scale per 128 elements of a row, and one scale per 128
-    /// × 128 block. `None` if these modes are not known to work in the library.
-    pub scale_kinds: Option<[c_int; 3]>,
+    /// Values of `scale_modes`: one f32 scale per row of A, and one per column of B.
+    pub vector_scales: [c_int; 2],
+    /// Values of `scale_modes`: one f32 scale per 128 × 128 block of A, and one per 128 elements of a column of
+    /// B. `None` if the library does not support these modes; the header of hipBLASLt lists them as "not
+    /// supported yet".
+    pub block_scales: Option<[c_int; 2]>,
     /// Value of `trans_a` and `trans_b`: not transposed.
     pub op_n: c_int,
     /// Value of `trans_a` and `trans_b`: transposed.
@@ -117,6 +122,8 @@ pub struct BlasLtConstants {
     pub result_bytes: usize,
 }
 
+// hipBLASLt's attribute 105 (uniform summation order) is not used: it gives equal bits along M, which is the
+// dimension of the output features, but a row's bits must not depend on other tokens, which are along N.
 impl BlasLtConstants {
     /// Value of `epilogue` in both libraries: no bias is added.
     pub const EPILOGUE_NONE: c_int = 1;
@@ -137,7 +144,8 @@ impl BlasLtConstants {
                 bias_type: 4,
                 scale_pointers: [5, 6],
                 scale_modes: [31, 32],
-                scale_kinds: None,
+                vector_scales: [3, 3],
+                block_scales: None,
                 op_n: 111,
                 op_t: 112,
                 compute_f32: 2,
@@ -156,7 +164,8 @@ impl BlasLtConstants {
                 bias_type: 26,
                 scale_pointers: [17, 18],
                 scale_modes: [31, 32],
-                scale_kinds: Some([3, 4, 5]),
+                vector_scales: [3, 3],
+                block_scales: Some([5, 4]),
                 op_n: 0,
                 op_t: 1,
                 compute_f32: 68,

@@ -4,19 +4,27 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use device::gpu::{GpuConfig, GpuLibraries};
-use device::{DType, DeviceDriver};
+use device::{DType, DeviceDriver, bf16};
 use kernels::Linear;
 use kernels::gpu::GpuBackend;
 
 use crate::device_pair::{CpuGpuPair, tolerance};
+use crate::fp8::{ScaleGranularity, check_large_m};
 use crate::support::{S, emulator};
 
-/// Returns the emulated GPU with `blaslt.cpp` as its BLAS library.
+/// Returns the emulated GPU with `blaslt.cpp` as its BLAS library, which supports the fp8 format of the
+/// emulated architecture only.
 fn device() -> GpuBackend {
+    let is_fnuz = GpuBackend::open(&emulator(64)).unwrap().arch() == "gfx942";
+    let fp8_type = if is_fnuz { "-DFP8_TYPE=1000" } else { "-DFP8_TYPE=28" };
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let library = folder.join(format!("libblaslt-{}.so", std::process::id()));
-    let options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-o"];
+    let library = folder.join(format!(
+        "libblaslt-{}-{:?}.so",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let options = ["-std=c++17", fp8_type, "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-o"];
     let status = Command::new("c++").args(options).arg(&library).arg(&source).status().unwrap();
     assert!(status.success());
     let config = emulator(64);
@@ -84,5 +92,53 @@ fn blas_gemm_agrees_with_the_cpu() {
     pair.gpu.freeze_autotuning();
     for (rows, n, k) in [(50, 24, 40), (41, 16, 64), (18, 28, 44)] {
         check(&pair, rows, n, k);
+    }
+}
+
+/// Returns the names of the kernels that `launches` launches.
+fn launched_kernels(gpu: &GpuBackend, launches: impl FnOnce()) -> Vec<&'static str> {
+    gpu.begin_kernel_timestamps(&gpu.alloc_timestamps(16).unwrap(), 0);
+    launches();
+    gpu.end_kernel_timestamps()
+}
+
+/// The library multiplies fp8 matrices with scales per channel and token. Of block scales, the header of
+/// hipBLASLt says "not supported yet", so the built-in kernel multiplies these.
+fn check_fp8() {
+    let pair = CpuGpuPair::new(device().into());
+    let (channels, blocks) = (ScaleGranularity::Channels, ScaleGranularity::Blocks);
+    for (rows, n, k, grid, expected) in [
+        (32, 64, 128, channels, "blaslt_gemm"),
+        (18, 32, 64, channels, "blaslt_gemm"),
+        (32, 40, 64, channels, "fp8_gemm"), // 40 outputs are no multiple of 16.
+        (32, 128, 128, blocks, "fp8_gemm"),
+    ] {
+        let launches = || check_large_m::<bf16>(&pair, rows, n, k, grid);
+        let names = launched_kernels(&pair.gpu, launches);
+        assert!(names.contains(&expected), "{rows} x {n} x {k} {grid:?}: {names:?}");
+    }
+}
+
+#[test]
+fn blas_fp8_gemm_scales_channels_and_tokens() {
+    check_fp8();
+}
+
+#[test]
+#[ignore = "run by blas_fp8_gemm_uses_the_format_of_the_gpu"]
+fn fp8_gemm_of_this_architecture() {
+    if std::env::var_os("HADRON_GPU").is_none() {
+        check_fp8();
+    }
+}
+
+#[test]
+fn blas_fp8_gemm_uses_the_format_of_the_gpu() {
+    for gfx in ["942", "950"] {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--ignored", "--exact", "blas_library::fp8_gemm_of_this_architecture"]);
+        let output = child.env("HIPEMU_GFX", gfx).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "gfx{gfx}: {text}");
     }
 }

@@ -39,8 +39,9 @@ const AUTOTUNED_ROWS: usize = 512;
 /// Size of a heuristic result in 64-bit words; results of hipBLASLt and cuBLASLt are not larger.
 const HEURISTIC_RESULT_WORDS: usize = 12;
 
-static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
+static ONE: f32 = 1.0;
+static TWO: f32 = 2.0;
 
 /// hipBLASLt or cuBLASLt, opened for one device, with the cached plans of its GEMM problems.
 pub struct BlasLtLibrary {
@@ -166,9 +167,19 @@ impl BlasLtLibrary {
         Ok(Ok(Self { table, constants, handles, workspaces, plans: Mutex::default() }))
     }
 
-    /// Whether the library supports fp8 GEMMs with scales per row and per block.
-    pub fn supports_fp8_scales(&self) -> bool {
-        self.constants.scale_kinds.is_some()
+    /// Whether the library supports fp8 GEMMs with scales of this granularity.
+    pub fn supports_fp8_scaling(&self, scaling: Fp8Scaling) -> bool {
+        self.scale_modes(scaling).is_some()
+    }
+
+    /// Returns the scale modes of W and x; `None` if they are not scaled, or if the library does not support
+    /// this granularity.
+    fn scale_modes(&self, scaling: Fp8Scaling) -> Option<[c_int; 2]> {
+        match scaling {
+            Fp8Scaling::None => None,
+            Fp8Scaling::Blocks => self.constants.block_scales,
+            Fp8Scaling::Vectors => Some(self.constants.vector_scales),
+        }
     }
 
     /// Launches the GEMM `problem` on stream `s`.
@@ -296,7 +307,7 @@ impl BlasLtLibrary {
             (self.table.matmul)(
                 stream_state.handle,
                 plan.operation.raw,
-                (&raw const ONE).cast(),
+                std::ptr::from_ref(problem.alpha()).cast(),
                 operands.w.cast(),
                 w,
                 operands.x.cast(),
@@ -321,7 +332,11 @@ impl BlasLtLibrary {
         problem: &GemmProblem,
         stream_state: &GemmStreamState<'_>,
     ) -> Result<Option<GemmPlan>, GpuError> {
-        let operation = self.operation(problem, stream_state.workspace)?;
+        let operation = match self.operation(problem, stream_state.workspace) {
+            // The release of the library is too old for an attribute of this problem.
+            Err(GpuError::Blas { .. }) => return Ok(None),
+            operation => operation?,
+        };
         let layouts = MatrixLayouts::new(self, problem)?;
         let preference = MatmulPreference::new(self, problem)?;
         let mut results = [0u64; HEURISTIC_RESULT_WORDS * CANDIDATES];
@@ -394,14 +409,9 @@ impl BlasLtLibrary {
         placeholder: *mut u8,
     ) -> Result<(), GpuError> {
         let n = &self.constants;
-        let Some([vectors, rows, blocks]) = n.scale_kinds else { return Ok(()) };
-        let kinds = match scaling {
-            Fp8Scaling::None => return Ok(()),
-            Fp8Scaling::Blocks => [blocks, rows],
-            Fp8Scaling::Vectors => [vectors; 2],
-        };
-        for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
-            self.set(operation, attribute, kind, "scale mode")?;
+        let Some(modes) = self.scale_modes(scaling) else { return Ok(()) };
+        for (attribute, mode) in n.scale_modes.into_iter().zip(&modes) {
+            self.set(operation, attribute, mode, "scale mode")?;
         }
         // The heuristic requires scale pointers that are not null; each launch sets the actual addresses.
         for attribute in n.scale_pointers {
@@ -531,6 +541,12 @@ impl Drop for MatmulPreference<'_> {
 }
 
 impl GemmProblem {
+    /// Returns the factor of the product. On GPUs with FNUZ fp8, the bits of W are those of OCP fp8, which
+    /// represent half of the value there (`fp8_to_fnuz` in `fp8_quantize.hip`).
+    fn alpha(&self) -> &'static f32 {
+        if self.input == BlasDataType::E4M3Fnuz { &TWO } else { &ONE }
+    }
+
     fn text(&self) -> String {
         let Self { m, n, k, input, output, .. } = self;
         format!("{m} x {n} x {k}, {input:?} to {output:?}")

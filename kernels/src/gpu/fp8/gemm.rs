@@ -87,14 +87,20 @@ impl GpuBackend {
 
     /// Returns the scaling mode of BLASLt for the scales of `w`; `None` if BLASLt does not support them.
     fn scaling(&self, w: &PackedMatrix, scales: &PackedScales) -> Option<Fp8Scaling> {
-        self.blaslt().filter(|blaslt| blaslt.supports_fp8_scales())?;
+        let blaslt = self.blaslt()?;
         let units = w.n().is_multiple_of(BLASLT_UNIT) && w.k().is_multiple_of(BLASLT_UNIT);
-        match scales.rows {
+        let scaling = match scales.rows {
             _ if !units => None,
             1 => Some(Fp8Scaling::Vectors),
             BLOCK if w.k().is_multiple_of(BLOCK) => Some(Fp8Scaling::Blocks),
             _ => None,
-        }
+        };
+        scaling.filter(|&scaling| blaslt.supports_fp8_scaling(scaling))
+    }
+
+    /// Returns the fp8 format of this GPU; see `csrc/dev/fp8.h`.
+    fn fp8_data_type(&self) -> BlasDataType {
+        if self.arch() == "gfx942" { BlasDataType::E4M3Fnuz } else { BlasDataType::E4M3 }
     }
 
     /// Allocates scratch memory for `rows` rows of quantised inputs, and for their outputs if `y` has no
@@ -165,7 +171,7 @@ impl GpuBackend {
             k: w.k(),
             x_stride: w.k(),
             y_stride: if in_place { y.stride() } else { w.n() },
-            input: BlasDataType::E4M3,
+            input: self.fp8_data_type(),
             output: blas_data_type(KERNEL, y.dtype())?,
             scaling,
             bias: bias.is_some(),
