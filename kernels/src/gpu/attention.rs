@@ -5,6 +5,7 @@ use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
 
 use super::gemm::has_16_byte_rows;
+use super::launch_limits::DRIVER_BYTES;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
@@ -27,13 +28,10 @@ pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
 /// Number of resident blocks per SM of the decode kernel with a ring buffer in shared memory, limited by
 /// registers.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
-/// Number of resident blocks per SM of the decode kernel: for small query groups over an fp8 KV cache, which
-/// need fewer registers, and on GPUs where the kernel has no ring buffer (64-lane wavefronts).
+/// Number of resident blocks per SM of the decode kernel for small query groups over an fp8 KV cache, which
+/// need fewer registers.
 const BLOCKS_WITH_FP8: usize = 3;
-const BLOCKS_WITHOUT_RING: usize = 4;
-/// Shared memory per block in addition to its dynamic size, in bytes: reserved by the driver, and static
-/// arrays of the kernel.
-pub(super) const DRIVER_BYTES: usize = 1024;
+/// Shared memory of static arrays of the decode kernel per block, in bytes.
 const STATIC_BYTES: usize = 768;
 /// Maximum number of queries per KV head for which the decode kernel uses keys as the rows (M) of its MMA;
 /// must match `KEYS_FIRST` in attention_decode.hip.
@@ -127,8 +125,10 @@ pub(super) struct DecodeBlockSizes {
     pub(super) group: usize,
     /// Bytes of the partial attention result (outputs, softmax maximum and sum) of a warp.
     pub(super) record_bytes: usize,
-    /// Maximum number of resident blocks per SM, limited by registers.
+    /// Maximum number of resident blocks per SM on NVIDIA GPUs, limited by registers.
     pub(super) max_blocks: usize,
+    /// Whether keys and values are fp8.
+    pub(super) kv_fp8: bool,
 }
 
 /// Number of ring-buffer stages and shared memory (bytes) of a decode block, and number of resident blocks
@@ -190,6 +190,7 @@ impl GpuBackend {
             group,
             record_bytes,
             max_blocks,
+            kv_fp8: shape.fp8() == 1,
         });
         let [dim, block, group, fp8] = shape.defines();
         let small_batch = ("SMALL_BATCH", u32::from(small_batch));
@@ -229,15 +230,14 @@ impl GpuBackend {
     /// Returns the number of stages, the shared memory and the number of resident blocks of the decode
     /// kernel.
     pub(super) fn decode_occupancy(&self, sizes: &DecodeBlockSizes) -> DecodeOccupancy {
-        let DecodeBlockSizes { row_bytes, ring_bytes, group, record_bytes, max_blocks } = *sizes;
+        let DecodeBlockSizes { row_bytes, ring_bytes, group, record_bytes, max_blocks, kv_fp8 } =
+            *sizes;
         let record_sets = if group <= DECODE_WARPS { 2 } else { 1 };
         let records = record_sets * DECODE_WARPS * record_bytes;
         if self.warp_size() != 32 {
-            return DecodeOccupancy {
-                stages: 1,
-                shared_bytes: records,
-                blocks: BLOCKS_WITHOUT_RING,
-            };
+            let block_bytes = records + STATIC_BYTES;
+            let blocks = self.launch_limits().decode_blocks(block_bytes, group, kv_fp8);
+            return DecodeOccupancy { stages: 1, shared_bytes: records, blocks };
         }
         let stage_bytes = DECODE_WARPS * 2 * TILE * row_bytes;
         let capacity = self.shared_bytes() as usize;

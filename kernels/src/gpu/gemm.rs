@@ -54,14 +54,6 @@ impl From<MatRef<'_>> for GemmInputRows {
     }
 }
 
-/// Properties of the GPU from which launch shapes are computed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LaunchLimits {
-    pub(super) multiprocessors: usize,
-    /// Maximum shared memory per thread block, in bytes.
-    pub(super) shared_bytes: usize,
-}
-
 /// Launch shape of `gemm_small_m` without bulk copies: strips per block, number of blocks, shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SmallMStripShape {
@@ -71,14 +63,6 @@ pub(super) struct SmallMStripShape {
 }
 
 impl GpuBackend {
-    /// Returns the properties of the GPU from which launch shapes are computed.
-    pub(super) fn launch_limits(&self) -> LaunchLimits {
-        LaunchLimits {
-            multiprocessors: self.multiprocessors() as usize,
-            shared_bytes: self.shared_bytes() as usize,
-        }
-    }
-
     /// Computes a fused linear layer with more rows than `gemm_small_m` supports, by the medium-M or large-M
     /// GEMM.
     fn fused_rows(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
@@ -162,9 +146,8 @@ impl GpuBackend {
         let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + 32) * 2;
         let bytes = |strips: usize| x_bytes + warps * strips * strip_rows * rows * 4;
         let fits = |&strips: &usize| bytes(strips) <= self.shared_bytes() as usize;
-        // Aim for two blocks per SM.
-        let target_strips =
-            (matrices * n.div_ceil(strip_rows)).div_ceil(2 * self.multiprocessors() as usize);
+        let target_blocks = self.launch_limits().gemm_small_m_blocks(bytes(1));
+        let target_strips = (matrices * n.div_ceil(strip_rows)).div_ceil(target_blocks);
         let max_strips =
             SMALL_M_STRIPS.into_iter().find(|&n| n >= target_strips).unwrap_or(SMALL_M_STRIPS[3]);
         let strips = SMALL_M_STRIPS.into_iter().rev().filter(|&n| n <= max_strips).find(fits)?;

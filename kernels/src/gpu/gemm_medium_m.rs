@@ -4,7 +4,8 @@
 use device::gpu::{KernelLaunch, KernelSource, TmaMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
 
-use super::gemm::{GemmInputRows, LaunchLimits, gemm_sizes, has_16_byte_rows};
+use super::gemm::{GemmInputRows, gemm_sizes, has_16_byte_rows};
+use super::launch_limits::LaunchLimits;
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 

@@ -4,7 +4,8 @@
 use device::gpu::KernelLaunch;
 use device::{DeviceError, DeviceStream, MatMut};
 
-use super::gemm::{GEMM_SMALL_M, GemmInputRows, LaunchLimits, gemm_sizes};
+use super::gemm::{GEMM_SMALL_M, GemmInputRows, gemm_sizes};
+use super::launch_limits::LaunchLimits;
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 

@@ -4,7 +4,7 @@
 use device::gpu::{KernelLaunch, KernelSource, TensorMap};
 use device::{DeviceError, DeviceStream, MatMut};
 
-use super::attention::{DRIVER_BYTES, KvSplitSize, LOG2_E, max_splits};
+use super::attention::{KvSplitSize, LOG2_E, max_splits};
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
@@ -36,8 +36,6 @@ const STATIC_BYTES: usize = 7 << 10;
 /// Maximum number of tokens per block on GPUs with wavefronts of 64 lanes; each token has its own wavefronts.
 /// Registers do not suffice for four tokens, nor for two tokens with warps of 32 lanes.
 const WAVEFRONT64_TOKENS: usize = 2;
-/// Maximum number of resident blocks per SM of the kernel without WGMMA.
-const MAX_BLOCKS: usize = 2;
 /// Shared memory of the barriers of the WGMMA kernel, which precede the panels, in bytes.
 const BARRIER_BYTES: usize = 128;
 /// Static shared memory per block of the WGMMA kernel, in bytes.
@@ -309,15 +307,12 @@ impl GpuBackend {
 
     /// Returns the number of attention blocks that are resident on the device at a time.
     fn decode_blocks(&self, call: &MlaDecodeCall<'_>) -> usize {
-        let blocks_per_multiprocessor = match call.kernel {
+        match call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
-                let capacity = self.shared_bytes() as usize + DRIVER_BYTES;
-                let block = stages * step_bytes + STATIC_BYTES + DRIVER_BYTES;
-                (capacity / block).clamp(1, MAX_BLOCKS)
+                self.launch_limits().mla_decode_blocks(stages * step_bytes + STATIC_BYTES)
             }
-            MlaDecodeKernel::Warpgroups { .. } => 1,
-        };
-        blocks_per_multiprocessor * self.multiprocessors() as usize
+            MlaDecodeKernel::Warpgroups { .. } => self.multiprocessors() as usize,
+        }
     }
 
     /// Launches the attention kernel, which replaces the absorbed queries in `scratch` by weighted means of

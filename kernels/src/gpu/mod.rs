@@ -44,6 +44,7 @@ mod gemm;
 mod gemm_large_m;
 mod gemm_medium_m;
 mod gemm_small_m;
+mod launch_limits;
 mod linear;
 mod mla;
 mod mla_decode;

@@ -71,6 +71,7 @@ impl GpuKernel for RopeAttention<'_> {
             group,
             record_bytes,
             max_blocks: BLOCKS_WITH_RING,
+            kv_fp8: false,
         });
         let defines = [
             ("HEAD_DIM", dim as u32),

@@ -1,7 +1,7 @@
 //! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips per pass, number of blocks, shared
 //! memory.
 
-use super::super::gemm::LaunchLimits;
+use super::super::launch_limits::LaunchLimits;
 use super::BLOCK;
 
 /// Number of consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn fp8_small_m_keeps_slabs_in_flight() {
-        let limits = LaunchLimits { multiprocessors: 132, shared_bytes: 232_448 };
+        let limits = LaunchLimits { warp_size: 32, multiprocessors: 132, shared_bytes: 232_448 };
         for (n, k, gated) in [(6144, 4096, false), (24576, 4096, true), (4096, 12288, false)] {
             for rows in [1, 4, 8, 16] {
                 let problem = Fp8SmallMProblem { rows, n, k, gated, channels: false };

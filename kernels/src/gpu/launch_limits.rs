@@ -1,0 +1,132 @@
+//! Properties of a GPU from which launch shapes are computed, and the number of thread blocks that are resident
+//! per SM (NVIDIA) or compute unit (AMD) at a time.
+//!
+//! On NVIDIA GPUs the numbers are constants that were measured on an H200. On AMD GPUs they follow from the
+//! shared memory (LDS) of a compute unit and from the registers that the kernels use there. No AMD GPU has
+//! measured them.
+
+use super::GpuBackend;
+
+/// Shared memory per block that the driver of an NVIDIA GPU reserves, in bytes.
+pub(super) const DRIVER_BYTES: usize = 1024;
+/// Number of blocks per SM or compute unit among which the small-M GEMMs divide weights. More blocks read x more
+/// often.
+const GEMM_BLOCKS: usize = 2;
+/// Maximum number of resident blocks of the absorbed MLA kernel without WGMMA, limited by registers: on AMD a wave
+/// takes all registers of its SIMD, and a block has two waves.
+const MLA_BLOCKS: usize = 2;
+/// Maximum number of resident blocks of decode attention on AMD GPUs, limited by registers: a wave takes a third
+/// of the registers of its SIMD with up to `SMALL_GROUP` queries per block and a 16-bit KV cache, else half of
+/// them, and a block has one wave per SIMD.
+const DECODE_BLOCKS_SMALL_GROUP: usize = 3;
+const DECODE_BLOCKS: usize = 2;
+const SMALL_GROUP: usize = 2;
+
+/// Properties of the GPU from which launch shapes are computed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaunchLimits {
+    /// Number of lanes of a warp (NVIDIA) or wavefront (AMD).
+    pub(super) warp_size: usize,
+    /// Number of SMs or compute units.
+    pub(super) multiprocessors: usize,
+    /// Maximum shared memory per thread block, in bytes. On AMD it is also the shared memory of a compute unit.
+    pub(super) shared_bytes: usize,
+}
+
+impl GpuBackend {
+    /// Returns the properties of the GPU from which launch shapes are computed.
+    pub(super) fn launch_limits(&self) -> LaunchLimits {
+        LaunchLimits {
+            warp_size: self.warp_size() as usize,
+            multiprocessors: self.multiprocessors() as usize,
+            shared_bytes: self.shared_bytes() as usize,
+        }
+    }
+}
+
+impl LaunchLimits {
+    fn is_amd(self) -> bool {
+        self.warp_size == 64
+    }
+
+    /// Number of blocks with `block_bytes` bytes of shared memory that fit into a compute unit, between 1 and
+    /// `max`.
+    fn blocks_in_shared(self, block_bytes: usize, max: usize) -> usize {
+        (self.shared_bytes / block_bytes.max(1)).clamp(1, max)
+    }
+
+    /// Number of blocks among which a small-M GEMM divides its weights, if a block uses at least `block_bytes`
+    /// bytes of shared memory. Blocks that are not resident together would read x again and shorten the runs of
+    /// the others.
+    pub(super) fn gemm_small_m_blocks(self, block_bytes: usize) -> usize {
+        let blocks = if self.is_amd() {
+            self.blocks_in_shared(block_bytes, GEMM_BLOCKS)
+        } else {
+            GEMM_BLOCKS
+        };
+        blocks * self.multiprocessors
+    }
+
+    /// Number of resident blocks per compute unit of decode attention without a ring buffer, which uses
+    /// `block_bytes` bytes of shared memory and processes `group` queries together.
+    pub(super) fn decode_blocks(self, block_bytes: usize, group: usize, kv_fp8: bool) -> usize {
+        let is_small = group <= SMALL_GROUP && !kv_fp8;
+        let max = if is_small { DECODE_BLOCKS_SMALL_GROUP } else { DECODE_BLOCKS };
+        self.blocks_in_shared(block_bytes, max)
+    }
+
+    /// Number of resident blocks on the device of the absorbed MLA kernel without WGMMA, which uses `block_bytes`
+    /// bytes of shared memory.
+    pub(super) fn mla_decode_blocks(self, block_bytes: usize) -> usize {
+        let blocks = if self.is_amd() {
+            self.blocks_in_shared(block_bytes, MLA_BLOCKS)
+        } else {
+            let capacity = self.shared_bytes + DRIVER_BYTES;
+            (capacity / (block_bytes + DRIVER_BYTES)).clamp(1, MLA_BLOCKS)
+        };
+        blocks * self.multiprocessors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: LaunchLimits =
+        LaunchLimits { warp_size: 32, multiprocessors: 132, shared_bytes: 232_448 };
+    const MI300X: LaunchLimits =
+        LaunchLimits { warp_size: 64, multiprocessors: 304, shared_bytes: 64 << 10 };
+    const MI300A: LaunchLimits = LaunchLimits { multiprocessors: 228, ..MI300X };
+    const MI355X: LaunchLimits =
+        LaunchLimits { warp_size: 64, multiprocessors: 256, shared_bytes: 160 << 10 };
+    /// Shared memory of a block of absorbed MLA with a KV width of 576 on 64 lanes: one stage of two tiles.
+    const MLA_BYTES: usize = 2 * 16 * (576 + 8) * 2 + (7 << 10);
+
+    /// Launch shapes on an H200 were measured; they must not change with those of other GPUs.
+    #[test]
+    fn h200_launches_keep_the_measured_block_counts() {
+        for block_bytes in [1, 8 << 10, 64 << 10, 200 << 10] {
+            assert_eq!(H200.gemm_small_m_blocks(block_bytes), 264);
+        }
+        for (stages, blocks) in [(1, 264), (2, 132), (3, 132)] {
+            let step_bytes = 4 * 16 * (576 + 8) * 2;
+            assert_eq!(H200.mla_decode_blocks(stages * step_bytes + (7 << 10)), blocks, "{stages}");
+        }
+    }
+
+    #[test]
+    fn amd_blocks_follow_compute_units_and_lds() {
+        // One row of 4096 columns leaves room for two blocks; four rows take more than half of 64 KB.
+        let x = |rows: usize| rows * (4096 + 32) * 2;
+        for (card, units, of_four_rows) in [(MI300X, 304, 1), (MI300A, 228, 1), (MI355X, 256, 2)] {
+            assert_eq!(card.gemm_small_m_blocks(x(1)), 2 * units);
+            assert_eq!(card.gemm_small_m_blocks(x(4)), of_four_rows * units);
+            assert_eq!(card.decode_blocks(4 << 10, 2, false), 3);
+            assert_eq!(card.decode_blocks(4 << 10, 2, true), 2);
+            assert_eq!(card.decode_blocks(4 << 10, 4, false), 2);
+            assert_eq!(card.mla_decode_blocks(MLA_BYTES), of_four_rows * units);
+        }
+        assert_eq!(MI300X.decode_blocks(40 << 10, 4, false), 1, "limited by the LDS of 64 KB");
+        assert_eq!(MI355X.decode_blocks(40 << 10, 4, false), 2);
+    }
+}
