@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use device::gpu::{
-    GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerMemoryView, PeerMemoryViewParts, memory,
+    GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerDeviceAddress, PeerMemoryView,
+    PeerMemoryViewParts, memory,
 };
 use device::{Buffer, DeviceDriver, DeviceError, DeviceStream, check_at_most, check_size};
-use hip_runtime_sys::{DriverPtr, IpcHandle, code, flag};
+use hip_runtime_sys::{DriverPtr, IpcHandle, flag};
 
 /// Maximum number of ranks that the one-shot all-reduce kernels support.
 const MAX_RANKS: usize = 8;
@@ -30,7 +31,7 @@ pub struct PeerMemoryHandle {
     process: u32,
     /// Address of the peer memory in the process that allocated it.
     address: u64,
-    context: u64,
+    device: PeerDeviceAddress,
     handle: IpcHandle,
 }
 
@@ -67,17 +68,18 @@ unsafe impl Sync for PeerMemory {}
 
 impl PeerMemoryHandle {
     /// Number of 32-bit words of an encoded handle.
-    pub const WORDS: usize = 21;
+    pub const WORDS: usize = 22;
 
     /// Encodes the handle as 32-bit words, which are sent to other ranks.
     #[must_use]
     pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         words[0] = self.process as i32;
-        for (at, long) in [(1, self.address), (3, self.context)] {
+        for (at, long) in [(1, self.address), (3, self.device.context)] {
             (words[at], words[at + 1]) = (long as i32, (long >> 32) as i32);
         }
-        for (word, bytes) in words[5..].iter_mut().zip(self.handle.0.as_chunks().0) {
+        words[5] = self.device.ordinal;
+        for (word, bytes) in words[6..].iter_mut().zip(self.handle.0.as_chunks().0) {
             *word = i32::from_le_bytes(*bytes);
         }
         words
@@ -88,10 +90,11 @@ impl PeerMemoryHandle {
     pub fn from_words(words: &[i32; Self::WORDS]) -> Self {
         let long = |at: usize| u64::from(words[at + 1] as u32) << 32 | u64::from(words[at] as u32);
         let mut handle = IpcHandle([0; 64]);
-        for (bytes, word) in handle.0.as_chunks_mut().0.iter_mut().zip(&words[5..]) {
+        for (bytes, word) in handle.0.as_chunks_mut().0.iter_mut().zip(&words[6..]) {
             *bytes = word.to_le_bytes();
         }
-        Self { process: words[0] as u32, address: long(1), context: long(3), handle }
+        let device = PeerDeviceAddress { ordinal: words[5], context: long(3) };
+        Self { process: words[0] as u32, address: long(1), device, handle }
     }
 }
 
@@ -132,7 +135,7 @@ impl PeerMemory {
         PeerMemoryHandle {
             process: std::process::id(),
             address: self.memory[self.rank] as u64,
-            context: self.device.runtime().context() as u64,
+            device: self.device.runtime().peer_address(),
             handle: self.handle,
         }
     }
@@ -159,7 +162,7 @@ impl PeerMemory {
                 return Err(GpuError::NoPeerMemory { rank }.into());
             }
             self.memory[rank] = if peer.process == std::process::id() {
-                self.open_peer_context(peer.context as *mut c_void)?;
+                runtime.enable_peer_access(peer.device)?;
                 peer.address as *mut c_void
             } else {
                 self.open_ipc(peer.handle)?
@@ -176,19 +179,6 @@ impl PeerMemory {
         // SAFETY: the addresses of all ranks are set above. The memory of ranks is never freed, and neither
         // buffer is dropped.
         Ok(unsafe { PeerMemoryView::new(parts) })
-    }
-
-    /// Enables access from this device to the memory of another device of this process.
-    fn open_peer_context(&self, context: DriverPtr) -> Result<(), GpuError> {
-        let runtime = self.device.runtime();
-        let unsupported =
-            GpuError::PeerAccessUnsupported { what: "peer access between devices of one process" };
-        let enable = runtime.driver.peer_enable.ok_or(unsupported)?;
-        // SAFETY: the owner keeps the context until the process exits.
-        match unsafe { enable(context, 0) } {
-            code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            code => runtime.check(code, "enable peer access"),
-        }
     }
 
     /// Opens the peer memory of a rank in another process.
@@ -262,8 +252,9 @@ mod tests {
     #[test]
     fn peer_handle_round_trips_as_words() {
         let handle = IpcHandle(std::array::from_fn(|i| i as u8 * 3));
-        let (address, context) = (0x7fff_1234_8765_4321, 0xfedc_ba98_0123_4567);
-        let expected = PeerMemoryHandle { process: 0x8000_0001, address, context, handle };
+        let device = PeerDeviceAddress { ordinal: 7, context: 0xfedc_ba98_0123_4567 };
+        let (process, address) = (0x8000_0001, 0x7fff_1234_8765_4321);
+        let expected = PeerMemoryHandle { process, address, device, handle };
         assert_eq!(PeerMemoryHandle::from_words(&expected.to_words()), expected);
     }
 }

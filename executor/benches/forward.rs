@@ -37,6 +37,7 @@ fn main() {
     let only = args.next();
     let is_selected = |name: &str| only.as_ref().is_none_or(|only| only == name);
     let config = ExecutorConfig {
+        environment: executor::DeviceEnvironment::default(),
         model: ModelConfig::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
         manifest: 0,
         draft: None,

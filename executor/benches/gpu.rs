@@ -144,6 +144,7 @@ fn config(
     eager: bool,
 ) -> ExecutorConfig {
     ExecutorConfig {
+        environment: executor::DeviceEnvironment::default(),
         model: ModelConfig::from_json(Path::new("config.json"), &shape.json).unwrap(),
         manifest: 0,
         draft: None,

@@ -2,6 +2,8 @@
 
 use protocol::ExecutorSettings;
 
+use crate::DeviceEnvironment;
+
 pub use protocol::{KvCacheDtype, KvCacheSize, ModelDtype};
 
 /// Maximum number of top log-probabilities per token on a GPU: the sampling kernel sorts at most this number
@@ -13,6 +15,8 @@ pub const GPU_LOGPROBS_MAX: u32 = 1024;
 pub struct ExecutorConfig {
     /// Settings that the engine sends to the executor.
     pub settings: ExecutorSettings,
+    /// Environment variables of GPU drivers in this process.
+    pub environment: DeviceEnvironment,
     /// Parsed `config.json` of the target model.
     pub model: models::ModelConfig,
     /// Parsed `config.json` of the draft model; `None` = no draft model.

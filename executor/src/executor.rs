@@ -70,7 +70,7 @@ impl Executor {
         }
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         check_speculation(settings.speculative, &config.model, config.draft.as_ref())?;
-        let OpenedDevice { backend, threads } = open_device::open(settings)?;
+        let OpenedDevice { backend, threads } = open_device::open(&config)?;
         let [tp, dp] = ranks::groups(settings, backend.gpu(), progress)?;
         let dtype = open_device::dtype(settings);
         let kv_dtype = open_device::kv_dtype(settings, dtype);

@@ -9,6 +9,7 @@
 mod clock;
 mod command_inbox;
 mod config;
+mod device_environment;
 mod error;
 mod executor;
 mod expert_load_report;
@@ -29,6 +30,7 @@ mod warm_up;
 pub use collectives::{CollectiveCall, CollectiveCallState, CollectiveError};
 pub use config::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheDtype, KvCacheSize, ModelDtype, source};
 pub use device::physical_cores;
+pub use device_environment::DeviceEnvironment;
 pub use error::{BatchError, ExecutorError, TokenBitmaskError};
 pub use executor::{Executor, PhaseProgress, SubmittedStep, TraceHandle};
 pub use op_bench::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};

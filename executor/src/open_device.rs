@@ -11,7 +11,7 @@ use kernels::gpu::GpuBackend;
 use ops::DType;
 use protocol::{DeviceKind, DeviceLibraries, ExecutorSettings, KvCacheDtype, ModelDtype};
 
-use crate::ExecutorError;
+use crate::{DeviceEnvironment, ExecutorConfig, ExecutorError};
 
 /// An opened device, and the number of host threads that prepare weights for it.
 pub(crate) struct OpenedDevice {
@@ -27,6 +27,8 @@ pub(crate) struct DeviceOpenOptions<'a> {
     pub(crate) device: DeviceKind,
     /// Paths of the driver libraries; `None` = those that the system installs.
     pub(crate) libraries: Option<&'a DeviceLibraries>,
+    /// Environment variables of GPU drivers.
+    pub(crate) environment: &'a DeviceEnvironment,
     /// Index of the GPU; unused on the CPU.
     pub(crate) gpu: usize,
     /// Folder in which compiled GPU kernels are cached.
@@ -39,7 +41,8 @@ pub(crate) struct DeviceOpenOptions<'a> {
 }
 
 /// Opens the device that the settings of a rank select.
-pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, ExecutorError> {
+pub(crate) fn open(config: &ExecutorConfig) -> Result<OpenedDevice, ExecutorError> {
+    let settings = &config.settings;
     let rank = usize::from(settings.rank.0);
     let threads = match settings.device {
         DeviceKind::Cpu => Some(cpu_threads(settings)),
@@ -48,6 +51,7 @@ pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, Executor
     open_device(&DeviceOpenOptions {
         device: settings.device,
         libraries: settings.libraries.as_ref(),
+        environment: &config.environment,
         gpu: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
         kernel_cache: settings.kernel_cache.as_ref(),
         threads,
@@ -57,27 +61,33 @@ pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, Executor
 
 /// Opens a device with the given options.
 pub(crate) fn open_device(request: &DeviceOpenOptions<'_>) -> Result<OpenedDevice, ExecutorError> {
-    let (api, system) = match request.device {
-        DeviceKind::Cpu => {
-            let threads = request.threads.unwrap_or(0);
-            let device = CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() })?;
-            let threads = device.threads().threads();
-            return Ok(OpenedDevice { backend: device.into(), threads });
-        }
-        DeviceKind::Rocm => (GpuApi::Hip, GpuLibraries::Rocm),
-        DeviceKind::Cuda => (GpuApi::Cuda, GpuLibraries::Cuda),
-    };
-    let config = GpuConfig {
-        libraries: request.libraries.map_or(system, |named| named_libraries(api, named)),
-        folders: Vec::new(),
-        device: request.gpu,
-        cache_dir: request.kernel_cache.cloned(),
-        half_dtype: half_dtype(request.dtype),
-        emulated_warp_size: request.libraries.and_then(|named| named.emulated_warp_size),
+    let Some(config) = gpu_config(request) else {
+        let threads = request.threads.unwrap_or(0);
+        let device = CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() })?;
+        let threads = device.threads().threads();
+        return Ok(OpenedDevice { backend: device.into(), threads });
     };
     let cores = available_parallelism().map_or(1, usize::from);
     let threads = request.threads.unwrap_or(cores);
     Ok(OpenedDevice { backend: GpuBackend::open(&config)?.into(), threads })
+}
+
+/// Returns the configuration of a GPU; `None` if the device is the CPU.
+fn gpu_config(request: &DeviceOpenOptions<'_>) -> Option<GpuConfig> {
+    let (api, system) = match request.device {
+        DeviceKind::Cpu => return None,
+        DeviceKind::Rocm => (GpuApi::Hip, GpuLibraries::Rocm),
+        DeviceKind::Cuda => (GpuApi::Cuda, GpuLibraries::Cuda),
+    };
+    Some(GpuConfig {
+        libraries: request.libraries.map_or(system, |named| named_libraries(api, named)),
+        folders: request.environment.library_folders(request.device),
+        device: request.gpu,
+        visibility: request.environment.visibility(request.device),
+        cache_dir: request.kernel_cache.cloned(),
+        half_dtype: half_dtype(request.dtype),
+        emulated_warp_size: request.libraries.and_then(|named| named.emulated_warp_size),
+    })
 }
 
 /// Number of CPU threads of this rank; 0 = one per core. By default the ranks of a host share its cores

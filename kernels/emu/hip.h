@@ -24,7 +24,7 @@ namespace emu {
 enum Code : int {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-    PEER_ACCESS_ALREADY_ENABLED = 704, LAUNCH_FAILURE = 719,
+    ILLEGAL_ADDRESS = 700, PEER_ACCESS_ALREADY_ENABLED = 704, LAUNCH_FAILURE = 719,
     NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903,
     CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_WRONG_THREAD = 908,
 };
@@ -66,16 +66,21 @@ struct Event {
 struct Memory { size_t bytes; int file = -1; };  // `file`: its descriptor if other processes can open it
 
 struct Device {
+    int ordinal;                            // index among the visible devices
     std::recursive_mutex lock;
+    Stream default_stream;
     std::set<Stream*> streams;
     std::set<Capture*> captures;
     std::map<uintptr_t, Memory> memory;     // device allocations by address
     std::map<uintptr_t, size_t> pinned;     // host allocations by address
-    std::set<void*> peers;                  // contexts of other devices with peer access enabled
+    std::set<int> peers;                    // ordinals of the devices whose memory this device may access
     bool has_foreign_memory = false;        // memory of other processes has been opened
     size_t bytes_used = 0;
     int failure_code = OK;                  // result code of all calls after a failed launch
 };
+// The visible devices, and one of them if there is none, so that calls have a place for their state.
+const std::vector<Device*>& devices();
+// The current device of the calling thread: the first one until the thread selects another.
 Device& device();
 // Maximum shared memory per block of a kernel with `wave` lanes per wave, in bytes.
 int shared_limit(u32 wave);
@@ -92,5 +97,9 @@ int reject_while_capturing();
 // Whether device memory [p, p + bytes) is within one allocation.
 bool is_device(const void* p, size_t bytes);
 bool is_pinned(const void* p, size_t bytes);
+// The device that allocated the memory at `p`; null: no device of this process.
+const Device* owner_of(const void* p);
+// The allocations of the devices whose memory `d` may access, with their sizes.
+std::map<uintptr_t, size_t> memory_of_peers(const Device& d);
 
 }  // namespace emu

@@ -1,4 +1,5 @@
 // hip_device.cpp - devices, contexts, attributes, errors.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -9,9 +10,28 @@ using namespace emu;
 
 namespace emu {
 
-// Created when the library is loaded, and never destroyed: threads may still call it while the process exits.
-static Device* const the_device = new Device;
-Device& device() { return *the_device; }
+// Never destroyed: threads may still call devices while the process exits.
+const std::vector<Device*>& devices() {
+    static const auto* const all = [] {
+        auto* list = new std::vector<Device*>;
+        for (int i = 0; i < (int)std::max<size_t>(1, settings().devices.size()); ++i) {
+            list->push_back(new Device);
+            list->back()->ordinal = i;
+        }
+        return list;
+    }();
+    return *all;
+}
+
+static thread_local Device* current_device = nullptr;
+
+Device& device() {
+    if (!current_device) current_device = devices().front();
+    return *current_device;
+}
+
+// Whether a device exists and is visible.
+static bool exists(int index) { return index >= 0 && index < (int)settings().devices.size(); }
 
 int shared_limit(u32 wave) {
     if (wave == 32) return 227 << 10;
@@ -20,33 +40,68 @@ int shared_limit(u32 wave) {
 
 }  // namespace emu
 
-HIP int hipInit(unsigned) { return settings().devices ? OK : NO_DEVICE; }
+HIP int hipInit(unsigned) { return settings().devices.empty() ? NO_DEVICE : OK; }
 HIP int hipDriverGetVersion(int* version) { *version = 70000000; return OK; }
 HIP int hipGetDeviceCount(int* count) {
-    *count = (int)settings().devices;
+    *count = (int)settings().devices.size();
     return *count ? OK : NO_DEVICE;
 }
 HIP int hipDeviceGet(int* out, int index) {
-    if (index < 0 || index >= (int)settings().devices) return INVALID_DEVICE;
+    if (!exists(index)) return INVALID_DEVICE;
     *out = index;
     return OK;
 }
 HIP int hipDeviceGetName(char* name, int bytes, int) {
-    if (settings().isa) snprintf(name, (size_t)bytes, "machine-code emulator, gfx%x", settings().isa);
+    if (settings().card) snprintf(name, (size_t)bytes, "%s", settings().card->product);
+    else if (settings().isa) snprintf(name, (size_t)bytes, "machine-code emulator, gfx%x", settings().isa);
     else snprintf(name, (size_t)bytes, "SIMT emulator, waves of %u", settings().wave);
     return OK;
 }
+// The bus is the index of the device before the visible devices are selected.
+HIP int hipDeviceGetPCIBusId(char* id, int bytes, int index) {
+    if (!exists(index)) return INVALID_DEVICE;
+    snprintf(id, (size_t)bytes, "0000:%02x:00.0", settings().devices[index] + 1);
+    return OK;
+}
 HIP int hipDeviceTotalMem(size_t* bytes, int) { *bytes = settings().memory_bytes; return OK; }
-HIP int hipDevicePrimaryCtxRetain(void** context, int) { *context = &device(); return OK; }
+// As in AMD's runtime, a context is its device.
+HIP int hipDevicePrimaryCtxRetain(void** context, int index) {
+    if (!exists(index)) return INVALID_DEVICE;
+    *context = devices()[index];
+    return OK;
+}
 HIP int hipDevicePrimaryCtxRelease(int) { return OK; }
-HIP int hipCtxSetCurrent(void*) { return OK; }
-HIP int hipSetDevice(int index) { return index >= 0 && index < (int)settings().devices ? OK : INVALID_DEVICE; }
-// Another device of this process is another copy of this library, so its memory is accessible in any case.
-HIP int hipCtxEnablePeerAccess(void* context, unsigned flags) {
-    if (flags || !context) return INVALID_VALUE;
-    if (context == &device()) return INVALID_DEVICE;
+HIP int hipCtxSetCurrent(void* context) {
+    if (context) current_device = (Device*)context;
+    return OK;
+}
+HIP int hipSetDevice(int index) {
+    if (!exists(index)) return INVALID_DEVICE;
+    current_device = devices()[index];
+    return OK;
+}
+HIP int hipGetDevice(int* index) { *index = device().ordinal; return OK; }
+
+HIP int hipDeviceCanAccessPeer(int* can_access, int index, int peer) {
+    if (!can_access) return INVALID_VALUE;
+    *can_access = 0;
+    if (index == peer) return OK;
+    if (!exists(index) || !exists(peer)) return INVALID_DEVICE;
+    *can_access = settings().peer_access;
+    return OK;
+}
+HIP int hipDeviceEnablePeerAccess(int peer, unsigned flags) {
+    Device& d = device();
+    int can_access = 0;
+    if (flags) return INVALID_VALUE;
+    if (hipDeviceCanAccessPeer(&can_access, d.ordinal, peer) != OK || !can_access) return INVALID_DEVICE;
+    Guard guard(d.lock);
+    return d.peers.insert(peer).second ? OK : PEER_ACCESS_ALREADY_ENABLED;
+}
+// As in AMD's runtime, this call succeeds and does nothing.
+HIP int hipCtxEnablePeerAccess(void*, unsigned) {
     Guard guard(device().lock);
-    return device().peers.insert(context).second ? OK : PEER_ACCESS_ALREADY_ENABLED;
+    return reject_while_capturing();
 }
 HIP int hipDeviceSynchronize() {
     Guard guard(device().lock);
@@ -57,12 +112,15 @@ HIP int hipDeviceSynchronize() {
 HIP int hipGetLastError() { return device().failure_code; }
 
 HIP int hipDeviceGetAttribute(int* value, int attribute, int) {
+    const Card* card = settings().card;
     switch (attribute) {
+        case 16: *value = card && card->integrated; return OK;
         case 19: *value = 4 << 20; return OK;               // L2 cache size in bytes
         case 23: *value = 0; return OK;                     // architecture number: none
         case 61: *value = 0; return OK;
         case 56: *value = 1024; return OK;                  // maximum threads per block
-        case 63: *value = 4; return OK;                     // number of SMs: small, so that grids exceed it
+        // Number of compute units; without a card it is small, so that grids exceed it.
+        case 63: *value = card ? card->compute_units : 4; return OK;
         case 74: *value = shared_limit(settings().wave); return OK;
         case 87: *value = (int)settings().wave; return OK;
         default: return INVALID_VALUE;
@@ -73,7 +131,8 @@ HIP int hipGetDevicePropertiesR0600(u8* properties, int index) {
     memset(properties, 0, 1472);
     hipDeviceGetName((char*)properties, 256, index);
     memcpy(properties + 288, &settings().memory_bytes, 8);
-    if (settings().gfx) snprintf((char*)properties + 1160, 256, "gfx%x", settings().gfx);
+    const char* features = settings().card ? ":sramecc+:xnack-" : "";
+    if (settings().gfx) snprintf((char*)properties + 1160, 256, "gfx%x%s", settings().gfx, features);
     else strcpy((char*)properties + 1160, "emulated");
     return OK;
 }
@@ -90,6 +149,8 @@ HIP const char* hipGetErrorName(int code) {
         case INVALID_HANDLE: return "hipErrorInvalidHandle";
         case NOT_FOUND: return "hipErrorNotFound";
         case NOT_READY: return "hipErrorNotReady";
+        case ILLEGAL_ADDRESS: return "hipErrorIllegalAddress";
+        case PEER_ACCESS_ALREADY_ENABLED: return "hipErrorPeerAccessAlreadyEnabled";
         case LAUNCH_FAILURE: return "hipErrorLaunchFailure";
         case NOT_SUPPORTED: return "hipErrorNotSupported";
         case CAPTURE_UNSUPPORTED: return "hipErrorStreamCaptureUnsupported";

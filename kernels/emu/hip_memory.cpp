@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "hip.h"
 #include "settings.h"
@@ -16,6 +17,44 @@ using namespace emu;
 static const size_t POISON_LIMIT_BYTES = 64 << 20;
 
 namespace emu {
+
+// Allocations of all devices by address. Its lock is separate from those of the devices, which are held while a
+// kernel of one device waits for another device.
+struct Allocations {
+    struct Allocation { size_t bytes; const Device* owner; };
+    std::mutex lock;
+    std::map<uintptr_t, Allocation> by_address;
+};
+static Allocations& allocations() {
+    static auto* const all = new Allocations;
+    return *all;
+}
+
+// Enters an allocation of the current device.
+static void add_memory(void* p, Memory memory) {
+    Device& d = device();
+    d.memory[(uintptr_t)p] = memory;
+    d.bytes_used += memory.bytes;
+    std::lock_guard<std::mutex> guard(allocations().lock);
+    allocations().by_address[(uintptr_t)p] = {memory.bytes, &d};
+}
+
+const Device* owner_of(const void* p) {
+    std::lock_guard<std::mutex> guard(allocations().lock);
+    auto& all = allocations().by_address;
+    auto after = all.upper_bound((uintptr_t)p);
+    if (after == all.begin()) return nullptr;
+    const auto& [start, allocation] = *--after;
+    return (uintptr_t)p - start < allocation.bytes ? allocation.owner : nullptr;
+}
+
+std::map<uintptr_t, size_t> memory_of_peers(const Device& d) {
+    std::map<uintptr_t, size_t> found;
+    std::lock_guard<std::mutex> guard(allocations().lock);
+    for (const auto& [start, allocation] : allocations().by_address)
+        if (d.peers.count(allocation.owner->ordinal)) found[start] = allocation.bytes;
+    return found;
+}
 
 bool is_device(const void* p, size_t bytes) {
     auto& memory = device().memory;
@@ -47,8 +86,7 @@ HIP int hipMalloc(void** out, size_t bytes) {
     // The allocation has the exact size, so that AddressSanitizer detects the first byte out of bounds.
     if (posix_memalign(&p, 256, bytes)) return OUT_OF_MEMORY;
     if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
-    d.memory[(uintptr_t)p] = {bytes};
-    d.bytes_used += bytes;
+    add_memory(p, {bytes});
     *out = p;
     return OK;
 }
@@ -64,6 +102,10 @@ HIP int hipFree(void* p) {
     const Memory freed = found->second;
     d.bytes_used -= freed.bytes;
     d.memory.erase(found);
+    {
+        std::lock_guard<std::mutex> guard_all(allocations().lock);
+        allocations().by_address.erase((uintptr_t)p);
+    }
     if (freed.file < 0) {
         free(p);
     } else {
@@ -92,8 +134,7 @@ HIP int hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
         return OUT_OF_MEMORY;
     }
     if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
-    d.memory[(uintptr_t)p] = {bytes, file};
-    d.bytes_used += bytes;
+    add_memory(p, {bytes, file});
     *out = p;
     return OK;
 }

@@ -94,18 +94,44 @@ static int load_library(const u8* image, size_t bytes, Module& module) {
     return module.library ? OK : INVALID_IMAGE;
 }
 
-// Memory that kernels may access: that of the device, and pinned memory of the host.
+// Memory that kernels may access: that of the device and of its peers, and pinned memory of the host.
 static isa::AddressSpace accessible_memory() {
     Device& d = device();
     isa::AddressSpace space;
-    space.has_foreign_memory = d.has_foreign_memory || !d.peers.empty();
+    space.has_foreign_memory = d.has_foreign_memory;
     for (const auto& [start, memory] : d.memory) space.add((void*)start, memory.bytes);
     for (const auto& [start, bytes] : d.pinned) space.add((void*)start, bytes);
+    for (const auto& [start, bytes] : memory_of_peers(d)) space.add((void*)start, bytes);
     return space;
 }
 
 static bool run_function(const Function& f, const Launch& launch) {
     return f.kernel ? isa::launch(*f.kernel, launch, accessible_memory()) : f.entry(&launch);
+}
+
+// Another device whose memory a kernel is given without peer access; null: none. Every 64-bit word of the arguments
+// that is an address of a device counts, because a word with another meaning hardly ever is one.
+static const Device* inaccessible_device(const Arguments& arguments) {
+    const Device& d = device();
+    for (const auto& argument : arguments.bytes)
+        for (size_t at = 0; at + 8 <= argument.size(); at += 8) {
+            const void* p;
+            memcpy(&p, argument.data() + at, 8);
+            const Device* owner = owner_of(p);
+            if (owner && owner != &d && !d.peers.count(owner->ordinal)) return owner;
+        }
+    return nullptr;
+}
+
+static void run_kernel(Function* f, Launch launch, Arguments& arguments) {
+    if (const Device* other = inaccessible_device(arguments)) {
+        fprintf(stderr, "hipemu: memory access fault: a kernel of device %d accesses memory of device %d without peer access\n",
+                device().ordinal, other->ordinal);
+        device().failure_code = ILLEGAL_ADDRESS;
+        return;
+    }
+    launch.args = arguments.addresses.data();
+    if (!run_function(*f, launch)) device().failure_code = LAUNCH_FAILURE;
 }
 
 }  // namespace emu
@@ -180,11 +206,7 @@ HIP int hipModuleLaunchKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 b
     if (bx > f->sizes.max_threads || shared_bytes > (u32)shared_limit(f->sizes.wave)) return INVALID_CONFIGURATION;
     auto owned = std::make_shared<Arguments>(f->sizes, args);
     const Launch launch{{gx, gy, gz}, bx, shared_bytes, nullptr, nullptr};
-    return put(s, [=] {
-        Launch l = launch;
-        l.args = owned->addresses.data();
-        if (!run_function(*f, l)) device().failure_code = LAUNCH_FAILURE;
-    });
+    return put(s, [=] { run_kernel(f, launch, *owned); });
 }
 
 HIP int hipModuleLaunchCooperativeKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz,

@@ -8,12 +8,10 @@ using namespace emu;
 
 namespace emu {
 
-static Stream* const default_stream = new Stream;
-
 int put(Stream* s, Work work) {
     Device& d = device();
     if (d.failure_code) return d.failure_code;
-    if (!s) s = default_stream;
+    if (!s) s = &d.default_stream;
     if (Capture* c = s->capture) {
         if (c->invalid) return CAPTURE_INVALIDATED;
         c->graph->work.push_back(std::move(work));
@@ -26,7 +24,7 @@ int put(Stream* s, Work work) {
 }
 
 void drain(Stream* s, const EventRecord* until) {
-    if (!s) s = default_stream;
+    if (!s) s = &device().default_stream;
     while (!s->queue.empty() && !(until && until->completed)) {
         Work work = std::move(s->queue.front());
         s->queue.pop_front();
@@ -53,7 +51,7 @@ static void step(Stream* s) {
 
 // Runs the queue of `s`. If HIPEMU_LAZY is 2, one item of every other stream runs before each item of `s`.
 static void drain_interleaved(Stream* s) {
-    if (!s) s = default_stream;
+    if (!s) s = &device().default_stream;
     while (settings().lazy == 2 && !s->queue.empty()) {
         for (Stream* other : device().streams)
             if (other != s) step(other);

@@ -1,8 +1,20 @@
 // settings.h - settings of the emulator, read once from environment variables of the process.
 #pragma once
+#include <vector>
+
 #include "lane.h"
 
 namespace emu {
+
+// An AMD card that the emulated devices present.
+struct Card {
+    const char* name;       // value of HIPEMU_CARD
+    const char* product;
+    u32 gfx;
+    int compute_units;
+    u64 memory_bytes;
+    bool integrated;        // GPU and host share one memory
+};
 
 struct Settings {
     // HIPEMU_SEED (default 0): execution order of waves and lanes (block.h, Order); hipemuSetSeed() sets it.
@@ -13,7 +25,11 @@ struct Settings {
     u64 progress_timeout_ms;
     // HIPEMU_WAVE (default 64): wave size that the device reports. Kernels use their -DWARP_SIZE.
     u32 wave;
-    // HIPEMU_GFX (default none): 90a, 942 or 950; AMD architecture of which kernels use the branches.
+    // HIPEMU_CARD (default none): MI300X, MI300A, MI325X, MI350X or MI355X; the card that the devices present: name,
+    // architecture, compute units, memory. Null: an unnamed card with few compute units.
+    const Card* card;
+    // HIPEMU_GFX (default: that of the card, or none): 90a, 942 or 950; AMD architecture of which kernels use the
+    // branches.
     u32 gfx;
     // HIPEMU_ISA (default none): gfx942 or gfx950; kernels are compiled to machine code of this architecture, which is
     // emulated (isa/). It also sets `gfx`; `wave` is 64.
@@ -22,9 +38,12 @@ struct Settings {
     const char* clang;
     // HIPEMU_COUNTERS (default none): file to which counters of emulated machine code are added when the process ends.
     const char* counters;
-    // HIPEMU_DEVICES (default 1): number of devices.
-    u32 devices;
-    // HIPEMU_MEMORY (default 1 GiB): memory per device; suffixes K, M, G.
+    // HIPEMU_DEVICES (default 8): number of devices. Those that ROCR_VISIBLE_DEVICES, and among the remaining ones
+    // HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES, leave visible, in their order.
+    std::vector<int> devices;
+    // HIPEMU_PEER_ACCESS (default 1). 0: devices cannot access memory of each other.
+    bool peer_access;
+    // HIPEMU_MEMORY (default: that of the card, or 1 GiB): memory per device; suffixes K, M, G.
     u64 memory_bytes;
     // HIPEMU_GRAPH_BYTES (default 0): device memory per instantiated graph; suffixes K, M, G.
     u64 graph_bytes;

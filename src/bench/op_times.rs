@@ -119,6 +119,7 @@ fn bench_config(
             DeviceArg::Cuda => DeviceKind::Cuda,
         },
         libraries: args.device_libraries.clone(),
+        environment: environment.devices.clone(),
         gpu: args.device_id,
         kernel_cache: environment.kernel_cache.clone(),
         threads: args.threads,

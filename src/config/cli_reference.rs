@@ -97,6 +97,9 @@ fn environment_section(out: &mut String) {
          `RANK`, `GROUP_RANK` | number of nodes, index of this node and address of node 0, unless set by flags \
          (`docs/operations.md`) |\n\
          | `XDG_CACHE_HOME` | compiled kernels are cached in its folder `hadron` (default `~/.cache`) |\n\
+         | `ROCM_PATH` | folder of the ROCm installation (default `/opt/rocm*`) |\n\
+         | `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`, `CUDA_VISIBLE_DEVICES` | GPUs that the driver lists; `--device-ids` \
+         counts among these (`docs/operations.md`) |\n\
          | `RUST_LOG` | log filter |\n",
     );
 }

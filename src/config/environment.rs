@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use engine::nodes::ClusterSecret;
+use executor::DeviceEnvironment;
 
 use super::cluster::{ClusterVariables, SECRET_VARIABLE};
 
@@ -19,6 +20,8 @@ pub struct ProcessEnvironment {
     pub hub_offline: bool,
     /// Cache folder of compiled kernels: `XDG_CACHE_HOME/hadron`, else `~/.cache/hadron`.
     pub kernel_cache: Option<PathBuf>,
+    /// `ROCM_PATH` and the variables that restrict the visible GPUs.
+    pub devices: DeviceEnvironment,
     /// `RUST_LOG`: log filter.
     pub log: Option<String>,
     /// `HADRON_API_KEY`, else `VLLM_API_KEY`: API key of clients and, without `--api-key`, of the server.
@@ -52,6 +55,13 @@ impl ProcessEnvironment {
             hub_token: token,
             hub_offline: text("HF_HUB_OFFLINE").is_some_and(|value| value != "0"),
             kernel_cache: cache.map(|cache| cache.join("hadron")),
+            devices: DeviceEnvironment {
+                rocm_path: text("ROCM_PATH").map(PathBuf::from),
+                // An empty value hides all devices.
+                rocr_visible_devices: std::env::var("ROCR_VISIBLE_DEVICES").ok(),
+                hip_visible_devices: text("HIP_VISIBLE_DEVICES"),
+                cuda_visible_devices: text("CUDA_VISIBLE_DEVICES"),
+            },
             log: text("RUST_LOG"),
             api_key: text("HADRON_API_KEY").or_else(|| text("VLLM_API_KEY")),
             pod_name: text("POD_NAME").or_else(host_name),

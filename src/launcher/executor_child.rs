@@ -4,13 +4,13 @@
 //! heartbeats, and the third detects that the link has closed. The process ends only when the server sends
 //! `Shutdown` or closes the link, or when the executor fails.
 
-use crate::config::ExecutorArgs;
+use crate::config::{ExecutorArgs, ProcessEnvironment};
 use crate::launcher::child_process::link_to_server;
 use crate::launcher::model_files::manifest;
 use crate::launcher::shutdown::EXIT_CODE_FATAL;
 use crate::launcher::signals::NonFatalSignals;
 use anyhow::{Context, Result, bail};
-use executor::ExecutorConfig;
+use executor::{DeviceEnvironment, ExecutorConfig};
 use models::ModelConfig;
 use protocol::link::{
     FrameReader, FrameWriter, HeartbeatConfig, LinkError, LinkHalves, LinkSocket, MessageReceiver,
@@ -46,8 +46,14 @@ enum ChildExit {
     LinkClosed,
 }
 
+/// Data with which the process starts, other than the settings of the server.
+struct ChildStart {
+    epoch: Epoch,
+    environment: DeviceEnvironment,
+}
+
 /// Runs an executor with the settings that the server sends. Returns the exit code of the process.
-pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
+pub fn run(args: &ExecutorArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let stream = link_to_server("executor")?;
     tracing::debug!(rank = args.rank, epoch = args.epoch, "executor process");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -62,7 +68,8 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
         ];
         let _harmless = NonFatalSignals::catch()?;
         let shutdown_requested = Arc::new(AtomicBool::new(false));
-        start(stream, Epoch(args.epoch), exit_tx, Arc::clone(&shutdown_requested))?;
+        let id = ChildStart { epoch: Epoch(args.epoch), environment: environment.devices.clone() };
+        start(stream, id, exit_tx, Arc::clone(&shutdown_requested))?;
         Ok(wait_for_exit(exit_rx, signals, &shutdown_requested).await)
     })
 }
@@ -72,7 +79,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
 /// `shutdown_requested` becomes true when the server has sent `Shutdown`.
 fn start(
     stream: LinkSocket,
-    epoch: Epoch,
+    ChildStart { epoch, environment }: ChildStart,
     exit_tx: UnboundedSender<ChildExit>,
     shutdown_requested: Arc<AtomicBool>,
 ) -> Result<()> {
@@ -82,7 +89,7 @@ fn start(
     let Some(settings) = reader.recv(SETTINGS_WAIT)? else {
         bail!("no settings from the server within {} s", SETTINGS_WAIT.as_secs());
     };
-    let config = config(settings)?;
+    let config = config(settings, environment)?;
     let closed = exit_tx.clone();
     thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
         wait_for_hangup(&watched_link);
@@ -114,15 +121,16 @@ fn start(
     Ok(())
 }
 
-/// Reads the model folder and returns the configuration of the executor.
-fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
+/// Reads the model folder and returns the configuration of the executor. `environment` is that of this process,
+/// which inherits the variables of the server.
+fn config(settings: ExecutorSettings, environment: DeviceEnvironment) -> Result<ExecutorConfig> {
     let overrides = settings.config_overrides.as_deref().map(serde_json::from_str).transpose();
     let overrides: Option<Map<String, Value>> = overrides.context("config overrides")?;
     let model = ModelConfig::from_dir_with(&settings.model_dir, &overrides.unwrap_or_default())?;
     let draft_dir = settings.draft_model_dir.as_deref();
     let draft = draft_dir.map(ModelConfig::from_dir).transpose()?;
     let manifest = manifest(&settings.model_dir, draft_dir, executor::source(&settings))?;
-    Ok(ExecutorConfig { settings, model, draft, manifest })
+    Ok(ExecutorConfig { settings, environment, model, draft, manifest })
 }
 
 /// Blocks until the server has closed the link.

@@ -481,7 +481,13 @@ pub fn executor(
         one_shot_all_reduce: !args.parallel.disable_custom_all_reduce,
     };
     let draft = files.draft.as_ref().map(|(_, config)| config.clone());
-    Ok(ExecutorConfig { settings, model: files.config.clone(), draft, manifest: files.manifest })
+    Ok(ExecutorConfig {
+        settings,
+        environment: environment.devices.clone(),
+        model: files.config.clone(),
+        draft,
+        manifest: files.manifest,
+    })
 }
 
 /// Returns the settings by which graphs of decode steps are captured.

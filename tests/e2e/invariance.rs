@@ -219,6 +219,7 @@ impl TokenBitmaskSource for ConstrainedSessions<'_> {
 pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {
+        environment: executor::DeviceEnvironment::default(),
         model: model(),
         manifest: 0,
         draft: world.uses_draft_model.then(model),

@@ -401,6 +401,7 @@ fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
 /// Configuration of a real executor for the model in `folder`.
 fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
     ExecutorConfig {
+        environment: executor::DeviceEnvironment::default(),
         model: models::ModelConfig::from_dir(folder).unwrap(),
         manifest: 0,
         draft: None,

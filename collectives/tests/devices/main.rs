@@ -1,5 +1,5 @@
-//! Tests of groups of ranks that are GPUs. They run on two emulated GPUs, each with its own copy of the
-//! emulator library, or on the first two GPUs of a machine:
+//! Tests of groups of ranks that are GPUs. They run on two devices of the emulator, or on the first two GPUs of
+//! a machine:
 //!
 //! `HADRON_GPU=cuda cargo test --release -p collectives --test devices -- --include-ignored --nocapture --test-threads 1`
 //!
@@ -48,11 +48,12 @@ fn device(world: &str, rank: usize) -> GpuConfig {
         },
         Ok("rocm") => GpuConfig { folders, device: rank, cache_dir, ..GpuConfig::default() },
         _ => {
-            let library = emulated_gpu::library_of(world, rank);
+            let library = emulated_gpu::library_of(world);
             let (driver, rtc, collectives) = (library.clone(), library.clone(), Some(library));
             let api = GpuApi::Hip;
             GpuConfig {
                 libraries: GpuLibraries::Named { api, driver, rtc, blas: None, collectives },
+                device: rank,
                 cache_dir,
                 emulated_warp_size: Some(64),
                 ..GpuConfig::default()

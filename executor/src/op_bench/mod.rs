@@ -14,8 +14,8 @@ mod random_weights;
 #[cfg(test)]
 mod tests;
 
-use crate::ExecutorError;
 use crate::open_device::{self, DeviceOpenOptions, OpenedDevice};
+use crate::{DeviceEnvironment, ExecutorError};
 use op_timer::OpTimer;
 use ops::{OpError, Ops};
 use protocol::{DeviceKind, DeviceLibraries, ModelDtype};
@@ -59,6 +59,8 @@ pub struct OpBenchConfig {
     pub device: DeviceKind,
     /// Paths of the driver libraries; `None` = those that the system installs.
     pub libraries: Option<DeviceLibraries>,
+    /// Environment variables of GPU drivers.
+    pub environment: DeviceEnvironment,
     /// Index of the GPU that is measured; unused on the CPU.
     pub gpu: u32,
     /// Folder in which compiled GPU kernels are cached.
@@ -114,6 +116,7 @@ impl OpBench {
         let OpenedDevice { backend, .. } = open_device::open_device(&DeviceOpenOptions {
             device: config.device,
             libraries: config.libraries.as_ref(),
+            environment: &config.environment,
             gpu: config.gpu as usize,
             kernel_cache: config.kernel_cache.as_ref(),
             threads: config.threads.map(|threads| threads as usize),

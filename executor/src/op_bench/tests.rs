@@ -8,6 +8,7 @@ fn config(model: &str) -> OpBenchConfig {
     OpBenchConfig {
         device: DeviceKind::Cpu,
         libraries: None,
+        environment: DeviceEnvironment::default(),
         gpu: 0,
         kernel_cache: None,
         threads: Some(2),

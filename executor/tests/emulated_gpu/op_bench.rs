@@ -25,6 +25,7 @@ fn ops_of_a_gpu_are_timed_in_captured_graphs() {
     let config = OpBenchConfig {
         device: DeviceKind::Rocm,
         libraries: Some(libraries),
+        environment: executor::DeviceEnvironment::default(),
         gpu: 0,
         kernel_cache: Some(emulated_gpu::kernel_cache()),
         threads: None,

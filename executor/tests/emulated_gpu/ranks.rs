@@ -29,9 +29,8 @@ pub(crate) fn join_device_group(
 ) -> ExecutorConfig {
     let mut config = on_emulator(warp_size, config, enforce_eager);
     let ranks = usize::from(config.settings.parallel.world_size());
-    (1..ranks).for_each(|rank| drop(emulated_gpu::library_of(group, rank)));
-    config.settings.libraries.as_mut().unwrap().driver = emulated_gpu::library_of(group, 0);
-    config.settings.gpus = vec![0; ranks];
+    config.settings.libraries.as_mut().unwrap().driver = emulated_gpu::library_of(group);
+    config.settings.gpus = (0..ranks as u32).collect();
     config
 }
 

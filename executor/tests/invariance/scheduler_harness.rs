@@ -2,8 +2,8 @@
 //! scheduler.
 
 use executor::{
-    Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous,
-    SubmittedStep, TokenBitmaskSource,
+    DeviceEnvironment, Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype,
+    RankRendezvous, SubmittedStep, TokenBitmaskSource,
 };
 use models::ModelConfig;
 use protocol::{
@@ -33,7 +33,8 @@ pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
         "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"
     }"#;
     let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
-    ExecutorConfig { model, draft: None, manifest: 0, settings: settings(dtype, threads) }
+    let (settings, environment) = (settings(dtype, threads), DeviceEnvironment::default());
+    ExecutorConfig { model, draft: None, manifest: 0, environment, settings }
 }
 
 /// Returns an MoE model of the same sizes, with 8 experts in all layers but the first.
@@ -380,14 +381,12 @@ impl TokenBitmaskSource for ScriptedBitmasks {
     }
 }
 
-/// Sets the configuration of one rank. Emulated ranks are threads of this process; each loads its own copy of
-/// the emulator library, which acts as a separate device.
+/// Sets the configuration of one rank. Emulated ranks are threads of this process; each has its own device of
+/// the emulator library.
 fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     config.settings.rank = rank;
     let shared = config.settings.parallel.world_size() > 1;
     if let Some(libraries) = config.settings.libraries.as_mut().filter(|_| shared) {
-        let name = libraries.driver.to_string_lossy().replace("-0.so", &format!("-{}.so", rank.0));
-        libraries.driver = name.into();
         libraries.collectives = Some(libraries.driver.clone());
     }
 }

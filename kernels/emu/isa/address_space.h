@@ -13,7 +13,7 @@ struct AddressRange {
 
 struct AddressSpace {
     std::vector<AddressRange> ranges;   // sorted
-    // Memory of other devices, which this device does not know, can be accessed.
+    // Memory of other processes, whose allocations are not known, can be accessed.
     bool has_foreign_memory = false;
 
     void add(const void* first, u64 bytes) { ranges.push_back({(u64)first, (u64)first + bytes}); }

@@ -100,6 +100,11 @@ table! {
         /// Arguments `(properties out, device)`. Writes the device properties, at most 1472 bytes; the
         /// architecture name is a C string at byte 1160.
         properties: "hipGetDevicePropertiesR0600" "" (*mut u8, c_int) -> DriverStatus;
+        /// Arguments `(version out)`. Returns the version of the driver: HIP encodes 7.1.25424 as 70125424, CUDA
+        /// encodes 13.0 as 13000.
+        driver_version: "hipDriverGetVersion" "cuDriverGetVersion" (*mut c_int) -> DriverStatus;
+        /// Arguments `(text out, bytes, device)`. Writes the PCI address of a device, such as `0000:c1:00.0`.
+        pci_bus_id: "hipDeviceGetPCIBusId" "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> DriverStatus;
         /// Arguments `(code)`. Returns the name of an error code.
         hip_error_name: "hipGetErrorName" "" (DriverStatus) -> *const c_char;
         /// Arguments `(code, name out)`. Returns the name of an error code.
@@ -131,9 +136,15 @@ table! {
         /// Arguments `(address out, handle, flags)`. Opens an IPC handle; not allowed in the process that
         /// allocated the memory.
         ipc_open: "hipIpcOpenMemHandle" "cuIpcOpenMemHandle_v2" (*mut DriverPtr, IpcHandle, c_uint) -> DriverStatus;
+        /// Arguments `(result out, device, peer device)`. Returns 1 if the device can access the memory of the
+        /// peer device.
+        can_access_peer: "hipDeviceCanAccessPeer" "cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> DriverStatus;
+        /// Arguments `(index of the peer device, flags 0)`. Enables peer access from the current device to the
+        /// peer's memory. HIP exports `hipCtxEnablePeerAccess` too, which succeeds and enables nothing.
+        hip_peer_enable: "hipDeviceEnablePeerAccess" "" (c_int, c_uint) -> DriverStatus;
         /// Arguments `(context of the peer device, flags 0)`. Enables peer access from the current device to
         /// the peer's memory.
-        peer_enable: "hipCtxEnablePeerAccess" "cuCtxEnablePeerAccess" (DriverPtr, c_uint) -> DriverStatus;
+        cuda_peer_enable: "" "cuCtxEnablePeerAccess" (DriverPtr, c_uint) -> DriverStatus;
     }
 }
 
@@ -203,6 +214,8 @@ pub enum DeviceAttribute {
     SharedBytesPerBlock,
     /// Size of the L2 cache of the device, in bytes.
     L2Bytes,
+    /// Whether the GPU and the host share one memory.
+    Integrated,
     /// Major compute capability (NVIDIA).
     CapabilityMajor,
     /// Minor compute capability (NVIDIA).
@@ -218,6 +231,7 @@ impl DeviceAttribute {
             Self::Multiprocessors => api.pick(63, 16),
             Self::SharedBytesPerBlock => api.pick(74, 97),
             Self::L2Bytes => api.pick(19, 38),
+            Self::Integrated => api.pick(16, 18),
             Self::CapabilityMajor => api.pick(23, 75),
             Self::CapabilityMinor => api.pick(61, 76),
         }

@@ -82,11 +82,12 @@ fn cpu_features() -> String {
     info.lines().find(|line| line.starts_with("flags")).unwrap_or_default().to_owned()
 }
 
-/// Returns the path of a copy of the library for rank `rank` of a world whose ranks are threads of one
-/// process. Each copy is a separate GPU with its own lock, which a rank holds while it waits for other ranks.
-pub fn library_of(world: &str, rank: usize) -> PathBuf {
+/// Returns the path of a copy of the library for a world whose ranks are threads of one process, each with its
+/// own device. Worlds need separate devices, because a rank holds the lock of its device while it waits for
+/// other ranks.
+pub fn library_of(world: &str) -> PathBuf {
     let library = library();
-    let copy = library.with_file_name(format!("libhipemu-{world}-{rank}.so"));
+    let copy = library.with_file_name(format!("libhipemu-{world}.so"));
     if !copy.exists() {
         let unfinished = copy.with_extension(std::process::id().to_string());
         fs::copy(&library, &unfinished).expect("the target folder can be written to");

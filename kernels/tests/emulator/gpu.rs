@@ -13,6 +13,7 @@ use crate::emulated_gpu;
 pub(crate) struct EmulatedGpu {
     pub(crate) driver: DriverApi,
     rtc: RtcApi,
+    pub(crate) context: DriverPtr,
     pub(crate) stream: DriverPtr,
     set_seed: extern "C" fn(u64),
     set_isa: extern "C" fn(u32),
@@ -41,11 +42,20 @@ pub(crate) struct LaunchShape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
 impl EmulatedGpu {
     pub(crate) fn open() -> Self {
-        Self::open_library(&emulated_gpu::library())
+        Self::open_device(0)
+    }
+
+    /// Opens device `ordinal` and makes it the current device of this thread.
+    pub(crate) fn open_device(ordinal: i32) -> Self {
+        Self::open_device_of(&emulated_gpu::library(), ordinal)
     }
 
     /// Opens the emulated GPU of a copy of the library.
     pub(crate) fn open_library(path: &Path) -> Self {
+        Self::open_device_of(path, 0)
+    }
+
+    fn open_device_of(path: &Path, ordinal: i32) -> Self {
         let driver = DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", path)).unwrap();
         let rtc =
             RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", path)).unwrap();
@@ -59,10 +69,20 @@ impl EmulatedGpu {
                 *library.get(b"hipemuLastFailure").unwrap(),
             )
         };
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: the driver writes the new stream to `stream`, which is writable.
-        assert_eq!(unsafe { (driver.stream_create)(&raw mut stream, 1) }, code::SUCCESS);
-        Self { driver, rtc, stream, set_seed, set_isa, clear_failure, last_failure }
+        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the driver writes the context and the new stream to variables that are writable.
+        unsafe {
+            assert_eq!((driver.context_retain)(&raw mut context, ordinal), code::SUCCESS);
+            assert_eq!((driver.context_set)(context), code::SUCCESS);
+            assert_eq!((driver.stream_create)(&raw mut stream, 1), code::SUCCESS);
+        }
+        Self { driver, rtc, context, stream, set_seed, set_isa, clear_failure, last_failure }
+    }
+
+    /// Makes this device the current device of the calling thread.
+    pub(crate) fn select(&self) {
+        // SAFETY: a context of the emulator is never destroyed.
+        assert_eq!(unsafe { (self.driver.context_set)(self.context) }, code::SUCCESS);
     }
 
     /// Compiles to machine code of an architecture from now on, for example 0x942.

@@ -34,7 +34,7 @@ impl MachineCodeGpu {
     pub(crate) fn open(gfx: u32) -> Self {
         static LOCK: Mutex<()> = Mutex::new(());
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpu = EmulatedGpu::open_library(&emulated_gpu::library_of("machine-code", 0));
+        let gpu = EmulatedGpu::open_library(&emulated_gpu::library_of("machine-code"));
         gpu.use_machine_code(gfx);
         gpu.clear_failure();
         gpu.seed(0);

@@ -16,6 +16,8 @@ mod machine_code;
 mod machine_code_faults;
 mod matrix;
 mod memory;
+mod peers;
 mod rtc;
 mod sanitizers;
 mod scaled_matrix;
+mod visible_devices;

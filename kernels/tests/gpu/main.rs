@@ -20,6 +20,7 @@ mod support;
 
 mod attention;
 mod blas_library;
+mod cards;
 mod device;
 mod draft;
 mod elementwise;

@@ -87,7 +87,8 @@ fn config(kind: ProposerKind) -> ExecutorConfig {
     };
     let eagle = || ModelConfig::from_json(Path::new("config.json"), EAGLE).unwrap();
     let draft = (kind == ProposerKind::Eagle3).then(eagle);
-    ExecutorConfig { model, draft, manifest: 0, settings }
+    let environment = crate::DeviceEnvironment::default();
+    ExecutorConfig { model, draft, manifest: 0, environment, settings }
 }
 
 fn executor(kind: ProposerKind) -> Executor {

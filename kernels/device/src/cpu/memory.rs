@@ -67,7 +67,7 @@ unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
 
 /// Returns the available and the total memory of the host in bytes, from `/proc/meminfo`; 0 if the file does
 /// not exist.
-pub(super) fn host_memory() -> (u64, u64) {
+pub(crate) fn host_memory() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |name: &str| {
         let line = text.lines().find(|line| line.starts_with(name))?;

@@ -8,5 +8,6 @@ mod topology;
 
 pub use device::{CpuConfig, CpuDevice};
 pub use isa::CpuIsa;
+pub(crate) use memory::host_memory;
 pub use thread_pool::ThreadPool;
 pub use topology::physical_cores;

@@ -1,4 +1,4 @@
-//! Timer for autotuning: measures launches while the L2 cache is cold, as it is within a step.
+//! Timer for autotuning: measures launches while the caches are cold, as they are within a step.
 
 use std::sync::Arc;
 
@@ -13,23 +13,33 @@ use crate::{Buffer, DeviceStream};
 /// a launch, and one launch alone is too short for the resolution of event timestamps.
 const TRIALS: usize = 8;
 
+/// Largest fraction of the memory of the device that is filled to evict its caches.
+const MAX_SWEEP_FRACTION: u64 = 64;
+
+/// Returns the number of bytes whose writes evict a cache of `cache_bytes` bytes, for a device with `total_bytes`
+/// bytes of memory.
+fn sweep_bytes(cache_bytes: u64, total_bytes: u64) -> u64 {
+    (2 * cache_bytes).min(total_bytes / MAX_SWEEP_FRACTION)
+}
+
 /// Timer for the launches on one stream; it records an event before and after each launch.
 pub(super) struct AutotuneTimer<'a> {
     runtime: &'a GpuRuntime,
     stream: DriverPtr,
     events: Vec<DriverPtr>,
-    /// Buffer of twice the L2 size that is filled before each launch, which evicts the L2 cache. `None` if
-    /// memory is short or the L2 size is unknown; launches are then timed with a warm cache.
+    /// Buffer that is filled before each launch, which evicts the caches. `None` if memory is short or the size of
+    /// the caches is unknown; launches are then timed with warm caches.
     sweep: Option<Buffer>,
 }
 
 impl<'a> AutotuneTimer<'a> {
     /// Creates a timer for stream `s`, which must not be captured into a graph.
     pub(super) fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
-        let sweep = match runtime.properties.l2_bytes as usize {
-            0 => None,
-            bytes => memory::alloc(runtime, 2 * bytes).ok(),
-        };
+        let sweep =
+            match sweep_bytes(runtime.properties.last_level_cache_bytes, runtime.mem_info().1) {
+                0 => None,
+                bytes => memory::alloc(runtime, bytes as usize).ok(),
+            };
         let mut timer = Self { runtime, stream: runtime.stream(s)?, events: Vec::new(), sweep };
         for _ in 0..2 {
             let mut event = std::ptr::null_mut();
@@ -92,5 +102,19 @@ impl Drop for AutotuneTimer<'_> {
             // SAFETY: the event was created by this timer and has no waiters.
             unsafe { (self.runtime.driver.event_destroy)(*event) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweep_evicts_the_last_level_cache() {
+        let (mi300x, h200) = (192 << 30, 141 << 30);
+        assert_eq!(sweep_bytes(256 << 20, mi300x), 512 << 20);
+        assert_eq!(sweep_bytes(60 << 20, h200), 120 << 20);
+        assert_eq!(sweep_bytes(0, h200), 0);
+        assert_eq!(sweep_bytes(256 << 20, 1 << 30), 16 << 20);
     }
 }

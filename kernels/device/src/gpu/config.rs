@@ -37,6 +37,8 @@ pub struct GpuConfig {
     pub folders: Vec<PathBuf>,
     /// Index of the GPU among the devices that the driver finds.
     pub device: usize,
+    /// Environment variables that restrict the GPUs that the driver finds, for error messages; empty = none.
+    pub visibility: String,
     /// Folder in which compiled kernels are cached; `None` = kernels are compiled at every start.
     pub cache_dir: Option<PathBuf>,
     /// 16-bit data type of weights, activations and KV cache, for which kernels are compiled.
@@ -51,6 +53,7 @@ impl Default for GpuConfig {
             libraries: GpuLibraries::Rocm,
             folders: Vec::new(),
             device: 0,
+            visibility: String::new(),
             cache_dir: None,
             half_dtype: HalfDtype::default(),
             emulated_warp_size: None,

@@ -18,6 +18,18 @@ pub enum GpuError {
         /// Number of devices that the driver finds.
         found: usize,
     },
+    /// The driver was opened, but environment variables hide the device.
+    #[error("device {requested} is not visible: {variables} ({library} finds {found})")]
+    DeviceNotVisible {
+        /// Path of the driver library.
+        library: String,
+        /// Requested index of the device.
+        requested: usize,
+        /// Number of devices that the driver finds.
+        found: usize,
+        /// Variables that restrict the devices, with their values.
+        variables: String,
+    },
     /// A function of the driver or of the run-time compiler returned an error.
     #[error("{call} failed: {name} ({code})")]
     Call {

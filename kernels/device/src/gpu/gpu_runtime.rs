@@ -4,32 +4,17 @@ use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hip_runtime_sys::{DeviceAttribute, DriverApi, DriverPtr, DriverStatus, GpuApi, code, flag};
+use hip_runtime_sys::{DriverApi, DriverPtr, DriverStatus, GpuApi, code, flag};
 
 use super::config::{GpuConfig, GpuLibrarySearches};
 use super::error::GpuError;
+use super::gpu_properties::{GpuProperties, until_nul};
 use super::timestamps::KernelTimestamper;
+use crate::cpu::host_memory;
 use crate::{DeviceError, DeviceStream};
 
 /// Number of streams of a device: stream 0 for steps, stream 1 for copies, stream 2 for overlapped launches.
 pub(super) const STREAMS: usize = 3;
-
-/// Properties of a GPU on which kernels and their launches depend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct GpuProperties {
-    /// Product name of the GPU.
-    pub name: String,
-    /// GPU architecture, for example `gfx942` or `sm_90a`; `emulated` for the emulator.
-    pub arch: String,
-    /// Number of lanes of a warp (NVIDIA) or wavefront (AMD).
-    pub warp_size: u32,
-    /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD).
-    pub multiprocessors: u32,
-    /// Maximum shared memory per thread block, in bytes.
-    pub shared_bytes: u32,
-    /// Size of the L2 cache in bytes; 0 if the driver does not report it.
-    pub l2_bytes: u32,
-}
 
 /// State of an opened GPU that its launches, copies and fences share.
 pub struct GpuRuntime {
@@ -37,6 +22,8 @@ pub struct GpuRuntime {
     pub driver: DriverApi,
     /// Properties of the device.
     pub(super) properties: GpuProperties,
+    /// Index of the device among those that the driver lists.
+    ordinal: c_int,
     context: DriverPtr,
     streams: Vec<DriverPtr>,
     /// Whether a graph capture is active on any stream.
@@ -58,6 +45,15 @@ pub struct GpuRuntime {
     dropped: Mutex<Vec<(MemoryKind, DriverPtr)>>,
 }
 
+/// Address of a device in its process: HIP enables peer access by the index of the device, CUDA by its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerDeviceAddress {
+    /// Index of the device among those that the driver lists.
+    pub ordinal: i32,
+    /// Driver context of the device.
+    pub context: u64,
+}
+
 /// Kind of GPU-accessible memory, which determines how it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
@@ -76,7 +72,7 @@ impl GpuRuntime {
     /// Opens the driver and the configured device.
     pub fn open(config: &GpuConfig, searches: &GpuLibrarySearches) -> Result<Self, GpuError> {
         let driver = DriverApi::open(searches.api, &searches.driver)?;
-        let ordinal = find_device(&driver, config.device)?;
+        let ordinal = find_device(&driver, config)?;
         let properties = GpuProperties::read(&driver, ordinal, config.emulated_warp_size)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver is initialised and the device exists.
@@ -84,6 +80,7 @@ impl GpuRuntime {
         let mut runtime = Self {
             driver,
             properties,
+            ordinal,
             context,
             streams: Vec::new(),
             capturing: AtomicBool::new(false),
@@ -118,8 +115,43 @@ impl GpuRuntime {
         self.driver.api
     }
 
-    /// Returns the driver context, with which other devices of this process enable peer access to this
-    /// device.
+    /// Returns the address of this device in its process, with which other devices of the process enable peer
+    /// access.
+    pub fn peer_address(&self) -> PeerDeviceAddress {
+        PeerDeviceAddress { ordinal: self.ordinal, context: self.context as u64 }
+    }
+
+    /// Enables access from this device to the memory of another device of this process.
+    ///
+    /// Errors: the driver does not support peer access, or the devices have no link that supports it.
+    pub fn enable_peer_access(&self, peer: PeerDeviceAddress) -> Result<(), GpuError> {
+        self.enter()?;
+        let code = match (self.driver.hip_peer_enable, self.driver.cuda_peer_enable) {
+            // SAFETY: the driver accepts any device index.
+            (Some(enable), _) => unsafe { enable(peer.ordinal, 0) },
+            // SAFETY: the peer keeps its context until the process exits.
+            (None, Some(enable)) => unsafe { enable(peer.context as DriverPtr, 0) },
+            (None, None) => {
+                let what = "peer access between devices of one process";
+                return Err(GpuError::PeerAccessUnsupported { what });
+            }
+        };
+        match code {
+            code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => self.check(code, "enable peer access"),
+        }
+    }
+
+    /// Returns the PCI address of the device; `None` if the driver does not return it.
+    pub fn pci_bus_id(&self) -> Option<String> {
+        let get = self.driver.pci_bus_id?;
+        let mut text = [0u8; 32];
+        // SAFETY: the buffer has as many bytes as the call may write.
+        let code = unsafe { get(text.as_mut_ptr().cast(), text.len() as c_int, self.ordinal) };
+        (code == code::SUCCESS).then(|| until_nul(&text).to_lowercase())
+    }
+
+    /// Returns the driver context of the device.
     pub fn context(&self) -> DriverPtr {
         self.context
     }
@@ -263,14 +295,19 @@ impl GpuRuntime {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the free and the total bytes of the device; 0 if the driver call fails.
+    /// Returns the free and the total bytes of the device; 0 if the driver call fails. If the host shares the
+    /// memory, free memory is at most what the host has available.
     pub fn mem_info(&self) -> (u64, u64) {
         let (mut free, mut total) = (0usize, 0usize);
         if self.enter().is_ok() {
             // SAFETY: both output pointers are valid for writes.
             unsafe { (self.driver.mem_info)(&raw mut free, &raw mut total) };
         }
-        (free as u64, total as u64)
+        let (free, total) = (free as u64, total as u64);
+        if self.properties.has_unified_memory {
+            return (free.min(host_memory().0), total);
+        }
+        (free, total)
     }
 }
 
@@ -300,7 +337,11 @@ impl std::fmt::Debug for GpuRuntime {
 }
 
 /// Converts a result code of the driver to a `Result`.
-fn check(driver: &DriverApi, code: DriverStatus, call: &'static str) -> Result<(), GpuError> {
+pub(super) fn check(
+    driver: &DriverApi,
+    code: DriverStatus,
+    call: &'static str,
+) -> Result<(), GpuError> {
     if code == code::SUCCESS {
         return Ok(());
     }
@@ -323,11 +364,14 @@ fn error_name(driver: &DriverApi, code: DriverStatus) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-fn find_device(driver: &DriverApi, requested: usize) -> Result<c_int, GpuError> {
-    let none = |found: usize| GpuError::NoDevice {
-        library: driver.library.display().to_string(),
-        requested,
-        found,
+fn find_device(driver: &DriverApi, config: &GpuConfig) -> Result<c_int, GpuError> {
+    let (requested, variables) = (config.device, config.visibility.clone());
+    let none = |found: usize| {
+        let library = driver.library.display().to_string();
+        if variables.is_empty() {
+            return GpuError::NoDevice { library, requested, found };
+        }
+        GpuError::DeviceNotVisible { library, requested, found, variables: variables.clone() }
     };
     // SAFETY: initialisation is the first call and may be repeated.
     match unsafe { (driver.init)(0) } {
@@ -350,69 +394,4 @@ fn find_device(driver: &DriverApi, requested: usize) -> Result<c_int, GpuError> 
     let code = unsafe { (driver.device_get)(&raw mut ordinal, requested as c_int) };
     check(driver, code, "device get")?;
     Ok(ordinal)
-}
-
-/// Maximum shared memory per thread block, in bytes, when the emulator runs with 32 lanes per warp: 227 KiB
-/// as on Hopper.
-const NVIDIA_SHARED_BYTES: u32 = 227 << 10;
-
-impl GpuProperties {
-    fn read(driver: &DriverApi, device: c_int, emulated: Option<u32>) -> Result<Self, GpuError> {
-        let attribute = |a: DeviceAttribute| {
-            let mut value = 0;
-            // SAFETY: the output pointer is valid for writes, and the attribute number belongs to this API.
-            let code =
-                unsafe { (driver.device_attribute)(&raw mut value, a.number(driver.api), device) };
-            check(driver, code, "device attribute").map(|()| value.max(0) as u32)
-        };
-        let mut text = [0u8; 128];
-        // SAFETY: the buffer has at least as many bytes as the call may write.
-        let code = unsafe { (driver.device_name)(text.as_mut_ptr().cast(), 127, device) };
-        check(driver, code, "device name")?;
-        let arch = match driver.api {
-            GpuApi::Hip => hip_arch(driver, device)?,
-            GpuApi::Cuda => cuda_arch(
-                attribute(DeviceAttribute::CapabilityMajor)?,
-                attribute(DeviceAttribute::CapabilityMinor)?,
-            ),
-        };
-        Ok(Self {
-            name: until_nul(&text),
-            arch,
-            warp_size: emulated.map_or_else(|| attribute(DeviceAttribute::WarpSize), Ok)?,
-            multiprocessors: attribute(DeviceAttribute::Multiprocessors)?.max(1),
-            shared_bytes: match emulated {
-                Some(32) => NVIDIA_SHARED_BYTES,
-                _ => attribute(DeviceAttribute::SharedBytesPerBlock)?,
-            },
-            l2_bytes: attribute(DeviceAttribute::L2Bytes).unwrap_or(0),
-        })
-    }
-}
-
-/// Returns the AMD architecture without feature flags, for example `gfx942` from `gfx942:sramecc+:xnack-`.
-fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
-    const NAME_AT: usize = 1160;
-    let Some(properties) = driver.properties else {
-        let library = driver.library.display().to_string();
-        let symbol = "hipGetDevicePropertiesR0600".to_owned();
-        return Err(hip_runtime_sys::LibraryOpenError::NoSymbol { library, symbol }.into());
-    };
-    let mut bytes = [0u8; 4096]; // Larger than the struct in any version of ROCm.
-    // SAFETY: the buffer is large enough for the properties struct.
-    check(driver, unsafe { properties(bytes.as_mut_ptr(), device) }, "device properties")?;
-    let name = until_nul(&bytes[NAME_AT..NAME_AT + 256]);
-    Ok(name.split(':').next().unwrap_or_default().to_owned())
-}
-
-/// Returns the NVIDIA architecture name. From compute capability 9.0 on, it has the suffix `a`, which enables
-/// architecture-specific instructions.
-fn cuda_arch(major: u32, minor: u32) -> String {
-    let suffix = if major >= 9 { "a" } else { "" };
-    format!("sm_{major}{minor}{suffix}")
-}
-
-fn until_nul(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }

@@ -10,7 +10,7 @@ use hip_runtime_sys::{DriverPtr, GpuApi, RtcApi};
 
 use super::config::{GpuConfig, GpuLibrarySearches};
 use super::error::GpuError;
-use super::gpu_runtime::GpuProperties;
+use super::gpu_properties::GpuProperties;
 use super::kernel_cache::KernelCache;
 use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
 

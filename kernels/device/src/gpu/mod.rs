@@ -5,11 +5,13 @@
 
 mod autotune;
 mod blaslt;
+mod card;
 mod config;
 mod copy;
 mod device;
 mod error;
 mod fence;
+mod gpu_properties;
 mod gpu_runtime;
 mod graph;
 mod half_dtype;
@@ -25,11 +27,12 @@ mod timestamps;
 mod weight_memory;
 
 pub use blaslt::{Fp8Scaling, GemmOperands, GemmProblem, HEURISTIC};
+pub use card::GpuCard;
 pub use config::{GpuConfig, GpuLibraries};
 pub use device::GpuDevice;
 pub use error::GpuError;
 pub use fence::GpuFence;
-pub use gpu_runtime::{GpuRuntime, MemoryKind};
+pub use gpu_runtime::{GpuRuntime, MemoryKind, PeerDeviceAddress};
 pub use half_dtype::{HalfDtype, blas_data_type};
 pub use hip_runtime_sys::{GpuApi, LibrarySearch};
 pub use kernel_launch::KernelLaunch;

@@ -1,0 +1,74 @@
+//! Facts about GPU models that no driver call returns.
+
+/// GPU model with the facts that no driver call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuCard {
+    /// Name of the model, as it occurs in product names such as `AMD Instinct MI300X VF`.
+    pub name: &'static str,
+    /// Number of compute units of the whole card. A partition of the card has fewer.
+    pub compute_units: u32,
+    /// Whether the GPU and the host share one memory.
+    pub has_unified_memory: bool,
+}
+
+/// AMD Instinct cards for which kernels are compiled.
+const CARDS: &[GpuCard] = &[
+    GpuCard { name: "MI300X", compute_units: 304, has_unified_memory: false },
+    GpuCard { name: "MI300A", compute_units: 228, has_unified_memory: true },
+    GpuCard { name: "MI325X", compute_units: 304, has_unified_memory: false },
+    GpuCard { name: "MI350X", compute_units: 256, has_unified_memory: false },
+    GpuCard { name: "MI355X", compute_units: 256, has_unified_memory: false },
+];
+
+/// Size in bytes of the memory-side cache (Infinity Cache) of all CDNA 3 and CDNA 4 cards.
+const INFINITY_CACHE_BYTES: u64 = 256 << 20;
+
+impl GpuCard {
+    /// Returns the card with the product name `name`; `None` if it is not in the table.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<&'static Self> {
+        CARDS.iter().find(|card| name.contains(card.name))
+    }
+}
+
+/// Returns the size in bytes of the last cache before memory. AMD's drivers report the L2 of one XCD only, but
+/// weights stay in the Infinity Cache; on NVIDIA the last cache is L2.
+pub(super) fn last_level_cache_bytes(arch: &str, l2_bytes: u32) -> u64 {
+    match arch {
+        "gfx942" | "gfx950" => INFINITY_CACHE_BYTES,
+        _ => u64::from(l2_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_found_by_product_name() {
+        for (name, expected) in [
+            ("AMD Instinct MI300X", Some(("MI300X", 304))),
+            ("AMD Instinct MI300X VF", Some(("MI300X", 304))),
+            ("AMD Instinct MI300A", Some(("MI300A", 228))),
+            ("AMD Instinct MI325X", Some(("MI325X", 304))),
+            ("AMD Instinct MI350X", Some(("MI350X", 256))),
+            ("AMD Instinct MI355X", Some(("MI355X", 256))),
+            ("AMD Instinct MI250X", None),
+            ("NVIDIA H200", None),
+            ("", None),
+        ] {
+            let found = GpuCard::of_name(name);
+            assert_eq!(found.map(|card| (card.name, card.compute_units)), expected, "{name}");
+            let is_unified = found.is_some_and(|card| card.has_unified_memory);
+            assert_eq!(is_unified, name.ends_with("MI300A"), "{name}");
+        }
+    }
+
+    #[test]
+    fn last_level_cache_includes_the_infinity_cache() {
+        assert_eq!(last_level_cache_bytes("gfx942", 4 << 20), 256 << 20);
+        assert_eq!(last_level_cache_bytes("gfx950", 4 << 20), 256 << 20);
+        assert_eq!(last_level_cache_bytes("sm_90a", 50 << 20), 50 << 20);
+        assert_eq!(last_level_cache_bytes("gfx90a", 8 << 20), 8 << 20);
+    }
+}

@@ -1,0 +1,60 @@
+//! Peer access between devices of one process: only `hipDeviceEnablePeerAccess` enables it, as in AMD's runtime.
+
+use hip_runtime_sys::{DriverStatus, code};
+
+use crate::emulated_gpu;
+use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
+use crate::injected_bugs::ROWS;
+
+const INVALID_VALUE: DriverStatus = 1;
+const ILLEGAL_ADDRESS: DriverStatus = 700;
+
+/// Calls the function of HIP that succeeds and enables nothing.
+fn enable_context_peer_access(peer: &EmulatedGpu) -> DriverStatus {
+    type Enable = unsafe extern "C" fn(hip_runtime_sys::DriverPtr, u32) -> DriverStatus;
+    // SAFETY: the emulator's library is already loaded, and its function has this type.
+    unsafe {
+        let library = libloading::Library::new(emulated_gpu::library()).unwrap();
+        let enable = library.get::<Enable>(b"hipCtxEnablePeerAccess").unwrap();
+        enable(peer.context, 0)
+    }
+}
+
+/// Launches a kernel of `gpu` that counts the threads of a block in the memory of `peer`, on which nothing runs.
+fn write_to_peer(gpu: &EmulatedGpu, peer: &EmulatedGpu) -> (DriverStatus, u32) {
+    peer.select();
+    let count = peer.upload(&[0u32; 3]);
+    gpu.select();
+    let kernel = gpu.kernel(ROWS, &[], "count_threads");
+    let status = gpu.try_launch(kernel, LaunchShape(1, 64, 0), &[KernelArg::At(count)]);
+    peer.select();
+    (status, peer.download::<u32>(count)[0])
+}
+
+// The tests use separate devices, because a device rejects all calls after a memory access fault.
+
+#[test]
+fn device_peer_access_opens_peer_memory() {
+    let (gpu, peer) = (EmulatedGpu::open_device(1), EmulatedGpu::open_device(2));
+    let enable = gpu.driver.hip_peer_enable.unwrap();
+    gpu.select();
+    // SAFETY: the function accepts any device index and flags.
+    unsafe {
+        assert_eq!(enable(2, 1), INVALID_VALUE);
+        assert_eq!(enable(1, 0), code::INVALID_DEVICE, "the device itself is no peer");
+        assert_eq!(enable(99, 0), code::INVALID_DEVICE);
+        assert_eq!(enable(2, 0), code::SUCCESS);
+        assert_eq!(enable(2, 0), code::PEER_ACCESS_ALREADY_ENABLED);
+    }
+    let (status, count) = write_to_peer(&gpu, &peer);
+    assert_eq!(status, code::SUCCESS);
+    assert!(count > 0);
+}
+
+#[test]
+fn context_peer_access_enables_nothing() {
+    let (gpu, peer) = (EmulatedGpu::open_device(3), EmulatedGpu::open_device(4));
+    gpu.select();
+    assert_eq!(enable_context_peer_access(&peer), code::SUCCESS);
+    assert_eq!(write_to_peer(&gpu, &peer), (ILLEGAL_ADDRESS, 0));
+}

@@ -1,0 +1,73 @@
+//! AMD cards as the driver presents them: names, architectures with feature suffixes, compute units, LDS, unified
+//! memory, and lists of visible devices.
+
+use std::process::Command;
+
+use device::DeviceDriver;
+use device::gpu::GpuConfig;
+use kernels::gpu::GpuBackend;
+
+use crate::support::emulator;
+
+/// Runs an ignored test of this file with environment variables, and returns what it prints.
+fn run(name: &str, variables: &[(&str, &str)]) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--ignored", "--exact", "--nocapture", &format!("cards::{name}")]);
+    let output = child.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("1 passed"), "{variables:?}: {text}");
+    text
+}
+
+#[test]
+#[ignore = "run by other tests of this file"]
+fn print_card() {
+    let gpu = GpuBackend::open(&emulator(64)).unwrap();
+    let memory = gpu.mem_info();
+    println!("card: {}, {} KB of LDS", gpu.name(), gpu.shared_bytes() >> 10);
+    println!("memory: {} of {} GiB", memory.free_bytes >> 30, memory.total_bytes >> 30);
+}
+
+#[test]
+fn cards_are_described_by_their_driver() {
+    for (card, arch, units, lds, memory) in [
+        ("MI300X", "gfx942", 304, 64, 192),
+        ("MI300A", "gfx942", 228, 64, 128),
+        ("MI325X", "gfx942", 304, 64, 256),
+        ("MI350X", "gfx950", 256, 160, 288),
+        ("MI355X", "gfx950", 256, 160, 288),
+    ] {
+        let text = run("print_card", &[("HIPEMU_CARD", card)]);
+        let expected = format!(
+            "card: AMD Instinct {card}, {arch}, {units} multiprocessors, without a BLASLt library, {lds} KB"
+        );
+        assert!(text.contains(&expected) && text.contains(&format!("of {memory} GiB")), "{text}");
+    }
+}
+
+/// The memory of an MI300A is that of the host, which other processes use too.
+#[test]
+fn free_unified_memory_is_that_of_the_host() {
+    const GIB: &str = "16777216"; // More than any host has.
+    let memory = format!("{GIB}G");
+    let of = |card| run("print_card", &[("HIPEMU_CARD", card), ("HIPEMU_MEMORY", &memory)]);
+    let all_free = format!("memory: {GIB} of {GIB} GiB");
+    assert!(of("MI300X").contains(&all_free));
+    assert!(!of("MI300A").contains(&all_free));
+}
+
+#[test]
+#[ignore = "run by hidden_device_error_names_the_variable"]
+fn print_hidden_device_error() {
+    let Ok(visibility) = std::env::var("HIP_VISIBLE_DEVICES") else { return };
+    let visibility = format!("HIP_VISIBLE_DEVICES={visibility}");
+    let error = GpuBackend::open(&GpuConfig { device: 3, visibility, ..emulator(64) }).unwrap_err();
+    println!("error: {error}");
+}
+
+#[test]
+fn hidden_device_error_names_the_variable() {
+    let text = run("print_hidden_device_error", &[("HIP_VISIBLE_DEVICES", "0,1")]);
+    assert!(text.contains("error: device 3 is not visible: HIP_VISIBLE_DEVICES=0,1 ("), "{text}");
+    assert!(text.contains("finds 2)"), "{text}");
+}
