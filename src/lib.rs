@@ -5,6 +5,7 @@
 pub mod bench;
 pub mod client;
 pub mod config;
+pub mod doctor;
 pub mod eval;
 pub mod events;
 pub mod hub;

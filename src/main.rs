@@ -4,7 +4,7 @@
 
 use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
 use hadron::log::{LogWriter, expand_hadron_filter};
-use hadron::{bench, eval, events, launcher, synth};
+use hadron::{bench, doctor, eval, events, launcher, synth};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -68,11 +68,12 @@ fn main() -> ExitCode {
     }
     let outcome = match command {
         CliCommand::Serve(args) => launcher::serve::run(&args, &environment),
-        CliCommand::Executor(args) => launcher::executor_child::run(&args),
+        CliCommand::Executor(args) => launcher::executor_child::run(&args, &environment),
         CliCommand::GrammarWorker(_) => launcher::grammar_worker::run(),
         CliCommand::TemplateWorker => launcher::template_worker::run(),
         CliCommand::Bench(command) => bench::run(command, &environment),
         CliCommand::Eval(command) => eval::run(command, &environment),
+        CliCommand::Doctor(args) => doctor::run(&args, &environment),
         CliCommand::Events(command) => events::run(&command, &environment),
         CliCommand::Synth(args) => synth::run(&args),
     };

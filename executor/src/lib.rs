@@ -29,11 +29,13 @@ mod warm_up;
 
 pub use collectives::{CollectiveCall, CollectiveCallState, CollectiveError};
 pub use config::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheDtype, KvCacheSize, ModelDtype, source};
+pub use device::gpu::{GpuSurvey, LibraryProbe, LibraryRole, SurveyedGpu};
 pub use device::physical_cores;
 pub use device_environment::DeviceEnvironment;
 pub use error::{BatchError, ExecutorError, TokenBitmaskError};
 pub use executor::{Executor, PhaseProgress, SubmittedStep, TraceHandle};
 pub use op_bench::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};
+pub use open_device::survey_gpus;
 pub use rank_calls::RankCallHistory;
 pub use ranks::{ParallelConfigError, RankRendezvous, check_draft_world, check_world};
 pub use run::run;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use device::CpuConfig;
-use device::gpu::{GpuApi, GpuConfig, GpuLibraries, HalfDtype};
+use device::gpu::{GpuApi, GpuConfig, GpuLibraries, GpuSurvey, HalfDtype};
 use kernels::KernelBackend;
 use kernels::cpu::CpuBackend;
 use kernels::gpu::GpuBackend;
@@ -88,6 +88,26 @@ fn gpu_config(request: &DeviceOpenOptions<'_>) -> Option<GpuConfig> {
         half_dtype: half_dtype(request.dtype),
         emulated_warp_size: request.libraries.and_then(|named| named.emulated_warp_size),
     })
+}
+
+/// Surveys the GPUs of one vendor; `None` if `device` is the CPU. `libraries` are the paths of the driver
+/// libraries, `None` = those that the system installs.
+#[must_use]
+pub fn survey_gpus(
+    device: DeviceKind,
+    libraries: Option<&DeviceLibraries>,
+    environment: &DeviceEnvironment,
+) -> Option<GpuSurvey> {
+    let request = DeviceOpenOptions {
+        device,
+        libraries,
+        environment,
+        gpu: 0,
+        kernel_cache: None,
+        threads: None,
+        dtype: ModelDtype::Bfloat16,
+    };
+    gpu_config(&request).map(|config| GpuSurvey::new(&config))
 }
 
 /// Number of CPU threads of this rank; 0 = one per core. By default the ranks of a host share its cores

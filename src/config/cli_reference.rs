@@ -43,7 +43,8 @@ fn command_section(out: &mut String, parent: &str, command: &Command) {
     let _infallible = writeln!(out, "\n## `{name}`\n\n{about}.");
     let mut heading = None;
     let positionals = command.get_positionals();
-    let flags = command.get_opts().filter(|flag| !matches!(flag.get_id().as_str(), "help"));
+    let flags = command.get_arguments().filter(|flag| !flag.is_positional());
+    let flags = flags.filter(|flag| !matches!(flag.get_id().as_str(), "help"));
     for (index, arg) in positionals.chain(flags).filter(|arg| !arg.is_hide_set()).enumerate() {
         let group = arg.get_help_heading().unwrap_or_default();
         if index == 0 || (heading != Some(group) && arg.get_long().is_some()) {
@@ -57,7 +58,7 @@ fn command_section(out: &mut String, parent: &str, command: &Command) {
 
 fn flag_row(out: &mut String, arg: &Arg) {
     let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
-    let boolean = arg.is_require_equals_set();
+    let boolean = arg.is_require_equals_set() || !arg.get_action().takes_values();
     let mut names = match arg.get_long() {
         Some(long) if boolean => format!("`--{long}`"),
         Some(long) => format!("`--{long} {}`", value.unwrap_or_default()),

@@ -10,6 +10,7 @@ mod bench;
 mod cli_reference;
 mod cluster;
 mod compat_flags;
+mod doctor;
 mod engine;
 mod environment;
 mod eval;
@@ -41,6 +42,7 @@ pub use bench::{
 pub use cli_reference::{reference, reference_path};
 pub(crate) use cluster::SECRET_VARIABLE;
 pub use cluster::{ClusterVariables, NodeArgs};
+pub use doctor::DoctorArgs;
 pub(crate) use engine::BF16_KV_CACHE_MISMATCH;
 pub use engine::{
     DeviceArg, EngineArgs, ExecutorPlacementArg, KvCacheDtypeArg, LoadBalancePolicy,
@@ -86,6 +88,8 @@ pub enum CliCommand {
     /// Check outputs: task suites, golden fixtures, log-probabilities, equality of two servers
     #[command(subcommand)]
     Eval(EvalCommand),
+    /// Describe this machine: devices, drivers, libraries, limits, and what will be slow
+    Doctor(DoctorArgs),
     /// Subscribe to KV events: print, verify, store
     #[command(subcommand)]
     Events(EventsCommand),

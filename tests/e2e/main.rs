@@ -5,6 +5,8 @@
 
 #[path = "../support/child_watchdog.rs"]
 mod child_watchdog;
+#[path = "../../kernels/tests/emulated_gpu/mod.rs"]
+mod emulated_gpu;
 #[path = "../support/fault_proxy.rs"]
 mod fault_proxy;
 #[path = "../support/hash_model.rs"]
@@ -28,6 +30,7 @@ mod attack;
 mod bench_ops;
 mod chaos;
 mod device_faults;
+mod doctor;
 mod health;
 mod hostile_grammars;
 mod http;

@@ -175,9 +175,11 @@ def judged(rounds, within):
     return lines, worse
 
 
-def about_machine(kind):
+def about_machine(kind, build, device):
     if kind == "gpu":
-        return run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).splitlines()[0]
+        vendor = json.loads(run([build / "hadron", "doctor", "--json", "--device", device]))["gpus"][0]
+        driver = next(library["version"] for library in vendor["libraries"] if library["role"] == "driver")
+        return f"{vendor['devices'][0]['name']}, driver {driver}"
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return f"{model[1]}, {os.cpu_count()} cores"
 
@@ -213,7 +215,7 @@ def main():
     commits = {side: json.loads((build / "about.json").read_text()) for side, build in builds.items()}
     lines, worse = judged(rounds, arguments.within)
     page = "\n".join([
-        f"{time.strftime('%Y-%m-%d')}, {about_machine(arguments.kind)}; {len(rounds)} alternating rounds; "
+        f"{time.strftime('%Y-%m-%d')}, {about_machine(arguments.kind, builds['new'], arguments.device)}; {len(rounds)} alternating rounds; "
         + "; ".join(f"{side}: {about['commit']} ({about['profile']})" for side, about in commits.items()), "",
         "| figure | unit | old | new | new / old | range | better |", "|---|---|---:|---:|---:|---:|---|", *lines])
     print(page)

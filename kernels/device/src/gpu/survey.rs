@@ -1,0 +1,237 @@
+//! Survey of the GPUs of a machine: which libraries are found, which devices the driver lists, and which of them
+//! can access each other's memory. It never fails; what cannot be found out is part of the result.
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+
+use hip_runtime_sys::{
+    BlasLtApi, DriverApi, LibraryOpenError, LibrarySearch, RtcApi, SharedLibrary, code,
+};
+
+use super::card::GpuCard;
+use super::config::{GpuConfig, GpuLibrarySearches};
+use super::gpu_runtime::GpuRuntime;
+
+/// Role of a GPU runtime library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LibraryRole {
+    /// Driver: memory, launches, graphs.
+    Driver,
+    /// Run-time compiler of kernels.
+    Compiler,
+    /// Matrix products: hipBLASLt or cuBLASLt.
+    Blas,
+    /// Collectives between ranks: RCCL or NCCL.
+    Collectives,
+}
+
+/// Result of the search for one library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LibraryProbe {
+    /// Role of the library.
+    pub role: LibraryRole,
+    /// Path or file name with which it was opened, and its version; or why it was not.
+    pub found: Result<FoundLibrary, LibraryOpenError>,
+}
+
+/// Library that was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundLibrary {
+    /// Path or file name with which the library was opened.
+    pub path: PathBuf,
+    /// Version number that the library reports; `None` if it reports none.
+    pub version: Option<String>,
+}
+
+/// Device that a driver lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SurveyedGpu {
+    /// Index of the device among those that the driver lists.
+    pub index: usize,
+    /// Product name; empty if the driver has none.
+    pub name: String,
+    /// Architecture, for example `gfx942` or `sm_90a`.
+    pub arch: String,
+    /// Number of SMs or compute units.
+    pub multiprocessors: u32,
+    /// Number of lanes of a warp or wavefront.
+    pub warp_size: u32,
+    /// Maximum shared memory per thread block, in bytes.
+    pub shared_bytes: u32,
+    /// Size of the last cache before memory, in bytes; 0 if it is not known.
+    pub last_level_cache_bytes: u64,
+    /// Free memory in bytes.
+    pub free_bytes: u64,
+    /// Total memory in bytes.
+    pub total_bytes: u64,
+    /// Whether the GPU and the host share one memory.
+    pub has_unified_memory: bool,
+    /// Model of the card; `None` if it is not known.
+    pub card: Option<GpuCard>,
+    /// PCI address, such as `0000:c1:00.0`.
+    pub pci_bus_id: Option<String>,
+    /// Indices of the devices whose memory this device can access.
+    pub peers: Vec<usize>,
+}
+
+/// GPUs and libraries of one vendor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuSurvey {
+    /// Libraries that are searched for, found or not.
+    pub libraries: Vec<LibraryProbe>,
+    /// Devices that the driver lists and that could be opened.
+    pub devices: Vec<SurveyedGpu>,
+    /// Reasons why the driver or a device could not be opened.
+    pub errors: Vec<String>,
+}
+
+impl GpuSurvey {
+    /// Surveys the GPUs that the libraries of `config` list. The device index of `config` is ignored.
+    #[must_use]
+    pub fn new(config: &GpuConfig) -> Self {
+        let searches = config.searches();
+        let libraries = probe_libraries(&searches);
+        let (mut devices, mut errors) = (Vec::new(), Vec::new());
+        // The missing driver is among the libraries.
+        let driver = DriverApi::open(searches.api, &searches.driver).ok();
+        for index in 0..driver.as_ref().map_or(0, device_count) {
+            match open_device(config, &searches, index) {
+                Ok(device) => devices.push(device),
+                Err(error) => errors.push(format!("device {index}: {error}")),
+            }
+        }
+        let mut survey = Self { libraries, devices, errors };
+        if let Some(driver) = &driver {
+            if survey.devices.is_empty() && survey.errors.is_empty() {
+                survey.errors.push(no_device_error(driver, config));
+            }
+            survey.find_peers(driver);
+        }
+        survey
+    }
+
+    /// Whether a library of this role was found.
+    #[must_use]
+    pub fn has(&self, role: LibraryRole) -> bool {
+        self.libraries.iter().any(|library| library.role == role && library.found.is_ok())
+    }
+
+    fn find_peers(&mut self, driver: &DriverApi) {
+        let Some(can_access) = driver.can_access_peer else { return };
+        let indices: Vec<usize> = self.devices.iter().map(|device| device.index).collect();
+        for device in &mut self.devices {
+            let accessible = |&peer: &usize| {
+                let mut result: c_int = 0;
+                let own = device.index as c_int;
+                // SAFETY: the output pointer is valid for writes, and both devices exist.
+                let status = unsafe { can_access(&raw mut result, own, peer as c_int) };
+                peer != device.index && status == code::SUCCESS && result != 0
+            };
+            device.peers = indices.iter().copied().filter(accessible).collect();
+        }
+    }
+}
+
+fn probe_libraries(searches: &GpuLibrarySearches) -> Vec<LibraryProbe> {
+    let api = searches.api;
+    let driver = DriverApi::open(api, &searches.driver)
+        .map(|driver| FoundLibrary { version: driver_version(&driver), path: driver.library });
+    let compiler = RtcApi::open(api, &searches.rtc)
+        .map(|rtc| FoundLibrary { version: compiler_version(&rtc), path: rtc.library });
+    let mut probes = vec![
+        LibraryProbe { role: LibraryRole::Driver, found: driver },
+        LibraryProbe { role: LibraryRole::Compiler, found: compiler },
+    ];
+    if let Some(search) = &searches.blas {
+        let found = BlasLtApi::open(api, search)
+            .map(|blas| FoundLibrary { version: blas_version(&blas), path: blas.library });
+        probes.push(LibraryProbe { role: LibraryRole::Blas, found });
+    }
+    if let Some(search) = &searches.collectives {
+        let found = open_collectives(search);
+        probes.push(LibraryProbe { role: LibraryRole::Collectives, found });
+    }
+    probes
+}
+
+fn driver_version(driver: &DriverApi) -> Option<String> {
+    let mut version: c_int = 0;
+    let get = driver.driver_version?;
+    // SAFETY: the output pointer is valid for writes.
+    let status = unsafe { get(&raw mut version) };
+    (status == code::SUCCESS).then(|| match driver.api {
+        // HIP encodes 7.1.25424 as 70125424, CUDA 13.0 as 13000.
+        hip_runtime_sys::GpuApi::Hip => {
+            format!("{}.{}.{}", version / 10_000_000, version / 100_000 % 100, version % 100_000)
+        }
+        hip_runtime_sys::GpuApi::Cuda => format!("{}.{}", version / 1000, version % 1000 / 10),
+    })
+}
+
+fn compiler_version(rtc: &RtcApi) -> Option<String> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both output pointers are valid for writes.
+    let status = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
+    (status == 0).then(|| format!("{major}.{minor}"))
+}
+
+fn blas_version(blas: &BlasLtApi) -> Option<String> {
+    // SAFETY: the function takes no arguments.
+    blas.cuda_version.map(|version| unsafe { version() }.to_string())
+}
+
+fn open_collectives(search: &LibrarySearch) -> Result<FoundLibrary, LibraryOpenError> {
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let library = SharedLibrary::open(search)?;
+    // SAFETY: RCCL and NCCL have the same function with this type.
+    let get = unsafe { library.symbol::<Version>("ncclGetVersion") }?;
+    let mut version: c_int = 0;
+    // SAFETY: the output pointer is valid for writes.
+    let status = unsafe { get(&raw mut version) };
+    let version = (status == 0)
+        .then(|| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100));
+    Ok(FoundLibrary { path: library.path().to_owned(), version })
+}
+
+/// Returns the number of devices; 0 if the driver finds none or fails.
+fn device_count(driver: &DriverApi) -> usize {
+    let mut count: c_int = 0;
+    // SAFETY: initialisation may be repeated; the output pointer is valid for writes.
+    let found = unsafe {
+        (driver.init)(0) == code::SUCCESS && (driver.device_count)(&raw mut count) == code::SUCCESS
+    };
+    if found { count.max(0) as usize } else { 0 }
+}
+
+fn no_device_error(driver: &DriverApi, config: &GpuConfig) -> String {
+    let library = driver.library.display();
+    match config.visibility.as_str() {
+        "" => format!("{library} finds no device"),
+        variables => format!("{library} finds no device with {variables}"),
+    }
+}
+
+fn open_device(
+    config: &GpuConfig,
+    searches: &GpuLibrarySearches,
+    index: usize,
+) -> Result<SurveyedGpu, super::GpuError> {
+    let runtime = GpuRuntime::open(&GpuConfig { device: index, ..config.clone() }, searches)?;
+    let (free_bytes, total_bytes) = runtime.mem_info();
+    let properties = &runtime.properties;
+    Ok(SurveyedGpu {
+        index,
+        name: properties.name.clone(),
+        arch: properties.arch.clone(),
+        multiprocessors: properties.multiprocessors,
+        warp_size: properties.warp_size,
+        shared_bytes: properties.shared_bytes,
+        last_level_cache_bytes: properties.last_level_cache_bytes,
+        free_bytes,
+        total_bytes,
+        has_unified_memory: properties.has_unified_memory,
+        card: GpuCard::of_name(&properties.name).copied(),
+        pci_bus_id: runtime.pci_bus_id(),
+        peers: Vec::new(),
+    })
+}

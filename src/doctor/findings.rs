@@ -1,0 +1,307 @@
+//! Findings: what keeps the machine from serving, and what makes it slow.
+
+use super::report::{
+    DoctorFinding, DoctorReport, FindingLevel, GpuReport, GpuVendorReport, HostReport,
+};
+
+/// GPU architectures for which kernels are compiled; the last one is the emulator of the tests.
+const ARCHITECTURES: &[&str] = &["gfx942", "gfx950", "gfx90a", "sm_90a", "emulated"];
+/// Minimum size of `/dev/shm` for RCCL or NCCL between several GPUs, in bytes.
+const SHARED_MEMORY_MIN: u64 = 1 << 30;
+/// Minimum hard limit of open files: one per connection, and those of the server itself.
+const OPEN_FILES_MIN: u64 = 4096;
+/// Minimum limit of locked memory for direct transfers between hosts, in bytes.
+const MEMLOCK_MIN: u64 = 64 << 20;
+
+/// Returns whether one of the findings keeps the machine from serving.
+pub(super) fn has_error(findings: &[DoctorFinding]) -> bool {
+    findings.iter().any(|finding| finding.level == FindingLevel::Error)
+}
+
+/// Returns all findings. `is_required` = the device was named by a flag, so that the CPU cannot replace it.
+pub(super) fn findings(report: &DoctorReport, is_required: bool) -> Vec<DoctorFinding> {
+    let mut list = FindingList::default();
+    if report.build == "development" {
+        let what = "This is a development build: HTTP, text and scheduler are hardly optimised.";
+        list.warn(what, "build with --release");
+    }
+    for vendor in &report.gpus {
+        let is_selected = vendor.device == report.device;
+        if is_selected {
+            usable_gpu(&mut list, vendor, is_required);
+        }
+        if is_selected || !vendor.devices.is_empty() {
+            slow_gpus(&mut list, vendor);
+        }
+    }
+    let has_several = report.gpus.iter().any(|vendor| vendor.devices.len() > 1);
+    let has_amd = report.gpus.iter().any(|v| v.device == "rocm" && !v.devices.is_empty());
+    limits(&mut list, &report.host, has_several, has_amd);
+    if report.kernel_cache.as_ref().is_none_or(|cache| !cache.is_writable) {
+        let remedy = "set XDG_CACHE_HOME to a folder that can be written to";
+        list.warn(
+            "The kernel cache cannot be written: kernels are compiled at every start.",
+            remedy,
+        );
+    }
+    list.findings
+}
+
+/// Findings in the order in which they were added.
+#[derive(Debug, Default)]
+struct FindingList {
+    findings: Vec<DoctorFinding>,
+}
+
+impl FindingList {
+    fn add(&mut self, level: FindingLevel, what: impl Into<String>, remedy: impl Into<String>) {
+        self.findings.push(DoctorFinding { level, what: what.into(), remedy: remedy.into() });
+    }
+
+    fn warn(&mut self, what: impl Into<String>, remedy: impl Into<String>) {
+        self.add(FindingLevel::Warning, what, remedy);
+    }
+}
+
+/// Adds what keeps the GPUs of the selected vendor from serving. Without a flag that requires them, `hadron serve`
+/// falls back to the CPU.
+fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: bool) {
+    let level = if is_required { FindingLevel::Error } else { FindingLevel::Warning };
+    let effect = if is_required { "" } else { " `hadron serve` falls back to the CPU." };
+    if let Some(error) = &vendor.device_file.error {
+        let file = vendor.device_file.path.display();
+        let remedy =
+            "add the user to the groups `render` and `video`, or pass the device to the container";
+        list.add(level, format!("{file} cannot be opened: {error}.{effect}"), remedy);
+    }
+    for role in ["driver", "compiler"] {
+        let error = vendor.libraries.iter().find(|l| l.role == role).and_then(|l| l.error.as_ref());
+        if let Some(error) = error {
+            list.add(level, format!("{error}.{effect}"), missing_library_remedy(vendor));
+        }
+    }
+    let has_driver = vendor.libraries.iter().any(|l| l.role == "driver" && l.error.is_none());
+    if has_driver && vendor.devices.is_empty() {
+        let reasons = vendor.errors.join("; ");
+        list.add(
+            level,
+            format!("{reasons}.{effect}"),
+            "check the kernel driver, and the variables that hide devices",
+        );
+    }
+}
+
+fn missing_library_remedy(vendor: &GpuVendorReport) -> &'static str {
+    if vendor.device == "rocm" {
+        "install ROCm, or set ROCM_PATH"
+    } else {
+        "install the driver and NVRTC, or extend LD_LIBRARY_PATH"
+    }
+}
+
+/// Adds what makes the GPUs of a vendor slow.
+fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
+    let missing = |role: &str| {
+        vendor.libraries.iter().find(|l| l.role == role).and_then(|l| l.error.as_ref())
+    };
+    if let Some(error) = missing("blas") {
+        let what = format!(
+            "{error}. Matrix products of more than 16 rows use the built-in kernels, which are slower."
+        );
+        list.warn(what, missing_library_remedy(vendor));
+    }
+    let is_group = vendor.devices.len() > 1;
+    if let Some(error) = missing("collectives").filter(|_| is_group) {
+        let what = format!("{error}. Tensor parallelism and data parallelism on GPUs need it.");
+        list.warn(what, missing_library_remedy(vendor));
+    }
+    if !vendor.devices.is_empty() {
+        vendor.errors.iter().for_each(|error| list.warn(format!("{error}."), "check the device"));
+    }
+    if vendor.device == "rocm" && vendor.visibility.contains(' ') {
+        let what = format!(
+            "{}: HIP counts among the devices that ROCR_VISIBLE_DEVICES leaves.",
+            vendor.visibility
+        );
+        list.warn(what, "set only one of the variables");
+    }
+    for gpu in &vendor.devices {
+        slow_gpu(list, vendor, gpu);
+    }
+}
+
+fn slow_gpu(list: &mut FindingList, vendor: &GpuVendorReport, gpu: &GpuReport) {
+    let GpuReport { index, arch, .. } = gpu;
+    if !ARCHITECTURES.contains(&arch.as_str()) {
+        let what = format!("GPU {index}: no kernel was ever compiled for {arch}.");
+        list.warn(what, "see docs/quickstart.md for supported GPUs");
+    }
+    let peers = vendor.devices.len() - 1;
+    if gpu.peers.len() < peers {
+        let missing: Vec<String> = vendor
+            .devices
+            .iter()
+            .filter(|peer| peer.index != *index && !gpu.peers.contains(&peer.index))
+            .map(|peer| peer.index.to_string())
+            .collect();
+        let what = format!(
+            "GPU {index} has no peer access to GPU {}: all-reduces between them go through the host.",
+            missing.join(", ")
+        );
+        list.warn(what, "check xGMI or NVLink, and that IOMMU or ACS do not block peer access");
+    }
+    if let Some(link) = gpu.pcie.filter(|link| link.width < link.max_width) {
+        let what = format!(
+            "GPU {index} uses {} of {} PCIe lanes: weights load slowly.",
+            link.width, link.max_width
+        );
+        list.warn(what, "reseat the card, or use another slot");
+    }
+    if let Some(units) = gpu.card_compute_units.filter(|&units| gpu.multiprocessors < units) {
+        let what = format!(
+            "GPU {index} has {} of the {units} compute units of its card: it is a partition.",
+            gpu.multiprocessors
+        );
+        list.warn(what, "select the compute partition SPX with amd-smi, unless this is intended");
+    }
+}
+
+/// Adds limits of the host. `has_several` = there are several GPUs of one vendor.
+fn limits(list: &mut FindingList, host: &HostReport, has_several: bool, has_amd: bool) {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    if let Some(shm) = host.shared_memory.filter(|shm| shm.total_bytes < SHARED_MEMORY_MIN)
+        && has_several
+    {
+        let what = format!(
+            "/dev/shm has {:.2} GiB: RCCL and NCCL need about 1 GiB between GPUs.",
+            gib(shm.total_bytes)
+        );
+        list.warn(what, "start the container with --shm-size 16g or --ipc host");
+    }
+    if let Some(files) = host.open_files.filter(|&files| files < OPEN_FILES_MIN) {
+        let what =
+            format!("At most {files} files may be open: the server accepts fewer connections.");
+        list.warn(what, "raise `ulimit -n`");
+    }
+    if let Some(bytes) = host.memlock_bytes.filter(|&bytes| bytes < MEMLOCK_MIN)
+        && has_several
+    {
+        let what = format!(
+            "`ulimit -l` is {} KiB: RDMA between hosts cannot register memory.",
+            bytes >> 10
+        );
+        list.warn(what, "set it to unlimited");
+    }
+    if host.numa_balancing == Some(true) && has_amd {
+        let what = "NUMA balancing is on: page migration interrupts GPU work.";
+        list.warn(what, "echo 0 > /proc/sys/kernel/numa_balancing");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::{DeviceFileReport, KernelCacheReport, PcieLink, VolumeReport};
+    use super::*;
+
+    fn gpu(index: usize) -> GpuReport {
+        GpuReport {
+            index,
+            name: "AMD Instinct MI300X".to_owned(),
+            arch: "gfx942".to_owned(),
+            multiprocessors: 304,
+            card_compute_units: Some(304),
+            warp_size: 64,
+            shared_bytes: 64 << 10,
+            last_level_cache_bytes: 256 << 20,
+            memory_bytes: 192 << 30,
+            free_bytes: 192 << 30,
+            has_unified_memory: false,
+            peers: vec![1 - index],
+            pci_bus_id: None,
+            pcie: Some(PcieLink { width: 16, max_width: 16 }),
+            numa_node: None,
+        }
+    }
+
+    /// A machine with two AMD GPUs and no findings.
+    fn machine() -> DoctorReport {
+        let path = "/dev/kfd".into();
+        let rocm = GpuVendorReport {
+            device: "rocm".to_owned(),
+            device_file: DeviceFileReport { path, exists: true, error: None },
+            visibility: String::new(),
+            libraries: Vec::new(),
+            devices: vec![gpu(0), gpu(1)],
+            errors: Vec::new(),
+        };
+        let host = HostReport {
+            kernel: None,
+            cpu: None,
+            cores: 96,
+            numa_nodes: Some(2),
+            numa_balancing: Some(false),
+            memory_bytes: None,
+            available_bytes: None,
+            shared_memory: Some(VolumeReport { total_bytes: 64 << 30, free_bytes: 64 << 30 }),
+            memlock_bytes: None,
+            open_files: None,
+        };
+        let folder = "/cache".into();
+        DoctorReport {
+            version: String::new(),
+            build: "release".to_owned(),
+            device: "rocm".to_owned(),
+            can_serve: true,
+            host,
+            kernel_cache: Some(KernelCacheReport {
+                folder,
+                images: 0,
+                bytes: 0,
+                is_writable: true,
+            }),
+            gpus: vec![rocm],
+            findings: Vec::new(),
+        }
+    }
+
+    /// Returns the texts of all findings after a change of the machine.
+    fn found(change: impl FnOnce(&mut DoctorReport)) -> Vec<String> {
+        let mut report = machine();
+        change(&mut report);
+        let found = findings(&report, true);
+        assert!(!has_error(&found), "{found:?}");
+        found.into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn slow_parts_of_a_machine_are_named() {
+        assert_eq!(found(|_| ()), Vec::<String>::new());
+        let gpu = |change: fn(&mut GpuReport)| found(|m| change(&mut m.gpus[0].devices[1]));
+        let host = |change: fn(&mut HostReport)| found(|m| change(&mut m.host));
+        let findings = [
+            (gpu(|gpu| gpu.peers.clear()), "GPU 1 has no peer access to GPU 0"),
+            (gpu(|gpu| gpu.pcie = Some(PcieLink { width: 4, max_width: 16 })), "uses 4 of 16 PCIe"),
+            (gpu(|gpu| gpu.multiprocessors = 38), "38 of the 304 compute units"),
+            (gpu(|gpu| gpu.arch = "gfx906".to_owned()), "ever compiled for gfx906"),
+            (host(|host| host.numa_balancing = Some(true)), "NUMA balancing is on"),
+            (host(|host| host.open_files = Some(1024)), "At most 1024 files"),
+            (host(|host| host.memlock_bytes = Some(8 << 20)), "`ulimit -l` is 8192 KiB"),
+            (host(|host| host.shared_memory.as_mut().unwrap().total_bytes = 64 << 20), "0.06 GiB"),
+            (found(|m| m.build = "development".to_owned()), "development build"),
+            (found(|m| m.kernel_cache = None), "kernel cache cannot be written"),
+        ];
+        for (found, expected) in findings {
+            assert!(found.len() == 1 && found[0].contains(expected), "{expected}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn an_unusable_gpu_is_an_error_only_if_required() {
+        let mut report = machine();
+        report.gpus[0].devices.clear();
+        report.gpus[0].device_file.error = Some("Permission denied".to_owned());
+        assert!(has_error(&findings(&report, true)));
+        let optional = findings(&report, false);
+        assert!(!has_error(&optional) && optional[0].what.contains("falls back to the CPU"));
+    }
+}
