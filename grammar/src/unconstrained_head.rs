@@ -40,20 +40,21 @@ impl UnconstrainedHead {
         };
         let (token_texts, plain_texts) = (texts(true), texts(false));
         let mut ends = Vec::new();
-        let mut terminals = String::new();
+        let mut terminals = Vec::new();
         if !token_texts.is_empty() {
             let all: Vec<String> = self.ends.iter().map(|end| end.text.clone()).collect();
-            terminals += &format!("FREE: {}\n", without(&all));
+            terminals.push(format!("FREE: {}\n", without(&all)));
             let tokens = self.ends.iter().filter_map(|end| end.token);
             let tokens: Vec<String> = tokens.map(|id| format!("<[{id}]>")).collect();
             ends.push(format!("FREE ({})", tokens.join(" | ")));
         }
         if !plain_texts.is_empty() {
-            terminals += &format!("ENDED: {}\n", up_to(&plain_texts, &token_texts));
+            terminals.push(format!("ENDED: {}\n", up_to(&plain_texts, &token_texts)));
             ends.push("ENDED".to_owned());
         }
         let opening = self.opening.map(|id| format!("(<[{id}]>)? ")).unwrap_or_default();
-        format!("start: {opening}head @{rest}\nhead: {}\n{terminals}", ends.join(" | "))
+        let (head, terminals) = (ends.join(" | "), terminals.concat());
+        format!("start: {opening}head @{rest}\nhead: {head}\n{terminals}")
     }
 }
 

@@ -127,9 +127,12 @@ mod tests {
 
     #[test]
     fn other_grammars_have_no_pattern() {
-        let doubled: String =
-            (0..30).map(|rule| format!("r{rule}: r{} r{}\n", rule + 1, rule + 1)).collect();
-        let chain: String = (0..200).map(|rule| format!("r{rule}: r{}\n", rule + 1)).collect();
+        let doubled: String = (0..30)
+            .map(|rule| format!("r{rule}: r{} r{}\n", rule + 1, rule + 1))
+            .collect::<Vec<_>>()
+            .concat();
+        let chain =
+            (0..200).map(|rule| format!("r{rule}: r{}\n", rule + 1)).collect::<Vec<_>>().concat();
         for lark in [
             "start: \"(\" start? \")\"",
             "start: a\na: \"x\" b\nb: a |",

@@ -65,7 +65,7 @@ fn space_rules_of_recursive_grammars_may_be_empty() {
 #[test]
 fn errors_name_what_is_wrong_and_the_line() {
     let nested = format!("root ::= {}\"a\"{}", "(".repeat(70), ")".repeat(70));
-    let rules: String = (0..600).map(|rule| format!("r{rule} ::= \"a\"\n")).collect();
+    let rules = (0..600).map(|rule| format!("r{rule} ::= \"a\"\n")).collect::<Vec<_>>().concat();
     for (text, message, line) in [
         ("root ::= x", "the rule x is not defined", 1),
         ("x ::= \"a\"", "the rule root is missing", 1),

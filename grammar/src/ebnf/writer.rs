@@ -11,9 +11,12 @@ impl FormatWriter {
         let RuleReachability { is_needed, is_terminal } = RuleReachability::of(grammar);
         let names: Vec<LarkExpression> = is_terminal
             .iter()
-            .map(|&is_terminal| match is_terminal {
-                true => LarkExpression::Terminal(self.reserve("TEXT")),
-                false => LarkExpression::Rule(self.reserve("part")),
+            .map(|&is_terminal| {
+                if is_terminal {
+                    LarkExpression::Terminal(self.reserve("TEXT"))
+                } else {
+                    LarkExpression::Rule(self.reserve("part"))
+                }
             })
             .collect();
         for (rule, body) in grammar.bodies.iter().enumerate().filter(|(rule, _)| is_needed[*rule]) {

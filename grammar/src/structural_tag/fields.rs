@@ -86,7 +86,7 @@ impl<'a> FormatFields<'a> {
         const NAME: &str = "token";
         let path = self.path(NAME);
         match self.required(NAME)? {
-            Value::Number(id) if id.as_u64().is_some_and(|id| id <= u64::from(u32::MAX)) => {
+            Value::Number(id) if id.as_u64().is_some_and(|id| u32::try_from(id).is_ok()) => {
                 Ok(format!("<[{id}]>"))
             }
             Value::String(_) => {

@@ -62,8 +62,8 @@ fn signed_24(x: u32) -> i32 {
 const INSTRUCTIONS: &[VectorInstruction] = &[
     op("v_add_u32_e32", 2, |[x, y, _]| x.wrapping_add(y)),
     op("v_subrev_u32_e32", 2, |[x, y, _]| y.wrapping_sub(x)),
-    op("v_mul_hi_u32", 2, |[x, y, _]| (u64::from(x) * u64::from(y) >> 32) as u32),
-    op("v_mul_hi_i32", 2, |[x, y, _]| (i64::from(x as i32) * i64::from(y as i32) >> 32) as u32),
+    op("v_mul_hi_u32", 2, |[x, y, _]| ((u64::from(x) * u64::from(y)) >> 32) as u32),
+    op("v_mul_hi_i32", 2, |[x, y, _]| ((i64::from(x as i32) * i64::from(y as i32)) >> 32) as u32),
     op("v_mad_u32_u24", 3, |[x, y, z]| (x & 0xff_ffff).wrapping_mul(y & 0xff_ffff).wrapping_add(z)),
     op("v_mul_i32_i24_e32", 2, |[x, y, _]| signed_24(x).wrapping_mul(signed_24(y)) as u32),
     op("v_lshrrev_b32_e32", 2, |[x, y, _]| y >> (x & 31)),

@@ -210,7 +210,7 @@ impl CompletionEndpoint for ResponsesReply {
             |messages| place_system_turns(messages, || app.shows_inline_system(serving)).into();
         request.input.messages = match request.input.messages.take() {
             Value::Array(messages) if truncates => {
-                truncation::truncate(serving, &request, messages, place)?
+                truncation::truncate(serving, &request, &messages, place)?
             }
             Value::Array(messages) => place(messages),
             other => other,

@@ -89,8 +89,8 @@ impl ResponseStore {
     pub(super) fn items(&self, caller: CallerIdentity, id: &str) -> Vec<Arc<ResponseItems>> {
         self.with(|store| {
             let (mut chain, mut next) = (Vec::new(), Some(id.to_owned()));
-            while let Some(entry) = next.and_then(|id| store.touch(caller, &id)) {
-                next = entry.items.previous.clone();
+            while let Some(entry) = next.take().and_then(|id| store.touch(caller, &id)) {
+                next.clone_from(&entry.items.previous);
                 chain.push(Arc::clone(&entry.items));
             }
             chain.reverse();

@@ -28,21 +28,21 @@ struct DropOrder {
 pub(super) fn truncate(
     serving: &ServingContext,
     request: &ChatCompletionRequest,
-    messages: Vec<Value>,
+    messages: &[Value],
     place: impl Fn(Vec<Value>) -> Value,
 ) -> Result<Value, ApiError> {
-    let order = DropOrder::of(&messages);
+    let order = DropOrder::of(messages);
     let output_tokens = request.params.max_tokens.unwrap_or(1);
     let tokens_max = serving.field_bounds.max_model_len.saturating_sub(output_tokens) as usize;
     let dropped = order.units_to_drop(|dropped| {
         let input = ChatInput {
-            messages: place(order.remaining(&messages, dropped)),
+            messages: place(order.remaining(messages, dropped)),
             tools: request.tools.template_value.clone(),
             ..request.input.clone()
         };
         prompt_fits(serving, input, tokens_max, request.prompt_field)
     })?;
-    Ok(place(order.remaining(&messages, dropped)))
+    Ok(place(order.remaining(messages, dropped)))
 }
 
 impl DropOrder {
