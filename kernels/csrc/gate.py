@@ -2,7 +2,7 @@
 """Compiles every kernel for every supported GPU, without a GPU: gfx942 and gfx950 with clang, sm_90a with NVRTC, gfx90a
 with hiprtc. Kernels that use half_t are also compiled for f16, except for gfx90a. Fails on a compiler warning, on
 serialised WGMMAs, on a register spill, on stack memory, on a missing tool, and if the machine code for gfx942 and gfx950
-has other counts than machine_code.txt (see machine_code.py).
+has other counts than machine_code.txt (see machine_code.py) or a barrier that does not wait for LDS (see lds_waits.py).
 
     gate.py [FOLDER...]              only the kernels in these folders of kernels/csrc
     gate.py --record [FOLDER...]     write the counts of their machine code to machine_code.txt
@@ -14,7 +14,7 @@ Needs (Debian): clang-22 lld-22 llvm-22 libamdhip64-5 libhiprtc-builtins5, and
     pip install --target $NVRTC nvidia-cuda-nvrtc==13.0.88     (NVRTC defaults to /opt/nvrtc)
 """
 import collections, ctypes, difflib, functools, glob, hashlib, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
-import machine_code
+import lds_waits, machine_code
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 COUNTS = os.path.join(ROOT, "machine_code.txt")
@@ -122,7 +122,7 @@ def compile_with_clang(job, path):
 def clang(job):
     """Returns an error text and the counts of the machine code."""
     with tempfile.NamedTemporaryFile(suffix=".co") as out:
-        error = compile_with_clang(job, out.name)
+        error = compile_with_clang(job, out.name) or lds_waits.error(machine_code.disassemble(out.name))
         return error, [] if error or not is_counted(job) else machine_code.report(out.name)
 
 
@@ -182,7 +182,7 @@ def hash_of(parts):
 
 def keys_of(jobs):
     """Returns a hash per compilation over this script, the compiler version, all headers, the source and the options."""
-    scripts = [open(path, "rb").read() for path in (__file__, machine_code.__file__)]
+    scripts = [open(path, "rb").read() for path in (__file__, lds_waits.__file__, machine_code.__file__)]
     shared, compilers = hash_of([*scripts, *(piece for header in headers() for piece in header)]), versions()
     texts = {source: open(source, "rb").read() for source in {job.source for job in jobs}}
     counts = lambda job: recorded_counts().get(compilation_name(job), []) if is_counted(job) else []

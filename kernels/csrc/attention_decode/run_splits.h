@@ -106,6 +106,7 @@ DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
         const u32 share = warp_id() % SPREAD;
         fold(records + (share * GROUP + query) * RECORD, part_of(t, to, query, 0), share, t.splits, HEAD_GROUP * RECORD);
     }
+    wait_shared();
     team_sync();
     for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
