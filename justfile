@@ -27,6 +27,10 @@ speed-cpu OLD NEW *ARGS:
 emulated:
     cargo test --test emulated_gpu
 
+# Run the GPU tests on emulated machine code of gfx942 and gfx950, without a GPU; results: tests/bench/results/cpu/amd_isa.md.
+amd-isa:
+    kernels/tests/amd_isa.py --all
+
 # Test every kernel variant under AddressSanitizer and ThreadSanitizer.
 sanitized *TESTS:
     kernels/tests/sanitized.sh --all {{TESTS}}
