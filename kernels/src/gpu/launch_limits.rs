@@ -7,21 +7,6 @@
 
 use super::GpuBackend;
 
-/// Shared memory per block that the driver of an NVIDIA GPU reserves, in bytes.
-pub(super) const DRIVER_BYTES: usize = 1024;
-/// Number of blocks per SM or compute unit among which the small-M GEMMs divide weights. More blocks read x more
-/// often.
-const GEMM_BLOCKS: usize = 2;
-/// Maximum number of resident blocks of the absorbed MLA kernel without WGMMA, limited by registers: on AMD a wave
-/// takes all registers of its SIMD, and a block has two waves.
-const MLA_BLOCKS: usize = 2;
-/// Maximum number of resident blocks of decode attention on AMD GPUs, limited by registers: a wave takes a third
-/// of the registers of its SIMD with up to `SMALL_GROUP` queries per block and a 16-bit KV cache, else half of
-/// them, and a block has one wave per SIMD.
-const DECODE_BLOCKS_SMALL_GROUP: usize = 3;
-const DECODE_BLOCKS: usize = 2;
-const SMALL_GROUP: usize = 2;
-
 /// Properties of the GPU from which launch shapes are computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LaunchLimits {
@@ -33,6 +18,14 @@ pub(super) struct LaunchLimits {
     pub(super) shared_bytes: usize,
 }
 
+/// Shared memory per block that the driver of an NVIDIA GPU reserves, in bytes.
+pub(super) const DRIVER_BYTES: usize = 1024;
+/// Number of blocks per SM or compute unit among which the small-M GEMMs divide weights. More blocks read x more
+/// often.
+const GEMM_BLOCKS: usize = 2;
+/// Maximum number of resident blocks of the absorbed MLA kernel without WGMMA, limited by registers: on AMD a wave
+/// takes all registers of its SIMD, and a block has two waves.
+const MLA_BLOCKS: usize = 2;
 impl GpuBackend {
     /// Returns the properties of the GPU from which launch shapes are computed.
     pub(super) fn launch_limits(&self) -> LaunchLimits {
@@ -43,6 +36,13 @@ impl GpuBackend {
         }
     }
 }
+
+/// Maximum number of resident blocks of decode attention on AMD GPUs, limited by registers: a wave takes a third
+/// of the registers of its SIMD with up to `SMALL_GROUP` queries per block and a 16-bit KV cache, else half of
+/// them, and a block has one wave per SIMD.
+const DECODE_BLOCKS_SMALL_GROUP: usize = 3;
+const DECODE_BLOCKS: usize = 2;
+const SMALL_GROUP: usize = 2;
 
 impl LaunchLimits {
     fn is_amd(self) -> bool {
