@@ -94,6 +94,7 @@ static Settings read() {
     const char* isa = text("HIPEMU_ISA", "");
     s.isa = !strcmp(isa, "gfx942") ? 0x942 : !strcmp(isa, "gfx950") ? 0x950 : 0;
     if (*isa && !s.isa) fprintf(stderr, "hipemu: HIPEMU_ISA=%s is neither gfx942 nor gfx950\n", isa), abort();
+    if (s.isa && s.card) s.isa = s.card->gfx;
     if (s.isa) s.gfx = s.isa, s.wave = 64;
     s.clang = text("HIPEMU_CLANG", "clang-22");
     s.counters = text("HIPEMU_COUNTERS", nullptr);

@@ -32,7 +32,7 @@ struct Settings {
     // branches.
     u32 gfx;
     // HIPEMU_ISA (default none): gfx942 or gfx950; kernels are compiled to machine code of this architecture, which is
-    // emulated (isa/). It also sets `gfx`; `wave` is 64.
+    // emulated (isa/). It also sets `gfx`; `wave` is 64. With HIPEMU_CARD the architecture is that of the card.
     u32 isa;
     // HIPEMU_CLANG (default clang-22): compiler for machine code. llvm-objdump and llvm-objcopy have the same suffix.
     const char* clang;
