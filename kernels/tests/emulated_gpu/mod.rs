@@ -68,12 +68,18 @@ pub fn library() -> PathBuf {
         return library;
     }
     fs::create_dir_all(&home).expect("the target folder can be written to");
-    let lock = File::create(folder.join("lock")).expect("the target folder can be written to");
-    lock.lock().expect("the file system has locks"); // The lock is released when the file is closed.
+    let _lock = lock(&folder);
     if !library.exists() {
         build(&compiler, &home, &library);
     }
     library
+}
+
+/// Locks a folder against other threads and processes until the returned file is closed.
+fn lock(folder: &Path) -> File {
+    let file = File::create(folder.join("lock")).expect("the target folder can be written to");
+    file.lock().expect("the file system has locks");
+    file
 }
 
 /// Returns the instruction sets of this CPU, which decide what `-march=native` means; empty if they are unknown.
@@ -88,8 +94,9 @@ fn cpu_features() -> String {
 pub fn library_of(world: &str) -> PathBuf {
     let library = library();
     let copy = library.with_file_name(format!("libhipemu-{world}.so"));
+    let _lock = lock(library.parent().expect("a library is in a folder"));
     if !copy.exists() {
-        let unfinished = copy.with_extension(std::process::id().to_string());
+        let unfinished = copy.with_extension("unfinished");
         fs::copy(&library, &unfinished).expect("the target folder can be written to");
         fs::rename(&unfinished, &copy).expect("both are in one folder");
     }
