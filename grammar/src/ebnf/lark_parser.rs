@@ -7,17 +7,31 @@ use std::collections::HashMap;
 
 /// Name of the rule with which a text begins.
 const START: &str = "start";
+/// `INT EXP | DECIMAL EXP?`, where `EXP` is `("e"|"E") SIGNED_INT`; `NUMBER` is also an `INT`.
+const FLOAT: &str = "(?:[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\\.[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?)";
+const NUMBER: &str =
+    "(?:[0-9]+(?:[eE][+-]?[0-9]+)?|(?:[0-9]+\\.[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?)";
+const SIGNED_FLOAT: &str =
+    "[+-]?(?:[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\\.[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?)";
+const SIGNED_NUMBER: &str =
+    "[+-]?(?:[0-9]+(?:[eE][+-]?[0-9]+)?|(?:[0-9]+\\.[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?)";
 /// Terminals of Lark's library.
 const COMMON: &[(&str, &str)] = &[
     ("CNAME", "[a-zA-Z_][a-zA-Z0-9_]*"),
+    ("CR", "\\r"),
     ("DECIMAL", "(?:[0-9]+\\.[0-9]*|\\.[0-9]+)"),
     ("DIGIT", "[0-9]"),
+    ("FLOAT", FLOAT),
     ("HEXDIGIT", "[a-fA-F0-9]"),
     ("INT", "[0-9]+"),
     ("LCASE_LETTER", "[a-z]"),
     ("LETTER", "[a-zA-Z]"),
+    ("LF", "\\n"),
     ("NEWLINE", "(?:\\r?\\n)+"),
+    ("NUMBER", NUMBER),
+    ("SIGNED_FLOAT", SIGNED_FLOAT),
     ("SIGNED_INT", "[+-]?[0-9]+"),
+    ("SIGNED_NUMBER", SIGNED_NUMBER),
     ("UCASE_LETTER", "[A-Z]"),
     ("WORD", "[a-zA-Z]+"),
     ("WS", "[ \\t\\f\\r\\n]+"),

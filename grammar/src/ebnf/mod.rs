@@ -27,6 +27,8 @@ const DEFINES: &str = "::=";
 const RULES_MAX: usize = 512;
 /// Maximum nesting depth of groups.
 const DEPTH_MAX: usize = 64;
+/// Maximum number of repetition operators of one part: each nests the part once more.
+const OPERATORS_MAX: u32 = 4;
 /// Maximum number of repetitions, unless it is unlimited.
 pub(super) const REPEAT_MAX: u32 = 4_096;
 

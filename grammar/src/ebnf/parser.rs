@@ -1,7 +1,8 @@
 //! Parser of grammars in EBNF.
 
 use super::{
-    DEFINES, DEPTH_MAX, EbnfError, EbnfGrammar, EbnfNode, EbnfRepeat, REPEAT_MAX, ROOT, RULES_MAX,
+    DEFINES, DEPTH_MAX, EbnfError, EbnfGrammar, EbnfNode, EbnfRepeat, OPERATORS_MAX, REPEAT_MAX,
+    ROOT, RULES_MAX,
 };
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -141,6 +142,9 @@ impl<'a> EbnfParser<'a> {
     /// Whether a rule begins here.
     fn begins_rule(&self) -> bool {
         let rest = self.rest();
+        if rest.starts_with('.') {
+            return false; // Any character; scanning a run of them once per dot would be quadratic.
+        }
         let after = rest.trim_start_matches(is_name_part);
         after.len() < rest.len() && after.trim_start().starts_with(DEFINES)
     }
@@ -171,8 +175,15 @@ impl<'a> EbnfParser<'a> {
     }
 
     fn repeated(&mut self, node: EbnfNode) -> NodeResult {
-        let mut node = node;
+        let (mut node, mut operators) = (node, 0);
         loop {
+            if matches!(self.peek(), Some('*' | '+' | '?' | '{')) {
+                operators += 1;
+            }
+            if operators > OPERATORS_MAX {
+                let message = format!("more than {OPERATORS_MAX} repetition operators of one part");
+                return Err(self.error(&message));
+            }
             let (min, max) = match self.peek() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),

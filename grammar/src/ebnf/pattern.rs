@@ -3,6 +3,8 @@
 use super::lark_parser::LarkParser;
 use super::reachability::RuleReachability;
 use super::{EbnfGrammar, EbnfNode, EbnfRepeat};
+use crate::{GrammarSpec, OutputConstraint, engine_grammar};
+use llguidance::derivre::RegexBuilder;
 use std::fmt::Write as _;
 
 /// Maximum length of a regular expression in bytes.
@@ -12,14 +14,18 @@ const PARTS_MAX: u32 = 16_384;
 /// Maximum depth of rules and groups.
 const NESTING_MAX: u32 = 128;
 
-/// Returns a regular expression of the texts of a grammar in Lark; `None` if the grammar is recursive, or has parts
-/// that no regular expression can express.
+/// Returns a regular expression of the texts of a grammar in Lark; `None` if the grammar is recursive, has parts that
+/// no regular expression can express, or exceeds the limits of constraints.
 pub fn lark_pattern(text: &str) -> Option<String> {
     let grammar = LarkParser::new(text).grammar()?;
     let is_regular = RuleReachability::of(&grammar).is_terminal[grammar.root];
     let mut writer = PatternWriter { grammar: &grammar, pattern: String::new(), parts: PARTS_MAX };
-    let written = is_regular.then(|| writer.rule(grammar.root, 0))?;
-    written.map(|()| writer.pattern)
+    is_regular.then(|| writer.rule(grammar.root, 0))??;
+    let pattern = writer.pattern;
+    // Regular expressions of Python may mean something else to the grammar engine, or be invalid there.
+    RegexBuilder::new().mk_regex(&pattern).ok()?;
+    let constraint = OutputConstraint::new(GrammarSpec::Regex(pattern.clone()), "format");
+    engine_grammar::check(&constraint).ok().map(|_| pattern)
 }
 
 /// Returns a text as a regular expression; `None` if it has characters without a form that all dialects share.
@@ -30,6 +36,7 @@ pub(super) fn escaped(text: &str) -> Option<String> {
             '\n' => escaped.push_str("\\n"),
             '\r' => escaped.push_str("\\r"),
             '\t' => escaped.push_str("\\t"),
+            '<' | '>' => escaped.push(c), // Escaped, they are word boundaries.
             c if c.is_ascii_punctuation() => escaped.extend(['\\', c]),
             c if c.is_ascii_control() => return None,
             c => escaped.push(c),
@@ -96,8 +103,8 @@ impl PatternWriter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GrammarCompiler;
     use crate::tests::{accepts, compile_with, vocabulary};
-    use crate::{GrammarCompiler, GrammarSpec, OutputConstraint};
 
     #[test]
     fn regular_grammars_have_a_pattern() {
@@ -111,7 +118,14 @@ mod tests {
                 &["206-09", "2026-00", "2026-19"],
             ),
             ("?start: (x \",\")* x\n!x: \"\\\"\" | \"\\n\"", &["\"", "\n,\""], &[",", "\",", ""]),
+            (
+                "start: SIGNED_NUMBER LF\n%import common.SIGNED_NUMBER\n%import common.LF\n",
+                &["-1.5e3\n", ".5\n", "7\n"],
+                &["-\n", "1e\n", "7"],
+            ),
             ("start: /[^,]+/s \"!\"? | ", &["", "a\nb!", "!"], &["a,"]),
+            ("start: \"<\" /[a-z]+/ \">\" | \"<\"..\"?\" \"<>\"i", &["<ab>", "=<>"], &["<>", "ab"]),
+            ("start: \"!#$%&'()*+,-./:;=?@[]^_`{|}~\"", &["!#$%&'()*+,-./:;=?@[]^_`{|}~"], &["!"]),
         ] {
             let pattern = lark_pattern(lark).unwrap_or_else(|| panic!("{lark}"));
             let constraint = OutputConstraint::new(GrammarSpec::Regex(pattern.clone()), "test");
@@ -141,6 +155,11 @@ mod tests {
             "start: \"a\"\n%ignore \" \"",
             "start: /a(?=b)/",
             "start: /(a)\\1/",
+            "start: /\\bfoo\\b/",
+            "start: /a\\Z/",
+            "start: /{\"a\"}/",
+            "start: /[[]/",
+            "start: /a # note/x",
             "start: \"a\"\nstart: \"b\"",
             "start: %json {}",
             "start: <think>",
@@ -150,6 +169,7 @@ mod tests {
             "start: (\"a\"",
             "",
             &format!("start: r0\n{doubled}r30: \"\""),
+            &format!("start: /{}/", "\\(".repeat(200)),
             &format!("start: r0\n{chain}r200: \"a\""),
         ] {
             assert_eq!(lark_pattern(lark), None, "{lark}");

@@ -63,8 +63,19 @@ fn space_rules_of_recursive_grammars_may_be_empty() {
 }
 
 #[test]
+fn long_sequences_are_converted_in_linear_time() {
+    let begin = std::time::Instant::now();
+    let dots = format!("root ::= {}", ".".repeat(60_000));
+    assert!(ebnf_to_lark(&dots).unwrap().len() > 60_000);
+    // Quadratic time would be minutes.
+    assert!(begin.elapsed().as_secs() < 20);
+}
+
+#[test]
 fn errors_name_what_is_wrong_and_the_line() {
     let nested = format!("root ::= {}\"a\"{}", "(".repeat(70), ")".repeat(70));
+    let repeated = format!("root ::= \"a\"{}", "?".repeat(60_000));
+    let counted = format!("root ::= [a]{}", "{1}".repeat(20_000));
     let rules = (0..600).map(|rule| format!("r{rule} ::= \"a\"\n")).collect::<Vec<_>>().concat();
     for (text, message, line) in [
         ("root ::= x", "the rule x is not defined", 1),
@@ -82,6 +93,8 @@ fn errors_name_what_is_wrong_and_the_line() {
         ("root ::= %x", "unexpected '%'", 1),
         ("root = \"a\"", "expected ::=", 1),
         (&nested, "more than 64 nested groups", 1),
+        (&repeated, "more than 4 repetition operators of one part", 1),
+        (&counted, "more than 4 repetition operators of one part", 1),
         (&rules, "more than 512 rules", 513),
     ] {
         let error = ebnf_to_lark(text).unwrap_err();

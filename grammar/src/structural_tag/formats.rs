@@ -254,8 +254,11 @@ impl FormatWriter {
         for part in parts {
             match (joined.last_mut(), part) {
                 (Some(LarkExpression::Terminal(text)), LarkExpression::Terminal(next)) => {
-                    if next != EMPTY {
-                        *text = if text == EMPTY { next } else { format!("{text} {next}") };
+                    if text == EMPTY {
+                        *text = next;
+                    } else if next != EMPTY {
+                        text.push(' ');
+                        text.push_str(&next);
                     }
                 }
                 (_, part) => joined.push(part),

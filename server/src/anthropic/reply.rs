@@ -16,6 +16,7 @@ use crate::openai::usage::UsageInfo;
 use crate::request_ids::ToolCallIds;
 use axum::body::Body;
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 use text::partial_arguments;
 
@@ -88,9 +89,11 @@ pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
 /// Returns the input of a tool: the generated text of its arguments, so that numbers keep all digits. Values of
 /// truncated arguments that are not complete are left out.
 pub(super) fn tool_input(arguments: &str) -> Box<RawValue> {
-    // The text is always valid JSON.
-    RawValue::from_string(partial_arguments(arguments))
-        .unwrap_or_else(|_| RawValue::NULL.to_owned())
+    let text = partial_arguments(arguments);
+    // A raw value may have escapes that are no characters, such as half of a surrogate pair; clients reject them.
+    let is_valid = serde_json::from_str::<Value>(&text).is_ok();
+    let text = if is_valid { text } else { "{}".to_owned() };
+    RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
 impl AnthropicReply {
@@ -156,5 +159,21 @@ impl CompletionEndpoint for AnthropicReply {
         let (choice, generation) = collect_one(generation).await?;
         let body = self.body(self.blocks(&choice), Some(&choice.end), &generation.usage());
         body_of(&body).map(Body::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tool_input_is_an_object_that_clients_can_parse() {
+        assert_eq!(
+            tool_input("{\"a\": 123456789012345678901}").get(),
+            "{\"a\": 123456789012345678901}"
+        );
+        for arguments in ["", "[1]", "{\"a\": \"\\ud83d\"}"] {
+            assert_eq!(tool_input(arguments).get(), "{}", "{arguments}");
+        }
     }
 }
