@@ -55,7 +55,7 @@ skip() { row "$1" "not run: $2"; }
 
 gpu_count() { python3 -c 'import json, sys; print(len(json.load(open(sys.argv[1]))["gpus"][0]["devices"]))' "$out/doctor.json" 2>/dev/null || echo 0; }
 
-# Serves the demo model, and scores it. Arguments: questions, least score in percent.
+# Serves the demo model, and scores it. Arguments: questions, least share of right answers.
 accuracy() {
     local questions=$out/questions.jsonl url=
     head -n "$1" tests/data/demo/questions.jsonl >"$questions"
@@ -74,7 +74,8 @@ accuracy() {
 }
 trap '[ -z "$server" ] || kill "$server"' EXIT
 
-# Speed of one build, in the table of `just speed`; the ratio of the two columns is the noise of this machine.
+# Speed of one build, in the table of `just speed`; the ratio of the two columns is the noise of this machine, except for the rows `ready`: the first
+# column fills the kernel cache of the second.
 speed() {
     HADRON_ONLY=1 tests/bench/speed/build.sh . target/speed/first-day &&
         tests/bench/speed/turns.py gpu target/speed/first-day target/speed/first-day --device rocm --rounds 1 --within 100 \
@@ -98,7 +99,7 @@ whole() {
         skip collectives "they need two GPUs, doctor found $gpus"
     fi
     step goldens env HADRON_GPU_RANKS="$gpus" cargo test --release --test golden -- --nocapture --test-threads 1
-    step accuracy accuracy 500 95
+    step accuracy accuracy 500 0.95
     step ops "$hadron" bench ops --device rocm --output "$out/ops.json"
     step speed speed
     if command -v rocprofv3 >/dev/null; then
@@ -129,7 +130,7 @@ reduced() {
 if step build cargo build "${cargo_profile[@]}" --bin hadron && step doctor doctor; then
     if [ -n "$emulator" ]; then reduced; else whole; fi
 else
-    skip "all other steps" "the machine cannot serve"
+    skip "all other steps" "the build failed, or the machine cannot serve"
 fi
 
 {

@@ -3,6 +3,7 @@
 with hiprtc. Kernels that use half_t are also compiled for f16, except for gfx90a. Fails on a compiler warning, on
 serialised WGMMAs, on a register spill, on stack memory, on a missing tool, and if the machine code for gfx942 and gfx950
 has other counts than machine_code.txt (see machine_code.py) or a barrier that does not wait for LDS (see lds_waits.py).
+Counts are compared only with the version of clang-22 that machine_code.txt names.
 
     gate.py [FOLDER...]              only the kernels in these folders of kernels/csrc
     gate.py --record [FOLDER...]     write the counts of their machine code to machine_code.txt
@@ -186,7 +187,8 @@ def keys_of(jobs):
     shared, compilers = hash_of([*scripts, *(piece for header in headers() for piece in header)]), versions()
     texts = {source: open(source, "rb").read() for source in {job.source for job in jobs}}
     counts = lambda job: recorded_counts().get(compilation_name(job), []) if is_counted(job) else []
-    parts = lambda job: [shared, compilers[job.target], job.target, job.source.removeprefix(ROOT), *job.options, *counts(job)]
+    compared = str(bool(recorded_counts()))
+    parts = lambda job: [shared, compilers[job.target], compared, job.target, job.source.removeprefix(ROOT), *job.options, *counts(job)]
     return {job: hash_of([*(part.encode() for part in parts(job)), texts[job.source]]) for job in jobs}
 
 

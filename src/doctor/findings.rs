@@ -10,10 +10,17 @@ const ARCHITECTURES: &[&str] = &["gfx942", "gfx950", "gfx90a", "sm_90a", "emulat
 const SHARED_MEMORY_MIN: u64 = 1 << 30;
 /// Minimum hard limit of open files: one per connection, and those of the server itself.
 const OPEN_FILES_MIN: u64 = 4096;
+/// End of a finding about a GPU that the CPU replaces.
+const FALLS_BACK: &str = " `hadron serve` falls back to the CPU.";
 /// Minimum limit of locked memory for direct transfers between hosts, in bytes.
 const MEMLOCK_MIN: u64 = 64 << 20;
 
-/// Returns whether one of the findings keeps the machine from serving.
+/// Whether `hadron serve` without `--device` uses the CPU although a GPU driver exists.
+pub(super) fn falls_back(report: &DoctorReport) -> bool {
+    report.findings.iter().any(|finding| finding.what.ends_with(FALLS_BACK))
+}
+
+/// Whether a finding keeps the machine from serving.
 pub(super) fn has_error(findings: &[DoctorFinding]) -> bool {
     findings.iter().any(|finding| finding.level == FindingLevel::Error)
 }
@@ -67,7 +74,7 @@ impl FindingList {
 /// falls back to the CPU.
 fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: bool) {
     let level = if is_required { FindingLevel::Error } else { FindingLevel::Warning };
-    let effect = if is_required { "" } else { " `hadron serve` falls back to the CPU." };
+    let effect = if is_required { "" } else { FALLS_BACK };
     if let Some(error) = &vendor.device_file.error {
         let file = vendor.device_file.path.display();
         let remedy =
@@ -79,6 +86,12 @@ fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: boo
         if let Some(error) = error {
             list.add(level, format!("{error}.{effect}"), missing_library_remedy(vendor));
         }
+    }
+    let is_first_usable = vendor.devices.iter().any(|gpu| gpu.index == 0);
+    if is_required && !vendor.devices.is_empty() && !is_first_usable {
+        let what =
+            format!("GPU 0, which `hadron serve` uses, is unusable: {}.", vendor.errors.join("; "));
+        list.add(level, what, "check the device, or hide it from the runtime");
     }
     let has_driver = vendor.libraries.iter().any(|l| l.role == "driver" && l.error.is_none());
     if has_driver && vendor.devices.is_empty() {
@@ -118,7 +131,9 @@ fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
     if !vendor.devices.is_empty() {
         vendor.errors.iter().for_each(|error| list.warn(format!("{error}."), "check the device"));
     }
-    if vendor.device == "rocm" && vendor.visibility.contains(' ') {
+    let visibility = &vendor.visibility;
+    let has_both = visibility.contains("ROCR_") && visibility.contains("HIP_VISIBLE");
+    if vendor.device == "rocm" && has_both {
         let what = format!(
             "{}: HIP counts among the devices that ROCR_VISIBLE_DEVICES leaves.",
             vendor.visibility

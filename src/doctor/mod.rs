@@ -45,6 +45,9 @@ fn report(args: &DoctorArgs, environment: &ProcessEnvironment) -> DoctorReport {
     let is_required = args.device != DeviceArg::Auto;
     report.findings = findings::findings(&report, is_required);
     report.can_serve = !findings::has_error(&report.findings);
+    if !is_required && findings::falls_back(&report) {
+        name(DeviceArg::Cpu).clone_into(&mut report.device);
+    }
     report
 }
 

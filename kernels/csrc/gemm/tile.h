@@ -1,5 +1,5 @@
 // gemm/tile.h - a block's tile of x W^T on tensor cores (matrix cores): TILE_M rows of x by TILE_N rows of W,
-// K in steps of 32 through shared memory. Copies are STAGES - 1 steps ahead, or one with warps of 64 lanes. The
+// K in steps of 32 through shared memory. Copies are STAGES - 1 steps ahead, or two with warps of 64 lanes. The
 // caller supplies the addresses of rows of x.
 //
 // The warps form a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N MMA tiles of 16 x 16.
@@ -26,7 +26,7 @@ enum : u32 {
     STEP_K = 32,
     STRIDE = STEP_K + 8,  // row stride of 80 bytes: eight rows have no bank conflicts
     STAGE = (TILE_M + TILE_N) * STRIDE,
-    STAGES = WARP_SIZE == 64 ? 1 : 3,  // with 64 lanes the next step is in registers: tile_registers.h
+    STAGES = WARP_SIZE == 64 ? 1 : 3,  // with 64 lanes the next steps are in registers: tile_registers.h
     OUTPUTS = GATED ? TILE_N / 2 : TILE_N
 };
 static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");

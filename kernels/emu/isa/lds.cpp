@@ -9,7 +9,7 @@ namespace emu::isa {
 namespace {
 
 // Adds the cycles of an access: 32 banks of four bytes serve one lane each per cycle, and lanes that read the same word share
-// it. An access of 8 (16) bytes per lane is served for 32 (8) lanes at a time.
+// it. An access of 4 (8, 16) bytes per lane is served for 32 (16, 8) lanes at a time.
 void count_cycles(Wave& w, const u32* addresses, u32 bytes) {
     const u32 group = bytes >= 16 ? 8 : bytes >= 8 ? 16 : 32, words = std::max(bytes / 4, 1u);
     for (u32 first = 0; first < LANES; first += group) {

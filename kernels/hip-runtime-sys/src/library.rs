@@ -46,9 +46,11 @@ impl LibrarySearch {
     /// Paths at which the driver library of `api` is searched.
     #[must_use]
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
-        let (name, majors) =
-            api.pick(("libamdhip64.so", [5, NEWEST_MAJOR]), ("libcuda.so", [1, 1]));
-        let names = versions(name, majors[0]..=majors[1]);
+        let names = match api {
+            GpuApi::Hip => versions("libamdhip64.so", 5..=NEWEST_MAJOR),
+            // The name without a version is that of the stub for linking.
+            GpuApi::Cuda => vec!["libcuda.so.1".into()],
+        };
         Self::new(api.pick("HIP runtime", "CUDA driver"), api, names, folders)
     }
 
@@ -183,11 +185,13 @@ pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), Library
             },
         }
     }
-    if let [first, .., last] = not_found.as_slice() {
-        tried.push(format!(
-            "{first} to {last}: not found by the dynamic loader{}",
-            search.in_folders()
-        ));
+    let absent = match not_found.as_slice() {
+        [] => None,
+        [only] => Some(only.clone()),
+        [first, .., last] => Some(format!("{first} to {last}")),
+    };
+    if let Some(names) = absent {
+        tried.push(format!("{names}: not found by the dynamic loader{}", search.in_folders()));
     }
     Err(LibraryOpenError::NotFound { what: search.what, tried })
 }
