@@ -48,7 +48,7 @@ impl LibrarySearch {
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
         let names = match api {
             GpuApi::Hip => versions("libamdhip64.so", 5..=NEWEST_MAJOR),
-            // The name without a version is that of the stub for linking.
+            // `libcuda.so` without a version may be the library that CUDA ships for linking, which drives no GPU.
             GpuApi::Cuda => vec!["libcuda.so.1".into()],
         };
         Self::new(api.pick("HIP runtime", "CUDA driver"), api, names, folders)
