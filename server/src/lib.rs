@@ -21,6 +21,7 @@ mod conversations;
 mod cors;
 mod debug;
 mod docs_page;
+mod exact_json;
 mod guarded_body;
 mod hyper_error_reply;
 mod json_heap_size;

@@ -30,7 +30,7 @@ pub fn integer_of_member<'a>(key: &str, value: &'a str) -> Option<&'a str> {
 }
 
 /// Returns the digits of the integer that an object represents; `None` for other objects.
-pub(crate) fn integer_of_object(members: &Map<String, Value>) -> Option<&str> {
+pub fn integer_of_object(members: &Map<String, Value>) -> Option<&str> {
     match members.iter().next() {
         Some((key, Value::String(value))) if members.len() == 1 => integer_of_member(key, value),
         _ => None,

@@ -36,7 +36,9 @@ mod tool_calls;
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{TextError, TextLoadError};
 pub use json_text::json_text;
-pub use large_integers::{integer_of_member, mark_large_integers, template_integer};
+pub use large_integers::{
+    integer_of_member, integer_of_object, mark_large_integers, template_integer,
+};
 pub use output_parser::{OutputParser, OutputParsers};
 pub use output_pieces::{OutputPiece, OutputPieces};
 pub use reasoning::{

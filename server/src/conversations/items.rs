@@ -1,6 +1,6 @@
 //! Items of a conversation: the form in which they are stored and returned, and pages of them.
 
-use super::store::ConversationItem;
+use super::item_sequence::ConversationItem;
 use crate::api_error::ApiError;
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;

@@ -1,11 +1,13 @@
 //! `/v1/conversations`: OpenAI's Conversations API. Conversations are kept in an LRU store with a limit in
 //! bytes. Responses of `/v1/responses` continue them with the field `conversation`.
 
+mod item_sequence;
 mod items;
 mod store;
 
+pub(crate) use item_sequence::ConversationItem;
 pub(crate) use items::{ItemPageQuery, stored_form, user_message};
-pub(crate) use store::{ConversationItem, ConversationStore, check_size};
+pub(crate) use store::{ConversationStore, check_size};
 
 use super::api_error::ApiError;
 use super::app::AppState;

@@ -1,7 +1,9 @@
 //! Store of conversations and their items.
 
+use super::item_sequence::{ConversationItem, ITEM_BYTES, ItemSequence};
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
+use crate::exact_json::ExactJson;
 use crate::object_lru::{ObjectLru, StoredObject};
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
@@ -10,16 +12,6 @@ use std::sync::{Mutex, PoisonError};
 const STORE_BYTES: usize = 64 << 20;
 /// Maximum size of one conversation that a request may extend, in bytes.
 const CONVERSATION_BYTES_MAX: usize = 16 << 20;
-/// Bytes that an item takes in addition to its text.
-const ITEM_BYTES: usize = 64;
-
-/// Item of a conversation or a response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ConversationItem {
-    pub(crate) id: String,
-    /// JSON object of the item, with its id.
-    pub(crate) body: String,
-}
 
 /// Fields of a conversation other than its items.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,9 +27,7 @@ struct StoredConversation {
     info: ConversationInfo,
     /// Bytes of the metadata.
     info_bytes: usize,
-    items: Vec<ConversationItem>,
-    /// Bytes of all items.
-    item_bytes: usize,
+    items: ItemSequence,
     /// Number of the next item that gets an id of this conversation.
     next: u64,
 }
@@ -48,7 +38,7 @@ impl StoredObject for StoredConversation {
     }
 
     fn text_bytes(&self) -> usize {
-        self.info_bytes + self.item_bytes
+        self.info_bytes + self.items.stored_bytes()
     }
 }
 
@@ -67,8 +57,8 @@ impl ConversationStore {
     /// Stores an empty conversation.
     pub(super) fn create(&self, owner: CallerIdentity, id: &str, info: ConversationInfo) {
         let info_bytes = info.metadata.to_string().len();
-        let (items, item_bytes, next) = (Vec::new(), 0, 0);
-        let conversation = StoredConversation { owner, info, info_bytes, items, item_bytes, next };
+        let items = ItemSequence::default();
+        let conversation = StoredConversation { owner, info, info_bytes, items, next: 0 };
         self.with(|store| store.put(id, conversation));
     }
 
@@ -93,7 +83,9 @@ impl ConversationStore {
 
     /// Returns the bytes of all items of a conversation; `None` if the caller has no such conversation.
     pub(crate) fn item_bytes(&self, caller: CallerIdentity, id: &str) -> Option<usize> {
-        self.with(|store| store.touch(caller, id).map(|conversation| conversation.item_bytes))
+        self.with(|store| {
+            store.touch(caller, id).map(|conversation| conversation.items.stored_bytes())
+        })
     }
 
     /// Calls `read` with all items of a conversation; `None` if the caller has no such conversation.
@@ -101,32 +93,24 @@ impl ConversationStore {
         &self,
         caller: CallerIdentity,
         id: &str,
-        read: impl FnOnce(&[ConversationItem]) -> T,
+        read: impl FnOnce(&ItemSequence) -> T,
     ) -> Option<T> {
         self.with(|store| store.touch(caller, id).map(|conversation| read(&conversation.items)))
     }
 
     /// Returns one item of a conversation.
     pub(crate) fn item(&self, caller: CallerIdentity, id: &str, item_id: &str) -> Option<String> {
-        let find = |items: &[ConversationItem]| {
-            items.iter().find(|item| item.id == item_id).map(|item| item.body.clone())
-        };
+        let find = |items: &ItemSequence| items.get(item_id).map(|item| item.body.clone());
         self.items(caller, id, find).flatten()
     }
 
     /// Deletes an item; returns whether the caller had it.
     pub(super) fn remove_item(&self, caller: CallerIdentity, id: &str, item_id: &str) -> bool {
-        let removed = self.change(caller, id, |conversation| {
-            let items = &mut conversation.items;
-            let at = items.iter().position(|item| item.id == item_id)?;
-            let item = items.remove(at);
-            conversation.item_bytes -= item.stored_bytes();
-            Some(())
-        });
-        removed.flatten().is_some()
+        let removed = self.change(caller, id, |conversation| conversation.items.remove(item_id));
+        removed == Some(true)
     }
 
-    /// Appends items; those without an id get one. Returns the appended items; `None` if the caller has no
+    /// Appends items, template values; those without an id get one. Returns the appended items; `None` if the caller has no
     /// such conversation.
     pub(crate) fn append(
         &self,
@@ -139,12 +123,24 @@ impl ConversationStore {
             let mut appended = Vec::with_capacity(items.len());
             for item in items {
                 let item = ConversationItem::new(item, hex, &mut conversation.next);
-                conversation.item_bytes += item.stored_bytes();
                 conversation.items.push(item.clone());
                 appended.push(item);
             }
             appended
         })
+    }
+
+    /// Appends items that have ids; returns whether the caller has such a conversation.
+    pub(crate) fn extend<'a>(
+        &self,
+        caller: CallerIdentity,
+        id: &str,
+        items: impl Iterator<Item = &'a ConversationItem>,
+    ) -> bool {
+        let extended = self.change(caller, id, |conversation| {
+            items.cloned().for_each(|item| conversation.items.push(item));
+        });
+        extended.is_some()
     }
 
     /// Removes the conversation, changes it, and stores it again. A conversation that exceeds the limit of
@@ -168,37 +164,10 @@ impl ConversationStore {
     }
 }
 
-impl ConversationItem {
-    /// Creates an item from its JSON form. An item without an id gets the next one of the conversation or response,
-    /// whose id contains `owner_hex`.
-    pub(crate) fn new(mut item: Value, owner_hex: &str, next: &mut u64) -> Self {
-        if item["id"].as_str().is_none() {
-            let prefix = match item["type"].as_str().unwrap_or_default() {
-                "message" => "msg",
-                "reasoning" => "rs",
-                "function_call" => "fc",
-                "function_call_output" => "fco",
-                "custom_tool_call" => "ctc",
-                "custom_tool_call_output" => "ctco",
-                _ => "item",
-            };
-            item["id"] = Value::from(format!("{prefix}_{owner_hex}_{next}"));
-            *next += 1;
-        }
-        let id = item["id"].as_str().unwrap_or_default().to_owned();
-        Self { id, body: item.to_string() }
-    }
-
-    /// Returns the bytes that the item takes in a store.
-    pub(crate) fn stored_bytes(&self) -> usize {
-        self.id.len() + self.body.len() + ITEM_BYTES
-    }
-}
-
 /// Checks that `items` may be appended to a conversation of `item_bytes` bytes. `field` is the field name in
 /// errors.
 pub(crate) fn check_size(item_bytes: usize, items: &[Value], field: &str) -> Result<(), ApiError> {
-    let new: usize = items.iter().map(|item| item.to_string().len() + 2 * ITEM_BYTES).sum();
+    let new: usize = items.iter().map(|item| ExactJson(item).text().len() + 2 * ITEM_BYTES).sum();
     if item_bytes + new <= CONVERSATION_BYTES_MAX {
         return Ok(());
     }

@@ -86,7 +86,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
             let path = format!("{field}[{index}]");
             let item = self.resolved(&path, item)?;
             if let Some(recorded) = &mut self.recorded {
-                recorded.push(item.clone().into_value());
+                recorded.push(item.clone().into_template_value());
             }
             self.convert(RequestFields::of(path, item)?)?;
         }
@@ -274,7 +274,7 @@ fn refusal_as_text(part: JsonValue) -> JsonValue {
     }
 }
 
-/// Validates the items in the field `field` of a conversation; returns them without references.
+/// Validates the items in the field `field` of a conversation; returns them without references, as template values.
 ///
 /// Errors: HTTP status 400 with the name of the invalid field; 404 for an item that is not stored.
 pub(crate) fn input_items(

@@ -1,5 +1,6 @@
 //! Output items of the Responses API: reasoning, messages, and calls of functions and custom tools.
 
+use super::item_scope::ItemScope;
 use super::tool_names::{CalledTool, ToolNames, function_name};
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::custom_input::CustomInputDecoder;
@@ -62,17 +63,28 @@ pub(super) enum OutputItemStatus {
     Incomplete,
 }
 
+impl ResponseOutputItem {
+    /// Returns the id of the item.
+    pub(super) fn id(&self) -> &str {
+        match self {
+            Self::Reasoning { id, .. }
+            | Self::Message { id, .. }
+            | Self::FunctionCall { id, .. }
+            | Self::CustomToolCall { id, .. } => id,
+        }
+    }
+}
+
 impl OutputItemContent {
     pub(super) fn output(text: String) -> Self {
         Self::OutputText { text, annotations: [], logprobs: [] }
     }
 }
 
-/// Generates the item ids of one response, and the items of its calls. The item ids contain the hexadecimal
-/// part of the response id, with which a reference to an item finds the response.
+/// Generates the item ids of one response, and the items of its calls.
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
-    pub(super) response_hex: String,
+    pub(super) scope: ItemScope,
     /// Number of items of the response before its output.
     pub(super) input_items: usize,
     pub(super) tool_call_ids: ToolCallIds,
@@ -91,7 +103,7 @@ impl OutputItemIds {
     }
 
     fn id(&self, prefix: &str, index: usize) -> String {
-        format!("{prefix}_{}_{}", self.response_hex, self.input_items + index)
+        format!("{prefix}_{}_{}", self.scope.as_str(), self.input_items + index)
     }
 
     /// Builds the item of a call of the function `function`.
@@ -118,16 +130,6 @@ impl OutputItemIds {
         let id = self.id("fc", index);
         ResponseOutputItem::FunctionCall { id, call_id, name, namespace, arguments, status }
     }
-}
-
-/// Returns the hexadecimal part of the id of the response or the conversation that the item `item_id` belongs
-/// to, if the item id has the form of this server's ids.
-pub(super) fn object_hex_of(item_id: &str) -> Option<&str> {
-    let (_, rest) = item_id.split_once('_')?;
-    let (hex, index) = rest.rsplit_once('_')?;
-    let is_index = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
-    let is_hex = !hex.is_empty() && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
-    (is_index && is_hex).then_some(hex)
 }
 
 /// Builds the output items of a complete output; they equal those of a stream. If the output was truncated,
@@ -242,19 +244,14 @@ mod tests {
     use text::ToolCallIdFormat;
 
     #[test]
-    fn item_ids_contain_that_of_their_response() {
+    fn output_ids_follow_those_of_the_input() {
         let ids = OutputItemIds {
-            response_hex: "0a1b".to_owned(),
+            scope: ItemScope::new("0a1b", None),
             input_items: 3,
             tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
             tool_names: ToolNames::default(),
         };
-        assert_eq!(ids.message(12), "msg_0a1b_15");
-        assert_eq!(object_hex_of(&ids.message(12)), Some("0a1b"));
-        assert_eq!(object_hex_of(&ids.reasoning(0)), Some("0a1b"));
-        for foreign in ["msg_0a1b", "msg_xyz_1", "msg_0a1b_", "0a1b_1", "rs__1", ""] {
-            assert_eq!(object_hex_of(foreign), None, "{foreign}");
-        }
+        assert_eq!((ids.message(12), ids.reasoning(0)), ("msg_0a1b_15".into(), "rs_0a1b_3".into()));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod background;
 mod convert;
 mod events;
 mod foreign_items;
+mod item_scope;
 mod items;
 mod reply;
 mod request_context;

@@ -1,5 +1,6 @@
 //! Response object of the Responses API, and non-streaming replies.
 
+use super::item_scope::ItemScope;
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
 use super::response_items::ResponseItems;
 use super::store::FinishedResponse;
@@ -10,7 +11,7 @@ use super::types::{self, ResponsesRequest};
 use crate::api_error::ApiError;
 use crate::app::AppState;
 use crate::auth::CallerIdentity;
-use crate::conversations::stored_form;
+use crate::exact_json::serialize_members;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
@@ -73,7 +74,7 @@ pub(super) struct ResponseObject<'a> {
     error: Option<Value>,
     incomplete_details: Option<Value>,
     usage: Option<Value>,
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "serialize_members")]
     echoed_fields: &'a Map<String, Value>,
 }
 
@@ -130,24 +131,21 @@ impl ResponsesReply {
 
     /// Returns what is stored of the response.
     pub(super) fn finished(&self, body: String, output: &[ResponseOutputItem]) -> FinishedResponse {
-        let items = self.input.with_output(output, &self.item_ids.response_hex);
+        let items = self.input.with_output(output);
         FinishedResponse { body, history: self.history(output), items }
     }
 
     /// Returns the items of the response before its output.
     pub(super) fn input_items(&self) -> ResponseItems {
-        self.input.with_output(&[], &self.item_ids.response_hex)
+        self.input.with_output(&[])
     }
 
     /// Appends the input and the output to the conversation of the request, unless it was deleted or evicted
     /// in the meantime.
     pub(super) fn extend_conversation(&self, output: &[ResponseOutputItem]) {
         let Some(id) = &self.conversation else { return };
-        let output = output.iter().filter_map(|item| serde_json::to_value(item).ok());
-        let input =
-            self.input.input.iter().filter_map(|item| serde_json::from_str(&item.body).ok());
-        let items = input.map(stored_form).chain(output).collect();
-        if self.app.conversations.append(self.owner, id, items).is_none() {
+        let items = self.input.with_output(output);
+        if !self.app.conversations.extend(self.owner, id, items.all()) {
             tracing::debug!("the conversation of a finished response is no longer stored");
         }
     }
@@ -221,13 +219,14 @@ impl CompletionEndpoint for ResponsesReply {
         // The id does not contain the request id: clients choose request ids, so a client could overwrite the
         // response of another client.
         let response_hex = app.id_generator.id();
-        let input = ResponseItems::of_input(previous, input, &response_hex);
+        let scope = ItemScope::new(&response_hex, conversation.as_deref());
+        let input = ResponseItems::of_input(previous, input, &scope);
         let input_items = input.input.len();
         let reply = Self {
             app: Arc::clone(app),
             id: format!("resp_{response_hex}"),
             owner: headers.caller,
-            item_ids: OutputItemIds { response_hex, input_items, tool_call_ids, tool_names },
+            item_ids: OutputItemIds { scope, input_items, tool_call_ids, tool_names },
             created: unix_time(),
             completed: OnceLock::new(),
             model,

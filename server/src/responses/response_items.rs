@@ -1,5 +1,6 @@
 //! Items of a stored response: its input and its output, which GET requests list and later requests refer to.
 
+use super::item_scope::ItemScope;
 use super::items::ResponseOutputItem;
 use crate::conversations::{ConversationItem, stored_form};
 use serde_json::Value;
@@ -15,18 +16,32 @@ pub(super) struct ResponseItems {
 }
 
 impl ResponseItems {
-    /// Creates the items of a response without output. `hex` is the hexadecimal part of its id.
-    pub(super) fn of_input(previous: Option<String>, input: Vec<Value>, hex: &str) -> Self {
+    /// Creates the items of a response without output: template values, which get ids of `scope`.
+    pub(super) fn of_input(previous: Option<String>, input: Vec<Value>, scope: &ItemScope) -> Self {
         let mut next = 0;
-        let item = |item| ConversationItem::new(stored_form(item), hex, &mut next);
+        let item = |item| ConversationItem::new(stored_form(item), scope.as_str(), &mut next);
         Self { previous, input: input.into_iter().map(item).collect(), output: Vec::new() }
     }
 
     /// Returns the items with the output of the response.
-    pub(super) fn with_output(&self, output: &[ResponseOutputItem], hex: &str) -> Self {
-        let values = output.iter().filter_map(|item| serde_json::to_value(item).ok());
-        let output = values.map(|item| ConversationItem::new(item, hex, &mut 0)).collect();
+    pub(super) fn with_output(&self, output: &[ResponseOutputItem]) -> Self {
+        let stored = |item: &ResponseOutputItem| {
+            let body = serde_json::to_string(item).ok()?;
+            Some(ConversationItem { id: item.id().to_owned(), body })
+        };
+        let output = output.iter().filter_map(stored).collect();
         Self { previous: self.previous.clone(), input: Arc::clone(&self.input), output }
+    }
+
+    /// Returns the item with the id `item_id`, whose number is its position.
+    pub(super) fn item(&self, item_id: &str) -> Option<&ConversationItem> {
+        let position: usize = item_id.rsplit('_').next()?.parse().ok()?;
+        let inputs = self.input.len();
+        let item = match position.checked_sub(inputs) {
+            Some(position) => self.output.get(position),
+            None => self.input.get(position),
+        };
+        item.filter(|item| item.id == item_id)
     }
 
     /// Returns all items, the input first.

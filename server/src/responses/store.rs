@@ -4,7 +4,9 @@
 use super::response_items::ResponseItems;
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
+use crate::exact_json::ExactJson;
 use crate::object_lru::{ObjectLru, StoredObject};
+use crate::strict_json::JsonValue;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::AbortHandle;
@@ -100,11 +102,8 @@ impl ResponseStore {
 
     /// Returns the item `item_id` of a response as JSON text.
     pub(super) fn item(&self, caller: CallerIdentity, id: &str, item_id: &str) -> Option<String> {
-        self.with(|store| {
-            let items = &store.touch(caller, id)?.items;
-            let mut found = items.all().filter(|item| item.id == item_id);
-            found.next().map(|item| item.body.clone())
-        })
+        let items = self.with(|store| Some(Arc::clone(&store.touch(caller, id)?.items)))?;
+        items.item(item_id).map(|item| item.body.clone())
     }
 
     /// Returns the response object of a stored response as JSON text.
@@ -186,14 +185,16 @@ fn status_of(body: &str) -> Option<String> {
 
 /// Returns the response object `body` with another `status`.
 pub(super) fn with_status(body: &str, status: &str) -> String {
-    let mut value: Value = serde_json::from_str(body).unwrap_or_default();
+    let value = JsonValue::parse(body.as_bytes()).map(JsonValue::into_template_value);
+    let mut value = value.unwrap_or_default();
     value["status"] = Value::from(status);
-    value.to_string()
+    ExactJson(&value).text()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::responses::item_scope::ItemScope;
     use serde_json::json;
 
     const ANONYMOUS: CallerIdentity = CallerIdentity::ANONYMOUS;
@@ -253,7 +254,11 @@ mod tests {
         let store = ResponseStore::default();
         let put = |id: &str, previous: Option<&str>| {
             let input = vec![json!({"role": "user", "content": id})];
-            let items = ResponseItems::of_input(previous.map(str::to_owned), input, id);
+            let items = ResponseItems::of_input(
+                previous.map(str::to_owned),
+                input,
+                &ItemScope::new(id, None),
+            );
             let finished = FinishedResponse { items, ..response(String::new()) };
             store.put(ANONYMOUS, &format!("resp_{id}"), finished);
         };

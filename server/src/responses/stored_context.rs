@@ -1,7 +1,7 @@
 //! Stored responses and conversations that a request continues or refers to. The memory for reading them is
 //! reserved first, because a short request can name long ones.
 
-use super::items::object_hex_of;
+use super::item_scope::object_hexes_of;
 use crate::api_error::ApiError;
 use crate::app::AppState;
 use crate::auth::CallerIdentity;
@@ -52,15 +52,10 @@ impl<'a> StoredContext<'a> {
     ///
     /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
     pub(super) fn item(&mut self, id: &str, field: &str) -> Result<JsonValue, ApiError> {
-        let item = match object_hex_of(id) {
-            Some(hex) => {
-                let item = self.app.responses.item(self.caller, &format!("resp_{hex}"), id);
-                item.or_else(|| {
-                    self.app.conversations.item(self.caller, &format!("conv_{hex}"), id)
-                })
-            }
-            None => None,
-        };
+        let item = object_hexes_of(id).into_iter().find_map(|hex| {
+            let item = self.app.responses.item(self.caller, &format!("resp_{hex}"), id);
+            item.or_else(|| self.app.conversations.item(self.caller, &format!("conv_{hex}"), id))
+        });
         let item = item.ok_or_else(|| not_stored("unknown_item", "item", id, field))?;
         self.reserve(item.len(), field)?;
         JsonValue::parse(item.as_bytes()).map_err(|_| ApiError::internal())

@@ -29,7 +29,7 @@ impl TextSettings {
         let (constraint, format) = match text.take("format") {
             None => (None, plain),
             Some(value) => {
-                let echoed = value.clone().into_value();
+                let echoed = value.clone().into_template_value();
                 (format(RequestFields::of("text.format".to_owned(), value)?)?, echoed)
             }
         };

@@ -24,7 +24,7 @@ impl EchoedSelection {
     pub(super) fn take(fields: &mut RequestFields, list: &ToolList) -> Result<Self, ApiError> {
         let (value, echoed) = match fields.take(NAME) {
             None => (JsonValue::Str("auto".to_owned()), json!("auto")),
-            Some(value) => (value.clone(), value.into_value()),
+            Some(value) => (value.clone(), value.into_template_value()),
         };
         let selection = match value {
             JsonValue::Str(keyword) => {

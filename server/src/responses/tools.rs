@@ -44,7 +44,7 @@ pub(super) fn take(
 ) -> Result<ResponsesTools, ApiError> {
     let (mut list, mut echoed_tools) = (ToolList::default(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
-        echoed_tools.push(item.clone().into_value());
+        echoed_tools.push(item.clone().into_template_value());
         let item = RequestFields::of(format!("tools[{index}]"), item)?;
         list.tool(item, fields.hints_mut())?;
     }

@@ -51,6 +51,7 @@ mod sglang_routes;
 mod signals;
 mod spans;
 mod spec_decode;
+mod stored_items;
 mod strict_tools;
 mod structured_outputs;
 mod thinking_budget;
