@@ -27,6 +27,10 @@ speed-cpu OLD NEW *ARGS:
 emulated:
     cargo test --test emulated_gpu
 
+# Compare the machine code of all kernels for NVIDIA GPUs with that of a commit, without a GPU: equal code needs no new measurement.
+cubins COMMIT:
+    kernels/csrc/cubins.py {{COMMIT}}
+
 # Run the GPU tests on emulated machine code of gfx942 and gfx950, without a GPU; results: tests/bench/results/cpu/amd_isa.md.
 amd-isa:
     kernels/tests/amd_isa.py --all

@@ -67,24 +67,24 @@ DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
 DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
 
-// Scales of one step: of the lane's rows of x, and of W by strip. All outputs of a lane and strip have the same scale
-// unit.
-struct StepScales { float x[OWN], w[STRIPS]; };
-
-// Loads the scales of the step from k `at` on. x_scale(r, block) returns the scale of row r of the tile for this block
-// of k; it is not called with CHANNELS.
-template <class Scale> DEV StepScales load_scales(const Weights& w, const Scale& x_scale, u32 at) {
-    StepScales scales;
-    UNROLL for (u32 i = 0; i < OWN; ++i) scales.x[i] = CHANNELS ? 1.f : x_scale(first_row() + slot_row(i), at / STEP_K);
-    UNROLL for (u32 t = 0; t < STRIPS; ++t) {
-        const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
-        scales.w[t] = CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
-    }
+// Scales of the lane's rows of x for the step from k `at` on. scale_of(r, block) returns the scale of row r of the tile
+// for this block of k; it is not called with CHANNELS.
+struct RowScales { float x[OWN]; };
+template <class Scale> DEV RowScales row_scales(const Scale& scale_of, u32 at) {
+    RowScales scales;
+    UNROLL for (u32 i = 0; i < OWN; ++i) scales.x[i] = CHANNELS ? 1.f : scale_of(first_row() + slot_row(i), at / STEP_K);
     return scales;
 }
 
-// Adds the products of one step of 128 k.
-DEV void multiply_step(Sums& sums, const u8* stage, const StepScales& scales) {
+// Scale of W of strip `t` of the warp for the step from k `at` on. All outputs of a lane and strip have the same scale
+// unit.
+DEV float strip_scale(const Weights& w, u32 t, u32 at) {
+    const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
+    return CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
+}
+
+// Adds the products of one step of 128 k. w_scale(t) returns the scale of W of strip t.
+template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const RowScales& scales, const Scale& w_scale) {
     UNROLL for (u32 t = 0; t < STRIPS; ++t) {
         const u32 strip = first_line() + t * STRIP_ROWS;
         f32x4 part{{0.f, 0.f, 0.f, 0.f}};
@@ -94,8 +94,9 @@ DEV void multiply_step(Sums& sums, const u8* stage, const StepScales& scales) {
                 x.v[j] = *(const fp8x8*)(stage + (first_row() + strip_x_row(j)) * LINE + k + strip_k());
             strip_fp8_mma(part, x, *(const fp8x8*)(stage + (TILE + strip + strip_w_row()) * LINE + k + strip_k()));
         }
+        const float scale = w_scale(t);
         UNROLL for (u32 e = 0; e < 4; ++e)
-            sums.c[t].v[e] = fma_(part.v[e], scales.w[t] * scales.x[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
+            sums.c[t].v[e] = fma_(part.v[e], scale * scales.x[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
     }
 }
 
@@ -110,14 +111,20 @@ template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const 
         return r < TILE ? x_row(r) : w.w + (u64)line_row(w, r - TILE) * w.k;
     };
     copy_lines(copy, line, w.w);
-    StepScales scales[2];
-    copy_steps((fp8*)stage, LINE, copy, w.k, [&](u32 slot, u32 at) { scales[slot] = load_scales(w, x_scale, at); },
-               [&](u32 slot) { multiply_step(sums, stage, scales[slot]); });
+    RowScales x_scales[2];
+    float w_scales[2][STRIPS];
+    const auto load_scales = [&](u32 slot, u32 at) {
+        x_scales[slot] = row_scales(x_scale, at);
+        UNROLL for (u32 t = 0; t < STRIPS; ++t) w_scales[slot][t] = strip_scale(w, t, at);
+    };
+    copy_steps((fp8*)stage, LINE, copy, w.k, load_scales, [&](u32 slot) {
+        multiply_step(sums, stage, x_scales[slot], [&](u32 t) { return w_scales[slot][t]; });
+    });
 #else
     for (u32 at = 0; at < w.k; at += STEP_K) {
         copy_step(stage, w, x_row, at);
         sync();
-        multiply_step(sums, stage, load_scales(w, x_scale, at));
+        multiply_step(sums, stage, row_scales(x_scale, at), [&](u32 t) { return strip_scale(w, t, at); });
         sync();
     }
 #endif

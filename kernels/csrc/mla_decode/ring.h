@@ -35,10 +35,11 @@ DEV void seek_step(Ring& r, const Rows& rows) {
     if (r.cursor.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.cursor.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
-// Copies the warp's rows of a step. The first `rows` of them exist; the others are zero-filled.
-DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 rows) {
+// Copies the warp's rows of a step, from key `key` on. Rows from `end` on do not exist; they are zero-filled.
+DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 key, u32 end) {
     constexpr u32 COUNT = (OWN_PIECES + WARP_SIZE - 1) / WARP_SIZE;
 #if WARP_SIZE == 64
+    const u32 rows = end > key ? end - key : 0;
     u32x4 loaded[COUNT];
     UNROLL for (u32 i = 0; i < COUNT; ++i) {
         const u32 piece = i * WARP_SIZE + lane();
@@ -53,7 +54,8 @@ DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 rows)
     UNROLL for (u32 i = 0; i < COUNT; ++i) {
         const u32 piece = i * WARP_SIZE + lane(), row = piece / PIECES;
         if (OWN_PIECES % WARP_SIZE != 0 && piece >= OWN_PIECES) break;
-        cp_async16_zfill(to + piece * 8 + row * (LINE - WIDTH), row < rows ? from + piece * 8 : pool, row < rows);
+        const bool present = key + row < end;
+        cp_async16_zfill(to + piece * 8 + row * (LINE - WIDTH), present ? from + piece * 8 : pool, present);
     }
 #endif
 }
@@ -65,7 +67,7 @@ DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
         const u32 key = r.at + warp_id() * ROWS_OF_WARP;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
         half_t* to = r.steps + r.next * STEP_VALUES + warp_id() * ROWS_OF_WARP * LINE;
-        copy_rows(to, from, pool, r.end > key ? r.end - key : 0);
+        copy_rows(to, from, pool, key, r.end);
         r.at += KEYS;
         seek_step(r, rows);
     }
