@@ -1,4 +1,4 @@
-//! Records of collective calls in shared memory. Other ranks read them to detect mismatched calls; the
+//! Records of collective calls (all-reduce, all-gather, broadcast) in shared memory. Other ranks read them to detect mismatched calls; the
 //! process that monitors the group reads them to report stalled calls.
 
 use std::fmt;

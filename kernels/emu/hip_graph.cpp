@@ -1,4 +1,4 @@
-// hip_graph.cpp - HIP graphs: stream capture, instantiation, replay.
+// hip_graph.cpp - HIP graphs (CUDA graphs on NVIDIA): stream capture, instantiation, replay.
 #include <algorithm>
 
 #include "hip.h"

@@ -1,4 +1,4 @@
-// rccl.cpp - RCCL for emulated GPUs: the ranks of a communicator are processes of one host (or copies of this
+// rccl.cpp - RCCL for emulated GPUs (all-reduce, all-gather, broadcast, send and receive): the ranks of a communicator are processes of one host (or copies of this
 // library in one process), which communicate through shared memory.
 //
 // In a round of a collective a rank fills one of its two slots, waits for all other ranks, and reads all

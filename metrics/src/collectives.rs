@@ -1,4 +1,4 @@
-//! Metrics of the time that executors spend in collectives.
+//! Metrics of the time that executors spend in collectives such as all-reduce.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::{EngineSeries, MetricRegistrar};

@@ -1,4 +1,4 @@
-//! Executes a plan: moves requests between queues, allocates blocks and writes the batch.
+//! Executes a plan: moves requests between queues, allocates blocks (those of draft tokens too) and writes the batch.
 //!
 //! The order matters: preempt victims, pin the prefix hits of *all* admissions, then allocate. An allocation
 //! must not evict a prefix hit of the same plan.

@@ -77,7 +77,7 @@ pub struct EngineArgs {
           default_missing_value = "true", default_value_t = false,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enforce_eager: bool,
-    /// Row counts of the decode steps captured as CUDA/HIP graphs [default: derived from --max-num-seqs]
+    /// Row counts of the decode steps captured as CUDA graphs or HIP graphs [default: derived from --max-num-seqs]
     #[arg(long, alias = "cuda-graph-bs", num_args = 1.., value_delimiter = ',', value_name = "ROWS")]
     pub cudagraph_capture_sizes: Vec<u32>,
     /// Maximum rows of a captured decode step

@@ -5,7 +5,7 @@ use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::SimWorld;
 
-/// Longest time in milliseconds until it is detected that a link carries only outputs and no longer batches.
+/// Maximum time in milliseconds until the engine detects that an executor sends outputs but receives no batches.
 const LINK_FAILURE_SEEN_MS: u64 = 800;
 
 impl SimWorld {

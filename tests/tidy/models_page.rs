@@ -32,7 +32,7 @@ const FORMATS: &str = "
 | FP8 e4m3, scales per output channel | `quant_method: compressed-tensors`, `format: float-quantized`, one group, dynamic activations per token | yes | yes | emulated |
 
 Weights are safetensors files, in one file or with an index. `--dtype` selects f32, bf16 or f16 for activations; the default is the type in
-`config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950, and that the same sources run in an emulator on the host; no AMD GPU has run them
+`config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950, that the same sources run in a SIMT emulator on the host, and that their machine code runs in an emulator of both GPUs; no AMD GPU has run them
 ([status](amd-status.md)).
 
 ## Limits

@@ -130,8 +130,8 @@ impl WorkerNode {
         }))
     }
 
-    /// Executes the commands of node 0 until it orders this node to leave or its connection fails. `timeout`:
-    /// maximum time that this node continues after a signal, unless node 0 ends earlier.
+    /// Executes the commands of node 0. Returns after node 0 orders this node to leave, or after the connection to node 0
+    /// fails. After SIGTERM or SIGINT, this node continues until node 0 ends, but at most for `timeout`.
     pub fn serve(
         &mut self,
         events: &Receiver<WorkerNodeEvent>,

@@ -1,5 +1,5 @@
-//! Launches the forward pass of a step with the first slice of its logits rows: replays a captured graph, or
-//! launches kernel by kernel.
+//! Launches the forward pass of a step with the first slice of its logits rows: replays a captured
+//! graph (CUDA graph or HIP graph), or launches kernel by kernel.
 
 use super::StepState;
 use super::context::StepContext;

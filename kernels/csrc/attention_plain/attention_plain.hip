@@ -1,4 +1,4 @@
-// attention_plain: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal; D is the head dim. Reference
+// attention_plain: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal (GQA and MHA); D is the head dim. Reference
 // kernel for shapes that the tiled kernels do not support: f32, any head dim up to 256, any block size. One
 // warp per query and head; a lane computes the score of one key, then accumulates CHANNELS channels of the
 // values. Not optimised. CPU reference: `PagedAttention`.

@@ -1,5 +1,6 @@
 // attention_prefill: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal, for rows (requests of a
-// step) with any number of queries, over the paged KV pool (prefill flash attention); D is the head dim.
+// step) with any number of queries, over the paged KV pool (prefill flash attention, GQA and MHA); D is the
+// head dim.
 // CPU reference: `PagedAttention`.
 //
 // The (query, head) pairs of a row and KV head are numbered token by token and cut into tiles; the pairs of a

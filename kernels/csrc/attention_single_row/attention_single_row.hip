@@ -1,6 +1,6 @@
 // attention_single_row: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows (requests of a step)
 // with one query and a short context, fused with q/k norm, RoPE and the KV write: it reads the output of the
-// QKV projection. D is the head dim. NVIDIA from sm_90 on, half_t.
+// QKV projection. D is the head dim. GQA and MHA; NVIDIA from sm_90 on, half_t.
 // CPU reference: `QkNormRopeKvWrite`, then `PagedAttention`. Rows with context 0 write zeros.
 //
 // A single row is bound by memory latency, not by bandwidth. Therefore the keys of a KV head are divided

@@ -1,4 +1,4 @@
-// one_shot_all_reduce/peer_exchange.h - one-shot exchange between ranks through peer memory, and the
+// one_shot_all_reduce/peer_exchange.h - one-shot all-reduce: exchange between ranks through peer memory, and the
 // reduction of its data.
 //
 // Each of -DRANKS=2..8 ranks is a GPU that can write to the memory of all others. A rank writes its

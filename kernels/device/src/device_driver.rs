@@ -18,7 +18,7 @@ pub struct MemInfo {
     pub total_bytes: u64,
 }
 
-/// Captured graph of launches, which can be replayed.
+/// Captured graph of launches (CUDA graph, HIP graph), which can be replayed.
 #[derive(Debug)]
 pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
 

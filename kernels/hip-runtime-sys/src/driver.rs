@@ -223,7 +223,7 @@ pub enum DeviceAttribute {
 }
 
 impl DeviceAttribute {
-    /// Returns the number of the attribute in the API `api`.
+    /// Returns the value of the attribute's enum constant in the API `api`.
     #[must_use]
     pub const fn number(self, api: GpuApi) -> c_int {
         match self {

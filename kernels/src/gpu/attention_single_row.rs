@@ -1,4 +1,4 @@
-//! Launches of `attention_single_row`: decode attention for short contexts, where one thread block cluster
+//! Launches of `attention_single_row`: decode attention (GQA) for short contexts, where one thread block cluster
 //! per row and KV head also computes QK norm, RoPE and the KV write.
 
 use device::gpu::{KernelLaunch, KernelSource};

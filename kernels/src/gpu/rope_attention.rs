@@ -1,4 +1,4 @@
-//! GPU launches of decode attention fused with query and key norm, RoPE and KV write. Short contexts use
+//! GPU launches of decode attention (GQA) fused with query and key norm, RoPE and KV write. Short contexts use
 //! `attention_single_row`, longer ones `attention_decode`.
 
 use device::gpu::KernelLaunch;

@@ -1,5 +1,5 @@
 //! Multi-token prediction (MTP, NextN) module: a decoder layer after the last layer of the model that
-//! predicts one more token (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+//! predicts one more token, the next draft token (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
 use std::sync::Arc;
 

@@ -229,7 +229,7 @@ fn grammar_errors_are_explained() {
     let server = TestServer::start(&ServerSetup::default());
     let rejected = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
-        // A dry run that gets no processor time is rejected with 429, and the request is repeated.
+        // The server rejects a request with 429 if the dry run of its grammar gets no processor time; the test repeats it.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
         let reply = replies.find(|reply| reply.status != 429).expect("a worker within 20 requests");
         assert_eq!(reply.status, 400, "{body}");

@@ -21,7 +21,8 @@ pub(crate) enum JinjaErrorKind {
     Security,
     /// Another error of the template (`TemplateRuntimeError`, `ZeroDivisionError`).
     Runtime,
-    /// The output of transformers would vary between runs, or this feature is unsupported.
+    /// The template uses a feature of Jinja2 that is unsupported, or whose text differs between runs of Python, such as
+    /// the order of a set.
     Unsupported,
     /// The template called `raise_exception`.
     Raised,

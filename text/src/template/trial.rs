@@ -187,7 +187,8 @@ impl<'a> TrialRenderer<'a> {
         conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
     }
 
-    /// Whether the template shows the tools of a request.
+    /// Whether the template shows the tools of a request. `other`: form of `content` for a second trial, if the first one
+    /// shows none.
     pub(super) fn shows_tools(&self, other: ContentForm) -> bool {
         let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
         let system = json!({"role": "system", "content": other.of(OTHER_TEXT)});

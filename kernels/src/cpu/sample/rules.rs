@@ -49,7 +49,7 @@ impl Default for LogitEdits<'_> {
 }
 
 impl LogitEdits<'_> {
-    /// Whether the edits may change any logit.
+    /// Whether these logit edits (bias, penalties, bans) may change a logit.
     pub(crate) fn change_anything(&self) -> bool {
         self.allowed.is_some()
             || !(self.banned.is_empty() && self.bias.is_empty() && self.seen.is_empty())
