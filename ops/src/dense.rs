@@ -8,7 +8,7 @@ use std::sync::Arc;
 use device::{DType, DeviceError, DeviceStream, MemInfo};
 use kernels::{
     AddRmsNorm, HostMat, KernelBackend, Linear, LogitSoftcap, PackedEmbedding, RmsNorm, RowGather,
-    SiluMul, TensorAdd, TokenEmbedding,
+    SigmoidGatedAdd, SiluMul, TensorAdd, TensorScale, TokenEmbedding,
 };
 
 use crate::arena::{BufferArena, TensorStorage};
@@ -277,6 +277,21 @@ impl Ops {
     /// Applies logit soft-capping `x = cap · tanh(x / cap)`, in place: `x [rows, cols]`, `cap` not 0.
     pub fn softcap(&self, x: &mut Tensor, cap: f32) -> Result<(), OpError> {
         Ok(self.device.launch(&self.stream, LogitSoftcap { x: x.mat_mut()?, cap })?)
+    }
+
+    /// Multiplies `x [rows, cols]` by `factor`, in place. Launches nothing if the factor is 1.
+    pub fn scale(&self, x: &mut Tensor, factor: f32) -> Result<(), OpError> {
+        if factor.to_bits() == 1f32.to_bits() {
+            return Ok(());
+        }
+        Ok(self.device.launch(&self.stream, TensorScale { x: x.mat_mut()?, factor })?)
+    }
+
+    /// Adds gated rows, `y[i] += sigmoid(gate[i]) · x[i]`: `y` and `x [tokens, hidden_size]`, `gate` f32
+    /// `[tokens, 1]`.
+    pub fn add_gated(&self, y: &mut Tensor, x: &Tensor, gate: &Tensor) -> Result<(), OpError> {
+        let op = SigmoidGatedAdd { y: y.mat_mut()?, x: x.mat()?, gate: gate.mat()? };
+        Ok(self.device.launch(&self.stream, op)?)
     }
 
     /// Gathers rows, `y[i] = x[rows[i]]`: `x [tokens, hidden_size]`, `rows` i32 `[n]`, `y [n, hidden_size]`.

@@ -35,16 +35,6 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
 EXPORT(silu_mul_fp8)
 #else
 
-// Calls wide(c) for every aligned group of 8 columns of this thread, or narrow(c) for single columns.
-template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bool aligned, Wide wide, Narrow narrow) {
-    const u32 first = bid_x() % parts * bdim() + tid(), step = parts * bdim();
-    if (aligned && cols % 8 == 0) {
-        for (u32 c = first * 8; c < cols; c += step * 8) wide(c);
-    } else {
-        for (u32 c = first; c < cols; c += step) narrow(c);
-    }
-}
-
 // Stride arguments are in elements.
 KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
     grid_wait();

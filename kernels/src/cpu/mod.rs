@@ -9,6 +9,7 @@ mod attention;
 mod backend;
 mod draft;
 mod elementwise;
+mod elementwise_scale;
 mod embed;
 mod gpu_only;
 mod linear;

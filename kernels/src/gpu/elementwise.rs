@@ -1,13 +1,14 @@
-//! GPU launches of elementwise ops: SiLU-and-multiply, addition, logit softcap.
+//! GPU launches of elementwise ops: SiLU-and-multiply, addition, logit softcap, scaling, addition of gated rows.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatRef};
 
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, LogitSoftcap, SiluMul, TensorAdd};
+use crate::{GpuKernel, LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScale};
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
+static ELEMENTWISE_SCALE: KernelSource = kernel_source!("elementwise_scale/elementwise_scale.hip");
 
 /// Number of columns per block: eight per thread.
 const BLOCK_COLUMNS: usize = 8 * THREADS as usize;
@@ -49,8 +50,11 @@ impl GpuBackend {
         rows: usize,
         cols: usize,
     ) -> Result<KernelLaunch, DeviceError> {
-        let function =
-            self.kernel(&ELEMENTWISE, symbol, &[("ACT_F32", self.act_f32(kernel, dtype)?)])?;
+        let source = match symbol {
+            "elementwise_scale" | "elementwise_gated_add" => &ELEMENTWISE_SCALE,
+            _ => &ELEMENTWISE,
+        };
+        let function = self.kernel(source, symbol, &[("ACT_F32", self.act_f32(kernel, dtype)?)])?;
         let blocks = (rows * blocks_per_row(cols)) as u32;
         Ok(KernelLaunch::new(function, [blocks, 1, 1], THREADS, 0).overlaps_predecessor())
     }
@@ -87,6 +91,46 @@ impl GpuKernel for LogitSoftcap<'_> {
             .u32(x.stride() as u32)
             .f32(cap);
         // SAFETY: the kernel accesses one matrix of these sizes; the arguments match the kernel parameters.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for TensorScale<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut x, factor } = self;
+        let launch = gpu
+            .elementwise_launch("scale", "elementwise_scale", x.dtype(), x.rows(), x.cols())?
+            .out(&mut x)
+            .u32(x.cols() as u32)
+            .u32(blocks_per_row(x.cols()) as u32)
+            .u32(x.stride() as u32)
+            .f32(factor);
+        // SAFETY: the kernel accesses one matrix of these sizes; the arguments match the kernel parameters.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for SigmoidGatedAdd<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        self.check()?;
+        let Self { mut y, x, gate } = self;
+        let launch = gpu
+            .elementwise_launch(
+                "gated_add",
+                "elementwise_gated_add",
+                y.dtype(),
+                y.rows(),
+                y.cols(),
+            )?
+            .out(&mut y)
+            .arg(x)
+            .arg(gate)
+            .u32(y.cols() as u32)
+            .u32(blocks_per_row(y.cols()) as u32)
+            .u32(y.stride() as u32)
+            .u32(x.stride() as u32)
+            .u32(gate.stride() as u32);
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }

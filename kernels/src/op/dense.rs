@@ -1,6 +1,6 @@
 //! Token embedding, RMS norms, elementwise ops and the gather of rows.
 
-use device::{DeviceError, MatMut, MatRef, check_dtype, check_size};
+use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use crate::PackedMatrix;
 
@@ -92,6 +92,27 @@ pub struct LogitSoftcap<'a> {
     pub cap: f32,
 }
 
+/// Multiplication by a scalar, `x = factor · x` in place.
+#[derive(Debug)]
+pub struct TensorScale<'a> {
+    /// Matrix `[rows, columns]`, replaced in place.
+    pub x: MatMut<'a>,
+    /// Factor of every element.
+    pub factor: f32,
+}
+
+/// Addition of gated rows, `y[i] = y[i] + sigmoid(gate[i]) · x[i]` in place: the output of a shared expert with a gate
+/// (transformers `modeling_qwen2_moe.py`).
+#[derive(Debug)]
+pub struct SigmoidGatedAdd<'a> {
+    /// Sum `[tokens, columns]`, updated in place.
+    pub y: MatMut<'a>,
+    /// Rows that are added, of the shape and type of `y`.
+    pub x: MatRef<'a>,
+    /// Gate logits, f32 `[tokens, 1]`.
+    pub gate: MatRef<'a>,
+}
+
 /// Gather of rows: `y[i] = x[rows[i]]`.
 #[derive(Debug)]
 pub struct RowGather<'a> {
@@ -101,6 +122,19 @@ pub struct RowGather<'a> {
     pub x: MatRef<'a>,
     /// Row index in `x` of each row of `y`; i32 `[gathered_rows]`.
     pub rows: MatRef<'a>,
+}
+
+impl SigmoidGatedAdd<'_> {
+    /// Checks that shapes and types agree.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        const KERNEL: &str = "gated_add";
+        check_size(KERNEL, "rows", self.x.rows(), self.y.rows())?;
+        check_size(KERNEL, "columns", self.x.cols(), self.y.cols())?;
+        check_dtype(KERNEL, "input", self.x.dtype(), self.y.dtype())?;
+        check_size(KERNEL, "gates", self.gate.rows(), self.y.rows())?;
+        check_size(KERNEL, "columns of gates", self.gate.cols(), 1)?;
+        check_dtype(KERNEL, "gate", self.gate.dtype(), DType::F32)
+    }
 }
 
 impl RmsNorm<'_> {

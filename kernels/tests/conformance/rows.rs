@@ -6,7 +6,8 @@ use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
     ExpertPlacementLookup, ExpertWeights, GroupScore, GroupedTopKRouting, HiddenStateSum,
     LogitSoftcap, MoeCombine, PackedEmbedding, RmsNorm, RouterLogits, RouterRuleArgs, RouterScore,
-    RowGather, SiluMul, SoftmaxRouting, TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
+    RowGather, SigmoidGatedAdd, SiluMul, SoftmaxRouting, TensorAdd, TensorScale, TokenDispatch,
+    TokenEmbedding, TopKRoutes,
 };
 
 use crate::support::{
@@ -69,6 +70,39 @@ fn softcapped<T: CpuTestFloat>() {
             assert!(error(&y, &expected) < tolerance::<T>());
         }
     }
+}
+
+fn scaled_and_gated<T: CpuTestFloat>() {
+    for (rows, cols) in [(1, 1), (3, 33), (2, 9000)] {
+        let mut numbers = SeededNumbers::new(cols as u64 + 5);
+        let [x, y] = [(); 2].map(|()| cast::<T>(&numbers.floats(rows * cols)));
+        let gate: Vec<f32> = numbers.floats(rows).iter().map(|gate| gate * 9.0).collect();
+        let scaled: Vec<f64> = x.iter().map(|x| f64::from(x.value()) * 0.22).collect();
+        let sum = |i: usize| {
+            let share = 1.0 / (1.0 + f64::from(-gate[i / cols]).exp());
+            f64::from(y[i].value()) + share * f64::from(x[i].value())
+        };
+        let sums: Vec<f64> = (0..rows * cols).map(sum).collect();
+        for device in devices(2) {
+            let mut out = x.clone();
+            let mat = MatMut::of(&mut out, rows, cols).unwrap();
+            device.launch(&S, TensorScale { x: mat, factor: 0.22 }).unwrap();
+            assert!(error(&out, &scaled) < tolerance::<T>());
+            let mut out = y.clone();
+            let mat = MatMut::of(&mut out, rows, cols).unwrap();
+            let (x, gate) = (MatRef::of(&x, rows, cols), MatRef::of(&gate, rows, 1));
+            let op = SigmoidGatedAdd { y: mat, x: x.unwrap(), gate: gate.unwrap() };
+            device.launch(&S, op).unwrap();
+            assert!(error(&out, &sums) < tolerance::<T>());
+        }
+    }
+}
+
+#[test]
+fn scaling_and_gated_addition_are_correct() {
+    scaled_and_gated::<f32>();
+    scaled_and_gated::<bf16>();
+    scaled_and_gated::<f16>();
 }
 
 #[test]

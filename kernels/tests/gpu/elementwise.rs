@@ -1,7 +1,7 @@
 //! Activations and additions of the GPU match the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{LogitSoftcap, SiluMul, TensorAdd};
+use kernels::{LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScale};
 
 use crate::support::{
     DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -60,6 +60,43 @@ fn softcapped<T: GpuTestFloat>() {
             assert_eq!(error(&got[..1], &[T::of(-cap)]), 0.0, "the least logit is the bound");
         }
     }
+}
+
+fn scaled_and_gated<T: GpuTestFloat>() {
+    let cpu = oracle();
+    for (rows, cols) in [(1, 1), (3, 33), (2, 9000), (5, 768)] {
+        let mut numbers = RandomNumbers::fresh(cols as u64 + 11);
+        let [x, y] = [(); 2].map(|()| numbers.reals::<T>(rows * cols));
+        let mut gate: Vec<f32> = (0..rows).map(|_| numbers.float() * 9.0).collect();
+        gate[0] = -200.0;
+        let (mut scaled, mut sum) = (x.clone(), y.clone());
+        let out = MatMut::of(&mut scaled, rows, cols).unwrap();
+        cpu.launch(&S, TensorScale { x: out, factor: 0.22 }).unwrap();
+        let (input, logits) = (MatRef::of(&x, rows, cols), MatRef::of(&gate, rows, 1));
+        let out = MatMut::of(&mut sum, rows, cols).unwrap();
+        let op = SigmoidGatedAdd { y: out, x: input.unwrap(), gate: logits.unwrap() };
+        cpu.launch(&S, op).unwrap();
+        for device in devices() {
+            let name = format!("{} {rows} x {cols}", device.name());
+            let mut out = DeviceArray::of(&device, &x, rows, cols);
+            device.launch(&S, TensorScale { x: out.mat_mut(), factor: 0.22 }).unwrap();
+            assert_eq!(out.read(&device), scaled, "{name}");
+            let mut out = DeviceArray::of(&device, &y, rows, cols);
+            let input = DeviceArray::of(&device, &x, rows, cols);
+            let logits = DeviceArray::of(&device, &gate, rows, 1);
+            let op = SigmoidGatedAdd { y: out.mat_mut(), x: input.mat(), gate: logits.mat() };
+            device.launch(&S, op).unwrap();
+            let got = out.read(&device);
+            assert!(error(&got, &sum) < tolerance::<T>(), "{name}");
+            assert_eq!(got[..cols], y[..cols], "{name}: a closed gate adds nothing");
+        }
+    }
+}
+
+#[test]
+fn scaling_and_gates_agree_with_the_cpu() {
+    scaled_and_gated::<f32>();
+    scaled_and_gated::<bf16>();
 }
 
 #[test]
