@@ -1,7 +1,9 @@
 //! Llama 2, 3 and 3.x (`LlamaForCausalLM`), after transformers `modeling_llama.py`.
 //!
 //! RoPE scaling is default, linear, llama3 or yarn; the configuration decides whether projections have biases
-//! and whether the LM head is tied. Reference outputs for tests: `tests/data/golden/llama-*`.
+//! and whether the LM head is tied. Architectures whose layers differ in the configuration only use the same layer:
+//! Granite (`modeling_granite.py`: multipliers), SmolLM3 (`modeling_smollm3.py`: layers without RoPE) and Seed-OSS
+//! (`modeling_seed_oss.py`: biases). Reference outputs for tests: `tests/data/golden/{llama,granite,smollm3,seed_oss}-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNormLayer,
@@ -43,9 +45,9 @@ impl DecoderLayer for LlamaLayer {
         let attn = GqaAttention::load(config, &w.at("self_attn"), None, rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), config.mlp_bias)?;
         Ok(Self {
-            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.stream_eps())?,
             attn,
-            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.stream_eps())?,
             mlp,
         })
     }

@@ -6,7 +6,7 @@ use crate::llama::LlamaModel;
 use crate::mistral::MistralModel;
 use crate::qwen2::Qwen2Model;
 use crate::qwen3::Qwen3Model;
-use crate::qwen3_moe::Qwen3MoeModel;
+use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
 use crate::weights::{WeightLoadObserver, WeightLoadTarget, WeightSource, check_split};
@@ -77,9 +77,13 @@ pub fn load_model(
     let progress = &mut |done, total| progress(done, total);
     let w = weights(dir, config, ModelLoadOptions { progress, ..options })?;
     let loaded = match config.architecture {
-        ModelArchitecture::Llama => LlamaModel::load(config, &w)?,
+        ModelArchitecture::Llama
+        | ModelArchitecture::Granite
+        | ModelArchitecture::SmolLm3
+        | ModelArchitecture::SeedOss => LlamaModel::load(config, &w)?,
         ModelArchitecture::Mistral => MistralModel::load(config, &w)?,
         ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
+        ModelArchitecture::Qwen2Moe => Qwen2MoeModel::load(config, &w)?,
         ModelArchitecture::Qwen3 => Qwen3Model::load(config, &w)?,
         ModelArchitecture::Qwen3Moe => Qwen3MoeModel::load(config, &w)?,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {

@@ -43,21 +43,22 @@ impl DecoderLayer for Qwen3Layer {
         let attn = attention(config, &w.at("self_attn"), rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), false)?;
         Ok(Self {
-            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.stream_eps())?,
             attn,
-            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.stream_eps())?,
             mlp,
         })
     }
 }
 
-/// Loads the attention of Qwen3 layers, with QK norm; dense and MoE models use the same attention.
+/// Loads the attention of Qwen layers, with QK norm if the architecture has one; dense and MoE models use the same
+/// attention.
 pub(crate) fn attention(
     config: &ModelConfig,
     w: &Weights<'_>,
     rope: &RotaryEmbedding,
     i: usize,
 ) -> Result<GqaAttention, ModelLoadError> {
-    let norm = QkNorm::load(w, config.rms_eps)?;
-    GqaAttention::load(config, w, Some(norm), rope, i)
+    let norm = config.qk_norm().then(|| QkNorm::load(w, config.rms_eps)).transpose()?;
+    GqaAttention::load(config, w, norm, rope, i)
 }

@@ -1,8 +1,9 @@
-//! Qwen3 MoE (`Qwen3MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`.
+//! Qwen3 MoE (`Qwen3MoeForCausalLM`) and Qwen2 MoE (`Qwen2MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`
+//! and `modeling_qwen2_moe.py`.
 //!
 //! Qwen3 MoE is Qwen3 with experts instead of a dense MLP in the layers that the configuration selects. The
-//! router's GEMM and softmax are computed in f32 for every dtype. Reference outputs for tests:
-//! `tests/data/golden/qwen3_moe-*`.
+//! router's GEMM and softmax are computed in f32 for every dtype. Qwen2 MoE has biases instead of QK norm, and a shared
+//! expert with a gate. Reference outputs for tests: `tests/data/golden/qwen3_moe-*`, `qwen2_moe-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNormLayer,
@@ -13,6 +14,9 @@ use ops::Tensor;
 
 /// Qwen3 model with experts.
 pub(crate) type Qwen3MoeModel = DecoderModel<Qwen3MoeLayer>;
+
+/// Qwen2 model with experts; its layers differ from those of Qwen3 MoE in their configuration only.
+pub(crate) type Qwen2MoeModel = DecoderModel<Qwen3MoeLayer>;
 
 /// Decoder layer of Qwen3 MoE: GQA with QK norm, followed by experts or a gated MLP.
 #[derive(Debug)]
@@ -44,9 +48,9 @@ impl DecoderLayer for Qwen3MoeLayer {
         let attn = qwen3::attention(config, &w.at("self_attn"), rope, i)?;
         let mlp = FeedForward::load(config, &w.at("mlp"), i)?;
         Ok(Self {
-            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.stream_eps())?,
             attn,
-            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.stream_eps())?,
             mlp,
         })
     }

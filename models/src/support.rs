@@ -78,12 +78,26 @@ impl ModelArchitecture {
             Self::Qwen2 => {
                 ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE }
             }
+            Self::Qwen2Moe => ArchitectureSupport {
+                examples: &["Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"],
+                has_experts: true,
+                ..DENSE
+            },
             Self::Qwen3 => ArchitectureSupport { examples: &["Qwen3-0.6B to 32B"], ..DENSE },
             Self::Qwen3Moe => ArchitectureSupport {
                 examples: &["Qwen3-30B-A3B", "Qwen3-235B-A22B"],
                 has_experts: true,
                 ..DENSE
             },
+            Self::Granite => ArchitectureSupport {
+                examples: &["Granite 3.x, 4.0 dense"],
+                limits: &[FULL_ROPE],
+                ..DENSE
+            },
+            Self::SmolLm3 => ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE },
+            Self::SeedOss => {
+                ArchitectureSupport { examples: &["Seed-OSS-36B"], limits: &[FULL_ROPE], ..DENSE }
+            }
             Self::DeepseekV2 => {
                 ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
             }

@@ -121,7 +121,7 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Top, EMBEDDING, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Embedding, always),
     (WeightScope::Top, "model.norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Top, HEAD, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, |c| !c.tied),
-    (WeightScope::Top, SCORE, &[WeightDim::Label, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| matches!(c.head, ModelHead::Classifier { .. })),
+    (WeightScope::Top, SCORE, &[WeightDim::One, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| matches!(c.head, ModelHead::Classifier { .. })),
 
     (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
@@ -154,6 +154,10 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Sparse, "mlp.shared_experts.gate_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.up_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.down_proj.weight", &[WeightDim::Hidden, WeightDim::SharedIntermediate], ShardSpec::Rows(SplitUnit::Channel), SynthDistribution::Linear, has_shared),
+    (WeightScope::Sparse, "mlp.shared_expert.gate_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_gated_shared),
+    (WeightScope::Sparse, "mlp.shared_expert.up_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_gated_shared),
+    (WeightScope::Sparse, "mlp.shared_expert.down_proj.weight", &[WeightDim::Hidden, WeightDim::SharedIntermediate], ShardSpec::Rows(SplitUnit::Channel), SynthDistribution::Linear, has_gated_shared),
+    (WeightScope::Sparse, "mlp.shared_expert_gate.weight", &[WeightDim::One, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_gated_shared),
     (WeightScope::Expert, "gate_proj.weight", &[WeightDim::ExpertIntermediate, WeightDim::Hidden], ShardSpec::ExpertCols, SynthDistribution::Linear, always),
     (WeightScope::Expert, "up_proj.weight", &[WeightDim::ExpertIntermediate, WeightDim::Hidden], ShardSpec::ExpertCols, SynthDistribution::Linear, always),
     (WeightScope::Expert, "down_proj.weight", &[WeightDim::Hidden, WeightDim::ExpertIntermediate], ShardSpec::ExpertRows, SynthDistribution::Linear, always),
@@ -198,7 +202,11 @@ fn is_optional(config: &ModelConfig, name: &str) -> bool {
 }
 
 fn has_shared(config: &ModelConfig) -> bool {
-    config.moe.as_ref().is_some_and(|moe| moe.shared_intermediate > 0)
+    config.moe.as_ref().is_some_and(|moe| moe.shared_experts() > 0)
+}
+
+fn has_gated_shared(config: &ModelConfig) -> bool {
+    config.moe.as_ref().is_some_and(|moe| moe.has_shared_gate)
 }
 
 /// All weights of a checkpoint with this configuration, in a fixed order.

@@ -152,6 +152,10 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
             "Qwen2ForCausalLM": "qwen2",
             "Qwen3ForCausalLM": "qwen3",
             "Qwen3MoeForCausalLM": "qwen3_moe",
+            "Qwen2MoeForCausalLM": "qwen2_moe",
+            "GraniteForCausalLM": "granite",
+            "SmolLM3ForCausalLM": "smollm3",
+            "SeedOssForCausalLM": "seed_oss",
             "DeepseekV2ForCausalLM": "deepseek_v2",
             "DeepseekV3ForCausalLM": "deepseek_v3",
         }[architecture],
@@ -282,6 +286,53 @@ CASES = {
         "Qwen2ForCausalLM", 4, 2, 16, use_sliding_window=False, sliding_window=32
     ),
     "qwen2-tied-d64-gqa8": config("Qwen2ForCausalLM", 8, 1, 64, tie_word_embeddings=True),
+    "granite-multipliers": config(
+        "GraniteForCausalLM",
+        4,
+        2,
+        16,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.1,
+        logits_scaling=1.5,
+    ),
+    "granite-tied-biases-d64": config(
+        "GraniteForCausalLM",
+        8,
+        2,
+        64,
+        embedding_multiplier=0.4,
+        residual_multiplier=0.5,
+        attention_multiplier=0.015625,
+        logits_scaling=4.0,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "smollm3-every-fourth": config(
+        "SmolLM3ForCausalLM", 4, 2, 16, tie_word_embeddings=True, rope_theta=5e6, pad_token_id=None
+    ),
+    "smollm3-listed-d128": config(
+        "SmolLM3ForCausalLM", 4, 1, 128, no_rope_layers=[0, 1, 1, 0], pad_token_id=None
+    ),
+    "seed_oss-biases": config("SeedOssForCausalLM", 4, 2, 32, rope_theta=1e7),
+    "seed_oss-all-biases-d128": config(
+        "SeedOssForCausalLM", 8, 1, 128, attention_out_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "qwen2_moe-gated-shared": config(
+        "Qwen2MoeForCausalLM",
+        4,
+        2,
+        16,
+        **(MOE | {"shared_expert_intermediate_size": 48, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    ),
+    "qwen2_moe-normalised-d64": config(
+        "Qwen2MoeForCausalLM",
+        8,
+        1,
+        64,
+        **(MOE | STEP2 | {"shared_expert_intermediate_size": 128, "qkv_bias": False}),
+    ),
     "qwen3-tied": config("Qwen3ForCausalLM", 4, 2, 32, tie_word_embeddings=True, rope_theta=1e6),
     "qwen3-d64-gqa8": config("Qwen3ForCausalLM", 8, 1, 64, rope_theta=1e6),
     "qwen3-d128-gqa4": config("Qwen3ForCausalLM", 4, 1, 128, rope_theta=1e6),

@@ -9,6 +9,7 @@ mod drafts;
 #[path = "../../../kernels/tests/emulated_gpu/mod.rs"]
 mod emulated_gpu;
 mod experts;
+mod families;
 mod memory;
 mod op_bench;
 mod ranks;

@@ -8,11 +8,14 @@ mod config_overrides;
 mod deepseek_tests;
 mod eagle3;
 mod error;
+#[cfg(test)]
+mod family_tests;
 mod generation;
 mod json_fields;
 mod mla;
 mod model_head;
 mod moe;
+mod multipliers;
 mod parse_config;
 mod quantization;
 mod rope;
@@ -23,6 +26,7 @@ pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
 pub use generation::GenerationConfig;
 pub use model_head::ModelHead;
+pub use multipliers::ActivationMultipliers;
 pub use quantization::{CheckpointScaleGranularity, IgnoredModule, QuantizationConfig};
 pub use rope::{RopeConfig, RopeScaling};
 
@@ -59,6 +63,10 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Base frequency and scaling of the rotary embedding (RoPE).
     pub rope: RopeConfig,
+    /// Indices of layers whose queries and keys are not rotated (NoPE), ascending.
+    pub nope_layers: Vec<usize>,
+    /// Constant factors of activations.
+    pub multipliers: ActivationMultipliers,
     /// Longest context that the model was trained for (`max_position_embeddings`).
     pub max_positions: usize,
     /// Whether the LM head and the embedding share one weight matrix (`tie_word_embeddings`).
@@ -119,6 +127,9 @@ pub struct MoeConfig {
     /// Sum of the intermediate sizes of a layer's shared experts, each of which is as wide as a routed
     /// expert; 0 = the model has no shared experts.
     pub shared_intermediate: usize,
+    /// Whether a layer has one shared expert of `shared_intermediate` channels, whose output is multiplied by the
+    /// sigmoid of a gate (`shared_expert_gate`).
+    pub has_shared_gate: bool,
     /// Function that turns router logits into scores: softmax or sigmoid.
     pub score: RouterScore,
     /// Whether a bias is added to the scores when experts are selected (`e_score_correction_bias`). The bias
@@ -147,10 +158,18 @@ pub enum ModelArchitecture {
     Mistral,
     /// `Qwen2ForCausalLM`
     Qwen2,
+    /// `Qwen2MoeForCausalLM`
+    Qwen2Moe,
     /// `Qwen3ForCausalLM`
     Qwen3,
     /// `Qwen3MoeForCausalLM`
     Qwen3Moe,
+    /// `GraniteForCausalLM`
+    Granite,
+    /// `SmolLM3ForCausalLM`
+    SmolLm3,
+    /// `SeedOssForCausalLM`
+    SeedOss,
     /// `DeepseekV2ForCausalLM`
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
@@ -202,6 +221,19 @@ impl ModelConfig {
     #[must_use]
     pub fn qk_norm(&self) -> bool {
         matches!(self.architecture, ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe)
+    }
+
+    /// Factor of the products of queries and keys before the softmax.
+    #[must_use]
+    pub fn softmax_scale(&self) -> f32 {
+        self.multipliers.attention.unwrap_or_else(|| (self.head_dim as f32).powf(-0.5))
+    }
+
+    /// Epsilon of the RMS norms of the residual stream, which is divided by the residual multiplier `m`: `norm(x)` with
+    /// `eps` equals `norm(x / m)` with `eps / m²`, and the additions to `x / m` need no multiplication.
+    #[must_use]
+    pub fn stream_eps(&self) -> f32 {
+        self.rms_eps / self.multipliers.residual.powi(2)
     }
 
     /// Number of channels of a head's query and key that RoPE rotates.
@@ -258,21 +290,25 @@ impl ModelConfig {
 }
 
 impl MoeConfig {
-    /// Number of shared experts per layer.
+    /// Number of shared experts per layer that are as wide as a routed expert and have no gate.
     #[must_use]
     pub fn shared_experts(&self) -> usize {
-        self.shared_intermediate / self.intermediate
+        if self.has_shared_gate { 0 } else { self.shared_intermediate / self.intermediate }
     }
 }
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
+        Self::Qwen2Moe,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::Granite,
+        Self::SmolLm3,
+        Self::SeedOss,
         Self::DeepseekV2,
         Self::DeepseekV3,
         Self::LlamaEagle3,
@@ -285,8 +321,12 @@ impl ModelArchitecture {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Granite => "GraniteForCausalLM",
+            Self::SmolLm3 => "SmolLM3ForCausalLM",
+            Self::SeedOss => "SeedOssForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::LlamaEagle3 => "LlamaForCausalLMEagle3",

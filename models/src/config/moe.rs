@@ -14,6 +14,7 @@ pub(super) fn moe(
     layers: usize,
 ) -> Result<Option<MoeConfig>, ModelConfigError> {
     match architecture {
+        ModelArchitecture::Qwen2Moe => qwen2(fields, layers).map(Some),
         ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             deepseek(fields, architecture, layers).map(Some)
@@ -35,6 +36,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         top_k: experts_per_token(fields, experts)?,
         intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
         shared_intermediate: 0,
+        has_shared_gate: false,
         score: RouterScore::Softmax,
         has_correction_bias: false,
         expert_groups: None,
@@ -42,6 +44,15 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         scale: 1.0,
         sparse_step: fields.size_or_none("decoder_sparse_step", LAYER_LIMIT)?.unwrap_or(1),
         dense_layers: dense_layers(fields, layers)?,
+    })
+}
+
+/// Reads the MoE settings of Qwen2-MoE: those of Qwen3-MoE, and a shared expert with a gate.
+fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
+    Ok(MoeConfig {
+        shared_intermediate: fields.size("shared_expert_intermediate_size", WIDTH_LIMIT)?,
+        has_shared_gate: true,
+        ..qwen3(fields, layers)?
     })
 }
 
@@ -98,6 +109,7 @@ fn deepseek(
         top_k: experts_per_token(fields, selectable)?,
         intermediate,
         shared_intermediate: shared * intermediate,
+        has_shared_gate: false,
         score,
         has_correction_bias: v3,
         expert_groups: groups,

@@ -10,8 +10,8 @@ use super::model_head::{CheckpointKind, matryoshka};
 use super::moe::moe;
 use super::rope::RopeConfig;
 use super::{
-    CheckpointDType, Eagle3Config, GenerationConfig, MlaConfig, ModelArchitecture, ModelConfig,
-    ModelConfigError, QuantizationConfig,
+    ActivationMultipliers, CheckpointDType, Eagle3Config, GenerationConfig, MlaConfig,
+    ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
 };
 
 pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
@@ -37,17 +37,7 @@ pub(super) fn config(
         None => gqa_heads(fields, hidden)?,
     };
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
-    let bias = fields.flag("attention_bias", false)?;
-    let (qkv_bias, out_bias) = match architecture {
-        ModelArchitecture::Llama | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => {
-            (bias, bias)
-        }
-        ModelArchitecture::Qwen2 => (true, false),
-        ModelArchitecture::Mistral
-        | ModelArchitecture::DeepseekV2
-        | ModelArchitecture::DeepseekV3
-        | ModelArchitecture::LlamaEagle3 => (false, false),
-    };
+    let AttentionBiases { qkv_bias, out_bias } = AttentionBiases::read(fields, architecture)?;
     let config_eos = fields.tokens("eos_token_id")?;
     let config = ModelConfig {
         architecture,
@@ -61,13 +51,15 @@ pub(super) fn config(
         intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
         rms_eps: fields.positive("rms_norm_eps")? as f32,
         rope: RopeConfig::read(fields, max_positions)?,
+        nope_layers: nope_layers(fields, architecture, layers)?,
+        multipliers: ActivationMultipliers::read(fields, architecture)?,
         max_positions,
         // A checkpoint without LM head needs no memory for one: the embedding is used in its place.
         tied: fields.flag("tie_word_embeddings", false)? || !head.has_lm_head(),
         head,
         qkv_bias,
         out_bias,
-        mlp_bias: architecture == ModelArchitecture::Llama && fields.flag("mlp_bias", false)?,
+        mlp_bias: fields.flag("mlp_bias", false)?,
         mla,
         mtp_layers: mtp_layers(fields, architecture)?,
         load_mtp: false,
@@ -104,6 +96,7 @@ fn reject_unsupported(
         architecture,
         ModelArchitecture::Mistral
             | ModelArchitecture::Qwen2
+            | ModelArchitecture::Qwen2Moe
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3
             | ModelArchitecture::LlamaEagle3
@@ -113,7 +106,14 @@ fn reject_unsupported(
             fields.unsupported("attention_bias", "the biases of this architecture are fixed")
         );
     }
-    if architecture != ModelArchitecture::Llama && fields.flag("mlp_bias", false)? {
+    let may_have_mlp_bias = matches!(
+        architecture,
+        ModelArchitecture::Llama
+            | ModelArchitecture::Granite
+            | ModelArchitecture::SmolLm3
+            | ModelArchitecture::SeedOss
+    );
+    if !may_have_mlp_bias && fields.flag("mlp_bias", false)? {
         return Err(fields.unsupported("mlp_bias", "this architecture has no MLP biases"));
     }
     Ok(())
@@ -150,9 +150,23 @@ fn has_sliding_window(
     let has_window = fields.size_or_none("sliding_window", POSITION_LIMIT)?.is_some();
     Ok(match architecture {
         ModelArchitecture::Llama
+        | ModelArchitecture::Granite
+        | ModelArchitecture::SeedOss
         | ModelArchitecture::DeepseekV2
         | ModelArchitecture::DeepseekV3
         | ModelArchitecture::LlamaEagle3 => false,
+        ModelArchitecture::SmolLm3 => {
+            // Without `layer_types`, layers without RoPE have a window.
+            let by_type = fields.value("layer_types").is_some();
+            let has_nope_layers = !nope_layers(fields, architecture, layers)?.is_empty();
+            !by_type && has_nope_layers && fields.flag("use_sliding_window", false)? && has_window
+        }
+        ModelArchitecture::Qwen2Moe => {
+            // The first of every two layers below `max_window_layers` has a window.
+            let below = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
+            let by_type = fields.value("layer_types").is_some();
+            !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
+        }
         ModelArchitecture::Mistral => has_window,
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
@@ -162,6 +176,64 @@ fn has_sliding_window(
         }
         ModelArchitecture::Qwen3Moe => fields.flag("use_sliding_window", false)? && has_window,
     })
+}
+
+/// Which projections of attention have biases.
+struct AttentionBiases {
+    qkv_bias: bool,
+    out_bias: bool,
+}
+
+impl AttentionBiases {
+    fn read(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+    ) -> Result<Self, ModelConfigError> {
+        let both = |bias| Self { qkv_bias: bias, out_bias: bias };
+        Ok(match architecture {
+            ModelArchitecture::Llama
+            | ModelArchitecture::Qwen3
+            | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::Granite
+            | ModelArchitecture::SmolLm3 => both(fields.flag("attention_bias", false)?),
+            ModelArchitecture::SeedOss => Self {
+                qkv_bias: fields.flag("attention_bias", true)?,
+                out_bias: fields.flag("attention_out_bias", false)?,
+            },
+            ModelArchitecture::Qwen2 => Self { qkv_bias: true, out_bias: false },
+            ModelArchitecture::Qwen2Moe => {
+                Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
+            }
+            ModelArchitecture::Mistral
+            | ModelArchitecture::DeepseekV2
+            | ModelArchitecture::DeepseekV3
+            | ModelArchitecture::LlamaEagle3 => both(false),
+        })
+    }
+}
+
+/// Reads the indices of layers without RoPE: those with 0 in `no_rope_layers`, or every `no_rope_layer_interval`-th
+/// layer (transformers `configuration_smollm3.py`).
+fn nope_layers(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+    layers: usize,
+) -> Result<Vec<usize>, ModelConfigError> {
+    const FIELD: &str = "no_rope_layers";
+    const DEFAULT_INTERVAL: usize = 4;
+    if architecture != ModelArchitecture::SmolLm3 {
+        return Ok(Vec::new());
+    }
+    let Some(value) = fields.value(FIELD) else {
+        let interval = fields.size_or_none("no_rope_layer_interval", LAYER_LIMIT)?;
+        let interval = interval.unwrap_or(DEFAULT_INTERVAL);
+        return Ok((0..layers).filter(|i| (i + 1).is_multiple_of(interval)).collect());
+    };
+    let list = value.as_array().filter(|list| list.len() == layers);
+    let flags = list.and_then(|list| list.iter().map(serde_json::Value::as_u64).collect());
+    let flags: Vec<u64> = flags
+        .ok_or_else(|| fields.wrong(FIELD, "a list with 1 (RoPE) or 0 for each layer", value))?;
+    Ok((0..layers).filter(|i| flags[*i] == 0).collect())
 }
 
 /// Reads the number of query heads, the number of KV heads and the number of channels per head.

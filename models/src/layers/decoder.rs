@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     LmHead, MtpModule, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabParallelEmbedding,
 };
-use crate::config::ModelHead;
+use crate::config::{ActivationMultipliers, ModelHead};
 use crate::weight_table::SCORE;
 use crate::{
     ForwardContext, ForwardError, LoadedModel, Model, ModelConfig, ModelLoadError, Weights,
@@ -19,6 +19,10 @@ pub(crate) struct DecoderModel<L> {
     layers: Vec<L>,
     norm: RmsNormLayer,
     lm_head: LmHead,
+    /// Factor of the embeddings at the start of the residual stream: `embedding / residual` of the multipliers.
+    embedding_scale: f32,
+    /// Residual multiplier: hidden states are the residual stream times this factor.
+    residual_scale: f32,
 }
 
 /// Decoder layer: attention and feed-forward part. Each architecture file implements this trait.
@@ -63,7 +67,7 @@ impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
         let embed = Arc::new(embed);
         let layer = |i| L::load(config, &body.at(format_args!("layers.{i}")), &rope, i);
         let layers = (0..config.layers).map(layer).collect::<Result<Vec<L>, _>>()?;
-        let norm = RmsNormLayer::load(&body.at("norm"), config.rms_eps)?;
+        let norm = RmsNormLayer::load(&body.at("norm"), config.stream_eps())?;
         let mtp = |i: usize| {
             let w = body.at(format_args!("layers.{i}"));
             MtpModule::<L>::load(config, &w, &rope, i, Arc::clone(&embed))
@@ -71,14 +75,18 @@ impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
         let mtp = config.load_mtp.then(|| mtp(config.layers)).transpose()?;
         let has_score = matches!(config.head, ModelHead::Classifier { .. });
         let score = has_score.then(|| w.host_matrix(SCORE)).transpose()?;
-        let model = Self { embed, layers, norm, lm_head };
+        let ActivationMultipliers { embedding, residual, .. } = config.multipliers;
+        let (embedding_scale, residual_scale) = (embedding / residual, residual);
+        let model = Self { embed, layers, norm, lm_head, embedding_scale, residual_scale };
         Ok(LoadedModel { model: Box::new(model), score, mtp: mtp.map(|mtp| Box::new(mtp) as _) })
     }
 }
 
 impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
-        let mut x = ResidualStream::new(self.embed.forward(f, ids)?); // [tokens, hidden size]
+        let mut x = self.embed.forward(f, ids)?; // [tokens, hidden size]
+        f.ops.scale(&mut x, self.embedding_scale)?;
+        let mut x = ResidualStream::with_scale(x, self.residual_scale);
         for (i, layer) in self.layers.iter().enumerate() {
             x.collect_aux_state(f, i)?;
             let last = i + 1 == self.layers.len();

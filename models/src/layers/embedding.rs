@@ -15,6 +15,8 @@ pub(crate) struct LmHead {
     /// Vocabulary rows of this rank, followed by zero rows as padding.
     head: PackedLinear,
     vocab: usize,
+    /// Factor of the logits.
+    scale: f32,
 }
 
 impl VocabParallelEmbedding {
@@ -42,19 +44,20 @@ impl LmHead {
         config: &ModelConfig,
         w: &Weights<'_>,
     ) -> Result<(VocabParallelEmbedding, Self), ModelLoadError> {
+        let scale = 1.0 / config.multipliers.logits;
         if config.tied {
             let (rows, _) = w.ranks().vocab(config.vocab);
             let head = w.vocab_linear(EMBEDDING)?;
             let embedding = VocabParallelEmbedding(head.tied_embedding(rows.start));
-            return Ok((embedding, Self { head, vocab: config.vocab }));
+            return Ok((embedding, Self { head, vocab: config.vocab, scale }));
         }
         let embedding = VocabParallelEmbedding::load(w, EMBEDDING, config.vocab)?;
-        Ok((embedding, Self::load(w, HEAD, config.vocab)?))
+        Ok((embedding, Self { scale, ..Self::load(w, HEAD, config.vocab)? }))
     }
 
     /// Loads the LM head matrix `name` with `vocab` rows.
     pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, ModelLoadError> {
-        Ok(Self { head: w.vocab_linear(name)?, vocab })
+        Ok(Self { head: w.vocab_linear(name)?, vocab, scale: 1.0 })
     }
 
     /// Computes the logits of this rank's shard of the vocabulary, f32 `[rows, ids of this rank]`, from
@@ -65,7 +68,9 @@ impl LmHead {
         f: &ForwardContext<'_>,
         hidden: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        Ok(f.ops.linear_f32(hidden, &self.head)?)
+        let mut logits = f.ops.linear_f32(hidden, &self.head)?;
+        f.ops.scale(&mut logits, self.scale)?;
+        Ok(logits)
     }
 
     /// Computes the logits of the whole vocabulary, f32 `[rows, vocabulary]`, equal on all ranks. Padding

@@ -101,10 +101,10 @@ impl GqaAttentionCore {
             }
             _ => [1.0; 2],
         };
-        let scale = (config.head_dim as f32).powf(-0.5) * kv_scales[0];
+        let scale = config.softmax_scale() * kv_scales[0];
         Ok(Self {
             norm,
-            rope: rope.clone(),
+            rope: rope.at_layer(layer),
             shape: AttentionShape { heads, layer, scale, first_position: 0 },
             kv_scales,
             o_proj: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,

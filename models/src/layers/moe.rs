@@ -26,6 +26,8 @@ pub(crate) struct MoeMlp {
     experts: PackedExperts,
     /// Shared experts as separate MLPs, used in steps in which fused shared experts would be slower.
     shared: Vec<SharedExpert>,
+    /// Gate of the shared expert, `[1, hidden size]`: the output is multiplied by `sigmoid(gate h)`.
+    shared_gate: Option<PackedLinear>,
     top_k: usize,
     layer: usize,
     /// Table with the physical experts of each logical expert; `None` without an expert placement.
@@ -39,16 +41,19 @@ impl MoeMlp {
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let experts = w.experts(layer, config)?;
-        let shared = match (config.shared_experts(), experts.shared()) {
+        let shared = match (config.shared_intermediate, experts.shared()) {
             (0, _) => Vec::new(),
+            _ if config.has_shared_gate => vec![SharedExpert::load(&w.at("shared_expert"))?],
             (_, 0) => vec![SharedExpert::load(&w.at("shared_experts"))?],
             _ => SharedExpert::from_fused(&experts),
         };
+        let shared_gate = config.has_shared_gate.then(|| w.linear(&["shared_expert_gate"], false));
         Ok(Self {
             router: w.linear(&["gate"], false)?,
             experts,
             placement: w.expert_placement(layer, config.experts)?,
             shared,
+            shared_gate: shared_gate.transpose()?,
             top_k: config.top_k,
             rule: router_rule(config, w)?,
             layer,
@@ -82,8 +87,12 @@ impl MoeMlp {
         let parts =
             separate.map(|shared| shared.forward(ops, &h)).collect::<Result<Vec<_>, _>>()?;
         stream.map_or(Ok(()), |stream| stream.join(f.ops))?;
+        let gate = self.shared_gate.as_ref().map(|gate| f.ops.linear_f32(&h, gate)).transpose()?;
         for part in parts {
-            y = f.ops.add(&y, &part)?;
+            match &gate {
+                Some(gate) => f.ops.add_gated(&mut y, &part, gate)?, // gate [tokens, 1]
+                None => y = f.ops.add(&y, &part)?,
+            }
         }
         x.add_partial(f, y)
     }

@@ -12,6 +12,8 @@ use ops::{GatedActivation, PackedLinear, Tensor};
 pub(crate) struct ResidualStream {
     x: Tensor,
     pending: Option<PendingDelta>,
+    /// Factor between the stream and the hidden states that probes and collectors receive.
+    scale: f32,
 }
 
 /// Output of attention or of the feed-forward part that has not been added to the residual stream yet.
@@ -25,7 +27,12 @@ struct PendingDelta {
 
 impl ResidualStream {
     pub(crate) fn new(x: Tensor) -> Self {
-        Self { x, pending: None }
+        Self::with_scale(x, 1.0)
+    }
+
+    /// Creates a stream whose hidden states are `scale · x`.
+    pub(crate) fn with_scale(x: Tensor, scale: f32) -> Self {
+        Self { x, pending: None, scale }
     }
 
     /// Adds the pending delta to the stream and returns `norm(x)`.
@@ -162,13 +169,27 @@ impl ResidualStream {
         let Some(aux) = f.aux_hidden_states.filter(|aux| aux.collects_layer(layer)) else {
             return Ok(());
         };
-        let Some(PendingDelta { delta, partial }) = &mut self.pending else {
-            return aux.collect(f, layer, &self.x);
-        };
-        if std::mem::take(partial) {
+        if let Some(PendingDelta { delta, partial }) = &mut self.pending
+            && std::mem::take(partial)
+        {
             f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
         }
-        aux.collect(f, layer, &f.ops.add(&self.x, delta)?)
+        match self.hidden_states(f)? {
+            Some(hidden) => aux.collect(f, layer, &hidden),
+            None => aux.collect(f, layer, &self.x),
+        }
+    }
+
+    /// Returns the hidden states `scale · (x + pending)`; `None` if they equal `x`. The pending delta must be all-reduced.
+    fn hidden_states(&self, f: &ForwardContext<'_>) -> Result<Option<Tensor>, ForwardError> {
+        let (mut hidden, scale) = match &self.pending {
+            Some(PendingDelta { delta, .. }) => (f.ops.add(&self.x, delta)?, self.scale),
+            None if self.scale.to_bits() == 1f32.to_bits() => return Ok(None),
+            // The sum is a copy; its factor 2 is exact.
+            None => (f.ops.add(&self.x, &self.x)?, self.scale / 2.0),
+        };
+        f.ops.scale(&mut hidden, scale)?;
+        Ok(Some(hidden))
     }
 
     /// Returns the stream `[tokens, hidden size]`. The last operation must have been a norm, so that no delta
@@ -185,10 +206,8 @@ impl ResidualStream {
         layer: usize,
     ) -> Result<(), ForwardError> {
         let Some(probe) = f.probe else { return Ok(()) };
-        match &self.pending {
-            Some(PendingDelta { delta, .. }) => {
-                probe.hidden(f.ops, layer, &f.ops.add(&self.x, delta)?)?;
-            }
+        match self.hidden_states(f)? {
+            Some(hidden) => probe.hidden(f.ops, layer, &hidden)?,
             None => probe.hidden(f.ops, layer, &self.x)?,
         }
         Ok(())

@@ -14,6 +14,15 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
     pub(crate) table: Arc<RopeTable>,
+    nope: Option<NopeTable>,
+}
+
+/// Table of layers without RoPE (NoPE): all angles are 0, so queries and keys remain exactly as they are.
+#[derive(Debug, Clone)]
+struct NopeTable {
+    table: Arc<RopeTable>,
+    /// Indices of the layers.
+    layers: Arc<[usize]>,
 }
 
 impl RotaryEmbedding {
@@ -31,8 +40,28 @@ impl RotaryEmbedding {
         };
         let cos: Vec<f32> = angles().map(|a| a.cos() * scale).collect();
         let sin: Vec<f32> = angles().map(|a| a.sin() * scale).collect();
-        let table = w.ops().rope_table(&cos, &sin, half).map_err(|e| w.device("rope", e))?;
-        Ok(Self { table: Arc::new(table) })
+        let table = |cos: &[f32], sin: &[f32]| {
+            let table = w.ops().rope_table(cos, sin, half).map_err(|e| w.device("rope", e))?;
+            Ok::<_, ModelLoadError>(Arc::new(table))
+        };
+        let nope = match &config.nope_layers[..] {
+            [] => None,
+            layers => {
+                let table = table(&vec![1.0; cos.len()], &vec![0.0; sin.len()])?;
+                Some(NopeTable { table, layers: layers.into() })
+            }
+        };
+        Ok(Self { table: table(&cos, &sin)?, nope })
+    }
+
+    /// Returns the embedding of one layer.
+    pub(crate) fn at_layer(&self, layer: usize) -> Self {
+        match &self.nope {
+            Some(nope) if nope.layers.contains(&layer) => {
+                Self { table: Arc::clone(&nope.table), nope: None }
+            }
+            _ => self.clone(),
+        }
     }
 }
 

@@ -52,7 +52,9 @@ const BYTES: usize = 256;
 impl SynthTokenizer {
     pub(super) fn of(architecture: ModelArchitecture) -> Self {
         match architecture {
-            ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => Self {
+            ModelArchitecture::Llama
+            | ModelArchitecture::Granite
+            | ModelArchitecture::LlamaEagle3 => Self {
                 special: LLAMA3,
                 template: LLAMA3_TEMPLATE,
                 bos: Some("<|begin_of_text|>"),
@@ -64,14 +66,17 @@ impl SynthTokenizer {
                 bos: Some("<s>"),
                 eos: &["</s>"],
             },
-            ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => {
-                Self {
-                    special: CHATML,
-                    template: CHATML_TEMPLATE,
-                    bos: None,
-                    eos: &["<|im_end|>", "<|endoftext|>"],
-                }
-            }
+            ModelArchitecture::Qwen2
+            | ModelArchitecture::Qwen2Moe
+            | ModelArchitecture::Qwen3
+            | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::SmolLm3
+            | ModelArchitecture::SeedOss => Self {
+                special: CHATML,
+                template: CHATML_TEMPLATE,
+                bos: None,
+                eos: &["<|im_end|>", "<|endoftext|>"],
+            },
             ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => Self {
                 special: DEEPSEEK,
                 template: DEEPSEEK_TEMPLATE,

@@ -6,8 +6,8 @@ use crate::ModelConfig;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WeightDim {
     Vocab,
-    /// The one label of a classification head.
-    Label,
+    /// One output: the label of a classification head, or the gate of a shared expert.
+    One,
     Hidden,
     /// Two times the hidden size.
     TwoHidden,
@@ -46,7 +46,7 @@ impl WeightDim {
         let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
         match self {
             Self::Vocab => config.vocab,
-            Self::Label => 1,
+            Self::One => 1,
             Self::Hidden => config.hidden,
             Self::TwoHidden => 2 * config.hidden,
             Self::AttentionInput => config.hidden * if eagle.is_some() { 2 } else { 1 },

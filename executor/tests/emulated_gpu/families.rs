@@ -1,0 +1,68 @@
+//! Model families whose layers use ops that other families do not: multipliers, layers without RoPE, and shared
+//! experts with a gate.
+
+use std::path::Path;
+
+use executor::ExecutorConfig;
+use models::ModelConfig;
+use protocol::ModelDtype;
+
+use super::{
+    GeneratedTokens, SchedulerHarness, assert_close, assert_within, config, on_emulator, play,
+    warp_sizes, with_few_slots,
+};
+
+const NEAR_BF16: f32 = 0.05;
+
+fn model(dtype: ModelDtype, fields: &str) -> ExecutorConfig {
+    let text = format!(
+        r#"{{"vocab_size": 384, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 96, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, {fields}}}"#
+    );
+    let model = ModelConfig::from_json(Path::new("config.json"), &text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 2) }
+}
+
+fn check(name: &str, fields: &str) {
+    let run =
+        |of: ExecutorConfig| -> Vec<GeneratedTokens> { play(&mut SchedulerHarness::with(of)) };
+    for dtype in [ModelDtype::Float32, ModelDtype::Bfloat16] {
+        let of = || model(dtype, fields);
+        let expected = run(with_few_slots(of()));
+        for warp_size in warp_sizes() {
+            let what = format!("{name}, {dtype:?}, warp size {warp_size}");
+            let replayed = run(on_emulator(warp_size, of(), false));
+            if dtype == ModelDtype::Bfloat16 {
+                assert_within(&replayed, &expected, NEAR_BF16, &what);
+                continue;
+            }
+            let launched = run(on_emulator(warp_size, of(), true));
+            assert_close(&launched, &expected, &what);
+            assert_eq!(replayed, launched, "{what}: replay equals eager");
+        }
+    }
+}
+
+#[test]
+fn multipliers_match_the_cpu() {
+    check(
+        "granite",
+        r#""architectures": ["GraniteForCausalLM"], "embedding_multiplier": 2.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.0625, "logits_scaling": 1.5"#,
+    );
+}
+
+#[test]
+fn layers_without_rope_match_the_cpu() {
+    check("smollm3", r#""architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]"#);
+}
+
+#[test]
+fn gated_shared_experts_match_the_cpu() {
+    check(
+        "qwen2_moe",
+        r#""architectures": ["Qwen2MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "norm_topk_prob": true"#,
+    );
+}

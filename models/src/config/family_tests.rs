@@ -1,0 +1,70 @@
+//! Tests of the fields that only some dense families have.
+
+use super::{ActivationMultipliers, ModelConfig};
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn parse(architecture: &str, more: &Value) -> Result<ModelConfig, String> {
+    let mut fields = json!({
+        "architectures": [architecture], "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512,
+    });
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let config = ModelConfig::from_json(Path::new("config.json"), &fields.to_string());
+    config.map_err(|error| error.to_string())
+}
+
+#[test]
+fn granite_has_four_multipliers() {
+    const NAME: &str = "GraniteForCausalLM";
+    let fields = json!({"embedding_multiplier": 12, "residual_multiplier": 0.25,
+        "attention_multiplier": 0.0078125, "logits_scaling": 16.0});
+    let config = parse(NAME, &fields).unwrap();
+    let multipliers = ActivationMultipliers {
+        embedding: 12.0,
+        residual: 0.25,
+        attention: Some(0.0078125),
+        logits: 16.0,
+    };
+    assert_eq!(config.multipliers, multipliers);
+    assert_eq!((config.softmax_scale(), config.stream_eps()), (0.0078125, 16e-6));
+    // Absent multipliers are 1, that of attention too, as in transformers.
+    assert_eq!(parse(NAME, &json!({})).unwrap().softmax_scale(), 1.0);
+    let zero = parse(NAME, &json!({"logits_scaling": 0})).unwrap_err();
+    assert!(zero.contains("logits_scaling"), "{zero}");
+    assert_eq!(parse("LlamaForCausalLM", &fields).unwrap().softmax_scale(), 0.25);
+}
+
+#[test]
+fn smollm3_has_layers_without_rope() {
+    const NAME: &str = "SmolLM3ForCausalLM";
+    let layers = |fields: Value| parse(NAME, &fields).map(|config| config.nope_layers);
+    assert_eq!(layers(json!({})).unwrap(), [3]);
+    assert_eq!(layers(json!({"no_rope_layer_interval": 2})).unwrap(), [1, 3, 5]);
+    assert_eq!(layers(json!({"no_rope_layers": [0, 1, 1, 1, 1, 0]})).unwrap(), [0, 5]);
+    for wrong in [json!([1, 1]), json!("x"), json!([1, 1, 1, 1, 1, -1])] {
+        let error = layers(json!({"no_rope_layers": wrong})).unwrap_err();
+        assert!(error.contains("no_rope_layers"), "{error}");
+    }
+    let window = json!({"use_sliding_window": true, "sliding_window": 64});
+    assert!(layers(window).unwrap_err().contains("sliding_window"));
+}
+
+#[test]
+fn biases_follow_the_family() {
+    let biases = |name: &str, fields: Value| {
+        let config = parse(name, &fields).unwrap();
+        (config.qkv_bias, config.out_bias, config.mlp_bias)
+    };
+    assert_eq!(biases("SeedOssForCausalLM", json!({})), (true, false, false));
+    let all = json!({"attention_out_bias": true, "mlp_bias": true});
+    assert_eq!(biases("SeedOssForCausalLM", all), (true, true, true));
+    assert_eq!(biases("GraniteForCausalLM", json!({"attention_bias": true})), (true, true, false));
+    let moe = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48});
+    let config = parse("Qwen2MoeForCausalLM", &moe).unwrap();
+    assert!(config.qkv_bias && !config.qk_norm());
+    let moe = config.moe.unwrap();
+    assert!(moe.has_shared_gate && moe.shared_experts() == 0 && moe.shared_intermediate == 48);
+}
