@@ -34,7 +34,7 @@ pub enum CollectiveOp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveCallState {
     /// The call is in flight. A call that was launched on a GPU keeps this state until a
-    /// [`LaunchCheckpoint`](crate::LaunchCheckpoint) confirms its completion.
+    /// [`LaunchedCollectives`](crate::LaunchedCollectives) confirms its completion.
     InProgress,
     /// The call has completed.
     Done,

@@ -2,7 +2,7 @@
 //! then run through an RCCL or NCCL communicator, in stream order. If all GPUs have peer access, small
 //! all-reduces use the one-shot kernel through peer memory instead.
 //!
-//! Collective calls return after their launch. A [`LaunchCheckpoint`] confirms that the device has completed
+//! Collective calls return after their launch. A [`LaunchedCollectives`] confirms that the device has completed
 //! them.
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use kernels::{AllReduceShape, OneShotAllReduce, OneShotAllReduceNorm};
 use crate::collective_call::CollectiveCallShape;
 use crate::communicator::GpuCommunicator;
 use crate::communicator_bootstrap::join_communicator;
-use crate::group_watchdog::{GroupWatchdog, LaunchCheckpoint};
+use crate::group_watchdog::{GroupWatchdog, LaunchedCollectives};
 use crate::peer_memory_group::PeerMemoryGroup;
 use crate::shared_memory_group::SharedMemoryGroup;
 use crate::{
@@ -293,7 +293,7 @@ impl CollectiveBackend for DeviceGroup {
         Ok(())
     }
 
-    fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
-        Some(LaunchCheckpoint::new(&self.watchdog.health, self.shared_group.last_call()))
+    fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
+        Some(LaunchedCollectives::new(&self.watchdog.health, self.shared_group.last_call()))
     }
 }

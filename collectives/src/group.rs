@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use device::{DType, DeviceStream, MatMut, MatRef};
 
-use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint};
+use crate::{
+    AllToAllRowCounts, CollectiveCall, CollectiveError, CollectiveOp, LaunchedCollectives,
+};
 
 /// Transport of the collectives of one parallel axis. All operations run in the order of stream `s`. Every
 /// rank must call the same operations in the same order, with matrices of the same shape.
@@ -104,7 +106,7 @@ pub trait CollectiveBackend: Send {
     }
 
     /// Returns a checkpoint of all calls launched so far; `None` if calls complete before they return.
-    fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
+    fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
         None
     }
 }
@@ -129,12 +131,12 @@ pub struct AllReduceNormArgs<'a> {
 pub struct ParallelGroup {
     backend: Option<Box<dyn CollectiveBackend>>,
     /// Accumulated time of each operation since the last [`ParallelGroup::take_times`].
-    times: RefCell<Vec<CollectiveTime>>,
+    times: RefCell<Vec<CollectiveHostTime>>,
 }
 
 /// Accumulated host time of one operation, including waits for other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectiveTime {
+pub struct CollectiveHostTime {
     /// Collective operation whose calls are measured.
     pub op: CollectiveOp,
     /// Sum of the durations from the start of a call to its return.
@@ -189,13 +191,13 @@ impl ParallelGroup {
 
     /// Returns a checkpoint of all calls launched so far; `None` if calls complete before they return.
     #[must_use]
-    pub fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
+    pub fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
         self.backend.as_ref().and_then(|backend| backend.launch_checkpoint())
     }
 
     /// Returns and resets the accumulated times of the operations. On a device with asynchronous launches, a
     /// time includes the launch only.
-    pub fn take_times(&self) -> Vec<CollectiveTime> {
+    pub fn take_times(&self) -> Vec<CollectiveHostTime> {
         self.times.take()
     }
 
@@ -212,7 +214,7 @@ impl ParallelGroup {
         let mut times = self.times.borrow_mut();
         match times.iter_mut().find(|entry| entry.op == op) {
             Some(entry) => entry.time += time,
-            None => times.push(CollectiveTime { op, time }),
+            None => times.push(CollectiveHostTime { op, time }),
         }
         result
     }

@@ -38,7 +38,7 @@ pub(crate) struct GroupHealth {
 /// All collective calls that a rank had launched when the checkpoint was created. `finish` confirms their
 /// completion.
 #[derive(Debug)]
-pub struct LaunchCheckpoint {
+pub struct LaunchedCollectives {
     health: Arc<GroupHealth>,
     /// Sequence number of the newest collective call that the checkpoint covers.
     sequence: u32,
@@ -106,7 +106,7 @@ impl GroupHealth {
     }
 }
 
-impl LaunchCheckpoint {
+impl LaunchedCollectives {
     pub(crate) fn new(health: &Arc<GroupHealth>, sequence: u32) -> Self {
         Self { health: Arc::clone(health), sequence }
     }
@@ -194,7 +194,7 @@ mod tests {
         let (groups, rank_failed) =
             ([group(0), group(1), group(2)], CollectiveError::RankFailed { rank: 2 });
         let health: Vec<_> = groups.iter().map(|group| Arc::new(group.health())).collect();
-        let checkpoint = LaunchCheckpoint::new(&health[0], 0);
+        let checkpoint = LaunchedCollectives::new(&health[0], 0);
         checkpoint.finish().unwrap();
         // Rank 1 has detected the failure of rank 2; rank 0 has not checked the ranks yet.
         abort_group(health[1].memory.words(), &health[1].layout, 1, &rank_failed);

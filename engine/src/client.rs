@@ -16,10 +16,10 @@ mod prefill_rate;
 pub use admission::{
     AdmissionController, AdmissionLimits, AdmissionPermit, OverloadRejection, QueuedBytes,
 };
-pub use cached_blocks::CachedBlocks;
+pub use cached_blocks::PrefixIndexSnapshot;
 pub use deferred_submit::DeferredRequests;
 pub use engine_message::{EngineMessage, ExecutorId};
-pub use inbox::BatchInbox;
+pub use inbox::BulkInbox;
 pub use mailbox::RequestEventStream;
 
 #[cfg(not(feature = "interleavings"))]
@@ -42,7 +42,7 @@ use tokio::sync::oneshot;
 
 /// Destination of a request's events: the mailbox of its stream.
 #[derive(Debug)]
-struct RequestRoute {
+struct EventDestination {
     mailbox: Arc<StreamMailbox>,
     /// Index of the request in its stream.
     index: u32,
@@ -58,8 +58,8 @@ pub struct EngineClient {
 }
 
 struct EngineClientState {
-    inflight: DashMap<RequestId, RequestRoute>,
-    inbox: Arc<BatchInbox<EngineMessage>>,
+    inflight: DashMap<RequestId, EventDestination>,
+    inbox: Arc<BulkInbox<EngineMessage>>,
     hasher: PromptHasher,
     admission: Arc<AdmissionController>,
     next_id: AtomicU64,
@@ -74,7 +74,7 @@ struct EngineClientState {
 impl EngineClient {
     /// Creates a client that sends messages to the engine through `inbox`. `hasher` hashes the prompts.
     pub fn new(
-        inbox: Arc<BatchInbox<EngineMessage>>,
+        inbox: Arc<BulkInbox<EngineMessage>>,
         hasher: PromptHasher,
         admission: Arc<AdmissionController>,
         metrics: Arc<ServerMetrics>,
@@ -182,7 +182,7 @@ impl EngineClient {
             let times = RequestTimes::of_choices(n, admitted_at, len, choices[0].max_tokens);
             for (submit, times) in choices.iter().zip(times) {
                 let (mailbox, client_id) = (Arc::clone(mailbox), Arc::clone(client_id));
-                let route = RequestRoute { mailbox, index, times, client_id };
+                let route = EventDestination { mailbox, index, times, client_id };
                 self.state.inflight.insert(submit.id, route);
                 index += 1;
             }
@@ -263,7 +263,7 @@ impl EngineClient {
 
     /// Lists the blocks in the prefix indices, as of a time between two steps. The receiver gets an error if
     /// the engine has stopped.
-    pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<CachedBlocks>> {
+    pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<PrefixIndexSnapshot>> {
         let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ListCachedBlocks { reply });
         receiver

@@ -4,14 +4,14 @@
 //! panic here means an inconsistent scheduler state: the process logs its counters and aborts.
 
 use crate::client::{
-    BatchInbox, CachedBlocks, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId,
+    BulkInbox, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId, PrefixIndexSnapshot,
 };
 use crate::executors::ExecutorLink;
 use crate::replica_handle::ReplicaHandle;
-use crate::running_engine::EngineObservers;
-use crate::step_clock::{BatchSummary, StepClock, max_attention_pairs};
+use crate::running_engine::EngineTelemetry;
+use crate::step_clock::{BatchSummary, StepTimer, max_attention_pairs};
 use grammar::MaskWorkers;
-use metrics::StartFailure;
+use metrics::RestartFailureKind;
 use metrics::kv_events::KvEventFeed;
 use protocol::{Batch, Epoch, ExecutorCommand, ExecutorReady, Replica, StepId};
 use scheduler::{
@@ -70,7 +70,7 @@ pub enum SupervisorEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFailureReport {
     /// Failure class.
-    pub failure: StartFailure,
+    pub failure: RestartFailureKind,
     /// Description of the failure.
     pub text: String,
 }
@@ -82,7 +82,7 @@ pub(crate) struct EngineLoop {
     /// KV-event feeds by replica; empty if KV events are disabled.
     pub kv_events: Vec<KvEventFeed>,
     /// Queue of submissions and executor messages.
-    pub inbox: Arc<BatchInbox<EngineMessage>>,
+    pub inbox: Arc<BulkInbox<EngineMessage>>,
     /// Handles to the executors, by replica.
     pub replica_handles: Vec<ReplicaHandle>,
     /// Whether failed executors can be restarted; true if they are processes.
@@ -92,7 +92,7 @@ pub(crate) struct EngineLoop {
     /// Client, used to finish all requests when the engine fails.
     pub client: EngineClient,
     /// Health state and metrics, which the loop updates.
-    pub observers: EngineObservers,
+    pub observers: EngineTelemetry,
     /// Workers that compute the grammar bitmasks of constrained requests.
     pub mask_workers: MaskWorkers,
     /// Event queue of the supervisor on the main thread.
@@ -103,7 +103,7 @@ pub(crate) struct EngineLoop {
 struct EngineLoopState {
     /// Scheduler events for the next tick.
     events: Vec<SchedulerEvent>,
-    step_clock: StepClock,
+    step_clock: StepTimer,
     /// For each step that this tick sends in a lockstep group: largest number of attention pairs (tokens
     /// times context length) of any replica.
     max_pairs: Vec<(StepId, u64)>,
@@ -145,7 +145,7 @@ impl EngineLoop {
     fn run(mut self) {
         let (mut messages, mut effects) = (Vec::new(), Vec::new());
         let step_clock =
-            StepClock::new(Arc::clone(&self.observers.metrics), self.replica_handles.len());
+            StepTimer::new(Arc::clone(&self.observers.metrics), self.replica_handles.len());
         let mut state = EngineLoopState {
             events: Vec::new(),
             step_clock,
@@ -454,10 +454,11 @@ impl EngineLoop {
     }
 
     /// Returns a snapshot of the prefix index of every replica.
-    fn cached_blocks(&self) -> Vec<CachedBlocks> {
+    fn cached_blocks(&self) -> Vec<PrefixIndexSnapshot> {
         let stats = self.client.replica_stats();
-        let of =
-            |stats: &SchedulerStats| CachedBlocks::of(&self.engine, stats.replica, stats.blocks);
+        let of = |stats: &SchedulerStats| {
+            PrefixIndexSnapshot::of(&self.engine, stats.replica, stats.blocks)
+        };
         stats.iter().map(of).collect()
     }
 

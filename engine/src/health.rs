@@ -3,7 +3,7 @@
 //!
 //! Plain atomics: the scheduler thread never waits for a reader, and a read touches no other component.
 
-use metrics::StartFailure;
+use metrics::RestartFailureKind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ const RESTART_S: u32 = 10;
 
 /// Health state of the server, read by the HTTP health probes.
 #[derive(Debug)]
-pub struct HealthState {
+pub struct HealthMonitor {
     start: Instant,
     phase: AtomicU8,
     draining: AtomicBool,
@@ -27,7 +27,7 @@ pub struct HealthState {
     restart_began_ms: AtomicU64,
     /// Duration of the last executor restart in milliseconds; 0 = no restart yet.
     restart_took_ms: AtomicU64,
-    /// Index in `StartFailure::ALL` of the last failed restart's class, plus one; 0 = the last restart did
+    /// Index in `RestartFailureKind::ALL` of the last failed restart's class, plus one; 0 = the last restart did
     /// not fail.
     start_failure: AtomicU8,
 }
@@ -54,7 +54,7 @@ const SERVING: u8 = 1;
 const UNAVAILABLE: u8 = 2;
 const RESTARTING: u8 = 3;
 
-impl Default for HealthState {
+impl Default for HealthMonitor {
     fn default() -> Self {
         Self {
             start: Instant::now(),
@@ -70,7 +70,7 @@ impl Default for HealthState {
     }
 }
 
-impl HealthState {
+impl HealthMonitor {
     /// Returns the milliseconds since the creation of this state.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
@@ -109,16 +109,16 @@ impl HealthState {
     }
 
     /// Sets the class of the last failed restart; `None` = there was no restart, or the last one succeeded.
-    pub fn set_start_failure(&self, failure: Option<StartFailure>) {
+    pub fn set_start_failure(&self, failure: Option<RestartFailureKind>) {
         let code = failure.map_or(0, |failure| failure as u8 + 1);
         self.start_failure.store(code, Ordering::Relaxed);
     }
 
     /// Returns the class of the last failed restart; `None` = there was no restart, or the last one
     /// succeeded.
-    pub fn start_failure(&self) -> Option<StartFailure> {
+    pub fn start_failure(&self) -> Option<RestartFailureKind> {
         let code = usize::from(self.start_failure.load(Ordering::Relaxed));
-        code.checked_sub(1).and_then(|at| StartFailure::ALL.get(at)).copied()
+        code.checked_sub(1).and_then(|at| RestartFailureKind::ALL.get(at)).copied()
     }
 
     /// Marks the server as permanently unable to serve.
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn health_status_follows_the_state_table() {
-        let health = HealthState::default();
+        let health = HealthMonitor::default();
         assert_eq!(health.status(), ServerStatus::Starting);
         health.set_started();
         assert_eq!(health.status(), ServerStatus::Serving);
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(health.status(), ServerStatus::Restarting);
         assert_eq!(health.restart_s(), 10, "before the first restart");
         assert_eq!(health.start_failure(), None);
-        for failure in StartFailure::ALL {
+        for failure in RestartFailureKind::ALL {
             health.set_start_failure(Some(failure));
             assert_eq!(health.start_failure(), Some(failure));
         }

@@ -24,8 +24,8 @@ mod step_clock;
 mod supervisor;
 
 pub use client::{
-    AdmissionController, AdmissionLimits, AdmissionPermit, BatchInbox, CachedBlocks,
-    DeferredRequests, EngineClient, EngineMessage, ExecutorId, OverloadRejection, QueuedBytes,
+    AdmissionController, AdmissionLimits, AdmissionPermit, BulkInbox, DeferredRequests,
+    EngineClient, EngineMessage, ExecutorId, OverloadRejection, PrefixIndexSnapshot, QueuedBytes,
     RequestEventStream,
 };
 pub use engine_loop::{StartFailureReport, SupervisorEvent};
@@ -33,10 +33,9 @@ pub use executors::{
     ExecutorLaunchOptions, ExecutorLink, ExecutorProcessHandle, ExecutorProgram, ExecutorReceiver,
     ExecutorWorld, RemoteNodes, RestartPolicy, StartPolicy,
 };
-pub use health::{HealthState, ServerStatus};
-pub use running_engine::{EngineObservers, EngineParts, RunningEngine};
+pub use health::{HealthMonitor, ServerStatus};
+pub use running_engine::{EngineTelemetry, RunningEngine, SchedulerWithFeeds};
 pub use startup::{
-    ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport,
-    WeightsDigestBaseline,
+    ExecutorStartup, ExpectedHello, StartError, StartTimeouts, StartupReport, WeightsDigestBaseline,
 };
 pub use supervisor::{ServiceEndReason, SupervisorState, supervise};

@@ -2,7 +2,7 @@
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
-use scheduler::{ExecutorFailure, StepDeadline, StepTimeout, StepWatchdog, StepWorkload};
+use scheduler::{ExecutorFailure, StepDeadlineEstimator, StepTimeout, StepWatchdog, StepWorkload};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::mpsc::SyncSender;
@@ -37,7 +37,7 @@ pub(crate) struct ReplicaHandle {
 
 impl ReplicaHandle {
     /// Creates the handle to the executors of a replica, which must be ready.
-    pub(crate) fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
+    pub(crate) fn new(link: &ExecutorLink, deadline: StepDeadlineEstimator) -> Self {
         let rank_handle = |rank| RankHandle { rank, profile_replies: VecDeque::new() };
         let rank_handles: Vec<RankHandle> =
             link.receivers.iter().map(|receiver| rank_handle(receiver.rank)).collect();
@@ -185,7 +185,7 @@ mod tests {
     use super::super::executors::ExecutorReceiver;
     use super::*;
     use protocol::link::in_process_pair;
-    use protocol::{DispatchMode, Epoch, ExecutorEvent, StepCost};
+    use protocol::{Epoch, ExecutorEvent, StepCost, StepLaunchMode};
 
     /// Returns the handle of a replica with the ranks 4 to 6, and the receiver of its commands.
     fn handle() -> (ReplicaHandle, std::sync::mpsc::Receiver<ExecutorCommand>) {
@@ -197,13 +197,19 @@ mod tests {
         });
         let executor_link = ExecutorLink { commands, receivers: receivers.collect() };
         let fixed = Some(Duration::from_millis(70));
-        (ReplicaHandle::new(&executor_link, StepDeadline::new(fixed, StepCost::default())), sent)
+        (
+            ReplicaHandle::new(
+                &executor_link,
+                StepDeadlineEstimator::new(fixed, StepCost::default()),
+            ),
+            sent,
+        )
     }
 
     const WORK: StepWorkload = StepWorkload { tokens: 1, attention_pairs: 0 };
 
     fn batch(step: u64) -> Batch {
-        let (step, dispatch) = (StepId(step), DispatchMode::Eager { tokens: 1 });
+        let (step, dispatch) = (StepId(step), StepLaunchMode::Eager { tokens: 1 });
         Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 0, draft_rows: 0, rows: Vec::new() }
     }
 

@@ -5,14 +5,14 @@ use super::engine_loop::{EVENT_LISTS_QUEUED_MAX, EngineLoop, SupervisorEvent, fa
 use super::executors::{ExecutorLink, spawn_readers};
 use super::replica_handle::ReplicaHandle;
 use crate::client::{
-    AdmissionController, AdmissionLimits, BatchInbox, EngineClient, EngineMessage, ExecutorId,
+    AdmissionController, AdmissionLimits, BulkInbox, EngineClient, EngineMessage, ExecutorId,
 };
-use crate::health::HealthState;
+use crate::health::HealthMonitor;
 use grammar::{GrammarTimings, MaskEvent, MaskWorkers};
 use metrics::ServerMetrics;
 use metrics::kv_events::KvEventFeed;
 use protocol::{ExecutorReady, Replica};
-use scheduler::{ExecutorFailure, Scheduler, SchedulerEvent, StepDeadline};
+use scheduler::{ExecutorFailure, Scheduler, SchedulerEvent, StepDeadlineEstimator};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -21,15 +21,15 @@ use tokio::runtime::Handle;
 
 /// Health state and metrics, which the engine updates while it runs.
 #[derive(Clone)]
-pub struct EngineObservers {
+pub struct EngineTelemetry {
     /// Health state: heartbeat of the scheduler thread, and step progress.
-    pub health: Arc<HealthState>,
+    pub health: Arc<HealthMonitor>,
     /// Metrics of the server.
     pub metrics: Arc<ServerMetrics>,
 }
 
 /// Scheduler of an engine that is about to start, and its KV-event feeds.
-pub struct EngineParts {
+pub struct SchedulerWithFeeds {
     /// Scheduler, which the scheduler thread will own.
     pub engine: Scheduler,
     /// KV-event feeds by replica; empty if KV events are disabled.
@@ -42,7 +42,7 @@ pub struct RunningEngine {
     pub client: EngineClient,
     /// Durations of grammar compilation and of grammar bitmask computation.
     pub grammar_timings: Arc<GrammarTimings>,
-    inbox: Arc<BatchInbox<EngineMessage>>,
+    inbox: Arc<BulkInbox<EngineMessage>>,
     scheduler: JoinHandle<()>,
 }
 
@@ -50,18 +50,18 @@ impl RunningEngine {
     /// Starts the threads of an engine. The executors must be ready; `links` has one link per replica, in the
     /// order of the replicas.
     pub fn start(
-        parts: EngineParts,
+        parts: SchedulerWithFeeds,
         links: Vec<ExecutorLink>,
         admission: AdmissionLimits,
-        deadline: StepDeadline,
-        observers: EngineObservers,
+        deadline: StepDeadlineEstimator,
+        observers: EngineTelemetry,
         supervisor: mpsc::Sender<SupervisorEvent>,
         runtime: &Handle,
     ) -> io::Result<Self> {
-        let inbox = Arc::new(BatchInbox::default());
+        let inbox = Arc::new(BulkInbox::default());
         let grammar_timings = Arc::clone(&observers.metrics.grammar);
         let admission = AdmissionController::new(admission);
-        let EngineParts { engine, kv_events } = parts;
+        let SchedulerWithFeeds { engine, kv_events } = parts;
         let client = {
             let metrics = Arc::clone(&observers.metrics);
             EngineClient::new(Arc::clone(&inbox), engine.hasher(), admission, metrics)
@@ -142,7 +142,7 @@ impl RunningEngine {
 /// for is ready, and when a request needs no more bitmasks.
 fn mask_workers(
     timings: &Arc<GrammarTimings>,
-    inbox: &Arc<BatchInbox<EngineMessage>>,
+    inbox: &Arc<BulkInbox<EngineMessage>>,
 ) -> io::Result<MaskWorkers> {
     let inbox = Arc::clone(inbox);
     MaskWorkers::start(timings, move |request, event| {

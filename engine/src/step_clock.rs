@@ -22,7 +22,7 @@ struct InFlightStep {
 
 /// Steps in flight and last statistics of one replica.
 #[derive(Default)]
-struct ReplicaClock {
+struct ReplicaStepState {
     in_flight: VecDeque<InFlightStep>,
     running: u32,
     waiting: u32,
@@ -39,7 +39,7 @@ struct SchedulerTimes {
 }
 
 /// Clock of the scheduler thread: times its phases and steps, and updates the metrics.
-pub(crate) struct StepClock {
+pub(crate) struct StepTimer {
     metrics: Arc<ServerMetrics>,
     /// Time of the last clock read, which is the start of the phase that is being timed.
     last: Instant,
@@ -49,10 +49,10 @@ pub(crate) struct StepClock {
     share: SchedulerTimes,
     cpu_read: Instant,
     throughput_since: Instant,
-    replicas: Vec<ReplicaClock>,
+    replicas: Vec<ReplicaStepState>,
 }
 
-impl StepClock {
+impl StepTimer {
     /// Creates the clock of the scheduler thread of a server with `replicas` replicas.
     pub(crate) fn new(metrics: Arc<ServerMetrics>, replicas: usize) -> Self {
         let now = Instant::now();
@@ -63,7 +63,7 @@ impl StepClock {
             share: SchedulerTimes::default(),
             cpu_read: now,
             throughput_since: now,
-            replicas: (0..replicas).map(|_| ReplicaClock::default()).collect(),
+            replicas: (0..replicas).map(|_| ReplicaStepState::default()).collect(),
         }
     }
 
@@ -136,7 +136,7 @@ impl StepClock {
         self.replica_clock(replica).in_flight.push_back(InFlightStep { sent, record });
     }
 
-    fn replica_clock(&mut self, replica: Replica) -> &mut ReplicaClock {
+    fn replica_clock(&mut self, replica: Replica) -> &mut ReplicaStepState {
         &mut self.replicas[usize::from(replica.0)]
     }
 
@@ -193,7 +193,7 @@ impl StepClock {
     }
 }
 
-impl TickTimer for StepClock {
+impl TickTimer for StepTimer {
     fn phase_done(&mut self, phase: TickPhase) {
         let elapsed = self.elapsed_since_last();
         match phase {
@@ -255,7 +255,7 @@ pub(crate) fn max_attention_pairs(effects: &[SchedulerEffect]) -> Vec<(StepId, u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{BatchRow, DispatchMode, Epoch, RequestId, RowInput, SequenceSlot};
+    use protocol::{BatchRow, Epoch, RequestId, RowInput, SequenceSlot, StepLaunchMode};
 
     fn send(replica: u16, step: u64, start_and_len: &[(u32, u32)]) -> SchedulerEffect {
         let row = |&(start, len): &(u32, u32)| BatchRow {
@@ -272,7 +272,7 @@ mod tests {
             next_token: None,
             seq_init: None,
         };
-        let (step, dispatch) = (StepId(step), DispatchMode::Eager { tokens: 1 });
+        let (step, dispatch) = (StepId(step), StepLaunchMode::Eager { tokens: 1 });
         let rows = start_and_len.iter().map(row).collect();
         let batch = Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 0, draft_rows: 0, rows };
         SchedulerEffect::SendBatch { replica: Replica(replica), batch }

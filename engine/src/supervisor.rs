@@ -3,8 +3,8 @@
 use super::engine_loop::{StartFailureReport, SupervisorEvent};
 use super::executors::{ExecutorWorld, FailureStage, RestartAttempt};
 use super::running_engine::RunningEngine;
-use crate::health::HealthState;
-use metrics::{ServerMetrics, StartFailure};
+use crate::health::HealthMonitor;
+use metrics::{RestartFailureKind, ServerMetrics};
 use protocol::{Epoch, Replica};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -23,7 +23,7 @@ pub struct SupervisorState {
     /// Whether the executors of each replica are running.
     serving: Vec<bool>,
     /// Class of the last failed start of each replica, until a start succeeds.
-    start_failures: Vec<Option<StartFailure>>,
+    start_failures: Vec<Option<RestartFailureKind>>,
     /// Restarts that are delayed by their back-off.
     pending: Vec<PendingRestart>,
 }
@@ -64,9 +64,9 @@ impl SupervisorState {
     /// Health probes report the class while no replica serves.
     fn set_start_failure(
         &mut self,
-        health: &HealthState,
+        health: &HealthMonitor,
         replica: Replica,
-        failure: Option<StartFailure>,
+        failure: Option<RestartFailureKind>,
     ) {
         for replica in self.world.group_of(replica) {
             self.start_failures[usize::from(replica)] = failure;
@@ -119,7 +119,7 @@ impl SupervisorState {
     /// Handles a failed restart of a replica's executors.
     fn start_failed(
         &mut self,
-        health: &HealthState,
+        health: &HealthMonitor,
         host: &RunningEngine,
         replica: Replica,
         epoch: Epoch,
@@ -141,7 +141,7 @@ impl SupervisorState {
     /// Handles an event; returns the reason if it ends the service.
     fn handle_event(
         &mut self,
-        health: &HealthState,
+        health: &HealthMonitor,
         host: &RunningEngine,
         event: SupervisorEvent,
     ) -> Option<ServiceEndReason> {
@@ -165,7 +165,7 @@ impl SupervisorState {
     }
 
     /// Starts the executor groups whose back-off has elapsed.
-    fn start_due(&mut self, health: &HealthState, host: &RunningEngine) {
+    fn start_due(&mut self, health: &HealthMonitor, host: &RunningEngine) {
         let now = Instant::now();
         let (due, later) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.due <= now);
@@ -196,7 +196,7 @@ pub enum ServiceEndReason {
 
 /// Supervises the executors: restarts failed ones until a signal or a permanent failure ends the service.
 pub fn supervise(
-    health: &HealthState,
+    health: &HealthMonitor,
     host: &RunningEngine,
     state: &mut SupervisorState,
 ) -> ServiceEndReason {

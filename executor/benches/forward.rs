@@ -11,8 +11,8 @@
 use executor::{Executor, ExecutorConfig, KvCacheSize, ModelDtype};
 use models::ModelConfig;
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, ExecutorSettings,
-    ParallelConfig, Rank, RequestId, RowInput, SamplingParams, SequenceInit, SequenceSlot, StepId,
+    Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, ExecutorSettings, ParallelConfig, Rank,
+    RequestId, RowInput, SamplingParams, SequenceInit, SequenceSlot, StepId, StepLaunchMode,
     StepTiming, ThinVec, Token,
 };
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn main() {
             tokens_per_step: 512,
             kv_cache_size: KvCacheSize::Blocks(32 * TABLE),
             memory_utilization: 0.9,
-            graph_capture: protocol::GraphCapture::default(),
+            graph_capture: protocol::GraphCaptureConfig::default(),
             speculative: None,
             max_logprobs: 20,
             profile_dir: None,
@@ -142,7 +142,7 @@ struct ForwardBenchStep {
 impl CpuForwardBench {
     fn step(&mut self, rows: Vec<BatchRow>) -> ForwardBenchStep {
         self.step = self.step.next();
-        let dispatch = DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
+        let dispatch = StepLaunchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
         let batch = Batch {
             step: self.step,
             epoch: Epoch(0),

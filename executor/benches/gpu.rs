@@ -11,9 +11,9 @@
 use executor::{Executor, ExecutorConfig, KvCacheSize, ModelDtype, SubmittedStep};
 use models::ModelConfig;
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DispatchMode, Epoch, ExecutorSettings,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, Epoch, ExecutorSettings,
     ParallelConfig, Rank, RequestId, RowInput, SamplingParams, SequenceInit, SequenceSlot, StepId,
-    ThinVec,
+    StepLaunchMode, ThinVec,
 };
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -172,9 +172,9 @@ fn config(
             kv_cache_size: KvCacheSize::Blocks(SEQ_SLOTS * TABLE),
             memory_utilization: 0.95,
             graph_capture: if eager {
-                protocol::GraphCapture::Disabled
+                protocol::GraphCaptureConfig::Disabled
             } else {
-                protocol::GraphCapture::default()
+                protocol::GraphCaptureConfig::default()
             },
             speculative: None,
             max_logprobs: 20,
@@ -202,8 +202,8 @@ impl GpuForwardBench {
         self.step = self.step.next();
         let decode = rows.iter().all(|row| row.len == 1);
         let dispatch = match self.graphs.iter().find(|&&graph| graph as usize >= rows.len()) {
-            Some(&rows) if decode => DispatchMode::Graph { rows, width: 1 },
-            _ => DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() },
+            Some(&rows) if decode => StepLaunchMode::Graph { rows, width: 1 },
+            _ => StepLaunchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() },
         };
         let batch = Batch {
             step: self.step,

@@ -4,7 +4,7 @@
 use crate::run::OutboxMessage;
 use crate::{ExecutorError, TokenBitmaskError, TokenBitmaskSource};
 use protocol::link::{LinkError, MessageReceiver};
-use protocol::{BitmaskRow, ExecutorCommand, ExecutorEvent, GrammarBitmask, StepDrafts, StepId};
+use protocol::{BitmaskMessage, BitmaskRow, ExecutorCommand, ExecutorEvent, StepDrafts, StepId};
 use std::collections::VecDeque;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(crate) struct CommandInbox<'a, R> {
     /// later, in order of arrival.
     deferred: VecDeque<ExecutorCommand>,
     /// Grammar bitmasks that arrived before their step waited for them.
-    early_bitmasks: Vec<GrammarBitmask>,
+    early_bitmasks: Vec<BitmaskMessage>,
     /// Queue for reports of draft tokens; `None` = another rank of the replica reports them.
     outbox: Option<&'a SyncSender<OutboxMessage>>,
 }
@@ -54,7 +54,7 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         self.early_bitmasks.retain(|mask| mask.step >= step);
         let (current, later) =
             std::mem::take(&mut self.early_bitmasks).into_iter().partition(|m| m.step == step);
-        let current: Vec<GrammarBitmask> = current;
+        let current: Vec<BitmaskMessage> = current;
         self.early_bitmasks = later;
         rows.extend(current.into_iter().flat_map(|mask| mask.rows));
     }
@@ -103,7 +103,7 @@ mod tests {
 
     fn bitmask(step: u64, row: u32) -> ExecutorCommand {
         let rows = vec![BitmaskRow { row, bitmasks: vec![vec![row].into()] }];
-        ExecutorCommand::Bitmask(GrammarBitmask { step: StepId(step), rows })
+        ExecutorCommand::Bitmask(BitmaskMessage { step: StepId(step), rows })
     }
 
     #[test]

@@ -29,14 +29,14 @@ mod warm_up;
 
 pub use collectives::{CollectiveCall, CollectiveCallState, CollectiveError};
 pub use config::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheDtype, KvCacheSize, ModelDtype, source};
-pub use device::gpu::{GpuSurvey, LibraryProbe, LibraryRole, SurveyedGpu};
+pub use device::gpu::{GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu};
 pub use device::physical_cores;
 pub use device_environment::DeviceEnvironment;
 pub use error::{BatchError, ExecutorError, TokenBitmaskError};
 pub use executor::{Executor, PhaseProgress, SubmittedStep, TraceHandle};
 pub use op_bench::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};
 pub use open_device::survey_gpus;
-pub use rank_calls::RankCallHistory;
+pub use rank_calls::CollectiveHistory;
 pub use ranks::{ParallelConfigError, RankRendezvous, check_draft_world, check_world};
 pub use run::run;
 pub use spec_decode::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};

@@ -3,9 +3,9 @@
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::spec_decode::ProposerModel;
-use collectives::{CollectiveOp, CollectiveTime, ParallelGroup};
+use collectives::{CollectiveHostTime, CollectiveOp, ParallelGroup};
 use models::{ExpertExchange, ExpertLoad, ForwardContext, Model};
-use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};
+use ops::{DeviceBatchMetadata, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl ModelContext {
     pub(crate) fn forward_context<'a>(
         &'a self,
         kv: &'a KvPool,
-        batch: &'a BatchView,
+        batch: &'a DeviceBatchMetadata,
     ) -> ForwardContext<'a> {
         let Self { ops, tp, dp, .. } = self;
         let (dp_rows, expert_exchange) = (0, ExpertExchange::AllGather);
@@ -78,7 +78,7 @@ impl ModelContext {
     /// Returns the times that collectives took since the last call, which was for the previous step.
     pub(crate) fn collective_timing(&self) -> CollectiveTiming {
         let mut timing = CollectiveTiming::default();
-        for CollectiveTime { op: operation, time } in self.tp.take_times() {
+        for CollectiveHostTime { op: operation, time } in self.tp.take_times() {
             match operation {
                 CollectiveOp::AllReduce => timing.tp_all_reduce_ns = ns(time),
                 CollectiveOp::AllGather => timing.tp_all_gather_ns = ns(time),
@@ -87,7 +87,7 @@ impl ModelContext {
                 }
             }
         }
-        for CollectiveTime { op: operation, time } in self.dp.take_times() {
+        for CollectiveHostTime { op: operation, time } in self.dp.take_times() {
             match operation {
                 CollectiveOp::AllGatherRows => timing.dp_all_gather_rows_ns = ns(time),
                 CollectiveOp::ExchangeCounts => timing.dp_exchange_counts_ns = ns(time),

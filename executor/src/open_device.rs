@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use device::CpuConfig;
-use device::gpu::{GpuApi, GpuConfig, GpuLibraries, GpuSurvey, HalfDtype};
+use device::gpu::{GpuApi, GpuConfig, GpuInventory, GpuLibraries, HalfDtype};
 use kernels::KernelBackend;
 use kernels::cpu::CpuBackend;
 use kernels::gpu::GpuBackend;
@@ -97,7 +97,7 @@ pub fn survey_gpus(
     device: DeviceKind,
     libraries: Option<&DeviceLibraries>,
     environment: &DeviceEnvironment,
-) -> Option<GpuSurvey> {
+) -> Option<GpuInventory> {
     let request = DeviceOpenOptions {
         device,
         libraries,
@@ -107,7 +107,7 @@ pub fn survey_gpus(
         threads: None,
         dtype: ModelDtype::Bfloat16,
     };
-    gpu_config(&request).map(|config| GpuSurvey::new(&config))
+    gpu_config(&request).map(|config| GpuInventory::new(&config))
 }
 
 /// Number of CPU threads of this rank; 0 = one per core. By default the ranks of a host share its cores

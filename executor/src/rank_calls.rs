@@ -11,7 +11,7 @@ const RUNS_PER_LINE: usize = 8;
 
 /// Newest collectives of one rank in one communication group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankCallHistory {
+pub struct CollectiveHistory {
     /// Kind of the communication group: `tp` or `dp`.
     pub axis: &'static str,
     /// Global rank that made the calls.
@@ -20,7 +20,7 @@ pub struct RankCallHistory {
     pub calls: Vec<CollectiveCall>,
 }
 
-impl RankCallHistory {
+impl CollectiveHistory {
     /// Formats all calls as lines of a few hundred bytes. Successive calls that differ only in their sequence
     /// numbers are merged into one run.
     #[must_use]
@@ -42,7 +42,7 @@ fn run(calls: &[CollectiveCall]) -> String {
     }
 }
 
-impl fmt::Display for RankCallHistory {
+impl fmt::Display for CollectiveHistory {
     /// Formats the rank and its newest collective, for a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
@@ -65,7 +65,7 @@ mod tests {
     }
 
     fn lines(calls: Vec<CollectiveCall>) -> Vec<String> {
-        RankCallHistory { axis: "tp", rank: Rank(3), calls }.lines()
+        CollectiveHistory { axis: "tp", rank: Rank(3), calls }.lines()
     }
 
     #[test]

@@ -9,7 +9,7 @@ use models::sharding::{ParallelRank, ParallelRanks};
 use models::{ModelConfig, check_split};
 use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupPhase};
 
-use crate::rank_calls::RankCallHistory;
+use crate::rank_calls::CollectiveHistory;
 use crate::{ExecutorError, PhaseProgress};
 
 /// Reason why a parallel configuration cannot be served.
@@ -199,9 +199,9 @@ impl RankRendezvous {
     /// Returns the newest collectives of every rank, finished or not: their sequence numbers show the
     /// straggler.
     #[must_use]
-    pub fn calls(&self) -> Vec<RankCallHistory> {
+    pub fn calls(&self) -> Vec<CollectiveHistory> {
         let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);
-        let rank = |axis, group, rank, of_world| RankCallHistory {
+        let rank = |axis, group, rank, of_world| CollectiveHistory {
             axis,
             rank: Rank(of_world as u16),
             calls: self.memory.call_history(group, rank),

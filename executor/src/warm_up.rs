@@ -2,8 +2,8 @@
 
 use crate::ExecutorError;
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, ExecutorSettings, RequestId,
-    RowInput, SamplingParams, SequenceInit, SequenceSlot, StepCost, StepId, StepOutput,
+    Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, ExecutorSettings, RequestId, RowInput,
+    SamplingParams, SequenceInit, SequenceSlot, StepCost, StepId, StepLaunchMode, StepOutput,
 };
 use std::time::Instant;
 
@@ -113,7 +113,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     };
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
-    let dispatch = DispatchMode::Eager { tokens };
+    let dispatch = StepLaunchMode::Eager { tokens };
     // All replicas run the same warm-up passes, so `moe_tokens` equals their maximum without an exchange.
     Batch { step, epoch: Epoch::default(), dispatch, moe_tokens: tokens, draft_rows: 0, rows }
 }

@@ -10,9 +10,9 @@ use protocol::link::{
     InProcessLink, LinkError, LinkHalves, MessageLink, MessageReceiver, in_process_pair,
 };
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, ExecutorCommand,
-    ExecutorEvent, ProfilerStatus, Rank, RequestId, RowInput, SamplingParams, SequenceInit,
-    SequenceSlot, StartupPhase, StepId, WeightsDigest,
+    Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, ExecutorCommand, ExecutorEvent,
+    ProfilerStatus, Rank, RequestId, RowInput, SamplingParams, SequenceInit, SequenceSlot,
+    StartupPhase, StepId, StepLaunchMode, WeightsDigest,
 };
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -81,7 +81,7 @@ fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
         next_token: None,
         seq_init: Some(Box::new(init)),
     };
-    let dispatch = DispatchMode::Eager { tokens: 3 };
+    let dispatch = StepLaunchMode::Eager { tokens: 3 };
     let (step, epoch) = (StepId(step), Epoch(epoch));
     ExecutorCommand::Batch(Batch {
         step,

@@ -1,7 +1,7 @@
 //! Compilation of a constraint into a grammar, or a validation error that explains why it cannot be compiled.
 
 use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
-use super::engine_grammar::EngineGrammar;
+use super::engine_grammar::LlguidanceGrammar;
 use super::error_message::client_message;
 use super::limits::{
     COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_DRY_RUN, NESTING_MAX, TEXT_BYTES_MAX,
@@ -195,7 +195,7 @@ impl GrammarCompiler {
     }
 
     fn matcher(&self, constraint: &OutputConstraint) -> Result<(Matcher, usize), GrammarError> {
-        let EngineGrammar { grammar, text_bytes } = EngineGrammar::of(constraint)?;
+        let LlguidanceGrammar { grammar, text_bytes } = LlguidanceGrammar::of(constraint)?;
         let parser = self.factory.create_parser(grammar).map_err(|error| client_message(&error))?;
         let bytes = parser.parser.lexer_stats().num_bytes + BYTES_PER_TEXT_BYTE * text_bytes;
         if bytes > COMPILED_BYTES_MAX {

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Callback for the result of a compilation. Called once, on a thread of the pool or on the caller's thread.
-type CompileReply = Box<dyn FnOnce(Result<CompiledGrammar, GrammarError>) + Send>;
+type CompileCallback = Box<dyn FnOnce(Result<CompiledGrammar, GrammarError>) + Send>;
 
 /// Pool of compile threads of one server.
 pub struct GrammarCompilePool {
@@ -32,7 +32,7 @@ pub(super) struct CompileJob {
     pub(super) constraint: Arc<OutputConstraint>,
     /// Key of the constraint in the grammar cache.
     pub(super) key: String,
-    pub(super) reply: CompileReply,
+    pub(super) reply: CompileCallback,
     queued_at: Instant,
 }
 
@@ -221,7 +221,7 @@ mod tests {
             let constraint =
                 Arc::new(OutputConstraint::new(GrammarSpec::Regex("a".to_owned()), "regex"));
             let results_tx = results_tx.clone();
-            let reply: CompileReply =
+            let reply: CompileCallback =
                 Box::new(move |result| results_tx.send(result.map(drop)).unwrap());
             queue.add(CompileJob { constraint, key: key.to_owned(), reply, queued_at });
         }

@@ -1,6 +1,6 @@
 //! Constraints on an output, as described by a request handler.
 
-use super::unconstrained_head::UnconstrainedHead;
+use super::unconstrained_head::UnconstrainedPreamble;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ pub struct OutputConstraint {
     /// Request field that contains the constraint; named by validation errors.
     pub param: String,
     /// Unconstrained text before the constrained part; `None` = the constraint starts with the output.
-    pub start_after: Option<UnconstrainedHead>,
+    pub start_after: Option<UnconstrainedPreamble>,
 }
 
 /// Grammar of a constrained text.
@@ -52,7 +52,7 @@ impl OutputConstraint {
 
     /// Returns the constraint with its start moved to the end of `head`.
     #[must_use]
-    pub fn start_after(self, head: impl Into<UnconstrainedHead>) -> Self {
+    pub fn start_after(self, head: impl Into<UnconstrainedPreamble>) -> Self {
         Self { start_after: Some(head.into()), ..self }
     }
 

@@ -1,6 +1,6 @@
 //! Decoding guide of one output: a grammar, a thinking budget, or both.
 
-use super::session::{GrammarSession, GrammarSessionFactory, SessionCheckpoint};
+use super::session::{GrammarSession, GrammarSessionFactory, SessionSnapshot};
 use super::thinking_budget::{ThinkingBudget, ThinkingBudgetState};
 use llguidance::CancellationHandle;
 use protocol::{Token, TokenBitmask};
@@ -144,7 +144,7 @@ impl DecodingGuideState {
     fn follow_draft(
         &mut self,
         draft: Token,
-        checkpoint: Option<&mut SessionCheckpoint>,
+        checkpoint: Option<&mut SessionSnapshot>,
     ) -> Result<bool, GrammarPanic> {
         if let Some(budget) = &mut self.budget {
             budget.advance(&[draft]);

@@ -14,13 +14,13 @@ pub(super) const ENGINE_OPTIONS: &str = "x-guidance";
 const REST: &str = "rest";
 
 /// A constraint in the form that llguidance reads.
-pub(super) struct EngineGrammar {
+pub(super) struct LlguidanceGrammar {
     pub(super) grammar: TopLevelGrammar,
     /// Bytes of the text that llguidance reads.
     pub(super) text_bytes: usize,
 }
 
-impl EngineGrammar {
+impl LlguidanceGrammar {
     /// Converts a constraint.
     ///
     /// Errors: the constraint exceeds a bound, or has a schema that cannot be enforced.

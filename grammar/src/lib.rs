@@ -75,7 +75,7 @@ pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };
 pub use timings::{BOUNDS_US, DurationHistogram, GrammarTimings};
-pub use unconstrained_head::{HeadEnd, UnconstrainedHead};
+pub use unconstrained_head::{PreambleEnd, UnconstrainedPreamble};
 pub use vocabulary::{EncodeFn, GrammarVocabulary};
 pub use worker::serve as serve_dry_runs;
 

@@ -71,14 +71,14 @@ pub(super) enum MaskCommand {
     /// Computes the mask of the next token for a step that samples it.
     Compute {
         /// Row that samples the token.
-        request: MaskRequest,
+        request: PendingMaskRow,
         /// Whether `FollowDrafts` will complete the row.
         awaits_drafts: bool,
     },
     /// Computes the masks after the draft tokens of a row, after `Compute` for the row, and completes the row.
     FollowDrafts {
         /// Row with the draft tokens.
-        request: MaskRequest,
+        request: PendingMaskRow,
         /// Draft tokens of the row.
         drafts: TokenVec,
     },
@@ -86,7 +86,7 @@ pub(super) enum MaskCommand {
 
 /// Row of a step that needs masks of the session.
 #[derive(Clone)]
-pub(super) struct MaskRequest {
+pub(super) struct PendingMaskRow {
     /// Collector of the step's masks.
     pub(super) collector: Arc<StepMaskCollector>,
     /// Index of the row in the batch.
@@ -241,9 +241,10 @@ impl MaskSession {
             Some(mask) => (mask, Duration::ZERO),
             None => self.compute_mask(work, timings),
         };
-        let is_late = |(MaskRequest { collector, row }, awaits_drafts): &(MaskRequest, bool)| {
-            !collector.put(*row, vec![mask.clone()], !awaits_drafts)
-        };
+        let is_late =
+            |(PendingMaskRow { collector, row }, awaits_drafts): &(PendingMaskRow, bool)| {
+                !collector.put(*row, vec![mask.clone()], !awaits_drafts)
+            };
         let late_steps = requested.iter().filter(|request| is_late(request)).count();
         if is_new || !requested.is_empty() {
             let may_wait = self.record_speed(work, late_steps > 0, cpu);
@@ -252,8 +253,9 @@ impl MaskSession {
             }
         }
         // Masks for a step that no longer waits would only delay the next mask.
-        let drafted = drafted.filter(|(MaskRequest { collector, row }, _)| collector.awaits(*row));
-        if let Some((MaskRequest { collector, row }, drafts)) = drafted {
+        let drafted =
+            drafted.filter(|(PendingMaskRow { collector, row }, _)| collector.awaits(*row));
+        if let Some((PendingMaskRow { collector, row }, drafts)) = drafted {
             let (bitmasks, cpu) = self.compute_draft_masks(work, &mask, &drafts, timings);
             collector.put(row, bitmasks, true);
             // Masks after draft tokens can show that masks are slow, but not that they are fast again.

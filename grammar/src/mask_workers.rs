@@ -20,10 +20,10 @@ mod mask_worker_pool;
 
 use super::decoding_guide::DecodingGuide;
 use super::limits::{draft_mask_grace_period, mask_grace_period};
-use super::mask_session::{MaskCommand, MaskEvent, MaskRequest, MaskSession};
+use super::mask_session::{MaskCommand, MaskEvent, MaskSession, PendingMaskRow};
 use super::step_mask_collector::StepMaskCollector;
 use super::timings::GrammarTimings;
-use mask_timer::{MaskTimer, MaskTimerEvent};
+use mask_timer::{MaskTimer, MaskTimerCommand};
 use mask_worker_pool::MaskWorkerPool;
 use protocol::{Batch, ExecutorCommand, RequestId, StepDrafts, StepId, Token, TokenBitmask};
 use scheduler::{SchedulerEffect, TokenEvent};
@@ -50,12 +50,12 @@ pub struct MaskedRow {
 
 /// Handle of the mask workers, owned by the engine thread.
 pub struct MaskWorkers {
-    live: HashMap<RequestId, LiveMaskSession>,
+    live: HashMap<RequestId, MaskSessionHandle>,
     pool: Arc<MaskWorkerPool>,
-    timer: Sender<MaskTimerEvent>,
+    timer: Sender<MaskTimerCommand>,
 }
 
-struct LiveMaskSession {
+struct MaskSessionHandle {
     session: Arc<MaskSession>,
     /// Number of output tokens so far.
     output_tokens: u32,
@@ -64,14 +64,14 @@ struct LiveMaskSession {
     /// Newest output tokens, not yet passed to the session.
     buffered: Vec<Token>,
     /// The newest step in which the request's row awaits the report of its draft tokens.
-    awaiting_drafts: Option<(StepId, MaskRequest)>,
+    awaiting_drafts: Option<(StepId, PendingMaskRow)>,
 }
 
-impl LiveMaskSession {
+impl MaskSessionHandle {
     /// Completes the row of an earlier step whose draft tokens will not be reported, because the request was
     /// aborted or preempted in between. Without it the step would wait for the row until its deadline.
     fn stop_awaiting_drafts(&mut self) {
-        if let Some((_, MaskRequest { collector, row })) = self.awaiting_drafts.take() {
+        if let Some((_, PendingMaskRow { collector, row })) = self.awaiting_drafts.take() {
             collector.put(row, Vec::new(), true);
         }
     }
@@ -96,10 +96,10 @@ impl MaskWorkers {
     pub fn begin(&mut self, request: RequestId, guide: DecodingGuide) {
         let first_masked_token = guide.first_masked_token().unwrap_or(u32::MAX);
         let session = Arc::new(MaskSession::new(request, guide));
-        self.notify_timer(MaskTimerEvent::Begin(Arc::downgrade(&session)));
+        self.notify_timer(MaskTimerCommand::Begin(Arc::downgrade(&session)));
         self.live.insert(
             request,
-            LiveMaskSession {
+            MaskSessionHandle {
                 session,
                 output_tokens: 0,
                 first_masked_token,
@@ -187,7 +187,7 @@ impl MaskWorkers {
                 collector.put(row, vec![TokenBitmask::default()], true);
                 continue;
             };
-            let request = MaskRequest { collector: Arc::clone(&collector), row };
+            let request = PendingMaskRow { collector: Arc::clone(&collector), row };
             live.stop_awaiting_drafts();
             live.awaiting_drafts = awaits_drafts.then(|| (step, request.clone()));
             if let Some(mask) = live.session.ready_mask(live.output_tokens) {
@@ -198,7 +198,7 @@ impl MaskWorkers {
             }
         }
         if !collector.is_complete() {
-            self.notify_timer(MaskTimerEvent::Step(deadline, collector));
+            self.notify_timer(MaskTimerCommand::Step(deadline, collector));
         }
     }
 
@@ -214,7 +214,7 @@ impl MaskWorkers {
         }
     }
 
-    fn notify_timer(&self, event: MaskTimerEvent) {
+    fn notify_timer(&self, event: MaskTimerCommand) {
         let _ = self.timer.send(event); // The timer thread runs until this sender is dropped.
     }
 }

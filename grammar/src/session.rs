@@ -63,7 +63,7 @@ pub struct GrammarSession {
 }
 
 /// State of a grammar session before it follows draft tokens, to which it returns afterwards.
-pub(super) struct SessionCheckpoint {
+pub(super) struct SessionSnapshot {
     forced: VecDeque<Token>,
     /// Number of draft tokens that the session has followed.
     followed: usize,
@@ -120,17 +120,13 @@ impl GrammarSession {
     }
 
     /// Returns the state to which `restore` returns after draft tokens.
-    pub(super) fn checkpoint(&self) -> SessionCheckpoint {
-        SessionCheckpoint { forced: self.forced.clone(), followed: 0 }
+    pub(super) fn checkpoint(&self) -> SessionSnapshot {
+        SessionSnapshot { forced: self.forced.clone(), followed: 0 }
     }
 
     /// Advances by a draft token that the mask allows. Returns whether masks after it can be computed; there
     /// are none after the end of the text.
-    pub(super) fn follow_draft(
-        &mut self,
-        token: Token,
-        checkpoint: &mut SessionCheckpoint,
-    ) -> bool {
+    pub(super) fn follow_draft(&mut self, token: Token, checkpoint: &mut SessionSnapshot) -> bool {
         if !self.follows_drafts || self.end_ids.contains(&token) {
             return false;
         }
@@ -142,8 +138,8 @@ impl GrammarSession {
     /// does not support that (`max_tokens` and `stop` of Lark) or a draft token led to an error, the matcher
     /// is replaced by a new one, which follows the committed tokens and no more draft tokens. Returns the
     /// handle that cancels the work of the new matcher.
-    pub(super) fn restore(&mut self, checkpoint: SessionCheckpoint) -> Option<CancellationHandle> {
-        let SessionCheckpoint { forced, followed } = checkpoint;
+    pub(super) fn restore(&mut self, checkpoint: SessionSnapshot) -> Option<CancellationHandle> {
+        let SessionSnapshot { forced, followed } = checkpoint;
         self.forced = forced;
         if followed == 0 {
             return None;

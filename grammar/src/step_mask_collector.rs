@@ -6,7 +6,7 @@
 //! with the masks that are ready; it is overdue only if the first one is not.
 
 use crate::sync::{Mutex, lock};
-use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId, TokenBitmask};
+use protocol::{BitmaskMessage, BitmaskRow, ExecutorCommand, StepId, TokenBitmask};
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -78,7 +78,7 @@ impl StepMaskCollector {
             // one gets the masks of new steps.
             let _ = self
                 .executor
-                .send(ExecutorCommand::Bitmask(GrammarBitmask { step: self.step, rows }));
+                .send(ExecutorCommand::Bitmask(BitmaskMessage { step: self.step, rows }));
         }
     }
 }

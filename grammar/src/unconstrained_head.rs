@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 /// Unconstrained text at the beginning of an output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnconstrainedHead {
+pub struct UnconstrainedPreamble {
     /// Special token that may begin the text.
     pub opening: Option<Token>,
     /// Markers that end the text.
-    pub ends: Vec<HeadEnd>,
+    pub ends: Vec<PreambleEnd>,
 }
 
 /// Marker that ends unconstrained text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeadEnd {
+pub struct PreambleEnd {
     /// Text of the marker.
     pub text: String,
     /// Token that is the marker. Other tokens with the same text are then not allowed, because parsers of
@@ -24,14 +24,14 @@ pub struct HeadEnd {
     pub token: Option<Token>,
 }
 
-impl From<&str> for UnconstrainedHead {
+impl From<&str> for UnconstrainedPreamble {
     /// Creates a head that ends with a plain text.
     fn from(marker: &str) -> Self {
-        Self { opening: None, ends: vec![HeadEnd { text: marker.to_owned(), token: None }] }
+        Self { opening: None, ends: vec![PreambleEnd { text: marker.to_owned(), token: None }] }
     }
 }
 
-impl UnconstrainedHead {
+impl UnconstrainedPreamble {
     /// Returns the Lark grammar of the head and of the grammar `rest` after it.
     pub(super) fn grammar_before(&self, rest: &str) -> String {
         let texts = |is_token: bool| -> Vec<String> {
@@ -93,13 +93,13 @@ mod tests {
     #[test]
     fn constraint_may_start_after_a_token() {
         let text = |text: &str| text.bytes().map(Token::from).collect::<Vec<_>>();
-        let close = HeadEnd { text: "</t>".to_owned(), token: Some(CLOSE_MARKER) };
-        let plain = HeadEnd { text: "So:".to_owned(), token: None };
+        let close = PreambleEnd { text: "</t>".to_owned(), token: Some(CLOSE_MARKER) };
+        let plain = PreambleEnd { text: "So:".to_owned(), token: None };
         for is_close_special in [true, false] {
             let compiler = GrammarCompiler::new(marker_vocabulary(is_close_special)).unwrap();
-            let compiled = |ends: &[&HeadEnd]| {
+            let compiled = |ends: &[&PreambleEnd]| {
                 let ends = ends.iter().map(|&end| end.clone()).collect();
-                let head = UnconstrainedHead { opening: Some(OPEN_MARKER), ends };
+                let head = UnconstrainedPreamble { opening: Some(OPEN_MARKER), ends };
                 let spec = GrammarSpec::Regex("yes".to_owned());
                 let constraint = OutputConstraint::new(spec, "test").start_after(head);
                 compile_with(&compiler, &constraint).unwrap()

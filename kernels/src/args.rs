@@ -3,7 +3,7 @@
 
 use device::{DType, MatMut, MatRef};
 
-use crate::{PackedGroup, PackedMatrix};
+use crate::{PackedMatrix, PackedMatrixGroup};
 
 /// Batch metadata of attention: how the tokens of a step are divided into rows, and the KV blocks of each
 /// row. A row is a run of successive tokens of one request.
@@ -266,9 +266,9 @@ pub struct ExpertWeights<'a> {
     /// are skipped, where `len` is the number of matrices in `gate_up`.
     pub first_expert: usize,
     /// Gate and up projections `[2 intermediate_size, hidden_size]` of each expert, gate rows first.
-    pub gate_up: &'a PackedGroup,
+    pub gate_up: &'a PackedMatrixGroup,
     /// Down projections `[hidden_size, intermediate_size]` of each expert.
-    pub down: &'a PackedGroup,
+    pub down: &'a PackedMatrixGroup,
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 use crate::cpu::CpuBackend;
 use crate::gpu::GpuBackend;
 use crate::{
-    CpuKernel, GpuKernel, HostMat, KvOrder, PackedGroup, PackedMatrix, VocabParallelSupport,
+    CpuKernel, GpuKernel, HostMat, KvOrder, PackedMatrix, PackedMatrixGroup, VocabParallelSupport,
     VocabShard,
 };
 
@@ -138,7 +138,7 @@ impl KernelBackend {
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
         gated: bool,
-    ) -> Result<PackedGroup, DeviceError> {
+    ) -> Result<PackedMatrixGroup, DeviceError> {
         match self {
             Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, gated),
             Self::Gpu(gpu) => gpu.pack_group(matrices, dtype, gated),
@@ -152,7 +152,7 @@ impl KernelBackend {
         &self,
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
-    ) -> Result<PackedGroup, DeviceError> {
+    ) -> Result<PackedMatrixGroup, DeviceError> {
         match self {
             Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, false),
             Self::Gpu(gpu) => gpu.pack_mla_heads(matrices, dtype),

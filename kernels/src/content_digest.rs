@@ -19,7 +19,7 @@ const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 /// The part of a row-major matrix that a rank loads and that is hashed: a range of rows and a byte range of
 /// each row.
 #[derive(Debug, Clone)]
-pub struct MatrixWindow<'a> {
+pub struct HashedMatrixPart<'a> {
     /// Bytes of the whole matrix.
     pub bytes: &'a [u8],
     /// Bytes per row of the whole matrix.
@@ -36,7 +36,7 @@ pub fn digest_bytes(bytes: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(bytes, seed)
 }
 
-impl MatrixWindow<'_> {
+impl HashedMatrixPart<'_> {
     /// Number of blocks into which the window is split for hashing; 0 for a window without rows.
     #[must_use]
     pub fn blocks(&self) -> usize {
@@ -95,8 +95,8 @@ mod tests {
         (0..rows * ROW_BYTES).map(|i| (i % 251) as u8 ^ (i / 65_536) as u8).collect()
     }
 
-    fn window(bytes: &[u8], columns: Range<usize>) -> MatrixWindow<'_> {
-        MatrixWindow { bytes, row_bytes: ROW_BYTES, rows: 1..bytes.len() / ROW_BYTES, columns }
+    fn window(bytes: &[u8], columns: Range<usize>) -> HashedMatrixPart<'_> {
+        HashedMatrixPart { bytes, row_bytes: ROW_BYTES, rows: 1..bytes.len() / ROW_BYTES, columns }
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
         let zeros = vec![0; 2 * BLOCK_BYTES];
         let block = |block| {
             let rows = 0..2;
-            let whole = MatrixWindow {
+            let whole = HashedMatrixPart {
                 bytes: &zeros,
                 row_bytes: BLOCK_BYTES,
                 rows,
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn window_without_rows_or_columns_has_a_digest() {
         let bytes = matrix(3);
-        let empty = MatrixWindow { rows: 2..2, ..window(&bytes, 0..0) };
+        let empty = HashedMatrixPart { rows: 2..2, ..window(&bytes, 0..0) };
         assert_eq!(empty.digest(1), 0);
         assert_eq!(window(&bytes, 5..5).digest(1), window(&bytes, 9..9).digest(1));
     }

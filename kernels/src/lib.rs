@@ -36,13 +36,13 @@ pub use args::{
     RowBounds, TopKRoutes,
 };
 pub use backend::KernelBackend;
-pub use content_digest::{MatrixWindow, digest_bytes};
+pub use content_digest::{HashedMatrixPart, digest_bytes};
 pub use expert_load::ExpertLoadArgs;
 pub use host_mat::{HostMat, HostScales};
 pub use kv_layout::{KvLayout, KvOrder};
 pub use mla::{MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs};
 pub use op::*;
-pub use packed_group::PackedGroup;
+pub use packed_group::PackedMatrixGroup;
 pub use packed_matrix::{PANEL_COLUMNS, PackedMatrix, PackedScales};
 pub use route_rule::{ExpertGroups, GroupScore, RouterRuleArgs, RouterScore};
 pub use vocab_shard::{AllGatherFn, VocabParallelSupport, VocabShard};

@@ -7,7 +7,7 @@
 
 use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
-use crate::{AttentionMetadata, PackedGroup, RopeCosSin};
+use crate::{AttentionMetadata, PackedMatrixGroup, RopeCosSin};
 
 /// Layout of the KV pool of MLA, `[layer][slot][kv_lora_rank + rope_dim]`: a row has the compressed KV after
 /// its RMS norm, then the key channels after RoPE.
@@ -164,13 +164,13 @@ impl MlaAttentionArgs<'_> {
 pub struct MlaHeadWeights<'a> {
     /// W_UK `[qk_nope_head_dim, kv_lora_rank]` of each head: maps compressed KV to the key channels without
     /// RoPE.
-    pub w_uk: &'a PackedGroup,
+    pub w_uk: &'a PackedMatrixGroup,
     /// W_UK transposed, `[kv_lora_rank, qk_nope_head_dim]`: maps queries to absorbed queries. `None` = MLA is
     /// always non-absorbed.
-    pub w_uk_t: Option<&'a PackedGroup>,
+    pub w_uk_t: Option<&'a PackedMatrixGroup>,
     /// W_UV `[v_head_dim, kv_lora_rank]` of each head: maps compressed KV, or its attention-weighted mean, to
     /// values.
-    pub w_uv: &'a PackedGroup,
+    pub w_uv: &'a PackedMatrixGroup,
 }
 
 /// Arguments of [`MlaAttention`](crate::MlaAttention).

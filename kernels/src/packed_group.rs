@@ -1,4 +1,4 @@
-//! `PackedGroup`: packed weight matrices of one shape that are used together, such as the experts of a layer.
+//! `PackedMatrixGroup`: packed weight matrices of one shape that are used together, such as the experts of a layer.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ const ALIGNMENT: usize = 64;
 /// The memory layout depends on the device. CPUs store separate matrices, because a panel must not contain
 /// columns of two matrices. GPUs store one stack of all rows, either row-major or in the tiled TMA layout.
 #[derive(Debug)]
-pub struct PackedGroup {
+pub struct PackedMatrixGroup {
     parts: Vec<Arc<PackedMatrix>>,
     len: usize,
     tma_packed: bool,
 }
 
-impl PackedGroup {
+impl PackedMatrixGroup {
     /// Makes a group of matrices that were packed one by one; returns an error if their shapes differ.
     pub(crate) fn from_separate(parts: Vec<PackedMatrix>) -> Result<Self, DeviceError> {
         if let Some(first) = parts.first() {
@@ -136,11 +136,11 @@ impl PackedGroup {
 }
 
 /// Buffer deallocator of a matrix that shares the memory of a stack: it owns a reference to the stack.
-struct StackKeepalive(
+struct StackDeallocator(
     #[expect(dead_code, reason = "keeps the memory allocated")] Arc<PackedMatrix>,
 );
 
-impl BufferDeallocator for StackKeepalive {
+impl BufferDeallocator for StackDeallocator {
     /// Does nothing: the memory is freed together with the stack.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
@@ -158,9 +158,9 @@ fn slice_buffer(
     }
     let first = NonNull::new(buffer.as_ptr().cast_mut())?;
     // SAFETY: the range is inside the buffer, initialised, and aligned as checked; weights are only read, and
-    // `StackKeepalive` keeps the memory allocated.
+    // `StackDeallocator` keeps the memory allocated.
     Some(unsafe {
-        Buffer::from_raw(first.add(from), bytes, Arc::new(StackKeepalive(stack.clone())))
+        Buffer::from_raw(first.add(from), bytes, Arc::new(StackDeallocator(stack.clone())))
     })
 }
 

@@ -8,12 +8,12 @@ const TRACKED_USES: usize = 4;
 
 /// Fraction of block allocations whose lifetimes are recorded, above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SampleRate {
+pub struct LifetimeSampleRate {
     /// An allocation is sampled if the 64-bit hash of its number is at most this threshold.
     threshold: u64,
 }
 
-impl SampleRate {
+impl LifetimeSampleRate {
     /// Returns `None` unless `fraction` is above 0 and at most 1.
     #[must_use]
     pub fn new(fraction: f64) -> Option<Self> {
@@ -69,16 +69,16 @@ impl SampledBlock {
 /// Tracks the sampled blocks in use or cached, and collects the lifetimes of evicted ones.
 #[derive(Debug)]
 pub(crate) struct LifetimeSampler {
-    rate: SampleRate,
+    rate: LifetimeSampleRate,
     now_ms: u64,
-    /// Number of block allocations so far, from which `SampleRate` decides which blocks are sampled.
+    /// Number of block allocations so far, from which `LifetimeSampleRate` decides which blocks are sampled.
     allocations: u64,
     sampled: Vec<Option<Box<SampledBlock>>>,
     finished: Vec<BlockLifetime>,
 }
 
 impl LifetimeSampler {
-    pub(crate) fn new(rate: SampleRate, blocks: u32) -> Self {
+    pub(crate) fn new(rate: LifetimeSampleRate, blocks: u32) -> Self {
         let sampled = vec![None; blocks as usize];
         Self { rate, now_ms: 0, allocations: 0, sampled, finished: Vec::new() }
     }
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn sample_rate_is_in_zero_to_one() {
-        assert_eq!([0.0, -0.1, 1.001, f64::NAN].map(SampleRate::new), [None; 4]);
-        let all = SampleRate::new(1.0).unwrap();
+        assert_eq!([0.0, -0.1, 1.001, f64::NAN].map(LifetimeSampleRate::new), [None; 4]);
+        let all = LifetimeSampleRate::new(1.0).unwrap();
         assert!((0..10_000).all(|allocation| all.is_sampled(allocation)));
         for fraction in [0.5, 0.01, 0.001] {
-            let rate = SampleRate::new(fraction).unwrap();
+            let rate = LifetimeSampleRate::new(fraction).unwrap();
             let count =
                 (1..=1_000_000).filter(|&allocation| rate.is_sampled(allocation)).count() as f64;
             let expected = 1e6 * fraction;
@@ -150,7 +150,7 @@ mod tests {
             assert!((count - expected).abs() < 4.0 * sigma, "{count} of {expected}");
         }
         // In requests of a hundred blocks, every position is sampled about equally often.
-        let rate = SampleRate::new(0.1).unwrap();
+        let rate = LifetimeSampleRate::new(0.1).unwrap();
         let at_position =
             |position| (0..1_000).filter(|n: &u64| rate.is_sampled(100 * n + position)).count();
         assert!((0..100).map(at_position).all(|count| (50..=150).contains(&count)));
@@ -161,9 +161,9 @@ mod tests {
     fn sampling_uses_the_splitmix64_finalizer() {
         let hashes = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
         for (allocation, threshold) in (1..).zip(hashes) {
-            assert!(SampleRate { threshold }.is_sampled(allocation));
+            assert!(LifetimeSampleRate { threshold }.is_sampled(allocation));
             assert!(
-                !SampleRate { threshold: threshold - 1 }.is_sampled(allocation),
+                !LifetimeSampleRate { threshold: threshold - 1 }.is_sampled(allocation),
                 "{allocation}"
             );
         }
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn block_lifetime_reports_idle_time_and_reuse_gaps() {
-        let mut sampler = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
+        let mut sampler = LifetimeSampler::new(LifetimeSampleRate::new(1.0).unwrap(), 2);
         sampler.set_time(100);
         sampler.on_allocated(0);
         sampler.on_allocated(1);
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "free block 1 is sampled")]
     fn check_detects_a_sampled_free_block() {
-        let mut sampler = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
+        let mut sampler = LifetimeSampler::new(LifetimeSampleRate::new(1.0).unwrap(), 2);
         sampler.on_allocated(1);
         sampler.check(|_| true);
     }

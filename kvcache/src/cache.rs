@@ -21,7 +21,7 @@ pub struct KvCache {
     pool: BlockPool,
     index: PrefixIndex,
     /// Metadata of each block in the prefix index; `None` = not in the index.
-    block_metadata: Vec<Option<BlockMetadata>>,
+    block_metadata: Vec<Option<BlockIdentity>>,
     /// Token ids of each block in the prefix index, `block_tokens` ids per block.
     cached_tokens: Vec<Token>,
     block_tokens: u32,
@@ -34,7 +34,7 @@ pub struct KvCache {
 
 /// Identity of a block in the prefix index, except for its token ids.
 #[derive(Debug)]
-struct BlockMetadata {
+struct BlockIdentity {
     key: BlockKey,
     parent: Option<BlockHash>,
     extra: Option<Arc<ExtraKeys>>,
@@ -62,7 +62,7 @@ pub struct PrefixHit {
 
 /// Outcome of `KvCache::publish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PublishOutcome {
+pub enum BlockRegistration {
     /// The block is in the prefix index.
     Stored,
     /// The prefix index had an equal block, which replaced the block in the table.
@@ -209,7 +209,7 @@ impl KvCache {
 
     fn same_extra_keys(
         &self,
-        metadata: &BlockMetadata,
+        metadata: &BlockIdentity,
         index: u32,
         content: SequenceContent<'_>,
     ) -> bool {
@@ -282,15 +282,15 @@ impl KvCache {
         table: &mut BlockTable,
         index: u32,
         content: SequenceContent<'_>,
-    ) -> PublishOutcome {
+    ) -> BlockRegistration {
         let key = content.block_keys[index as usize];
         let allocated = table.blocks[index as usize].0;
         let parent = (index > 0).then(|| content.block_keys[index as usize - 1].hash);
         if index > 0 && !self.is_indexed(table.blocks[index as usize - 1]) {
-            return PublishOutcome::Rejected;
+            return BlockRegistration::Rejected;
         }
         match self.index.get(key.hash) {
-            Some(found) if found == allocated => PublishOutcome::Stored,
+            Some(found) if found == allocated => BlockRegistration::Stored,
             Some(found) if self.matches_block(found, index, content) => {
                 self.pool.pin(found);
                 self.release(allocated);
@@ -298,17 +298,17 @@ impl KvCache {
                     sampler.on_used(found);
                 }
                 table.blocks[index as usize] = BlockId(found);
-                PublishOutcome::Deduplicated
+                BlockRegistration::Deduplicated
             }
-            Some(_) => PublishOutcome::Rejected,
+            Some(_) => BlockRegistration::Rejected,
             None => {
                 self.insert_in_index(
                     allocated,
-                    BlockMetadata { key, parent, extra: content.extra_keys.cloned() },
+                    BlockIdentity { key, parent, extra: content.extra_keys.cloned() },
                     index,
                     content,
                 );
-                PublishOutcome::Stored
+                BlockRegistration::Stored
             }
         }
     }
@@ -320,7 +320,7 @@ impl KvCache {
     fn insert_in_index(
         &mut self,
         block: u32,
-        metadata: BlockMetadata,
+        metadata: BlockIdentity,
         index: u32,
         content: SequenceContent<'_>,
     ) {
@@ -343,7 +343,7 @@ impl KvCache {
 
     /// Adds a newly registered block to the last event if it continues the blocks of that event; otherwise
     /// starts a new event.
-    fn record_stored_event(&mut self, metadata: &BlockMetadata, index: u32, ids: &[Token]) {
+    fn record_stored_event(&mut self, metadata: &BlockIdentity, index: u32, ids: &[Token]) {
         let extra = metadata.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
         if let Some(KvEvent::Stored { hashes, tokens, extra_keys, .. }) = self.events.last_mut()
             && hashes.last().copied() == metadata.parent

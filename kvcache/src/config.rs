@@ -1,6 +1,6 @@
 //! Configuration of a KV cache.
 
-use crate::{BlockHasher, SampleRate};
+use crate::{BlockHasher, LifetimeSampleRate};
 use protocol::KvSpec;
 
 /// Configuration of one replica's KV cache.
@@ -21,7 +21,7 @@ pub struct KvConfig {
     pub events: bool,
     /// Fraction of blocks with recorded lifetimes for `KvCache::take_lifetimes`; ignored without prefix
     /// caching.
-    pub lifetime_sample: Option<SampleRate>,
+    pub lifetime_sample: Option<LifetimeSampleRate>,
 }
 
 impl KvConfig {

@@ -16,9 +16,9 @@ mod hash;
 mod lru;
 mod prefix_index;
 
-pub use block_lifetime::{BlockLifetime, SampleRate};
+pub use block_lifetime::{BlockLifetime, LifetimeSampleRate};
 pub use block_table::BlockTable;
-pub use cache::{BlockCounts, KvCache, PrefixHit, PublishOutcome, SequenceContent};
+pub use cache::{BlockCounts, BlockRegistration, KvCache, PrefixHit, SequenceContent};
 pub use config::{KvConfig, KvConfigError};
 pub use hash::{BlockHasher, BlockKey, ExtraKeys, MediaItem, PromptHasher};
 

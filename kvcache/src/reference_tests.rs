@@ -1,8 +1,8 @@
 //! Property tests of the cache against a reference that stores whole prefixes and plain lists.
 
 use crate::{
-    BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SampleRate,
-    SequenceContent,
+    BlockKey, BlockLifetime, BlockRegistration, BlockTable, ExtraKeys, KvCache, KvConfig,
+    LifetimeSampleRate, SequenceContent,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ const BLOCKS: u32 = 12;
 fn config(hash_bits: u8) -> KvConfig {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
-    let lifetime_sample = SampleRate::new(1.0);
+    let lifetime_sample = LifetimeSampleRate::new(1.0);
     KvConfig { hash_bits, lifetime_sample, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
 }
 
@@ -250,17 +250,17 @@ impl CacheComparison {
         let outcome = self.kv.publish(&mut holder.table, index, content);
         let indexed = self.reference.indexed.get(&prefix).copied();
         match outcome {
-            PublishOutcome::Stored => {
+            BlockRegistration::Stored => {
                 assert!(parent_is_indexed && indexed.is_none());
                 self.reference.indexed.insert(prefix, block);
             }
-            PublishOutcome::Deduplicated => {
+            BlockRegistration::Deduplicated => {
                 let indexed = indexed.expect("only an equal block is deduplicated");
                 assert_eq!(holder.table.blocks()[index as usize].0, indexed);
                 self.reference.pin(indexed);
                 self.reference.release(block);
             }
-            PublishOutcome::Rejected => {
+            BlockRegistration::Rejected => {
                 assert!(!parent_is_indexed || !self.exact, "rejected without a reason");
                 holder.publishing = false;
                 return;
@@ -344,7 +344,7 @@ fn check(ops: &[&str], expected: &Expect) {
         let table = tables.entry(name).or_default();
         match verb {
             "allocate" => kv.allocate(table, 1),
-            "publish" => assert_eq!(kv.publish(table, 0, content), PublishOutcome::Stored),
+            "publish" => assert_eq!(kv.publish(table, 0, content), BlockRegistration::Stored),
             "free" => kv.free(table),
             "hit" => {
                 let mut found = Vec::new();
@@ -396,7 +396,7 @@ fn tables_are_evicted_leaf_first() {
     for index in [0, 1, 0, 2] {
         assert_eq!(
             kv.publish(&mut table, index, content),
-            PublishOutcome::Stored,
+            BlockRegistration::Stored,
             "also when repeated"
         );
     }
@@ -419,11 +419,11 @@ fn publishing_stops_at_an_unindexed_parent() {
     let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
     let mut table = BlockTable::default();
     kv.allocate(&mut table, 2);
-    assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
+    assert_eq!(kv.publish(&mut table, 0, content), BlockRegistration::Stored);
     kv.clear();
     assert_eq!(
         kv.publish(&mut table, 1, content),
-        PublishOutcome::Rejected,
+        BlockRegistration::Rejected,
         "the parent is not indexed"
     );
     kv.check([&table].into_iter());
@@ -443,17 +443,17 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
             let mut table = BlockTable::default();
             kv.allocate(&mut table, 1);
             if caching {
-                assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
+                assert_eq!(kv.publish(&mut table, 0, content), BlockRegistration::Stored);
             }
             kv.free(&mut table);
             lifetimes += kv.take_lifetimes().len();
         }
         lifetimes
     };
-    assert_eq!((run(None, true), run(SampleRate::new(1.0), false)), (0, 0));
+    assert_eq!((run(None, true), run(LifetimeSampleRate::new(1.0), false)), (0, 0));
     let evicted = 1_000 - BLOCKS as usize;
-    assert_eq!(run(SampleRate::new(1.0), true), evicted);
-    let half = run(SampleRate::new(0.5), true);
+    assert_eq!(run(LifetimeSampleRate::new(1.0), true), evicted);
+    let half = run(LifetimeSampleRate::new(0.5), true);
     assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
 }
 
@@ -469,7 +469,7 @@ fn prefix_hit_requires_equal_extra_keys() {
     let content = |extra| SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: extra };
     let mut table = BlockTable::default();
     kv.allocate(&mut table, 1);
-    assert_eq!(kv.publish(&mut table, 0, content(salt.as_ref())), PublishOutcome::Stored);
+    assert_eq!(kv.publish(&mut table, 0, content(salt.as_ref())), BlockRegistration::Stored);
     let hits = [salt.as_ref(), other_salt.as_ref(), None]
         .map(|extra| kv.match_prefix(content(extra), &mut Vec::new()).blocks);
     assert_eq!(hits, [1, 0, 0]);
@@ -487,7 +487,7 @@ fn events_are_recorded_only_when_enabled() {
         let mut table = BlockTable::default();
         for _ in 0..2 {
             kv.allocate(&mut table, 1);
-            assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
+            assert_eq!(kv.publish(&mut table, 0, content), BlockRegistration::Stored);
             kv.free(&mut table);
             kv.allocate(&mut table, BLOCKS); // Evicts the block.
             kv.free(&mut table);

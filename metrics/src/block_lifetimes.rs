@@ -1,16 +1,16 @@
 //! Lifetime histograms of sampled KV blocks; they exist only with `--kv-cache-metrics`.
 
 use super::histogram_buckets::HistogramFamily;
-use super::metric_registrar::{EngineSeries, MetricRegistrar};
+use super::metric_registrar::{MetricRegistrar, ReplicaOrSharedSeries};
 use prometheus::{Error, Histogram};
 use protocol::Replica;
 use scheduler::BlockLifetime;
 
 /// Lifetime histograms of sampled KV blocks, which the scheduler thread observes at eviction.
 pub struct BlockLifetimeMetrics {
-    lifetime: EngineSeries<Histogram>,
-    idle: EngineSeries<Histogram>,
-    gap: EngineSeries<Histogram>,
+    lifetime: ReplicaOrSharedSeries<Histogram>,
+    idle: ReplicaOrSharedSeries<Histogram>,
+    gap: ReplicaOrSharedSeries<Histogram>,
 }
 
 impl BlockLifetimeMetrics {

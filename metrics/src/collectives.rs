@@ -1,7 +1,7 @@
 //! Metrics of the time that executors spend in collectives such as all-reduce.
 
 use super::histogram_buckets::HistogramFamily;
-use super::metric_registrar::{EngineSeries, MetricRegistrar};
+use super::metric_registrar::{MetricRegistrar, ReplicaOrSharedSeries};
 use prometheus::{Error, Histogram};
 use protocol::{CollectiveTiming, Replica};
 
@@ -25,7 +25,7 @@ const DATA_PARALLEL_SERIES: [CollectiveTimingSeries; 4] = [
 
 /// Metrics of the collectives that a server uses; empty if no ranks communicate.
 pub struct CollectiveMetrics {
-    series: Vec<(EngineSeries<Histogram>, CollectiveTimingSeries)>,
+    series: Vec<(ReplicaOrSharedSeries<Histogram>, CollectiveTimingSeries)>,
 }
 
 impl CollectiveMetrics {

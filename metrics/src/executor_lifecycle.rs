@@ -1,7 +1,7 @@
 //! Executor lifecycle metrics: starts, failures, heartbeats.
 
-use super::metric_registrar::{EngineSeries, MetricRegistrar};
-use super::start_failure::StartFailure;
+use super::metric_registrar::{MetricRegistrar, ReplicaOrSharedSeries};
+use super::start_failure::RestartFailureKind;
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{Rank, Replica};
 use scheduler::{ExecutorFailure, SchedulerStats};
@@ -14,9 +14,9 @@ const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 
 /// Metrics of the executor lifecycle.
 pub struct ExecutorLifecycleMetrics {
-    restarts: [EngineSeries<IntCounter>; 4],
-    /// Counters of failed starts, in the order of `StartFailure`.
-    failed_starts: [EngineSeries<IntCounter>; 6],
+    restarts: [ReplicaOrSharedSeries<IntCounter>; 4],
+    /// Counters of failed starts, in the order of `RestartFailureKind`.
+    failed_starts: [ReplicaOrSharedSeries<IntCounter>; 6],
     /// Straggler counters by world rank; `up` and `heartbeat` have the same order.
     stragglers: Vec<IntCounter>,
     up: Vec<Gauge>,
@@ -32,8 +32,8 @@ impl ExecutorLifecycleMetrics {
     #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
-            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Failures of the executors of a replica, each followed by a restart, by cause.", "cause", CAUSES)?.map(EngineSeries::from),
-            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Failed restarts of the executors of a replica, by cause; weights_changed: the weights differ from those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(EngineSeries::from),
+            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Failures of the executors of a replica, each followed by a restart, by cause.", "cause", CAUSES)?.map(ReplicaOrSharedSeries::from),
+            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Failed restarts of the executors of a replica, by cause; weights_changed: the weights differ from those of the first start.", "cause", RestartFailureKind::ALL.map(RestartFailureKind::name))?.map(ReplicaOrSharedSeries::from),
             stragglers: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank (straggler) had not completed by their deadline.")?,
             up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is running.")?,
             heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the last heartbeat of the executor of a rank; for an executor in this process, of the scheduler thread.")?,
@@ -50,7 +50,7 @@ impl ExecutorLifecycleMetrics {
     }
 
     /// Counts a failed restart of a replica's executors.
-    pub fn start_failed(&self, replica: Replica, failure: StartFailure) {
+    pub fn start_failed(&self, replica: Replica, failure: RestartFailureKind) {
         self.failed_starts[failure as usize].of(replica).inc();
     }
 

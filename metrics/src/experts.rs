@@ -3,7 +3,7 @@
 //! A model has thousands of experts, so single experts are counted here but have no series. The series are
 //! per layer and show how uneven the load of the experts is.
 
-use super::metric_registrar::{EngineSeries, MetricRegistrar};
+use super::metric_registrar::{MetricRegistrar, ReplicaOrSharedSeries};
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{ExpertTokenCount, Replica};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,9 +26,9 @@ struct ExpertLayer {
 
 /// Prometheus series of a MoE layer: all routed tokens, and the load of its most loaded expert.
 struct ExpertLayerSeries {
-    tokens: EngineSeries<IntCounter>,
+    tokens: ReplicaOrSharedSeries<IntCounter>,
     /// Tokens of the most loaded expert in each step, summed over the steps.
-    hottest: EngineSeries<IntCounter>,
+    hottest: ReplicaOrSharedSeries<IntCounter>,
     /// Token count of the most loaded expert divided by the mean over all experts, by replica.
     max_over_mean: Vec<Gauge>,
 }

@@ -41,8 +41,8 @@ pub use metrics_reference::{page_path, reference_page};
 pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
 pub use requests::{DeliveryRecorder, RequestMetrics};
-pub use start_failure::StartFailure;
-pub use step_ring::{STEP_RING_CAPACITY, StepRing, StepTimingRecord};
+pub use start_failure::RestartFailureKind;
+pub use step_ring::{STEP_RING_CAPACITY, StepTimingRecord, StepTimingRing};
 pub use steps::{StepMetrics, StepPhase};
 
 use crate::kv_events::PublisherCounters;

@@ -12,9 +12,9 @@ use protocol::Replica;
 
 /// Metric with one series per replica (label `engine`), or one series for all replicas. Replicas without a
 /// series of their own use the last series.
-pub(super) struct EngineSeries<T>(Vec<T>);
+pub(super) struct ReplicaOrSharedSeries<T>(Vec<T>);
 
-impl<T> EngineSeries<T> {
+impl<T> ReplicaOrSharedSeries<T> {
     /// Returns the series of a replica.
     pub(super) fn of(&self, replica: Replica) -> &T {
         &self.0[usize::from(replica.0).min(self.0.len() - 1)]
@@ -26,7 +26,7 @@ impl<T> EngineSeries<T> {
     }
 }
 
-impl<T> From<Vec<T>> for EngineSeries<T> {
+impl<T> From<Vec<T>> for ReplicaOrSharedSeries<T> {
     /// Creates the metric from its series. `series` must not be empty; `MetricRegistrar` creates at least one
     /// series.
     fn from(series: Vec<T>) -> Self {
@@ -113,7 +113,7 @@ impl<'a> MetricRegistrar<'a> {
         help: &str,
         label: &str,
         values: &[&str],
-    ) -> Result<Vec<EngineSeries<IntCounter>>, Error> {
+    ) -> Result<Vec<ReplicaOrSharedSeries<IntCounter>>, Error> {
         let labels = Self::labels(Some(label));
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
         let of = |value: &&str| {

@@ -4,7 +4,7 @@
 //! queue time starts at submission to the engine.
 
 use super::histogram_buckets::HistogramFamily;
-use super::metric_registrar::{EngineSeries, MetricRegistrar};
+use super::metric_registrar::{MetricRegistrar, ReplicaOrSharedSeries};
 use super::request_times::RequestTimes;
 use prometheus::local::LocalHistogram;
 use prometheus::{Error, Histogram, IntCounter};
@@ -17,23 +17,23 @@ const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetiti
 
 /// Request metrics as defined by vLLM: latencies, token counts and finish reasons.
 pub struct RequestMetrics {
-    first_token: EngineSeries<Histogram>,
-    inter_token_latency: EngineSeries<Histogram>,
-    per_token: EngineSeries<Histogram>,
-    latency: EngineSeries<Histogram>,
-    queue: EngineSeries<Histogram>,
-    inference: EngineSeries<Histogram>,
-    prefill: EngineSeries<Histogram>,
-    decode: EngineSeries<Histogram>,
-    prompt_tokens: EngineSeries<Histogram>,
-    generation_tokens: EngineSeries<Histogram>,
-    max_generation_tokens: EngineSeries<Histogram>,
-    max_tokens: EngineSeries<Histogram>,
-    n: EngineSeries<Histogram>,
-    preemptions: EngineSeries<Histogram>,
-    computed_tokens: EngineSeries<Histogram>,
-    finished: [EngineSeries<IntCounter>; 5],
-    corrupted: EngineSeries<IntCounter>,
+    first_token: ReplicaOrSharedSeries<Histogram>,
+    inter_token_latency: ReplicaOrSharedSeries<Histogram>,
+    per_token: ReplicaOrSharedSeries<Histogram>,
+    latency: ReplicaOrSharedSeries<Histogram>,
+    queue: ReplicaOrSharedSeries<Histogram>,
+    inference: ReplicaOrSharedSeries<Histogram>,
+    prefill: ReplicaOrSharedSeries<Histogram>,
+    decode: ReplicaOrSharedSeries<Histogram>,
+    prompt_tokens: ReplicaOrSharedSeries<Histogram>,
+    generation_tokens: ReplicaOrSharedSeries<Histogram>,
+    max_generation_tokens: ReplicaOrSharedSeries<Histogram>,
+    max_tokens: ReplicaOrSharedSeries<Histogram>,
+    n: ReplicaOrSharedSeries<Histogram>,
+    preemptions: ReplicaOrSharedSeries<Histogram>,
+    computed_tokens: ReplicaOrSharedSeries<Histogram>,
+    finished: [ReplicaOrSharedSeries<IntCounter>; 5],
+    corrupted: ReplicaOrSharedSeries<IntCounter>,
 }
 
 impl RequestMetrics {
@@ -56,7 +56,7 @@ impl RequestMetrics {
             n: f.histogram_of_replicas("vllm:request_params_n", "Requested choices (n) per prompt.", ParamsN)?,
             preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Preemptions of a request.", Preemptions)?,
             computed_tokens: f.histogram_of_replicas("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
-            finished: f.counters_of_replicas("vllm:request_success_total", "Finished requests, by reason.", "finished_reason", FINISH_REASONS)?.map(EngineSeries::from),
+            finished: f.counters_of_replicas("vllm:request_success_total", "Finished requests, by reason.", "finished_reason", FINISH_REASONS)?.map(ReplicaOrSharedSeries::from),
             corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests with NaN or infinite logits.")?.into(),
         })
     }
@@ -114,7 +114,7 @@ pub struct DeliveryRecorder<'a> {
     now: Instant,
     /// Inter-token latencies of these events. They are added to the shared histograms when the recorder is
     /// dropped, so that a token costs no write to shared memory.
-    inter_token_latencies: EngineSeries<LocalHistogram>,
+    inter_token_latencies: ReplicaOrSharedSeries<LocalHistogram>,
 }
 
 impl DeliveryRecorder<'_> {

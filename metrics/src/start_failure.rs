@@ -2,7 +2,7 @@
 
 /// Class of a failed executor restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StartFailure {
+pub enum RestartFailureKind {
     /// The weights or the model folder differ from those of the first start.
     WeightsChanged,
     /// An executor reported an error.
@@ -17,7 +17,7 @@ pub enum StartFailure {
     System,
 }
 
-impl StartFailure {
+impl RestartFailureKind {
     /// All classes, in the order of their discriminants.
     pub const ALL: [Self; 6] = [
         Self::WeightsChanged,

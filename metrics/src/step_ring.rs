@@ -103,27 +103,27 @@ impl StepTimingRecord {
 }
 
 #[derive(Debug, Default)]
-struct StepRingEntry {
+struct StepTimingEntry {
     version: AtomicU64,
     words: [AtomicU64; RECORD_WORDS],
 }
 
 /// Ring of the timing records of the newest steps.
 #[derive(Debug)]
-pub struct StepRing {
-    entries: Vec<StepRingEntry>,
+pub struct StepTimingRing {
+    entries: Vec<StepTimingEntry>,
     /// Number of records pushed so far; modulo the capacity, the entry of the next record.
     count: AtomicU64,
 }
 
-impl Default for StepRing {
+impl Default for StepTimingRing {
     fn default() -> Self {
-        let entries = (0..STEP_RING_CAPACITY).map(|_| StepRingEntry::default()).collect();
+        let entries = (0..STEP_RING_CAPACITY).map(|_| StepTimingEntry::default()).collect();
         Self { entries, count: AtomicU64::new(0) }
     }
 }
 
-impl StepRing {
+impl StepTimingRing {
     /// Adds a record, replacing the oldest one. Must be called from one thread only.
     pub fn push(&self, record: &StepTimingRecord) {
         let count = self.count.load(Ordering::Relaxed);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn step_ring_keeps_the_newest_in_order() {
-        let ring = StepRing::default();
+        let ring = StepTimingRing::default();
         assert!(ring.newest(10).is_empty());
         for step in 0..STEP_RING_CAPACITY as u64 + 5 {
             ring.push(&record(step));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn reader_never_sees_a_torn_record() {
-        let ring = Arc::new(StepRing::default());
+        let ring = Arc::new(StepTimingRing::default());
         let writer = {
             let ring = Arc::clone(&ring);
             std::thread::spawn(move || (1..200_000).for_each(|step| ring.push(&record(step))))

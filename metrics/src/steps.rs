@@ -1,8 +1,8 @@
 //! Step metrics, written only by the scheduler thread.
 
 use super::histogram_buckets::HistogramFamily;
-use super::metric_registrar::{EngineSeries, MetricRegistrar};
-use super::step_ring::{StepRing, StepTimingRecord};
+use super::metric_registrar::{MetricRegistrar, ReplicaOrSharedSeries};
+use super::step_ring::{StepTimingRecord, StepTimingRing};
 use prometheus::{Counter, Error, Histogram, IntCounter};
 use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,17 +31,17 @@ const PHASES: [&str; 6] = ["plan", "commit", "apply", "send", "wait", "device"];
 
 /// Step metrics, and the timing records of the newest steps.
 pub struct StepMetrics {
-    phases: [EngineSeries<Histogram>; 6],
-    rows: [EngineSeries<Histogram>; 2],
-    tokens: EngineSeries<Histogram>,
+    phases: [ReplicaOrSharedSeries<Histogram>; 6],
+    rows: [ReplicaOrSharedSeries<Histogram>; 2],
+    tokens: ReplicaOrSharedSeries<Histogram>,
     cpu: Counter,
     idle: Counter,
-    replays: EngineSeries<IntCounter>,
-    eager: EngineSeries<IntCounter>,
+    replays: ReplicaOrSharedSeries<IntCounter>,
+    eager: ReplicaOrSharedSeries<IntCounter>,
     /// Recent output tokens per second of each replica, stored as the bits of an `f64`.
     throughput: Vec<AtomicU64>,
     /// Timing records of the newest steps.
-    pub ring: StepRing,
+    pub ring: StepTimingRing,
 }
 
 impl StepMetrics {
@@ -56,7 +56,7 @@ impl StepMetrics {
             replays: f.counter_of_replicas("hadron:graph_replays_total", "Steps that replayed a captured graph.")?.into(),
             eager: f.counter_of_replicas("hadron:eager_steps_total", "Eager steps, which replay no captured graph.")?.into(),
             throughput: (0..f.replicas()).map(|_| AtomicU64::new(0)).collect(),
-            ring: StepRing::default(),
+            ring: StepTimingRing::default(),
         })
     }
 

@@ -34,6 +34,7 @@ pub use expert_placement::{ExpertPlacementError, check_placement};
 pub use load::{LoadFormat, ModelLoadOptions, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{
-    ExpertExchange, ForwardContext, ForwardProbe, LoadedModel, Model, MtpModel, kv_layout, kv_spec,
+    ExpertExchange, ForwardContext, ForwardObserver, LoadedModel, Model, MtpModel, kv_layout,
+    kv_spec,
 };
 pub use weights::{ProgressFn, Weights, check_split, tensor_locations};

@@ -6,8 +6,8 @@ use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::{AuxHiddenStates, ExpertLoad, ForwardError, ModelConfig};
 use collectives::ParallelGroup;
 use ops::{
-    BatchView, DType, ExpertRouting, KvLayout, KvOrder, KvPool, MlaKvLayout, OpError, Ops,
-    PoolLayout, Tensor,
+    DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvOrder, KvPool, KvPoolLayout,
+    MlaKvLayout, OpError, Ops, Tensor,
 };
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
@@ -30,7 +30,7 @@ pub struct ForwardContext<'a> {
     /// KV cache of this rank.
     pub kv: &'a KvPool,
     /// Positions, KV slots, sequence lengths and block tables of the step's tokens.
-    pub batch: &'a BatchView,
+    pub batch: &'a DeviceBatchMetadata,
     /// Indices of the tokens for which hidden states are requested, i32 `[rows]`: the last layer drops all
     /// other tokens after its attention. `None` = hidden states of all tokens.
     pub logits_indices: Option<&'a Tensor>,
@@ -39,7 +39,7 @@ pub struct ForwardContext<'a> {
     /// Counters of the tokens routed to each expert; `None` if they are not counted.
     pub expert_load: Option<&'a ExpertLoad>,
     /// Probe that receives intermediate results; `None` in normal operation.
-    pub probe: Option<&'a dyn ForwardProbe>,
+    pub probe: Option<&'a dyn ForwardObserver>,
 }
 
 /// Method by which tokens are exchanged with experts on other ranks. All ranks use the same method in a step.
@@ -64,7 +64,7 @@ impl fmt::Debug for ForwardContext<'_> {
 
 /// Receives intermediate results of a forward pass, for comparison with a reference. A probe never changes
 /// the outputs of the model.
-pub trait ForwardProbe {
+pub trait ForwardObserver {
     /// Called with the residual stream `x [tokens, hidden size]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
 
@@ -144,8 +144,8 @@ pub fn kv_spec(
 ) -> Result<KvSpec, UnevenSplitError> {
     let layout = kv_layout(config, dtype, 1, block_tokens as usize, KvOrder::RowMajor, ranks)?;
     let kind = match layout {
-        PoolLayout::Heads(_) => KvKind::Full,
-        PoolLayout::Mla(_) => KvKind::Mla,
+        KvPoolLayout::Heads(_) => KvKind::Full,
+        KvPoolLayout::Mla(_) => KvKind::Mla,
     };
     let layers = (0..config.kv_layers() as u16).collect();
     let bytes_per_block =
@@ -163,7 +163,7 @@ pub fn kv_layout(
     block_tokens: usize,
     order: KvOrder,
     ranks: &ParallelRanks,
-) -> Result<PoolLayout, UnevenSplitError> {
+) -> Result<KvPoolLayout, UnevenSplitError> {
     let layers = config.kv_layers();
     if let Some(MlaConfig { kv_lora_rank, qk_rope_head_dim, .. }) = config.mla {
         let layout = MlaKvLayout {
@@ -174,9 +174,9 @@ pub fn kv_layout(
             rope_dim: qk_rope_head_dim,
             dtype,
         };
-        return Ok(PoolLayout::Mla(layout));
+        return Ok(KvPoolLayout::Mla(layout));
     }
     let (kv_heads, head_dim) = (ranks.kv_heads(config)?.len(), config.head_dim);
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
-    Ok(PoolLayout::Heads(layout))
+    Ok(KvPoolLayout::Heads(layout))
 }

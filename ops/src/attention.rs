@@ -8,7 +8,7 @@ use kernels::{
 
 use crate::error::check_size;
 use crate::launch_plan::fuses_rope_attention;
-use crate::{BatchView, KvPool, OpError, Ops, Tensor};
+use crate::{DeviceBatchMetadata, KvPool, OpError, Ops, Tensor};
 
 /// Table of the RoPE cosines and sines on the device, each f32 `[positions, rotary_dim / 2]`. The model
 /// computes them from its RoPE parameters.
@@ -36,7 +36,7 @@ pub struct QkRopeWeights<'a> {
 
 /// Parameters of one attention layer that are not in the layout of the KV pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionShape {
+pub struct AttentionLayerParams {
     /// Number of query heads on this rank. The number of KV heads and the head size are in the layout of the
     /// KV pool.
     pub heads: usize,
@@ -73,9 +73,9 @@ impl Ops {
         &self,
         qkv: &Tensor,
         weights: &QkRopeWeights<'_>,
-        shape: &AttentionShape,
+        shape: &AttentionLayerParams,
         kv: &KvPool,
-        batch: &BatchView,
+        batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let args = qk_rope(qkv, weights, shape, batch)?;
@@ -109,9 +109,9 @@ impl Ops {
         &self,
         qkv: &Tensor,
         weights: &QkRopeWeights<'_>,
-        shape: &AttentionShape,
+        shape: &AttentionLayerParams,
         kv: &KvPool,
-        batch: &BatchView,
+        batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let layout = kv.head_layout("qk_norm_rope_kv_write")?;
@@ -129,9 +129,9 @@ impl Ops {
     pub fn paged_attention(
         &self,
         q: &Tensor,
-        shape: &AttentionShape,
+        shape: &AttentionLayerParams,
         kv: &KvPool,
-        batch: &BatchView,
+        batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         let mut o = self.scratch(q.dtype(), q.shape())?;
         let args = PagedAttentionArgs {
@@ -151,8 +151,8 @@ impl Ops {
 fn qk_rope<'a>(
     qkv: &'a Tensor,
     weights: &QkRopeWeights<'a>,
-    shape: &AttentionShape,
-    batch: &'a BatchView,
+    shape: &AttentionLayerParams,
+    batch: &'a DeviceBatchMetadata,
 ) -> Result<QkNormRopeArgs<'a>, OpError> {
     Ok(QkNormRopeArgs {
         qkv: qkv.mat()?,

@@ -2,7 +2,7 @@
 //! tables.
 
 use device::{DType, MatRef};
-use kernels::step::RowFact;
+use kernels::step::RowMetadataField;
 use kernels::{AttentionMetadata, RowBounds};
 
 use crate::error::check_size;
@@ -10,7 +10,7 @@ use crate::{OpError, Ops, Tensor};
 
 /// Batch metadata on the host, as the executor lays it out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct BatchInputs {
+pub struct HostBatchMetadata {
     /// Position of each token, `[tokens]`.
     pub positions: Vec<i32>,
     /// KV slot of each token, `[tokens]`; −1 = its key and value are not stored.
@@ -25,7 +25,7 @@ pub struct BatchInputs {
     pub block_tables: Vec<i32>,
 }
 
-impl BatchInputs {
+impl HostBatchMetadata {
     /// Returns the bounds of the rows (such as the longest row and the longest context), by which kernels are
     /// selected.
     fn bounds(&self) -> RowBounds {
@@ -36,7 +36,7 @@ impl BatchInputs {
 
 /// Batch metadata on the device.
 #[derive(Debug)]
-pub struct BatchView {
+pub struct DeviceBatchMetadata {
     /// Position of each token; i32 `[tokens]`.
     pub positions: Tensor,
     /// KV slot of each token; i64 `[tokens]`. −1 = its key and value are not stored.
@@ -50,7 +50,7 @@ pub struct BatchView {
     pub block_tables: Tensor,
     /// Index of the block table of each row; i32 `[rows]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
-    /// Facts about each row, such as its sequence slot: one line per [`RowFact`], i32 `[facts, at least
+    /// Facts about each row, such as its sequence slot: one line per [`RowMetadataField`], i32 `[facts, at least
     /// rows]`. `None` = the batch does not come from `StepBuffers`.
     pub row_facts: Option<Tensor>,
     /// Upper bounds of the rows (such as the longest row and the longest context), by which kernels are
@@ -58,9 +58,9 @@ pub struct BatchView {
     pub bounds: RowBounds,
 }
 
-impl BatchView {
+impl DeviceBatchMetadata {
     /// Copies the metadata of a batch to the device.
-    pub fn new(ops: &Ops, inputs: &BatchInputs) -> Result<Self, OpError> {
+    pub fn new(ops: &Ops, inputs: &HostBatchMetadata) -> Result<Self, OpError> {
         let rows = inputs.context_lens.len();
         check_size("batch", "cu_q", inputs.cu_q.len(), rows + 1)?;
         check_size("batch", "slots", inputs.slots.len(), inputs.positions.len())?;
@@ -95,7 +95,7 @@ impl BatchView {
 
     /// Returns one fact about each row, such as its sequence slot; i32 `[1, rows]`. `None` = the batch does
     /// not come from `StepBuffers`.
-    pub fn row_fact(&self, fact: RowFact) -> Result<Option<MatRef<'_>>, OpError> {
+    pub fn row_fact(&self, fact: RowMetadataField) -> Result<Option<MatRef<'_>>, OpError> {
         let Some(facts) = &self.row_facts else { return Ok(None) };
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))
     }

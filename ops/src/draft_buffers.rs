@@ -4,11 +4,11 @@
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
 use kernels::{
-    AllGatherFn, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, RowBounds, VocabParallelDraftArgmax, VocabShard,
+    AllGatherFn, DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion,
+    DraftPassPreparation, DraftStateStore, RowBounds, VocabParallelDraftArgmax, VocabShard,
 };
 
-use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
+use crate::{DeviceBatchMetadata, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
 
 /// Maximum sizes of all steps, for which the draft buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,9 +118,9 @@ impl DraftBuffers {
         seq_slots: &DeviceSequenceSlots,
         rows: usize,
         longest: usize,
-    ) -> Result<(BatchView, Tensor), OpError> {
+    ) -> Result<(DeviceBatchMetadata, Tensor), OpError> {
         let tables = &seq_slots.tables;
-        let batch = BatchView {
+        let batch = DeviceBatchMetadata {
             positions: self.positions.narrow(&[rows])?,
             slots: self.slots.narrow(&[rows])?,
             cu_q: self.cu_q.narrow(&[rows + 1])?,
@@ -246,7 +246,7 @@ impl DraftBuffers {
         let drafts = self.drafts.mat_mut()?;
         Ok(ops.device.launch(
             &ops.stream,
-            DraftIdMap { drafts, pass, count: rows, ids: target_ids.mat()? },
+            DraftIdTranslation { drafts, pass, count: rows, ids: target_ids.mat()? },
         )?)
     }
 

@@ -1,8 +1,8 @@
-//! Linear layers fused with the ops before and after them, as [`LinearPlan`] decides.
+//! Linear layers fused with the ops before and after them, as [`LinearFusionPlan`] decides.
 
 use kernels::{FusedLinear, LinearFusion, LinearPrologue, PrologueLinear};
 
-use crate::launch_plan::LinearPlan;
+use crate::launch_plan::LinearFusionPlan;
 use crate::prefetch::PrefetchTarget;
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
@@ -26,8 +26,8 @@ pub enum GatedActivation {
 }
 
 impl Ops {
-    fn linear_plan<'a>(&'a self, rows: usize, w: &'a PackedLinear) -> LinearPlan<'a> {
-        LinearPlan { backend: &self.device, rows, dtype: self.dtype(), weight: &w.weight }
+    fn linear_plan<'a>(&'a self, rows: usize, w: &'a PackedLinear) -> LinearFusionPlan<'a> {
+        LinearFusionPlan { backend: &self.device, rows, dtype: self.dtype(), weight: &w.weight }
     }
 
     /// `y = norm(x) Wᵀ + bias`: `x [tokens, inputs]`, norm weight `[inputs]`, `y [tokens, outputs]`. See

@@ -9,14 +9,14 @@ use crate::{OpError, Ops};
 
 /// Layout of a KV pool: what it stores per token and layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PoolLayout {
+pub enum KvPoolLayout {
     /// Multi-head or grouped-query attention: keys and values of the KV heads of this rank.
     Heads(KvLayout),
     /// MLA: one row of compressed KV and rotary key, from which all heads compute their keys and values.
     Mla(MlaKvLayout),
 }
 
-impl PoolLayout {
+impl KvPoolLayout {
     /// Checks that kernels support this layout.
     pub fn check(&self) -> Result<(), DeviceError> {
         match self {
@@ -53,13 +53,13 @@ impl PoolLayout {
     }
 }
 
-impl From<KvLayout> for PoolLayout {
+impl From<KvLayout> for KvPoolLayout {
     fn from(layout: KvLayout) -> Self {
         Self::Heads(layout)
     }
 }
 
-impl From<MlaKvLayout> for PoolLayout {
+impl From<MlaKvLayout> for KvPoolLayout {
     fn from(layout: MlaKvLayout) -> Self {
         Self::Mla(layout)
     }
@@ -73,12 +73,12 @@ impl From<MlaKvLayout> for PoolLayout {
 #[derive(Debug)]
 pub struct KvPool {
     bytes: RefCell<Buffer>,
-    layout: PoolLayout,
+    layout: KvPoolLayout,
 }
 
 impl KvPool {
     /// Allocates the memory of the pool on the device, zeroed.
-    pub fn new(ops: &Ops, layout: impl Into<PoolLayout>) -> Result<Self, OpError> {
+    pub fn new(ops: &Ops, layout: impl Into<KvPoolLayout>) -> Result<Self, OpError> {
         let layout = layout.into();
         layout.check()?;
         let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
@@ -87,21 +87,21 @@ impl KvPool {
 
     /// Returns the layout of the pool: layers, blocks, heads and element type.
     #[must_use]
-    pub fn layout(&self) -> &PoolLayout {
+    pub fn layout(&self) -> &KvPoolLayout {
         &self.layout
     }
 
     pub(crate) fn head_layout(&self, op: &'static str) -> Result<&KvLayout, OpError> {
         match &self.layout {
-            PoolLayout::Heads(layout) => Ok(layout),
-            PoolLayout::Mla(_) => Err(OpError::Pool { op, stores: "compressed KV (MLA)" }),
+            KvPoolLayout::Heads(layout) => Ok(layout),
+            KvPoolLayout::Mla(_) => Err(OpError::Pool { op, stores: "compressed KV (MLA)" }),
         }
     }
 
     pub(crate) fn mla_layout(&self, op: &'static str) -> Result<&MlaKvLayout, OpError> {
         match &self.layout {
-            PoolLayout::Mla(layout) => Ok(layout),
-            PoolLayout::Heads(_) => Err(OpError::Pool { op, stores: "keys and values" }),
+            KvPoolLayout::Mla(layout) => Ok(layout),
+            KvPoolLayout::Heads(_) => Err(OpError::Pool { op, stores: "keys and values" }),
         }
     }
 

@@ -20,14 +20,14 @@ const FUSED_SHARED_EXPERT_TOKENS: usize = 16;
 
 /// Decides how a linear layer is launched together with the ops before and after it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LinearPlan<'a> {
+pub(crate) struct LinearFusionPlan<'a> {
     pub(crate) backend: &'a KernelBackend,
     pub(crate) rows: usize,
     pub(crate) dtype: DType,
     pub(crate) weight: &'a PackedMatrix,
 }
 
-impl LinearPlan<'_> {
+impl LinearFusionPlan<'_> {
     /// Whether the linear layer can be fused with a norm before it, and with a residual addition or
     /// `silu_mul` after it.
     pub(crate) fn is_fused(self) -> bool {

@@ -29,8 +29,8 @@ mod tensor;
 mod tensor_download;
 mod weights;
 
-pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
-pub use batch::{BatchInputs, BatchView};
+pub use attention::{AttentionLayerParams, QkRopeWeights, RopeTable};
+pub use batch::{DeviceBatchMetadata, HostBatchMetadata};
 pub use dense::Ops;
 pub use device::{
     CapturedGraph, CopyInFlight, DType, DeviceStream, Fp8E4m3, MappedFile, MatMut, MatRef,
@@ -41,17 +41,17 @@ pub use error::OpError;
 pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, ExpertLoadEntry, LayerLoadCounter};
 pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
-    DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowFact, SAMPLE_ALL_MASKED,
+    DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
     StagedLogitEdit, StagedLogitsRow, StagedSequenceInit, StagedStepRow, StagingBuffer,
     StagingHeader,
 };
 pub use kernels::{
-    AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore, HostMat, KvLayout, KvOrder,
-    MatrixWindow, MlaKvLayout, RouterScore, RowBounds, VocabParallelSupport, VocabShard,
+    AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore, HashedMatrixPart, HostMat,
+    KvLayout, KvOrder, MlaKvLayout, RouterScore, RowBounds, VocabParallelSupport, VocabShard,
     digest_bytes,
 };
-pub use kv_pool::{KvPool, PoolLayout};
+pub use kv_pool::{KvPool, KvPoolLayout};
 pub use launch_plan::SharedExpertPlan;
 pub use mla::{MlaWeights, PackedMlaHeads};
 pub use moe::{ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
@@ -60,9 +60,10 @@ pub use pooled_sums::PooledSums;
 pub use secondary_stream::SecondaryStream;
 pub use sequence_slots::DeviceSequenceSlots;
 pub use step_buffers::{
-    SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBuffers, StepShape, StepSize,
+    SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBufferSize, StepBuffers,
+    StepShape,
 };
-pub use step_ids::StepIdCopy;
+pub use step_ids::TokenIdDownload;
 pub use tensor::Tensor;
 pub use tensor_download::{DownloadedTensor, TensorDownload};
 pub use weights::{EmbeddingTable, PackedLinear};

@@ -4,19 +4,19 @@
 use device::DType;
 use kernels::{
     HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvWrite, MlaKvWriteArgs,
-    PackedGroup, RopeCosSin,
+    PackedMatrixGroup, RopeCosSin,
 };
 
 use crate::error::check_size;
-use crate::{AttentionShape, BatchView, KvPool, OpError, Ops, RopeTable, Tensor};
+use crate::{AttentionLayerParams, DeviceBatchMetadata, KvPool, OpError, Ops, RopeTable, Tensor};
 
 /// W_UK and W_UV of each head, packed for the device. They compute keys and values from compressed KV.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
 pub struct PackedMlaHeads {
-    w_uk: PackedGroup,
-    w_uk_t: Option<PackedGroup>,
-    w_uv: PackedGroup,
+    w_uk: PackedMatrixGroup,
+    w_uk_t: Option<PackedMatrixGroup>,
+    w_uv: PackedMatrixGroup,
 }
 
 /// Weights and rotary table of an MLA layer.
@@ -96,9 +96,9 @@ impl Ops {
         mut q: Tensor,
         kv: &Tensor,
         weights: &MlaWeights<'_>,
-        shape: &AttentionShape,
+        shape: &AttentionLayerParams,
         pool: &KvPool,
-        batch: &BatchView,
+        batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let (layout, heads) = (pool.mla_layout("mla_attention")?, weights.heads);
@@ -131,7 +131,7 @@ impl Ops {
         weights: &MlaWeights<'_>,
         layer: usize,
         pool: &KvPool,
-        batch: &BatchView,
+        batch: &DeviceBatchMetadata,
     ) -> Result<(), OpError> {
         let rope_dim = pool.mla_layout("mla_write_kv_only")?.rope_dim;
         // The kernel rotates queries as well, so it gets scratch queries of one head.
@@ -159,7 +159,7 @@ impl Ops {
 fn mla_kv_write_args<'a>(
     kv: &'a Tensor,
     weights: &MlaWeights<'a>,
-    batch: &'a BatchView,
+    batch: &'a DeviceBatchMetadata,
     heads: usize,
     layer: usize,
 ) -> Result<MlaKvWriteArgs<'a>, OpError> {

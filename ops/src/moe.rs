@@ -3,7 +3,7 @@
 use device::DType;
 use kernels::{
     ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, GroupedTopKRouting, HostMat,
-    PackedGroup, RoutedExpertMlp, RouterLogits, RouterScore, SoftmaxRouting, TopKRoutes,
+    PackedMatrixGroup, RoutedExpertMlp, RouterLogits, RouterScore, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::error::check_size;
@@ -72,8 +72,8 @@ impl RouterRule {
 #[derive(Debug)]
 pub struct PackedExperts {
     first: usize,
-    gate_up: PackedGroup,
-    down: PackedGroup,
+    gate_up: PackedMatrixGroup,
+    down: PackedMatrixGroup,
     shared: usize,
     /// Gate-up and down projections of all shared experts as one MLP, in separate memory.
     separate_shared: Option<[PackedLinear; 2]>,

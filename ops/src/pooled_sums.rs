@@ -2,9 +2,9 @@
 
 use device::DType;
 use kernels::HiddenStateSum;
-use kernels::step::RowFact;
+use kernels::step::RowMetadataField;
 
-use crate::{BatchView, OpError, Ops, Tensor};
+use crate::{DeviceBatchMetadata, OpError, Ops, Tensor};
 
 /// Sum of the hidden states of each sequence slot's tokens, on the device.
 #[derive(Debug)]
@@ -20,7 +20,12 @@ impl PooledSums {
 
     /// Adds the hidden states `x [tokens, hidden_size]` of a step to the sums of its rows. The sum of a row that
     /// begins its sequence starts at 0.
-    pub fn add(&mut self, ops: &Ops, x: &Tensor, batch: &BatchView) -> Result<(), OpError> {
+    pub fn add(
+        &mut self,
+        ops: &Ops,
+        x: &Tensor,
+        batch: &DeviceBatchMetadata,
+    ) -> Result<(), OpError> {
         let facts = |fact| {
             let missing = OpError::Shape {
                 op: "pool_sum_rows",
@@ -34,8 +39,8 @@ impl PooledSums {
             sums: self.sums.mat_mut()?,
             x: x.mat()?,
             cu_q: batch.cu_q.mat()?,
-            seq_slots: facts(RowFact::SequenceSlot)?,
-            continues: facts(RowFact::ContinuesSequence)?,
+            seq_slots: facts(RowMetadataField::SequenceSlot)?,
+            continues: facts(RowMetadataField::ContinuesSequence)?,
         };
         Ok(ops.device.launch(&ops.stream, op)?)
     }

@@ -4,24 +4,24 @@
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
-    DraftVerification, PreparedStep, RowFact, SampledToken, SamplerOutputArrays, StagingBuffer,
-    StagingBufferView, StepArrays,
+    DraftVerification, PreparedStep, RowMetadataField, SampledToken, SamplerOutputArrays,
+    StagingBuffer, StagingBufferView, StepArrays,
 };
 use kernels::{
     AllGatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
 };
 
-use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
+use crate::{DeviceBatchMetadata, DeviceSequenceSlots, OpError, Ops, Tensor};
 
 /// Size of a `SampledToken` in 32-bit words.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
 // `StepBuffers::view` takes the first row of `row_facts` as sequence slots.
-const _: () = assert!(RowFact::SequenceSlot as usize == 0);
+const _: () = assert!(RowMetadataField::SequenceSlot as usize == 0);
 
 /// Maximum sizes of all steps, for which the step buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StepSize {
+pub struct StepBufferSize {
     /// Maximum number of tokens per step.
     pub tokens: usize,
     /// Maximum number of rows per step.
@@ -55,7 +55,7 @@ pub struct StepShape {
 /// Device memory of the inputs and sampler outputs of a step.
 #[derive(Debug)]
 pub struct StepBuffers {
-    pub(crate) size: StepSize,
+    pub(crate) size: StepBufferSize,
     pub(crate) stage: Tensor,     // i32 [1, stage_bytes / 4]
     pub(crate) ids: Tensor,       // i32 [1, tokens]
     pub(crate) positions: Tensor, // i32 [1, tokens]
@@ -71,7 +71,7 @@ pub struct StepBuffers {
 
 impl StepBuffers {
     /// Allocates memory for steps up to `size`.
-    pub fn new(ops: &Ops, size: StepSize) -> Result<Self, OpError> {
+    pub fn new(ops: &Ops, size: StepBufferSize) -> Result<Self, OpError> {
         let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
         Ok(Self {
             size,
@@ -81,7 +81,7 @@ impl StepBuffers {
             slots: ops.zeros(DType::I64, &[1, size.tokens])?,
             cu_q: words(size.rows + 1)?,
             context_lens: words(size.rows)?,
-            row_facts: ops.zeros(DType::I32, &[RowFact::COUNT, size.rows])?,
+            row_facts: ops.zeros(DType::I32, &[RowMetadataField::COUNT, size.rows])?,
             logits_indices: words(size.logits_rows)?,
             sampled: ops.zeros(DType::I32, &[size.logits_rows, SAMPLE_WORDS])?,
             top_ids: ops.zeros(DType::I32, &[size.logits_rows, size.top_logprobs])?,
@@ -138,16 +138,16 @@ impl StepBuffers {
         &self,
         seq_slots: &DeviceSequenceSlots,
         shape: StepShape,
-    ) -> Result<(BatchView, Tensor), OpError> {
+    ) -> Result<(DeviceBatchMetadata, Tensor), OpError> {
         let StepShape { tokens, rows, .. } = shape;
         let tables = &seq_slots.tables;
-        let batch = BatchView {
+        let batch = DeviceBatchMetadata {
             positions: self.positions.narrow(&[tokens])?,
             slots: self.slots.narrow(&[tokens])?,
             cu_q: self.cu_q.narrow(&[rows + 1])?,
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
-            table_rows: Some(self.row_facts.narrow(&[rows])?), // Row `RowFact::SequenceSlot`.
+            table_rows: Some(self.row_facts.narrow(&[rows])?), // Row `RowMetadataField::SequenceSlot`.
             row_facts: Some(self.row_facts.narrow(self.row_facts.shape())?),
             bounds: shape.bounds,
         };

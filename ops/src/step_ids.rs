@@ -6,14 +6,14 @@ use crate::{OpError, Ops, StepBuffers};
 
 /// Copy of the token ids of a step, with its pinned host memory.
 #[derive(Debug)]
-pub struct StepIdCopy {
+pub struct TokenIdDownload {
     /// Host memory; `None` while a copy is in flight.
     memory: Option<PinnedBuffer>,
     /// Copy in flight, and its number of ids.
     in_flight: Option<(CopyInFlight, usize)>,
 }
 
-impl StepIdCopy {
+impl TokenIdDownload {
     /// Allocates host memory for the token ids of any step.
     pub fn new(ops: &Ops, buffers: &StepBuffers) -> Result<Self, OpError> {
         let memory = ops.device.alloc_pinned(buffers.ids.len() * size_of::<u32>())?;

@@ -5,10 +5,10 @@
 use device::CpuConfig;
 use kernels::cpu::CpuBackend;
 use ops::{
-    AttentionShape, BatchInputs, BatchView, DType, DeviceSequenceSlots, DraftVerification,
-    EmbeddingTable, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights,
-    SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow, StagedSequenceInit,
-    StagingBuffer, StepBuffers, StepShape, StepSize,
+    AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots, DraftVerification,
+    EmbeddingTable, HostBatchMetadata, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops,
+    QkRopeWeights, SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow,
+    StagedSequenceInit, StagingBuffer, StepBufferSize, StepBuffers, StepShape,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -115,7 +115,7 @@ fn paged_attention_is_independent_of_chunking() {
             rope: &rope,
             kv_scales: [1.0; 2],
         };
-        let shape = AttentionShape { heads, layer: 0, scale: 0.25, first_position: 0 };
+        let shape = AttentionLayerParams { heads, layer: 0, scale: 0.25, first_position: 0 };
         let width = (heads + 2 * kv_heads) * dim;
         let qkv = numbers(len, width, 6);
         let slot = |p: usize| ([2, 0, 1][p / 16] * 16 + p % 16) as i64;
@@ -124,14 +124,14 @@ fn paged_attention_is_independent_of_chunking() {
             let mut out = Vec::new();
             for from in (0..len).step_by(chunk) {
                 let to = len.min(from + chunk);
-                let inputs = BatchInputs {
+                let inputs = HostBatchMetadata {
                     positions: (from as i32..to as i32).collect(),
                     slots: (from..to).map(slot).collect(),
                     cu_q: vec![0, (to - from) as i32],
                     context_lens: vec![to as i32],
                     block_tables: vec![2, 0, 1, -1],
                 };
-                let batch = BatchView::new(&ops, &inputs).unwrap();
+                let batch = DeviceBatchMetadata::new(&ops, &inputs).unwrap();
                 assert_eq!((batch.tokens(), batch.rows()), (to - from, 1));
                 let x = &qkv[from * width..to * width];
                 let x = ops.floats(x, dtype, &[to - from, width]).unwrap();
@@ -172,7 +172,7 @@ fn shape_errors_report_sizes() {
 #[test]
 fn logits_rows_are_sampled_independently() {
     let ops = ops(DType::F32);
-    let size = StepSize {
+    let size = StepBufferSize {
         tokens: 4,
         rows: 2,
         logits_rows: 3,

@@ -14,7 +14,7 @@ pub struct Batch {
     /// Epoch of the executor group that the batch is sent to.
     pub epoch: Epoch,
     /// Dispatch mode, decided by the scheduler and never negotiated between ranks.
-    pub dispatch: DispatchMode,
+    pub dispatch: StepLaunchMode,
     /// Number of tokens to which every rank of a lockstep group pads its MoE layers; 0 outside lockstep.
     pub moe_tokens: u32,
     /// Number of leading rows that may have draft tokens on any rank of a lockstep group; ranks run the MTP
@@ -26,7 +26,7 @@ pub struct Batch {
 
 /// Dispatch mode of a step on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DispatchMode {
+pub enum StepLaunchMode {
     /// Replays the graph captured for `rows` rows of `width` tokens each.
     Graph {
         /// Rows of the captured graph; at least the rows of the batch.
@@ -61,7 +61,7 @@ pub struct BatchRow {
     pub drafts: u8,
     /// Whether the row samples: true iff the token after its last one is unknown.
     pub samples: bool,
-    /// Whether the sampler waits for the grammar bitmasks of this row, which follow in a `GrammarBitmask`. If
+    /// Whether the sampler waits for the grammar bitmasks of this row, which follow in a `BitmaskMessage`. If
     /// `drafts` is above 0, the executor first reports the draft tokens of the row (`StepDrafts`). Only for
     /// rows that sample, and never for rows with `RowInput::SampledAt`.
     pub masked: bool,

@@ -18,7 +18,7 @@ pub enum ExecutorCommand {
     Batch(Batch),
     /// Grammar bitmasks of a step that was sent before; the bitmasks of one step may be sent in several
     /// messages.
-    Bitmask(GrammarBitmask),
+    Bitmask(BitmaskMessage),
     /// Starts or ends a step trace; answered by `ProfilerStatus`.
     Profile {
         /// Whether to record a trace.
@@ -75,7 +75,7 @@ pub enum ExecutorEvent {
 
 /// Grammar bitmasks of a step. They are computed while the forward pass runs, and the sampler waits for them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GrammarBitmask {
+pub struct BitmaskMessage {
     /// Step id.
     pub step: StepId,
     /// Bitmasks of some or all masked rows of the step.

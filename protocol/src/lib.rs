@@ -22,10 +22,10 @@ mod settings;
 mod tokens;
 
 pub use batch::{
-    Batch, BatchRow, BlockIds, BlockTableUpdate, DispatchMode, RowInput, SequenceInit,
+    Batch, BatchRow, BlockIds, BlockTableUpdate, RowInput, SequenceInit, StepLaunchMode,
 };
 pub use executor::{
-    BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, GrammarBitmask,
+    BitmaskMessage, BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady,
     PROTOCOL_VERSION, ProfilerStatus, RowDrafts, StartupPhase, StepCost, StepDrafts, TokenBitmask,
     WarmUpReport, WeightsDigest,
 };
@@ -43,8 +43,9 @@ pub use output::{
 pub use pooling::PoolingMethod;
 pub use sampling::SamplingParams;
 pub use settings::{
-    DeviceKind, DeviceLibraries, DraftAcceptance, ExecutorSettings, ExpertPlacement, GraphCapture,
-    KvCacheDtype, KvCacheSize, ModelDtype, ParallelConfig, SpeculativeConfig, SpeculativeMethod,
+    DeviceKind, DeviceLibraries, DraftAcceptanceRule, ExecutorSettings, ExpertPlacement,
+    GraphCaptureConfig, KvCacheDtype, KvCacheSize, ModelDtype, ParallelConfig, SpeculativeConfig,
+    SpeculativeMethod,
 };
 pub use thin_vec::ThinVec;
 pub use tokens::{TokenVec, TokenVecIter};

@@ -45,7 +45,7 @@ pub struct ExecutorSettings {
     /// Fraction of GPU memory to use, including weights.
     pub memory_utilization: f64,
     /// Graphs to capture, if the device supports graphs.
-    pub graph_capture: GraphCapture,
+    pub graph_capture: GraphCaptureConfig,
     /// Speculative decoding; `None` = off.
     pub speculative: Option<SpeculativeConfig>,
     /// Maximum number of logprobs per token in a request (`--max-logprobs`).
@@ -111,12 +111,12 @@ pub struct SpeculativeConfig {
     /// Proposer of the draft tokens.
     pub method: SpeculativeMethod,
     /// Rule that decides which draft tokens are accepted.
-    pub acceptance: DraftAcceptance,
+    pub acceptance: DraftAcceptanceRule,
 }
 
 /// Rule that decides which draft tokens are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum DraftAcceptance {
+pub enum DraftAcceptanceRule {
     /// Accepts the draft tokens that equal the tokens sampled without drafts.
     #[default]
     Exact,
@@ -155,7 +155,7 @@ pub enum SpeculativeMethod {
 
 /// Graphs of decode steps to capture before the executor is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GraphCapture {
+pub enum GraphCaptureConfig {
     /// No graphs: every step is launched eagerly.
     #[serde(rename = "Nothing")]
     Disabled,
@@ -170,7 +170,7 @@ pub enum GraphCapture {
     Sizes(Vec<u32>),
 }
 
-impl Default for GraphCapture {
+impl Default for GraphCaptureConfig {
     /// Returns the default row counts, up to the maximum of a step.
     fn default() -> Self {
         Self::DefaultSizes { max_size: None }

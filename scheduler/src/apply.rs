@@ -6,7 +6,7 @@
 
 use crate::publish::publish_full_blocks;
 use crate::request::Request;
-use crate::scheduling_state::{ReplicaTotals, ScheduledRow, SchedulingState};
+use crate::scheduling_state::{ReplicaRequests, ReplicaTotals, ScheduledRow};
 use crate::slab::SlabSlot;
 use crate::{FinishReason, RequestError, SchedulerLimits, StopReason, TokenEvent, VerifiedDrafts};
 use kvcache::KvCache;
@@ -16,7 +16,7 @@ use std::mem::take;
 /// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
 /// and the slab slots of finished requests to `finished`.
 pub(crate) fn apply(
-    state: &mut SchedulingState,
+    state: &mut ReplicaRequests,
     kv: &mut KvCache,
     limits: &SchedulerLimits,
     mut output: StepOutput,
@@ -39,7 +39,7 @@ pub(crate) fn apply(
             continue;
         };
         let len_before = request.len;
-        let row_result = RowResult { row, output: result };
+        let row_result = ScheduledRowOutput { row, output: result };
         let totals = &mut state.totals;
         let finish = apply_row(request, kv, &state.hasher, limits, row_result, totals, events);
         state.totals.generated_tokens += u64::from(request.len - len_before);
@@ -54,7 +54,7 @@ pub(crate) fn apply(
 }
 
 /// A row as it was scheduled, and the output that the executor returned for it.
-struct RowResult<'a> {
+struct ScheduledRowOutput<'a> {
     row: &'a ScheduledRow,
     output: &'a mut RowOutput,
 }
@@ -65,11 +65,11 @@ fn apply_row(
     kv: &mut KvCache,
     hasher: &kvcache::BlockHasher,
     limits: &SchedulerLimits,
-    row_result: RowResult<'_>,
+    row_result: ScheduledRowOutput<'_>,
     totals: &mut ReplicaTotals,
     events: &mut Vec<TokenEvent>,
 ) -> bool {
-    let RowResult { row, output: result } = row_result;
+    let ScheduledRowOutput { row, output: result } = row_result;
     request.rows_in_flight -= 1;
     if row.samples {
         request.pending_samples -= 1;

@@ -15,7 +15,7 @@ const OUTPUT_TOKENS_RESERVED: u32 = 1_024;
 /// because registering a full block in the prefix cache reads them.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct ColdFields {
+pub(crate) struct RequestColdFields {
     /// Committed tokens, except the newest, which may be only in `Request::tail` until `Request::flush_tail`
     /// copies them.
     pub(crate) tokens: Vec<Token>,
@@ -50,7 +50,7 @@ pub(crate) struct RequestParams {
     pub(crate) first_admission: Option<FirstAdmission>,
 }
 
-impl ColdFields {
+impl RequestColdFields {
     pub(crate) fn new(submit: RequestSubmission, arrival: u64, now_ms: u64) -> Self {
         let mut tokens = submit.tokens;
         tokens.reserve_exact(submit.max_tokens.min(OUTPUT_TOKENS_RESERVED) as usize);

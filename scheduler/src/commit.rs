@@ -6,7 +6,7 @@
 use crate::FirstAdmission;
 use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
 use crate::request::{PREEMPTIONS_MAX, Request};
-use crate::scheduling_state::{ScheduledRow, ScheduledStep, SchedulingState};
+use crate::scheduling_state::{ReplicaRequests, ScheduledRow, ScheduledStep};
 use crate::stats::RequeueReason;
 use kvcache::KvCache;
 use protocol::{
@@ -14,7 +14,7 @@ use protocol::{
 };
 
 /// Executes `plan` except for its rows, which `write_batch_rows` writes.
-pub(crate) fn commit(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
+pub(crate) fn commit(state: &mut ReplicaRequests, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
     for_each_admission(plan, |admission, hit_blocks| pin_hit(state, kv, admission, hit_blocks));
     grow_running(state, kv, &plan.rows);
@@ -27,7 +27,7 @@ pub(crate) fn commit(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepP
     }
 }
 
-fn preempt(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan) {
+fn preempt(state: &mut ReplicaRequests, kv: &mut KvCache, plan: &StepPlan) {
     for &slot in &plan.preempt {
         let request = &mut state.requests[slot];
         request.preemptions = request.preemptions.saturating_add(1);
@@ -50,7 +50,7 @@ fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[Blo
 
 /// Pins the cached blocks of an admission's prefix hit, so that later allocations cannot evict them.
 fn pin_hit(
-    state: &mut SchedulingState,
+    state: &mut ReplicaRequests,
     kv: &mut KvCache,
     admission: PlannedAdmission,
     hit_blocks: &[BlockId],
@@ -60,14 +60,14 @@ fn pin_hit(
 }
 
 /// Allocates the blocks that an admission needs in addition to its prefix hit.
-fn allocate_admission(state: &mut SchedulingState, kv: &mut KvCache, admission: PlannedAdmission) {
+fn allocate_admission(state: &mut ReplicaRequests, kv: &mut KvCache, admission: PlannedAdmission) {
     let request = &mut state.requests[admission.slot];
     request.allocate_blocks(kv.blocks_for(request.len) - admission.hit_blocks, kv);
 }
 
 /// Allocates the blocks that running requests need for their next rows. Non-preemptible requests use their
 /// reserved blocks first.
-fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRow]) {
+fn grow_running(state: &mut ReplicaRequests, kv: &mut KvCache, rows: &[PlannedRow]) {
     for row in rows.iter().filter(|row| row.new_blocks > 0) {
         let request = &mut state.requests[row.slot];
         let from_reserve = row.new_blocks.min(request.reserved_blocks);
@@ -79,7 +79,7 @@ fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRo
 
 /// Moves admitted requests to the running queue and assigns sequence slots. Their blocks are already
 /// allocated.
-fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
+fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
     for &PlannedAdmission { slot, hit_blocks, reserved_blocks } in &plan.admit {
         let seq_slot = state.take_sequence_slot();
         let request = &mut state.requests[slot];
@@ -116,7 +116,7 @@ fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64
 /// Writes the rows of the batch and advances the computed positions of their requests. Afterwards the step is
 /// in `steps_in_flight`, even if it has no rows.
 pub(crate) fn write_batch_rows(
-    state: &mut SchedulingState,
+    state: &mut ReplicaRequests,
     kv: &KvCache,
     planned: &[PlannedRow],
     needs_token_history: bool,

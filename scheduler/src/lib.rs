@@ -40,7 +40,7 @@ pub use config::{RoutingPolicy, SchedulerConfig, SchedulerConfigError};
 pub use event::{ControlCommand, ExecutorFailure, SchedulerEffect, SchedulerEvent};
 pub use heartbeat_monitor::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor};
 pub use kvcache::{
-    BlockKey, BlockLifetime, ExtraKeys, KvConfig, KvConfigError, PromptHasher, SampleRate,
+    BlockKey, BlockLifetime, ExtraKeys, KvConfig, KvConfigError, LifetimeSampleRate, PromptHasher,
 };
 pub use limits::SchedulerLimits;
 pub use request_ids::{assign_request_ids, request_ids_by_client_id};
@@ -48,7 +48,7 @@ pub use scheduler::Scheduler;
 pub use stats::{
     BlockStats, DRAFT_TOKENS_MAX, FailureCounts, RecomputedTokens, SchedulerStats, SpecDecodeStats,
 };
-pub use step_deadline::{StepDeadline, StepWorkload};
+pub use step_deadline::{StepDeadlineEstimator, StepWorkload};
 pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};
 pub use submit::{RejectReason, RequestSubmission};
 pub use tick_timer::{TickPhase, TickTimer};

@@ -7,7 +7,7 @@
 use crate::SchedulerLimits;
 use crate::plan::StepPlan;
 use crate::replica_state::ReplicaState;
-use protocol::DispatchMode;
+use protocol::StepLaunchMode;
 
 /// KV usage of any rank (share of its KV blocks in use) from which prefill is not delayed: a delay collects
 /// no further prefill work if requests cannot be admitted for lack of free blocks.
@@ -129,7 +129,7 @@ fn gate_input(replicas: &[ReplicaState], limits: &SchedulerLimits) -> PrefillGat
 /// Fields of `Batch` that are equal on all ranks in one step of a lockstep group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchHeaders {
-    pub(crate) dispatch: DispatchMode,
+    pub(crate) dispatch: StepLaunchMode,
     /// Number of tokens to which every rank pads its MoE layers.
     pub(crate) moe_tokens: u32,
     /// Number of rows to which every rank pads the forward passes of the draft model.
@@ -159,13 +159,13 @@ fn headers_for(
 ) -> BatchHeaders {
     match capture_sizes.iter().copied().find(|&graph| graph >= rows && !has_chunk) {
         Some(rows) => BatchHeaders {
-            dispatch: DispatchMode::Graph { rows, width },
+            dispatch: StepLaunchMode::Graph { rows, width },
             moe_tokens: rows * width,
             // A captured graph runs the draft model on all of its rows.
             draft_rows: if width > 1 { rows } else { 0 },
         },
         None => BatchHeaders {
-            dispatch: DispatchMode::Eager { tokens },
+            dispatch: StepLaunchMode::Eager { tokens },
             moe_tokens: tokens,
             draft_rows,
         },
@@ -308,16 +308,16 @@ mod tests {
             let headers = headers_for(maxima, has_chunk, &[1, 2, 4, 8], width);
             (headers.dispatch, headers.moe_tokens, headers.draft_rows)
         };
-        let graph = |rows, width| DispatchMode::Graph { rows, width };
+        let graph = |rows, width| StepLaunchMode::Graph { rows, width };
         assert_eq!(of([3, 3, 0], false, 1), (graph(4, 1), 4, 0));
-        assert_eq!(of([3, 40, 0], true, 1), (DispatchMode::Eager { tokens: 40 }, 40, 0));
-        assert_eq!(of([9, 9, 0], false, 1), (DispatchMode::Eager { tokens: 9 }, 9, 0));
+        assert_eq!(of([3, 40, 0], true, 1), (StepLaunchMode::Eager { tokens: 40 }, 40, 0));
+        assert_eq!(of([9, 9, 0], false, 1), (StepLaunchMode::Eager { tokens: 9 }, 9, 0));
         assert_eq!(
             of([3, 5, 2], false, 3),
             (graph(4, 3), 12, 4),
             "a captured graph drafts for all rows"
         );
         assert_eq!(of([3, 3, 0], false, 3), (graph(4, 3), 12, 4));
-        assert_eq!(of([3, 45, 2], true, 3), (DispatchMode::Eager { tokens: 45 }, 45, 2));
+        assert_eq!(of([3, 45, 2], true, 3), (StepLaunchMode::Eager { tokens: 45 }, 45, 2));
     }
 }

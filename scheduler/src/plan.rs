@@ -6,7 +6,7 @@
 
 use crate::SchedulerLimits;
 use crate::request::Request;
-use crate::scheduling_state::{BlockedQueueHead, SchedulingState};
+use crate::scheduling_state::{BlockedQueueHead, ReplicaRequests};
 use crate::slab::SlabSlot;
 use kvcache::KvCache;
 use protocol::BlockId;
@@ -135,7 +135,7 @@ impl VictimBlockRefs {
 /// blocks would go to a younger request. Admission stops at the first request that does not fit: no request
 /// bypasses the queue head.
 pub(crate) fn plan(
-    state: &SchedulingState,
+    state: &ReplicaRequests,
     kv: &KvCache,
     limits: &SchedulerLimits,
     mut plan: StepPlan,
@@ -168,7 +168,7 @@ pub(crate) fn plan(
 }
 
 struct StepPlanner<'a> {
-    state: &'a SchedulingState,
+    state: &'a ReplicaRequests,
     kv: &'a KvCache,
     limits: &'a SchedulerLimits,
     /// Tokens that the plan may still add to the step.

@@ -12,11 +12,11 @@ use crate::request::PREEMPTIONS_MAX;
 use crate::request_queue::QueueKey;
 use crate::{RequestSubmission, SchedulerConfig};
 use expect_test::{Expect, expect};
-use kvcache::{BlockTable, KvConfig, PublishOutcome, SequenceContent};
+use kvcache::{BlockRegistration, BlockTable, KvConfig, SequenceContent};
 use protocol::{KvGroup, KvKind, KvSpec, Replica, Token};
 
 struct PlanScenario {
-    state: SchedulingState,
+    state: ReplicaRequests,
     kv: KvCache,
     limits: SchedulerLimits,
     /// Holds the blocks that running requests save by sharing prefixes, so that the scenario's number of free
@@ -81,7 +81,7 @@ fn scenario(text: &str) -> PlanScenario {
     let blocks = blocks_in_use + cached + parse_setting(text, "free=").unwrap_or(100);
     let config = KvConfig::new(spec, blocks, [1, 2]);
     let mut scenario = PlanScenario {
-        state: SchedulingState::new(Replica(0), limits.max_num_seqs, config.block_hasher()),
+        state: ReplicaRequests::new(Replica(0), limits.max_num_seqs, config.block_hasher()),
         kv: KvCache::new(&config).unwrap(),
         limits,
         parked_blocks: BlockTable::default(),
@@ -132,7 +132,7 @@ impl PlanScenario {
         self.kv.allocate(&mut table, self.kv.blocks_for(tokens.len() as u32));
         for index in 0..computed / self.kv.block_tokens() {
             let content = SequenceContent { tokens, block_keys: &keys, extra_keys: None };
-            assert_ne!(self.kv.publish(&mut table, index, content), PublishOutcome::Rejected);
+            assert_ne!(self.kv.publish(&mut table, index, content), BlockRegistration::Rejected);
         }
         table
     }

@@ -1,7 +1,7 @@
 //! Registers the full blocks of a request, prompt and output blocks alike, in the prefix cache.
 
 use crate::request::Request;
-use kvcache::{BlockHasher, KvCache, PublishOutcome};
+use kvcache::{BlockHasher, BlockRegistration, KvCache};
 
 /// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
 /// gaps.
@@ -25,9 +25,9 @@ pub(crate) fn publish_full_blocks(
         let index = request.published_blocks;
         let (table, content) = request.cold_fields.block_table_and_content();
         match kv.publish(table, index, content) {
-            PublishOutcome::Stored => {}
-            PublishOutcome::Deduplicated => request.sent_blocks = request.sent_blocks.min(index),
-            PublishOutcome::Rejected => {
+            BlockRegistration::Stored => {}
+            BlockRegistration::Deduplicated => request.sent_blocks = request.sent_blocks.min(index),
+            BlockRegistration::Rejected => {
                 request.may_publish = false;
                 return;
             }

@@ -2,7 +2,7 @@
 
 use crate::plan::StepPlan;
 use crate::replica_router::{ReplicaCandidate, ReplicaLoad};
-use crate::scheduling_state::SchedulingState;
+use crate::scheduling_state::ReplicaRequests;
 use crate::stats::RequeueReason;
 use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, SchedulerStats};
 use kvcache::{KvCache, KvConfig};
@@ -11,7 +11,7 @@ use protocol::{Epoch, Replica, StepTiming};
 /// State that the scheduler keeps per replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaState {
-    pub(crate) state: SchedulingState,
+    pub(crate) state: ReplicaRequests,
     pub(crate) kv: KvCache,
     /// Epoch of the executor group.
     pub(crate) epoch: Epoch,
@@ -35,7 +35,7 @@ impl ReplicaState {
     ) -> Result<Self, SchedulerConfigError> {
         let seq_slots = config.limits.seq_slot_count();
         Ok(Self {
-            state: SchedulingState::new(replica, seq_slots, config.kv.block_hasher()),
+            state: ReplicaRequests::new(replica, seq_slots, config.kv.block_hasher()),
             kv: KvCache::new(&config.kv)?,
             epoch: Epoch(1),
             failed_at_ms: None,

@@ -6,7 +6,7 @@
 
 mod blocks;
 
-use crate::cold_fields::ColdFields;
+use crate::cold_fields::RequestColdFields;
 use crate::mask_state::MaskState;
 use crate::{RequestSubmission, SchedulerConfig, StopReason, TokenEvent};
 use protocol::{RequestId, SequenceSlot, StepId, Token, TokenVec};
@@ -26,7 +26,7 @@ const TAIL_TOKENS: usize = 16;
 #[repr(align(32))]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
-    pub(crate) cold_fields: Box<ColdFields>,
+    pub(crate) cold_fields: Box<RequestColdFields>,
     /// Token ids that end the request: EOS ids first, then stop ids of the client. Every committed token is
     /// compared with them, so short lists are stored inline.
     stop_ids: TokenVec,
@@ -96,7 +96,7 @@ impl Request {
         }
         Self {
             id,
-            cold_fields: Box::new(ColdFields::new(submit, arrival, now_ms)),
+            cold_fields: Box::new(RequestColdFields::new(submit, arrival, now_ms)),
             stop_ids,
             last_sampling_step: StepId(0),
             epoch: 0,
@@ -260,7 +260,7 @@ impl Request {
 
     /// Panics unless the hot fields agree with the cold fields.
     pub(crate) fn check(&self) {
-        let ColdFields { tokens, block_table: table, .. } = &*self.cold_fields;
+        let RequestColdFields { tokens, block_table: table, .. } = &*self.cold_fields;
         assert_eq!(self.block_count, table.len(), "blocks of {:?} miscounted", self.id);
         let flushed = tokens.len();
         assert!(

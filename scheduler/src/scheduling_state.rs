@@ -14,7 +14,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 /// Requests, queues and steps in flight of one replica.
 #[derive(Debug)]
-pub(crate) struct SchedulingState {
+pub(crate) struct ReplicaRequests {
     /// Replica to which the requests and queues belong.
     pub(crate) replica: Replica,
     pub(crate) requests: RequestSlab<Request>,
@@ -88,7 +88,7 @@ pub(crate) struct ReplicaTotals {
     pub(crate) outputs_dropped: u64,
 }
 
-impl SchedulingState {
+impl ReplicaRequests {
     pub(crate) fn new(replica: Replica, seq_slots: u32, hasher: BlockHasher) -> Self {
         Self {
             replica,

@@ -51,14 +51,14 @@ pub struct StepWorkload {
 
 /// Expected time and deadline of steps, for one executor.
 #[derive(Debug, Clone, Copy)]
-pub struct StepDeadline {
+pub struct StepDeadlineEstimator {
     /// Fixed deadline of every step (`--step-deadline`), if configured.
     fixed_deadline: Option<Duration>,
     /// Costs in nanoseconds: per step, per token, and per pair of a prompt token and a context position.
     costs_ns: [f64; 3],
 }
 
-impl StepDeadline {
+impl StepDeadlineEstimator {
     /// Creates the deadlines of an executor with the measured cost `step_cost`. If `fixed` is given, it is
     /// the deadline of every step.
     pub fn new(fixed: Option<Duration>, step_cost: StepCost) -> Self {
@@ -116,9 +116,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn deadline_for(fixed_ms: u64, token_us: u64) -> StepDeadline {
+    fn deadline_for(fixed_ms: u64, token_us: u64) -> StepDeadlineEstimator {
         let step_cost = StepCost { fixed_ns: fixed_ms * MS, per_token_ns: token_us * 1_000 };
-        StepDeadline::new(None, step_cost)
+        StepDeadlineEstimator::new(None, step_cost)
     }
 
     fn tokens(tokens: u64) -> StepWorkload {
@@ -130,11 +130,16 @@ mod tests {
         StepWorkload { tokens, attention_pairs: tokens * context }
     }
 
-    fn ms(deadline: &StepDeadline, count: u64) -> u64 {
+    fn ms(deadline: &StepDeadlineEstimator, count: u64) -> u64 {
         deadline.limit(tokens(count)).as_millis() as u64
     }
 
-    fn observe_steps(deadline: &mut StepDeadline, steps: u32, count: u64, step_time_ms: u64) {
+    fn observe_steps(
+        deadline: &mut StepDeadlineEstimator,
+        steps: u32,
+        count: u64,
+        step_time_ms: u64,
+    ) {
         for _ in 0..steps {
             deadline.observe(tokens(count), Duration::from_millis(step_time_ms));
         }
@@ -146,7 +151,8 @@ mod tests {
         assert_eq!((ms(&cpu, 1), ms(&cpu, 512)), (10_100, 61_200));
         let gpu = deadline_for(2, 10);
         assert_eq!((ms(&gpu, 1), ms(&gpu, 8_192)), (5_000, 5_000), "0.02 s and 0.84 s");
-        let fixed = StepDeadline::new(Some(Duration::from_millis(70)), StepCost::default());
+        let fixed =
+            StepDeadlineEstimator::new(Some(Duration::from_millis(70)), StepCost::default());
         assert_eq!(ms(&fixed, 8_192), 70);
     }
 
@@ -185,7 +191,7 @@ mod tests {
 
     #[test]
     fn deadline_without_step_cost_starts_at_minimum_and_learns() {
-        let mut deadline = StepDeadline::new(None, StepCost::default());
+        let mut deadline = StepDeadlineEstimator::new(None, StepCost::default());
         assert_eq!(ms(&deadline, 8_192), 5_000);
         observe_steps(&mut deadline, 200, 512, 2_000);
         assert!((19_000..=20_000).contains(&ms(&deadline, 512)), "{deadline:?}");

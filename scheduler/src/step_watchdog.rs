@@ -1,6 +1,6 @@
 //! Watches the steps in flight of a replica: their deadlines, and the ranks that have not finished them.
 
-use crate::step_deadline::{StepDeadline, StepWorkload};
+use crate::step_deadline::{StepDeadlineEstimator, StepWorkload};
 use protocol::StepId;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub struct StepTimeout {
 pub struct StepWatchdog {
     /// Progress of the ranks, by rank within the replica.
     ranks: Vec<RankProgress>,
-    deadline: StepDeadline,
+    deadline: StepDeadlineEstimator,
     /// Steps in flight, oldest first.
     steps: VecDeque<WatchedStep>,
     /// Time of the last poll.
@@ -77,7 +77,7 @@ pub struct StepWatchdog {
 
 impl StepWatchdog {
     /// Creates a watchdog for a replica of `ranks` ranks with no step in flight.
-    pub fn new(ranks: usize, deadline: StepDeadline) -> Self {
+    pub fn new(ranks: usize, deadline: StepDeadlineEstimator) -> Self {
         let ranks = (0..ranks).map(|_| RankProgress::default()).collect();
         Self { ranks, deadline, steps: VecDeque::new(), polled_ms: 0 }
     }
@@ -223,7 +223,7 @@ mod tests {
     /// Creates a watchdog of three ranks with a fixed deadline of 70 ms.
     fn three_ranks() -> StepWatchdog {
         let fixed = Some(Duration::from_millis(70));
-        StepWatchdog::new(3, StepDeadline::new(fixed, StepCost::default()))
+        StepWatchdog::new(3, StepDeadlineEstimator::new(fixed, StepCost::default()))
     }
 
     #[test]
@@ -289,7 +289,8 @@ mod tests {
     #[test]
     fn hang_is_detected_even_with_slow_polls() {
         let fixed = Some(Duration::from_secs(5));
-        let mut steps = StepWatchdog::new(1, StepDeadline::new(fixed, StepCost::default()));
+        let mut steps =
+            StepWatchdog::new(1, StepDeadlineEstimator::new(fixed, StepCost::default()));
         steps.step_sent(StepId(1), WORK, false, 0);
         let timed_out_ms = (1..100).map(|poll| poll * 1_500).find(|&now_ms| {
             steps.poll(now_ms);
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn paused_steps_do_not_change_the_deadline() {
-        let mut steps = StepWatchdog::new(1, StepDeadline::new(None, STEP_COST));
+        let mut steps = StepWatchdog::new(1, StepDeadlineEstimator::new(None, STEP_COST));
         steps.step_sent(StepId(1), WORK, false, 0);
         let expected = steps.expected_wait();
         steps.poll(9_000);
@@ -336,7 +337,7 @@ mod tests {
     #[test]
     fn mask_wait_does_not_lengthen_the_next_deadline() {
         let expected_after = |masked: bool, step_time_ms: u64| {
-            let mut steps = StepWatchdog::new(1, StepDeadline::new(None, STEP_COST));
+            let mut steps = StepWatchdog::new(1, StepDeadlineEstimator::new(None, STEP_COST));
             steps.step_sent(StepId(1), WORK, masked, 0);
             steps.step_answered(StepId(1), step_time_ms);
             steps.step_sent(StepId(2), WORK, masked, step_time_ms);

@@ -6,12 +6,12 @@ const NAMES_MAX: usize = 32;
 
 /// Parts of one request that have no effect.
 #[derive(Debug, Default)]
-pub(crate) struct AcceptedHints {
+pub(crate) struct IgnoredRequestParts {
     names: Vec<String>,
     count: usize,
 }
 
-impl AcceptedHints {
+impl IgnoredRequestParts {
     /// Adds the path of a field, a tool or an input item. It must be printable ASCII.
     pub(crate) fn add(&mut self, name: impl Into<String>) {
         self.count += 1;
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn every_name_is_counted_and_few_are_listed() {
-        let mut hints = AcceptedHints::default();
+        let mut hints = IgnoredRequestParts::default();
         for index in 0..100 {
             hints.add(format!("tools[{index}]"));
         }

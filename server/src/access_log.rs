@@ -1,7 +1,7 @@
 //! Access log (`--enable-log-requests`) and spans (`--otlp-traces-endpoint`): one line and one span per request when
 //! its reply is complete or its client has disconnected.
 
-use super::access_record::AccessRecord;
+use super::access_record::AccessLogRecord;
 use super::app::AppState;
 use super::guarded_body::guarded;
 use super::routes::PROBE_PATHS;
@@ -26,8 +26,8 @@ pub(crate) async fn record_requests(
     let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
     let spans = app.options.spans.as_ref();
     let span = spans.and_then(|spans| spans.begin(request.method(), route, request.headers()));
-    let record = AccessRecord::new(span);
-    let line = app.options.log_requests.then(|| AccessLine {
+    let record = AccessLogRecord::new(span);
+    let line = app.options.log_requests.then(|| AccessLogLine {
         method: request.method().clone(),
         route: route.to_owned(),
         received: Instant::now(),
@@ -37,26 +37,26 @@ pub(crate) async fn record_requests(
     request.extensions_mut().insert(record.clone());
     let response = next.run(request).await;
     record.counts().status = response.status().as_u16();
-    guarded(response, ReplyRecordGuard { _line: line, _record: record })
+    guarded(response, AccessLogGuard { _line: line, _record: record })
 }
 
 /// Access line of one request; it is logged when it is dropped.
-struct AccessLine {
+struct AccessLogLine {
     method: Method,
     route: String,
     received: Instant,
-    record: AccessRecord,
+    record: AccessLogRecord,
     span: Span,
 }
 
-impl AccessLine {
+impl AccessLogLine {
     fn milliseconds_until(&self, end: Instant) -> f64 {
         let micros = end.duration_since(self.received).as_micros();
         micros as f64 / 1e3
     }
 }
 
-impl Drop for AccessLine {
+impl Drop for AccessLogLine {
     fn drop(&mut self) {
         let counts = self.record.counts();
         let is_probe = PROBE_PATHS.contains(&self.route.as_str()) || self.route == "/metrics";
@@ -81,7 +81,7 @@ impl Drop for AccessLine {
 
 /// Guard of a reply body. The access line is logged after the body is dropped, which ends a generation, and before
 /// the span ends.
-struct ReplyRecordGuard {
-    _line: Option<AccessLine>,
-    _record: AccessRecord,
+struct AccessLogGuard {
+    _line: Option<AccessLogLine>,
+    _record: AccessLogRecord,
 }

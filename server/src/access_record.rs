@@ -1,6 +1,6 @@
 //! Counts and times of one HTTP request, for its access line and its span.
 
-use crate::request_spans::{GenerationParameters, RequestSpan};
+use crate::request_spans::{RequestSpan, SpanGenerationParams};
 use scheduler::TokenEvent;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// Counts and times of one request. Clones share them: the handler of the request finds a clone in the extensions
 /// of the request. The span of the request ends when the last clone is dropped.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AccessRecord(Arc<Mutex<AccessCounts>>);
+pub(crate) struct AccessLogRecord(Arc<Mutex<AccessLogCounts>>);
 
-/// Contents of an [`AccessRecord`].
+/// Contents of an [`AccessLogRecord`].
 #[derive(Debug)]
-pub(crate) struct AccessCounts {
+pub(crate) struct AccessLogCounts {
     /// HTTP status of the reply.
     pub status: u16,
     /// Number of prompt tokens; `None` = the request generates nothing.
@@ -31,11 +31,11 @@ pub(crate) struct AccessCounts {
     /// Finish reasons of the choices that have ended, without repetition.
     pub finish_reasons: Vec<&'static str>,
     /// Parameters of the generation; `None` = the request has no span, or generates nothing.
-    pub parameters: Option<Box<GenerationParameters>>,
+    pub parameters: Option<Box<SpanGenerationParams>>,
     span: Option<RequestSpan>,
 }
 
-impl Default for AccessCounts {
+impl Default for AccessLogCounts {
     fn default() -> Self {
         Self {
             status: CLIENT_CLOSED_REQUEST,
@@ -51,7 +51,7 @@ impl Default for AccessCounts {
     }
 }
 
-impl AccessRecord {
+impl AccessLogRecord {
     /// Creates the record of a request with this span, if it has one.
     pub(crate) fn new(span: Option<RequestSpan>) -> Self {
         let record = Self::default();
@@ -60,7 +60,7 @@ impl AccessRecord {
     }
 
     /// Returns the counts.
-    pub(crate) fn counts(&self) -> MutexGuard<'_, AccessCounts> {
+    pub(crate) fn counts(&self) -> MutexGuard<'_, AccessLogCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,7 +68,7 @@ impl AccessRecord {
     pub(crate) fn begin(
         &self,
         prompt_tokens: &[u32],
-        parameters: Option<Box<GenerationParameters>>,
+        parameters: Option<Box<SpanGenerationParams>>,
     ) {
         let mut counts = self.counts();
         counts.prompt_tokens = Some(prompt_tokens.iter().copied().map(u64::from).sum());
@@ -101,7 +101,7 @@ impl AccessRecord {
     }
 }
 
-impl AccessCounts {
+impl AccessLogCounts {
     /// Returns the finish reasons of a generation. A generation without one was ended because the client
     /// disconnected.
     pub(crate) fn finish_reasons(&self) -> Option<Vec<&'static str>> {
@@ -113,7 +113,7 @@ impl AccessCounts {
     }
 }
 
-impl Drop for AccessCounts {
+impl Drop for AccessLogCounts {
     fn drop(&mut self) {
         if let Some(span) = self.span.take() {
             span.end(self);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn finish_reasons_of_choices_are_listed_once() {
-        let record = AccessRecord::default();
+        let record = AccessLogRecord::default();
         assert_eq!(record.counts().finish_reasons(), None);
         record.begin(&[3, 4], None);
         assert_eq!(record.counts().finish_reasons(), Some(vec!["client_gone"]));

@@ -12,15 +12,15 @@ use super::openai::params::{FieldBounds, SamplingDefaults};
 use super::pooling::PoolerSettings;
 use super::rejection_log::RejectionLog;
 use super::request_ids::IdGenerator;
-use super::request_spans::SpanPipeline;
+use super::request_spans::RequestSpanExporter;
 use super::request_trace::RequestTracer;
 use super::responses::ResponseStore;
 use super::runner_guard::{Runner, wrong_runner};
-use super::text_pool::TextPool;
+use super::text_pool::TextLimiter;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use engine::EngineClient;
-use engine::{HealthState, ServerStatus};
+use engine::{HealthMonitor, ServerStatus};
 use grammar::GrammarCompilePool;
 use metrics::ServerMetrics;
 use metrics::kv_events::KvEventPublisherInfo;
@@ -66,7 +66,7 @@ pub struct ServerOptions {
     /// Whether an access line is logged for each request (`--enable-log-requests`).
     pub log_requests: bool,
     /// Exporter of the spans of requests (`--otlp-traces-endpoint`); `None` = requests have no spans.
-    pub spans: Option<SpanPipeline>,
+    pub spans: Option<RequestSpanExporter>,
     /// Tracer of finished requests (`--trace-requests`); `None` = requests are not traced.
     pub tracer: Option<RequestTracer>,
     /// CORS settings; `None` = no cross-origin access.
@@ -159,9 +159,9 @@ pub struct AppState {
     /// Server options set at startup.
     pub options: ServerOptions,
     /// Health state reported by the probes.
-    pub health: Arc<HealthState>,
+    pub health: Arc<HealthMonitor>,
     /// Thread pool for parsing, template rendering and tokenisation.
-    pub text_pool: TextPool,
+    pub text_pool: TextLimiter,
     /// Generator of request ids and seeds.
     pub id_generator: IdGenerator,
     /// OpenAPI document, generated at the first request for it.
@@ -187,8 +187,8 @@ pub struct AppState {
 
 impl AppState {
     /// Creates the state of a server that has not loaded its model yet.
-    pub fn new(options: ServerOptions, health: Arc<HealthState>) -> Self {
-        let (text_pool, id_generator) = (TextPool::new(), IdGenerator::default());
+    pub fn new(options: ServerOptions, health: Arc<HealthMonitor>) -> Self {
+        let (text_pool, id_generator) = (TextLimiter::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
         let shows_inline_system = OnceLock::new();
         let rejections = RejectionLog::default();

@@ -128,7 +128,7 @@ fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
 
 /// Arguments of the authentication middleware of one route.
 #[derive(Clone)]
-pub(crate) struct RouteGuard {
+pub(crate) struct RouteAuthentication {
     /// Application state, which contains the keys.
     pub app: Arc<AppState>,
     /// API key that the route requires.
@@ -139,7 +139,7 @@ pub(crate) struct RouteGuard {
 
 /// Passes an authorised request to its route. Else replies 401, or 404 as for an unknown route.
 pub(crate) async fn authorize(
-    State(guard): State<RouteGuard>,
+    State(guard): State<RouteAuthentication>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
@@ -157,7 +157,7 @@ pub(crate) async fn authorize(
     }
 }
 
-impl RouteGuard {
+impl RouteAuthentication {
     fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
         let options = &self.app.options;
         let keys = &options.api_keys;

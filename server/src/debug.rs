@@ -4,7 +4,7 @@ use super::api_error::ApiError;
 use super::app::AppState;
 use axum::Json;
 use axum::extract::State;
-use engine::CachedBlocks;
+use engine::PrefixIndexSnapshot;
 use metrics::{STEP_RING_CAPACITY, StepTimingRecord};
 use scheduler::BlockStats;
 use serde::Serialize;
@@ -62,7 +62,7 @@ pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, 
     Ok(Json(json!({"replicas": replicas})))
 }
 
-fn cached_blocks_json(mut cached: CachedBlocks) -> Value {
+fn cached_blocks_json(mut cached: PrefixIndexSnapshot) -> Value {
     cached.hashes.sort_unstable_by_key(|hash| hash.0);
     let hashes: Vec<String> = cached.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
     json!({

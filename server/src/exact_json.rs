@@ -8,16 +8,16 @@ use text::integer_of_object;
 
 /// Value of [`JsonValue::into_template_value`](crate::strict_json::JsonValue::into_template_value), as JSON for clients
 /// and stores.
-pub(crate) struct ExactJson<'a>(pub(crate) &'a Value);
+pub(crate) struct TemplateValueJson<'a>(pub(crate) &'a Value);
 
-impl ExactJson<'_> {
+impl TemplateValueJson<'_> {
     /// Returns the JSON text.
     pub(crate) fn text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-impl Serialize for ExactJson<'_> {
+impl Serialize for TemplateValueJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Value::Object(members) => match integer_of_object(members) {
@@ -28,7 +28,7 @@ impl Serialize for ExactJson<'_> {
                 None => {
                     let mut map = serializer.serialize_map(Some(members.len()))?;
                     for (key, member) in members {
-                        map.serialize_entry(key, &ExactJson(member))?;
+                        map.serialize_entry(key, &TemplateValueJson(member))?;
                     }
                     map.end()
                 }
@@ -36,7 +36,7 @@ impl Serialize for ExactJson<'_> {
             Value::Array(items) => {
                 let mut list = serializer.serialize_seq(Some(items.len()))?;
                 for item in items {
-                    list.serialize_element(&ExactJson(item))?;
+                    list.serialize_element(&TemplateValueJson(item))?;
                 }
                 list.end()
             }
@@ -50,7 +50,7 @@ pub(crate) fn serialize_members<S: Serializer>(
     members: &serde_json::Map<String, Value>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(members.iter().map(|(key, member)| (key, ExactJson(member))))
+    serializer.collect_map(members.iter().map(|(key, member)| (key, TemplateValueJson(member))))
 }
 
 #[cfg(test)]
@@ -62,6 +62,6 @@ mod tests {
     fn integers_of_any_size_are_written_with_all_digits() {
         let text = "{\"a\":[123456789012345678901234567890,-18446744073709551616,7,0.5],\"b\":{\"c\":\"x\",\"d\":null}}";
         let value = JsonValue::parse(text.as_bytes()).unwrap().into_template_value();
-        assert_eq!(ExactJson(&value).text(), text);
+        assert_eq!(TemplateValueJson(&value).text(), text);
     }
 }

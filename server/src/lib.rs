@@ -68,7 +68,7 @@ pub use connection::ConnectionTimeouts;
 pub use cors::CorsConfig;
 pub use model_names::ServedNames;
 pub use request_fields::RequestFields;
-pub use request_spans::{SpanEndpointError, SpanPipeline};
+pub use request_spans::{RequestSpanExporter, SpanEndpointError};
 pub use request_trace::RequestTracer;
 pub use strict_json::JsonValue;
 pub use throughput_log::{THROUGHPUT_INTERVAL, log_throughput};

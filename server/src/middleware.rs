@@ -74,7 +74,7 @@ async fn respond(
     if let Some(id) = request_id {
         response.headers_mut().entry("x-request-id").or_insert(id);
     }
-    guarded(response, ReplyProgress(progress))
+    guarded(response, ReplyProgressGuard(progress))
 }
 
 /// Creates the log span of a request. If the request has no `x-request-id`, its id is recorded in the span
@@ -185,9 +185,9 @@ impl HttpBody for TrackedRequestBody {
 }
 
 /// Guard of a reply body that reports to `ConnectionProgress` when it is dropped.
-struct ReplyProgress(Arc<ConnectionProgress>);
+struct ReplyProgressGuard(Arc<ConnectionProgress>);
 
-impl Drop for ReplyProgress {
+impl Drop for ReplyProgressGuard {
     fn drop(&mut self) {
         self.0.on_reply_done();
     }

@@ -8,7 +8,7 @@ use super::openai::generation::draining;
 use axum::Json;
 use axum::extract::State;
 use engine::ServerStatus as Health;
-use metrics::StartFailure;
+use metrics::RestartFailureKind;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -37,14 +37,14 @@ pub(crate) async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiErr
     }
 }
 
-fn restarting(failure: Option<StartFailure>, retry_s: u32) -> ApiError {
+fn restarting(failure: Option<RestartFailureKind>, retry_s: u32) -> ApiError {
     let Some(failure) = failure else {
         return ApiError::unavailable("engine_unavailable", "the executor is restarting", retry_s);
     };
     let name = failure.name();
     let message = format!("the executor is restarting; its last start failed: {name}");
     let reason = match failure {
-        StartFailure::WeightsChanged => name,
+        RestartFailureKind::WeightsChanged => name,
         _ => "engine_unavailable",
     };
     ApiError::unavailable(reason, &message, retry_s)

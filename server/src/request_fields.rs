@@ -3,7 +3,7 @@
 //!
 //! `null` always means that the field is absent. Every error names the field and its allowed values.
 
-use super::accepted_hints::AcceptedHints;
+use super::accepted_hints::IgnoredRequestParts;
 use super::api_error::ApiError;
 use super::strict_json::JsonValue;
 use std::ops::RangeInclusive;
@@ -17,14 +17,14 @@ pub struct RequestFields {
     path: String,
     pairs: Vec<(String, JsonValue)>,
     /// Fields looked up so far; `None` if lookups are not recorded.
-    lookups: Option<Vec<FieldLookup>>,
+    lookups: Option<Vec<FieldLookupRecord>>,
     /// Accepted values that have no effect on the reply.
-    hints: AcceptedHints,
+    hints: IgnoredRequestParts,
 }
 
 /// Record that a field was looked up; the OpenAPI document is generated from these records.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FieldLookup {
+pub struct FieldLookupRecord {
     /// Name of the field.
     pub name: String,
     /// Type and range that the field was looked up with.
@@ -69,7 +69,7 @@ impl RequestFields {
     /// Creates the fields from `pairs` and drops those whose value is null.
     fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
         pairs.retain(|(_, value)| *value != JsonValue::Null);
-        Self { path, pairs, lookups: None, hints: AcceptedHints::default() }
+        Self { path, pairs, lookups: None, hints: IgnoredRequestParts::default() }
     }
 
     /// Returns the fields of a request body, which must be an object.
@@ -139,12 +139,12 @@ impl RequestFields {
     }
 
     /// Returns the accepted values that have no effect on the reply.
-    pub(crate) fn hints(&self) -> &AcceptedHints {
+    pub(crate) fn hints(&self) -> &IgnoredRequestParts {
         &self.hints
     }
 
     /// Returns the accepted values that have no effect on the reply, to which values can be added.
-    pub(crate) fn hints_mut(&mut self) -> &mut AcceptedHints {
+    pub(crate) fn hints_mut(&mut self) -> &mut IgnoredRequestParts {
         &mut self.hints
     }
 
@@ -155,14 +155,14 @@ impl RequestFields {
     }
 
     /// Returns the recorded lookups, each field name once.
-    pub fn into_lookups(self) -> Vec<FieldLookup> {
+    pub fn into_lookups(self) -> Vec<FieldLookupRecord> {
         self.lookups.unwrap_or_default()
     }
 
     fn record_lookup(&mut self, name: &str, kind: impl FnOnce() -> FieldKind) {
         let Some(lookups) = &mut self.lookups else { return };
         if lookups.iter().all(|lookup| lookup.name != name) {
-            lookups.push(FieldLookup { name: name.to_owned(), kind: kind() });
+            lookups.push(FieldLookupRecord { name: name.to_owned(), kind: kind() });
         }
     }
 

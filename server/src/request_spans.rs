@@ -1,7 +1,7 @@
 //! OpenTelemetry spans (`--otlp-traces-endpoint`): one span per request of a generation route, exported by OTLP over
 //! HTTP. A `traceparent` header of the request makes the span part of the trace of the client.
 
-use crate::access_record::AccessCounts;
+use crate::access_record::AccessLogCounts;
 use crate::span_attributes::{http_attributes, operation_of, request_attributes, usage_attributes};
 use async_trait::async_trait;
 use axum::http::{HeaderMap, Method};
@@ -27,7 +27,7 @@ const SERVICE_NAME: &str = "hadron";
 /// Exporter of the spans of requests. Spans are queued without waiting; if the queue is full they are dropped and the
 /// drop is logged.
 #[derive(Debug, Clone)]
-pub struct SpanPipeline {
+pub struct RequestSpanExporter {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
@@ -54,7 +54,7 @@ pub enum SpanEndpointError {
     },
 }
 
-impl SpanPipeline {
+impl RequestSpanExporter {
     /// Creates the exporter to `endpoint`, for example `http://127.0.0.1:4318/v1/traces`. It sends on `runtime`.
     ///
     /// Errors: the endpoint is not an `http://` URL, or the configuration of the exporter is invalid.
@@ -65,7 +65,7 @@ impl SpanPipeline {
         let client = HyperClient::with_default_connector(EXPORT_TIMEOUT, None);
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(RuntimeClient { client, runtime })
+            .with_http_client(SpanExportClient { client, runtime })
             .with_endpoint(endpoint)
             .with_protocol(Protocol::HttpBinary)
             .build()
@@ -119,13 +119,13 @@ fn resource() -> Resource {
 
 /// HTTP client of the exporter, whose thread has no async runtime.
 #[derive(Debug)]
-struct RuntimeClient {
+struct SpanExportClient {
     client: HyperClient,
     runtime: Handle,
 }
 
 #[async_trait]
-impl HttpClient for RuntimeClient {
+impl HttpClient for SpanExportClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let client = self.client.clone();
         self.runtime.spawn(async move { client.send_bytes(request).await }).await?
@@ -134,7 +134,7 @@ impl HttpClient for RuntimeClient {
 
 /// Parameters of a generation that its span shows.
 #[derive(Debug)]
-pub(crate) struct GenerationParameters {
+pub(crate) struct SpanGenerationParams {
     /// Model name in the request, or the first served name.
     pub model: String,
     /// Request id.
@@ -181,7 +181,7 @@ pub(crate) struct RequestSpan {
 
 impl RequestSpan {
     /// Ends the span with the counts of its request and queues it for export.
-    pub(crate) fn end(self, counts: &AccessCounts) {
+    pub(crate) fn end(self, counts: &AccessLogCounts) {
         let parameters = counts.parameters.as_deref();
         let name = match parameters {
             Some(parameters) => format!("{} {}", self.operation, parameters.model),

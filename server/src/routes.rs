@@ -3,10 +3,10 @@
 use super::access_log::record_requests;
 use super::api_error::ApiError;
 use super::app::AppState;
-use super::auth::{ListenerKind, RouteAccess, RouteGuard, authorize};
+use super::auth::{ListenerKind, RouteAccess, RouteAuthentication, authorize};
 use super::metrics_middleware::count_requests;
 use super::openai::{chat, completions};
-use super::runner_guard::{Runner, RunnerGuard, check_runner};
+use super::runner_guard::{RequiredRunner, Runner, check_runner};
 use super::unsupported_routes::UNSUPPORTED_ROUTES;
 use super::{
     admin, anthropic, conversations, debug, docs_page, kv_event_sources, loads, metrics, models,
@@ -132,18 +132,21 @@ fn routes_by_path() -> impl Iterator<Item = HttpRoute> {
 fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
     let no_client_keys = !app.options.api_keys.requires_client_key();
     let guard = |access| {
-        from_fn_with_state(RouteGuard { app: Arc::clone(&app), access, listener }, authorize)
+        from_fn_with_state(
+            RouteAuthentication { app: Arc::clone(&app), access, listener },
+            authorize,
+        )
     };
     let mut router = Router::new();
     for HttpRoute { path, access, runner, handler, .. } in routes_by_path() {
         let handler = match runner {
             Some(runner) => {
-                let guard = RunnerGuard { app: Arc::clone(&app), runner };
+                let guard = RequiredRunner { app: Arc::clone(&app), runner };
                 handler.layer(from_fn_with_state(guard, check_runner))
             }
             None => handler,
         };
-        // A route whose `RouteGuard` would admit every request gets no guard.
+        // A route whose `RouteAuthentication` would admit every request gets no guard.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
         router = router.route(path, guarded_handler);

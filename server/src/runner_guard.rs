@@ -20,7 +20,7 @@ pub enum Runner {
 
 /// A route's runner, which is compared with that of the server before the request is handled.
 #[derive(Clone)]
-pub(crate) struct RunnerGuard {
+pub(crate) struct RequiredRunner {
     /// Application state, which contains the runner of the server.
     pub app: Arc<AppState>,
     /// Runner that serves the route.
@@ -30,7 +30,7 @@ pub(crate) struct RunnerGuard {
 /// Passes a request to its route if the runner of the server serves it. Else replies 400 with the flag that
 /// selects the other runner. Before the model is loaded, the route replies.
 pub(crate) async fn check_runner(
-    State(guard): State<RunnerGuard>,
+    State(guard): State<RequiredRunner>,
     request: Request,
     next: Next,
 ) -> Response<Body> {

@@ -4,8 +4,8 @@
 //! (<https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/>). `gen_ai.latency.*`, `gen_ai.request.id` and
 //! `gen_ai.usage.prompt_tokens`, `.completion_tokens` are the names of vLLM's spans.
 
-use crate::access_record::AccessCounts;
-use crate::request_spans::{GenerationParameters, SpanSamplingParams};
+use crate::access_record::AccessLogCounts;
+use crate::request_spans::{SpanGenerationParams, SpanSamplingParams};
 use axum::http::Method;
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 use std::time::Instant;
@@ -39,7 +39,7 @@ pub(crate) fn http_attributes(method: &Method, route: &str) -> Vec<KeyValue> {
 /// Returns the attributes of a request; `parameters`: `None` if it was rejected before a generation began.
 pub(crate) fn request_attributes(
     operation: &'static str,
-    parameters: Option<&GenerationParameters>,
+    parameters: Option<&SpanGenerationParams>,
 ) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new("gen_ai.operation.name", operation),
@@ -86,7 +86,7 @@ fn sampling_attributes(sampling: &SpanSamplingParams) -> Vec<KeyValue> {
 }
 
 /// Returns the attributes of a reply; `received`: arrival time of the request.
-pub(crate) fn usage_attributes(counts: &AccessCounts, received: Instant) -> Vec<KeyValue> {
+pub(crate) fn usage_attributes(counts: &AccessLogCounts, received: Instant) -> Vec<KeyValue> {
     let mut attributes = Vec::new();
     let mut add = |name: &'static str, value: Value| attributes.push(KeyValue::new(name, value));
     add("http.response.status_code", i64::from(counts.status).into());
@@ -126,14 +126,14 @@ mod tests {
 
     #[test]
     fn pooled_requests_have_no_attributes_of_sampling() {
-        let parameters = GenerationParameters {
+        let parameters = SpanGenerationParams {
             model: "m".to_owned(),
             request_id: "r".to_owned(),
             stream: false,
             sampling: None,
         };
         let mut attributes = request_attributes("embeddings", Some(&parameters));
-        let mut counts = AccessCounts::default();
+        let mut counts = AccessLogCounts::default();
         counts.prompt_tokens = Some(3);
         counts.finish_reasons.push("stop");
         counts.parameters = Some(Box::new(parameters));

@@ -16,18 +16,18 @@ const LONG_PERMITS: usize = 2;
 const SHORT_PERMITS: usize = 8;
 
 /// Limits the number of long texts and of short texts that are processed at a time.
-pub struct TextPool {
+pub struct TextLimiter {
     long: Arc<Semaphore>,
     short: Arc<Semaphore>,
 }
 
-impl Default for TextPool {
+impl Default for TextLimiter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl TextPool {
+impl TextLimiter {
     /// Creates a pool with all permits free.
     pub fn new() -> Self {
         let semaphore = |count| Arc::new(Semaphore::new(count));

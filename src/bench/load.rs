@@ -17,14 +17,14 @@ use super::report;
 use super::rng::SplitMix64;
 use super::samples::{LoadLevelReport, RequestSample};
 use crate::client::{ClientError, OpenAiClient};
-use crate::config::{LoadArgs, ProcessEnvironment};
+use crate::config::{BenchServeArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Random number stream from which the arrival times are drawn.
 const ARRIVAL_STREAM: u64 = u64::MAX - 1;
 
 /// Measures every concurrency level of `args`, one after the other.
-pub(super) fn run(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+pub(super) fn run(args: &BenchServeArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     if args.concurrency.contains(&0) {
         bail!("--concurrency: at least 1");
     }
@@ -35,7 +35,7 @@ pub(super) fn run(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<E
     runtime.block_on(measure(args, environment))
 }
 
-async fn measure(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+async fn measure(args: &BenchServeArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let client = Arc::new(OpenAiClient::new(&args.client.base_url, &args.client, environment)?);
     let card = client.first_model_card().await.context("/v1/models")?;
     let model = client.model(args.client.model.as_deref()).await?;

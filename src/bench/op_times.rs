@@ -27,7 +27,7 @@ const DEFAULT_CONFIG: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3
 
 /// Results for one op at one number of tokens per launch.
 #[derive(Debug, Serialize)]
-struct OpLevelReport {
+struct OpTimeReport {
     op: &'static str,
     tokens: u32,
     shape: String,
@@ -58,7 +58,7 @@ pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<Ex
     let mut levels = Vec::new();
     bench.run(&mut |timing| {
         tracing::debug!(op = timing.op, tokens = timing.tokens, "op measured");
-        levels.push(OpLevelReport::from_timing(timing));
+        levels.push(OpTimeReport::from_timing(timing));
     })?;
     if levels.is_empty() {
         bail!("{name} has none of the ops of --only");
@@ -141,7 +141,7 @@ fn bench_config(
     }
 }
 
-impl OpLevelReport {
+impl OpTimeReport {
     fn from_timing(timing: OpTiming) -> Self {
         let OpTiming { op, tokens, shape, bytes, flops, seconds } = timing;
         let fastest_us = seconds.iter().copied().fold(f64::INFINITY, f64::min) * 1e6;
@@ -154,8 +154,8 @@ impl OpLevelReport {
     }
 }
 
-fn print(levels: &[OpLevelReport]) -> Result<()> {
-    let row = |level: &OpLevelReport| {
+fn print(levels: &[OpTimeReport]) -> Result<()> {
+    let row = |level: &OpTimeReport| {
         vec![
             level.op.to_owned(),
             level.tokens.to_string(),
@@ -185,7 +185,7 @@ mod tests {
             flops: 12_000_000,
             seconds: vec![0.002, 0.001, 0.004],
         };
-        let level = OpLevelReport::from_timing(timing);
+        let level = OpTimeReport::from_timing(timing);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
         close(level.time_us.p50, 2000.0);
         close(level.fastest_us, 1000.0);

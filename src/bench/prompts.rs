@@ -8,7 +8,7 @@ use protocol::Token;
 use serde_json::{Value, json};
 
 use super::rng::SplitMix64;
-use crate::config::{LoadArgs, LoadEndpoint, PromptKind};
+use crate::config::{BenchServeArgs, LoadEndpoint, PromptKind};
 use text::Tokenizer;
 
 /// Smallest random token id. Special tokens and single bytes usually have smaller ids.
@@ -23,7 +23,7 @@ const SHARED_PREFIX_STREAM: u64 = u64::MAX;
 
 /// Generates the prompts and request bodies of one load.
 pub(super) struct PromptGenerator<'a> {
-    args: &'a LoadArgs,
+    args: &'a BenchServeArgs,
     model: String,
     tokenizer: Option<Tokenizer>,
     id_min: u32,
@@ -34,7 +34,7 @@ pub(super) struct PromptGenerator<'a> {
 impl<'a> PromptGenerator<'a> {
     /// Creates a generator. `card` is the server's model card. If it contains the path of a local model
     /// folder, the vocabulary size is read from this folder.
-    pub(super) fn new(args: &'a LoadArgs, model: String, card: &Value) -> Result<Self> {
+    pub(super) fn new(args: &'a BenchServeArgs, model: String, card: &Value) -> Result<Self> {
         if args.endpoint == LoadEndpoint::Chat && args.prompts == PromptKind::Ids {
             bail!("--endpoint chat takes text: add --prompts text");
         }

@@ -27,7 +27,7 @@ const VOCAB_SIZE: u32 = 32_000;
 const WARMUP_STEPS: u32 = 20;
 
 #[derive(Debug, Serialize)]
-struct StepLevelReport {
+struct StepBenchReport {
     running: u32,
     steps: usize,
     steps_per_s: f64,
@@ -40,9 +40,9 @@ pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
     if args.running.contains(&0) || args.steps == 0 || args.input_len == 0 || args.block_size == 0 {
         bail!("--running, --steps, --input-len and --block-size: at least 1");
     }
-    let levels: Vec<StepLevelReport> =
+    let levels: Vec<StepBenchReport> =
         args.running.iter().map(|&running| measure(args, running)).collect::<Result<_>>()?;
-    let row = |l: &StepLevelReport| {
+    let row = |l: &StepBenchReport| {
         vec![
             l.running.to_string(),
             format!("{:.0}", l.steps_per_s),
@@ -63,7 +63,7 @@ pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
+fn measure(args: &StepArgs, running: u32) -> Result<StepBenchReport> {
     let mut bench = SchedulerStepBench::new(args, running)?;
     let mut seconds = Vec::with_capacity(args.steps as usize);
     let mut warmup_steps = 0;
@@ -84,7 +84,7 @@ fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
     // `from_seconds` converts seconds to milliseconds. Here its input is 1,000 times the seconds, so that the
     // result is in microseconds.
     let step_us = LatencySummary::from_seconds(seconds.into_iter().map(|s| s * 1e3).collect());
-    Ok(StepLevelReport {
+    Ok(StepBenchReport {
         running,
         steps,
         steps_per_s: steps as f64 / total,

@@ -13,7 +13,7 @@ use super::{ClientArgs, DeviceArg, DtypeArg};
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
     /// Load test of an OpenAI-compatible server: latencies, throughput
-    Serve(LoadArgs),
+    Serve(BenchServeArgs),
     /// Scheduler benchmark with a simulated device
     Step(StepArgs),
     /// Benchmark of single ops of a device: time, memory bandwidth, FLOP rate
@@ -26,7 +26,7 @@ pub enum BenchCommand {
 
 /// Arguments of `hadron bench serve`.
 #[derive(Debug, Clone, Args)]
-pub struct LoadArgs {
+pub struct BenchServeArgs {
     /// Server to connect to.
     #[command(flatten)]
     pub client: ClientArgs,

@@ -92,7 +92,7 @@ pub struct EngineArgs {
     pub mixed: bool,
     /// Placement of the executor; on a GPU it is always a separate process
     #[arg(long, default_value = "embedded")]
-    pub executor: ExecutorPlacementArg,
+    pub executor: ExecutorModeArg,
     /// Time after which a step is overdue [default: the greater of 5 s and ten times its expected duration]
     #[arg(long, alias = "watchdog-timeout", value_name = "SECONDS")]
     pub step_deadline: Option<DurationArg>,
@@ -235,7 +235,7 @@ pub enum LoadBalancePolicy {
 
 /// Whether the executor runs as a thread of the server or as a separate process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ExecutorPlacementArg {
+pub enum ExecutorModeArg {
     /// The executor is a thread of the server
     Embedded,
     /// The executor is a separate process

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use metrics::kv_events::{BindMode, KvEventFormat, KvEventsConfig, SequenceStart};
+use metrics::kv_events::{BindMode, InitialSequenceNumber, KvEventFormat, KvEventsConfig};
 use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
@@ -60,7 +60,7 @@ struct KvEventsConfigJson {
     topic: String,
     bind: BindModeJson,
     format: KvEventFormatArg,
-    sequence_start: SequenceStartJson,
+    sequence_start: InitialSequenceNumberJson,
     idle_beat_s: f64,
     token_ids: bool,
 }
@@ -122,16 +122,16 @@ impl From<KvEventFormatArg> for KvEventFormat {
 /// First sequence number of a publisher: derived from the clock, or zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum SequenceStartJson {
+enum InitialSequenceNumberJson {
     Clock,
     Zero,
 }
 
-impl From<SequenceStartJson> for SequenceStart {
-    fn from(text: SequenceStartJson) -> Self {
+impl From<InitialSequenceNumberJson> for InitialSequenceNumber {
+    fn from(text: InitialSequenceNumberJson) -> Self {
         match text {
-            SequenceStartJson::Clock => Self::Clock,
-            SequenceStartJson::Zero => Self::Zero,
+            InitialSequenceNumberJson::Clock => Self::Clock,
+            InitialSequenceNumberJson::Zero => Self::Zero,
         }
     }
 }
@@ -150,7 +150,7 @@ impl Default for KvEventsConfigJson {
             topic: String::new(),
             bind: BindModeJson::Named(BindAutoKeyword::Auto),
             format: KvEventFormatArg::Map,
-            sequence_start: SequenceStartJson::Clock,
+            sequence_start: InitialSequenceNumberJson::Clock,
             idle_beat_s: 0.0,
             token_ids: true,
         }
@@ -235,7 +235,7 @@ mod tests {
         );
         assert_eq!((config.format, config.bind), (KvEventFormat::Map, BindMode::Auto));
         assert_eq!(config.max_queue_bytes, 256 << 20);
-        assert!(config.token_ids && config.sequence_start == SequenceStart::Clock);
+        assert!(config.token_ids && config.sequence_start == InitialSequenceNumber::Clock);
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!((config.topic.as_str(), config.bind), ("kv@{pod}", BindMode::Connect));
         assert_eq!(
             (config.format, config.sequence_start),
-            (KvEventFormat::Array, SequenceStart::Zero)
+            (KvEventFormat::Array, InitialSequenceNumber::Zero)
         );
         assert_eq!(config.idle_heartbeat_interval, Some(Duration::from_millis(500)));
         assert!(!config.token_ids && config.max_queue_bytes == 8);

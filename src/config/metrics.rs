@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use scheduler::SampleRate;
+use scheduler::LifetimeSampleRate;
 
 use metrics::CustomBuckets;
 
@@ -32,14 +32,17 @@ pub struct MetricsArgs {
 
 impl MetricsArgs {
     /// Returns the fraction of KV blocks whose lifetime is measured; `None` = lifetimes are not measured.
-    pub fn block_lifetime_sample_rate(&self) -> Option<SampleRate> {
+    pub fn block_lifetime_sample_rate(&self) -> Option<LifetimeSampleRate> {
         let is_measured = self.kv_cache_metrics.unwrap_or(self.kv_cache_metrics_sample.is_some());
-        SampleRate::new(self.kv_cache_metrics_sample.unwrap_or(KV_CACHE_METRICS_SAMPLE_DEFAULT))
-            .filter(|_| is_measured)
+        LifetimeSampleRate::new(
+            self.kv_cache_metrics_sample.unwrap_or(KV_CACHE_METRICS_SAMPLE_DEFAULT),
+        )
+        .filter(|_| is_measured)
     }
 }
 
 fn fraction(text: &str) -> Result<f64, String> {
-    let fraction = text.parse().ok().filter(|&fraction| SampleRate::new(fraction).is_some());
+    let fraction =
+        text.parse().ok().filter(|&fraction| LifetimeSampleRate::new(fraction).is_some());
     fraction.ok_or_else(|| "not a fraction above 0 and at most 1, such as 0.01".to_owned())
 }

@@ -37,7 +37,8 @@ use serde_json::{Map, Value};
 
 pub use access::{AccessArgs, StringListArg};
 pub use bench::{
-    BenchCommand, CompareArgs, LoadArgs, LoadEndpoint, OpsArgs, PromptKind, StepArgs, TraceArgs,
+    BenchCommand, BenchServeArgs, CompareArgs, LoadEndpoint, OpsArgs, PromptKind, StepArgs,
+    TraceArgs,
 };
 pub use cli_reference::{reference, reference_path};
 pub(crate) use cluster::SECRET_VARIABLE;
@@ -45,8 +46,8 @@ pub use cluster::{ClusterVariables, NodeArgs};
 pub use doctor::DoctorArgs;
 pub(crate) use engine::BF16_KV_CACHE_MISMATCH;
 pub use engine::{
-    DeviceArg, EngineArgs, ExecutorPlacementArg, KvCacheDtypeArg, LoadBalancePolicy,
-    OverloadStatus, ParallelArgs, SchedulingPolicyArg,
+    DeviceArg, EngineArgs, ExecutorModeArg, KvCacheDtypeArg, LoadBalancePolicy, OverloadStatus,
+    ParallelArgs, SchedulingPolicyArg,
 };
 pub use environment::ProcessEnvironment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};

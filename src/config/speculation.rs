@@ -2,7 +2,7 @@
 
 use clap::Args;
 use executor::MTP_DRAFTS_MAX;
-use protocol::{DraftAcceptance, SpeculativeConfig, SpeculativeMethod};
+use protocol::{DraftAcceptanceRule, SpeculativeConfig, SpeculativeMethod};
 use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
@@ -147,16 +147,17 @@ impl SpeculativeConfigJson {
     ///
     /// A length counts the token that the model samples itself. As in vLLM, it is met with the smallest
     /// variance: 3.78 accepts two draft tokens always, a third one with probability 0.78, and no others.
-    fn acceptance(&self) -> DraftAcceptance {
+    fn acceptance(&self) -> DraftAcceptanceRule {
         let per_mille = |mean: f64| (mean * 1000.0).round() as u16;
         match (self.synthetic_acceptance_rate, self.synthetic_acceptance_length) {
             (Some(rate), _) => {
-                DraftAcceptance::Synthetic { per_mille: per_mille(rate), decrease: 0 }
+                DraftAcceptanceRule::Synthetic { per_mille: per_mille(rate), decrease: 0 }
             }
-            (None, Some(length)) => {
-                DraftAcceptance::Synthetic { per_mille: per_mille(length - 1.0), decrease: 1000 }
-            }
-            (None, None) => DraftAcceptance::Exact,
+            (None, Some(length)) => DraftAcceptanceRule::Synthetic {
+                per_mille: per_mille(length - 1.0),
+                decrease: 1000,
+            },
+            (None, None) => DraftAcceptanceRule::Exact,
         }
     }
 
@@ -266,7 +267,7 @@ mod tests {
         SpeculativeConfig {
             draft_tokens,
             method: SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max },
-            acceptance: DraftAcceptance::Exact,
+            acceptance: DraftAcceptanceRule::Exact,
         }
     }
 
@@ -293,7 +294,7 @@ mod tests {
         let mtp_config = |draft_tokens, acceptance| {
             Some(SpeculativeConfig { draft_tokens, method: SpeculativeMethod::Mtp, acceptance })
         };
-        let mtp = |draft_tokens| mtp_config(draft_tokens, DraftAcceptance::Exact);
+        let mtp = |draft_tokens| mtp_config(draft_tokens, DraftAcceptanceRule::Exact);
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 4}"#;
         assert_eq!(args(Some(keys), "none", None).speculation(), mtp(4));
         assert_eq!(args(None, "mtp", None).speculation(), mtp(1));
@@ -302,7 +303,7 @@ mod tests {
         let expected = SpeculativeConfig {
             draft_tokens: 5,
             method: SpeculativeMethod::DraftModel,
-            acceptance: DraftAcceptance::Exact,
+            acceptance: DraftAcceptanceRule::Exact,
         };
         assert_eq!(
             (draft_model_args.speculation(), draft_model_args.draft_model()),
@@ -319,10 +320,10 @@ mod tests {
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
         assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
         let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
-        let synthetic = DraftAcceptance::Synthetic { per_mille: 850, decrease: 0 };
+        let synthetic = DraftAcceptanceRule::Synthetic { per_mille: 850, decrease: 0 };
         assert_eq!(args(Some(&keys), "none", None).speculation(), mtp_config(3, synthetic));
         let keys = keys.replace("rate\": 0.85", "length\": 2.78");
-        let synthetic = DraftAcceptance::Synthetic { per_mille: 1780, decrease: 1000 };
+        let synthetic = DraftAcceptanceRule::Synthetic { per_mille: 1780, decrease: 1000 };
         assert_eq!(args(Some(&keys), "none", None).speculation(), mtp_config(3, synthetic));
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use scheduler::SampleRate;
+use scheduler::LifetimeSampleRate;
 
 use super::*;
 
@@ -293,15 +293,15 @@ fn block_lifetimes_are_sampled_on_request() {
     assert_eq!(sample_rate("M"), None);
     assert_eq!(
         sample_rate("M --kv-cache-metrics-sample 0.5"),
-        SampleRate::new(0.5),
+        LifetimeSampleRate::new(0.5),
         "a sample rate implies --kv-cache-metrics"
     );
     assert_eq!(sample_rate("M --kv-cache-metrics-sample 0.5 --no-kv-cache-metrics"), None);
-    assert_eq!(sample_rate("M --kv-cache-metrics"), SampleRate::new(0.01));
+    assert_eq!(sample_rate("M --kv-cache-metrics"), LifetimeSampleRate::new(0.01));
     let all = "M --kv_cache_metrics --kv-cache-metrics-sample=1 --custom-histogram-buckets";
     assert_eq!(
         sample_rate(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)),
-        SampleRate::new(1.0)
+        LifetimeSampleRate::new(1.0)
     );
     assert_eq!(sample_rate("M --kv-cache-metrics --no-kv-cache-metrics"), None);
     for wrong in ["0", "1.01", "-1", "nan", "half"] {
@@ -348,7 +348,7 @@ fn a_device_may_be_named_with_its_libraries() {
         (libraries.emulated_warp_size, libraries.collectives),
         (None, Some("/b/nccl.so".into()))
     );
-    assert_eq!((args.device, args.executor), (DeviceArg::Cuda, ExecutorPlacementArg::Embedded));
+    assert_eq!((args.device, args.executor), (DeviceArg::Cuda, ExecutorModeArg::Embedded));
     assert_eq!(
         (args.max_num_batched_tokens, serve("M --device rocm").engine.tokens_per_step()),
         (None, 8192)

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 
-use executor::{GpuSurvey, LibraryProbe, LibraryRole, SurveyedGpu, survey_gpus};
+use executor::{GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu, survey_gpus};
 use protocol::DeviceKind;
 
 use super::host::{numa_node, pcie_link};
@@ -29,7 +29,7 @@ pub(super) fn vendors(args: &DoctorArgs, environment: &ProcessEnvironment) -> Ve
         .collect()
 }
 
-fn vendor(name: &str, visibility: String, survey: GpuSurvey) -> GpuVendorReport {
+fn vendor(name: &str, visibility: String, survey: GpuInventory) -> GpuVendorReport {
     let path = if name == "rocm" { "/dev/kfd" } else { "/dev/nvidiactl" };
     GpuVendorReport {
         device: name.to_owned(),
@@ -49,7 +49,7 @@ fn device_file(path: &Path) -> DeviceFileReport {
     DeviceFileReport { path: path.to_owned(), exists, error }
 }
 
-fn library(probe: LibraryProbe) -> LibraryReport {
+fn library(probe: LibrarySearchResult) -> LibraryReport {
     let role = match probe.role {
         LibraryRole::Driver => "driver",
         LibraryRole::Compiler => "compiler",
@@ -66,7 +66,7 @@ fn library(probe: LibraryProbe) -> LibraryReport {
     }
 }
 
-fn gpu(gpu: SurveyedGpu) -> GpuReport {
+fn gpu(gpu: ListedGpu) -> GpuReport {
     let (root, bus) = (Path::new("/"), gpu.pci_bus_id.clone());
     GpuReport {
         index: gpu.index,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Sums and maxima of the log-probability differences over all tokens of two runs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct LogprobAgreement {
+pub(super) struct RunLogprobDifferences {
     /// Number of compared tokens.
     pub(super) tokens: usize,
     /// Sum of the absolute differences of log-probabilities.
@@ -18,7 +18,7 @@ pub(super) struct LogprobAgreement {
     top_equal: usize,
 }
 
-impl LogprobAgreement {
+impl RunLogprobDifferences {
     /// Adds the differences between two lines.
     ///
     /// Errors: the two lines have different tokens.
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn differences_are_averaged_over_tokens() {
-        let mut agreement = LogprobAgreement::default();
+        let mut agreement = RunLogprobDifferences::default();
         let reference = line(&[5, 6], &[-1.0, -2.0]);
         agreement.add(&line(&[5, 7], &[-1.5, -1.0]), &reference).unwrap();
         agreement.add(&reference, &reference).unwrap();

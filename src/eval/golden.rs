@@ -46,7 +46,7 @@ pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> 
         positions.len() == fixture.tokens.len(),
         "prompt_logprobs must have one entry per prompt token"
     );
-    let mut differences = LogprobDifferences::default();
+    let mut differences = GoldenLogprobDifferences::default();
     for (at, position) in positions.iter().enumerate().skip(1) {
         differences.add(&fixture.logprobs(at - 1), &entries(position)?);
     }
@@ -94,14 +94,14 @@ fn entries(position: &Value) -> Result<Vec<PositionEntry>> {
 
 /// Differences between server and reference, accumulated over positions.
 #[derive(Debug, Default)]
-struct LogprobDifferences {
+struct GoldenLogprobDifferences {
     differences: Vec<f64>,
     regret: f64,
     positions: usize,
     top1_mismatches: usize,
 }
 
-impl LogprobDifferences {
+impl GoldenLogprobDifferences {
     /// Adds a position. `reference`: log-probabilities of all ids in the reference; `served`: entries that
     /// the server reports.
     fn add(&mut self, reference: &[f64], served: &[PositionEntry]) {
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn logprob_differences_and_regret_are_measured() {
-        let mut differences = LogprobDifferences::default();
+        let mut differences = GoldenLogprobDifferences::default();
         let entry = |id, logprob, rank| PositionEntry { id, logprob, rank };
         let reference = [0.5_f64.ln(), 0.3_f64.ln(), 0.2_f64.ln()];
         differences.add(&reference, &[entry(0, 0.5_f64.ln(), 1), entry(1, 0.3_f64.ln() + 0.1, 2)]);
@@ -162,6 +162,6 @@ mod tests {
         assert_eq!(differences.top1_mismatches, 1);
         assert!((differences.regret - 2.5_f64.ln()).abs() < 1e-9);
         // The 99th percentile is infinite if no ids were compared, so the check fails.
-        assert!(LogprobDifferences::default().p99().is_infinite());
+        assert!(GoldenLogprobDifferences::default().p99().is_infinite());
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use protocol::Token;
 use serde_json::{Value, json};
 
-use super::agreement::{self, LogprobAgreement};
+use super::agreement::{self, RunLogprobDifferences};
 use super::questions::read_ids;
 use crate::client::{OpenAiClient, run_limited};
 use crate::config::{LogprobsArgs, ProcessEnvironment};
@@ -91,7 +91,7 @@ fn agrees(
 ) -> Result<bool> {
     let (lines, reference_lines) = (scored.len(), reference.len());
     ensure!(lines == reference_lines, "--data has {lines} lines, --reference {reference_lines}");
-    let mut agreement = LogprobAgreement::default();
+    let mut agreement = RunLogprobDifferences::default();
     for (index, (line, reference)) in scored.iter().zip(reference).enumerate() {
         agreement.add(line, reference).with_context(|| format!("line {}", index + 1))?;
     }

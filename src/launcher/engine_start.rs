@@ -5,12 +5,14 @@ use super::settings;
 use crate::config::{MaxModelLenArg, ServeArgs};
 use anyhow::{Context, Result, bail};
 use engine::{
-    EngineObservers, EngineParts, ExecutorLink, RunningEngine, StartupReport, SupervisorEvent,
+    EngineTelemetry, ExecutorLink, RunningEngine, SchedulerWithFeeds, StartupReport,
+    SupervisorEvent,
 };
 use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher};
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use scheduler::{
-    KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, SchedulerLimits, StepDeadline,
+    KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, SchedulerLimits,
+    StepDeadlineEstimator,
 };
 use server::AppState;
 use std::hash::{BuildHasher, RandomState};
@@ -27,7 +29,7 @@ pub(super) struct EngineStart<'a> {
 }
 
 /// Engine that runs, and what belongs to it.
-pub(super) struct StartedEngine {
+pub(super) struct EngineWithPublishers {
     pub(super) host: RunningEngine,
     pub(super) metrics: Arc<ServerMetrics>,
     pub(super) publishers: Vec<KvEventPublisher>,
@@ -46,23 +48,23 @@ impl EngineStart<'_> {
         publishers: Vec<BoundPublisher>,
         sender: Sender<SupervisorEvent>,
         runtime: &Runtime,
-    ) -> Result<StartedEngine> {
+    ) -> Result<EngineWithPublishers> {
         let Self { args, files, startup, app } = *self;
         let (scheduler, max_model_len) = scheduler(args, files, startup)?;
         let limits = scheduler.limits().clone();
         let fixed_deadline = args.engine.step_deadline.map(|seconds| seconds.0);
-        let deadline = StepDeadline::new(fixed_deadline, startup.memory.step_cost);
+        let deadline = StepDeadlineEstimator::new(fixed_deadline, startup.memory.step_cost);
         let admission = settings::admission(&args.engine, &limits);
         let metrics = metrics(args, files, startup, &scheduler, max_model_len)?;
         let health = Arc::clone(&app.health);
-        let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
+        let observers = EngineTelemetry { health, metrics: Arc::clone(&metrics) };
         let (kv_events, publishers) = start_kv_events(publishers, startup, &metrics)?;
-        let parts = EngineParts { engine: scheduler, kv_events };
+        let parts = SchedulerWithFeeds { engine: scheduler, kv_events };
         let runtime = runtime.handle();
         let host =
             RunningEngine::start(parts, links, admission, deadline, observers, sender, runtime)
                 .context("cannot start the scheduler thread")?;
-        Ok(StartedEngine { host, metrics, publishers, limits, max_model_len })
+        Ok(EngineWithPublishers { host, metrics, publishers, limits, max_model_len })
     }
 }
 

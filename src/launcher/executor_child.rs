@@ -108,9 +108,9 @@ fn start(
     })?;
     thread::Builder::new().name("executor".to_owned()).spawn(move || {
         let failed = Arc::new(AtomicBool::new(false));
-        let sender = ObservedLink { link: to_server, observed: Arc::clone(&failed) };
+        let sender = ExitTrackingLink { link: to_server, observed: Arc::clone(&failed) };
         let receiver =
-            ObservedLink { link: reader.with_message_type(), observed: shutdown_requested };
+            ExitTrackingLink { link: reader.with_message_type(), observed: shutdown_requested };
         executor::run(config, LinkHalves { sender, receiver });
         if let Ok(Err(error)) = writer_thread.join() {
             tracing::error!(%error, "writing to the server failed");
@@ -178,12 +178,12 @@ async fn wait_for_exit(
 }
 
 /// One direction of the link. The flag `observed` is set when a `Fault` is sent or a `Shutdown` is received.
-struct ObservedLink<L> {
+struct ExitTrackingLink<L> {
     link: L,
     observed: Arc<AtomicBool>,
 }
 
-impl MessageSender for ObservedLink<SyncSender<ExecutorEvent>> {
+impl MessageSender for ExitTrackingLink<SyncSender<ExecutorEvent>> {
     type Message = ExecutorEvent;
 
     fn send(&mut self, message: ExecutorEvent) -> Result<(), LinkError> {
@@ -194,7 +194,7 @@ impl MessageSender for ObservedLink<SyncSender<ExecutorEvent>> {
     }
 }
 
-impl MessageReceiver for ObservedLink<FrameReader<LinkSocket, ExecutorCommand>> {
+impl MessageReceiver for ExitTrackingLink<FrameReader<LinkSocket, ExecutorCommand>> {
     type Message = ExecutorCommand;
 
     fn recv(&mut self, timeout: Duration) -> Result<Option<ExecutorCommand>, LinkError> {

@@ -1,6 +1,6 @@
 //! Locates the files of a model, and reads its configuration, tokenizer and chat template.
 
-use super::pooling::{self, PoolingPlan};
+use super::pooling::{self, UnresolvedPooling};
 use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
 use crate::hub::{self, HubFileSet};
@@ -35,7 +35,7 @@ pub struct ModelFiles {
     /// Maximum number of prompt and output tokens of a request: the requested value, else that of the model.
     pub max_model_len: u32,
     /// Pooling of the model; `None` = it generates text.
-    pub pooling: Option<PoolingPlan>,
+    pub pooling: Option<UnresolvedPooling>,
     /// Unpacked demo model, the files of which are removed on drop.
     _unpacked: Option<demo_model::UnpackedDemo>,
 }

@@ -3,7 +3,7 @@
 use super::{listeners, settings, signals};
 use crate::config::{ProcessEnvironment, ServeArgs};
 use anyhow::{Context, Result};
-use engine::HealthState;
+use engine::HealthMonitor;
 use engine::nodes::NodeListener;
 use server::listener::ConnectionLimiter;
 use server::{AppState, RequestTracer};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 /// Server whose model is not loaded yet.
-pub(super) struct OpenServer {
+pub(super) struct ListeningServer {
     pub(super) app: Arc<AppState>,
     /// Limiter and list of open connections.
     pub(super) connections: ConnectionLimiter,
@@ -22,7 +22,7 @@ pub(super) struct OpenServer {
     pub(super) node_listener: Option<NodeListener>,
 }
 
-impl OpenServer {
+impl ListeningServer {
     /// Opens the listeners.
     ///
     /// Errors: a port is in use, or a signal handler cannot be installed.
@@ -32,7 +32,7 @@ impl OpenServer {
         runtime: &Runtime,
     ) -> Result<Self> {
         let options = settings::options(args, runtime.handle())?;
-        let app = Arc::new(AppState::new(options, Arc::new(HealthState::default())));
+        let app = Arc::new(AppState::new(options, Arc::new(HealthMonitor::default())));
         {
             let _runtime_guard = runtime.enter();
             let tracer = app.options.tracer.clone();

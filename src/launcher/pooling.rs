@@ -15,7 +15,7 @@ use text::Tokenizer;
 
 /// Pooling of the served model, before its classifier tokens are looked up in the tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolingPlan {
+pub struct UnresolvedPooling {
     pooling_type: PoolingTypeArg,
     use_activation: bool,
     dimensions: Option<u32>,
@@ -47,7 +47,7 @@ pub(super) fn plan(
     args: &PoolingArgs,
     dir: &Path,
     config: &ModelConfig,
-) -> Result<Option<PoolingPlan>> {
+) -> Result<Option<UnresolvedPooling>> {
     let generates = config.head.generates();
     match args.runner {
         RunnerArg::Generate if !generates => {
@@ -76,7 +76,7 @@ pub(super) fn plan(
 /// Returns the pooling of a model that scores text pairs.
 ///
 /// Errors: `--pooler-config` has settings of embeddings.
-fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<PoolingPlan> {
+fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<UnresolvedPooling> {
     let PoolerConfigArg { use_activation, .. } = given;
     if given != (PoolerConfigArg { use_activation, ..PoolerConfigArg::default() }) {
         bail!(
@@ -87,7 +87,7 @@ fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<PoolingPlan> {
         ModelHead::Classifier { sigmoid } => *sigmoid,
         _ => true,
     };
-    Ok(PoolingPlan {
+    Ok(UnresolvedPooling {
         pooling_type: PoolingTypeArg::Last,
         use_activation: use_activation.unwrap_or(of_model),
         dimensions: None,
@@ -102,7 +102,7 @@ fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<PoolingPlan> {
 fn embedding_plan(
     given: PoolerConfigArg,
     described: Option<SentencePooling>,
-) -> Result<PoolingPlan> {
+) -> Result<UnresolvedPooling> {
     if let Some(path) = described.as_ref().and_then(|described| described.projection.as_ref()) {
         bail!("module {path}: projections after pooling are not supported");
     }
@@ -112,7 +112,7 @@ fn embedding_plan(
         (None, None) => PoolingTypeArg::Last,
     };
     let of_model = described.is_none_or(|described| described.normalises);
-    Ok(PoolingPlan {
+    Ok(UnresolvedPooling {
         pooling_type,
         use_activation: given.use_activation.unwrap_or(of_model),
         dimensions: given.dimensions,
@@ -126,7 +126,7 @@ const MODULES: &str = "modules.json";
 /// Returns that the model generates text.
 ///
 /// Errors: flags of pooling are given.
-fn rejects_pooling_flags(args: &PoolingArgs) -> Result<Option<PoolingPlan>> {
+fn rejects_pooling_flags(args: &PoolingArgs) -> Result<Option<UnresolvedPooling>> {
     let converts = matches!(args.convert, ConvertArg::Embed | ConvertArg::Classify);
     if converts || args.pooler_config.is_some() {
         bail!("--convert and --pooler-config need --runner pooling; this model generates text");
@@ -201,7 +201,7 @@ fn pooling_type(modes: &Map<String, Value>) -> Result<PoolingTypeArg> {
     }
 }
 
-impl PoolingPlan {
+impl UnresolvedPooling {
     /// Returns the settings of the server.
     ///
     /// Errors: a classifier token is not in the vocabulary; the dimensions do not fit the model.

@@ -5,9 +5,9 @@
 //! port in use ends the process immediately. Model files follow, then tokenizer and executors, then the
 //! engine. An error before the server is ready ends the process with exit code 1 and the cause.
 
-use super::engine_start::{EngineStart, StartedEngine};
+use super::engine_start::{EngineStart, EngineWithPublishers};
 use super::model_files::{ModelFiles, TextAssets};
-use super::open_server::OpenServer;
+use super::open_server::ListeningServer;
 use super::shutdown::ServerFrontend;
 use super::start_policy::start_policy;
 use super::{
@@ -67,8 +67,8 @@ fn serve(
     runtime: &Runtime,
 ) -> Result<ExitCode> {
     let started_at = Instant::now();
-    let OpenServer { app, connections, address, node_listener } =
-        OpenServer::open(args, environment, runtime)?;
+    let ListeningServer { app, connections, address, node_listener } =
+        ListeningServer::open(args, environment, runtime)?;
     let files = ModelFiles::resolve(args, environment)?;
     let publishers = bind_kv_events(args, &files, environment)?;
     let (sender, events) = channel();
@@ -83,7 +83,7 @@ fn serve(
     let args = &args;
     let parts = EngineStart { args, files: &files, startup: &startup, app: &app };
     let engine = parts.start(links, publishers, sender.clone(), runtime)?;
-    let StartedEngine { host, metrics, publishers, limits, max_model_len } = engine;
+    let EngineWithPublishers { host, metrics, publishers, limits, max_model_len } = engine;
 
     let logprobs_max = world.settings().max_logprobs;
     let bounds =

@@ -2,8 +2,8 @@
 
 use super::model_files::ModelFiles;
 use crate::config::{
-    AccessArgs, BF16_KV_CACHE_MISMATCH, DeviceArg, EngineArgs, ExecutorPlacementArg,
-    KvCacheDtypeArg, LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadStatus, ProcessEnvironment,
+    AccessArgs, BF16_KV_CACHE_MISMATCH, DeviceArg, EngineArgs, ExecutorModeArg, KvCacheDtypeArg,
+    LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadStatus, ProcessEnvironment,
     ReasoningFieldArg, ReplyArgs, SchedulingPolicyArg, ServeArgs, StringListArg,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -14,13 +14,13 @@ use metrics::MetricsConfig;
 use models::ModelConfig;
 use models::config::GenerationConfig;
 use protocol::{
-    DeviceKind, DraftAcceptance, Epoch, ExecutorSettings, ExpertPlacement, GraphCapture,
+    DeviceKind, DraftAcceptanceRule, Epoch, ExecutorSettings, ExpertPlacement, GraphCaptureConfig,
     ParallelConfig, Rank, SpeculativeConfig, SpeculativeMethod,
 };
 use scheduler::{RoutingPolicy, SchedulerLimits};
 use server::openai::chat::ReasoningField;
 use server::openai::{FieldBounds, SamplingDefaults};
-use server::{ApiKeys, CorsConfig, RequestTracer, ServerOptions, SpanPipeline};
+use server::{ApiKeys, CorsConfig, RequestSpanExporter, RequestTracer, ServerOptions};
 use std::fs;
 use tokio::runtime::Handle;
 
@@ -79,9 +79,9 @@ pub fn options(args: &ServeArgs, runtime: &Handle) -> Result<ServerOptions> {
 /// Creates the exporter of spans; `None` = requests have no spans.
 ///
 /// Errors: the endpoint or the configuration of the exporter is invalid.
-fn spans(log: &LogArgs, runtime: &Handle) -> Result<Option<SpanPipeline>> {
+fn spans(log: &LogArgs, runtime: &Handle) -> Result<Option<RequestSpanExporter>> {
     let Some(endpoint) = &log.otlp_traces_endpoint else { return Ok(None) };
-    let spans = SpanPipeline::open(endpoint, runtime.clone());
+    let spans = RequestSpanExporter::open(endpoint, runtime.clone());
     spans.map(Some).context("--otlp-traces-endpoint")
 }
 
@@ -157,12 +157,12 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
 pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     let config = args.speculation.speculation()?;
     match config.acceptance {
-        DraftAcceptance::Exact => None,
-        DraftAcceptance::Synthetic { per_mille, decrease: 0 } => {
+        DraftAcceptanceRule::Exact => None,
+        DraftAcceptanceRule::Synthetic { per_mille, decrease: 0 } => {
             Some(f64::from(per_mille) / 1000.0)
         }
         // The mean number of accepted draft tokens of a step.
-        DraftAcceptance::Synthetic { per_mille, .. } => {
+        DraftAcceptanceRule::Synthetic { per_mille, .. } => {
             Some(f64::from(per_mille) / 1000.0 / f64::from(config.draft_tokens))
         }
     }
@@ -315,7 +315,7 @@ pub fn device(kind: DeviceArg) -> DeviceKind {
 /// process. Several executors are, so that each can fail separately.
 pub fn uses_executor_processes(args: &ServeArgs) -> bool {
     let forced = device(args.engine.device) != DeviceKind::Cpu || parallel(args).world_size() > 1;
-    forced || args.engine.executor == ExecutorPlacementArg::Process
+    forced || args.engine.executor == ExecutorModeArg::Process
 }
 
 /// Returns the numbers of TP ranks and DP replicas, and whether experts are parallel.
@@ -466,7 +466,7 @@ pub fn executor(
         memory_utilization: engine.gpu_memory_utilization,
         // Pooling requests have no decode steps, for which graphs are captured.
         graph_capture: match &files.pooling {
-            Some(_) => GraphCapture::Disabled,
+            Some(_) => GraphCaptureConfig::Disabled,
             None => graph_capture(engine),
         },
         speculative: args.speculation.speculation(),
@@ -491,12 +491,14 @@ pub fn executor(
 }
 
 /// Returns the settings by which graphs of decode steps are captured.
-fn graph_capture(engine: &EngineArgs) -> GraphCapture {
+fn graph_capture(engine: &EngineArgs) -> GraphCaptureConfig {
     let sizes = &engine.cudagraph_capture_sizes;
     match (engine.enforce_eager, sizes.is_empty()) {
-        (true, _) => GraphCapture::Disabled,
-        (false, true) => GraphCapture::DefaultSizes { max_size: engine.max_cudagraph_capture_size },
-        (false, false) => GraphCapture::Sizes(sizes.clone()),
+        (true, _) => GraphCaptureConfig::Disabled,
+        (false, true) => {
+            GraphCaptureConfig::DefaultSizes { max_size: engine.max_cudagraph_capture_size }
+        }
+        (false, false) => GraphCaptureConfig::Sizes(sizes.clone()),
     }
 }
 

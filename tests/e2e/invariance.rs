@@ -11,7 +11,7 @@ use grammar::{
 };
 use models::ModelConfig;
 use protocol::{
-    Batch, BitmaskRow, DraftAcceptance, Epoch, ExecutorSettings, ParallelConfig, Rank, Replica,
+    Batch, BitmaskRow, DraftAcceptanceRule, Epoch, ExecutorSettings, ParallelConfig, Rank, Replica,
     RequestId, SamplingParams, SpeculativeConfig, SpeculativeMethod, StepDrafts, StepId, Token,
     TokenBitmask, TokenLogprobs, TokenVec,
 };
@@ -242,11 +242,11 @@ pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
             tokens_per_step: world.tokens_per_step,
             kv_cache_size: KvCacheSize::Blocks(world.blocks),
             memory_utilization: 0.9,
-            graph_capture: protocol::GraphCapture::default(),
+            graph_capture: protocol::GraphCaptureConfig::default(),
             speculative: (world.drafts > 0).then_some(SpeculativeConfig {
                 draft_tokens: world.drafts,
                 method: if world.uses_draft_model { SpeculativeMethod::DraftModel } else { lookup },
-                acceptance: DraftAcceptance::Exact,
+                acceptance: DraftAcceptanceRule::Exact,
             }),
             max_logprobs: u32::MAX,
             profile_dir: None,

@@ -19,10 +19,12 @@ use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    ExpertExchange, ForwardContext, ForwardProbe, LoadFormat, LoadedModel, Model, ModelConfig,
+    ExpertExchange, ForwardContext, ForwardObserver, LoadFormat, LoadedModel, Model, ModelConfig,
     ModelLoadOptions, MtpModel, load_model,
 };
-use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Tensor};
+use ops::{
+    DType, DeviceBatchMetadata, ExpertRouting, HostBatchMetadata, KvPool, OpError, Ops, Tensor,
+};
 
 use crate::fixture::GoldenFixture;
 
@@ -82,7 +84,7 @@ pub(crate) struct SequenceRow {
 }
 
 /// Logits and intermediate results of one forward pass.
-pub(crate) struct ForwardTrace {
+pub(crate) struct ForwardResults {
     /// Logits of all tokens: `[tokens, vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
     /// Hidden states after each layer: `[layers, tokens, hidden_size]`.
@@ -361,10 +363,10 @@ impl<'a> ModelHarness<'a> {
     }
 
     /// Runs one row as [`ModelHarness::run`] does, and returns all intermediate results.
-    pub(crate) fn run_traced(&mut self, row: &SequenceRow) -> ForwardTrace {
-        let probe = TraceProbe::default();
+    pub(crate) fn run_traced(&mut self, row: &SequenceRow) -> ForwardResults {
+        let probe = ForwardRecorder::default();
         let logits = self.forward(&[row], None, Some(&probe));
-        ForwardTrace {
+        ForwardResults {
             logits,
             hidden: probe.hidden.into_inner(),
             routes: probe.routes.into_inner(),
@@ -375,7 +377,7 @@ impl<'a> ModelHarness<'a> {
         &self,
         rows: &[&SequenceRow],
         indices: Option<&[i32]>,
-        probe: Option<&dyn ForwardProbe>,
+        probe: Option<&dyn ForwardObserver>,
     ) -> Vec<Vec<f32>> {
         let indices = indices.map(|tokens| self.ops.ids(tokens).unwrap());
         self.with(rows, |f, ids| {
@@ -402,7 +404,7 @@ impl<'a> ModelHarness<'a> {
         run: impl FnOnce(&ForwardContext<'_>, &Tensor) -> Tensor,
     ) -> Vec<Vec<f32>> {
         let (ids, inputs) = inputs(rows);
-        let batch = BatchView::new(&self.ops, &inputs).unwrap();
+        let batch = DeviceBatchMetadata::new(&self.ops, &inputs).unwrap();
         let RankContext { tp, dp, exchange, .. } = self.rank_context;
         let dp_rows = batch.tokens().max(self.rank_context.max_tokens_of_any_rank.get());
         let (ops, exchange, batch) = (&self.ops, *exchange, &batch);
@@ -444,7 +446,7 @@ impl<'a> ModelHarness<'a> {
         row: &SequenceRow,
         before: &[Vec<f32>],
     ) -> (Vec<Vec<f32>>, Vec<Vec<i32>>) {
-        let probe = TraceProbe::default();
+        let probe = ForwardRecorder::default();
         let logits = self.with(&[row], |f, ids| {
             let f = ForwardContext { probe: Some(&probe), ..*f };
             let hidden = self.mtp.as_ref().unwrap().forward(&f, ids, &self.tensor(before)).unwrap();
@@ -531,9 +533,10 @@ impl SequenceRow {
 }
 
 /// Token ids and batch inputs of rows; logits are requested for every token.
-fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
+fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, HostBatchMetadata) {
     let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
-    let (mut ids, mut inputs) = (Vec::new(), BatchInputs { cu_q: vec![0], ..Default::default() });
+    let (mut ids, mut inputs) =
+        (Vec::new(), HostBatchMetadata { cu_q: vec![0], ..Default::default() });
     for row in rows {
         let end = row.start + row.len;
         ids.extend(&row.tokens[row.start..end]);
@@ -552,12 +555,12 @@ fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
 
 /// Records the intermediate results of a forward pass, which the model reports to it.
 #[derive(Default)]
-struct TraceProbe {
+struct ForwardRecorder {
     hidden: RefCell<Vec<Vec<Vec<f32>>>>,
     routes: RefCell<Vec<Vec<Vec<i32>>>>,
 }
 
-impl ForwardProbe for TraceProbe {
+impl ForwardObserver for ForwardRecorder {
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError> {
         assert_eq!(layer, self.hidden.borrow().len());
         self.hidden.borrow_mut().push(matrix(ops, x)?);
@@ -597,8 +600,8 @@ pub(crate) fn traced_chunks(
     harness: &mut ModelHarness<'_>,
     row: &SequenceRow,
     size: usize,
-) -> ForwardTrace {
-    let mut all = ForwardTrace { logits: Vec::new(), hidden: Vec::new(), routes: Vec::new() };
+) -> ForwardResults {
+    let mut all = ForwardResults { logits: Vec::new(), hidden: Vec::new(), routes: Vec::new() };
     for start in (row.start..row.start + row.len).step_by(size) {
         let trace = harness.run_traced(&row.part(start, size.min(row.start + row.len - start)));
         all.logits.extend(trace.logits);

@@ -5,7 +5,7 @@
 
 use crate::invariant::{CheckResult, ensure};
 use crate::sim_config::SimConfig;
-use protocol::{Batch, BatchRow, BlockId, DispatchMode, RowInput};
+use protocol::{Batch, BatchRow, BlockId, RowInput, StepLaunchMode};
 use std::collections::BTreeMap;
 
 /// Checks the batches of one replica against the state that its executors must have after earlier batches.
@@ -165,11 +165,11 @@ fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
 fn check_dispatch(batch: &Batch, tokens: u32, config: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
     match batch.dispatch {
-        DispatchMode::Eager { tokens: bucket } => {
+        StepLaunchMode::Eager { tokens: bucket } => {
             let valid = bucket == tokens || config.scheduler.lockstep && bucket > tokens;
             ensure!("I8", valid, "step {step}: bucket of {bucket} for {tokens} tokens");
         }
-        DispatchMode::Graph { rows: bucket, width } => {
+        StepLaunchMode::Graph { rows: bucket, width } => {
             let captured = config.scheduler.capture_sizes.contains(&bucket);
             let decode = |row: &BatchRow| row.len == 1 && u32::from(row.drafts) < width;
             let fits = rows <= bucket && batch.rows.iter().all(decode);
@@ -195,8 +195,8 @@ pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], config: &SimConfig) ->
         let padded = group.iter().map(tokens).max().unwrap_or(0);
         ensure!("A25", padded > 0, "group step {step} has no work");
         let graph = |b: &Batch| match b.dispatch {
-            DispatchMode::Graph { rows, width } => Some((rows, width)),
-            DispatchMode::Eager { .. } => None,
+            StepLaunchMode::Graph { rows, width } => Some((rows, width)),
+            StepLaunchMode::Eager { .. } => None,
         };
         for batch in group {
             let (moe, same) = (batch.moe_tokens, graph(batch) == graph(first));
@@ -214,7 +214,7 @@ pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], config: &SimConfig) ->
             let (epoch, expected) = (batch.epoch, first.epoch);
             ensure!("A25", epoch == expected, "group step {step}: {epoch:?} and {expected:?}");
             ensure!("A25", moe >= padded && moe == first.moe_tokens, "group step {step}: {moe}");
-            if let DispatchMode::Eager { tokens } = batch.dispatch {
+            if let StepLaunchMode::Eager { tokens } = batch.dispatch {
                 ensure!("A25", tokens == padded, "group step {step}: {:?}", batch.dispatch);
             }
         }

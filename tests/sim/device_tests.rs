@@ -4,8 +4,8 @@
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, RequestId, RowError, RowInput,
-    RowOutput, SamplingParams, SequenceInit, SequenceSlot, StepId, Token,
+    Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, RequestId, RowError, RowInput, RowOutput,
+    SamplingParams, SequenceInit, SequenceSlot, StepId, StepLaunchMode, Token,
 };
 
 const PROMPT: [Token; 5] = [3, 1, 4, 1, 5];
@@ -54,7 +54,7 @@ fn row(start: u32, input: RowInput, table: &[u32]) -> BatchRow {
 }
 
 fn step(device: &mut HashModel, n: u64, row: BatchRow) -> Result<RowOutput, InvalidBatch> {
-    let bucket = DispatchMode::Eager { tokens: row.len };
+    let bucket = StepLaunchMode::Eager { tokens: row.len };
     let batch = Batch {
         step: StepId(n),
         epoch: Epoch(0),
@@ -147,7 +147,7 @@ fn impossible_rows_are_violations() {
 fn failed_row_poisons_its_blocks() {
     let (mut device, table) = (device(0), [0, 1, 2]);
     let first = row(0, RowInput::Tokens(PROMPT[..3].to_vec().into()), &table);
-    let bucket = DispatchMode::Eager { tokens: 3 };
+    let bucket = StepLaunchMode::Eager { tokens: 3 };
     let rows = vec![first];
     let batch = Batch {
         step: StepId(1),

@@ -11,7 +11,7 @@ use crate::trace_format;
 use crate::world::SimWorld;
 use protocol::{Batch, Replica, RowInput};
 use scheduler::{
-    BlockLifetime, FinishReason, SampleRate, SchedulerEffect, SchedulerStats, StopReason,
+    BlockLifetime, FinishReason, LifetimeSampleRate, SchedulerEffect, SchedulerStats, StopReason,
     TokenEvent,
 };
 
@@ -226,7 +226,7 @@ impl SimWorld {
             let (lifetimes, removed) = (replica_state.lifetimes, replica_state.mirror.removed);
             let valid = match sample_rate {
                 None => lifetimes == 0,
-                all if all == SampleRate::new(1.0) => lifetimes == removed,
+                all if all == LifetimeSampleRate::new(1.0) => lifetimes == removed,
                 Some(_) => lifetimes <= removed,
             };
             ensure!(

@@ -11,7 +11,7 @@ use crate::world::{SimReplica, SimWorld, replica_changes};
 use protocol::{Batch, Replica, StepCost, StepId};
 use scheduler::{
     ExecutorFailure, HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor, SchedulerEvent,
-    StepDeadline, StepWatchdog, StepWorkload,
+    StepDeadlineEstimator, StepWatchdog, StepWorkload,
 };
 use std::collections::VecDeque;
 
@@ -51,7 +51,8 @@ pub(crate) struct SimExecutorWatch {
 
 impl Default for SimExecutorWatch {
     fn default() -> Self {
-        let step_watchdog = StepWatchdog::new(1, StepDeadline::new(None, StepCost::default()));
+        let step_watchdog =
+            StepWatchdog::new(1, StepDeadlineEstimator::new(None, StepCost::default()));
         Self {
             step_watchdog,
             steps_begun: VecDeque::new(),

@@ -1,7 +1,7 @@
 //! Configuration of a simulated world, drawn from its seed: sizes, limits, load, and fault rates.
 
 use crate::rng::SimRng;
-use scheduler::{KvConfig, RoutingPolicy, SampleRate, SchedulerConfig, SchedulerLimits};
+use scheduler::{KvConfig, LifetimeSampleRate, RoutingPolicy, SchedulerConfig, SchedulerLimits};
 
 /// Seeds from here on draw worlds with one lockstep group of 2 to 8 ranks as replicas.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
@@ -232,7 +232,7 @@ fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
     kv.events = true;
     // The rate is derived from the guard key, which is random already, so that later draws of a seed stay
     // unchanged.
-    kv.lifetime_sample = SampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
+    kv.lifetime_sample = LifetimeSampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
     kv
 }
 

@@ -6,12 +6,12 @@
 use super::hash_model::thread::ExecutorCommandQueue;
 use super::hash_model::{HashModel, HashModelConfig, KvSlotAccess};
 use super::small_tokenizer::{self, TokenizerAlphabet};
-use engine::HealthState;
+use engine::HealthMonitor;
 use engine::SupervisorEvent;
 use engine::{AdmissionLimits, EngineClient};
-use engine::{EngineObservers, EngineParts, RunningEngine};
+use engine::{EngineTelemetry, RunningEngine, SchedulerWithFeeds};
 use engine::{ExecutorLink, ExecutorReceiver};
-use engine::{ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsDigestBaseline};
+use engine::{ExecutorStartup, ExpectedHello, StartTimeouts, WeightsDigestBaseline};
 use executor::ExecutorConfig;
 use grammar::GrammarCompilePool;
 use grammar::worker_process::WorkerProgram;
@@ -26,8 +26,8 @@ use protocol::{
     WarmUpReport, WeightsDigest,
 };
 use scheduler::{
-    KvConfig, RequestSubmission, SampleRate, Scheduler, SchedulerConfig, SchedulerEvent,
-    SchedulerLimits, SchedulerStats, StepDeadline,
+    KvConfig, LifetimeSampleRate, RequestSubmission, Scheduler, SchedulerConfig, SchedulerEvent,
+    SchedulerLimits, SchedulerStats, StepDeadlineEstimator,
 };
 use server::listener::{ConnectionLimiter, bind};
 use server::openai::{FieldBounds, SamplingDefaults};
@@ -75,7 +75,7 @@ pub(crate) struct ServerSetup {
     pub(crate) model: Option<PathBuf>,
     pub(crate) kv_events: Option<KvEventsConfig>,
     /// Share of the KV blocks whose lifetimes are measured; `None` = not measured.
-    pub(crate) block_lifetimes: Option<SampleRate>,
+    pub(crate) block_lifetimes: Option<LifetimeSampleRate>,
     pub(crate) grammar_worker: WorkerProgram,
     /// Whether requests may set a priority.
     pub(crate) priorities: bool,
@@ -166,7 +166,7 @@ impl TestServer {
     pub(crate) fn listen(setup: &ServerSetup) -> Self {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(setup.workers).enable_all().build().unwrap();
-        let health = Arc::new(HealthState::default());
+        let health = Arc::new(HealthMonitor::default());
         let app = Arc::new(AppState::new(setup.options.clone(), health));
         let connections = ConnectionLimiter::new(setup.connections);
         let guard = runtime.enter();
@@ -207,7 +207,7 @@ impl TestServer {
         let (notices, notices_out) = channel();
         let wait = Duration::from_secs(10);
         let timeouts = StartTimeouts { hello: wait, stall: None, total: wait };
-        let expected = ExpectedExecutors { epoch: Epoch(1), manifest: 0 };
+        let expected = ExpectedHello { epoch: Epoch(1), manifest: 0 };
         let parallel = ParallelConfig { dp_size: setup.replicas, ..ParallelConfig::default() };
         let start =
             ExecutorStartup { timeouts, expected, weights: WeightsDigestBaseline::new(parallel) };
@@ -222,10 +222,10 @@ impl TestServer {
         if setup.submits_duplicate_id {
             engine.tick(0, &mut vec![first_request()], &mut Vec::new());
         }
-        let deadline = StepDeadline::new(setup.step_deadline, startup.memory.step_cost);
+        let deadline = StepDeadlineEstimator::new(setup.step_deadline, startup.memory.step_cost);
         let metrics = metrics(setup);
         let health = Arc::clone(&self.app.health);
-        let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
+        let observers = EngineTelemetry { health, metrics: Arc::clone(&metrics) };
         let admission = setup.admission;
         let runtime = self.runtime.handle();
         let publish = |(rank, counters): (u16, _)| {
@@ -241,7 +241,7 @@ impl TestServer {
         };
         let (kv_events, publishers) = (0..).zip(&metrics.kv_events).filter_map(publish).unzip();
         self.publishers = publishers;
-        let engine_parts = EngineParts { engine, kv_events };
+        let engine_parts = SchedulerWithFeeds { engine, kv_events };
         let (calls, reasoning) = setup.parsers;
         let parsers = OutputParsers::new(calls, reasoning, &tokenizer);
         let host = RunningEngine::start(
@@ -424,7 +424,7 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
             tokens_per_step: setup.step_tokens,
             kv_cache_size: KvCacheSize::Blocks(setup.blocks),
             memory_utilization: 0.9,
-            graph_capture: protocol::GraphCapture::default(),
+            graph_capture: protocol::GraphCaptureConfig::default(),
             speculative: None,
             max_logprobs: 20,
             profile_dir: None,

@@ -1,9 +1,9 @@
 //! Reproducible random numbers for the schedules.
 
 /// Random number generator of the schedules: xorshift64*.
-pub(crate) struct ScheduleRng(u64);
+pub(crate) struct InterleavingRng(u64);
 
-impl ScheduleRng {
+impl InterleavingRng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }

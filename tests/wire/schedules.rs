@@ -2,9 +2,9 @@
 //! that has received the last sequence number has exactly the blocks of the index. The cache, the event feed
 //! and the replay journal are real, but there are no sockets.
 
-use crate::schedule_rng::ScheduleRng;
+use crate::schedule_rng::InterleavingRng;
 use kvcache::{
-    BlockHasher, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SequenceContent,
+    BlockHasher, BlockRegistration, BlockTable, ExtraKeys, KvCache, KvConfig, SequenceContent,
 };
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{
@@ -23,7 +23,7 @@ const SCHEDULES: u64 = 10_000;
 const BLOCK_TOKENS: u32 = 2;
 
 /// A KV cache with few blocks, its event feed, and its publisher.
-struct ScheduleServer {
+struct InterleavingServer {
     kv: KvCache,
     hasher: BlockHasher,
     held_tables: Vec<BlockTable>,
@@ -36,9 +36,9 @@ struct ScheduleServer {
 /// Keeps the unread ends of the sockets open by which feeds wake their publishers.
 struct WakerSockets(Vec<UnixStream>);
 
-impl ScheduleServer {
+impl InterleavingServer {
     fn start(
-        rng: &mut ScheduleRng,
+        rng: &mut InterleavingRng,
         clock: u64,
         sockets: &mut WakerSockets,
     ) -> (Self, PublishedBatch) {
@@ -74,7 +74,7 @@ impl ScheduleServer {
     }
 
     /// One step of the server: changes the cache, and passes the KV events to the publisher.
-    fn step(&mut self, rng: &mut ScheduleRng) {
+    fn step(&mut self, rng: &mut InterleavingRng) {
         match rng.below(12) {
             0 => self.kv.clear(),
             1..=4 if !self.held_tables.is_empty() => {
@@ -93,7 +93,7 @@ impl ScheduleServer {
 
     /// Runs a prompt that shares prefixes with other prompts, because it has few distinct tokens and one of
     /// two salts.
-    fn request(&mut self, rng: &mut ScheduleRng) {
+    fn request(&mut self, rng: &mut InterleavingRng) {
         let length = BLOCK_TOKENS + rng.below(9);
         let tokens: Vec<Token> = (0..length).map(|_| rng.below(2)).collect();
         let extra = ExtraKeys::salted(rng.one_in(3).then(|| "a".to_owned()));
@@ -111,7 +111,7 @@ impl ScheduleServer {
         self.kv.pin(&mut table, &found);
         self.kv.allocate(&mut table, more);
         for index in hit.blocks..length / BLOCK_TOKENS {
-            if self.kv.publish(&mut table, index, content) == PublishOutcome::Rejected {
+            if self.kv.publish(&mut table, index, content) == BlockRegistration::Rejected {
                 break;
             }
         }
@@ -136,16 +136,16 @@ impl ScheduleServer {
 }
 
 /// A subscriber on a connection that loses batches. It requests a full replay at the start, as routers do.
-struct ScheduleSubscriber {
+struct InterleavingSubscriber {
     sequence_tracker: SequenceNumberTracker,
     cached_hashes: SubscriberBlocks,
     connection: VecDeque<PublishedBatch>,
     gaps: u32,
 }
 
-impl ScheduleSubscriber {
+impl InterleavingSubscriber {
     /// Reads all batches on the connection. After a gap it requests a replay, which may be interrupted.
-    fn read(&mut self, server: &mut ScheduleServer, rng: &mut ScheduleRng, reliable: bool) {
+    fn read(&mut self, server: &mut InterleavingServer, rng: &mut InterleavingRng, reliable: bool) {
         while let Some(entry) = self.connection.pop_front() {
             match self.sequence_tracker.check(entry.seq) {
                 BatchArrival::Duplicate => {}
@@ -165,8 +165,8 @@ impl ScheduleSubscriber {
 
     fn catch_up(
         &mut self,
-        server: &mut ScheduleServer,
-        rng: &mut ScheduleRng,
+        server: &mut InterleavingServer,
+        rng: &mut InterleavingRng,
         reliable: bool,
         from: u64,
     ) {
@@ -191,19 +191,19 @@ impl ScheduleSubscriber {
 
 /// Numbers of gaps, restarts and other events in all schedules, which show that they happened.
 #[derive(Default)]
-struct ScheduleCounts {
+struct InterleavingCounts {
     dropped: u64,
     gaps: u32,
     restarts: u32,
     late_joins: u32,
 }
 
-fn schedule(seed: u64, counts: &mut ScheduleCounts) {
-    let mut rng = ScheduleRng::new(seed);
+fn schedule(seed: u64, counts: &mut InterleavingCounts) {
+    let mut rng = InterleavingRng::new(seed);
     let mut sockets = WakerSockets(Vec::new());
     let mut clock = 1_000;
-    let (mut server, first) = ScheduleServer::start(&mut rng, clock, &mut sockets);
-    let mut subscriber = ScheduleSubscriber {
+    let (mut server, first) = InterleavingServer::start(&mut rng, clock, &mut sockets);
+    let mut subscriber = InterleavingSubscriber {
         sequence_tracker: SequenceNumberTracker::at(0),
         cached_hashes: SubscriberBlocks::default(),
         connection: VecDeque::new(),
@@ -225,7 +225,7 @@ fn schedule(seed: u64, counts: &mut ScheduleCounts) {
         if rng.one_in(60) {
             clock = server.journal.last().unwrap() + 1 + u64::from(rng.below(1_000));
             counts.dropped += server.counters.dropped.load(Ordering::Relaxed);
-            let (restarted, first) = ScheduleServer::start(&mut rng, clock, &mut sockets);
+            let (restarted, first) = InterleavingServer::start(&mut rng, clock, &mut sockets);
             (server, sent) = (restarted, vec![first]);
             counts.restarts += 1;
         }
@@ -247,9 +247,9 @@ fn schedule(seed: u64, counts: &mut ScheduleCounts) {
 /// Publishes everything and one more batch: the subscriber's set of blocks must then equal the server's
 /// index.
 fn finish_schedule(
-    server: &mut ScheduleServer,
-    subscriber: &mut ScheduleSubscriber,
-    rng: &mut ScheduleRng,
+    server: &mut InterleavingServer,
+    subscriber: &mut InterleavingSubscriber,
+    rng: &mut InterleavingRng,
     seed: u64,
 ) {
     let mut sent = Vec::new();
@@ -268,11 +268,11 @@ fn finish_schedule(
 
 #[test]
 fn subscriber_at_last_sequence_knows_the_index() {
-    let mut counts = ScheduleCounts::default();
+    let mut counts = InterleavingCounts::default();
     for seed in 0..SCHEDULES {
         schedule(seed, &mut counts);
     }
-    let ScheduleCounts { dropped, gaps, restarts, late_joins: joined_late } = counts;
+    let InterleavingCounts { dropped, gaps, restarts, late_joins: joined_late } = counts;
     assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && joined_late > 1_000);
 }
 
@@ -281,9 +281,10 @@ fn subscriber_at_last_sequence_knows_the_index() {
 #[test]
 fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {
-        let mut rng = ScheduleRng::new(seed);
-        let (mut server, first) = ScheduleServer::start(&mut rng, 0, &mut WakerSockets(Vec::new()));
-        let mut subscriber = ScheduleSubscriber {
+        let mut rng = InterleavingRng::new(seed);
+        let (mut server, first) =
+            InterleavingServer::start(&mut rng, 0, &mut WakerSockets(Vec::new()));
+        let mut subscriber = InterleavingSubscriber {
             sequence_tracker: SequenceNumberTracker::at(0),
             cached_hashes: SubscriberBlocks::default(),
             connection: VecDeque::from([first]),

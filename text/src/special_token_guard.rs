@@ -15,12 +15,12 @@ use super::template::RenderedChat;
 
 /// Search automaton over the special tokens of one tokenizer, which finds them in strings of requests.
 #[derive(Debug)]
-pub(super) struct SpecialTokenGuard {
+pub(super) struct SpecialTokenFinder {
     token_strings: Vec<String>,
     automaton: Option<AhoCorasick>,
 }
 
-impl SpecialTokenGuard {
+impl SpecialTokenFinder {
     pub(super) fn new(token_strings: &[String]) -> Result<Self, String> {
         let token_strings: Vec<String> =
             token_strings.iter().filter(|s| !s.is_empty()).cloned().collect();
@@ -155,7 +155,7 @@ mod tests {
     use serde_json::json;
 
     fn with_sentinels(text: &str) -> String {
-        let guard = SpecialTokenGuard::new(&["<|im_end|>".to_owned(), "</s>".to_owned()]).unwrap();
+        let guard = SpecialTokenFinder::new(&["<|im_end|>".to_owned(), "</s>".to_owned()]).unwrap();
         let mut value = json!(text);
         guard.insert_sentinels(&mut value, '#');
         value.as_str().unwrap().to_owned()
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn sentinels_guard_keys_and_nested_strings() {
-        let guard = SpecialTokenGuard::new(&["</s>".to_owned()]).unwrap();
+        let guard = SpecialTokenFinder::new(&["</s>".to_owned()]).unwrap();
         let mut value = json!({"x</s>": ["</s>"], "y": 1});
         guard.insert_sentinels(&mut value, '#');
         assert_eq!(value, json!({"x#</s>": ["#</s>"], "y": 1}));

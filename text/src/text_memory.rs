@@ -12,7 +12,7 @@ const MEMORY_WAIT: Duration = Duration::from_secs(30);
 /// Memory budget for tokenisation, in bytes. Before a text is tokenised, the memory that this takes is
 /// acquired from the budget; afterwards it is released.
 #[derive(Debug)]
-pub(super) struct TextMemory {
+pub(super) struct TextMemoryBudget {
     limit: u64,
     used: Mutex<u64>,
     released: Condvar,
@@ -21,11 +21,11 @@ pub(super) struct TextMemory {
 /// Memory acquired from the budget; dropping this value releases it.
 #[derive(Debug)]
 pub(super) struct TextMemoryPermit<'a> {
-    memory: &'a TextMemory,
+    memory: &'a TextMemoryBudget,
     bytes: u64,
 }
 
-impl TextMemory {
+impl TextMemoryBudget {
     pub(super) fn new(limit: u64) -> Self {
         Self { limit, used: Mutex::new(0), released: Condvar::new() }
     }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn memory_shares_wait_up_to_a_deadline() {
-        let memory = TextMemory::new(100);
+        let memory = TextMemoryBudget::new(100);
         let too_much = memory.acquire(101, 5).unwrap_err();
         assert_eq!(too_much, TextError::TooMuchMemory { text_bytes: 5, bytes: 101, limit: 100 });
         let first = memory.acquire(60, 1).unwrap();

@@ -33,7 +33,7 @@ struct ByteClassCounts {
 
 /// Effects on text length of the normaliser and pre-tokenizer in `tokenizer.json`.
 #[derive(Default)]
-struct PreBpeSteps {
+struct PreBpeEffects {
     composes: bool,
     byte_level: bool,
     replaced: Vec<u8>,
@@ -47,7 +47,7 @@ impl TokenCountBound {
         added: &[(Token, AddedToken)],
         vocabulary: &TokenTable,
     ) -> Option<Self> {
-        let mut steps = PreBpeSteps::default();
+        let mut steps = PreBpeEffects::default();
         steps.normalizer(&json["normalizer"])?;
         steps.pre_tokenizer(&json["pre_tokenizer"])?;
         let byte_level =
@@ -112,7 +112,7 @@ impl ByteClassCounts {
     }
 }
 
-impl PreBpeSteps {
+impl PreBpeEffects {
     /// Records the effects of a normaliser step on the text; `None` if the step may drop or shorten text.
     fn normalizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {

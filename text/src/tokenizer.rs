@@ -19,7 +19,7 @@ use super::error::{TextError, TextLoadError};
 use super::panic_guard::catch_panic;
 use super::post_processor::PostProcessorTokens;
 use super::template::RenderedChat;
-use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemory, TextMemoryPermit};
+use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemoryBudget, TextMemoryPermit};
 use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
 use super::tokenizer_files::TokenizerDefinition;
@@ -61,7 +61,7 @@ pub struct Tokenizer {
     /// Bytes of memory that tokenisation takes per byte of a text that cannot be cut into windows.
     bytes_per_byte: u64,
     /// Memory budget for texts that cannot be cut into windows, and for chat templates sent in requests.
-    memory: TextMemory,
+    memory: TextMemoryBudget,
     /// Special tokens (role, token string) under the roles that chat templates use, such as `bos_token`.
     special_tokens: Vec<(String, String)>,
     bos: Option<Token>,
@@ -99,7 +99,7 @@ impl Tokenizer {
         } else {
             BYTES_PER_TEXT_BYTE
         };
-        let memory = TextMemory::new(TEXT_MEMORY_DEFAULT);
+        let memory = TextMemoryBudget::new(TEXT_MEMORY_DEFAULT);
         let added_tokens = AddedTokens::new(&inner).map_err(invalid)?;
         let id = |text: &str| inner.token_to_id(text);
         let bos = declared.role("bos_token").and_then(id);
@@ -128,11 +128,11 @@ impl Tokenizer {
     /// together.
     #[must_use]
     pub fn with_memory(self, bytes: u64) -> Self {
-        Self { memory: TextMemory::new(bytes), ..self }
+        Self { memory: TextMemoryBudget::new(bytes), ..self }
     }
 
     /// Returns the memory budget that long texts and chat templates sent in requests share.
-    pub(super) fn memory(&self) -> &TextMemory {
+    pub(super) fn memory(&self) -> &TextMemoryBudget {
         &self.memory
     }
 

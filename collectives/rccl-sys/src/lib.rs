@@ -5,7 +5,7 @@
 //! Handles and device addresses have the type [`DriverPtr`]; result codes have the type [`NcclResult`] (see
 //! [`status`]). In argument lists, `x out` is a pointer to which the function writes `x`.
 
-use hip_runtime_sys::{DriverPtr, LibraryOpenError, LibrarySearch, SharedLibrary};
+use hip_runtime_sys::{DriverPtr, LibraryOpenError, LibrarySearchPaths, SharedLibrary};
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 
@@ -91,7 +91,7 @@ macro_rules! table {
             ///
             /// Errors: no library can be opened, or the library lacks a function. The message lists the paths
             /// that were tried.
-            pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
+            pub fn open(search: &LibrarySearchPaths) -> Result<Self, LibraryOpenError> {
                 let opened = SharedLibrary::open(search)?;
                 // SAFETY: each signature was compared with the vendors' headers and matches in the calling
                 // convention.
@@ -161,14 +161,14 @@ mod tests {
 
     #[test]
     fn missing_library_error_names_the_paths_tried() {
-        let search = LibrarySearch::named("NCCL", Path::new("/nowhere/libnccl.so.2"));
+        let search = LibrarySearchPaths::named("NCCL", Path::new("/nowhere/libnccl.so.2"));
         let error = RcclLibrary::open(&search).expect_err("there is no such file").to_string();
         assert!(error.starts_with("no NCCL found; tried /nowhere/libnccl.so.2: "), "{error}");
     }
 
     #[test]
     fn library_without_symbols_is_rejected_by_name() {
-        let error = RcclLibrary::open(&LibrarySearch::named("RCCL", Path::new("libc.so.6")));
+        let error = RcclLibrary::open(&LibrarySearchPaths::named("RCCL", Path::new("libc.so.6")));
         let error = error.expect_err("the C library has no collectives").to_string();
         assert_eq!(error, "libc.so.6 has no symbol ncclGetVersion");
     }
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn installed_library_reports_version_and_unique_ids() {
         for api in [GpuApi::Hip, GpuApi::Cuda] {
-            let Ok(rccl) = RcclLibrary::open(&LibrarySearch::collectives(api, &[])) else {
+            let Ok(rccl) = RcclLibrary::open(&LibrarySearchPaths::collectives(api, &[])) else {
                 continue;
             };
             let (mut version, mut id) = (0, NcclUniqueId([0; 128]));

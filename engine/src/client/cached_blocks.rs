@@ -5,7 +5,7 @@ use scheduler::{BlockStats, Scheduler};
 
 /// Snapshot of the prefix index of one replica.
 #[derive(Debug, Clone)]
-pub struct CachedBlocks {
+pub struct PrefixIndexSnapshot {
     /// Replica that owns the prefix index.
     pub replica: Replica,
     /// Number of tokens per block.
@@ -16,7 +16,7 @@ pub struct CachedBlocks {
     pub hashes: Vec<BlockHash>,
 }
 
-impl CachedBlocks {
+impl PrefixIndexSnapshot {
     /// Copies the block hashes of `replica`. The scheduler thread calls it between two steps; all further
     /// processing happens on other threads.
     pub fn of(engine: &Scheduler, replica: Replica, blocks: BlockStats) -> Self {

@@ -1,6 +1,6 @@
 //! Messages to the scheduler thread, from clients and executors.
 
-use super::CachedBlocks;
+use super::PrefixIndexSnapshot;
 use grammar::DecodingGuide;
 use protocol::{
     Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepDrafts, StepId,
@@ -68,7 +68,7 @@ pub enum EngineMessage {
     /// Lists the cached blocks of all replicas.
     ListCachedBlocks {
         /// Receives the list, one entry per replica.
-        reply: oneshot::Sender<Vec<CachedBlocks>>,
+        reply: oneshot::Sender<Vec<PrefixIndexSnapshot>>,
     },
     /// Clears the prefix caches of all replicas.
     ResetPrefixCache {

@@ -10,26 +10,26 @@ use std::time::Duration;
 
 /// Multi-producer queue whose consumer receives all queued items at once.
 #[derive(Debug)]
-pub struct BatchInbox<T> {
-    state: Mutex<BatchInboxState<T>>,
+pub struct BulkInbox<T> {
+    state: Mutex<BulkInboxState<T>>,
     arrived: Condvar,
 }
 
 #[derive(Debug)]
-struct BatchInboxState<T> {
+struct BulkInboxState<T> {
     items: Vec<T>,
     /// Whether the consumer sleeps in `drain`. If it is awake, a push makes no system call.
     sleeping: bool,
 }
 
-impl<T> Default for BatchInbox<T> {
+impl<T> Default for BulkInbox<T> {
     fn default() -> Self {
-        let state = Mutex::new(BatchInboxState { items: Vec::new(), sleeping: false });
+        let state = Mutex::new(BulkInboxState { items: Vec::new(), sleeping: false });
         Self { state, arrived: Condvar::new() }
     }
 }
 
-impl<T> BatchInbox<T> {
+impl<T> BulkInbox<T> {
     /// Appends an item.
     pub fn push(&self, item: T) {
         self.push_all([item]);

@@ -28,12 +28,12 @@ const ENDLESS: u32 = u32::MAX;
 /// Engine client and its inbox, without an engine.
 struct ClientHarness {
     client: EngineClient,
-    inbox: Arc<BatchInbox<EngineMessage>>,
+    inbox: Arc<BulkInbox<EngineMessage>>,
 }
 
 impl ClientHarness {
     fn new() -> Self {
-        let inbox = Arc::new(BatchInbox::default());
+        let inbox = Arc::new(BulkInbox::default());
         let spec = KvSpec { block_tokens: 4, groups: Vec::new() };
         let hasher = PromptHasher::new(KvConfig::new(spec, 1, [0; 2]).block_hasher(), false);
         let limits = AdmissionLimits { requests: 100, prefill_tokens: 100, bytes: 100 };
@@ -125,7 +125,7 @@ impl FakeEngine {
     /// Runs until `Stop` and returns the requests that are running then.
     fn run(
         mut self,
-        inbox: &BatchInbox<EngineMessage>,
+        inbox: &BulkInbox<EngineMessage>,
         events_tx: &mpsc::Sender<Vec<TokenEvent>>,
     ) -> Vec<RequestId> {
         let mut messages = Vec::new();
@@ -347,7 +347,7 @@ fn expired_drain_also_finishes_late_submits() {
 fn inbox_loses_no_item_and_no_wakeup() {
     check_random(
         || {
-            let inbox = Arc::new(BatchInbox::default());
+            let inbox = Arc::new(BulkInbox::default());
             let writers = [0, 10, 20].map(|first| {
                 let inbox = Arc::clone(&inbox);
                 thread::spawn(move || {

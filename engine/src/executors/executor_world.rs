@@ -12,12 +12,11 @@ use crate::nodes::{
     ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteExecutorGroup,
 };
 use crate::startup::{
-    ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport,
-    WeightsDigestBaseline,
+    ExecutorStartup, ExpectedHello, StartError, StartTimeouts, StartupReport, WeightsDigestBaseline,
 };
 use anyhow::Result;
 use executor::ExecutorConfig;
-use metrics::StartFailure;
+use metrics::RestartFailureKind;
 use protocol::{Epoch, ExecutorSettings, Replica, StartupPhase};
 use std::ops::Range;
 use std::sync::Arc;
@@ -188,7 +187,7 @@ impl ExecutorWorld {
 
     fn start_config(&self, group: usize, epoch: Epoch) -> ExecutorStartup {
         let manifest = self.groups[group].manifest();
-        let expected = ExpectedExecutors { epoch, manifest };
+        let expected = ExpectedHello { epoch, manifest };
         ExecutorStartup { timeouts: self.timeouts, expected, weights: self.weights.clone() }
     }
 
@@ -224,7 +223,8 @@ impl ExecutorWorld {
         epoch: Epoch,
         events: &Sender<SupervisorEvent>,
     ) -> Result<(), StartFailureReport> {
-        let system = |text: String| StartFailureReport { failure: StartFailure::System, text };
+        let system =
+            |text: String| StartFailureReport { failure: RestartFailureKind::System, text };
         let began = Instant::now();
         let group = self.index_of(replica);
         let replica = Replica(self.groups[group].replicas().start);

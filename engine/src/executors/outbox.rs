@@ -10,9 +10,9 @@ use std::thread;
 const OUTBOX_MESSAGES: usize = 32;
 
 /// Streams to all ranks of a replica. A write sends the same bytes to each of them.
-struct RankStreams(Vec<LinkSocket>);
+struct RankSockets(Vec<LinkSocket>);
 
-impl Write for RankStreams {
+impl Write for RankSockets {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for stream in &mut self.0 {
             stream.write_all(bytes)?;
@@ -34,7 +34,7 @@ pub(crate) fn start(
 ) -> io::Result<SyncSender<ExecutorCommand>> {
     let links = streams.iter().map(LinkSocket::try_clone).collect::<io::Result<Vec<_>>>()?;
     let (commands, outbox) = sync_channel(OUTBOX_MESSAGES);
-    let writer = FrameWriter::new(RankStreams(streams), epoch);
+    let writer = FrameWriter::new(RankSockets(streams), epoch);
     thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
         if let Err(error) = run_writer(outbox, writer, None) {
             tracing::error!(%error, "cannot write to the executor");

@@ -1,7 +1,7 @@
 //! Threads that forward executor messages to the engine's inbox and report the end of each link.
 
 use super::ExecutorReceiver;
-use crate::client::{BatchInbox, EngineMessage, ExecutorId};
+use crate::client::{BulkInbox, EngineMessage, ExecutorId};
 use crate::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::{ExecutorEvent, Replica};
 use scheduler::{ExecutorFailure, SchedulerEvent};
@@ -13,7 +13,7 @@ use std::thread;
 pub(crate) fn spawn_readers(
     replica: Replica,
     receivers: Vec<ExecutorReceiver>,
-    inbox: &Arc<BatchInbox<EngineMessage>>,
+    inbox: &Arc<BulkInbox<EngineMessage>>,
 ) -> std::io::Result<()> {
     for (mut receiver, rank) in receivers.into_iter().zip(0..) {
         let inbox = Arc::clone(inbox);
@@ -30,7 +30,7 @@ pub(crate) fn spawn_readers(
 fn forward_messages(
     receiver: &mut ExecutorReceiver,
     sender: ExecutorId,
-    inbox: &BatchInbox<EngineMessage>,
+    inbox: &BulkInbox<EngineMessage>,
 ) -> (ExecutorFailure, String) {
     loop {
         let message = match recv_within_timeout(receiver.messages.as_mut()) {

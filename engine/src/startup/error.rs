@@ -1,7 +1,7 @@
 //! Errors of an executor start, and the failure class of each.
 
 use super::weights_baseline::DigestConflict;
-use metrics::StartFailure;
+use metrics::RestartFailureKind;
 use protocol::{Rank, StartupPhase};
 use std::fmt;
 use std::time::Duration;
@@ -131,16 +131,16 @@ impl fmt::Display for ExecutorLabel {
 
 impl StartError {
     /// Returns the failure class of this error.
-    pub fn failure(&self) -> StartFailure {
+    pub fn failure(&self) -> RestartFailureKind {
         match self {
-            Self::WeightsChanged { .. } => StartFailure::WeightsChanged,
-            Self::Reported { .. } => StartFailure::Fault,
-            Self::Exited { .. } | Self::Interrupted(_) => StartFailure::Exited,
+            Self::WeightsChanged { .. } => RestartFailureKind::WeightsChanged,
+            Self::Reported { .. } => RestartFailureKind::Fault,
+            Self::Exited { .. } | Self::Interrupted(_) => RestartFailureKind::Exited,
             Self::Stalled { .. } | Self::Timeout { .. } | Self::NodeMissing { .. } => {
-                StartFailure::Timeout
+                RestartFailureKind::Timeout
             }
-            Self::Mismatch { .. } => StartFailure::Mismatch,
-            Self::Threads(_) => StartFailure::System,
+            Self::Mismatch { .. } => RestartFailureKind::Mismatch,
+            Self::Threads(_) => RestartFailureKind::System,
         }
     }
 

@@ -37,7 +37,7 @@ pub struct StartTimeouts {
 
 /// Values that the hello messages of the executors must report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpectedExecutors {
+pub struct ExpectedHello {
     /// Generation of the executors.
     pub epoch: Epoch,
     /// Digest of the model folder, which the executors must have computed as well.
@@ -63,7 +63,7 @@ pub struct ExecutorStartup {
     /// Start-up timeouts.
     pub timeouts: StartTimeouts,
     /// Values that the hello messages of the executors must report.
-    pub expected: ExpectedExecutors,
+    pub expected: ExpectedHello,
     /// Digests of the weights that previous starts have loaded.
     pub weights: WeightsDigestBaseline,
 }
@@ -153,7 +153,7 @@ mod tests {
     };
 
     const WEIGHTS: WeightsDigest = WeightsDigest { common: 1, sharded: 2, experts: 3 };
-    const EXPECTED: ExpectedExecutors = ExpectedExecutors { epoch: Epoch(4), manifest: 7 };
+    const EXPECTED: ExpectedHello = ExpectedHello { epoch: Epoch(4), manifest: 7 };
 
     fn hello() -> ExecutorHello {
         ExecutorHello {

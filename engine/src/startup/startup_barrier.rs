@@ -1,8 +1,8 @@
 //! Startup barrier: tracks the startup phase of each executor and makes the executors wait for each other.
 
 use super::{
-    ExecutorLabel, ExecutorStartup, ExpectedExecutors, POLL, StartError, StartTimeouts,
-    StartupMessage, StartupReport, WeightsChange,
+    ExecutorLabel, ExecutorStartup, ExpectedHello, POLL, StartError, StartTimeouts, StartupMessage,
+    StartupReport, WeightsChange,
 };
 use crate::executors::ExecutorReceiver;
 use protocol::{
@@ -269,7 +269,7 @@ fn common_ready(all: &[&ExecutorReady]) -> ExecutorReady {
 fn check_hello(
     hello: &ExecutorHello,
     rank: &ExecutorStartState,
-    expected: ExpectedExecutors,
+    expected: ExpectedHello,
 ) -> Result<(), StartError> {
     let label = rank.label;
     let same = |what, theirs: String, ours: String| {

@@ -6,23 +6,26 @@ use super::kv_batches::{KvPoolSize, UniformBatchShape, rope_table};
 use super::random_weights::{activations, norm};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
-use ops::{AttentionShape, BatchView, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable, Tensor};
+use ops::{
+    AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable,
+    Tensor,
+};
 
 /// Inputs that all timed launches of the GQA ops share.
-struct AttentionBench {
+struct AttentionBenchInputs {
     pool: KvPoolSize,
     kv: KvPool,
     rope: RopeTable,
     qk_norm: Option<Tensor>,
     eps: f32,
-    shape: AttentionShape,
+    shape: AttentionLayerParams,
     /// Number of columns of queries, keys and values together, (N + 2 K) x D.
     qkv_width: usize,
     /// Number of columns of the queries, N x D.
     query_width: usize,
 }
 
-impl AttentionBench {
+impl AttentionBenchInputs {
     fn new(runner: &OpRunner<'_>) -> Result<Self, ExecutorError> {
         let (ops, config) = (runner.ops(), runner.config());
         let model = &config.model;
@@ -51,7 +54,7 @@ impl AttentionBench {
             rope: rope_table(ops, positions, model.rotary() / 2)?,
             qk_norm,
             eps: model.rms_eps,
-            shape: AttentionShape { heads, layer: 0, scale, first_position: 0 },
+            shape: AttentionLayerParams { heads, layer: 0, scale, first_position: 0 },
             qkv_width: (heads + 2 * kv_heads) * head_dim,
             query_width: heads * head_dim,
         };
@@ -111,7 +114,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     if !ops.iter().any(|op| runner.is_selected(op)) {
         return Ok(());
     }
-    let bench = AttentionBench::new(runner)?;
+    let bench = AttentionBenchInputs::new(runner)?;
     let context = runner.config().context as usize;
     for tokens in runner.token_counts() {
         time_paged_decode(
@@ -130,7 +133,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
 /// Times decode steps: rows with one new token each.
 fn time_paged_decode(
     runner: &mut OpRunner<'_>,
-    bench: &AttentionBench,
+    bench: &AttentionBenchInputs,
     rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
     let (ops, element, tokens) = (runner.ops(), runner.element_bytes(), rows.tokens());
@@ -160,7 +163,7 @@ fn time_paged_decode(
 /// Times paged attention (op `op`) alone. The KV blocks have been written before.
 fn time_attention(
     runner: &mut OpRunner<'_>,
-    bench: &AttentionBench,
+    bench: &AttentionBenchInputs,
     op: &'static str,
     rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
@@ -168,7 +171,7 @@ fn time_attention(
         return Ok(());
     }
     let (ops, tokens) = (runner.ops(), rows.tokens());
-    let batches: Vec<BatchView> = bench.pool.batches(ops, rows)?;
+    let batches: Vec<DeviceBatchMetadata> = bench.pool.batches(ops, rows)?;
     let q = activations(ops, tokens, bench.query_width)?;
     let cost = bench.attention_cost(rows, runner.element_bytes());
     let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };

@@ -2,7 +2,7 @@
 
 use super::random_weights::ROTATED_BYTES;
 use crate::ExecutorError;
-use ops::{BatchInputs, BatchView, OpError, Ops, RopeTable};
+use ops::{DeviceBatchMetadata, HostBatchMetadata, OpError, Ops, RopeTable};
 
 /// Maximum bytes of the KV pool of a benchmark.
 const POOL_BYTES_MAX: usize = 512 << 20;
@@ -65,17 +65,17 @@ impl KvPoolSize {
         self,
         ops: &Ops,
         shape: UniformBatchShape,
-    ) -> Result<Vec<BatchView>, ExecutorError> {
+    ) -> Result<Vec<DeviceBatchMetadata>, ExecutorError> {
         let bytes = shape.rows * shape.context * self.token_bytes;
         let rotated_batches = (ROTATED_BYTES / bytes.max(1)).clamp(1, BATCHES_MAX);
         let blocks = shape.rows * shape.context.div_ceil(self.block_tokens);
         let count = rotated_batches.min((self.blocks / blocks).max(1));
-        let batch = |i: usize| Ok(BatchView::new(ops, &self.inputs(shape, i * blocks))?);
+        let batch = |i: usize| Ok(DeviceBatchMetadata::new(ops, &self.inputs(shape, i * blocks))?);
         (0..count).map(batch).collect()
     }
 
     /// Returns the inputs of a batch whose first block is `first`.
-    fn inputs(self, shape: UniformBatchShape, first: usize) -> BatchInputs {
+    fn inputs(self, shape: UniformBatchShape, first: usize) -> HostBatchMetadata {
         let UniformBatchShape { rows, new_tokens, context } = shape;
         let width = context.div_ceil(self.block_tokens);
         let block = |row: usize, i: usize| (first + row * width + i) % self.blocks;
@@ -86,7 +86,7 @@ impl KvPoolSize {
         };
         let of_row = |row| positions.clone().map(move |position| (row, position));
         let positions_of_rows: Vec<_> = (0..rows).flat_map(of_row).collect();
-        BatchInputs {
+        HostBatchMetadata {
             positions: positions_of_rows.iter().map(|&(_, position)| position as i32).collect(),
             slots: positions_of_rows.iter().map(|&(row, position)| slot(row, position)).collect(),
             cu_q: (0..=rows).map(|row| (row * new_tokens) as i32).collect(),
@@ -102,14 +102,14 @@ impl KvPoolSize {
     pub(super) fn fill(
         self,
         ops: &Ops,
-        write: &mut dyn FnMut(&BatchView) -> Result<(), OpError>,
+        write: &mut dyn FnMut(&DeviceBatchMetadata) -> Result<(), OpError>,
     ) -> Result<(), ExecutorError> {
         let blocks_at_once = (FILL_TOKENS / self.block_tokens).max(1);
         for first in (0..self.blocks).step_by(blocks_at_once) {
             let blocks = blocks_at_once.min(self.blocks - first);
             let new_tokens = blocks * self.block_tokens;
             let shape = UniformBatchShape { rows: 1, new_tokens, context: new_tokens };
-            write(&BatchView::new(ops, &self.inputs(shape, first))?)?;
+            write(&DeviceBatchMetadata::new(ops, &self.inputs(shape, first))?)?;
         }
         debug_assert!(self.slots() > 0);
         Ok(())

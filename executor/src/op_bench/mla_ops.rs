@@ -9,23 +9,23 @@ use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use models::config::MlaConfig;
 use ops::{
-    AttentionShape, BatchView, KvPool, MlaKvLayout, MlaWeights, Ops, PackedMlaHeads, RopeTable,
-    Tensor,
+    AttentionLayerParams, DeviceBatchMetadata, KvPool, MlaKvLayout, MlaWeights, Ops,
+    PackedMlaHeads, RopeTable, Tensor,
 };
 
 /// Inputs that all timed launches of MLA share.
-struct MlaBench {
+struct MlaBenchInputs {
     pool: KvPoolSize,
     kv: KvPool,
     rope: RopeTable,
     norm: Tensor,
     eps: f32,
     heads: PackedMlaHeads,
-    shape: AttentionShape,
+    shape: AttentionLayerParams,
     mla: MlaConfig,
 }
 
-impl MlaBench {
+impl MlaBenchInputs {
     fn new(runner: &OpRunner<'_>, mla: MlaConfig) -> Result<Self, ExecutorError> {
         let (ops, config) = (runner.ops(), runner.config());
         let model = &config.model;
@@ -58,7 +58,7 @@ impl MlaBench {
                 mla.qk_nope_head_dim,
                 mla.v_head_dim,
             )?,
-            shape: AttentionShape { heads: model.heads, layer: 0, scale, first_position: 0 },
+            shape: AttentionLayerParams { heads: model.heads, layer: 0, scale, first_position: 0 },
             mla,
         };
         bench.fill(ops)?;
@@ -115,7 +115,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), Exe
     if !["mla_decode", "mla_prefill"].iter().any(|op| runner.is_selected(op)) {
         return Ok(());
     }
-    let bench = MlaBench::new(runner, *mla)?;
+    let bench = MlaBenchInputs::new(runner, *mla)?;
     let context = runner.config().context as usize;
     for tokens in runner.token_counts() {
         let rows = UniformBatchShape { rows: tokens, new_tokens: 1, context };
@@ -130,7 +130,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), Exe
 
 fn time_attention(
     runner: &mut OpRunner<'_>,
-    bench: &MlaBench,
+    bench: &MlaBenchInputs,
     op: &'static str,
     rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
@@ -138,7 +138,7 @@ fn time_attention(
         return Ok(());
     }
     let (ops, tokens) = (runner.ops(), rows.tokens());
-    let batches: Vec<BatchView> = bench.pool.batches(ops, rows)?;
+    let batches: Vec<DeviceBatchMetadata> = bench.pool.batches(ops, rows)?;
     let kv = activations(ops, tokens, bench.kv_width())?;
     // `mla_attention` consumes its queries, which each launch allocates as scratch memory. Freeing a buffer
     // of finite values of this size here makes each launch reuse it, so that its queries are finite.

@@ -1,7 +1,7 @@
 //! Proposer for draft tokens from the device: by an MTP module, a draft model or an EAGLE-3 layer.
 
 use super::draft_states::DraftStateTracker;
-use super::{DraftProposal, Proposer, StagedRow};
+use super::{DraftProposal, Proposer, StagedRowDrafts};
 use crate::BatchError;
 use ops::StagingBuffer;
 use protocol::BatchRow;
@@ -37,7 +37,7 @@ impl Proposer for DeviceProposer {
     fn stage(
         &mut self,
         row: &BatchRow,
-        staged_row: StagedRow,
+        staged_row: StagedRowDrafts,
         staging: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         self.states.stage(row, staged_row, staging)

@@ -11,7 +11,7 @@ use models::{
     AuxHiddenStates, DraftPassOutput, Eagle3Model, ExpertExchange, ForwardContext, ForwardError,
     Model, MtpModel,
 };
-use ops::{BatchView, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
+use ops::{DeviceBatchMetadata, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
 
 /// Model that proposes draft tokens on the device.
 pub(crate) enum ProposerModel {
@@ -134,7 +134,7 @@ impl ModelContext {
 
 /// Settings for a draft pass that replicas compute together (DP attention with expert parallelism).
 #[derive(Clone, Copy)]
-struct DraftPassExchange {
+struct LockstepDraftPass {
     /// Number of rows per replica that MoE layers are padded to.
     dp_rows: usize,
     /// Collective by which tokens reach the experts of other replicas.
@@ -146,10 +146,10 @@ struct DraftPassExchange {
 fn pass_context<'a>(
     context: &'a ModelContext,
     kv: &'a KvPool,
-    batch: &'a BatchView,
-    exchange: DraftPassExchange,
+    batch: &'a DeviceBatchMetadata,
+    exchange: LockstepDraftPass,
 ) -> ForwardContext<'a> {
-    let DraftPassExchange { dp_rows, experts } = exchange;
+    let LockstepDraftPass { dp_rows, experts } = exchange;
     ForwardContext { dp_rows, expert_exchange: experts, ..context.forward_context(kv, batch) }
 }
 
@@ -172,7 +172,7 @@ impl StepDeviceState {
             return Ok(());
         }
         let (ops, longest) = (&context.ops, launch.shape.bounds.max_context_len);
-        let exchange = DraftPassExchange { dp_rows, experts: launch.expert_exchange };
+        let exchange = LockstepDraftPass { dp_rows, experts: launch.expert_exchange };
         let states = || draft_buffers.pass_input_states(ops, buffers, drafting); // [R, H]
         let mut previous = passes.reads_hidden_states().then(states).transpose()?;
         for pass in 0..draft_buffers.passes() {
@@ -206,7 +206,7 @@ impl StepDeviceState {
             if shape.tokens > 0 || launch.dp_rows > 0 {
                 let (batch, ids) = buffers.view(seq_slots, shape)?;
                 let (dp_rows, experts) = (launch.dp_rows, launch.expert_exchange);
-                let exchange = DraftPassExchange { dp_rows, experts };
+                let exchange = LockstepDraftPass { dp_rows, experts };
                 let f = pass_context(context, passes.kv, &batch, exchange);
                 passes.observe(&f, &ids, None)?;
             }
@@ -217,7 +217,7 @@ impl StepDeviceState {
         }
         let previous = draft_buffers.previous_states(ops, buffers, states, rows)?; // [T, H]
         let (batch, ids) = buffers.view(seq_slots, shape)?;
-        let exchange = DraftPassExchange { dp_rows: 0, experts: ExpertExchange::AllGather };
+        let exchange = LockstepDraftPass { dp_rows: 0, experts: ExpertExchange::AllGather };
         let f = pass_context(context, passes.kv, &batch, exchange);
         passes.observe(&f, &ids, Some(&previous))?;
         drop((batch, ids));

@@ -14,7 +14,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::StagedRow;
+use super::StagedRowDrafts;
 use crate::BatchError;
 use ops::{DraftRow, StagingBuffer};
 use protocol::BatchRow;
@@ -24,12 +24,12 @@ pub(crate) struct DraftStateTracker {
     block_tokens: usize,
     /// Whether hidden states are stored. They are not for a draft model, which reads tokens only.
     stores_states: bool,
-    carry_over: Vec<CarryOverState>,
+    carry_over: Vec<StoredDraftStates>,
 }
 
 /// Block table of a request, and the hidden states that its sequence slot stores for its next row.
 #[derive(Default)]
-struct CarryOverState {
+struct StoredDraftStates {
     table: Vec<i32>,
     /// Token position of the first hidden state that the sequence slot stores.
     first_position: usize,
@@ -69,7 +69,7 @@ impl DraftStateTracker {
         Self {
             block_tokens,
             stores_states: states,
-            carry_over: (0..seq_slots).map(|_| CarryOverState::default()).collect(),
+            carry_over: (0..seq_slots).map(|_| StoredDraftStates::default()).collect(),
         }
     }
 
@@ -78,7 +78,7 @@ impl DraftStateTracker {
         for row in rows {
             let carry_over = &mut self.carry_over[row.seq_slot.0 as usize];
             if row.seq_init.is_some() {
-                *carry_over = CarryOverState::default();
+                *carry_over = StoredDraftStates::default();
             }
             for update in &row.table_updates {
                 carry_over.table.truncate(update.first_entry as usize);
@@ -93,7 +93,7 @@ impl DraftStateTracker {
     pub(crate) fn stage(
         &mut self,
         row: &BatchRow,
-        StagedRow { token, device_drafts: drafts }: StagedRow,
+        StagedRowDrafts { token, device_drafts: drafts }: StagedRowDrafts,
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         let (in_slot, boundary_block) = match self.preceding_state(row)? {

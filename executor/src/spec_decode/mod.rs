@@ -15,7 +15,7 @@ mod validation;
 use crate::BatchError;
 use crate::step::StepLimits;
 use ops::{DraftBufferSize, DraftVerification, StagingBuffer};
-use protocol::{BatchRow, DraftAcceptance, SpeculativeConfig, SpeculativeMethod, Token};
+use protocol::{BatchRow, DraftAcceptanceRule, SpeculativeConfig, SpeculativeMethod, Token};
 
 pub(crate) use device_proposer::DeviceProposer;
 pub(crate) use draft_passes::ProposerModel;
@@ -46,7 +46,7 @@ pub(crate) trait Proposer: Send {
     fn stage(
         &mut self,
         row: &BatchRow,
-        staged_row: StagedRow,
+        staged_row: StagedRowDrafts,
         staging: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         let _ = (row, staged_row, staging);
@@ -66,7 +66,7 @@ pub(crate) enum DraftProposal<'a> {
 /// Where the tokens of a staged row are in the step, and how many draft tokens the device proposes for the
 /// row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StagedRow {
+pub(crate) struct StagedRowDrafts {
     /// Index of the row's first token in the step.
     pub(crate) token: usize,
     /// Number of draft tokens that the device proposes for the row.
@@ -113,8 +113,8 @@ pub(crate) fn runs_on_device(config: Option<SpeculativeConfig>) -> bool {
 /// Returns the rule by which the sampler verifies draft tokens.
 pub(crate) fn verification(config: Option<SpeculativeConfig>) -> DraftVerification {
     config.map_or(DraftVerification::NoDrafts, |config| match config.acceptance {
-        DraftAcceptance::Exact => DraftVerification::MatchSampled,
-        DraftAcceptance::Synthetic { per_mille, decrease } => {
+        DraftAcceptanceRule::Exact => DraftVerification::MatchSampled,
+        DraftAcceptanceRule::Synthetic { per_mille, decrease } => {
             DraftVerification::Synthetic { per_mille, decrease }
         }
     })

@@ -141,7 +141,7 @@ impl Drop for EmittedTokenSender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{DraftAcceptance, RequestId, SamplingParams, SequenceInit, ThinVec};
+    use protocol::{DraftAcceptanceRule, RequestId, SamplingParams, SequenceInit, ThinVec};
 
     fn row(start: u32, ids: &[Token], drafts: u8) -> BatchRow {
         BatchRow {
@@ -172,7 +172,7 @@ mod tests {
             SpeculativeConfig {
                 draft_tokens: 3,
                 method: ngram,
-                acceptance: DraftAcceptance::Exact,
+                acceptance: DraftAcceptanceRule::Exact,
             },
             1,
         )

@@ -11,7 +11,7 @@ use crate::spec_decode::DraftRowCounts;
 use crate::trace::{StepTracer, TracedStepInfo};
 use models::ExpertExchange;
 use ops::{RowBounds, StagedStepRow, StagingBuffer, StepShape};
-use protocol::{BatchRow, DispatchMode};
+use protocol::{BatchRow, StepLaunchMode};
 use std::sync::Arc;
 
 impl StepState {
@@ -44,7 +44,7 @@ impl StepState {
     /// staged; `None` = the step is launched eagerly.
     fn matching_graph(&self, context: &StepContext<'_>) -> Option<StepGraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
-        let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };
+        let StepLaunchMode::Graph { rows, width } = batch.dispatch else { return None };
         let (max_rows, tokens) = (rows * width, stage.tokens.max(context.first_slice) as u32);
         let fits = stage.rows.len() == stage.tokens && tokens <= max_rows;
         if !fits || batch.rows.len() > rows as usize {
@@ -122,10 +122,10 @@ impl StepState {
 /// Returns the collective by which tokens reach the experts of other replicas. Captured graphs have sizes
 /// that do not depend on routing. A rank that launches eagerly while others replay must use the collective of
 /// the graph.
-fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
+fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchange {
     match dispatch {
-        DispatchMode::Graph { .. } => ExpertExchange::AllGather,
-        DispatchMode::Eager { .. } => ExpertExchange::Auto,
+        StepLaunchMode::Graph { .. } => ExpertExchange::AllGather,
+        StepLaunchMode::Eager { .. } => ExpertExchange::Auto,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::model_context::ModelContext;
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
 use collectives::{CollectiveCall, ParallelGroup};
 use ops::{CapturedGraph, RowBounds, StepShape};
-use protocol::{GraphCapture, StepTiming};
+use protocol::{GraphCaptureConfig, StepTiming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -67,13 +67,13 @@ pub(crate) struct StepGraph {
 }
 
 /// Returns the row counts to capture graphs for, ascending; steps have up to `max_rows` rows.
-pub(crate) fn row_counts_to_capture(capture: &GraphCapture, max_rows: usize) -> Vec<u32> {
+pub(crate) fn row_counts_to_capture(capture: &GraphCaptureConfig, max_rows: usize) -> Vec<u32> {
     let (rows, max_rows) = match capture {
-        GraphCapture::Disabled => (&[][..], 0),
-        GraphCapture::DefaultSizes { max_size } => {
+        GraphCaptureConfig::Disabled => (&[][..], 0),
+        GraphCaptureConfig::DefaultSizes { max_size } => {
             (&ROWS[..], max_size.map_or(max_rows, |max| max_rows.min(max as usize)))
         }
-        GraphCapture::Sizes(rows) => (&rows[..], max_rows),
+        GraphCaptureConfig::Sizes(rows) => (&rows[..], max_rows),
     };
     let fitting = rows.iter().copied().filter(|&rows| (1..=max_rows).contains(&(rows as usize)));
     fitting.collect::<BTreeSet<_>>().into_iter().collect()
@@ -265,15 +265,18 @@ mod tests {
 
     #[test]
     fn row_counts_fit_the_step() {
-        let default_sizes = GraphCapture::default();
+        let default_sizes = GraphCaptureConfig::default();
         assert_eq!(row_counts_to_capture(&default_sizes, 5), [1, 2, 4]);
         assert_eq!(row_counts_to_capture(&default_sizes, 1000).last(), Some(&512));
         assert_eq!(row_counts_to_capture(&default_sizes, 0), [0; 0]);
         assert_eq!(
-            row_counts_to_capture(&GraphCapture::DefaultSizes { max_size: Some(9) }, 1000),
+            row_counts_to_capture(&GraphCaptureConfig::DefaultSizes { max_size: Some(9) }, 1000),
             [1, 2, 4, 8]
         );
-        assert_eq!(row_counts_to_capture(&GraphCapture::Sizes(vec![6, 3, 0, 6, 99]), 50), [3, 6]);
-        assert_eq!(row_counts_to_capture(&GraphCapture::Disabled, 50), [0; 0]);
+        assert_eq!(
+            row_counts_to_capture(&GraphCaptureConfig::Sizes(vec![6, 3, 0, 6, 99]), 50),
+            [3, 6]
+        );
+        assert_eq!(row_counts_to_capture(&GraphCaptureConfig::Disabled, 50), [0; 0]);
     }
 }

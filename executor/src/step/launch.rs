@@ -10,7 +10,8 @@ use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
 use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
 use ops::{
-    DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepIdCopy, StepShape, Tensor,
+    DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepShape, Tensor,
+    TokenIdDownload,
 };
 use protocol::StepTiming;
 use std::time::Instant;
@@ -65,7 +66,7 @@ pub(crate) struct StepDeviceState {
     /// Buffers of the proposer on the device (MTP module, EAGLE-3 layer or draft model), if there is one.
     pub(crate) drafts: Option<DraftBuffers>,
     /// Copy of the token ids to the host, if a proposer runs on the device.
-    pub(crate) id_copy: Option<StepIdCopy>,
+    pub(crate) id_copy: Option<TokenIdDownload>,
 }
 
 impl StepDeviceState {

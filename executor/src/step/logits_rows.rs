@@ -300,7 +300,7 @@ fn write_output(
 
 /// Maximum bytes of a step's inputs, with `words` 32-bit words of token ids, block tables and bitmasks.
 pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
-    let row = size_of::<ops::StagedStepRow>() + ops::RowFact::COUNT * size_of::<i32>();
+    let row = size_of::<ops::StagedStepRow>() + ops::RowMetadataField::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
         + limits.rows * (size_of::<ops::StagedSequenceInit>() + size_of::<ops::DraftRow>())
         + logits_rows * size_of::<StagedLogitsRow>()

@@ -27,9 +27,12 @@ use crate::spec_decode::{self, Proposer, ProposerSetup};
 use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
-use ops::{DraftBuffers, KvPool, Ops, PoolLayout, PooledSums, StepBuffers, StepIdCopy, StepSize};
+use ops::{
+    DraftBuffers, KvPool, KvPoolLayout, Ops, PooledSums, StepBufferSize, StepBuffers,
+    TokenIdDownload,
+};
 use pending::OutputMemoryPool;
-use pooling::PooledMemoryPool;
+use pooling::PoolingHostMemory;
 use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
 
@@ -46,10 +49,10 @@ pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 /// Sizes from which `StepState` (KV pools, sequence slots, buffers) is allocated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
-    pub(crate) kv: PoolLayout,
+    pub(crate) kv: KvPoolLayout,
     /// Layout of the proposer's own KV pool, which has the same block ids as `kv`; `None` = the proposer has
     /// none.
-    pub(crate) draft_kv: Option<PoolLayout>,
+    pub(crate) draft_kv: Option<KvPoolLayout>,
     pub(crate) limits: StepLimits,
     /// Maximum number of tokens of a request (prompt and output).
     pub(crate) longest: usize,
@@ -69,7 +72,7 @@ pub(crate) struct StepState {
     proposer: Option<Box<dyn Proposer>>,
     staging: StagingQueue,
     output_memory: OutputMemoryPool,
-    pooled_memory: PooledMemoryPool,
+    pooled_memory: PoolingHostMemory,
     /// Sums for mean pooling; allocated at the first step that needs them.
     pooled_sums: Option<PooledSums>,
     pub(crate) graphs: StepGraphs,
@@ -86,7 +89,7 @@ impl StepState {
         let stage_bytes = logits_rows::stage_bytes(&limits, logits_rows, words);
         let buffers = StepBuffers::new(
             ops,
-            StepSize {
+            StepBufferSize {
                 tokens: limits.tokens,
                 rows: limits.stage_rows(),
                 logits_rows,
@@ -98,7 +101,7 @@ impl StepState {
         )?;
         let setup = ProposerSetup::new(&limits, kv.blocks(), logits_rows);
         let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
-        let id_copy = drafts.as_ref().map(|_| StepIdCopy::new(ops, &buffers)).transpose()?;
+        let id_copy = drafts.as_ref().map(|_| TokenIdDownload::new(ops, &buffers)).transpose()?;
         let (rows, width) = (limits.rows, limits.table_width);
         let seq_slots = ops::DeviceSequenceSlots::new(ops, rows, width, longest, limits.vocab)?;
         Ok(Self {
@@ -106,7 +109,7 @@ impl StepState {
             size,
             staging: StagingQueue::new(ops, words, stage_bytes)?,
             output_memory: OutputMemoryPool::new(ops, &buffers)?,
-            pooled_memory: PooledMemoryPool::new(),
+            pooled_memory: PoolingHostMemory::new(),
             pooled_sums: None,
             device: StepDeviceState {
                 kv: KvPool::new(ops, kv)?,

@@ -9,7 +9,7 @@ use crate::clock::ns_since;
 use crate::expert_load_report::ExpertLoadReport;
 use crate::spec_decode::EmittedTokenSender;
 use crate::trace::StepTrace;
-use collectives::LaunchCheckpoint;
+use collectives::LaunchedCollectives;
 use ops::{Ops, SamplerOutputMemory, SamplerOutputsInFlight, StepBuffers};
 use protocol::{Batch, Epoch, RowError, RowOutput, StepId, StepOutput, StepTiming};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -31,7 +31,7 @@ pub(crate) struct PendingStep {
     pub(crate) pooled: Vec<PooledSlice>,
     /// Newest collective that each communication group has launched up to this step. `finish` checks that
     /// they have completed.
-    pub(crate) launched: Vec<LaunchCheckpoint>,
+    pub(crate) launched: Vec<LaunchedCollectives>,
     pub(crate) timing: StepTiming,
     pub(crate) experts: Option<ExpertLoadReport>,
     pub(crate) started: Instant,
@@ -128,7 +128,7 @@ impl PendingStep {
             let wait_start = Instant::now();
             let outputs = outputs.wait();
             let wait_end = Instant::now();
-            self.launched.iter().try_for_each(LaunchCheckpoint::finish)?; // More specific than the device's error.
+            self.launched.iter().try_for_each(LaunchedCollectives::finish)?; // More specific than the device's error.
             let outputs = outputs?;
             logits_rows::write_outputs(&self.logits_rows, &outputs, &mut self.rows);
             if let Some(trace) = self.trace.take() {

@@ -97,12 +97,12 @@ pub(crate) struct PooledSlice {
 }
 
 /// Pinned host memory for pooled hidden states. It is allocated when the first steps with pooling need it.
-pub(super) struct PooledMemoryPool {
+pub(super) struct PoolingHostMemory {
     sender: Sender<PinnedBuffer>,
     receiver: Receiver<PinnedBuffer>,
 }
 
-impl PooledMemoryPool {
+impl PoolingHostMemory {
     pub(super) fn new() -> Self {
         let (sender, receiver) = channel();
         Self { sender, receiver }

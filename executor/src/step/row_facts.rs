@@ -1,14 +1,14 @@
 //! Per-row values that kernels read, such as the sequence slot.
 
-use ops::RowFact;
+use ops::RowMetadataField;
 use protocol::BatchRow;
 
 /// Returns the values for staged row number `token_index` of a batch row. A batch row is staged as one row,
 /// or as one row per token.
-pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowFact::COUNT] {
-    RowFact::ALL.map(|fact| match fact {
-        RowFact::SequenceSlot => row.seq_slot.0 as i32,
-        RowFact::ContinuesSequence => i32::from(row.start > 0 || token_index > 0),
+pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowMetadataField::COUNT] {
+    RowMetadataField::ALL.map(|fact| match fact {
+        RowMetadataField::SequenceSlot => row.seq_slot.0 as i32,
+        RowMetadataField::ContinuesSequence => i32::from(row.start > 0 || token_index > 0),
     })
 }
 

@@ -8,7 +8,7 @@ use crate::ExecutorError;
 use crate::clock::ns_since;
 use crate::model_context::ModelContext;
 use crate::sequence_slots;
-use crate::spec_decode::{DraftProposal, StagedRow};
+use crate::spec_decode::{DraftProposal, StagedRowDrafts};
 use ops::StepShape;
 use protocol::{Batch, BatchRow};
 
@@ -73,7 +73,11 @@ impl StepState {
         for (row, change) in batch.rows.iter().zip(self.table_changes.drain(..)) {
             if let Some(proposer) = &mut self.proposer {
                 let device_drafts = self.seq_slots.get(row.seq_slot).device_drafts;
-                proposer.stage(row, StagedRow { token: stage.tokens, device_drafts }, stage)?;
+                proposer.stage(
+                    row,
+                    StagedRowDrafts { token: stage.tokens, device_drafts },
+                    stage,
+                )?;
             }
             self.size.limits.stage_row(row, change, &self.seq_slots, stage)?;
         }

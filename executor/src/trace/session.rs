@@ -31,7 +31,7 @@ pub(crate) struct TraceSession {
     timestamps: Arc<dyn EventTimestamps>,
     /// Host time of the event timestamp `ORIGIN_EVENT`. All times of the trace are relative to it.
     origin: Instant,
-    clock: Mutex<DeviceClock>,
+    clock: Mutex<DeviceTimeReference>,
     steps: Mutex<Option<SyncSender<StepTraceRecord>>>,
     written: Mutex<Receiver<io::Result<()>>>,
     /// Whether recording has stopped, because the file is full or cannot be written, or after a device error.
@@ -42,7 +42,7 @@ pub(crate) struct TraceSession {
 /// An event timestamp with a known device time. Elapsed times are f32 milliseconds, which are exact only
 /// between close events, so each step is measured from the previous one.
 #[derive(Debug, Clone, Copy)]
-struct DeviceClock {
+struct DeviceTimeReference {
     origin_event: usize,
     ns: i64,
 }
@@ -83,7 +83,7 @@ impl TraceSession {
             path,
             timestamps,
             origin,
-            clock: Mutex::new(DeviceClock { origin_event: ORIGIN_EVENT, ns: 0 }),
+            clock: Mutex::new(DeviceTimeReference { origin_event: ORIGIN_EVENT, ns: 0 }),
             steps: Mutex::new(Some(steps)),
             written: Mutex::new(written),
             over,
@@ -124,7 +124,7 @@ impl TraceSession {
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let start_ns = clock.ns + self.timestamps.elapsed_ns(clock.origin_event, start)?;
         let end_ns = start_ns + self.timestamps.elapsed_ns(start, end)?;
-        *clock = DeviceClock { origin_event: end, ns: end_ns };
+        *clock = DeviceTimeReference { origin_event: end, ns: end_ns };
         Ok((start_ns, end_ns))
     }
 

@@ -146,7 +146,7 @@ pub(super) struct StepTraceRecord {
 }
 
 /// A complete event (`"ph":"X"`) of the trace file.
-struct SpanEvent<'a> {
+struct ChromeTraceSpan<'a> {
     name: &'a str,
     kind: &'a str,
     track: u32,
@@ -169,7 +169,7 @@ impl StepTraceRecord {
             if !out.is_empty() {
                 out.push_str(",\n");
             }
-            write_span(&mut out, rank, &SpanEvent { name, kind, track, ns }, args);
+            write_span(&mut out, rank, &ChromeTraceSpan { name, kind, track, ns }, args);
         };
         let [staged, launched, submitted] = self.submit;
         put(&name, "host", SUBMIT, (staged, submitted), &args);
@@ -199,8 +199,8 @@ impl StepTraceRecord {
     }
 }
 
-fn write_span(out: &mut String, rank: u16, span: &SpanEvent<'_>, args: &str) {
-    let SpanEvent { name, kind, track, ns: (from, to) } = span;
+fn write_span(out: &mut String, rank: u16, span: &ChromeTraceSpan<'_>, args: &str) {
+    let ChromeTraceSpan { name, kind, track, ns: (from, to) } = span;
     let (from, ns) = ((*from).max(0), (to - from).max(0));
     // A write to a string cannot fail.
     let _ = write!(

@@ -10,7 +10,8 @@ use crate::{GeneratedTokens, assert_close, mla_model, on_emulator, rules, with_f
 use executor::{ExecutorConfig, ModelDtype};
 use models::config::ModelConfig;
 use protocol::{
-    DraftAcceptance, GraphCapture, ParallelConfig, SpeculativeConfig, SpeculativeMethod, Token,
+    DraftAcceptanceRule, GraphCaptureConfig, ParallelConfig, SpeculativeConfig, SpeculativeMethod,
+    Token,
 };
 use std::sync::Arc;
 use std::thread;
@@ -110,7 +111,7 @@ fn check(what: &str, warp_size: u32, drafting: &ExecutorConfig, drafts: [u8; 3])
     let harness = |eager| {
         let mut config = on_emulator(warp_size, drafting.clone(), eager);
         config.settings.graph_capture =
-            if eager { GraphCapture::Disabled } else { GraphCapture::Sizes(vec![4]) };
+            if eager { GraphCaptureConfig::Disabled } else { GraphCaptureConfig::Sizes(vec![4]) };
         SchedulerHarness::with(config)
     };
     let (launched, found) = play(&mut harness(true), drafts);
@@ -139,7 +140,7 @@ fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     config.settings.speculative = Some(SpeculativeConfig {
         draft_tokens: drafts,
         method: SpeculativeMethod::Mtp,
-        acceptance: DraftAcceptance::Exact,
+        acceptance: DraftAcceptanceRule::Exact,
     });
     config
 }
@@ -180,7 +181,7 @@ fn masked_rows_verify_drafts_as_on_the_cpu() {
         assert!(on_cpu == expected, "{name}: drafts change nothing on the CPU");
         assert!(counted[0] > 4 && counted[1] > 0, "{name}: {counted:?}");
         let mut config = on_emulator(64, config, false);
-        config.settings.graph_capture = GraphCapture::Sizes(vec![4]);
+        config.settings.graph_capture = GraphCaptureConfig::Sizes(vec![4]);
         let (found, found_counts) = play(config, drafts);
         assert_close(&found, &expected, &name);
         assert_eq!(found_counts, counted, "{name}: draft counts of the CPU");
@@ -197,9 +198,9 @@ fn async_steps_match_the_cpu() {
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
     let same_model = dense.model.clone();
     let configs = [
-        (64, GraphCapture::Sizes(vec![4]), mtp_drafting(ModelDtype::Float32, 2)),
-        (32, GraphCapture::Disabled, model_drafting(dense.clone(), same_model, 2)),
-        (64, GraphCapture::Sizes(vec![4]), eagle_drafting(dense, eagle(), 2)),
+        (64, GraphCaptureConfig::Sizes(vec![4]), mtp_drafting(ModelDtype::Float32, 2)),
+        (32, GraphCaptureConfig::Disabled, model_drafting(dense.clone(), same_model, 2)),
+        (64, GraphCaptureConfig::Sizes(vec![4]), eagle_drafting(dense, eagle(), 2)),
     ];
     for (warp_size, capture, config) in configs {
         let total = 19 + EXPECTED_TOKENS; // Length for the longest prompt.
@@ -260,8 +261,8 @@ fn eagle3_drafts_eager_and_replayed() {
         config.settings.graph_capture = capture;
         SchedulerHarness::with(config)
     };
-    let (launched, counted) = play(&mut harness(GraphCapture::Disabled), [1; 3]);
-    let (replayed, found) = play(&mut harness(GraphCapture::Sizes(vec![4])), [1; 3]);
+    let (launched, counted) = play(&mut harness(GraphCaptureConfig::Disabled), [1; 3]);
+    let (replayed, found) = play(&mut harness(GraphCaptureConfig::Sizes(vec![4])), [1; 3]);
     assert!(replayed == launched && found == counted, "{found:?}, {counted:?}");
     assert!(counted[0] > 10, "{counted:?}");
 }
@@ -274,8 +275,8 @@ fn mtp_in_bf16_replay_equals_eager() {
         config.settings.graph_capture = capture;
         SchedulerHarness::with(config)
     };
-    let (launched, counted) = play(&mut harness(GraphCapture::Disabled), [1; 3]);
-    let (replayed, found) = play(&mut harness(GraphCapture::Sizes(vec![4])), [1; 3]);
+    let (launched, counted) = play(&mut harness(GraphCaptureConfig::Disabled), [1; 3]);
+    let (replayed, found) = play(&mut harness(GraphCaptureConfig::Sizes(vec![4])), [1; 3]);
     assert!(replayed == launched && found == counted, "{found:?}, {counted:?}");
     assert!(counted[0] > 10, "{counted:?}");
 }
@@ -328,7 +329,7 @@ fn play_replica(
 /// `capture` configures.
 fn in_replicas(
     warp_size: u32,
-    capture: GraphCapture,
+    capture: GraphCaptureConfig,
     single_rank: &ExecutorConfig,
 ) -> Vec<(Vec<GeneratedTokens>, [usize; 2])> {
     let mut config = single_rank.clone();
@@ -355,7 +356,9 @@ fn expert_parallel_replicas_draft_in_lockstep() {
         return;
     }
     let single_rank = mtp_drafting(ModelDtype::Float32, 2);
-    for (warp_size, capture) in [(64, GraphCapture::Disabled), (32, GraphCapture::Sizes(vec![2]))] {
+    for (warp_size, capture) in
+        [(64, GraphCaptureConfig::Disabled), (32, GraphCaptureConfig::Sizes(vec![2]))]
+    {
         let name = format!("warp size {warp_size}, {capture:?}");
         let found = in_replicas(warp_size, capture, &single_rank);
         for (replica, (found, counted)) in (0..).zip(found) {
@@ -377,8 +380,12 @@ fn expert_parallel_replicas_draft_in_lockstep() {
     }
     // In bf16, MLA uses other kernels; an idle replica runs them with 0 rows.
     let single_rank = mtp_drafting(ModelDtype::Bfloat16, 2);
-    let launched = in_replicas(64, GraphCapture::Disabled, &single_rank);
-    assert_eq!(launched, in_replicas(64, GraphCapture::Sizes(vec![2]), &single_rank), "in bf16");
+    let launched = in_replicas(64, GraphCaptureConfig::Disabled, &single_rank);
+    assert_eq!(
+        launched,
+        in_replicas(64, GraphCaptureConfig::Sizes(vec![2]), &single_rank),
+        "in bf16"
+    );
 }
 
 /// Each rank computes a vocabulary shard of the draft logits, and runs the experts placed on it, including
@@ -399,7 +406,7 @@ fn ranks_propose_and_verify_the_same_drafts() {
         let counted =
             play(&mut SchedulerHarness::with(with_few_slots(single_rank.clone())), [2; 3]).1;
         let mut config = join_device_group("drafts", 64, config, false);
-        config.settings.graph_capture = GraphCapture::Sizes(vec![4]);
+        config.settings.graph_capture = GraphCaptureConfig::Sizes(vec![4]);
         let (replayed, found) = play(&mut SchedulerHarness::with(config), [2; 3]);
         assert_close(&replayed, &expected, "two ranks");
         assert_eq!(found, counted);

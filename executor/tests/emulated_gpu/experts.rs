@@ -11,7 +11,7 @@ use crate::{
 };
 use executor::{ExecutorConfig, KvCacheDtype, ModelDtype};
 use models::config::ModelConfig;
-use protocol::{ExpertTokenCount, GraphCapture, SamplingParams};
+use protocol::{ExpertTokenCount, GraphCaptureConfig, SamplingParams};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -57,7 +57,7 @@ fn cpu_harness(config: ExecutorConfig) -> SchedulerHarness {
 
 /// A harness that captures graphs of `rows` rows only.
 fn harness_capturing_rows(mut config: ExecutorConfig, rows: u32) -> SchedulerHarness {
-    config.settings.graph_capture = GraphCapture::Sizes(vec![rows]);
+    config.settings.graph_capture = GraphCaptureConfig::Sizes(vec![rows]);
     SchedulerHarness::with(config)
 }
 

@@ -21,7 +21,7 @@ mod trace;
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::config::{CheckpointScaleGranularity, ModelConfig, QuantizationConfig};
 use protocol::{
-    DeviceKind, DeviceLibraries, ExecutorSettings, GraphCapture, SamplingParams, Token,
+    DeviceKind, DeviceLibraries, ExecutorSettings, GraphCaptureConfig, SamplingParams, Token,
     TokenLogprobs,
 };
 use scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
@@ -80,7 +80,11 @@ fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> E
         device: DeviceKind::Rocm,
         libraries: Some(libraries),
         kernel_cache: Some(cache),
-        graph_capture: if enforce_eager { GraphCapture::Disabled } else { GraphCapture::default() },
+        graph_capture: if enforce_eager {
+            GraphCaptureConfig::Disabled
+        } else {
+            GraphCaptureConfig::default()
+        },
         ..config.settings
     };
     ExecutorConfig { settings, ..config }
@@ -269,12 +273,14 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
         (config.settings.graph_capture, config.settings.gpus) = (capture, gpus);
         config
     };
-    let mut named = SchedulerHarness::with(of(GraphCapture::Sizes(vec![6, 3, 6, 99]), vec![0]));
+    let mut named =
+        SchedulerHarness::with(of(GraphCaptureConfig::Sizes(vec![6, 3, 6, 99]), vec![0]));
     assert_eq!(named.graphs, [3, 6]);
     let expected =
         play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
     assert_close(&play(&mut named), &expected, "rows of 3 and 6 replayed");
-    let missing = Executor::load(of(GraphCapture::Disabled, vec![8]), &mut |_| {}).err().unwrap();
+    let missing =
+        Executor::load(of(GraphCaptureConfig::Disabled, vec![8]), &mut |_| {}).err().unwrap();
     let error = missing.to_string();
     assert!(error.contains("no device 8:") && error.contains("finds 8"), "{error}");
 }

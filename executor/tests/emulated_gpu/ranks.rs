@@ -12,7 +12,7 @@ use crate::{
 use collectives::{CollectiveCallState, CollectiveOp};
 use executor::{ExecutorConfig, ModelDtype};
 use ops::DType;
-use protocol::{GraphCapture, ParallelConfig, SamplingParams};
+use protocol::{GraphCaptureConfig, ParallelConfig, SamplingParams};
 use std::sync::Arc;
 use std::thread;
 
@@ -135,7 +135,7 @@ fn vocab_parallel_sampling_matches_single_rank() {
         let config = shared(config(ModelDtype::Float32, 2), 2, false);
         let mut config = join_device_group("parts", warp_size, config, enforce_eager);
         if !enforce_eager {
-            config.settings.graph_capture = GraphCapture::Sizes(vec![8]);
+            config.settings.graph_capture = GraphCaptureConfig::Sizes(vec![8]);
         }
         let mut harness = SchedulerHarness::with(config);
         let (found, gathered) = sample(&mut harness);

@@ -8,7 +8,7 @@ use crate::scheduler_harness::{
 };
 use crate::{PROMPT, TOTAL, configs, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
-use protocol::{DraftAcceptance, RowError, SamplingParams, Token, TokenLogprobs};
+use protocol::{DraftAcceptanceRule, RowError, SamplingParams, Token, TokenLogprobs};
 
 /// Returns a request with a repetitive prompt, so that n-gram lookup proposes draft tokens.
 pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
@@ -234,7 +234,7 @@ fn drafts_under_bitmasks_do_not_change_outputs() {
 fn synthetic_acceptance_rate_is_met() {
     let chance = |mut config: ExecutorConfig, per_mille| {
         let how = config.settings.speculative.as_mut().unwrap();
-        how.acceptance = DraftAcceptance::Synthetic { per_mille, decrease: 0 };
+        how.acceptance = DraftAcceptanceRule::Synthetic { per_mille, decrease: 0 };
         let mut harness = SchedulerHarness::with(config);
         let mut found = [0; 2];
         for id in 0..6 {
@@ -262,7 +262,7 @@ fn synthetic_acceptance_rate_is_met() {
 fn synthetic_acceptance_length_is_met() {
     let mut config = mtp_drafting(ModelDtype::Float32, 4);
     let speculative = config.settings.speculative.as_mut().unwrap();
-    speculative.acceptance = DraftAcceptance::Synthetic { per_mille: 1600, decrease: 1000 };
+    speculative.acceptance = DraftAcceptanceRule::Synthetic { per_mille: 1600, decrease: 1000 };
     let mut harness = SchedulerHarness::with(config);
     let (mut drafted, mut accepted) = (0, 0);
     for id in 0..6 {

@@ -16,7 +16,7 @@ mod scheduler_harness;
 
 use executor::{Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous};
 use protocol::{
-    Batch, DispatchMode, Epoch, ParallelConfig, Rank, RowError, SamplingParams, StepId, Token,
+    Batch, Epoch, ParallelConfig, Rank, RowError, SamplingParams, StepId, StepLaunchMode, Token,
     TokenLogprobs,
 };
 use scheduler_harness::{
@@ -352,7 +352,7 @@ fn empty_step_completes() {
 #[test]
 fn batch_before_kv_allocation_is_rejected() {
     let mut executor = Executor::load(config(ModelDtype::Float32, 1), &mut |_| {}).unwrap();
-    let dispatch = DispatchMode::Eager { tokens: 0 };
+    let dispatch = StepLaunchMode::Eager { tokens: 0 };
     let batch = Batch {
         step: StepId(1),
         epoch: Epoch(1),

@@ -7,10 +7,10 @@ use executor::{
 };
 use models::ModelConfig;
 use protocol::{
-    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, DispatchMode, DraftAcceptance, Epoch,
+    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, DraftAcceptanceRule, Epoch,
     ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, RequestId, RowError, RowInput,
     RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
-    StepDrafts, StepId, StepOutput, ThinVec, Token, TokenBitmask, TokenLogprobs,
+    StepDrafts, StepId, StepLaunchMode, StepOutput, ThinVec, Token, TokenBitmask, TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -74,7 +74,7 @@ pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorCon
     config.settings.speculative = Some(SpeculativeConfig {
         draft_tokens: drafts,
         method,
-        acceptance: DraftAcceptance::Exact,
+        acceptance: DraftAcceptanceRule::Exact,
     });
     config
 }
@@ -86,7 +86,7 @@ pub(crate) fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     config.settings.speculative = Some(SpeculativeConfig {
         draft_tokens: drafts,
         method: SpeculativeMethod::Mtp,
-        acceptance: DraftAcceptance::Exact,
+        acceptance: DraftAcceptanceRule::Exact,
     });
     config
 }
@@ -97,7 +97,7 @@ pub(crate) fn model_drafting(
     draft: ModelConfig,
     drafts: u8,
 ) -> ExecutorConfig {
-    let (method, acceptance) = (SpeculativeMethod::DraftModel, DraftAcceptance::Exact);
+    let (method, acceptance) = (SpeculativeMethod::DraftModel, DraftAcceptanceRule::Exact);
     config.settings.speculative =
         Some(SpeculativeConfig { draft_tokens: drafts, method, acceptance });
     (config.settings.draft_model_dir, config.draft) = (Some(PathBuf::new()), Some(draft));
@@ -124,7 +124,7 @@ pub(crate) fn eagle_drafting(
     drafts: u8,
 ) -> ExecutorConfig {
     let mut config = model_drafting(config, eagle, drafts);
-    let (method, acceptance) = (SpeculativeMethod::Eagle3, DraftAcceptance::Exact);
+    let (method, acceptance) = (SpeculativeMethod::Eagle3, DraftAcceptanceRule::Exact);
     config.settings.speculative =
         Some(SpeculativeConfig { draft_tokens: drafts, method, acceptance });
     config
@@ -176,7 +176,7 @@ fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
         tokens_per_step: 1024,
         kv_cache_size: KvCacheSize::Blocks(BLOCKS),
         memory_utilization: 0.9,
-        graph_capture: protocol::GraphCapture::default(),
+        graph_capture: protocol::GraphCaptureConfig::default(),
         speculative: None,
         max_logprobs: u32::MAX,
         profile_dir: None,
@@ -568,8 +568,8 @@ impl SchedulerHarness {
         let captured = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
         let width = self.tokens_per_row;
         let (dispatch, moe_tokens, draft_rows) = match captured {
-            Some(&rows) => (DispatchMode::Graph { rows, width }, rows * width, rows),
-            None => (DispatchMode::Eager { tokens: most_tokens }, most_tokens, most_drafting),
+            Some(&rows) => (StepLaunchMode::Graph { rows, width }, rows * width, rows),
+            None => (StepLaunchMode::Eager { tokens: most_tokens }, most_tokens, most_drafting),
         };
         let (step, epoch) = (self.step, Epoch(1));
         let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };

@@ -15,7 +15,7 @@ mod tests;
 mod writer;
 
 use crate::limits::TEXT_BYTES_MAX;
-use crate::structural_tag::FormatWriter;
+use crate::structural_tag::TagGrammarWriter;
 use parser::EbnfParser;
 pub use pattern::lark_pattern;
 
@@ -96,7 +96,7 @@ pub fn is_ebnf(text: &str) -> bool {
 ///
 /// Errors: what is wrong, and where.
 pub fn ebnf_to_lark(text: &str) -> Result<String, EbnfError> {
-    let mut writer = FormatWriter::default();
+    let mut writer = TagGrammarWriter::default();
     let whole = writer.ebnf(&EbnfGrammar::parse(text)?);
     let start = writer.rule_expression(whole);
     Ok(format!("start: {start}\n{}", writer.rules))

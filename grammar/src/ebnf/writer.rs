@@ -3,9 +3,9 @@
 use super::reachability::RuleReachability;
 use super::{EbnfGrammar, EbnfNode, EbnfRepeat};
 use crate::lark_text::literal;
-use crate::structural_tag::{FormatWriter, LarkExpression};
+use crate::structural_tag::{LarkExpression, TagGrammarWriter};
 
-impl FormatWriter {
+impl TagGrammarWriter {
     /// Adds the rules of a grammar and returns the expression of its root.
     pub(crate) fn ebnf(&mut self, grammar: &EbnfGrammar) -> LarkExpression {
         let RuleReachability { is_needed, is_terminal } = RuleReachability::of(grammar);

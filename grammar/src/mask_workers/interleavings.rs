@@ -121,8 +121,8 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 let overdue = AtomicU64::new(0);
                 loop {
                     match timer_events.try_recv() {
-                        Ok(MaskTimerEvent::Step(_, step)) => step.send_without_overdue(&overdue),
-                        Ok(MaskTimerEvent::Begin(_)) => {}
+                        Ok(MaskTimerCommand::Step(_, step)) => step.send_without_overdue(&overdue),
+                        Ok(MaskTimerCommand::Begin(_)) => {}
                         Err(TryRecvError::Empty) => thread::yield_now(),
                         Err(TryRecvError::Disconnected) => return,
                     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Message to the timer thread.
-pub(super) enum MaskTimerEvent {
+pub(super) enum MaskTimerCommand {
     /// A request started; the timer checks from now on whether its masks exceed `MASK_TIME`.
     Begin(Weak<MaskSession>),
     /// A step waits for its masks until a deadline.
@@ -36,19 +36,19 @@ impl MaskTimer {
     /// Starts the timer thread, which runs until the returned sender is dropped.
     ///
     /// Errors: the thread cannot be started.
-    pub(super) fn start(timings: Arc<GrammarTimings>) -> io::Result<Sender<MaskTimerEvent>> {
+    pub(super) fn start(timings: Arc<GrammarTimings>) -> io::Result<Sender<MaskTimerCommand>> {
         let (timer, events) = channel();
         let run = move || Self::default().run(&events, &timings);
         thread::Builder::new().name("grammar-timer".to_owned()).spawn(run)?;
         Ok(timer)
     }
 
-    fn run(mut self, events: &Receiver<MaskTimerEvent>, timings: &GrammarTimings) {
+    fn run(mut self, events: &Receiver<MaskTimerCommand>, timings: &GrammarTimings) {
         let mut checked_at = Instant::now();
         loop {
             match events.recv_timeout(self.time_to_next_event()) {
-                Ok(MaskTimerEvent::Begin(session)) => self.sessions.push(session),
-                Ok(MaskTimerEvent::Step(deadline, step)) => {
+                Ok(MaskTimerCommand::Begin(session)) => self.sessions.push(session),
+                Ok(MaskTimerCommand::Step(deadline, step)) => {
                     self.count += 1;
                     self.steps.insert(Reverse((deadline, self.count)), step);
                 }

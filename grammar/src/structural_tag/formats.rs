@@ -12,13 +12,13 @@ use std::fmt::Write as _;
 
 /// Writes the rules and terminals of a grammar.
 #[derive(Debug, Default)]
-pub(crate) struct FormatWriter {
+pub(crate) struct TagGrammarWriter {
     pub(crate) rules: String,
     names: usize,
     formats: usize,
 }
 
-impl FormatWriter {
+impl TagGrammarWriter {
     /// Adds a rule and returns its name.
     pub(super) fn rule(&mut self, body: &str) -> String {
         self.define("part", body)

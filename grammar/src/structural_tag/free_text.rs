@@ -1,7 +1,7 @@
 //! Formats that accept free text.
 
 use super::fields::FormatFields;
-use super::formats::FormatWriter;
+use super::formats::TagGrammarWriter;
 use super::{EndTexts, LarkExpression, StructuralTagError};
 use crate::lark_text::{ANY, SOME, literal, one_of, up_to, without};
 use serde_json::Value;
@@ -18,11 +18,11 @@ pub(super) fn any_text(
     Ok(LarkExpression::Terminal(free_text(&excluded, ends)))
 }
 
-impl FormatWriter {
+impl TagGrammarWriter {
     /// Writes free text in which a trigger begins one of the branches that belong to it.
     pub(super) fn dispatch(
         &mut self,
-        TextDispatch { branches, excluded, is_first_free, is_single }: TextDispatch,
+        TriggeredText { branches, excluded, is_first_free, is_single }: TriggeredText,
         ends: &EndTexts,
     ) -> LarkExpression {
         let triggers = branches.iter().map(|one| &one.trigger);
@@ -52,7 +52,7 @@ impl FormatWriter {
 }
 
 /// Free text in which triggers begin constrained parts.
-pub(super) struct TextDispatch {
+pub(super) struct TriggeredText {
     pub(super) branches: Vec<TriggerBranch>,
     /// Texts that the free text does not contain.
     pub(super) excluded: Vec<String>,

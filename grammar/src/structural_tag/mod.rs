@@ -12,7 +12,7 @@ mod tests;
 
 use crate::limits::TEXT_BYTES_MAX;
 use fields::FormatFields;
-pub(super) use formats::FormatWriter;
+pub(super) use formats::TagGrammarWriter;
 use serde_json::Value;
 
 /// Maximum nesting depth of formats.
@@ -54,7 +54,7 @@ pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError>
     if fields.optional_text("type")?.is_some_and(|kind| kind != "structural_tag") {
         return Err(StructuralTagError::new("type", "must be structural_tag"));
     }
-    let mut writer = FormatWriter::default();
+    let mut writer = TagGrammarWriter::default();
     let whole = match fields.take("format") {
         Some(format) => writer.closed(format, "format", &[], 0)?,
         None => writer.structures(&mut fields)?,
@@ -101,7 +101,7 @@ const EMPTY: &str = "\"\"";
 /// Texts that end a part; none = the part ends with the output.
 type EndTexts = [String];
 
-impl FormatWriter {
+impl TagGrammarWriter {
     /// Adds what `expression` needs to the grammar, and returns it for the right-hand side of a rule.
     pub(super) fn rule_expression(&mut self, expression: LarkExpression) -> String {
         match expression {

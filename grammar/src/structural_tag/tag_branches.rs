@@ -1,8 +1,8 @@
 //! Formats that consist of tags: `tag`, `triggered_tags`, `tags_with_separator` and `dispatch`.
 
 use super::fields::FormatFields;
-use super::formats::FormatWriter;
-use super::free_text::{TextDispatch, TriggerBranch};
+use super::formats::TagGrammarWriter;
+use super::free_text::{TriggerBranch, TriggeredText};
 use super::{EndTexts, LarkExpression, StructuralTagError};
 use crate::lark_text::{literal, one_of};
 use serde_json::Value;
@@ -48,7 +48,7 @@ impl<'a> StructuralTag<'a> {
     }
 }
 
-impl FormatWriter {
+impl TagGrammarWriter {
     /// Writes a tag, whose members are `fields`. If it has no end of its own, its content ends with one of
     /// `ends`.
     pub(super) fn tag(
@@ -104,7 +104,7 @@ impl FormatWriter {
         let is_first_free = !fields.flag("at_least_one")?;
         let is_single = fields.flag("stop_after_first")?;
         let branches = self.branches(&triggers, &tags, depth)?;
-        let dispatch = TextDispatch { branches, excluded, is_first_free, is_single };
+        let dispatch = TriggeredText { branches, excluded, is_first_free, is_single };
         Ok(self.dispatch(dispatch, ends))
     }
 
@@ -185,7 +185,7 @@ impl FormatWriter {
         }
         let excluded = fields.texts("excludes")?;
         fields.reject("loop", |value| *value == Value::Bool(true))?;
-        let dispatch = TextDispatch { branches, excluded, is_first_free: true, is_single: false };
+        let dispatch = TriggeredText { branches, excluded, is_first_free: true, is_single: false };
         Ok(self.dispatch(dispatch, ends))
     }
 
@@ -207,7 +207,7 @@ impl FormatWriter {
         }
         let branches = self.branches(&triggers, &tags, 0)?;
         let excluded = Vec::new();
-        let dispatch = TextDispatch { branches, excluded, is_first_free: true, is_single: false };
+        let dispatch = TriggeredText { branches, excluded, is_first_free: true, is_single: false };
         Ok(self.dispatch(dispatch, &[]))
     }
 

@@ -19,7 +19,7 @@ pub use blaslt::{BlasDataType, BlasLtApi, BlasLtConstants, BlasLtStatus};
 pub use driver::{
     DeviceAttribute, DriverApi, IpcHandle, LaunchAttribute, LaunchConfig, code, flag,
 };
-pub use library::{LibraryOpenError, LibrarySearch, SharedLibrary};
+pub use library::{LibraryOpenError, LibrarySearchPaths, SharedLibrary};
 pub use rtc::RtcApi;
 
 use std::ffi::{c_int, c_void};

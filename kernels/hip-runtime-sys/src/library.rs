@@ -36,13 +36,13 @@ pub enum LibraryOpenError {
 /// Paths at which a library is searched: first every file name in every folder, then every file name
 /// without a folder, for which the dynamic loader searches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LibrarySearch {
+pub struct LibrarySearchPaths {
     what: &'static str,
     names: Vec<PathBuf>,
     folders: Vec<PathBuf>,
 }
 
-impl LibrarySearch {
+impl LibrarySearchPaths {
     /// Paths at which the driver library of `api` is searched.
     #[must_use]
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
@@ -149,7 +149,7 @@ pub struct SharedLibrary {
 
 impl SharedLibrary {
     /// Opens the first path of `search` at which a library can be loaded.
-    pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
+    pub fn open(search: &LibrarySearchPaths) -> Result<Self, LibraryOpenError> {
         let (library, found) = open(search)?;
         Ok(Self { library: Box::leak(Box::new(library)), found })
     }
@@ -171,7 +171,7 @@ impl SharedLibrary {
 }
 
 /// Opens the first path of `search` at which a library can be loaded. Returns the library and its path.
-pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
+pub(crate) fn open(search: &LibrarySearchPaths) -> Result<(Library, PathBuf), LibraryOpenError> {
     let (mut tried, mut not_found) = (Vec::new(), Vec::new());
     for path in search.paths() {
         open_nvrtc_builtins(&path);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn missing_library_error_lists_tried_paths() {
-        let search = LibrarySearch::named("HIP runtime", Path::new("/nowhere/libamdhip64.so"));
+        let search = LibrarySearchPaths::named("HIP runtime", Path::new("/nowhere/libamdhip64.so"));
         let error =
             DriverApi::open(GpuApi::Hip, &search).expect_err("the path does not exist").to_string();
         assert!(
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn library_without_required_symbol_is_rejected() {
-        let search = LibrarySearch::named("HIP runtime", Path::new("libc.so.6"));
+        let search = LibrarySearchPaths::named("HIP runtime", Path::new("libc.so.6"));
         let error =
             DriverApi::open(GpuApi::Hip, &search).expect_err("the C library has no GPU symbols");
         assert_eq!(error.to_string(), "libc.so.6 has no symbol hipInit");
@@ -288,7 +288,7 @@ mod tests {
         for name in ["libamdhip64.so.6", "libamdhip64.so.10"] {
             std::fs::write(folder.join(name), "not a library").unwrap();
         }
-        let search = LibrarySearch::driver(GpuApi::Hip, std::slice::from_ref(&folder));
+        let search = LibrarySearchPaths::driver(GpuApi::Hip, std::slice::from_ref(&folder));
         let paths: Vec<PathBuf> = search.paths().collect();
         assert_eq!(paths[..2], ["libamdhip64.so.10", "libamdhip64.so.6"].map(|n| folder.join(n)));
         let names = [&paths[2..3], &paths[paths.len() - 2..]].concat();
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn absent_names_are_one_entry_of_the_error() {
         let (name, folder) = ("libhadron_absent.so", PathBuf::from("/nowhere"));
-        let search = LibrarySearch {
+        let search = LibrarySearchPaths {
             what: "test library",
             names: versions(name, 1..=3),
             folders: vec![folder],
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn configured_folders_are_searched_first() {
         let manifest_dir = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let search = LibrarySearch {
+        let search = LibrarySearchPaths {
             what: "file",
             names: vec!["Cargo.toml".into()],
             folders: vec![manifest_dir.clone(), "/nowhere".into()],

@@ -30,7 +30,7 @@ macro_rules! table {
             /// closed.
             pub fn open(
                 api: $crate::GpuApi,
-                search: &$crate::LibrarySearch,
+                search: &$crate::LibrarySearchPaths,
             ) -> Result<Self, $crate::LibraryOpenError> {
                 let (library, found) = $crate::library::open(search)?;
                 let library: &'static libloading::Library = Box::leak(Box::new(library));

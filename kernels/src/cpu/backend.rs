@@ -7,7 +7,7 @@ use device::{Buffer, CpuConfig, CpuDevice, DType, DeviceError, DeviceStream};
 
 use super::moe::MoeWorkspace;
 use super::sample::CpuSampler;
-use crate::{CpuKernel, HostMat, PackedGroup};
+use crate::{CpuKernel, HostMat, PackedMatrixGroup};
 
 /// The host processor with its kernels and their scratch memory. Dereferences to [`CpuDevice`].
 #[derive(Debug)]
@@ -63,9 +63,9 @@ impl CpuBackend {
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
         _gated: bool,
-    ) -> Result<PackedGroup, DeviceError> {
+    ) -> Result<PackedMatrixGroup, DeviceError> {
         let packed = matrices.iter().map(|parts| self.pack(parts, dtype));
-        PackedGroup::from_separate(packed.collect::<Result<_, _>>()?)
+        PackedMatrixGroup::from_separate(packed.collect::<Result<_, _>>()?)
     }
 
     /// Buffer for a padded copy of the input of a linear layer, used if its rows would map to the same cache

@@ -8,8 +8,8 @@ use super::step::index;
 use crate::cpu::CpuBackend;
 use crate::step::{DraftHiddenStates, DraftRow, StagingReader};
 use crate::{
-    CpuKernel, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, VocabParallelDraftArgmax,
+    CpuKernel, DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion,
+    DraftPassPreparation, DraftStateStore, VocabParallelDraftArgmax,
 };
 
 impl CpuKernel for DraftInsertion<'_> {
@@ -31,7 +31,7 @@ impl CpuKernel for DraftInsertion<'_> {
     }
 }
 
-impl CpuKernel for DraftIdMap<'_> {
+impl CpuKernel for DraftIdTranslation<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut drafts, pass, count: rows, ids: target_ids } = self;
         for x in [drafts.dtype(), target_ids.dtype()] {

@@ -148,7 +148,7 @@ struct PrefillGrid {
 }
 
 /// Arguments that the decode, prefill and plain attention kernels share.
-struct AttentionLaunchShape<'a> {
+struct AttentionLaunchArgs<'a> {
     args: &'a PagedAttentionArgs<'a>,
     layout: &'a KvLayout,
     /// Address of the first byte of the layer in the KV pool.
@@ -164,7 +164,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        shape: &AttentionLaunchShape<'_>,
+        shape: &AttentionLaunchArgs<'_>,
         rows: usize,
     ) -> Result<(), DeviceError> {
         if rows == 0 {
@@ -253,7 +253,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        shape: &AttentionLaunchShape<'_>,
+        shape: &AttentionLaunchArgs<'_>,
         first: usize,
     ) -> Result<(), DeviceError> {
         let rows = shape.args.rows.len() - first;
@@ -299,7 +299,7 @@ impl GpuBackend {
         &self,
         tokens: usize,
         rows: usize,
-        shape: &AttentionLaunchShape<'_>,
+        shape: &AttentionLaunchArgs<'_>,
     ) -> PrefillGrid {
         let dim = shape.layout.head_dim;
         let tiles = tokens * shape.group / WARPGROUP_TILE + rows;
@@ -311,7 +311,7 @@ impl GpuBackend {
 
     /// Returns the grid of the prefill kernel without WGMMA: a block processes 16 (query, head) pairs per
     /// warp. Every row gets as many blocks as the longest row needs.
-    fn warp_grid(&self, rows: usize, shape: &AttentionLaunchShape<'_>) -> PrefillGrid {
+    fn warp_grid(&self, rows: usize, shape: &AttentionLaunchArgs<'_>) -> PrefillGrid {
         let warps = (THREADS / self.warp_size()) as usize;
         let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(warps * TILE);
         let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
@@ -327,7 +327,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        shape: &AttentionLaunchShape<'_>,
+        shape: &AttentionLaunchArgs<'_>,
     ) -> Result<(), DeviceError> {
         let layout = shape.layout;
         let defines = [
@@ -357,8 +357,7 @@ impl GpuKernel for PagedAttention<'_> {
         let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: `check` compared the pool with its layout, and the layer is inside the pool.
         let pool = unsafe { kv.as_ptr().add(offset) };
-        let shape =
-            AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
+        let shape = AttentionLaunchArgs { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
         // The prefill kernels cannot mask the positions before `first_position`: such steps use the plain
         // kernel.
@@ -371,7 +370,7 @@ impl GpuKernel for PagedAttention<'_> {
     }
 }
 
-impl AttentionLaunchShape<'_> {
+impl AttentionLaunchArgs<'_> {
     fn uses_tensor_cores(&self, half: DType, o: &MatMut<'_>) -> bool {
         self.args.q.dtype() == half
             && matches!(self.layout.head_dim, 64 | 128)

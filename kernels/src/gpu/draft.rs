@@ -10,7 +10,7 @@ use device::{
 use crate::gpu::GpuBackend;
 use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
 use crate::{
-    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion, DraftPassPreparation,
     DraftStateStore, GpuKernel, VocabParallelDraftArgmax,
 };
 
@@ -58,7 +58,7 @@ impl GpuKernel for DraftInsertion<'_> {
     }
 }
 
-impl GpuKernel for DraftIdMap<'_> {
+impl GpuKernel for DraftIdTranslation<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut drafts, pass, count: rows, ids: id_map } = self;
         for x in [drafts.dtype(), id_map.dtype()] {

@@ -11,7 +11,9 @@ use device::{
 use super::attention::LOG2_E;
 use super::mla_prefill::MlaPrefillCall;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaKvWrite, PackedGroup};
+use crate::{
+    GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaKvWrite, PackedMatrixGroup,
+};
 
 static WRITE: KernelSource = kernel_source!("mla_kv_write/mla_kv_write.hip");
 static PLAIN: KernelSource = kernel_source!("mla_plain/mla_plain.hip");
@@ -74,7 +76,7 @@ impl GpuKernel for MlaAttention<'_> {
         let heads = &args.heads;
         check_dtype(KERNEL, "key", heads.w_uk.dtype(), layout.dtype)?;
         check_dtype(KERNEL, "value", heads.w_uv.dtype(), layout.dtype)?;
-        let transposed = heads.w_uk_t.map_or(layout.dtype, PackedGroup::dtype);
+        let transposed = heads.w_uk_t.map_or(layout.dtype, PackedMatrixGroup::dtype);
         check_dtype(KERNEL, "key_transposed", transposed, layout.dtype)?;
         let layer_offset = layout.row(args.layer, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.

@@ -7,7 +7,7 @@ use device::{DeviceError, DeviceStream, MatMut};
 use super::attention::{KvSplitSize, LOG2_E, max_splits};
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
-use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
+use crate::{MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup, RowBounds};
 
 static HEAD_GEMM: KernelSource = kernel_source!("mla_head_gemm/mla_head_gemm.hip");
 static DECODE: KernelSource = kernel_source!("mla_decode/mla_decode.hip");
@@ -80,7 +80,7 @@ pub(super) struct MlaDecodeCall<'a> {
     layout: &'a MlaKvLayout,
     /// Address of the first byte of the layer in the KV pool.
     pool: *const u8,
-    w_uk_t: &'a PackedGroup,
+    w_uk_t: &'a PackedMatrixGroup,
     /// Whether rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens are skipped, because non-absorbed MLA
     /// computes them.
     short_rows_only: bool,
@@ -431,7 +431,7 @@ impl GpuBackend {
         call: &MlaDecodeCall<'_>,
         y: &HeadStridedRows<*mut u8>,
         x: &HeadStridedRows<*const u8>,
-        w: &PackedGroup,
+        w: &PackedMatrixGroup,
     ) -> Result<(), DeviceError> {
         let (rows, tokens) = (&call.args.rows, call.tokens());
         let skips_long_rows =

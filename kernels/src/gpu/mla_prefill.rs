@@ -9,7 +9,7 @@ use super::attention::{LOG2_E, TILE};
 use super::gemm::{GemmWeightRows, has_16_byte_rows};
 use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
 use crate::gpu::GpuBackend;
-use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
+use crate::{MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup, RowBounds};
 
 static GATHER: KernelSource = kernel_source!("mla_gather_kv/mla_gather_kv.hip");
 static PREFILL: KernelSource = kernel_source!("mla_prefill/mla_prefill.hip");
@@ -249,7 +249,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         call: &MlaPrefillCall<'_>,
-        weights: &PackedGroup,
+        weights: &PackedMatrixGroup,
         column: usize,
         expanded: &ExpandedKv,
         window: HeadKeyWindow,

@@ -14,7 +14,7 @@ use super::moe_call::{ALIGN_PAIRS, KERNEL, MoeCall, MoeKernel};
 use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
 use crate::gpu::GpuBackend;
 use crate::{
-    ExpertMlp, ExpertWeights, GpuKernel, HostMat, PackedGroup, RoutedExpertMlp, RouterLogits,
+    ExpertMlp, ExpertWeights, GpuKernel, HostMat, PackedMatrixGroup, RoutedExpertMlp, RouterLogits,
     TopKRoutes,
 };
 
@@ -40,7 +40,7 @@ impl GpuBackend {
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
         gated: bool,
-    ) -> Result<PackedGroup, DeviceError> {
+    ) -> Result<PackedMatrixGroup, DeviceError> {
         let rows = |parts: &[HostMat<'_>]| parts.iter().map(HostMat::rows).sum::<usize>();
         for parts in matrices {
             check_size("pack_group", "rows", rows(parts), rows(&matrices[0]))?;
@@ -51,10 +51,10 @@ impl GpuBackend {
                 .filter(|_| fp8::supports_fp8_experts(matrices, gated));
             let (kernel, what) = ("pack_group", "shape of experts");
             let grid = grid.ok_or(DeviceError::Unsupported { kernel, what, dtype })?;
-            let stack = PackedGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len())?;
+            let stack = PackedMatrixGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len())?;
             return self.pack_for_tma(stack, gated);
         }
-        let stack = PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())?;
+        let stack = PackedMatrixGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())?;
         self.pack_for_tma(stack, gated)
     }
 
@@ -64,9 +64,9 @@ impl GpuBackend {
         &self,
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
-    ) -> Result<PackedGroup, DeviceError> {
+    ) -> Result<PackedMatrixGroup, DeviceError> {
         let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
-        PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
+        PackedMatrixGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
     }
 
     fn align(&self, s: &DeviceStream, call: &MoeCall<'_>) -> Result<(), DeviceError> {

@@ -6,7 +6,7 @@ use device::{DType, DeviceError, DeviceStream, MatRef};
 use super::gemm::has_16_byte_rows;
 use super::{fp8, moe_grouped_gemm_tma};
 use crate::gpu::GpuBackend;
-use crate::{ExpertWeights, PackedGroup, TopKRoutes};
+use crate::{ExpertWeights, PackedMatrixGroup, TopKRoutes};
 
 pub(super) const KERNEL: &str = "moe_mlp";
 /// Size in bytes of a `Segment` record (moe/segment.h): successive routed pairs of one expert that one block
@@ -160,7 +160,7 @@ impl MoeCall<'_> {
 
     /// Returns the weights and the number of inputs of the first GEMM (gate and up) or of the second one
     /// (down).
-    pub(super) fn gemm_weights(&self, first: bool) -> (&PackedGroup, usize) {
+    pub(super) fn gemm_weights(&self, first: bool) -> (&PackedMatrixGroup, usize) {
         if first { (self.experts.gate_up, self.hidden) } else { (self.experts.down, self.inner) }
     }
 

@@ -6,7 +6,7 @@ use device::{DType, DeviceError, DeviceStream};
 
 use super::moe_call::MoeCall;
 use crate::gpu::GpuBackend;
-use crate::{PackedGroup, PackedScales};
+use crate::{PackedMatrixGroup, PackedScales};
 
 static PACK: KernelSource = kernel_source!("moe_weight_pack/moe_weight_pack.hip");
 static GROUPED_GEMM_TMA: KernelSource =
@@ -99,9 +99,9 @@ impl GpuBackend {
     /// unchanged. `gated`: the matrices are gate and up projections, gate rows first.
     pub(super) fn pack_for_tma(
         &self,
-        group: PackedGroup,
+        group: PackedMatrixGroup,
         gated: bool,
-    ) -> Result<PackedGroup, DeviceError> {
+    ) -> Result<PackedMatrixGroup, DeviceError> {
         let outputs = if gated { group.n() / 2 } else { group.n() };
         let is_supported = [self.half_dtype(), DType::F8E4M3].contains(&group.dtype());
         let units = group.scales().is_none_or(|scales| scales.rows.is_multiple_of(MIN_UNIT));
@@ -150,7 +150,7 @@ impl GpuBackend {
         kernel: &'static str,
         to: *mut u8,
         from: *const u8,
-        group: &PackedGroup,
+        group: &PackedMatrixGroup,
         experts: usize,
         gated: bool,
     ) -> Result<KernelLaunch, DeviceError> {
@@ -203,13 +203,17 @@ impl GpuBackend {
 }
 
 /// Returns the value of the define `FP8` for kernels that read `group`.
-pub(super) fn is_fp8(group: &PackedGroup) -> u32 {
+pub(super) fn is_fp8(group: &PackedMatrixGroup) -> u32 {
     u32::from(group.dtype() == DType::F8E4M3)
 }
 
 /// Appends the addresses and sizes of the scales, from matrix `first` on, to the kernel arguments; null if
 /// the weights are not fp8.
-pub(super) fn scales_from(launch: KernelLaunch, group: &PackedGroup, first: usize) -> KernelLaunch {
+pub(super) fn scales_from(
+    launch: KernelLaunch,
+    group: &PackedMatrixGroup,
+    first: usize,
+) -> KernelLaunch {
     let Some(PackedScales { buffer, rows, stride }) = group.scales() else {
         return launch.arg_ptr(std::ptr::null()).u32(0).u32(0);
     };

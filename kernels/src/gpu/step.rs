@@ -7,7 +7,7 @@ use device::{
 };
 
 use crate::gpu::GpuBackend;
-use crate::step::{RowFact, SequenceSlotArrays, StagingBufferView, StepArrays};
+use crate::step::{RowMetadataField, SequenceSlotArrays, StagingBufferView, StepArrays};
 use crate::{GpuKernel, StepPreparation};
 
 static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
@@ -66,7 +66,7 @@ fn check_step(stage: &StagingBufferView<'_>, step: &StepArrays<'_>) -> Result<()
     check_columns("cu_q", step.cu_q.cols(), stage.rows + 1)?;
     check_columns("context_lens", step.context_lens.cols(), stage.rows)?;
     check_columns("logits indices", step.logits_indices.cols(), stage.logits_rows)?;
-    check_columns("row facts", step.row_facts.rows(), RowFact::COUNT)?;
+    check_columns("row facts", step.row_facts.rows(), RowMetadataField::COUNT)?;
     check_columns("columns of row facts", step.row_facts.cols(), stage.rows)?;
     check_dtype(KERNEL, "row facts", step.row_facts.dtype(), DType::I32)?;
     check_dtype(KERNEL, "KV slots", step.slots.dtype(), DType::I64)?;

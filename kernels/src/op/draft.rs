@@ -95,7 +95,7 @@ pub struct VocabParallelDraftArgmax<'a, 'b> {
 /// Maps the first `count` draft tokens of a pass from ids of the draft vocabulary to ids of the target model;
 /// used if the draft model has a smaller vocabulary (EAGLE-3).
 #[derive(Debug)]
-pub struct DraftIdMap<'a> {
+pub struct DraftIdTranslation<'a> {
     /// Draft tokens, replaced in place; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
     /// Draft pass (0 = first draft token), and the row of `drafts` whose ids are mapped from the draft

@@ -9,7 +9,7 @@ mod staging;
 
 use device::{MatMut, MatRef};
 
-pub use row_facts::RowFact;
+pub use row_facts::RowMetadataField;
 pub use staging::StagingBuffer;
 pub(crate) use staging::StagingReader;
 
@@ -72,7 +72,7 @@ pub struct StagingHeader {
     pub drafts: u32,
     /// Offset of the draft rows region.
     pub drafts_at: u32,
-    /// Offset of the row facts region, which has the [`RowFact`]s of each row, one row after the other.
+    /// Offset of the row facts region, which has the [`RowMetadataField`]s of each row, one row after the other.
     pub facts_at: u32,
     /// Number of row facts (32-bit words) per row.
     pub facts_per_row: u32,
@@ -313,7 +313,7 @@ pub struct StepArrays<'a> {
     pub context_lens: MatMut<'a>,
     /// Index of the token of each logits row, 0 for padding; i32 `[1, logits_rows]`.
     pub logits_indices: MatMut<'a>,
-    /// [`RowFact`]s of each row, 0 for padding; i32 `[facts, rows]`.
+    /// [`RowMetadataField`]s of each row, 0 for padding; i32 `[facts, rows]`.
     pub row_facts: MatMut<'a>,
 }
 

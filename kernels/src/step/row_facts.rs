@@ -8,7 +8,7 @@
 /// slot recognises padding rows by their context length of 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub enum RowFact {
+pub enum RowMetadataField {
     /// Sequence slot of the row, which is also the index of its block table; 0 for padding.
     SequenceSlot,
     /// 1 if the sequence has tokens before this row; 0 if the row begins the sequence, or is padding.
@@ -17,7 +17,7 @@ pub enum RowFact {
     ContinuesSequence,
 }
 
-impl RowFact {
+impl RowMetadataField {
     /// All row facts, in the order of their discriminants.
     pub const ALL: [Self; 2] = [Self::SequenceSlot, Self::ContinuesSequence];
     /// Number of row facts.

@@ -4,7 +4,7 @@
 use device::{DeviceError, MatRef};
 
 use super::{
-    DraftRow, RowFact, StagedLogitEdit, StagedLogitsRow, StagedRecord, StagedSequenceInit,
+    DraftRow, RowMetadataField, StagedLogitEdit, StagedLogitsRow, StagedRecord, StagedSequenceInit,
     StagedStepRow, StagingHeader,
 };
 
@@ -27,7 +27,7 @@ pub struct StagingBuffer {
     pub edits: Vec<StagedLogitEdit>,
     /// Input rows of draft models.
     pub drafts: Vec<DraftRow>,
-    /// [`RowFact`]s of each row, one row after the other; missing facts are written as zeros.
+    /// [`RowMetadataField`]s of each row, one row after the other; missing facts are written as zeros.
     pub facts: Vec<i32>,
     /// Number of tokens of the step.
     pub tokens: usize,
@@ -74,8 +74,8 @@ impl StagingBuffer {
             tokens: self.tokens as u32,
             drafts: self.drafts.len() as u32,
             drafts_at: region(size_of_val(&self.drafts[..])),
-            facts_at: region(self.rows.len() * RowFact::COUNT * size_of::<i32>()),
-            facts_per_row: RowFact::COUNT as u32,
+            facts_at: region(self.rows.len() * RowMetadataField::COUNT * size_of::<i32>()),
+            facts_per_row: RowMetadataField::COUNT as u32,
             reserved: 0,
         };
         (header, end.next_multiple_of(ALIGN))
@@ -104,7 +104,7 @@ impl StagingBuffer {
         put(header.edits_at, bytes_of(&self.edits));
         put(header.drafts_at, bytes_of(&self.drafts));
         let facts = self.facts.iter().copied().chain(std::iter::repeat(0));
-        let facts: Vec<i32> = facts.take(self.rows.len() * RowFact::COUNT).collect();
+        let facts: Vec<i32> = facts.take(self.rows.len() * RowMetadataField::COUNT).collect();
         put(header.facts_at, bytes_of(&facts));
         bytes
     }

@@ -5,7 +5,7 @@ use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::cpu::CpuBackend;
 use kernels::{
     AttentionMetadata, HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvLayout,
-    MlaKvWrite, MlaKvWriteArgs, PackedGroup, RopeCosSin, RowBounds,
+    MlaKvWrite, MlaKvWriteArgs, PackedMatrixGroup, RopeCosSin, RowBounds,
 };
 
 use crate::support::{CpuTestFloat, SeededNumbers, bytes_of, cast, devices, error};
@@ -256,7 +256,12 @@ fn round<T: CpuTestFloat>(x: f64) -> f64 {
     f64::from(T::of(x as f32).value())
 }
 
-fn pack<T: CpuTestFloat>(device: &CpuBackend, all: &[Vec<f32>], n: usize, k: usize) -> PackedGroup {
+fn pack<T: CpuTestFloat>(
+    device: &CpuBackend,
+    all: &[Vec<f32>],
+    n: usize,
+    k: usize,
+) -> PackedMatrixGroup {
     let bytes: Vec<Vec<u8>> = all.iter().map(|w| bytes_of(w)).collect();
     let view = |b| vec![HostMat::new(b, device::DType::F32, n, k).unwrap()];
     let views: Vec<_> = bytes.iter().map(|b| view(b)).collect();

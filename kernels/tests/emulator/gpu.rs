@@ -4,7 +4,9 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 
-use hip_runtime_sys::{DriverApi, DriverPtr, DriverStatus, GpuApi, LibrarySearch, RtcApi, code};
+use hip_runtime_sys::{
+    DriverApi, DriverPtr, DriverStatus, GpuApi, LibrarySearchPaths, RtcApi, code,
+};
 use kernels::gpu::HEADERS;
 
 use crate::emulated_gpu;
@@ -56,9 +58,10 @@ impl EmulatedGpu {
     }
 
     fn open_device_of(path: &Path, ordinal: i32) -> Self {
-        let driver = DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", path)).unwrap();
-        let rtc =
-            RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", path)).unwrap();
+        let driver =
+            DriverApi::open(GpuApi::Hip, &LibrarySearchPaths::named("driver", path)).unwrap();
+        let rtc = RtcApi::open(GpuApi::Hip, &LibrarySearchPaths::named("run-time compiler", path))
+            .unwrap();
         // SAFETY: the emulator's library is already loaded, and its functions have these types.
         let (set_seed, set_isa, clear_failure, last_failure) = unsafe {
             let library: &'static _ = Box::leak(Box::new(libloading::Library::new(path).unwrap()));

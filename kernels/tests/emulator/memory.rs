@@ -78,7 +78,7 @@ fn launches_over_the_limits_are_rejected() {
 fn no_device() {
     let gpu_count = || {
         let library = crate::emulated_gpu::library();
-        let search = hip_runtime_sys::LibrarySearch::named("driver", &library);
+        let search = hip_runtime_sys::LibrarySearchPaths::named("driver", &library);
         let driver =
             hip_runtime_sys::DriverApi::open(hip_runtime_sys::GpuApi::Hip, &search).unwrap();
         // SAFETY: no other driver function is called before in this process.

@@ -13,12 +13,12 @@ const LANES: usize = 64;
 
 /// Formats of the elements.
 #[derive(Clone, Copy, PartialEq)]
-enum SmallFormat {
+enum NarrowFloatFormat {
     Fp8,
     Fp4,
 }
 
-impl SmallFormat {
+impl NarrowFloatFormat {
     fn bits(self) -> usize {
         if self == Self::Fp8 { 8 } else { 4 }
     }
@@ -43,14 +43,14 @@ impl SmallFormat {
 
 /// One operand: codes of 16 lines of 128 elements, and a scale byte per line and block of 32.
 struct ScaledOperand {
-    format: SmallFormat,
+    format: NarrowFloatFormat,
     codes: Vec<u8>,
     scales: Vec<u8>,
 }
 
 impl ScaledOperand {
-    fn new(format: SmallFormat, step: usize) -> Self {
-        let range = if format == SmallFormat::Fp8 { 0x50 } else { 16 };
+    fn new(format: NarrowFloatFormat, step: usize) -> Self {
+        let range = if format == NarrowFloatFormat::Fp8 { 0x50 } else { 16 };
         let codes = (0..SIDE * K).map(|i| (i * step % range) as u8).collect();
         let scales = (0..SIDE * K / 32).map(|i| (124 + i * step % 7) as u8).collect();
         Self { format, codes, scales }
@@ -86,8 +86,8 @@ impl ScaledOperand {
 }
 
 /// Runs a kernel of `scaled_matrix.hip` and returns the first element that is wrong.
-fn mismatch(gpu: &EmulatedGpu, image: &[u8], format: SmallFormat) -> Option<String> {
-    let name = if format == SmallFormat::Fp8 { "scaled_fp8" } else { "scaled_fp4" };
+fn mismatch(gpu: &EmulatedGpu, image: &[u8], format: NarrowFloatFormat) -> Option<String> {
+    let name = if format == NarrowFloatFormat::Fp8 { "scaled_fp8" } else { "scaled_fp4" };
     let (a, b) = (ScaledOperand::new(format, 7), ScaledOperand::new(format, 5));
     let c: Vec<f32> = (0..SIDE * SIDE).map(|i| i as f32).collect();
     let scales = [a.scale_words(2), b.scale_words(0)].concat();
@@ -109,7 +109,7 @@ fn mismatch(gpu: &EmulatedGpu, image: &[u8], format: SmallFormat) -> Option<Stri
 fn scaled_products_agree_with_the_cpu() {
     let gpu = MachineCodeGpu::open(0x950);
     let image = gpu.image(SOURCE, &[]);
-    for format in [SmallFormat::Fp8, SmallFormat::Fp4] {
+    for format in [NarrowFloatFormat::Fp8, NarrowFloatFormat::Fp4] {
         assert_eq!(mismatch(&gpu, &image, format), None);
     }
 }
@@ -118,7 +118,8 @@ fn scaled_products_agree_with_the_cpu() {
 fn a_wrong_scale_byte_is_caught() {
     let gpu = MachineCodeGpu::open(0x950);
     let image = gpu.image(SOURCE, &[]);
-    for (index, format) in [SmallFormat::Fp8, SmallFormat::Fp4].into_iter().enumerate() {
+    for (index, format) in [NarrowFloatFormat::Fp8, NarrowFloatFormat::Fp4].into_iter().enumerate()
+    {
         let edited = edit_disassembly(&image, "op_sel_hi:[1,0,0]", "op_sel_hi:[0,0,0]", index);
         assert!(mismatch(&gpu, &edited, format).is_some());
     }

@@ -1,13 +1,13 @@
 //! Lists of visible devices: `ROCR_VISIBLE_DEVICES` first, then `HIP_VISIBLE_DEVICES`, or `CUDA_VISIBLE_DEVICES`
 //! if that is unset or empty, as AMD's runtimes read them.
 
-use hip_runtime_sys::{DriverApi, GpuApi, LibrarySearch, code};
+use hip_runtime_sys::{DriverApi, GpuApi, LibrarySearchPaths, code};
 
 use crate::{child_process, emulated_gpu};
 
 /// Returns the PCI buses of the visible devices; without lists, device `i` has bus `i + 1`.
 fn visible_buses() -> Vec<u32> {
-    let search = LibrarySearch::named("driver", &emulated_gpu::library());
+    let search = LibrarySearchPaths::named("driver", &emulated_gpu::library());
     let driver = DriverApi::open(GpuApi::Hip, &search).unwrap();
     let (mut count, pci_bus_id) = (0, driver.pci_bus_id.unwrap());
     // SAFETY: `count` is writable.

@@ -6,7 +6,7 @@ use kernels::{
     AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, RowBounds,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S};
 
 /// Number of query heads, number of KV heads, head dimension, and tokens per block.
@@ -104,14 +104,14 @@ impl PagedAttentionCase {
     }
 
     /// Returns random queries: `[tokens, heads * head_dim]`.
-    fn queries(&self, pair: &CpuGpuPair, numbers: &mut RandomNumbers) -> TwinMatrix {
+    fn queries(&self, pair: &CpuGpuPair, numbers: &mut RandomNumbers) -> CpuGpuMatrix {
         let tokens = self.rows.iter().map(|r| r.0).sum();
         let width = self.heads * self.layouts[0].head_dim;
         pair.random(numbers, self.layouts[0].dtype, tokens, width)
     }
 
     /// Runs one step with all rows on the GPU, and also on the CPU if `with_cpu`.
-    fn run(&self, pair: &CpuGpuPair, q: &TwinMatrix, with_cpu: bool) -> TwinMatrix {
+    fn run(&self, pair: &CpuGpuPair, q: &CpuGpuMatrix, with_cpu: bool) -> CpuGpuMatrix {
         let rows = self.rows.len();
         let mut cu_q = vec![0i32];
         for row in &self.rows {
@@ -124,7 +124,7 @@ impl PagedAttentionCase {
         let seq_slots = pair.put(&self.seq_slots, 1, rows);
         let bounds = RowBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
-        let views: [fn(&TwinMatrix) -> MatRef<'_>; 2] = [TwinMatrix::gpu, TwinMatrix::cpu];
+        let views: [fn(&CpuGpuMatrix) -> MatRef<'_>; 2] = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu];
         let devices = pair.backends();
         for at in 0..if with_cpu { 2 } else { 1 } {
             let view = views[at];

@@ -4,17 +4,17 @@
 use device::{DType, DeviceDriver, DeviceStream, MatRef, PinnedBuffer};
 use kernels::TensorAdd;
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, elements_of, pairs};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, elements_of, pairs};
 use crate::support::S;
 
 const FLOATS: usize = 1000;
 
 /// Computes `y = a + b` on the GPU.
-fn add(pair: &CpuGpuPair, y: &mut TwinMatrix, a: MatRef<'_>, b: MatRef<'_>) {
+fn add(pair: &CpuGpuPair, y: &mut CpuGpuMatrix, a: MatRef<'_>, b: MatRef<'_>) {
     pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a, b }).unwrap();
 }
 
-fn gpu_floats(pair: &CpuGpuPair, twin: &TwinMatrix) -> Vec<f32> {
+fn gpu_floats(pair: &CpuGpuPair, twin: &CpuGpuMatrix) -> Vec<f32> {
     let mut bytes = vec![0; FLOATS * 4];
     pair.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
     elements_of(&bytes)

@@ -62,7 +62,12 @@ impl CpuGpuPair {
     }
 
     /// Uploads `data` to both devices.
-    pub(crate) fn put<T: DeviceElement>(&self, data: &[T], rows: usize, cols: usize) -> TwinMatrix {
+    pub(crate) fn put<T: DeviceElement>(
+        &self,
+        data: &[T],
+        rows: usize,
+        cols: usize,
+    ) -> CpuGpuMatrix {
         assert_eq!(data.len(), rows * cols);
         let mut twin = self.zeros(T::DTYPE, rows, cols);
         let bytes = bytes_of(data);
@@ -79,7 +84,7 @@ impl CpuGpuPair {
         dtype: DType,
         rows: usize,
         cols: usize,
-    ) -> TwinMatrix {
+    ) -> CpuGpuMatrix {
         self.put_as(dtype, &numbers.reals::<f32>(rows * cols), rows, cols)
     }
 
@@ -90,7 +95,7 @@ impl CpuGpuPair {
         values: &[f32],
         rows: usize,
         cols: usize,
-    ) -> TwinMatrix {
+    ) -> CpuGpuMatrix {
         match dtype {
             DType::BF16 => {
                 let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
@@ -106,7 +111,7 @@ impl CpuGpuPair {
 
     /// Returns a matrix with all bits set, which are NaN as floats and −1 as integers: a kernel must
     /// overwrite every element.
-    pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
+    pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> CpuGpuMatrix {
         let mut twin = self.zeros(dtype, rows, cols);
         let bytes = vec![0xff; rows * cols * on_cpu(dtype).bytes()];
         self.gpu.upload(&mut twin.gpu, 0, &bytes[..rows * cols * dtype.bytes()]).unwrap();
@@ -114,10 +119,10 @@ impl CpuGpuPair {
         twin
     }
 
-    pub(crate) fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
+    pub(crate) fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> CpuGpuMatrix {
         let gpu = self.gpu.alloc(rows * cols * dtype.bytes()).unwrap();
         let cpu = self.cpu.alloc(rows * cols * on_cpu(dtype).bytes()).unwrap();
-        TwinMatrix { gpu, cpu, dtype, rows, cols }
+        CpuGpuMatrix { gpu, cpu, dtype, rows, cols }
     }
 
     /// Packs a weight matrix for each device.
@@ -136,7 +141,7 @@ impl CpuGpuPair {
 
     /// Returns the contents of both matrices, the GPU's first. Panics for f16, which the reference device
     /// does not support.
-    pub(crate) fn read<T: DeviceElement>(&self, twin: &TwinMatrix) -> [Vec<T>; 2] {
+    pub(crate) fn read<T: DeviceElement>(&self, twin: &CpuGpuMatrix) -> [Vec<T>; 2] {
         assert_eq!((T::DTYPE, T::DTYPE), (twin.dtype, on_cpu(twin.dtype)));
         let elements = twin.rows * twin.cols;
         let mut bytes = vec![0; elements * twin.dtype.bytes()];
@@ -145,7 +150,7 @@ impl CpuGpuPair {
     }
 
     /// Returns the contents of the GPU's matrix.
-    pub(crate) fn read_gpu<T: DeviceElement>(&self, twin: &TwinMatrix) -> Vec<T> {
+    pub(crate) fn read_gpu<T: DeviceElement>(&self, twin: &CpuGpuMatrix) -> Vec<T> {
         assert_eq!(T::DTYPE, twin.dtype);
         let mut bytes = vec![0; twin.rows * twin.cols * twin.dtype.bytes()];
         self.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
@@ -153,7 +158,7 @@ impl CpuGpuPair {
     }
 
     /// Returns the contents of both float matrices as f32, the GPU's first.
-    pub(crate) fn read_floats(&self, twin: &TwinMatrix) -> [Vec<f32>; 2] {
+    pub(crate) fn read_floats(&self, twin: &CpuGpuMatrix) -> [Vec<f32>; 2] {
         match twin.dtype {
             DType::BF16 => {
                 self.read::<bf16>(twin).map(|v| v.into_iter().map(bf16::to_f32).collect())
@@ -170,7 +175,7 @@ impl CpuGpuPair {
 
     /// Panics if the GPU's and the CPU's matrix differ by more than `tolerance` times the largest expected
     /// value.
-    pub(crate) fn check(&self, what: &str, twin: &TwinMatrix, tolerance: f32) {
+    pub(crate) fn check(&self, what: &str, twin: &CpuGpuMatrix, tolerance: f32) {
         let [got, expected] = self.read_floats(twin);
         let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
         for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
@@ -184,7 +189,7 @@ impl CpuGpuPair {
     pub(crate) fn check_equal<T: DeviceElement + PartialEq + std::fmt::Debug>(
         &self,
         what: &str,
-        twin: &TwinMatrix,
+        twin: &CpuGpuMatrix,
     ) {
         let [got, expected] = self.read::<T>(twin);
         for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
@@ -199,7 +204,7 @@ impl CpuGpuPair {
 }
 
 /// A matrix that exists on the GPU and on the CPU, with one result on each.
-pub(crate) struct TwinMatrix {
+pub(crate) struct CpuGpuMatrix {
     pub(crate) gpu: Buffer,
     pub(crate) cpu: Buffer,
     dtype: DType,
@@ -207,7 +212,7 @@ pub(crate) struct TwinMatrix {
     cols: usize,
 }
 
-impl TwinMatrix {
+impl CpuGpuMatrix {
     /// Returns a view of the GPU's matrix, for reading.
     pub(crate) fn gpu(&self) -> MatRef<'_> {
         self.gpu.mat(self.dtype, self.rows, self.cols).unwrap()

@@ -6,8 +6,9 @@ use device::{Buffer, DType, DeviceDriver, DeviceError, MatMut, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays, DraftRow, StagingBuffer};
 use kernels::{
-    AllGatherFn, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, KernelBackend, RowGather, VocabParallelDraftArgmax, VocabShard,
+    AllGatherFn, DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion,
+    DraftPassPreparation, DraftStateStore, KernelBackend, RowGather, VocabParallelDraftArgmax,
+    VocabShard,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
@@ -393,7 +394,7 @@ fn draft_ids_are_mapped_to_target_ids() {
             backend
                 .launch(
                     &S,
-                    DraftIdMap {
+                    DraftIdTranslation {
                         drafts: mats.pop().unwrap(),
                         pass: 1,
                         count: 290,

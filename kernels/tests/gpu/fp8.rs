@@ -8,7 +8,7 @@ use kernels::{
     PrefetchHint, PrologueLinear, RmsNorm, SiluMul, TensorAdd,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 /// Part of an fp8 weight matrix `W` that has one scale: a block of 128 x 128 weights, or an output channel.
@@ -100,7 +100,12 @@ pub(crate) fn check_small_m(
         pair.gpu
             .launch(
                 &S,
-                Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: bias.map(TwinMatrix::gpu) },
+                Linear {
+                    y: y.gpu_mut(),
+                    x: x.gpu(),
+                    weight: &w,
+                    bias: bias.map(CpuGpuMatrix::gpu),
+                },
             )
             .unwrap();
         pair.cpu
@@ -110,7 +115,7 @@ pub(crate) fn check_small_m(
                     y: y.cpu_mut(),
                     x: x.cpu(),
                     weight: &w_cpu,
-                    bias: bias.map(TwinMatrix::cpu),
+                    bias: bias.map(CpuGpuMatrix::cpu),
                 },
             )
             .unwrap();

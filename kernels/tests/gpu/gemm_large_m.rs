@@ -3,7 +3,7 @@
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
 use crate::support::S;
 
 /// Number of rows; the last row tile is partial.
@@ -77,7 +77,7 @@ fn gemm_large_m_rows_are_batch_invariant() {
         let [w, _] = weights(pair, k);
         let values = pair.numbers(3).reals::<device::bf16>((ROWS + skipped) * k);
         let product = |from: usize| {
-            let x: TwinMatrix = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
+            let x: CpuGpuMatrix = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
             let mut y = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
             let fusion = LinearFusion { silu_mul: true, ..LinearFusion::default() };
             pair.gpu

@@ -6,7 +6,7 @@ use kernels::{
     QkNormRopeKvWrite, RopeCosSin, RowBounds,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
 use crate::support::S;
 
 /// Number of query heads, number of KV heads, head dimension, and tokens per block.
@@ -64,7 +64,7 @@ pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode
     ];
     let mut o = pair.poisoned(dtype, queries, query_heads * head_dim);
     for at in 0..2 {
-        let view: fn(&TwinMatrix) -> MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
+        let view: fn(&CpuGpuMatrix) -> MatRef<'_> = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu][at];
         let device = &pair.backends()[at];
         let args = QkNormRopeArgs {
             qkv: view(&qkv),

@@ -4,7 +4,7 @@
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul, TensorAdd};
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
 
 /// Returns random weights in (−1, 1) / √k, so that sums of `k` products stay near 1.
@@ -27,7 +27,8 @@ pub(crate) fn check_product(
     let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, w_type);
     let bias = bias.then(|| pair.random(&mut numbers, DType::F32, 1, n));
     let mut y = pair.poisoned(y_type, m, n);
-    let (on_gpu, on_cpu) = (bias.as_ref().map(TwinMatrix::gpu), bias.as_ref().map(TwinMatrix::cpu));
+    let (on_gpu, on_cpu) =
+        (bias.as_ref().map(CpuGpuMatrix::gpu), bias.as_ref().map(CpuGpuMatrix::cpu));
     pair.gpu.launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: on_gpu }).unwrap();
     pair.cpu
         .launch(&S, Linear { y: y.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: on_cpu })

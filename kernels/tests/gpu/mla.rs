@@ -12,15 +12,15 @@ pub(crate) type MlaSizes = [usize; 6];
 
 /// Number of queries and context length of each row. A row attends to the first `context` tokens and has its
 /// queries at the last of these.
-pub(crate) type MlaRows<'a> = &'a [(usize, usize)];
+pub(crate) type MlaRowLengths<'a> = &'a [(usize, usize)];
 
-pub(crate) const SHORT: MlaRows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
+pub(crate) const SHORT: MlaRowLengths<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
 /// Some rows with several splits of their keys, and one row without keys.
-pub(crate) const LONG: MlaRows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
+pub(crate) const LONG: MlaRowLengths<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
 
 /// The rows of one attention step.
 pub(crate) struct MlaStepRows<'a> {
-    pub(crate) rows: MlaRows<'a>,
+    pub(crate) rows: MlaRowLengths<'a>,
     /// Number of leading rows with one query each.
     pub(crate) decode_rows: usize,
     /// First visible position; earlier positions are masked for all queries.
@@ -33,7 +33,7 @@ pub(crate) struct MlaStepRows<'a> {
 pub(crate) fn check(
     pair: &CpuGpuPair,
     sizes: MlaSizes,
-    rows: MlaRows<'_>,
+    rows: MlaRowLengths<'_>,
     decode_rows: usize,
     dtype: DType,
 ) {
@@ -44,7 +44,7 @@ pub(crate) fn check(
 fn check_from(
     pair: &CpuGpuPair,
     sizes: MlaSizes,
-    rows: MlaRows<'_>,
+    rows: MlaRowLengths<'_>,
     decode_rows: usize,
     dtype: DType,
     first_position: usize,
@@ -86,8 +86,8 @@ fn mla_on_tensor_cores_agrees_with_the_cpu() {
 
 #[test]
 fn mla_ignores_masked_first_position() {
-    let short: MlaRows<'_> = &[(1, 75), (1, 2), (1, 0), (5, 70), (3, 4)];
-    let long: MlaRows<'_> = &[(1, 600), (1, 257), (1, 0), (1, 2), (3, 130)];
+    let short: MlaRowLengths<'_> = &[(1, 75), (1, 2), (1, 0), (5, 70), (3, 4)];
+    let long: MlaRowLengths<'_> = &[(1, 600), (1, 257), (1, 0), (1, 2), (3, 130)];
     for pair in &pairs() {
         check_from(pair, [3, 32, 8, 16, 16, 6], short, 0, DType::F32, 1);
         check_from(pair, [2, 96, 16, 24, 40, 16], short, 3, DType::BF16, 1);

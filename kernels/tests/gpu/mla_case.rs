@@ -3,11 +3,11 @@
 use device::{Buffer, DType, MatMut, MatRef};
 use kernels::{
     AttentionMetadata, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs, MlaHeadWeights,
-    MlaKvLayout, MlaKvWrite, MlaKvWriteArgs, PackedGroup, RopeCosSin, RowBounds,
+    MlaKvLayout, MlaKvWrite, MlaKvWriteArgs, PackedMatrixGroup, RopeCosSin, RowBounds,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, rounded, tolerance};
-use crate::mla::{MlaRows, MlaSizes, MlaStepRows};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, rounded, tolerance};
+use crate::mla::{MlaRowLengths, MlaSizes, MlaStepRows};
 use crate::support::{RandomNumbers, S, error};
 
 /// Rows that attend to prefixes of one context, whose length is that of the longest row; with weights of all
@@ -16,7 +16,7 @@ pub(crate) struct MlaCase<'a> {
     pair: &'a CpuGpuPair,
     sizes: MlaSizes,
     dtype: DType,
-    rows: MlaRows<'a>,
+    rows: MlaRowLengths<'a>,
     /// Layouts of the pools on the GPU and on the CPU.
     layouts: [MlaKvLayout; 2],
     kv_inputs: MlaKvInputs,
@@ -27,12 +27,12 @@ pub(crate) struct MlaCase<'a> {
 
 /// Inputs of the KV write: the tokens of the context, and one token with slot −1, which is not stored.
 struct MlaKvInputs {
-    kv: TwinMatrix,
-    norm: TwinMatrix,
-    cos: TwinMatrix,
-    sin: TwinMatrix,
-    positions: TwinMatrix,
-    slots: TwinMatrix,
+    kv: CpuGpuMatrix,
+    norm: CpuGpuMatrix,
+    cos: CpuGpuMatrix,
+    sin: CpuGpuMatrix,
+    positions: CpuGpuMatrix,
+    slots: CpuGpuMatrix,
 }
 
 /// W_UK and W_UV of each head in f32: `[qk_nope_head_dim or v_head_dim, kv_lora_rank]`.
@@ -44,32 +44,32 @@ struct MlaHeadMatrices {
 /// W_UK, its transpose and W_UV of all heads, packed on a device.
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
 struct PackedMlaWeights {
-    w_uk: PackedGroup,
-    w_uk_t: PackedGroup,
-    w_uv: PackedGroup,
+    w_uk: PackedMatrixGroup,
+    w_uk_t: PackedMatrixGroup,
+    w_uv: PackedMatrixGroup,
 }
 
 /// Queries of the rows with the attention metadata.
 struct MlaQueries {
     /// Queries of all tokens of the context; each row uses the last ones.
-    q: TwinMatrix,
+    q: CpuGpuMatrix,
     /// Index of each row's first query, then the number of all queries.
     ends: Vec<i32>,
-    cu_q: TwinMatrix,
-    context_lens: TwinMatrix,
-    block_tables: TwinMatrix,
-    seq_slots: TwinMatrix,
+    cu_q: CpuGpuMatrix,
+    context_lens: CpuGpuMatrix,
+    block_tables: CpuGpuMatrix,
+    seq_slots: CpuGpuMatrix,
     bounds: RowBounds,
     /// First visible position; earlier positions are masked for all queries.
     first_position: usize,
 }
 
 struct MlaResults {
-    o: TwinMatrix,
+    o: CpuGpuMatrix,
     /// The GPU's result if each row is processed separately.
-    separate_rows: TwinMatrix,
+    separate_rows: CpuGpuMatrix,
     /// The GPU's result of the first row alone.
-    single_row: TwinMatrix,
+    single_row: CpuGpuMatrix,
 }
 
 impl<'a> MlaCase<'a> {
@@ -107,8 +107,8 @@ impl<'a> MlaCase<'a> {
         let (pair, [gpu, cpu]) = (self.pair, self.layouts);
         let backends = pair.backends();
         let (pool, packed) =
-            self.write_pool(&backends[0], TwinMatrix::gpu, TwinMatrix::gpu_mut, &gpu);
-        let all = self.queries.args(TwinMatrix::gpu, packed.heads(gpu.dtype));
+            self.write_pool(&backends[0], CpuGpuMatrix::gpu, CpuGpuMatrix::gpu_mut, &gpu);
+        let all = self.queries.args(CpuGpuMatrix::gpu, packed.heads(gpu.dtype));
         let MlaResults { o, separate_rows, single_row } = &mut self.results;
         for (out, args) in [
             (&mut *o, all),
@@ -123,8 +123,8 @@ impl<'a> MlaCase<'a> {
                 .unwrap();
         }
         let (pool, packed) =
-            self.write_pool(&backends[1], TwinMatrix::cpu, TwinMatrix::cpu_mut, &cpu);
-        let all = self.queries.args(TwinMatrix::cpu, packed.heads(cpu.dtype));
+            self.write_pool(&backends[1], CpuGpuMatrix::cpu, CpuGpuMatrix::cpu_mut, &cpu);
+        let all = self.queries.args(CpuGpuMatrix::cpu, packed.heads(cpu.dtype));
         let o = self.results.o.cpu_mut();
         pair.cpu.launch(&S, MlaAttention { o, pool: &pool, layout: &cpu, args: &all }).unwrap();
     }
@@ -134,8 +134,8 @@ impl<'a> MlaCase<'a> {
     fn write_pool(
         &mut self,
         device: &KernelBackend,
-        view: TwinView,
-        view_mut: TwinViewMut,
+        view: CpuGpuViewFn,
+        view_mut: CpuGpuViewMutFn,
         layout: &MlaKvLayout,
     ) -> (Buffer, PackedMlaWeights) {
         let mut pool = device.alloc(layout.bytes()).unwrap();
@@ -182,9 +182,9 @@ impl<'a> MlaCase<'a> {
 }
 
 /// Returns a view of a matrix on one of the two devices, for reading.
-type TwinView = fn(&TwinMatrix) -> MatRef<'_>;
+type CpuGpuViewFn = fn(&CpuGpuMatrix) -> MatRef<'_>;
 /// Returns a view of a matrix on one of the two devices, for writing.
-type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
+type CpuGpuViewMutFn = fn(&mut CpuGpuMatrix) -> MatMut<'_>;
 
 impl MlaKvInputs {
     /// Returns random inputs of `tokens` tokens, with the slots that the block table `table` assigns.
@@ -210,7 +210,7 @@ impl MlaKvInputs {
         }
     }
 
-    fn args(&self, view: TwinView, heads: usize) -> MlaKvWriteArgs<'_> {
+    fn args(&self, view: CpuGpuViewFn, heads: usize) -> MlaKvWriteArgs<'_> {
         MlaKvWriteArgs {
             kv: view(&self.kv),
             norm: view(&self.norm),
@@ -256,7 +256,7 @@ fn transposed(x: &[u8], k: usize) -> Vec<u8> {
 }
 
 impl MlaQueries {
-    fn new(pair: &CpuGpuPair, q: TwinMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
+    fn new(pair: &CpuGpuPair, q: CpuGpuMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
         let rows = step.rows.len();
         let exact = RowBounds::of(step.rows.iter().copied(), step.max_rows_per_request);
         let bounds = RowBounds { decode_rows: step.decode_rows, max_query_len: 5, ..exact };
@@ -282,7 +282,7 @@ impl MlaQueries {
         self.ends[self.ends.len() - 1] as usize
     }
 
-    fn args<'a>(&'a self, view: TwinView, heads: MlaHeadWeights<'a>) -> MlaAttentionArgs<'a> {
+    fn args<'a>(&'a self, view: CpuGpuViewFn, heads: MlaHeadWeights<'a>) -> MlaAttentionArgs<'a> {
         let (q, queries) = (view(&self.q), self.count());
         MlaAttentionArgs {
             q: q.rows_from(q.rows() - queries, queries),

@@ -10,10 +10,10 @@ use device::{Buffer, DType};
 use kernels::gpu::GpuBackend;
 use kernels::{
     AttentionMetadata, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs, MlaHeadWeights,
-    MlaKvLayout, PackedGroup, RowBounds,
+    MlaKvLayout, PackedMatrixGroup, RowBounds,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S, devices_of, error};
 
 /// Number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, and tokens per block.
@@ -79,7 +79,7 @@ impl<'a> MlaPrefillCase<'a> {
     }
 
     /// Returns the KV pool, with NaN after each row's context, as previous requests may leave it.
-    fn pool_matrix(&self, pair: &CpuGpuPair) -> TwinMatrix {
+    fn pool_matrix(&self, pair: &CpuGpuPair) -> CpuGpuMatrix {
         let [_, kv_lora_rank, rope_dim, .., block_tokens] = self.sizes;
         let (width, mut pool) = (kv_lora_rank + rope_dim, self.pool.clone());
         pool[..block_tokens * width].fill(f32::NAN);
@@ -95,7 +95,11 @@ impl<'a> MlaPrefillCase<'a> {
 }
 
 /// Returns W_UK, its transpose and W_UV of all heads, packed on a device.
-fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
+fn pack_heads(
+    case: &MlaPrefillCase<'_>,
+    device: &KernelBackend,
+    dtype: DType,
+) -> [PackedMatrixGroup; 3] {
     let [heads, kv_lora_rank, _, nope_dim, value_dim, _] = case.sizes;
     let pack = |all: &[f32], n: usize, k: usize| {
         let bytes: Vec<Vec<u8>> = all.chunks_exact(n * k).map(bytes_of).collect();
@@ -157,7 +161,8 @@ fn outputs(
     let blocks = case.pool.len() / (block_tokens * (kv_lora_rank + rope_dim));
     for at in 0..=usize::from(with_cpu) {
         let dtype = [case.dtype, on_cpu(case.dtype)][at];
-        let view: fn(&TwinMatrix) -> device::MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
+        let view: fn(&CpuGpuMatrix) -> device::MatRef<'_> =
+            [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu][at];
         let device = &pair.backends()[at];
         let layout = MlaKvLayout { layers, blocks, block_tokens, kv_lora_rank, rope_dim, dtype };
         let [key, transposed, values] = pack_heads(case, device, dtype);

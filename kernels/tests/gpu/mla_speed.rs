@@ -7,10 +7,10 @@ use std::time::Duration;
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
     AttentionMetadata, HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvLayout,
-    PackedGroup, RowBounds,
+    PackedMatrixGroup, RowBounds,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::mla_prefill::with_bytes;
 use crate::support::S;
@@ -90,7 +90,7 @@ fn mla_prefill_speed() {
     }
 }
 
-fn heads_of(pair: &CpuGpuPair, heads: usize, n: usize, k: usize) -> PackedGroup {
+fn heads_of(pair: &CpuGpuPair, heads: usize, n: usize, k: usize) -> PackedMatrixGroup {
     let bytes = crate::device_pair::bytes_of(&pair.numbers(1).reals::<f32>(n * k));
     let part = || vec![HostMat::new(&bytes, DType::F32, n, k).unwrap()];
     pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
@@ -226,7 +226,7 @@ fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usi
     };
     let [key, value] = [0; 2].map(|_| heads_of(pair, heads, NOPE_DIM, KV_LORA_RANK));
     let transposed = heads_of(pair, heads, KV_LORA_RANK, NOPE_DIM);
-    let launch = |i: usize, o: &mut TwinMatrix| {
+    let launch = |i: usize, o: &mut CpuGpuMatrix| {
         let heads = MlaHeadWeights { w_uk: &key, w_uk_t: Some(&transposed), w_uv: &value };
         let layer = i % LAYERS;
         let (q, rows, scale) = (queries.gpu(), step, 0.07);

@@ -3,18 +3,18 @@
 
 use device::{DType, bf16};
 use kernels::{
-    ExpertLoadArgs, ExpertMlp, ExpertWeights, HostMat, Linear, PackedGroup, RoutedExpertMlp,
+    ExpertLoadArgs, ExpertMlp, ExpertWeights, HostMat, Linear, PackedMatrixGroup, RoutedExpertMlp,
     RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{DeviceArray, RandomNumbers, S};
 
 /// The experts of one layer on both devices, and the router's choices and weights for some tokens.
 struct MoeCase {
     first: usize,
-    gate_up: [PackedGroup; 2],
-    down: [PackedGroup; 2],
+    gate_up: [PackedMatrixGroup; 2],
+    down: [PackedMatrixGroup; 2],
     chosen: Vec<i32>,
     weights: Vec<f32>,
     top_k: usize,
@@ -58,7 +58,7 @@ impl MoeCase {
     }
 
     /// Computes the experts of tokens `[from, from + x.rows())` on both devices.
-    fn run(&self, pair: &CpuGpuPair, x: &TwinMatrix, from: usize) -> TwinMatrix {
+    fn run(&self, pair: &CpuGpuPair, x: &CpuGpuMatrix, from: usize) -> CpuGpuMatrix {
         let (tokens, hidden) = (x.gpu().rows(), x.gpu().cols());
         let own = from * self.top_k..(from + tokens) * self.top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, self.top_k);

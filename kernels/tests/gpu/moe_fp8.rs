@@ -3,11 +3,11 @@
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedGroup,
+    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedMatrixGroup,
     RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, tolerance};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
 use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_rows};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
@@ -19,8 +19,8 @@ pub(crate) struct MoeFp8Case {
     sizes: MoeFp8Sizes,
     /// Gate, up and down projection of each expert.
     stored: Vec<[Fp8Weights; 3]>,
-    gate_up: [PackedGroup; 2],
-    down: [PackedGroup; 2],
+    gate_up: [PackedMatrixGroup; 2],
+    down: [PackedMatrixGroup; 2],
     chosen: Vec<i32>,
     weights: Vec<f32>,
 }
@@ -84,10 +84,10 @@ impl MoeFp8Case {
     pub(crate) fn run(
         &self,
         pair: &CpuGpuPair,
-        x: &TwinMatrix,
+        x: &CpuGpuMatrix,
         from: usize,
         on_cpu: bool,
-    ) -> TwinMatrix {
+    ) -> CpuGpuMatrix {
         let (tokens, top_k) = (x.gpu().rows(), self.sizes.3);
         let own = from * top_k..(from + tokens) * top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, top_k);
@@ -308,7 +308,7 @@ fn shared_expert_is_a_separate_matrix() {
             }
             let y = case.run(pair, &x, 0, true);
             pair.check(&format!("{tokens} tokens, in the group"), &y, 2.0 * tolerance(BF16));
-            let last = |group: &PackedGroup| group.matrix(group.len() - 1).unwrap();
+            let last = |group: &PackedMatrixGroup| group.matrix(group.len() - 1).unwrap();
             let (gate_up, down) = (last(&case.gate_up[0]), last(&case.down[0]));
             let mut separate = pair.poisoned(BF16, tokens, hidden);
             let mut between = pair.poisoned(BF16, tokens, inner);

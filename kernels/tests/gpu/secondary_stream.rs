@@ -7,7 +7,7 @@ use std::process::Command;
 use device::{CapturedGraph, DType, DeviceDriver, DeviceStream, bf16};
 use kernels::{FusedLinear, HostMat, LinearFusion, TensorAdd};
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, pairs};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, pairs};
 use crate::support::S;
 
 const FLOATS: usize = 1000;
@@ -16,11 +16,11 @@ const FLOATS: usize = 1000;
 struct StreamAdditions<'a> {
     pair: &'a CpuGpuPair,
     secondary_stream: DeviceStream,
-    x: TwinMatrix,
-    before_fork: TwinMatrix,
-    on_secondary: TwinMatrix,
-    concurrent: TwinMatrix,
-    after_join: TwinMatrix,
+    x: CpuGpuMatrix,
+    before_fork: CpuGpuMatrix,
+    on_secondary: CpuGpuMatrix,
+    concurrent: CpuGpuMatrix,
+    after_join: CpuGpuMatrix,
 }
 
 impl<'a> StreamAdditions<'a> {
@@ -166,7 +166,7 @@ fn check_scratch(pair: &CpuGpuPair) {
         [2, 3].map(|salt| pair.put_as(half, &pair.numbers(salt).reals::<f32>(ROWS * K), ROWS, K));
     let outputs = || [(); 2].map(|()| pair.poisoned(half, ROWS, N));
     let (mut sequential, mut overlapped) = (outputs(), outputs());
-    let product = |s: &DeviceStream, y: &mut TwinMatrix, x: &TwinMatrix| {
+    let product = |s: &DeviceStream, y: &mut CpuGpuMatrix, x: &CpuGpuMatrix| {
         gpu.launch(s, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
             .unwrap();
     };

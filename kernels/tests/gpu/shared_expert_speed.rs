@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use device::{DType, DeviceDriver, DeviceStream, bf16};
 use kernels::{
-    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedGroup,
-    PackedMatrix, SiluMul, TensorAdd, TopKRoutes,
+    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedMatrix,
+    PackedMatrixGroup, SiluMul, TensorAdd, TopKRoutes,
 };
 
-use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs};
+use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
@@ -57,8 +57,8 @@ const LAYERS: [SharedExpertLayer; 3] = [
 
 /// Weights of an MoE layer on the GPU, with the shared experts both in the groups and separate.
 struct SharedExpertWeights {
-    gate_up: PackedGroup,
-    down: PackedGroup,
+    gate_up: PackedMatrixGroup,
+    down: PackedMatrixGroup,
     /// The shared experts as a separate MLP: gate and up projections, then the down projection.
     separate: [PackedMatrix; 2],
     router: PackedMatrix,
@@ -106,7 +106,7 @@ impl SharedExpertLayer {
     }
 
     /// Returns the experts and weights of each token, including the shared experts if `with`.
-    fn routes(&self, pair: &CpuGpuPair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
+    fn routes(&self, pair: &CpuGpuPair, tokens: usize, with: bool) -> [CpuGpuMatrix; 2] {
         let mut numbers = pair.numbers(tokens as u64);
         let shared = if with { self.shared } else { 0 };
         let (mut chosen, mut weights) = (Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ impl SharedExpertLayer {
         let [gate_up, down] = &w.separate;
         let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
         let gpu = &pair.gpu;
-        let mut shared = |s: &DeviceStream, own: &mut TwinMatrix| {
+        let mut shared = |s: &DeviceStream, own: &mut CpuGpuMatrix| {
             if FusedLinear::supports_silu_mul(&Arc::clone(gpu).into(), tokens, half, gate_up) {
                 gpu.launch(
                     s,

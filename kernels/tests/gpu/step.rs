@@ -4,8 +4,8 @@ use device::MatMut;
 use kernels::StepPreparation;
 use kernels::gpu::GpuBackend;
 use kernels::step::{
-    RowFact, SequenceSamplingParams, SequenceSlotArrays, StagedLogitsRow, StagedSequenceInit,
-    StagedStepRow, StagingBuffer, StagingBufferView, StepArrays,
+    RowMetadataField, SequenceSamplingParams, SequenceSlotArrays, StagedLogitsRow,
+    StagedSequenceInit, StagedStepRow, StagingBuffer, StagingBufferView, StepArrays,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
@@ -18,7 +18,7 @@ const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
 
 /// Contents of all arrays that step preparation writes: state of the sequence slots, inputs of the step, KV
-/// slots of its tokens, and `RowFact`s of its rows.
+/// slots of its tokens, and `RowMetadataField`s of its rows.
 #[derive(Debug, Clone, PartialEq)]
 struct StepTestArrays {
     seq_slots: [Vec<i32>; 5],
@@ -41,7 +41,7 @@ fn step_arrays(
         |i: usize| (0..SEQ_SLOTS * SLOT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
     let slot_arrays = [0, 1, 2, 3, 4].map(slot_array);
     let step = [tokens, tokens, rows + 1, rows, logits_rows].map(|n| vec![-1; n]);
-    let facts = vec![-1; RowFact::COUNT * rows];
+    let facts = vec![-1; RowMetadataField::COUNT * rows];
     StepTestArrays { seq_slots: slot_arrays, step, slots: vec![-1; tokens], facts }
 }
 
@@ -73,7 +73,7 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
             table_len,
             table_at,
         });
-        stage.facts.extend((0..RowFact::COUNT).map(|_| numbers.below(9) as i32));
+        stage.facts.extend((0..RowMetadataField::COUNT).map(|_| numbers.below(9) as i32));
         stage.tokens += len as usize;
         stage.logits_rows.push(StagedLogitsRow {
             token: token + len - 1,
@@ -137,7 +137,7 @@ fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepT
         cu_q: MatMut::of(cu_q, 1, rows + 1).unwrap(),
         context_lens: MatMut::of(context_lens, 1, rows).unwrap(),
         logits_indices: MatMut::of(logits_indices, 1, logits_rows).unwrap(),
-        row_facts: MatMut::of(&mut arrays.facts, RowFact::COUNT, rows).unwrap(),
+        row_facts: MatMut::of(&mut arrays.facts, RowMetadataField::COUNT, rows).unwrap(),
     };
     oracle()
         .launch(
@@ -176,7 +176,7 @@ fn on_device(
     let mut device_slots = [0, 1, 2, 3, 4].map(slot_array);
     let mut step_arrays = arrays.step.each_ref().map(|x| DeviceArray::row(device, x));
     let mut slots = DeviceArray::row(device, &arrays.slots);
-    let mut facts = DeviceArray::of(device, &arrays.facts, RowFact::COUNT, rows);
+    let mut facts = DeviceArray::of(device, &arrays.facts, RowMetadataField::COUNT, rows);
     let [newest, tables, history, masks, params] =
         device_slots.each_mut().map(DeviceArray::mat_mut);
     let mut slot_arrays = SequenceSlotArrays { latest: newest, tables, history, masks, params };
@@ -253,7 +253,7 @@ fn long_prompts_are_prepared_by_several_blocks() {
         let mut device_slots = [3, table_len + 3, 4, 1, PARAM_WORDS].map(poisoned);
         let mut step_arrays = [tokens, tokens, 2, 1, 1].map(poisoned);
         let mut slots = DeviceArray::<i64>::poisoned(&device, 1, tokens);
-        let mut facts = DeviceArray::<i32>::poisoned(&device, RowFact::COUNT, 1);
+        let mut facts = DeviceArray::<i32>::poisoned(&device, RowMetadataField::COUNT, 1);
         let [newest, tables, history, masks, params] =
             device_slots.each_mut().map(DeviceArray::mat_mut);
         let mut slot_arrays = SequenceSlotArrays { latest: newest, tables, history, masks, params };

@@ -24,7 +24,7 @@ pub struct KvEventsConfig {
     /// Encoding of the events in a batch.
     pub format: KvEventFormat,
     /// Choice of the sequence number of the first batch.
-    pub sequence_start: SequenceStart,
+    pub sequence_start: InitialSequenceNumber,
     /// Idle time after which an empty batch is sent as a heartbeat; `None` = never.
     pub idle_heartbeat_interval: Option<Duration>,
     /// Whether events include `token_ids`.
@@ -63,14 +63,14 @@ impl KvEventFormat {
 
 /// Sequence number of a publisher's first batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SequenceStart {
+pub enum InitialSequenceNumber {
     /// Start time in microseconds of Unix time, so that numbers do not decrease after a restart.
     Clock,
     /// The first batch has the number 0, as in vLLM.
     Zero,
 }
 
-impl SequenceStart {
+impl InitialSequenceNumber {
     /// Name of the setting's value in replies of `/kv_event_sources`.
     pub(super) const fn name(self) -> &'static str {
         match self {

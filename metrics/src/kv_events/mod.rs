@@ -27,7 +27,7 @@ mod zmtp;
 
 pub use announced_blocks::AnnouncedBlocks;
 pub use backlog::EventBacklog;
-pub use config::{BindMode, KvEventFormat, KvEventsConfig, SequenceStart};
+pub use config::{BindMode, InitialSequenceNumber, KvEventFormat, KvEventsConfig};
 pub use decode::{
     BlockRemoved, BlockStored, DecodeError, DecodedKvEvent, ExternalBlockHash, KvEventBatch, decode,
 };

@@ -1,7 +1,7 @@
 //! Publisher thread: owns both sockets of one replica and sleeps until there is something to send.
 
 use super::backlog::EventBacklog;
-use super::config::{KvEventsConfig, SequenceStart};
+use super::config::{InitialSequenceNumber, KvEventsConfig};
 use super::encode::KvEventEncoder;
 use super::endpoint::TopicFields;
 use super::feed::{FeedLimits, KvEventFeed, PublisherWaker, QueuedKvEvents, unix_seconds};
@@ -46,8 +46,8 @@ impl BoundPublisher {
         mut topic_fields: TopicFields,
     ) -> Result<Self, SocketError> {
         topic_fields.epoch = match config.sequence_start {
-            SequenceStart::Clock => (unix_seconds() * 1e6) as u64,
-            SequenceStart::Zero => 0,
+            InitialSequenceNumber::Clock => (unix_seconds() * 1e6) as u64,
+            InitialSequenceNumber::Zero => 0,
         };
         let sockets = sockets::open(config, &topic_fields)?;
         Ok(Self { config: config.clone(), topic_fields, sockets })

@@ -1,6 +1,6 @@
 //! Registration of histograms: per replica, per label value, or for the whole server.
 
-use super::{EngineSeries, MetricRegistrar};
+use super::{MetricRegistrar, ReplicaOrSharedSeries};
 use crate::histogram_buckets::HistogramFamily;
 use prometheus::{Error, Histogram, HistogramOpts, HistogramVec};
 
@@ -11,10 +11,10 @@ impl MetricRegistrar<'_> {
         name: &str,
         help: &str,
         family: HistogramFamily,
-    ) -> Result<EngineSeries<Histogram>, Error> {
+    ) -> Result<ReplicaOrSharedSeries<Histogram>, Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family = self.add(HistogramVec::new(opts, &Self::labels(None))?)?;
-        Ok(EngineSeries(self.children(None, |values| family.with_label_values(values))))
+        Ok(ReplicaOrSharedSeries(self.children(None, |values| family.with_label_values(values))))
     }
 
     /// Registers a histogram per replica and value of `label`; returns one entry per value.
@@ -25,11 +25,11 @@ impl MetricRegistrar<'_> {
         family: HistogramFamily,
         label: &str,
         values: [&str; N],
-    ) -> Result<[EngineSeries<Histogram>; N], Error> {
+    ) -> Result<[ReplicaOrSharedSeries<Histogram>; N], Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
         let of = |value| self.children(Some(value), |values| family.with_label_values(values));
-        Ok(values.map(|value| EngineSeries(of(value))))
+        Ok(values.map(|value| ReplicaOrSharedSeries(of(value))))
     }
 
     /// Registers a histogram per replica and pair of values of two labels; returns one entry per pair, in
@@ -41,14 +41,14 @@ impl MetricRegistrar<'_> {
         family: HistogramFamily,
         [first, second]: [&str; 2],
         values: &[[&str; 2]],
-    ) -> Result<Vec<EngineSeries<Histogram>>, Error> {
+    ) -> Result<Vec<ReplicaOrSharedSeries<Histogram>>, Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family =
             self.add(HistogramVec::new(opts, &["model_name", "engine", first, second])?)?;
         let of = |[first, second]: &[&str; 2]| {
             let child =
                 |engine: &String| family.with_label_values(&[self.model, engine, first, second]);
-            EngineSeries(self.engines.iter().map(child).collect())
+            ReplicaOrSharedSeries(self.engines.iter().map(child).collect())
         };
         Ok(values.iter().map(of).collect())
     }

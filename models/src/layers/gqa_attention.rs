@@ -4,7 +4,7 @@ use super::{
     ColumnParallelLinear, ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
+use ops::{AttentionLayerParams, DType, QkRopeWeights, Tensor};
 
 /// Attention part of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ / √head_dim) · v)`, where `q`,
 /// `k` and `v` are projections of `norm(x)`. If the model has a QK norm, it is applied to `q` and `k` before
@@ -21,7 +21,7 @@ pub(crate) struct GqaAttention {
 pub(crate) struct GqaAttentionCore {
     norm: Option<QkNorm>,
     rope: RotaryEmbedding,
-    shape: AttentionShape,
+    shape: AttentionLayerParams,
     /// Factors by which stored fp8 keys and values are multiplied to get their values; 1 for other KV caches.
     /// The softmax scale includes the factor of keys, the output projection the factor of values.
     kv_scales: [f32; 2],
@@ -105,7 +105,7 @@ impl GqaAttentionCore {
         Ok(Self {
             norm,
             rope: rope.at_layer(layer),
-            shape: AttentionShape { heads, layer, scale, first_position: 0 },
+            shape: AttentionLayerParams { heads, layer, scale, first_position: 0 },
             kv_scales,
             o_proj: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
         })
@@ -120,7 +120,7 @@ impl GqaAttentionCore {
         qkv: &Tensor,
     ) -> Result<(), ForwardError> {
         let q = self.write_kv(f, qkv)?; // [tokens, query channels]
-        let shape = AttentionShape { first_position: 1, ..self.shape };
+        let shape = AttentionLayerParams { first_position: 1, ..self.shape };
         let o = f.ops.paged_attention(&q, &shape, f.kv, f.batch)?; // [tokens, query channels]
         self.o_proj.add_to(f, x, &o) // [tokens, hidden size]; all-reduced over f.tp
     }

@@ -4,7 +4,7 @@
 use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
+use ops::{AttentionLayerParams, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
 
 /// Attention part of a decoder layer: `x += o_proj(softmax(q · kᵀ · scale) · v)` with `h = norm(x)`. The
 /// cache row of a token is `[norm(c) | rope(k_pe)]`, where `[c | k_pe] = kv_a_proj h`, `c` has kv_lora_rank
@@ -17,7 +17,7 @@ pub(crate) struct MlaAttentionLayer {
     kv_a_norm: RmsNormLayer,
     heads: PackedMlaHeads,
     rope: RotaryEmbedding,
-    shape: AttentionShape,
+    shape: AttentionLayerParams,
     o_proj: RowParallelLinear,
 }
 
@@ -65,7 +65,7 @@ impl MlaAttentionLayer {
             kv_a_norm: RmsNormLayer::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
             heads: w.mla_heads("kv_b_proj", mla.qk_nope_head_dim, mla.v_head_dim)?,
             rope: rope.clone(),
-            shape: AttentionShape {
+            shape: AttentionLayerParams {
                 heads,
                 layer,
                 scale: softmax_scale(config),

@@ -5,7 +5,7 @@ use super::digest::{add_digest, add_part};
 use super::source::HostShard;
 use super::tensor_plan::WeightLocation;
 use crate::sharding::{ShardSpec, WeightSlice};
-use ops::MatrixWindow;
+use ops::HashedMatrixPart;
 use protocol::WeightsDigest;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -59,9 +59,9 @@ impl WeightPartLocation {
     ///
     /// # Panics
     /// Panics if the checkpoint does not contain the tensor or the byte range.
-    fn window(&self) -> MatrixWindow<'_> {
+    fn window(&self) -> HashedMatrixPart<'_> {
         let stored = self.checkpoint.bytes(&self.stored).expect("the tensor has been located");
-        MatrixWindow {
+        HashedMatrixPart {
             bytes: &stored[self.matrix.clone()],
             row_bytes: self.row_bytes,
             rows: self.rows.clone(),

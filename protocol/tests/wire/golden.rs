@@ -4,14 +4,14 @@ use expect_test::{Expect, expect};
 use protocol::codec::WireMessage;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming, DeviceKind,
-    DispatchMode, DraftAcceptance, Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello,
-    ExecutorLinkOffer, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GrammarBitmask,
-    GraphCapture, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype,
-    NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica,
-    RequestId, RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit,
-    SequenceSlot, SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId,
-    StepOutput, StepTiming, TokenLogprobs, WarmUpReport, WeightsDigest,
+    Batch, BatchRow, BitmaskMessage, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming,
+    DeviceKind, DraftAcceptanceRule, Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello,
+    ExecutorLinkOffer, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GraphCaptureConfig,
+    HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand,
+    NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica, RequestId,
+    RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
+    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId,
+    StepLaunchMode, StepOutput, StepTiming, TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
 /// Compares the frame of a message in hexadecimal: the header on one line, then 32 bytes of the body per
@@ -58,7 +58,7 @@ fn batch_bytes() {
     let batch = Batch {
         step: StepId(7),
         epoch: Epoch(2),
-        dispatch: DispatchMode::Eager { tokens: 2 },
+        dispatch: StepLaunchMode::Eager { tokens: 2 },
         moe_tokens: 0,
         draft_rows: 0,
         rows: vec![
@@ -80,7 +80,7 @@ fn batch_bytes() {
 
 #[test]
 fn bitmask_bytes() {
-    let bitmask = GrammarBitmask {
+    let bitmask = BitmaskMessage {
         step: StepId(7),
         rows: vec![
             BitmaskRow { row: 0, bitmasks: vec![vec![0x8000_0001, 2].into(), vec![3].into()] },
@@ -257,11 +257,11 @@ fn executor_settings_bytes() {
         tokens_per_step: 64,
         kv_cache_size: KvCacheSize::Blocks(64),
         memory_utilization: 0.9,
-        graph_capture: GraphCapture::Disabled,
+        graph_capture: GraphCaptureConfig::Disabled,
         speculative: Some(SpeculativeConfig {
             draft_tokens: 3,
             method: SpeculativeMethod::Ngram { lookup_min: 2, lookup_max: 5 },
-            acceptance: DraftAcceptance::Synthetic { per_mille: 700, decrease: 0 },
+            acceptance: DraftAcceptanceRule::Synthetic { per_mille: 700, decrease: 0 },
         }),
         max_logprobs: 20,
         profile_dir: None,

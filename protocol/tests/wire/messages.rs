@@ -4,14 +4,14 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming, DeviceKind,
-    DeviceLibraries, DispatchMode, DraftAcceptance, Epoch, ExecutorCommand, ExecutorEvent,
+    Batch, BatchRow, BitmaskMessage, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming,
+    DeviceKind, DeviceLibraries, DraftAcceptanceRule, Epoch, ExecutorCommand, ExecutorEvent,
     ExecutorHello, ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement,
-    ExpertTokenCount, GrammarBitmask, GraphCapture, HostSettings, KvCacheDtype, KvCacheSize,
-    KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo,
-    ParallelConfig, PoolingMethod, ProfilerStatus, PromptResults, Rank, Replica, RequestId,
-    RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
-    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId, StepOutput,
+    ExpertTokenCount, GraphCaptureConfig, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind,
+    KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig,
+    PoolingMethod, ProfilerStatus, PromptResults, Rank, Replica, RequestId, RowDrafts, RowError,
+    RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig,
+    SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId, StepLaunchMode, StepOutput,
     StepTiming, Token, TokenBitmask, TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
@@ -100,8 +100,9 @@ fn row() -> impl Strategy<Value = BatchRow> {
 
 fn batch() -> impl Strategy<Value = Batch> {
     let dispatch = prop_oneof![
-        (any::<u32>(), any::<u32>()).prop_map(|(rows, width)| DispatchMode::Graph { rows, width }),
-        any::<u32>().prop_map(|tokens| DispatchMode::Eager { tokens }),
+        (any::<u32>(), any::<u32>())
+            .prop_map(|(rows, width)| StepLaunchMode::Graph { rows, width }),
+        any::<u32>().prop_map(|tokens| StepLaunchMode::Eager { tokens }),
     ];
     let header = (any::<u64>(), any::<u64>(), dispatch, any::<u32>(), any::<u32>());
     (header, vec(row(), 0..5)).prop_map(
@@ -197,12 +198,12 @@ pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
 }
 
 /// Returns a strategy for grammar bitmasks of up to three rows.
-fn grammar_bitmask() -> impl Strategy<Value = GrammarBitmask> {
+fn grammar_bitmask() -> impl Strategy<Value = BitmaskMessage> {
     let bitmask = vec(any::<u32>(), 0..8).prop_map(TokenBitmask::from);
     let row =
         (any::<u32>(), vec(bitmask, 0..4)).prop_map(|(row, bitmasks)| BitmaskRow { row, bitmasks });
     (any::<u64>(), vec(row, 0..4))
-        .prop_map(|(step, rows)| GrammarBitmask { step: StepId(step), rows })
+        .prop_map(|(step, rows)| BitmaskMessage { step: StepId(step), rows })
 }
 
 /// Returns a strategy for the draft tokens of up to three rows.
@@ -310,9 +311,9 @@ pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
                 kv_cache_size: kv,
                 memory_utilization: f64::from(numbers[5]) / 7.0,
                 graph_capture: if eager {
-                    GraphCapture::Sizes(numbers.to_vec())
+                    GraphCaptureConfig::Sizes(numbers.to_vec())
                 } else {
-                    GraphCapture::DefaultSizes { max_size: threads }
+                    GraphCaptureConfig::DefaultSizes { max_size: threads }
                 },
                 speculative: threads.map(|n| SpeculativeConfig {
                     draft_tokens: n as u8,
@@ -325,11 +326,11 @@ pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
                         _ => SpeculativeMethod::Mtp,
                     },
                     acceptance: match n % 3 {
-                        0 => DraftAcceptance::Synthetic {
+                        0 => DraftAcceptanceRule::Synthetic {
                             per_mille: (n >> 4) as u16,
                             decrease: (n >> 8) as u16,
                         },
-                        _ => DraftAcceptance::Exact,
+                        _ => DraftAcceptanceRule::Exact,
                     },
                 }),
                 gpus: numbers.to_vec(),

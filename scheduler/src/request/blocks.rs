@@ -1,7 +1,7 @@
 //! KV blocks of a request: prefix hits, allocation, block keys.
 
 use super::Request;
-use crate::cold_fields::ColdFields;
+use crate::cold_fields::RequestColdFields;
 use kvcache::{BlockHasher, BlockTable, KvCache, SequenceContent};
 use protocol::{BlockId, PoolingMethod};
 
@@ -46,13 +46,13 @@ impl Request {
 
     /// Computes the keys (hash and guard) of the request's full blocks that have no key yet.
     pub(crate) fn extend_block_keys(&mut self, hasher: &BlockHasher) {
-        let ColdFields { block_keys, tokens, extra_keys, .. } = &mut *self.cold_fields;
+        let RequestColdFields { block_keys, tokens, extra_keys, .. } = &mut *self.cold_fields;
         hasher.extend_keys(block_keys, tokens, extra_keys.as_deref());
     }
 
     /// Returns the tokens and keys under which full blocks are registered in the prefix cache.
     pub(crate) fn content(&self) -> SequenceContent<'_> {
-        let ColdFields { block_keys, extra_keys, .. } = &*self.cold_fields;
+        let RequestColdFields { block_keys, extra_keys, .. } = &*self.cold_fields;
         SequenceContent { tokens: self.tokens(), block_keys, extra_keys: extra_keys.as_ref() }
     }
 }

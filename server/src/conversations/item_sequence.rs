@@ -1,6 +1,6 @@
 //! Items of a conversation: in order, and found by their ids.
 
-use crate::exact_json::ExactJson;
+use crate::exact_json::TemplateValueJson;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,7 +33,7 @@ impl ConversationItem {
             *next += 1;
         }
         let id = item["id"].as_str().unwrap_or_default().to_owned();
-        Self { id, body: ExactJson(&item).text() }
+        Self { id, body: TemplateValueJson(&item).text() }
     }
 
     /// Returns the bytes that the item takes in a store.

@@ -14,7 +14,7 @@ use super::app::AppState;
 use super::auth::CallerIdentity;
 use super::openai::endpoint::{json_response, unix_time};
 use super::path_param::{ItemPathParams, PathParam};
-use super::responses::{StoredContext, input_items, take_metadata};
+use super::responses::{StoredContextReader, input_items, take_metadata};
 use super::strict_json::JsonValue;
 use super::tokenize;
 use axum::body::Body;
@@ -155,7 +155,7 @@ fn checked_items(
     items: JsonValue,
     permit: &mut AdmissionPermit,
 ) -> Result<Vec<Value>, ApiError> {
-    let mut stored = StoredContext::new(app, caller, permit);
+    let mut stored = StoredContextReader::new(app, caller, permit);
     Ok(input_items(items, "items", &mut stored)?.into_iter().map(stored_form).collect())
 }
 

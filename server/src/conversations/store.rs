@@ -3,7 +3,7 @@
 use super::item_sequence::{ConversationItem, ITEM_BYTES, ItemSequence};
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
-use crate::exact_json::ExactJson;
+use crate::exact_json::TemplateValueJson;
 use crate::object_lru::{ObjectLru, StoredObject};
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
@@ -167,7 +167,8 @@ impl ConversationStore {
 /// Checks that `items` may be appended to a conversation of `item_bytes` bytes. `field` is the field name in
 /// errors.
 pub(crate) fn check_size(item_bytes: usize, items: &[Value], field: &str) -> Result<(), ApiError> {
-    let new: usize = items.iter().map(|item| ExactJson(item).text().len() + 2 * ITEM_BYTES).sum();
+    let new: usize =
+        items.iter().map(|item| TemplateValueJson(item).text().len() + 2 * ITEM_BYTES).sum();
     if item_bytes + new <= CONVERSATION_BYTES_MAX {
         return Ok(());
     }

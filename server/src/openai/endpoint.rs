@@ -3,7 +3,7 @@
 
 use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
-use crate::access_record::AccessRecord;
+use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::auth::{ApiKeys, CallerIdentity};
@@ -213,7 +213,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
                 E::prepare(EndpointRequest { app, serving, fields, headers, permit })
             });
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
-            let access = parts.extensions.get::<AccessRecord>();
+            let access = parts.extensions.get::<AccessLogRecord>();
             if let (Some(access), Ok(prepared)) = (access, &mut prepared) {
                 prepared.generation.record_access(access.clone());
             }

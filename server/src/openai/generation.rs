@@ -3,10 +3,10 @@
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
-use crate::access_record::AccessRecord;
+use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
 use crate::context_overflow::ContextOverflow;
-use crate::request_spans::GenerationParameters;
+use crate::request_spans::SpanGenerationParams;
 use crate::request_trace::{RequestTrace, RequestTracer};
 use axum::http::StatusCode;
 use engine::{QueuedBytes, RequestEventStream};
@@ -46,9 +46,9 @@ pub(crate) struct RequestGeneration {
     /// dropped before `stream`: the shutdown waits only for the streams.
     trace: Option<Box<RequestTrace>>,
     /// Record of the request for the access log and its span; `None` = the request has neither.
-    access: Option<AccessRecord>,
+    access: Option<AccessLogRecord>,
     /// Parameters that the span of the request shows; `None` = it has none.
-    parameters: Option<Box<GenerationParameters>>,
+    parameters: Option<Box<SpanGenerationParams>>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
     n: usize,
@@ -109,12 +109,12 @@ impl RequestGeneration {
     }
 
     /// Sets the parameters that the span of this request shows.
-    pub(crate) fn set_span_parameters(&mut self, parameters: GenerationParameters) {
+    pub(crate) fn set_span_parameters(&mut self, parameters: SpanGenerationParams) {
         self.parameters = Some(Box::new(parameters));
     }
 
     /// Records the tokens and finish reasons of this request in `record`.
-    pub(crate) fn record_access(&mut self, record: AccessRecord) {
+    pub(crate) fn record_access(&mut self, record: AccessLogRecord) {
         record.begin(&self.prompts.tokens, self.parameters.take());
         self.access = Some(record);
     }

@@ -9,7 +9,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::context_overflow::ContextOverflow;
 use crate::request_ids::sampling_key;
-use crate::request_spans::{GenerationParameters, SpanSamplingParams};
+use crate::request_spans::{SpanGenerationParams, SpanSamplingParams};
 use axum::http::StatusCode;
 use engine::{AdmissionPermit, RequestEventStream};
 use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
@@ -64,7 +64,7 @@ pub(crate) fn start_generation(
         );
         return Err(ApiError::invalid("n", message));
     }
-    let queued = if is_pooling { QueuedUnit::Texts } else { QueuedUnit::Choices };
+    let queued = if is_pooling { EngineRequestKind::Texts } else { EngineRequestKind::Choices };
     check_queue(prompts.len() * n, &permit, queued, extra.prompt_field)?;
     let template = template(serving, params, extra)?;
     let limit = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
@@ -130,9 +130,9 @@ pub(crate) fn start_generation(
 }
 
 /// Returns the parameters that the span of a request shows.
-fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> GenerationParameters {
+fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> SpanGenerationParams {
     let model = params.model.as_deref().unwrap_or_else(|| serving.card.names.first());
-    GenerationParameters {
+    SpanGenerationParams {
         model: model.to_owned(),
         request_id: params.request_id.clone().unwrap_or_default(),
         stream: params.stream,
@@ -158,7 +158,7 @@ fn span_sampling(params: &CompletionParams) -> SpanSamplingParams {
 
 /// What the engine requests of one HTTP request are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum QueuedUnit {
+enum EngineRequestKind {
     /// Choices of prompts.
     Choices,
     /// Texts to be pooled.
@@ -170,7 +170,7 @@ enum QueuedUnit {
 fn check_queue(
     count: usize,
     permit: &AdmissionPermit,
-    unit: QueuedUnit,
+    unit: EngineRequestKind,
     prompt_field: &str,
 ) -> Result<(), ApiError> {
     let cap = permit.requests_max();
@@ -179,11 +179,11 @@ fn check_queue(
     }
     let limit = format!("the server queues at most {cap} (--max-num-queued-reqs)");
     match unit {
-        QueuedUnit::Choices => {
+        EngineRequestKind::Choices => {
             let message = format!("prompts × n is {count} choices, {limit}");
             Err(ApiError::invalid("n", message))
         }
-        QueuedUnit::Texts => {
+        EngineRequestKind::Texts => {
             Err(ApiError::invalid(prompt_field, format!("the request has {count} texts, {limit}")))
         }
     }

@@ -4,7 +4,7 @@
 use super::compound_fields;
 use crate::api_error::ApiError;
 use crate::openai::params::{FieldBounds, SamplingDefaults};
-use crate::request_fields::{FieldKind, FieldLookup, RequestFields};
+use crate::request_fields::{FieldKind, FieldLookupRecord, RequestFields};
 use crate::strict_json::JsonValue;
 use crate::{admin, openai, pooling, tokenize};
 use serde_json::{Map, Value, json};
@@ -55,7 +55,7 @@ fn schema(
 ) -> Value {
     let mut properties = Map::new();
     for example in examples {
-        for FieldLookup { name, kind } in field_lookups(example, &read) {
+        for FieldLookupRecord { name, kind } in field_lookups(example, &read) {
             if kind == FieldKind::Any
                 && example.get(&name).is_none()
                 && is_rejected_field(example, &name, &read)
@@ -77,7 +77,7 @@ fn schema(
 fn field_lookups(
     example: &Value,
     read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
-) -> Vec<FieldLookup> {
+) -> Vec<FieldLookupRecord> {
     let Some(mut fields) = parse(example).map(RequestFields::recording_lookups) else {
         return Vec::new();
     };

@@ -1,9 +1,9 @@
 //! Converts the input items of a Responses request to messages of a chat template.
 
-use super::foreign_items::{ForeignCall, ForeignItem};
+use super::foreign_items::{HostedToolCall, HostedToolItem};
 use super::items::{template_arguments, template_call};
-use super::stored_context::{StoredContext, StoredItems};
-use crate::accepted_hints::AcceptedHints;
+use super::stored_context::{StoredContextReader, StoredItems};
+use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::conversations::user_message;
 use crate::openai::chat::custom_tools::INPUT;
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 pub(super) struct InputItemConverter<'a, 'b> {
     messages: &'a mut Vec<Value>,
     /// Stored items, to which input items may refer.
-    stored: &'a mut StoredContext<'b>,
+    stored: &'a mut StoredContextReader<'b>,
     /// Receives the paths of items that contain nothing for the model.
-    hints: &'a mut AcceptedHints,
+    hints: &'a mut IgnoredRequestParts,
     /// Reasoning items that will be part of the next assistant message or tool call.
     pending_reasoning: String,
     /// Input items to be appended to a conversation, without references; `None` = not needed.
@@ -29,8 +29,8 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     /// Creates a converter that appends to `messages`, the earlier conversation.
     pub(super) fn new(
         messages: &'a mut Vec<Value>,
-        stored: &'a mut StoredContext<'b>,
-        hints: &'a mut AcceptedHints,
+        stored: &'a mut StoredContextReader<'b>,
+        hints: &'a mut IgnoredRequestParts,
     ) -> Self {
         Self { messages, stored, hints, pending_reasoning: String::new(), recorded: None }
     }
@@ -113,7 +113,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
             "function_call_output" | "custom_tool_call_output" => self.output(&mut item),
             "reasoning" => self.reasoning(&mut item),
             other => {
-                if let Some(foreign) = ForeignItem::take(other, &mut item)? {
+                if let Some(foreign) = HostedToolItem::take(other, &mut item)? {
                     self.foreign(foreign);
                 } else {
                     self.hints.add(item.path("type").trim_end_matches(".type"));
@@ -166,9 +166,9 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         Ok(())
     }
 
-    fn foreign(&mut self, item: ForeignItem) {
-        let ForeignItem { call_id, call, output } = item;
-        if let Some(ForeignCall { name, arguments }) = call {
+    fn foreign(&mut self, item: HostedToolItem) {
+        let HostedToolItem { call_id, call, output } = item;
+        if let Some(HostedToolCall { name, arguments }) = call {
             self.call(template_call(&call_id, None, &name, &arguments));
         }
         if let Some(output) = output {
@@ -280,12 +280,12 @@ fn refusal_as_text(part: JsonValue) -> JsonValue {
 pub(crate) fn input_items(
     items: JsonValue,
     field: &str,
-    stored: &mut StoredContext<'_>,
+    stored: &mut StoredContextReader<'_>,
 ) -> Result<Vec<Value>, ApiError> {
     let JsonValue::List(list) = items else {
         return Err(wrong_type(field.to_owned(), "a list of items", &items));
     };
-    let (mut messages, mut hints) = (Vec::new(), AcceptedHints::default());
+    let (mut messages, mut hints) = (Vec::new(), IgnoredRequestParts::default());
     let mut converter = InputItemConverter::new(&mut messages, stored, &mut hints);
     converter.record();
     converter.items(field, list)?;

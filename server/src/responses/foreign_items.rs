@@ -37,20 +37,20 @@ const TEXT_FIELDS: &[&str] = &[
 
 /// Call of a tool, its output, or both.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct ForeignItem {
+pub(super) struct HostedToolItem {
     pub(super) call_id: String,
-    pub(super) call: Option<ForeignCall>,
+    pub(super) call: Option<HostedToolCall>,
     pub(super) output: Option<String>,
 }
 
 /// Function and arguments of a call.
 #[derive(Debug, PartialEq)]
-pub(super) struct ForeignCall {
+pub(super) struct HostedToolCall {
     pub(super) name: String,
     pub(super) arguments: Value,
 }
 
-impl ForeignItem {
+impl HostedToolItem {
     /// Parses an item of type `kind`; `None` if it contains nothing for the model.
     ///
     /// Errors: HTTP status 400 for items whose content the model cannot get.
@@ -63,7 +63,7 @@ impl ForeignItem {
             let arguments = arguments.map_or_else(|| json!({}), members);
             Some(Self {
                 call_id: call_id.clone(),
-                call: Some(ForeignCall { name: name.to_owned(), arguments }),
+                call: Some(HostedToolCall { name: name.to_owned(), arguments }),
                 output: None,
             })
         };
@@ -86,7 +86,7 @@ impl ForeignItem {
             "code_interpreter_call" => {
                 let code = item.string("code", usize::MAX)?.unwrap_or_default();
                 let name = "code_interpreter".to_owned();
-                let call = Some(ForeignCall { name, arguments: json!({"code": code}) });
+                let call = Some(HostedToolCall { name, arguments: json!({"code": code}) });
                 Some(Self { call_id, call, output: item.take("outputs").map(text) })
             }
             kind if SKIPPED.contains(&kind) => None,
@@ -96,14 +96,14 @@ impl ForeignItem {
 }
 
 /// Parses a call that an MCP server has answered.
-fn mcp_call(item: &mut RequestFields, call_id: String) -> Result<ForeignItem, ApiError> {
+fn mcp_call(item: &mut RequestFields, call_id: String) -> Result<HostedToolItem, ApiError> {
     let server = item.string("server_label", usize::MAX)?;
     let name = function_name(server.as_deref(), &item.required_string("name")?);
     let arguments = item.string("arguments", usize::MAX)?.unwrap_or_default();
     let arguments = super::items::template_arguments(&arguments);
     let (output, error) = (item.take("output"), item.take("error"));
     let output = output.or(error).map(text);
-    Ok(ForeignItem { call_id, call: Some(ForeignCall { name, arguments }), output })
+    Ok(HostedToolItem { call_id, call: Some(HostedToolCall { name, arguments }), output })
 }
 
 /// Rejects an item of an unknown type that may contain text for the model.
@@ -147,20 +147,25 @@ fn text(value: JsonValue) -> String {
 mod tests {
     use super::*;
 
-    fn taken(item: &Value) -> Result<Option<ForeignItem>, ApiError> {
+    fn taken(item: &Value) -> Result<Option<HostedToolItem>, ApiError> {
         let value = JsonValue::parse(item.to_string().as_bytes())?;
         let mut fields = RequestFields::of("input[0]".to_owned(), value)?;
         let kind = fields.required_string("type")?;
-        ForeignItem::take(&kind, &mut fields)
+        HostedToolItem::take(&kind, &mut fields)
     }
 
     #[test]
     fn calls_and_outputs_are_converted() {
         let action = json!({"type": "exec", "command": ["ls"], "env": {}});
         let shell = json!({"type": "local_shell_call", "call_id": "c", "action": action});
-        let call = |name: &str, arguments| Some(ForeignCall { name: name.to_owned(), arguments });
+        let call =
+            |name: &str, arguments| Some(HostedToolCall { name: name.to_owned(), arguments });
         let item = |call, output: Option<&str>| {
-            Some(ForeignItem { call_id: "c".to_owned(), call, output: output.map(str::to_owned) })
+            Some(HostedToolItem {
+                call_id: "c".to_owned(),
+                call,
+                output: output.map(str::to_owned),
+            })
         };
         let arguments = json!({"command": ["ls"], "env": {}});
         assert_eq!(taken(&shell).unwrap(), item(call("local_shell", arguments), None));

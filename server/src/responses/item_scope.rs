@@ -5,9 +5,9 @@
 
 /// Hexadecimal parts of the ids of a response and its conversation, joined by `_`.
 #[derive(Debug, Clone)]
-pub(super) struct ItemScope(String);
+pub(super) struct ItemIdScope(String);
 
-impl ItemScope {
+impl ItemIdScope {
     /// Creates the scope of the items of a response. `conversation` is the id of the conversation that it extends.
     pub(super) fn new(response_hex: &str, conversation: Option<&str>) -> Self {
         match conversation.and_then(|id| id.strip_prefix("conv_")) {
@@ -41,9 +41,9 @@ mod tests {
 
     #[test]
     fn item_ids_name_their_objects() {
-        let scope = ItemScope::new("0a1b", Some("conv_22"));
+        let scope = ItemIdScope::new("0a1b", Some("conv_22"));
         assert_eq!(object_hexes_of(&format!("msg_{}_15", scope.as_str())), ["0a1b", "22"]);
-        assert_eq!(ItemScope::new("0a1b", None).as_str(), "0a1b");
+        assert_eq!(ItemIdScope::new("0a1b", None).as_str(), "0a1b");
         assert_eq!(object_hexes_of("rs_0a1b_15"), ["0a1b"]);
         for foreign in [
             "msg_0a1b",

@@ -1,6 +1,6 @@
 //! Output items of the Responses API: reasoning, messages, and calls of functions and custom tools.
 
-use super::item_scope::ItemScope;
+use super::item_scope::ItemIdScope;
 use super::tool_names::{CalledTool, ToolNames, function_name};
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::custom_input::CustomInputDecoder;
@@ -84,7 +84,7 @@ impl OutputItemContent {
 /// Generates the item ids of one response, and the items of its calls.
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
-    pub(super) scope: ItemScope,
+    pub(super) scope: ItemIdScope,
     /// Number of items of the response before its output.
     pub(super) input_items: usize,
     pub(super) tool_call_ids: ToolCallIds,
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn output_ids_follow_those_of_the_input() {
         let ids = OutputItemIds {
-            scope: ItemScope::new("0a1b", None),
+            scope: ItemIdScope::new("0a1b", None),
             input_items: 3,
             tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
             tool_names: ToolNames::default(),

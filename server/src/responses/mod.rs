@@ -25,7 +25,7 @@ mod types;
 
 pub(crate) use convert::input_items;
 pub(crate) use store::ResponseStore;
-pub(crate) use stored_context::StoredContext;
+pub(crate) use stored_context::StoredContextReader;
 pub(crate) use types::take_metadata;
 
 use super::api_error::ApiError;

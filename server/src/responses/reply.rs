@@ -1,10 +1,10 @@
 //! Response object of the Responses API, and non-streaming replies.
 
-use super::item_scope::ItemScope;
+use super::item_scope::ItemIdScope;
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
 use super::response_items::ResponseItems;
 use super::store::FinishedResponse;
-use super::stored_context::StoredContext;
+use super::stored_context::StoredContextReader;
 use super::stream::ResponsesEventWriter;
 use super::truncation;
 use super::types::{self, ResponsesRequest};
@@ -193,7 +193,7 @@ impl CompletionEndpoint for ResponsesReply {
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, mut permit } = request;
-        let mut stored = StoredContext::new(app, headers.caller, &mut permit);
+        let mut stored = StoredContextReader::new(app, headers.caller, &mut permit);
         let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
@@ -219,7 +219,7 @@ impl CompletionEndpoint for ResponsesReply {
         // The id does not contain the request id: clients choose request ids, so a client could overwrite the
         // response of another client.
         let response_hex = app.id_generator.id();
-        let scope = ItemScope::new(&response_hex, conversation.as_deref());
+        let scope = ItemIdScope::new(&response_hex, conversation.as_deref());
         let input = ResponseItems::of_input(previous, input, &scope);
         let input_items = input.input.len();
         let reply = Self {

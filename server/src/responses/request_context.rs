@@ -2,7 +2,7 @@
 //! the input.
 
 use super::convert::InputItemConverter;
-use super::stored_context::StoredContext;
+use super::stored_context::StoredContextReader;
 use crate::api_error::ApiError;
 use crate::conversations::check_size;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -30,7 +30,7 @@ impl RequestContext {
     /// Errors: HTTP status 400 with the name of the invalid field; 404 for an object that is not stored.
     pub(super) fn take(
         fields: &mut RequestFields,
-        stored: &mut StoredContext<'_>,
+        stored: &mut StoredContextReader<'_>,
         stores_input: bool,
         echoed_fields: &mut Map<String, Value>,
     ) -> Result<Self, ApiError> {

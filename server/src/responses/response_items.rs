@@ -1,6 +1,6 @@
 //! Items of a stored response: its input and its output, which GET requests list and later requests refer to.
 
-use super::item_scope::ItemScope;
+use super::item_scope::ItemIdScope;
 use super::items::ResponseOutputItem;
 use crate::conversations::{ConversationItem, stored_form};
 use serde_json::Value;
@@ -17,7 +17,11 @@ pub(super) struct ResponseItems {
 
 impl ResponseItems {
     /// Creates the items of a response without output: template values, which get ids of `scope`.
-    pub(super) fn of_input(previous: Option<String>, input: Vec<Value>, scope: &ItemScope) -> Self {
+    pub(super) fn of_input(
+        previous: Option<String>,
+        input: Vec<Value>,
+        scope: &ItemIdScope,
+    ) -> Self {
         let mut next = 0;
         let item = |item| ConversationItem::new(stored_form(item), scope.as_str(), &mut next);
         Self { previous, input: input.into_iter().map(item).collect(), output: Vec::new() }

@@ -4,7 +4,7 @@
 use super::response_items::ResponseItems;
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
-use crate::exact_json::ExactJson;
+use crate::exact_json::TemplateValueJson;
 use crate::object_lru::{ObjectLru, StoredObject};
 use crate::strict_json::JsonValue;
 use serde_json::Value;
@@ -188,13 +188,13 @@ pub(super) fn with_status(body: &str, status: &str) -> String {
     let value = JsonValue::parse(body.as_bytes()).map(JsonValue::into_template_value);
     let mut value = value.unwrap_or_default();
     value["status"] = Value::from(status);
-    ExactJson(&value).text()
+    TemplateValueJson(&value).text()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::responses::item_scope::ItemScope;
+    use crate::responses::item_scope::ItemIdScope;
     use serde_json::json;
 
     const ANONYMOUS: CallerIdentity = CallerIdentity::ANONYMOUS;
@@ -257,7 +257,7 @@ mod tests {
             let items = ResponseItems::of_input(
                 previous.map(str::to_owned),
                 input,
-                &ItemScope::new(id, None),
+                &ItemIdScope::new(id, None),
             );
             let finished = FinishedResponse { items, ..response(String::new()) };
             store.put(ANONYMOUS, &format!("resp_{id}"), finished);

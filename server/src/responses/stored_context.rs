@@ -22,13 +22,13 @@ pub(super) struct StoredItems {
 }
 
 /// Reads what one request names of the caller's stored responses and conversations.
-pub(crate) struct StoredContext<'a> {
+pub(crate) struct StoredContextReader<'a> {
     app: &'a AppState,
     caller: CallerIdentity,
     permit: &'a mut AdmissionPermit,
 }
 
-impl<'a> StoredContext<'a> {
+impl<'a> StoredContextReader<'a> {
     /// Creates the context of a request of `caller`, which holds `permit`.
     pub(crate) fn new(
         app: &'a AppState,

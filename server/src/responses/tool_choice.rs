@@ -1,7 +1,7 @@
 //! Parses `tool_choice` of a Responses request: a keyword, one tool, or a list of allowed tools.
 
 use super::tool_names::function_name;
-use super::tools::ToolList;
+use super::tools::ResponsesToolList;
 use crate::api_error::ApiError;
 use crate::openai::chat::tool_choice::{ChosenName, ToolChoice, ToolSelection};
 use crate::request_fields::RequestFields;
@@ -11,17 +11,20 @@ use serde_json::{Value, json};
 const NAME: &str = "tool_choice";
 
 /// Tool choice of a Responses request.
-pub(super) struct EchoedSelection {
+pub(super) struct ResponsesToolChoice {
     pub(super) selection: ToolSelection,
     /// Value that the response object repeats.
     pub(super) echoed: Value,
 }
 
-impl EchoedSelection {
+impl ResponsesToolChoice {
     /// Parses the tool choice of a request with the tools `list`.
     ///
     /// Errors: HTTP status 400 if the choice is invalid, or names a tool that is skipped or missing.
-    pub(super) fn take(fields: &mut RequestFields, list: &ToolList) -> Result<Self, ApiError> {
+    pub(super) fn take(
+        fields: &mut RequestFields,
+        list: &ResponsesToolList,
+    ) -> Result<Self, ApiError> {
         let (value, echoed) = match fields.take(NAME) {
             None => (JsonValue::Str("auto".to_owned()), json!("auto")),
             Some(value) => (value.clone(), value.into_template_value()),
@@ -37,7 +40,10 @@ impl EchoedSelection {
 }
 
 /// Parses a tool choice that is an object.
-fn selected(mut choice: RequestFields, list: &ToolList) -> Result<ToolSelection, ApiError> {
+fn selected(
+    mut choice: RequestFields,
+    list: &ResponsesToolList,
+) -> Result<ToolSelection, ApiError> {
     let kind = choice.required_string("type")?;
     let name_of = |fields: &mut RequestFields, kind: &str| named_function(fields, kind, list);
     if kind == "allowed_tools" {
@@ -55,7 +61,7 @@ fn selected(mut choice: RequestFields, list: &ToolList) -> Result<ToolSelection,
 fn named_function(
     fields: &mut RequestFields,
     kind: &str,
-    list: &ToolList,
+    list: &ResponsesToolList,
 ) -> Result<Option<ChosenName>, ApiError> {
     match kind {
         "function" | "custom" => {

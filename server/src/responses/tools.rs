@@ -2,9 +2,9 @@
 //! functions of the model. Tools of other types run on OpenAI's servers or need a model that knows them; they
 //! are skipped.
 
-use super::tool_choice::EchoedSelection;
+use super::tool_choice::ResponsesToolChoice;
 use super::tool_names::{CalledTool, ToolNames, function_name};
-use crate::accepted_hints::AcceptedHints;
+use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::openai::chat::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames, joined};
 use crate::openai::chat::tools::{self, ParsedFunction, RequestTools};
@@ -25,7 +25,7 @@ pub(super) struct ResponsesTools {
 
 /// Tools parsed so far.
 #[derive(Default)]
-pub(super) struct ToolList {
+pub(super) struct ResponsesToolList {
     pub(super) definitions: Vec<ToolDefinition>,
     /// Types of the skipped tools.
     pub(super) skipped_types: Vec<String>,
@@ -42,16 +42,16 @@ pub(super) fn take(
     fields: &mut RequestFields,
     echoed_fields: &mut Map<String, Value>,
 ) -> Result<ResponsesTools, ApiError> {
-    let (mut list, mut echoed_tools) = (ToolList::default(), Vec::new());
+    let (mut list, mut echoed_tools) = (ResponsesToolList::default(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
         echoed_tools.push(item.clone().into_template_value());
         let item = RequestFields::of(format!("tools[{index}]"), item)?;
         list.tool(item, fields.hints_mut())?;
     }
-    let EchoedSelection { selection, echoed } = EchoedSelection::take(fields, &list)?;
+    let ResponsesToolChoice { selection, echoed } = ResponsesToolChoice::take(fields, &list)?;
     selection.retain(&mut list.definitions, &mut list.template_tools);
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let ToolList { definitions, template_tools, names, strict_paths, .. } = list;
+    let ResponsesToolList { definitions, template_tools, names, strict_paths, .. } = list;
     let template_value =
         if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
     let tools = RequestTools {
@@ -71,8 +71,12 @@ pub(super) fn take(
     Ok(ResponsesTools { tools, names })
 }
 
-impl ToolList {
-    fn tool(&mut self, mut item: RequestFields, hints: &mut AcceptedHints) -> Result<(), ApiError> {
+impl ResponsesToolList {
+    fn tool(
+        &mut self,
+        mut item: RequestFields,
+        hints: &mut IgnoredRequestParts,
+    ) -> Result<(), ApiError> {
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             Some("function") => self.function(&mut item, None, None),
@@ -92,7 +96,7 @@ impl ToolList {
     fn namespace(
         &mut self,
         mut item: RequestFields,
-        hints: &mut AcceptedHints,
+        hints: &mut IgnoredRequestParts,
     ) -> Result<(), ApiError> {
         let name = tools::function(&mut item, "parameters")?.tool.name;
         let description = item.string("description", usize::MAX)?.filter(|text| !text.is_empty());
@@ -141,7 +145,7 @@ impl ToolList {
         item: &mut RequestFields,
         namespace: Option<&str>,
         preface: Option<String>,
-        hints: &mut AcceptedHints,
+        hints: &mut IgnoredRequestParts,
     ) -> Result<(), ApiError> {
         let path = item.path("name");
         let CustomTool { name, parameters, description, format } = CustomTool::take(item)?;

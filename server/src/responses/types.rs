@@ -2,7 +2,7 @@
 
 use super::request_context::RequestContext;
 use super::service_fields::{self, no_logprobs};
-use super::stored_context::StoredContext;
+use super::stored_context::StoredContextReader;
 use super::text_format::{self, TextSettings};
 use super::tool_names::ToolNames;
 use super::tools::{self, ResponsesTools};
@@ -56,7 +56,7 @@ struct DeliveryOptions {
 pub(super) fn take(
     fields: &mut RequestFields,
     serving: &ServingContext,
-    stored: &mut StoredContext<'_>,
+    stored: &mut StoredContextReader<'_>,
 ) -> Result<ResponsesRequest, ApiError> {
     let mut echoed_fields = Map::new();
     reject_unsupported(fields)?;

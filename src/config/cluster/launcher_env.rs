@@ -49,7 +49,7 @@ pub(super) struct NumericEnvVariable {
 
 /// Position of this node in a cluster, from the environment variables of one launcher.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct NodeLayout {
+pub(super) struct NodePosition {
     /// Number of nodes in the cluster.
     pub(super) nodes: Option<NumericEnvVariable>,
     /// Index of this node.
@@ -87,29 +87,29 @@ impl ClusterVariables {
 
     /// Returns the node layout from the first launcher that has set its variables. Without a launcher, only
     /// the host is set, to `MASTER_ADDR`.
-    pub(super) fn node_layout(&self) -> Result<NodeLayout, CommandLineError> {
+    pub(super) fn node_layout(&self) -> Result<NodePosition, CommandLineError> {
         let systems = [Self::lws, Self::slurm, Self::mpi, Self::torchrun];
         for system in systems {
             if let Some(layout) = system(self)? {
                 return Ok(layout);
             }
         }
-        Ok(NodeLayout {
+        Ok(NodePosition {
             host: self.text("MASTER_ADDR").map(str::to_owned),
-            ..NodeLayout::default()
+            ..NodePosition::default()
         })
     }
 
     /// Layout from Kubernetes LeaderWorkerSet, which starts a group of pods; the leader has index 0.
-    fn lws(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+    fn lws(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let Some(nodes) = self.number(&["LWS_GROUP_SIZE"])? else { return Ok(None) };
         let host = self.text("LWS_LEADER_ADDRESS").map(str::to_owned);
         let node = self.number(&["LWS_WORKER_INDEX"])?;
-        Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
+        Ok(Some(NodePosition { nodes: Some(nodes), node, host, port: None }))
     }
 
     /// Layout from Slurm: of the job step or, without a step, of the job.
-    fn slurm(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+    fn slurm(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let Some(nodes) = self.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])? else {
             return Ok(None);
         };
@@ -135,12 +135,12 @@ impl ClusterVariables {
             Some((.., Ok(hosts))) => hosts.into_iter().next(),
             None => None,
         };
-        Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
+        Ok(Some(NodePosition { nodes: Some(nodes), node, host, port: None }))
     }
 
     /// Layout from Open MPI and other launchers with PMI, none of which reports the host of the first
     /// process.
-    fn mpi(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+    fn mpi(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let nodes = self.number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?;
         let node = self.number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"])?;
         if nodes.is_none() && node.is_none() {
@@ -155,11 +155,11 @@ impl ClusterVariables {
             )?;
         }
         let host = self.text("MASTER_ADDR").map(str::to_owned);
-        Ok(Some(NodeLayout { nodes, node, host, port: None }))
+        Ok(Some(NodePosition { nodes, node, host, port: None }))
     }
 
     /// Layout from torchrun, or from Kubernetes operators that set the variables of torchrun.
-    fn torchrun(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+    fn torchrun(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let world = self.number(&["WORLD_SIZE"])?;
         let (group_rank, local_size) =
             (self.number(&["GROUP_RANK"])?, self.number(&["LOCAL_WORLD_SIZE"])?);
@@ -185,7 +185,7 @@ impl ClusterVariables {
         let port = self.number(&["MASTER_PORT"])?.map(|port| port.value);
         let port = port.and_then(|port| port.checked_add(u16::from(port_in_use)));
         let host = self.text("MASTER_ADDR").map(str::to_owned);
-        Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port }))
+        Ok(Some(NodePosition { nodes: Some(nodes), node, host, port }))
     }
 }
 
@@ -210,7 +210,7 @@ fn check_one_server_per_node(
 mod tests {
     use super::*;
 
-    fn node_layout(variables: &[(&str, &str)]) -> Result<NodeLayout, String> {
+    fn node_layout(variables: &[(&str, &str)]) -> Result<NodePosition, String> {
         let text = |name: &str| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, text)| (*text).to_owned())
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn resolved_layout(variables: &[(&str, &str)]) -> (u16, u16, String, Option<u16>) {
-        let NodeLayout { nodes, node, host, port } = node_layout(variables).unwrap();
+        let NodePosition { nodes, node, host, port } = node_layout(variables).unwrap();
         (nodes.unwrap().value, node.unwrap().value, host.unwrap_or_default(), port)
     }
 
@@ -291,10 +291,10 @@ mod tests {
             ("RANK", "7"),
         ];
         assert_eq!(resolved_layout(&nested), expected_layout(2, 0, "", None));
-        assert_eq!(node_layout(&[]).unwrap(), NodeLayout::default());
+        assert_eq!(node_layout(&[]).unwrap(), NodePosition::default());
         let partial =
             node_layout(&[("RANK", "3"), ("MASTER_PORT", "1"), ("MASTER_ADDR", "h")]).unwrap();
-        let expected = NodeLayout { host: Some("h".to_owned()), ..NodeLayout::default() };
+        let expected = NodePosition { host: Some("h".to_owned()), ..NodePosition::default() };
         assert_eq!(partial, expected, "an address alone makes no cluster");
     }
 

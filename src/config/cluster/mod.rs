@@ -94,7 +94,7 @@ impl NodeArgs {
         self.resolve_data_parallel_layout(parallel.data_parallel_size)?;
         // With the flag `--nnodes 1`, the environment variables of a launcher are ignored.
         let layout = match self.nnodes {
-            Some(1) => launcher_env::NodeLayout::default(),
+            Some(1) => launcher_env::NodePosition::default(),
             _ => environment.cluster.node_layout()?,
         };
         let nodes = reconcile("--nnodes", self.nnodes, layout.nodes)?.unwrap_or(1);

@@ -41,7 +41,7 @@ const SIP_PAUSE: Duration = Duration::from_millis(50);
 type SharedLatencies = Arc<Mutex<Vec<u64>>>;
 
 /// Step times of the server, and latencies of `/metrics` and `/livez` requests, of one run in nanoseconds.
-struct BystanderResult {
+struct BackgroundCostResult {
     steps: Vec<u64>,
     scrapes: Vec<u64>,
     probes: Vec<u64>,
@@ -59,7 +59,7 @@ fn slow_readers_and_scrapes_do_not_slow_steps() {
     for round in 0..ROUNDS {
         for turn in [false, true] {
             let disturbed = turn != (round % 2 == 1);
-            let BystanderResult { steps, scrapes, probes } = measure(disturbed);
+            let BackgroundCostResult { steps, scrapes, probes } = measure(disturbed);
             let who = if disturbed { "all" } else { "none" };
             let spreads = [steps, scrapes, probes].map(spread);
             let cells =
@@ -99,7 +99,7 @@ pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
     (times.len(), at(0.5), at(0.99))
 }
 
-fn measure(disturbed: bool) -> BystanderResult {
+fn measure(disturbed: bool) -> BackgroundCostResult {
     let wait = Duration::from_mins(5);
     let setup = ServerSetup {
         alphabet: TokenizerAlphabet::Ascii,
@@ -136,7 +136,7 @@ fn measure(disturbed: bool) -> BystanderResult {
     clients.join().unwrap();
     let [scrapes, probes] =
         [scrapes, probes].map(|times| std::mem::take(&mut *times.lock().unwrap()));
-    BystanderResult { steps, scrapes, probes }
+    BackgroundCostResult { steps, scrapes, probes }
 }
 
 /// Runs the streams, the `/livez` client and, if `disturbed`, the `/metrics` client on one thread until

@@ -19,9 +19,9 @@ const DETECTION_LIMIT_UNDER_LOAD: Duration = Duration::from_secs(10);
 
 /// Observed faults by kind of fault.
 #[derive(Debug, Default)]
-struct ProbeReport(BTreeMap<&'static str, Vec<ObservedFault>>);
+struct FaultDetectionReport(BTreeMap<&'static str, Vec<ObservedFault>>);
 
-impl ProbeReport {
+impl FaultDetectionReport {
     fn add(&mut self, faults: Vec<ObservedFault>) {
         for fault in faults {
             println!("{fault:?}");
@@ -66,9 +66,9 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
 }
 
 /// Runs consecutive servers until `faults` faults have been injected.
-fn run(seed: u64, faults: usize) -> ProbeReport {
+fn run(seed: u64, faults: usize) -> FaultDetectionReport {
     println!("seed {seed}");
-    let (mut rng, mut report) = (SimRng::new(seed), ProbeReport::default());
+    let (mut rng, mut report) = (SimRng::new(seed), FaultDetectionReport::default());
     let began = Instant::now();
     while report.count() < faults {
         report.add(run_server(&mut rng));

@@ -3,7 +3,7 @@
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use engine::AdmissionLimits;
-use scheduler::SampleRate;
+use scheduler::LifetimeSampleRate;
 use serde_json::{Value, json};
 use server::{ApiKeys, ServerOptions};
 use std::collections::BTreeMap;
@@ -128,8 +128,10 @@ fn block_lifetimes_are_exported_when_enabled() {
     let of = |page: &MetricSamples, part: &str| {
         series.map(|name| page[&format!("vllm:kv_block_{name}_seconds_{part}")])
     };
-    let server =
-        TestServer::start(&ServerSetup { block_lifetimes: SampleRate::new(1.0), ..blocks.clone() });
+    let server = TestServer::start(&ServerSetup {
+        block_lifetimes: LifetimeSampleRate::new(1.0),
+        ..blocks.clone()
+    });
     let at = server.address;
     assert_eq!(of(&scrape(at), "count"), [0.0; 3]);
     // A prompt has seven blocks, of which six are full. The full blocks of the first prompt are prefix hits

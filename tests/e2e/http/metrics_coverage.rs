@@ -9,7 +9,7 @@ use crate::kv_event_replay;
 use crate::test_server::{ServerSetup, TestServer};
 use engine::AdmissionLimits;
 use protocol::RowError;
-use scheduler::SampleRate;
+use scheduler::LifetimeSampleRate;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -391,7 +391,7 @@ fn every_group_and_expert_series_changes() {
 
 /// The default setup with optional series enabled.
 fn measured() -> ServerSetup {
-    ServerSetup { block_lifetimes: SampleRate::new(1.0), ..ServerSetup::default() }
+    ServerSetup { block_lifetimes: LifetimeSampleRate::new(1.0), ..ServerSetup::default() }
 }
 
 #[test]

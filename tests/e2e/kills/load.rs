@@ -1,6 +1,6 @@
 //! Clients that stream completions and compare the tokens with the expected outputs.
 
-use super::rng::KillDrillRng;
+use super::rng::KillTestRng;
 use super::topologies::RecordedRequest;
 use crate::http_client::HttpClient;
 use serde_json::Value;
@@ -80,7 +80,7 @@ enum StreamEnd {
 pub(super) fn send_requests(
     at: SocketAddr,
     requests: &[RecordedRequest],
-    mut rng: KillDrillRng,
+    mut rng: KillTestRng,
     stop: &AtomicBool,
 ) -> StreamResults {
     let mut results = StreamResults::default();

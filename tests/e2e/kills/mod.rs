@@ -10,46 +10,46 @@ mod rng;
 mod server_run;
 mod topologies;
 
-use report::KillDrillReport;
-use rng::KillDrillRng;
+use report::KillTestReport;
+use rng::KillTestRng;
 use server_run::SignalCounts;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use topologies::{DrillDevice, DrillModels, DrillTopology};
+use topologies::{KillTestDevice, KillTestModels, KillTestTopology};
 
 /// A drill over many servers: its topologies, models and progress.
-struct KillDrill {
+struct KillTest {
     seed: u64,
     /// Parallel topologies that consecutive servers use in turn.
-    topologies: &'static [DrillTopology],
+    topologies: &'static [KillTestTopology],
     /// Models that the servers run, with the expected outputs.
-    models: DrillModels,
+    models: KillTestModels,
     /// Index of the next server.
     next: AtomicUsize,
     /// Maximum number of servers.
     servers: usize,
     signals: SignalCounts,
-    report: Mutex<KillDrillReport>,
+    report: Mutex<KillTestReport>,
 }
 
-impl KillDrill {
+impl KillTest {
     /// Runs servers with alternating topologies, up to `concurrency` at a time, until the wanted number of
     /// signals has been sent.
     fn run(
-        device: DrillDevice,
-        topologies: &'static [DrillTopology],
+        device: KillTestDevice,
+        topologies: &'static [KillTestTopology],
         seed: u64,
         wanted: SignalCounts,
         servers: usize,
         concurrency: usize,
-    ) -> KillDrillReport {
+    ) -> KillTestReport {
         println!("seed {seed}");
         let began = Instant::now();
         let drill = Self {
             seed,
             topologies,
-            models: DrillModels::prepare(device),
+            models: KillTestModels::prepare(device),
             next: AtomicUsize::new(0),
             servers,
             signals: wanted,
@@ -73,7 +73,7 @@ impl KillDrill {
             }
             let topology = self.topologies[number % self.topologies.len()];
             let seed = self.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let rng = KillDrillRng::new(seed);
+            let rng = KillTestRng::new(seed);
             let server_run = server_run::run_server(&self.models, topology, rng, self.signals);
             let mut report = self.report.lock().unwrap();
             report.add(topology, server_run);
@@ -91,9 +91,9 @@ impl KillDrill {
 fn killed_and_hung_executors_lose_no_token() {
     let all = usize::MAX;
     let wanted = SignalCounts { kills: all, stops: all, stop_percent: 20, executor_failures: 2 };
-    let topologies = DrillTopology::for_devices(2);
+    let topologies = KillTestTopology::for_devices(2);
     let servers = topologies.len();
-    let report = KillDrill::run(DrillDevice::Cpu, topologies, 16, wanted, servers, servers);
+    let report = KillTest::run(KillTestDevice::Cpu, topologies, 16, wanted, servers, servers);
     println!("{report}");
     report.check();
     let (kills, stops) = report.signals();
@@ -111,15 +111,15 @@ fn long_kill_drill() {
     let seed = env_var("HADRON_KILLS_SEED").unwrap_or_else(clock);
     let kills = env_var("HADRON_KILLS").unwrap_or(200) as usize;
     let wanted = SignalCounts { kills, stops: kills / 4, stop_percent: 22, executor_failures: 3 };
-    let topologies = DrillTopology::for_devices(env_var("HADRON_GPU_RANKS").unwrap_or(2));
+    let topologies = KillTestTopology::for_devices(env_var("HADRON_GPU_RANKS").unwrap_or(2));
     // On GPUs, servers run one after another: concurrent ones would need the memory of the same devices.
     let (device, concurrency) = match std::env::var("HADRON_GPU").as_deref() {
-        Err(_) => (DrillDevice::Cpu, 2),
-        Ok("cuda") => (DrillDevice::Cuda, 1),
-        Ok("rocm") => (DrillDevice::Rocm, 1),
+        Err(_) => (KillTestDevice::Cpu, 2),
+        Ok("cuda") => (KillTestDevice::Cuda, 1),
+        Ok("rocm") => (KillTestDevice::Rocm, 1),
         Ok(other) => panic!("HADRON_GPU={other} is not cuda or rocm"),
     };
-    let report = KillDrill::run(device, topologies, seed, wanted, usize::MAX, concurrency);
+    let report = KillTest::run(device, topologies, seed, wanted, usize::MAX, concurrency);
     println!("{report}");
     report.check();
 }

@@ -1,7 +1,7 @@
 //! Results of a kill drill: counts of signals and requests, and times of detection and recovery.
 
 use super::load::StreamResults;
-use super::topologies::DrillTopology;
+use super::topologies::KillTestTopology;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ pub(super) struct ObservedFailure {
 
 /// Results of one server of a drill.
 #[derive(Debug, Default)]
-pub(super) struct ServerRun {
+pub(super) struct KillTestServerReport {
     pub(super) failures: Vec<ObservedFailure>,
     pub(super) results: StreamResults,
     /// Time from the server's exit until its last executor has exited.
@@ -34,17 +34,17 @@ pub(super) struct ServerRun {
 
 /// Results of all servers of a drill.
 #[derive(Debug, Default)]
-pub(super) struct KillDrillReport {
+pub(super) struct KillTestReport {
     pub(super) duration: Duration,
-    by_topology: BTreeMap<DrillTopology, Vec<ServerRun>>,
+    by_topology: BTreeMap<KillTestTopology, Vec<KillTestServerReport>>,
 }
 
-impl KillDrillReport {
-    pub(super) fn add(&mut self, topology: DrillTopology, server_run: ServerRun) {
+impl KillTestReport {
+    pub(super) fn add(&mut self, topology: KillTestTopology, server_run: KillTestServerReport) {
         self.by_topology.entry(topology).or_default().push(server_run);
     }
 
-    fn server_runs(&self) -> impl Iterator<Item = &ServerRun> {
+    fn server_runs(&self) -> impl Iterator<Item = &KillTestServerReport> {
         self.by_topology.values().flatten()
     }
 
@@ -77,7 +77,7 @@ impl KillDrillReport {
     }
 }
 
-fn sent<'a>(server_runs: impl Iterator<Item = &'a ServerRun>, signal: Signal) -> usize {
+fn sent<'a>(server_runs: impl Iterator<Item = &'a KillTestServerReport>, signal: Signal) -> usize {
     server_runs
         .flat_map(|server_run| &server_run.failures)
         .filter(|seen| seen.signal == signal)
@@ -85,7 +85,7 @@ fn sent<'a>(server_runs: impl Iterator<Item = &'a ServerRun>, signal: Signal) ->
         .sum()
 }
 
-fn total_results<'a>(server_runs: impl Iterator<Item = &'a ServerRun>) -> StreamResults {
+fn total_results<'a>(server_runs: impl Iterator<Item = &'a KillTestServerReport>) -> StreamResults {
     let mut all = StreamResults::default();
     server_runs.for_each(|server_run| all.add(server_run.results.clone()));
     all
@@ -103,7 +103,11 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     }
 }
 
-fn row(f: &mut fmt::Formatter<'_>, name: &str, server_runs: &[&ServerRun]) -> fmt::Result {
+fn row(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    server_runs: &[&KillTestServerReport],
+) -> fmt::Result {
     let all = || server_runs.iter().copied();
     let seen = |signal| {
         all().flat_map(|server_run| &server_run.failures).filter(move |s| s.signal == signal)
@@ -128,7 +132,7 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, server_runs: &[&ServerRun]) -> fm
     writeln!(f, "{} {:.1} |", quantiles(restored), orphans * 1e3)
 }
 
-impl fmt::Display for KillDrillReport {
+impl fmt::Display for KillTestReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = |what: &str| format!("{what} p50 | p99 | max |");
         let times = ["kill to detection", "stop to detection", "recovery"].map(each).join(" ");

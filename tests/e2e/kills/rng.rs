@@ -2,9 +2,9 @@
 
 /// Reproducible random numbers: splitmix64 of a seed.
 #[derive(Debug, Clone)]
-pub(super) struct KillDrillRng(u64);
+pub(super) struct KillTestRng(u64);
 
-impl KillDrillRng {
+impl KillTestRng {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -3,9 +3,9 @@
 
 use super::load::{open, send_requests};
 use super::logged_server::{ExecutorGroupEvent, LogWatchedServer};
-use super::report::{ObservedFailure, ServerRun};
-use super::rng::KillDrillRng;
-use super::topologies::{DrillModels, DrillTopology};
+use super::report::{KillTestServerReport, ObservedFailure};
+use super::rng::KillTestRng;
+use super::topologies::{KillTestModels, KillTestTopology};
 use crate::http::executor_process::{is_ready, is_zombie, wait_until};
 use crate::http::parallel_ranks::ranks_of;
 use rustix::process::{Pid, Signal, kill_process};
@@ -34,24 +34,24 @@ struct KillTargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
     group_events: Receiver<(Instant, ExecutorGroupEvent)>,
-    rng: KillDrillRng,
+    rng: KillTestRng,
 }
 
 /// Starts a server under load, kills and stops the executors of its groups, and kills the server.
 pub(super) fn run_server(
-    models: &DrillModels,
-    topology: DrillTopology,
-    mut rng: KillDrillRng,
+    models: &KillTestModels,
+    topology: KillTestTopology,
+    mut rng: KillTestRng,
     wanted: SignalCounts,
-) -> ServerRun {
+) -> KillTestServerReport {
     let replicas = topology.groups().iter().map(|(replica, _)| *replica);
     let (server, mut group_events) = LogWatchedServer::start(&models.flags(topology), replicas);
     let (at, requests) = (server.address, models.requests(topology));
     let stop = AtomicBool::new(false);
-    let mut server_run = ServerRun::default();
+    let mut server_run = KillTestServerReport::default();
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
-            .map(|_| KillDrillRng::new(rng.bits()))
+            .map(|_| KillTestRng::new(rng.bits()))
             .map(|rng| scope.spawn(|| send_requests(at, requests, rng, &stop)))
             .collect();
         let groups: Vec<_> = topology
@@ -61,7 +61,7 @@ pub(super) fn run_server(
                 server: server.child.id(),
                 ranks,
                 group_events: group_events.remove(replica).unwrap(),
-                rng: KillDrillRng::new(rng.bits()),
+                rng: KillTestRng::new(rng.bits()),
             })
             .map(|group| scope.spawn(move || group.fail_repeatedly(wanted)))
             .collect();
@@ -142,7 +142,7 @@ fn send(pid: u32, signal: Signal) -> bool {
 
 /// Kills the server, sometimes while an executor is stopped. Returns the time for which executors outlived
 /// it.
-fn end(mut server: LogWatchedServer, rng: &mut KillDrillRng) -> Duration {
+fn end(mut server: LogWatchedServer, rng: &mut KillTestRng) -> Duration {
     let executors: Vec<u32> = ranks_of(server.child.id()).into_values().collect();
     assert!(!executors.is_empty(), "no executor runs");
     if rng.percent(25) {

@@ -14,7 +14,7 @@ const EXACT: &[&str] = &["--dtype", "float32"];
 
 /// Device that the executors of a drill run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DrillDevice {
+pub(super) enum KillTestDevice {
     /// One CPU thread per executor.
     Cpu,
     /// One NVIDIA GPU per executor.
@@ -23,7 +23,7 @@ pub(super) enum DrillDevice {
     Rocm,
 }
 
-impl DrillDevice {
+impl KillTestDevice {
     fn flags(self) -> &'static [&'static str] {
         match self {
             Self::Cpu => &["--threads", "1"],
@@ -35,7 +35,7 @@ impl DrillDevice {
 
 /// Number and parallelism of a server's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum DrillTopology {
+pub(super) enum KillTestTopology {
     One,
     TensorParallel2,
     DataParallel2,
@@ -45,7 +45,7 @@ pub(super) enum DrillTopology {
     DpAttention4Experts4,
 }
 
-impl DrillTopology {
+impl KillTestTopology {
     const OF_TWO: &[Self] =
         &[Self::One, Self::TensorParallel2, Self::DataParallel2, Self::DpAttention2Experts2];
     const OF_FOUR: &[Self] =
@@ -109,16 +109,16 @@ pub(super) struct RecordedRequest {
 }
 
 /// The models of a drill and their requests with expected outputs.
-pub(super) struct DrillModels {
-    device: DrillDevice,
+pub(super) struct KillTestModels {
+    device: KillTestDevice,
     expert_model: tempfile::TempDir,
     demo_requests: Vec<RecordedRequest>,
     expert_requests: Vec<RecordedRequest>,
 }
 
-impl DrillModels {
+impl KillTestModels {
     /// Writes the models and records their outputs on undisturbed servers.
-    pub(super) fn prepare(device: DrillDevice) -> Self {
+    pub(super) fn prepare(device: KillTestDevice) -> Self {
         let experts = with_experts();
         let mut models = Self {
             device,
@@ -126,20 +126,20 @@ impl DrillModels {
             demo_requests: Vec::new(),
             expert_requests: Vec::new(),
         };
-        models.demo_requests = known_requests(&models.model_flags(DrillTopology::One));
+        models.demo_requests = known_requests(&models.model_flags(KillTestTopology::One));
         models.expert_requests =
-            known_requests(&models.model_flags(DrillTopology::DpAttention2Experts2));
+            known_requests(&models.model_flags(KillTestTopology::DpAttention2Experts2));
         models
     }
 
-    pub(super) fn requests(&self, topology: DrillTopology) -> &[RecordedRequest] {
+    pub(super) fn requests(&self, topology: KillTestTopology) -> &[RecordedRequest] {
         if topology.has_experts() { &self.expert_requests } else { &self.demo_requests }
     }
 
-    fn model_flags(&self, topology: DrillTopology) -> Vec<String> {
+    fn model_flags(&self, topology: KillTestTopology) -> Vec<String> {
         let folder = self.expert_model.path().join("model").to_str().unwrap().to_owned();
         let mut sizes = vec!["--max-model-len", "4096"];
-        if self.device == DrillDevice::Cpu {
+        if self.device == KillTestDevice::Cpu {
             sizes.extend(["--num-gpu-blocks-override", "1024"]);
         }
         let model = topology.has_experts().then_some(folder).into_iter();
@@ -149,7 +149,7 @@ impl DrillModels {
     }
 
     /// Arguments of `hadron serve` for a topology.
-    pub(super) fn flags(&self, topology: DrillTopology) -> Vec<String> {
+    pub(super) fn flags(&self, topology: KillTestTopology) -> Vec<String> {
         let mut flags = self.model_flags(topology);
         flags.extend(topology.flags().iter().map(|&flag| flag.to_owned()));
         flags

@@ -1,7 +1,7 @@
 //! Syntax tree of a template. It is shared between threads, so it contains no values of a rendering.
 
 use super::filters::FilterFunction;
-use super::value_tests::TestFunction;
+use super::value_tests::JinjaTestFunction;
 use std::sync::Arc;
 
 /// Index of a name in the names of a template.
@@ -89,7 +89,7 @@ pub(crate) enum ExpressionNode {
     /// `target|filter(…)`
     Filter(Box<FilterExpression>),
     /// `target is test(…)`
-    Test(Box<TestExpression>),
+    Test(Box<JinjaTestExpression>),
     /// `not value`
     Not(Box<ExpressionNode>),
     /// `-value`
@@ -178,13 +178,13 @@ pub(crate) struct FilterExpression {
 
 /// Application of a test.
 #[derive(Debug)]
-pub(crate) struct TestExpression {
+pub(crate) struct JinjaTestExpression {
     /// Tested value.
     pub(crate) target: ExpressionNode,
     /// Name.
     pub(crate) name: Arc<str>,
     /// Function; `None` if no test has the name, which is an error when it is evaluated.
-    pub(crate) function: Option<TestFunction>,
+    pub(crate) function: Option<JinjaTestFunction>,
     /// Arguments.
     pub(crate) arguments: ArgumentList,
 }

@@ -4,7 +4,7 @@ use super::arguments::{CallArguments, NamedValue};
 use super::arithmetic::{binary, signed};
 use super::ast::{
     ArgumentList, CallExpression, CompareOperand, ConditionalExpression, DictPair, ExpressionNode,
-    FilterExpression, LiteralValue, TestExpression,
+    FilterExpression, JinjaTestExpression, LiteralValue,
 };
 use super::comparison::compare;
 use super::dict::DictValue;
@@ -203,7 +203,7 @@ impl TemplateEvaluator {
 
     fn evaluate_test(
         &mut self,
-        test: &TestExpression,
+        test: &JinjaTestExpression,
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
         let target = self.evaluate(&test.target, scope)?;

@@ -1,13 +1,13 @@
 //! State of a rendering: its limits, variables and text.
 
-use super::TemplateCode;
+use super::CompiledTemplateTree;
 use super::ast::{AssignTarget, BlockNode, NameId};
 use super::dict::DictValue;
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::iteration::ValueIterator;
 use super::scope::{ScopeFrame, VariableScope, find_variable};
 use super::statements::ControlFlow;
-use super::value::{JinjaValue, NamespaceValue, SpecialIds, UndefinedValue};
+use super::value::{JinjaValue, NamespaceValue, SpecialVariableIds, UndefinedValue};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) struct RenderLimits {
 
 /// State of a rendering.
 pub(crate) struct TemplateEvaluator {
-    code: Arc<TemplateCode>,
+    code: Arc<CompiledTemplateTree>,
     /// Variables of the template.
     slots: Vec<Option<JinjaValue>>,
     /// Rendered text, and the texts of the enclosing macros and blocks.
@@ -41,7 +41,7 @@ pub(crate) struct TemplateEvaluator {
     /// Bytes of values left.
     bytes_left: usize,
     depth: u32,
-    special: SpecialIds,
+    special: SpecialVariableIds,
     /// Formats the present time.
     strftime_now: fn(&str) -> String,
     /// All namespaces, which are emptied at the end: one may contain itself.
@@ -53,7 +53,7 @@ pub(crate) struct TemplateEvaluator {
 impl TemplateEvaluator {
     /// Creates the state of a rendering; `slots` has the values of the template's names.
     pub(crate) fn new(
-        code: &Arc<TemplateCode>,
+        code: &Arc<CompiledTemplateTree>,
         slots: Vec<Option<JinjaValue>>,
         limits: RenderLimits,
         strftime_now: fn(&str) -> String,
@@ -183,7 +183,7 @@ impl TemplateEvaluator {
     }
 
     /// Identifiers of the special variables.
-    pub(crate) fn special(&self) -> SpecialIds {
+    pub(crate) fn special(&self) -> SpecialVariableIds {
         self.special
     }
 

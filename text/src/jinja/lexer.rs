@@ -5,7 +5,7 @@ use super::error::{JinjaError, JinjaResult};
 use super::escapes::unescape;
 use super::literals::{float_length, integer, name_length, string_length};
 use super::python_text::is_space;
-use super::token::{JinjaToken, TokenValue};
+use super::token::{JinjaToken, JinjaTokenValue};
 use std::sync::Arc;
 
 /// Operators, longer ones first.
@@ -14,7 +14,7 @@ const OPERATORS: [&str; 26] = [
     ">", "<", "=", ".", ":", "|", ",", ";",
 ];
 
-/// Splits the template `source` into tokens; the last one is `TokenValue::End`.
+/// Splits the template `source` into tokens; the last one is `JinjaTokenValue::End`.
 ///
 /// Errors: a tag is not closed, or contains a character or a literal that is invalid.
 pub(crate) fn tokenize(source: &str) -> JinjaResult<Vec<JinjaToken>> {
@@ -27,7 +27,7 @@ pub(crate) fn tokenize(source: &str) -> JinjaResult<Vec<JinjaToken>> {
     while lexer.at < text.len() {
         lexer.data()?;
     }
-    lexer.push(TokenValue::End);
+    lexer.push(JinjaTokenValue::End);
     Ok(lexer.tokens)
 }
 
@@ -54,7 +54,7 @@ impl<'a> TemplateLexer<'a> {
         &self.source[self.at..]
     }
 
-    fn push(&mut self, kind: TokenValue) {
+    fn push(&mut self, kind: JinjaTokenValue) {
         self.tokens.push(JinjaToken { kind, line: self.line });
     }
 
@@ -72,14 +72,14 @@ impl<'a> TemplateLexer<'a> {
     fn data(&mut self) -> JinjaResult<()> {
         let rest = self.rest();
         let Some((start, kind)) = next_tag(rest) else {
-            self.push(TokenValue::Data(Arc::from(rest)));
+            self.push(JinjaTokenValue::Data(Arc::from(rest)));
             self.advance(rest.len());
             return Ok(());
         };
         let sign = rest[start + 2..].chars().next();
         let text = kept_data(&rest[..start], sign, kind == TagKind::Variable, self.line_starting);
         if !text.is_empty() {
-            self.push(TokenValue::Data(Arc::from(text)));
+            self.push(JinjaTokenValue::Data(Arc::from(text)));
         }
         self.advance(start);
         match kind {
@@ -91,9 +91,9 @@ impl<'a> TemplateLexer<'a> {
             TagKind::Block | TagKind::Variable => {
                 let is_block = kind == TagKind::Block;
                 self.push(if is_block {
-                    TokenValue::BlockBegin
+                    JinjaTokenValue::BlockBegin
                 } else {
-                    TokenValue::VariableBegin
+                    JinjaTokenValue::VariableBegin
                 });
                 self.advance(2 + usize::from(matches!(sign, Some('-' | '+'))));
                 self.tag(is_block)
@@ -131,7 +131,7 @@ impl<'a> TemplateLexer<'a> {
                 let sign = rest[start + 2..].chars().next();
                 let text = kept_data(&rest[..start], sign, false, self.line_starting);
                 if !text.is_empty() {
-                    self.push(TokenValue::Data(Arc::from(text)));
+                    self.push(JinjaTokenValue::Data(Arc::from(text)));
                 }
                 self.advance(start + length);
                 return Ok(());
@@ -151,7 +151,11 @@ impl<'a> TemplateLexer<'a> {
             if brackets.is_empty()
                 && let Some(length) = tag_end_length(self.rest(), is_block)
             {
-                self.push(if is_block { TokenValue::BlockEnd } else { TokenValue::VariableEnd });
+                self.push(if is_block {
+                    JinjaTokenValue::BlockEnd
+                } else {
+                    JinjaTokenValue::VariableEnd
+                });
                 self.advance(length);
                 return Ok(());
             }
@@ -170,22 +174,22 @@ impl<'a> TemplateLexer<'a> {
         if let Some(length) = float_length(rest).filter(|_| !self.source[..self.at].ends_with('.'))
         {
             let number = rest[..length].replace('_', "").parse();
-            self.push(TokenValue::Float(number.unwrap_or(f64::INFINITY)));
+            self.push(JinjaTokenValue::Float(number.unwrap_or(f64::INFINITY)));
             self.advance(length);
         } else if let Some((digits, length)) = integer(rest) {
-            self.push(TokenValue::Integer(digits));
+            self.push(JinjaTokenValue::Integer(digits));
             self.advance(length);
         } else if let Some(length) = name_length(rest) {
             let name = &rest[..length];
             if name.starts_with(|c: char| !c.is_alphabetic() && c != '_') {
                 return Err(JinjaError::syntax("Invalid character in identifier", self.line));
             }
-            self.push(TokenValue::Name(Arc::from(name)));
+            self.push(JinjaTokenValue::Name(Arc::from(name)));
             self.advance(length);
         } else if let Some(length) = string_length(rest) {
             let text = unescape(&rest[1..length - 1])
                 .map_err(|message| JinjaError::syntax(message, self.line))?;
-            self.push(TokenValue::Text(text));
+            self.push(JinjaTokenValue::Text(text));
             self.advance(length);
         } else {
             self.operator(brackets)?;
@@ -217,7 +221,7 @@ impl<'a> TemplateLexer<'a> {
             },
             _ => {}
         }
-        self.push(TokenValue::Operator(operator));
+        self.push(JinjaTokenValue::Operator(operator));
         self.advance(operator.len());
         Ok(())
     }

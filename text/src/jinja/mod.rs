@@ -55,21 +55,21 @@ use error::JinjaResult;
 use evaluator::TemplateEvaluator;
 use serde_json::{Map, Value};
 use std::sync::Arc;
-use value::{BuiltinFunction, JinjaValue, SpecialIds};
+use value::{BuiltinFunction, JinjaValue, SpecialVariableIds};
 
 /// Compiled template.
 #[derive(Debug)]
 pub(crate) struct JinjaTemplate {
-    code: Arc<TemplateCode>,
+    code: Arc<CompiledTemplateTree>,
 }
 
 /// Syntax tree of a template.
 #[derive(Debug)]
-pub(crate) struct TemplateCode {
+pub(crate) struct CompiledTemplateTree {
     body: StatementList,
     names: Vec<Arc<str>>,
     blocks: Vec<Arc<BlockNode>>,
-    special: SpecialIds,
+    special: SpecialVariableIds,
 }
 
 impl JinjaTemplate {
@@ -86,14 +86,14 @@ impl JinjaTemplate {
                 });
             NameId(index as u32)
         };
-        let special = SpecialIds {
+        let special = SpecialVariableIds {
             caller: id("caller"),
             kwargs: id("kwargs"),
             varargs: id("varargs"),
             loop_object: id("loop"),
         };
         let parser::ParsedTemplate { body, names, blocks } = parsed;
-        Ok(Self { code: Arc::new(TemplateCode { body, names, blocks, special }) })
+        Ok(Self { code: Arc::new(CompiledTemplateTree { body, names, blocks, special }) })
     }
 
     /// Renders the template with `variables`; `strftime_now` formats the present time.

@@ -3,7 +3,7 @@
 use super::ast::{BlockNode, JinjaStatement, NameId, StatementList, StatementNode};
 use super::error::{JinjaError, JinjaResult};
 use super::lexer::tokenize;
-use super::token::{JinjaToken, TokenValue};
+use super::token::{JinjaToken, JinjaTokenValue};
 use super::variable_usage::VariableUsage;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -86,12 +86,12 @@ pub(super) struct TemplateParser {
 
 impl TemplateParser {
     /// Current token.
-    pub(super) fn current(&self) -> &TokenValue {
+    pub(super) fn current(&self) -> &JinjaTokenValue {
         &self.tokens[self.at].kind
     }
 
     /// Token after the current one.
-    pub(super) fn following(&self) -> &TokenValue {
+    pub(super) fn following(&self) -> &JinjaTokenValue {
         &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].kind
     }
 
@@ -112,7 +112,7 @@ impl TemplateParser {
 
     fn unexpected(&self, expected: &str) -> JinjaError {
         match self.current() {
-            TokenValue::End => {
+            JinjaTokenValue::End => {
                 self.fail(format!("unexpected end of template, expected '{expected}'."))
             }
             found => self.fail(format!("expected token '{expected}', got '{found}'")),
@@ -149,7 +149,9 @@ impl TemplateParser {
 
     /// Reads any name.
     pub(super) fn name(&mut self) -> JinjaResult<Arc<str>> {
-        let TokenValue::Name(name) = self.current() else { return Err(self.unexpected("name")) };
+        let JinjaTokenValue::Name(name) = self.current() else {
+            return Err(self.unexpected("name"));
+        };
         let name = Arc::clone(name);
         self.advance();
         Ok(name)
@@ -172,23 +174,23 @@ impl TemplateParser {
         loop {
             let line = self.line();
             let statement = match self.current() {
-                TokenValue::End if ends.is_empty() => return Ok(body),
-                TokenValue::End => {
+                JinjaTokenValue::End if ends.is_empty() => return Ok(body),
+                JinjaTokenValue::End => {
                     let message = format!(
                         "Unexpected end of template. Jinja was looking for the following tags: '{}'.",
                         ends.join("' or '")
                     );
                     return Err(self.fail(message));
                 }
-                TokenValue::Data(text) => {
+                JinjaTokenValue::Data(text) => {
                     let text = Arc::clone(text);
                     self.advance();
                     JinjaStatement::Data(text)
                 }
-                TokenValue::VariableBegin => {
+                JinjaTokenValue::VariableBegin => {
                     self.advance();
                     let value = self.tuple_expression(true)?;
-                    if *self.current() != TokenValue::VariableEnd {
+                    if *self.current() != JinjaTokenValue::VariableEnd {
                         return Err(self.unexpected("end of print statement"));
                     }
                     self.advance();
@@ -217,7 +219,7 @@ impl TemplateParser {
     }
 
     fn block_end(&mut self) -> JinjaResult<()> {
-        if *self.current() != TokenValue::BlockEnd {
+        if *self.current() != JinjaTokenValue::BlockEnd {
             return Err(self.unexpected("end of statement block"));
         }
         self.advance();
@@ -263,7 +265,7 @@ impl TemplateParser {
 
     /// Parses a statement after `{%`; `None` for `print`, whose values are appended to `body`.
     fn statement(&mut self, body: &mut StatementList) -> JinjaResult<Option<JinjaStatement>> {
-        let TokenValue::Name(tag) = self.current() else {
+        let JinjaTokenValue::Name(tag) = self.current() else {
             return Err(self.fail("tag name expected"));
         };
         let tag = Arc::clone(tag);
@@ -294,10 +296,10 @@ impl TemplateParser {
             }
             "extends" | "include" | "import" | "from" => self.load_statement(&tag)?,
             "print" => {
-                while *self.current() != TokenValue::BlockEnd {
+                while *self.current() != JinjaTokenValue::BlockEnd {
                     let value = self.expression(true)?;
                     body.push(StatementNode { statement: JinjaStatement::Print(value), line });
-                    if *self.current() != TokenValue::BlockEnd {
+                    if *self.current() != JinjaTokenValue::BlockEnd {
                         self.expect_operator(",")?;
                     }
                 }

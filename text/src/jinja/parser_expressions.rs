@@ -6,7 +6,7 @@ use super::ast::{
 };
 use super::error::JinjaResult;
 use super::parser::TemplateParser;
-use super::token::TokenValue;
+use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
 /// Maximum nesting of brackets and prefix operators. Jinja2 fails at about the same one, at the recursion limit
@@ -55,8 +55,9 @@ impl TemplateParser {
         let mut is_tuple = false;
         let mut height = 0;
         loop {
-            let at_end = matches!(self.current(), TokenValue::VariableEnd | TokenValue::BlockEnd)
-                || self.current().is_operator(")");
+            let at_end =
+                matches!(self.current(), JinjaTokenValue::VariableEnd | JinjaTokenValue::BlockEnd)
+                    || self.current().is_operator(")");
             if at_end {
                 break;
             }
@@ -145,12 +146,12 @@ impl TemplateParser {
 
     fn compare_operator(&mut self) -> Option<CompareOperator> {
         let operator = match self.current() {
-            TokenValue::Operator("==") => CompareOperator::Equal,
-            TokenValue::Operator("!=") => CompareOperator::NotEqual,
-            TokenValue::Operator("<") => CompareOperator::Less,
-            TokenValue::Operator("<=") => CompareOperator::LessEqual,
-            TokenValue::Operator(">") => CompareOperator::Greater,
-            TokenValue::Operator(">=") => CompareOperator::GreaterEqual,
+            JinjaTokenValue::Operator("==") => CompareOperator::Equal,
+            JinjaTokenValue::Operator("!=") => CompareOperator::NotEqual,
+            JinjaTokenValue::Operator("<") => CompareOperator::Less,
+            JinjaTokenValue::Operator("<=") => CompareOperator::LessEqual,
+            JinjaTokenValue::Operator(">") => CompareOperator::Greater,
+            JinjaTokenValue::Operator(">=") => CompareOperator::GreaterEqual,
             name if name.is_name("in") => CompareOperator::In,
             name if name.is_name("not") && self.following().is_name("in") => {
                 self.advance();
@@ -166,8 +167,8 @@ impl TemplateParser {
         let mut left = self.concat()?;
         loop {
             let operator = match self.current() {
-                TokenValue::Operator("+") => BinaryOperator::Add,
-                TokenValue::Operator("-") => BinaryOperator::Subtract,
+                JinjaTokenValue::Operator("+") => BinaryOperator::Add,
+                JinjaTokenValue::Operator("-") => BinaryOperator::Subtract,
                 _ => return Ok(left),
             };
             self.advance();
@@ -196,10 +197,10 @@ impl TemplateParser {
         let mut left = self.power()?;
         loop {
             let operator = match self.current() {
-                TokenValue::Operator("*") => BinaryOperator::Multiply,
-                TokenValue::Operator("/") => BinaryOperator::Divide,
-                TokenValue::Operator("//") => BinaryOperator::FloorDivide,
-                TokenValue::Operator("%") => BinaryOperator::Modulo,
+                JinjaTokenValue::Operator("*") => BinaryOperator::Multiply,
+                JinjaTokenValue::Operator("/") => BinaryOperator::Divide,
+                JinjaTokenValue::Operator("//") => BinaryOperator::FloorDivide,
+                JinjaTokenValue::Operator("%") => BinaryOperator::Modulo,
                 _ => return Ok(left),
             };
             self.advance();
@@ -243,7 +244,7 @@ impl TemplateParser {
     pub(super) fn primary(&mut self) -> JinjaResult<ExpressionNode> {
         self.height = 1;
         let literal = match self.current().clone() {
-            TokenValue::Name(name) => match &*name {
+            JinjaTokenValue::Name(name) => match &*name {
                 "true" | "True" => LiteralValue::Bool(true),
                 "false" | "False" => LiteralValue::Bool(false),
                 "none" | "None" => LiteralValue::None,
@@ -253,23 +254,23 @@ impl TemplateParser {
                     return Ok(ExpressionNode::Name(self.name_id(&name)));
                 }
             },
-            TokenValue::Text(mut text) => {
-                while let TokenValue::Text(next) = self.following() {
+            JinjaTokenValue::Text(mut text) => {
+                while let JinjaTokenValue::Text(next) = self.following() {
                     text.push_str(next);
                     self.advance();
                 }
                 LiteralValue::Text(Arc::from(text))
             }
-            TokenValue::Integer(digits) => integer_literal(&digits),
-            TokenValue::Float(number) => LiteralValue::Float(number),
-            TokenValue::Operator("(") => {
+            JinjaTokenValue::Integer(digits) => integer_literal(&digits),
+            JinjaTokenValue::Float(number) => LiteralValue::Float(number),
+            JinjaTokenValue::Operator("(") => {
                 self.advance();
                 let value = self.tuple(true, true)?;
                 self.expect_operator(")")?;
                 return Ok(value);
             }
-            TokenValue::Operator("[") => return self.list(),
-            TokenValue::Operator("{") => return self.dict(),
+            JinjaTokenValue::Operator("[") => return self.list(),
+            JinjaTokenValue::Operator("{") => return self.dict(),
             token => return Err(self.fail(format!("unexpected '{token}'"))),
         };
         self.advance();

@@ -3,7 +3,7 @@
 use super::ast::{AssignTarget, ExpressionNode, JinjaStatement, MacroNode, MacroParameter};
 use super::error::JinjaResult;
 use super::parser::{StatementPlace, TemplateParser};
-use super::token::TokenValue;
+use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
 impl TemplateParser {
@@ -108,8 +108,9 @@ impl TemplateParser {
         let mut targets = Vec::new();
         let mut is_tuple = false;
         loop {
-            let at_end = matches!(self.current(), TokenValue::VariableEnd | TokenValue::BlockEnd)
-                || self.current().is_operator(")");
+            let at_end =
+                matches!(self.current(), JinjaTokenValue::VariableEnd | JinjaTokenValue::BlockEnd)
+                    || self.current().is_operator(")");
             if at_end {
                 break;
             }
@@ -138,7 +139,7 @@ impl TemplateParser {
             })
         } else {
             let name = match self.current() {
-                TokenValue::Name(_) => self.name()?,
+                JinjaTokenValue::Name(_) => self.name()?,
                 _ => return Err(self.fail("can't assign to this expression")),
             };
             self.check_assignable(&name)?;

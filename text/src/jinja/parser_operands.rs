@@ -1,13 +1,13 @@
 //! Parser of the parts of expressions: lists and dicts, attributes, elements, calls, filters and tests.
 
 use super::ast::{
-    ArgumentList, CallExpression, DictPair, ExpressionNode, FilterExpression, KeywordArgument,
-    SliceExpression, TestExpression,
+    ArgumentList, CallExpression, DictPair, ExpressionNode, FilterExpression, JinjaTestExpression,
+    KeywordArgument, SliceExpression,
 };
 use super::error::{JinjaError, JinjaResult};
 use super::parser::TemplateParser;
 use super::parser_expressions::integer_literal;
-use super::token::TokenValue;
+use super::token::JinjaTokenValue;
 use super::{filters, value_tests};
 use std::sync::Arc;
 
@@ -56,9 +56,9 @@ impl TemplateParser {
     pub(super) fn postfix(&mut self, mut node: ExpressionNode) -> JinjaResult<ExpressionNode> {
         loop {
             node = match self.current() {
-                TokenValue::Operator(".") => self.attribute(node)?,
-                TokenValue::Operator("[") => self.subscript(node)?,
-                TokenValue::Operator("(") => self.call(node)?,
+                JinjaTokenValue::Operator(".") => self.attribute(node)?,
+                JinjaTokenValue::Operator("[") => self.subscript(node)?,
+                JinjaTokenValue::Operator("(") => self.call(node)?,
                 _ => return Ok(node),
             };
         }
@@ -71,8 +71,8 @@ impl TemplateParser {
     ) -> JinjaResult<ExpressionNode> {
         loop {
             node = match self.current() {
-                TokenValue::Operator("|") => self.filter_chain(Some(node), false)?,
-                TokenValue::Operator("(") => self.call(node)?,
+                JinjaTokenValue::Operator("|") => self.filter_chain(Some(node), false)?,
+                JinjaTokenValue::Operator("(") => self.call(node)?,
                 name if name.is_name("is") => self.test(node)?,
                 _ => return Ok(node),
             };
@@ -83,11 +83,11 @@ impl TemplateParser {
         self.advance();
         self.join(0)?;
         match self.current().clone() {
-            TokenValue::Name(name) => {
+            JinjaTokenValue::Name(name) => {
                 self.advance();
                 Ok(ExpressionNode::Attribute(Box::new(target), name))
             }
-            TokenValue::Integer(digits) => {
+            JinjaTokenValue::Integer(digits) => {
                 self.advance();
                 let index = ExpressionNode::Literal(integer_literal(&digits));
                 Ok(ExpressionNode::Item(Box::new(target), Box::new(index)))
@@ -170,7 +170,7 @@ impl TemplateParser {
                 let invalid = list.spread_keyword.is_some();
                 list.spread_keyword = Some(self.expression(true)?);
                 invalid
-            } else if matches!(self.current(), TokenValue::Name(_))
+            } else if matches!(self.current(), JinjaTokenValue::Name(_))
                 && self.following().is_operator("=")
             {
                 let name = self.name()?;
@@ -261,17 +261,23 @@ impl TemplateParser {
         if function.is_none() && !self.place.is_soft {
             self.unknown_names.push(JinjaError::syntax(format!("No test named '{name}'."), line));
         }
-        let node =
-            ExpressionNode::Test(Box::new(TestExpression { target, name, function, arguments }));
+        let node = ExpressionNode::Test(Box::new(JinjaTestExpression {
+            target,
+            name,
+            function,
+            arguments,
+        }));
         Ok(if negated { ExpressionNode::Not(Box::new(node)) } else { node })
     }
 
     fn test_arguments(&mut self) -> JinjaResult<ArgumentList> {
         let begins_argument = match self.current() {
-            TokenValue::Operator("(") => return self.arguments(),
-            TokenValue::Name(name) => !matches!(&**name, "else" | "or" | "and"),
-            TokenValue::Text(_) | TokenValue::Integer(_) | TokenValue::Float(_) => true,
-            TokenValue::Operator(operator) => matches!(*operator, "[" | "{"),
+            JinjaTokenValue::Operator("(") => return self.arguments(),
+            JinjaTokenValue::Name(name) => !matches!(&**name, "else" | "or" | "and"),
+            JinjaTokenValue::Text(_) | JinjaTokenValue::Integer(_) | JinjaTokenValue::Float(_) => {
+                true
+            }
+            JinjaTokenValue::Operator(operator) => matches!(*operator, "[" | "{"),
             _ => false,
         };
         if !begins_argument {

@@ -6,7 +6,7 @@ use super::ast::{
 };
 use super::error::JinjaResult;
 use super::parser::{StatementPlace, TemplateParser};
-use super::token::TokenValue;
+use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
 impl TemplateParser {
@@ -91,7 +91,7 @@ impl TemplateParser {
     /// Parses a with block after its tag name.
     pub(super) fn with_statement(&mut self) -> JinjaResult<JinjaStatement> {
         let mut variables = Vec::new();
-        while *self.current() != TokenValue::BlockEnd && !self.current().is_operator(":") {
+        while *self.current() != JinjaTokenValue::BlockEnd && !self.current().is_operator(":") {
             if !variables.is_empty() {
                 self.expect_operator(",")?;
             }
@@ -139,7 +139,9 @@ impl TemplateParser {
             return Err(self.fail("cannot use extend from a non top-level scope"));
         }
         let template: ExpressionNode = self.expression(true)?;
-        while *self.current() != TokenValue::BlockEnd && *self.current() != TokenValue::End {
+        while *self.current() != JinjaTokenValue::BlockEnd
+            && *self.current() != JinjaTokenValue::End
+        {
             self.advance();
         }
         Ok(JinjaStatement::LoadTemplate(template))

@@ -7,14 +7,14 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(crate) struct JinjaToken {
     /// Kind and value.
-    pub(crate) kind: TokenValue,
+    pub(crate) kind: JinjaTokenValue,
     /// Line, from 1.
     pub(crate) line: u32,
 }
 
 /// Kind of a token, with its value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum TokenValue {
+pub(crate) enum JinjaTokenValue {
     /// Text outside of tags.
     Data(Arc<str>),
     /// `{{`
@@ -39,7 +39,7 @@ pub(crate) enum TokenValue {
     End,
 }
 
-impl TokenValue {
+impl JinjaTokenValue {
     /// Whether this is the operator `text`.
     pub(crate) fn is_operator(&self, text: &str) -> bool {
         matches!(self, Self::Operator(operator) if *operator == text)
@@ -51,7 +51,7 @@ impl TokenValue {
     }
 }
 
-impl fmt::Display for TokenValue {
+impl fmt::Display for JinjaTokenValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Data(_) => f.write_str("template data / text"),

@@ -184,12 +184,12 @@ pub(crate) struct MacroValue {
     /// Scope of the definition.
     pub(crate) scope: VariableScope,
     /// Variables that the special parameters `caller`, `kwargs` and `varargs` have.
-    pub(crate) special: SpecialIds,
+    pub(crate) special: SpecialVariableIds,
 }
 
 /// Identifiers of the special variables.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SpecialIds {
+pub(crate) struct SpecialVariableIds {
     /// `caller`
     pub(crate) caller: NameId,
     /// `kwargs`

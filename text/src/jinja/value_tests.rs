@@ -14,11 +14,11 @@ use super::methods::text_classes;
 use super::value::JinjaValue;
 
 /// Function of a test.
-pub(crate) type TestFunction =
+pub(crate) type JinjaTestFunction =
     fn(&mut TemplateEvaluator, &JinjaValue, CallArguments) -> JinjaResult<bool>;
 
 /// Returns the test with a name.
-pub(crate) fn find(name: &str) -> Option<TestFunction> {
+pub(crate) fn find(name: &str) -> Option<JinjaTestFunction> {
     Some(match name {
         "defined" => |_, value, arguments| plain("defined", arguments, !value.is_undefined()),
         "undefined" => |_, value, arguments| plain("undefined", arguments, value.is_undefined()),
@@ -99,7 +99,7 @@ pub(crate) fn find(name: &str) -> Option<TestFunction> {
     })
 }
 
-fn find_comparison(name: &str) -> Option<TestFunction> {
+fn find_comparison(name: &str) -> Option<JinjaTestFunction> {
     Some(match name {
         "==" | "eq" | "equalto" => |evaluator, value, arguments| {
             compared(evaluator, CompareOperator::Equal, value, arguments)

@@ -3,7 +3,7 @@
 use super::super::error::TextError;
 use super::capabilities::TemplateCapabilities;
 use super::conversation::adapt;
-use super::engine::TemplateEngine;
+use super::engine::NamedTemplateSet;
 use super::message::{TemplateReply, TemplateRequest};
 use super::request_template::TEMPLATE_CPU_S;
 use super::trial::TrialRenderer;
@@ -37,7 +37,7 @@ fn render(stream: LinkSocket) -> Result<(), LinkError> {
 
 fn render_request(request: TemplateRequest) -> Result<String, TextError> {
     let TemplateRequest { template, mut variables, other_arguments, .. } = request;
-    let engine = TemplateEngine::of_text(&template, request.output_bytes_max)?;
+    let engine = NamedTemplateSet::of_text(&template, request.output_bytes_max)?;
     let has_tools = !variables["tools"].is_null();
     let trial = TrialRenderer::new(&engine, &variables, has_tools);
     let capabilities = TemplateCapabilities::of(&trial);

@@ -3,7 +3,7 @@
 //! text.
 
 use super::super::error::TextError;
-use super::super::special_token_guard::{SpecialTokenGuard, remove_sentinels, unused_characters};
+use super::super::special_token_guard::{SpecialTokenFinder, remove_sentinels, unused_characters};
 use super::super::tokenizer::Tokenizer;
 use super::conversation::other_argument_forms;
 use super::{ChatInput, RenderedChat};
@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 /// text.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
-    guard: SpecialTokenGuard,
+    guard: SpecialTokenFinder,
     named: Vec<(String, String)>,
 }
 
@@ -36,7 +36,7 @@ impl SpecialTokens {
     ///
     /// Errors: the search automaton over the special tokens would be too large.
     pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, String> {
-        let guard = SpecialTokenGuard::new(tokenizer.special_token_strings())?;
+        let guard = SpecialTokenFinder::new(tokenizer.special_token_strings())?;
         Ok(Self { guard, named: tokenizer.special_tokens().to_vec() })
     }
 

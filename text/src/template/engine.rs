@@ -27,7 +27,7 @@ const DEFAULT: &str = "default";
 
 /// Compiled chat templates.
 #[derive(Debug)]
-pub(super) struct TemplateEngine {
+pub(super) struct NamedTemplateSet {
     templates: Vec<NamedTemplate>,
     output_bytes_max: usize,
 }
@@ -40,7 +40,7 @@ struct NamedTemplate {
     template: JinjaTemplate,
 }
 
-impl TemplateEngine {
+impl NamedTemplateSet {
     /// Creates an engine without templates; rendering stops at `output_bytes_max` bytes.
     pub(super) fn new(output_bytes_max: usize) -> Self {
         Self { templates: Vec::new(), output_bytes_max }

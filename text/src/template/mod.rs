@@ -27,8 +27,8 @@ pub use request_template::RequestTemplateRenderer;
 use super::error::{TextError, TextLoadError};
 use super::tokenizer::Tokenizer;
 use context::SpecialTokens;
-use engine::TemplateEngine;
-use model_template::ModelTemplate;
+use engine::NamedTemplateSet;
+use model_template::AnalysedTemplate;
 use serde_json::{Map, Value};
 use source::{DEFAULT_NAME, TemplateSource};
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ pub struct RenderedChat {
 /// Compiled chat templates of one model.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    templates: BTreeMap<String, ModelTemplate>,
+    templates: BTreeMap<String, AnalysedTemplate>,
     special_tokens: SpecialTokens,
 }
 
@@ -106,10 +106,10 @@ impl ChatTemplate {
             if text.len() > TEMPLATE_BYTES_MAX {
                 return Err(invalid(format!("chat template exceeds {TEMPLATE_BYTES_MAX} bytes")));
             }
-            let mut engine = TemplateEngine::new(output_bytes_max);
+            let mut engine = NamedTemplateSet::new(output_bytes_max);
             let added = engine.add(DEFAULT_NAME.to_owned(), &text);
             added.map_err(|reason| invalid(format!("chat template: {reason}")))?;
-            templates.insert(name, ModelTemplate::new(engine, &variables));
+            templates.insert(name, AnalysedTemplate::new(engine, &variables));
         }
         let template = Self { templates, special_tokens };
         if template.select(None, true).is_ok_and(|selected| !selected.shows_tools()) {
@@ -127,9 +127,9 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
-        let engine = TemplateEngine::of_text(text, output_bytes_max)?;
+        let engine = NamedTemplateSet::of_text(text, output_bytes_max)?;
         let special_tokens = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
-        let template = ModelTemplate::new(engine, &special_tokens.variables());
+        let template = AnalysedTemplate::new(engine, &special_tokens.variables());
         Ok(Self {
             templates: BTreeMap::from([(DEFAULT_NAME.to_owned(), template)]),
             special_tokens,
@@ -138,7 +138,7 @@ impl ChatTemplate {
 
     /// Returns the source of the template for conversations without tools.
     pub fn source(&self) -> Option<String> {
-        self.templates.get(DEFAULT_NAME).and_then(ModelTemplate::source)
+        self.templates.get(DEFAULT_NAME).and_then(AnalysedTemplate::source)
     }
 
     /// Whether the source of one of the model's templates contains `text`.
@@ -184,7 +184,7 @@ impl ChatTemplate {
 
     /// Selects a template as transformers does: the named one, else `tool_use` for conversations with tools,
     /// else the default template.
-    fn select(&self, name: Option<&str>, has_tools: bool) -> Result<&ModelTemplate, TextError> {
+    fn select(&self, name: Option<&str>, has_tools: bool) -> Result<&AnalysedTemplate, TextError> {
         let tool_use = || self.templates.get(TOOL_USE_NAME).filter(|_| has_tools);
         let selected = match name {
             Some(name) => self.templates.get(name),

@@ -4,23 +4,23 @@ use super::super::error::TextError;
 use super::capabilities::TemplateCapabilities;
 use super::context::TemplateContext;
 use super::conversation::adapt;
-use super::engine::TemplateEngine;
+use super::engine::NamedTemplateSet;
 use super::trial::TrialRenderer;
 use serde_json::{Map, Value};
 
 /// Compiled template and its capabilities.
 #[derive(Debug)]
-pub(super) struct ModelTemplate {
-    engine: TemplateEngine,
+pub(super) struct AnalysedTemplate {
+    engine: NamedTemplateSet,
     /// Capabilities for conversations without tools.
     plain: TemplateCapabilities,
     /// Capabilities for conversations with tools, which some templates render in other ways.
     with_tools: TemplateCapabilities,
 }
 
-impl ModelTemplate {
+impl AnalysedTemplate {
     /// Determines the capabilities of a compiled template; `variables` are the special tokens.
-    pub(super) fn new(engine: TemplateEngine, variables: &Map<String, Value>) -> Self {
+    pub(super) fn new(engine: NamedTemplateSet, variables: &Map<String, Value>) -> Self {
         let capabilities =
             |tools| TemplateCapabilities::of(&TrialRenderer::new(&engine, variables, tools));
         let (plain, with_tools) = (capabilities(false), capabilities(true));

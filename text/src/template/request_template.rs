@@ -8,7 +8,7 @@ use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
 use super::{ChatInput, RenderedChat};
 use crate::error::TextError;
-use crate::text_memory::TextMemory;
+use crate::text_memory::TextMemoryBudget;
 use crate::tokenizer::Tokenizer;
 use grammar::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
 use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
@@ -39,7 +39,7 @@ pub struct RequestTemplateRenderer {
     special_tokens: SpecialTokens,
     output_bytes_max: usize,
     /// Semaphore of `TEMPLATES_MAX` units; each template being rendered acquires one unit (not bytes).
-    render_slots: TextMemory,
+    render_slots: TextMemoryBudget,
 }
 
 impl RequestTemplateRenderer {
@@ -53,7 +53,7 @@ impl RequestTemplateRenderer {
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
         let special_tokens = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
-        let render_slots = TextMemory::new(TEMPLATES_MAX);
+        let render_slots = TextMemoryBudget::new(TEMPLATES_MAX);
         Ok(Self { program, special_tokens, output_bytes_max, render_slots })
     }
 

@@ -2,7 +2,7 @@
 //! output, which shows in what form the template takes them.
 
 use super::super::error::TextError;
-use super::engine::TemplateEngine;
+use super::engine::NamedTemplateSet;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 
@@ -112,7 +112,7 @@ impl MessageTrial {
 
 /// Renders trial conversations with one template.
 pub(super) struct TrialRenderer<'a> {
-    engine: &'a TemplateEngine,
+    engine: &'a NamedTemplateSet,
     /// Template variables except for messages, tools and documents.
     variables: &'a Map<String, Value>,
     /// Whether the trial conversations define a tool.
@@ -123,7 +123,7 @@ pub(super) struct TrialRenderer<'a> {
 
 impl<'a> TrialRenderer<'a> {
     pub(super) fn new(
-        engine: &'a TemplateEngine,
+        engine: &'a NamedTemplateSet,
         variables: &'a Map<String, Value>,
         tools: bool,
     ) -> Self {

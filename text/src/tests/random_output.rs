@@ -11,9 +11,9 @@ const FREE_TOKENS: usize = 60;
 const TOKENS_MAX: usize = 1_500;
 
 /// Unpredictable but reproducible choices.
-struct RandomChoices(u64);
+struct RandomOutputRng(u64);
 
-impl RandomChoices {
+impl RandomOutputRng {
     fn below(&mut self, count: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -41,7 +41,7 @@ impl RandomOutput<'_> {
     /// Generates an output that the grammar allows.
     pub(super) fn output(&self, session: &mut GrammarSession) -> Result<String, String> {
         let Self { tokenizer, ends, stop_chance, stops_after, start, prefers_special, seed } = self;
-        let (mut output, mut random) = (Vec::new(), RandomChoices(*seed));
+        let (mut output, mut random) = (Vec::new(), RandomOutputRng(*seed));
         let end = tokenizer.eos_ids()[0];
         for step in 0..TOKENS_MAX {
             let text = String::from_utf8_lossy(&output).into_owned();

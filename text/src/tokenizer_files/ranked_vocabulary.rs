@@ -15,7 +15,7 @@ pub(super) struct RankedVocabulary {
 }
 
 /// A merge of two tokens to one whose bytes are split at `at`.
-struct TokenSplit {
+struct TokenMerge {
     left: usize,
     right: usize,
     at: usize,
@@ -68,9 +68,9 @@ impl RankedVocabulary {
         for token in &self.tokens {
             let split = |at: usize| {
                 let (left, right) = (*ranks.get(&token[..at])?, *ranks.get(&token[at..])?);
-                Some(TokenSplit { left, right, at })
+                Some(TokenMerge { left, right, at })
             };
-            let mut splits: Vec<TokenSplit> = (1..token.len()).filter_map(split).collect();
+            let mut splits: Vec<TokenMerge> = (1..token.len()).filter_map(split).collect();
             splits.sort_unstable_by_key(|split| (split.left, split.right));
             merges.extend(splits.iter().map(|split| {
                 let (left, right) = token.split_at(split.at);

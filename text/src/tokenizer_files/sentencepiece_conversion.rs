@@ -3,7 +3,7 @@
 use super::sentencepiece_model::{
     BPE, ScoredPiece, SentencePieceKind, SentencePieceModel, TrainerSpec, UNIGRAM,
 };
-use super::sentencepiece_text::TextSteps;
+use super::sentencepiece_text::SentencePieceStages;
 use super::{ConversionContext, TOKEN_BYTES_MAX, added_token};
 use protocol::Token;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ impl NamedPiece {
 }
 
 /// A merge of two pieces to `text`, split at byte `at`.
-struct PieceSplit<'a> {
+struct PieceMerge<'a> {
     text: &'a str,
     score: f32,
     at: usize,
@@ -66,7 +66,7 @@ pub(super) fn convert(
         SentencePieceKind::UserDefined => Some(added_token(id, &piece.text, false)),
         SentencePieceKind::Normal | SentencePieceKind::Unused | SentencePieceKind::Byte => None,
     });
-    let steps = TextSteps::new(&model.normalizer_spec.unwrap_or_default(), context);
+    let steps = SentencePieceStages::new(&model.normalizer_spec.unwrap_or_default(), context);
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": added.collect::<Vec<Value>>(),
@@ -149,19 +149,19 @@ fn merges(pieces: &[NamedPiece], ids: &HashMap<&str, Token>) -> Vec<Value> {
     for NamedPiece { text, score, .. } in pieces.iter().filter(|piece| piece.is_text()) {
         let split = |(at, _): (usize, char)| {
             let (left, right) = (id_of(&text[..at])?, id_of(&text[at..])?);
-            Some(PieceSplit { text, score: *score, at, left, right })
+            Some(PieceMerge { text, score: *score, at, left, right })
         };
         let first = splits.len();
         splits.extend(text.char_indices().skip(1).filter_map(split));
-        splits[first..].sort_by_key(|split: &PieceSplit<'_>| (split.left, split.right));
+        splits[first..].sort_by_key(|split: &PieceMerge<'_>| (split.left, split.right));
     }
     splits.sort_by(|a, b| {
-        let parts = |split: &PieceSplit<'_>| {
+        let parts = |split: &PieceMerge<'_>| {
             let (left, right) = split.text.split_at(split.at);
             (left.chars().count(), right.chars().count())
         };
         b.score.total_cmp(&a.score).then_with(|| parts(b).cmp(&parts(a)))
     });
-    let pair = |split: &PieceSplit<'_>| json!([split.text[..split.at], split.text[split.at..]]);
+    let pair = |split: &PieceMerge<'_>| json!([split.text[..split.at], split.text[split.at..]]);
     splits.iter().map(pair).collect()
 }

@@ -9,13 +9,13 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 
 /// Steps before and after the model.
-pub(super) struct TextSteps {
+pub(super) struct SentencePieceStages {
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,
     pub(super) decoder: Value,
 }
 
-impl TextSteps {
+impl SentencePieceStages {
     pub(super) fn new(spec: &NormalizerSpec, context: &ConversionContext<'_>) -> Self {
         let prefix_space =
             spec.add_dummy_prefix() && context.flag("add_prefix_space").unwrap_or(true);

@@ -50,7 +50,7 @@ pub enum CallGrammarError {
 pub(super) type SpecialMarkerFn<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Writes the rules of a grammar.
-pub(super) struct GrammarWriter<'a> {
+pub(super) struct CallGrammarWriter<'a> {
     special: SpecialMarkerFn<'a>,
     /// Markers of the syntax that may be special tokens.
     markers: Vec<&'static str>,
@@ -61,14 +61,14 @@ pub(super) struct GrammarWriter<'a> {
 }
 
 /// Text at the end of a value, in the two parts that a grammar needs.
-pub(super) struct EndText {
+pub(super) struct ValueEndText {
     /// Plain text up to the first special token, as it is.
     pub plain: String,
     /// Rest in Lark; empty if there is no special token.
     pub rest: String,
 }
 
-impl<'a> GrammarWriter<'a> {
+impl<'a> CallGrammarWriter<'a> {
     /// Creates a writer of a grammar without rules.
     pub(super) fn new(syntax: ToolCallSyntax, special: SpecialMarkerFn<'a>) -> Self {
         Self {
@@ -81,22 +81,22 @@ impl<'a> GrammarWriter<'a> {
 
     /// Formats `text` in Lark; the markers in it that are special tokens are written as such.
     pub(super) fn text(&self, text: &str) -> String {
-        let EndText { plain, rest } = self.split(text);
+        let ValueEndText { plain, rest } = self.split(text);
         let plain = if plain.is_empty() { String::new() } else { literal(&plain) };
         format!("{plain} {rest}").trim().to_owned()
     }
 
     /// Splits `text` at its first special token.
-    pub(super) fn split(&self, text: &str) -> EndText {
+    pub(super) fn split(&self, text: &str) -> ValueEndText {
         let first = self
             .markers
             .iter()
             .filter_map(|marker| Some((text.find(marker)?, marker.len(), (self.special)(marker)?)));
         match first.min_by_key(|(at, _, _)| *at) {
-            None => EndText { plain: text.to_owned(), rest: String::new() },
+            None => ValueEndText { plain: text.to_owned(), rest: String::new() },
             Some((at, len, token)) => {
                 let rest = format!("{token} {}", self.text(&text[at + len..]));
-                EndText { plain: text[..at].to_owned(), rest: rest.trim().to_owned() }
+                ValueEndText { plain: text[..at].to_owned(), rest: rest.trim().to_owned() }
             }
         }
     }
@@ -127,7 +127,7 @@ impl<'a> GrammarWriter<'a> {
     /// Adds the terminal `name` of the text up to and with the first `end`, which contains none of `excluded`;
     /// returns the text in Lark.
     pub(super) fn text_up_to(&mut self, name: &str, end: &str, excluded: &[String]) -> String {
-        let EndText { plain, rest } = self.split(end);
+        let ValueEndText { plain, rest } = self.split(end);
         if rest.is_empty() {
             self.rule(name, &up_to(&[plain], excluded));
             return name.to_owned();
@@ -169,7 +169,7 @@ impl CallText {
         open: &str,
         read: &str,
         arguments: &str,
-        writer: &GrammarWriter<'_>,
+        writer: &CallGrammarWriter<'_>,
     ) -> String {
         let Self { head, infix, tail } = self;
         let head = format!("{open}{head}");
@@ -187,7 +187,7 @@ pub(super) fn lark_grammar<'a>(
     multiple: bool,
     special: SpecialMarkerFn<'_>,
 ) -> Result<String, CallGrammarError> {
-    let mut writer = GrammarWriter::new(syntax, special);
+    let mut writer = CallGrammarWriter::new(syntax, special);
     let mut names = Vec::new();
     for (index, tool) in tools.into_iter().enumerate() {
         let arguments = format!("args_{index}");
@@ -215,7 +215,7 @@ pub(super) fn allows_several(syntax: ToolCallSyntax) -> bool {
 }
 
 /// Returns the text around and between all calls of an output.
-pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &GrammarWriter<'_>) -> CallDelimiters {
+pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>) -> CallDelimiters {
     let delimiters = |open: &str, between: &str, close: &str| CallDelimiters {
         open: open.to_owned(),
         between: between.to_owned(),
@@ -261,7 +261,7 @@ pub(super) fn add_arguments(
     syntax: ToolCallSyntax,
     index: usize,
     tool: &ToolDefinition,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> Result<(), CallGrammarError> {
     let name = format!("args_{index}");
     let body = if let Some(tags) = syntax.tags() {
@@ -282,7 +282,7 @@ pub(super) fn add_arguments(
 pub(super) fn call_text(
     syntax: ToolCallSyntax,
     name: &str,
-    writer: &GrammarWriter<'_>,
+    writer: &CallGrammarWriter<'_>,
 ) -> CallText {
     let call = |head: &str, tail: &str| CallText {
         head: head.to_owned(),

@@ -13,7 +13,7 @@ pub fn closed_arguments(text: &str) -> Map<String, Value> {
     if let Ok(members) = parse_object(text) {
         return members;
     }
-    let scan = OpenScan::of(text);
+    let scan = UnclosedJson::of(text);
     let closed = scan.string_end.and_then(|end| {
         let written = without_half_pair(&text[..end]).chars();
         let closed: String = written.chain(['"']).chain(scan.closings.into_iter().rev()).collect();
@@ -37,14 +37,14 @@ fn without_half_pair(text: &str) -> &str {
 }
 
 /// What is open at the end of a JSON text.
-struct OpenScan {
+struct UnclosedJson {
     /// Closing brackets of the open objects and lists, outermost first.
     closings: Vec<char>,
     /// Byte position after the last whole character of an open string.
     string_end: Option<usize>,
 }
 
-impl OpenScan {
+impl UnclosedJson {
     fn of(text: &str) -> Self {
         let mut closings = Vec::new();
         let (mut in_string, mut escape) = (false, None);

@@ -1,13 +1,13 @@
 //! Grammar of the arguments of a call in Gemma's syntax. The syntax is not JSON, so each schema within the tool's
 //! schema becomes a rule of its own.
 
-use super::call_grammar::{CallGrammarError, GrammarWriter};
+use super::call_grammar::{CallGrammarError, CallGrammarWriter};
 use super::call_parameters::{CallParameters, SchemaBudget, call_variants_of};
 use super::delimited_calls::DelimitedSyntax;
 use super::delimited_constants::constant_text;
 use super::schema_refs::{extracted, target};
 use super::schema_types::SchemaTypes;
-use super::text_language::{TextLanguage, intersection};
+use super::text_language::{SchemaTextTerminals, intersection};
 use super::tool_definition::ToolDefinition;
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{literal, without};
@@ -44,7 +44,7 @@ pub(super) fn delimited_arguments(
     syntax: &'static DelimitedSyntax,
     index: usize,
     tool: &ToolDefinition,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let (names, budget) = (HashMap::new(), SchemaBudget::new());
     let mut schemas = DelimitedSchemas { syntax, index, tool, writer, names, chains: 0, budget };
@@ -54,7 +54,7 @@ pub(super) fn delimited_arguments(
 /// Builds the right-hand side of a rule of any arguments.
 pub(super) fn any_object(
     syntax: &'static DelimitedSyntax,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> String {
     let text = text_terminal("ANY_TEXT", &without(&[syntax.delimiter.to_owned()]), syntax, writer);
     writer.json_rule("any_scalar", &json!({"type": ["number", "boolean", "null"]}));
@@ -71,7 +71,7 @@ fn text_terminal(
     name: &str,
     language: &str,
     syntax: &DelimitedSyntax,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> String {
     let end = writer.split(syntax.delimiter);
     writer.rule(name, &format!("({language}) {}", literal(&end.plain)));
@@ -83,7 +83,7 @@ struct DelimitedSchemas<'a, 'b> {
     syntax: &'static DelimitedSyntax,
     index: usize,
     tool: &'a ToolDefinition,
-    writer: &'a mut GrammarWriter<'b>,
+    writer: &'a mut CallGrammarWriter<'b>,
     /// Names of the rules of schemas, by their JSON text; `None` = the schema accepts nothing.
     names: HashMap<String, Option<String>>,
     /// Number of member chains that have been written.
@@ -121,7 +121,7 @@ impl DelimitedSchemas<'_, '_> {
     }
 
     fn text(&mut self, schema: &Value, name: &str) -> Result<Option<String>, CallGrammarError> {
-        let language = TextLanguage::new(&self.tool.parameters).of(schema);
+        let language = SchemaTextTerminals::new(&self.tool.parameters).of(schema);
         let language = language.map_err(|keyword| self.unsupported(keyword))?;
         Ok(language.map(|language| {
             let conjuncts = [language, without(&[self.syntax.delimiter.to_owned()])];

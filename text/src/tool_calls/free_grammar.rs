@@ -2,7 +2,7 @@
 //! free text up to a marker that opens calls, the calls, and free text again.
 
 use super::call_grammar::{
-    CallDelimiters, CallGrammarError, CallText, GrammarWriter, SpecialMarkerFn, add_arguments,
+    CallDelimiters, CallGrammarError, CallGrammarWriter, CallText, SpecialMarkerFn, add_arguments,
     allows_several, call_text, delimiters,
 };
 use super::text_language::regex_literal;
@@ -44,7 +44,7 @@ pub(super) fn free_grammar<'a>(
     multiple: bool,
     special: SpecialMarkerFn<'_>,
 ) -> Result<String, CallGrammarError> {
-    let mut writer = GrammarWriter::new(syntax, special);
+    let mut writer = CallGrammarWriter::new(syntax, special);
     let tools: Vec<&ToolDefinition> = tools.into_iter().collect();
     let mut has_any = false;
     for (index, tool) in tools.iter().enumerate() {
@@ -58,14 +58,14 @@ pub(super) fn free_grammar<'a>(
     if has_any {
         add_any_arguments(syntax, &mut writer);
     }
-    let mut grammar = FreeGrammar { syntax, tools, multiple, writer };
+    let mut grammar = FreeCallGrammar { syntax, tools, multiple, writer };
     let start = grammar.start();
     grammar.writer.check_length()?;
     Ok(format!("start: {start}\n{}", grammar.writer.rules))
 }
 
 /// Adds the rule of any arguments.
-fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut GrammarWriter<'_>) {
+fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut CallGrammarWriter<'_>) {
     let body = if let Some(tags) = syntax.tags() {
         tag_grammar::any_parameters(tags, writer)
     } else if let Some(delimited) = syntax.delimited() {
@@ -79,14 +79,14 @@ fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut GrammarWriter<'_>) {
 }
 
 /// Parts from which the grammar is built.
-struct FreeGrammar<'a> {
+struct FreeCallGrammar<'a> {
     syntax: ToolCallSyntax,
     tools: Vec<&'a ToolDefinition>,
     multiple: bool,
-    writer: GrammarWriter<'a>,
+    writer: CallGrammarWriter<'a>,
 }
 
-impl FreeGrammar<'_> {
+impl FreeCallGrammar<'_> {
     /// Adds all rules and returns the right-hand side of the rule `start`.
     fn start(&mut self) -> String {
         let CallOpenings { openings, bare_starts, excluded } = self.openings();

@@ -8,7 +8,7 @@ use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallObjectParser, CallParseStatus, FunctionNames};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
-use super::unparsed_syntax::UnparsedSyntax;
+use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const TAG: &str = "<|python_tag|>";
@@ -31,7 +31,7 @@ pub(super) struct LlamaToolParser {
     names: FunctionNames,
     state: LlamaParserState,
     scanner: MarkerScanner,
-    unparsed: UnparsedSyntax,
+    unparsed: UnparsedCallText,
 }
 
 impl LlamaToolParser {
@@ -41,7 +41,7 @@ impl LlamaToolParser {
             names,
             state,
             scanner: MarkerScanner::default(),
-            unparsed: UnparsedSyntax::default(),
+            unparsed: UnparsedCallText::default(),
         }
     }
 

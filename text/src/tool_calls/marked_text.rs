@@ -4,7 +4,7 @@
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
 use super::marker_scanner::MarkerScanner;
-use super::unparsed_syntax::UnparsedSyntax;
+use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
 /// State of the text around calls.
@@ -13,7 +13,7 @@ pub(super) struct MarkedText {
     /// Scanner of the markers, also of those within a call.
     pub scanner: MarkerScanner,
     /// Syntax of a call that has not begun.
-    pub unparsed: UnparsedSyntax,
+    pub unparsed: UnparsedCallText,
     /// Whether a call is complete, but its closing marker has not been read.
     pub closing: bool,
 }

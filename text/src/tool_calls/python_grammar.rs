@@ -1,6 +1,6 @@
 //! Grammar of a Python call, whose values are written as JSON: `name(key="text", other=[1, 2])`.
 
-use super::call_grammar::{CallGrammarError, GrammarWriter};
+use super::call_grammar::{CallGrammarError, CallGrammarWriter};
 use super::call_parameters::{CallParameters, call_variants};
 use super::schema_refs::extracted;
 use super::tool_definition::ToolDefinition;
@@ -13,7 +13,7 @@ use serde_json::json;
 pub(super) fn python_arguments(
     index: usize,
     tool: &ToolDefinition,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let mut alternatives = Vec::new();
     for (at, variant) in call_variants(tool)?.iter().enumerate() {
@@ -23,7 +23,7 @@ pub(super) fn python_arguments(
 }
 
 /// Builds the right-hand side of a rule of any keyword arguments.
-pub(super) fn any_arguments(writer: &mut GrammarWriter<'_>) -> String {
+pub(super) fn any_arguments(writer: &mut CallGrammarWriter<'_>) -> String {
     writer.json_rule("any_text", &json!({"type": "string"}));
     writer.json_rule("any_scalar", &json!({"type": ["number", "boolean", "null"]}));
     writer.rule("QUOTED", "/'(?:[^'\\\\\\x00-\\x1f]|\\\\['\"\\\\nrt])*'/");
@@ -43,7 +43,7 @@ fn arguments(
     variant: &str,
     CallParameters { parameters, .. }: &CallParameters,
     tool: &ToolDefinition,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let is_writable = |key: &str| {
         !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))

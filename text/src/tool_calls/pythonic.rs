@@ -13,7 +13,7 @@ use super::marker_scanner::MarkerScanner;
 use super::python_value::{PythonScanStatus, PythonValueParser};
 use super::schema_types::quoted;
 use super::tagged_calls::NAME_MAX;
-use super::unparsed_syntax::UnparsedSyntax;
+use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const OPEN: &str = "<|python_start|>";
@@ -66,7 +66,7 @@ pub(super) struct PythonicToolParser {
     closing: bool,
     /// Whether the call is the argument of `print`, which has not ended.
     is_printed: bool,
-    unparsed: UnparsedSyntax,
+    unparsed: UnparsedCallText,
 }
 
 impl PythonicToolParser {
@@ -80,7 +80,7 @@ impl PythonicToolParser {
             has_arguments: false,
             closing: false,
             is_printed: false,
-            unparsed: UnparsedSyntax::default(),
+            unparsed: UnparsedCallText::default(),
         }
     }
 

@@ -4,13 +4,13 @@
 //! A string is written as plain text. It must not contain a text that ends the value, and where other types
 //! are allowed too, it must not look like one of their values.
 
-use super::call_grammar::{CallGrammarError, CallText, EndText, GrammarWriter};
+use super::call_grammar::{CallGrammarError, CallGrammarWriter, CallText, ValueEndText};
 use super::call_parameters::{CallParameter, call_variants};
 use super::schema_refs::extracted;
 use super::schema_types::SchemaTypes;
 use super::tag_syntax::{TagSyntax, ValueForm};
 use super::tagged_calls::NAME_MAX;
-use super::text_language::{TextLanguage, accepts_constant, intersection, regex_literal};
+use super::text_language::{SchemaTextTerminals, accepts_constant, intersection, regex_literal};
 use super::tool_definition::ToolDefinition;
 use grammar::lark_text::literal;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ pub(super) fn tagged_parameters(
     syntax: &TagSyntax,
     index: usize,
     tool: &ToolDefinition,
-    writer: &mut GrammarWriter<'_>,
+    writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let mut alternatives = Vec::new();
     for (variant_index, variant) in call_variants(tool)?.iter().enumerate() {
@@ -69,8 +69,8 @@ pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallText {
 }
 
 /// Builds the right-hand side of a rule of any parameters.
-pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut GrammarWriter<'_>) -> String {
-    let EndText { plain, rest } = writer.split(syntax.key_end);
+pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut CallGrammarWriter<'_>) -> String {
+    let ValueEndText { plain, rest } = writer.split(syntax.key_end);
     writer.rule("ANY_KEY", &format!("/[^<>\"\\n]{{1,64}}/ {}", literal(&plain)));
     let line_break = if syntax.wraps_values { "\n" } else { "" };
     let gap = syntax.value_gap;
@@ -107,7 +107,10 @@ struct TaggedParameter<'a> {
 impl TaggedParameter<'_> {
     /// Adds the rules of the value and returns the parameter in Lark; `None` if the schema accepts no value that
     /// the syntax can express.
-    fn write(&self, writer: &mut GrammarWriter<'_>) -> Result<Option<String>, CallGrammarError> {
+    fn write(
+        &self,
+        writer: &mut CallGrammarWriter<'_>,
+    ) -> Result<Option<String>, CallGrammarError> {
         let syntax = self.syntax;
         let key = &self.parameter.key;
         let head = format!("{}{key}{}{}", syntax.parameter_open, syntax.key_end, syntax.value_gap);
@@ -153,13 +156,13 @@ impl TaggedParameter<'_> {
         &self,
         types: SchemaTypes,
         allowed: SchemaTypes,
-        writer: &mut GrammarWriter<'_>,
+        writer: &mut CallGrammarWriter<'_>,
     ) -> Result<Option<String>, CallGrammarError> {
         if !allowed.allows_text() {
             return Ok(None);
         }
         let (root, schema) = (&self.tool.parameters, &self.parameter.schema);
-        let language = TextLanguage::new(root).of(schema).map_err(|keyword| {
+        let language = SchemaTextTerminals::new(root).of(schema).map_err(|keyword| {
             CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
         })?;
         let mut alternatives = Vec::new();
@@ -177,7 +180,7 @@ impl TaggedParameter<'_> {
         if alternatives.is_empty() {
             return Ok(None);
         }
-        let EndText { plain, rest } = writer.split(&self.end());
+        let ValueEndText { plain, rest } = writer.split(&self.end());
         let terminal = self.rule.to_uppercase();
         let body = alternatives.join(" | ");
         if plain.is_empty() {
@@ -196,7 +199,7 @@ impl TaggedParameter<'_> {
         &self,
         names: &[&'static str],
         types: SchemaTypes,
-        writer: &mut GrammarWriter<'_>,
+        writer: &mut CallGrammarWriter<'_>,
     ) -> Option<String> {
         if names.is_empty() {
             return None;

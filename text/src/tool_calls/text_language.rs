@@ -13,12 +13,12 @@ const LONG_KEYWORDS: &[&str] = &["oneOf", "anyOf", "allOf", "enum", "const", "pa
 const ANY: &str = "/(?s:.*)/";
 
 /// Builds the languages of the parts of one schema.
-pub(super) struct TextLanguage<'a> {
+pub(super) struct SchemaTextTerminals<'a> {
     root: &'a Value,
     left: u32,
 }
 
-impl<'a> TextLanguage<'a> {
+impl<'a> SchemaTextTerminals<'a> {
     /// Creates a builder for parts of the schema `root`.
     pub(super) fn new(root: &'a Value) -> Self {
         Self { root, left: SCHEMAS_VISITED_MAX }

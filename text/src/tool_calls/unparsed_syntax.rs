@@ -11,13 +11,13 @@ const UNPARSED_MAX: usize = 128 << 10;
 
 /// Text read since the opening marker of a call, until the call begins (`ToolCallEmitter::begin`).
 #[derive(Debug, Clone, Default)]
-pub(super) struct UnparsedSyntax {
+pub(super) struct UnparsedCallText {
     text: String,
     /// Byte offset in the output at which the kept text begins.
     pub(super) from: usize,
 }
 
-impl UnparsedSyntax {
+impl UnparsedCallText {
     /// Starts to keep text at an opening marker (such as `<tool_call>`): if no valid tool call follows, the
     /// kept text is emitted as content. Text that is kept already belongs to the same attempt.
     pub(super) fn open(

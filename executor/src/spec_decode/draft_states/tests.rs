@@ -5,11 +5,12 @@ use crate::spec_decode::ProposerModel;
 use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::sharding::ParallelRanks;
 use models::{AuxHiddenStates, ForwardContext, ModelConfig, kv_layout};
-use ops::{BatchInputs, BatchView, DType, KvPool, Ops};
+use ops::{DType, DeviceBatchMetadata, HostBatchMetadata, KvPool, Ops};
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DispatchMode, DraftAcceptance, Epoch,
-    ExecutorSettings, GraphCapture, ParallelConfig, Rank, RequestId, RowInput, SamplingParams,
-    SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod, StepId, ThinVec, Token,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DraftAcceptanceRule, Epoch,
+    ExecutorSettings, GraphCaptureConfig, ParallelConfig, Rank, RequestId, RowInput,
+    SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod, StepId,
+    StepLaunchMode, ThinVec, Token,
 };
 use std::path::{Path, PathBuf};
 
@@ -66,14 +67,14 @@ fn config(kind: ProposerKind) -> ExecutorConfig {
         tokens_per_step: 256,
         kv_cache_size: KvCacheSize::Blocks(BLOCKS),
         memory_utilization: 0.9,
-        graph_capture: GraphCapture::default(),
+        graph_capture: GraphCaptureConfig::default(),
         speculative: Some(SpeculativeConfig {
             draft_tokens: 4,
             method: match kind {
                 ProposerKind::Mtp => SpeculativeMethod::Mtp,
                 ProposerKind::Eagle3 => SpeculativeMethod::Eagle3,
             },
-            acceptance: DraftAcceptance::Exact,
+            acceptance: DraftAcceptanceRule::Exact,
         }),
         max_logprobs: 0,
         profile_dir: None,
@@ -147,7 +148,7 @@ impl TeacherForcedRequest {
 fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
     *id += 1;
     let tokens = rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
-    let (dispatch, epoch) = (DispatchMode::Eager { tokens }, Epoch(1));
+    let (dispatch, epoch) = (StepLaunchMode::Eager { tokens }, Epoch(1));
     let batch =
         Batch { step: StepId(*id), epoch, dispatch, moe_tokens: tokens, draft_rows: 0, rows };
     let output = executor.step(&batch).unwrap();
@@ -265,15 +266,15 @@ fn check_kv_after_accepted_drafts(kind: ProposerKind) {
 
 /// Returns a batch of one sequence with tokens from position `start` on. Its blocks are the first blocks of a
 /// separate pool, in order.
-fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
-    let inputs = BatchInputs {
+fn view(ops: &Ops, start: usize, len: usize) -> DeviceBatchMetadata {
+    let inputs = HostBatchMetadata {
         positions: (start..start + len).map(|p| p as i32).collect(),
         slots: (start..start + len).map(|p| p as i64).collect(),
         cu_q: vec![0, len as i32],
         context_lens: vec![(start + len) as i32],
         block_tables: (0..8).collect(),
     };
-    BatchView::new(ops, &inputs).unwrap()
+    DeviceBatchMetadata::new(ops, &inputs).unwrap()
 }
 
 /// Computes reference draft tokens after the token at index `at` in separate KV pools: one pass over the
@@ -366,7 +367,7 @@ fn check_drafts_match_reference(kind: ProposerKind) {
 fn row_without_preceding_state_is_rejected() {
     let mut executor = executor(ProposerKind::Mtp);
     let row = TeacherForcedRequest::new(0, 0).row(&tokens(), 17, 5, 0);
-    let (step, dispatch) = (StepId(1), DispatchMode::Eager { tokens: 5 });
+    let (step, dispatch) = (StepId(1), StepLaunchMode::Eager { tokens: 5 });
     let batch =
         Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 5, draft_rows: 0, rows: vec![row] };
     let error = executor.step(&batch).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::isa::CpuIsa;
-use super::memory::{CpuMemory, host_memory};
+use super::memory::{CpuAllocator, host_memory};
 use super::thread_pool::ThreadPool;
 use super::topology::physical_cores;
 use crate::check::check_range;
@@ -30,7 +30,7 @@ impl Default for CpuConfig {
 #[derive(Debug)]
 pub struct CpuDevice {
     threads: ThreadPool,
-    memory: Arc<CpuMemory>,
+    memory: Arc<CpuAllocator>,
     isa: CpuIsa,
 }
 

@@ -16,11 +16,11 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// Allocator of CPU buffers, which counts the allocated bytes.
 #[derive(Debug, Default)]
-pub(super) struct CpuMemory {
+pub(super) struct CpuAllocator {
     used: AtomicU64,
 }
 
-impl CpuMemory {
+impl CpuAllocator {
     pub(super) fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Buffer, DeviceError> {
         let out_of_memory = DeviceError::OutOfMemory { bytes, device: "cpu" };
         let size =
@@ -33,7 +33,7 @@ impl CpuMemory {
     }
 }
 
-impl BufferDeallocator for CpuMemory {
+impl BufferDeallocator for CpuAllocator {
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
         self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
         // SAFETY: the caller guarantees that the range was returned by `reserve` with this size.
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn buffers_are_zero_aligned_and_counted() {
-        let memory = Arc::new(CpuMemory::default());
+        let memory = Arc::new(CpuAllocator::default());
         for bytes in [0, 1, 64, 4097, HUGE_PAGE - 1, HUGE_PAGE, 2 * HUGE_PAGE + 5] {
             let buffer = memory.alloc(bytes).unwrap();
             assert_eq!(buffer.as_ptr() as usize % CACHE_LINE, 0);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn oversized_allocations_fail() {
-        let memory = Arc::new(CpuMemory::default());
+        let memory = Arc::new(CpuAllocator::default());
         assert!(memory.alloc(usize::MAX).is_err());
         assert!(memory.alloc(usize::MAX / 4).is_err());
     }

@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hip_runtime_sys::{
-    BlasDataType, BlasLtApi, BlasLtConstants, DriverPtr, LibraryOpenError, LibrarySearch,
+    BlasDataType, BlasLtApi, BlasLtConstants, DriverPtr, LibraryOpenError, LibrarySearchPaths,
 };
 
 use super::autotune::AutotuneTimer;
@@ -149,7 +149,7 @@ impl BlasLtLibrary {
     /// the library was not found.
     pub fn open(
         runtime: &Arc<GpuRuntime>,
-        search: &LibrarySearch,
+        search: &LibrarySearchPaths,
     ) -> Result<Result<Self, LibraryOpenError>, GpuError> {
         let table = match BlasLtApi::open(runtime.api(), search) {
             Ok(table) => table,

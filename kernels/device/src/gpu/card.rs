@@ -2,7 +2,7 @@
 
 /// GPU model with the facts that no driver call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GpuCard {
+pub struct GpuProductSpec {
     /// Name of the model, as it occurs in product names such as `AMD Instinct MI300X VF`.
     pub name: &'static str,
     /// Number of compute units of the whole card. A partition of the card has fewer.
@@ -12,18 +12,18 @@ pub struct GpuCard {
 }
 
 /// AMD Instinct cards for which kernels are compiled.
-const CARDS: &[GpuCard] = &[
-    GpuCard { name: "MI300X", compute_units: 304, has_unified_memory: false },
-    GpuCard { name: "MI300A", compute_units: 228, has_unified_memory: true },
-    GpuCard { name: "MI325X", compute_units: 304, has_unified_memory: false },
-    GpuCard { name: "MI350X", compute_units: 256, has_unified_memory: false },
-    GpuCard { name: "MI355X", compute_units: 256, has_unified_memory: false },
+const CARDS: &[GpuProductSpec] = &[
+    GpuProductSpec { name: "MI300X", compute_units: 304, has_unified_memory: false },
+    GpuProductSpec { name: "MI300A", compute_units: 228, has_unified_memory: true },
+    GpuProductSpec { name: "MI325X", compute_units: 304, has_unified_memory: false },
+    GpuProductSpec { name: "MI350X", compute_units: 256, has_unified_memory: false },
+    GpuProductSpec { name: "MI355X", compute_units: 256, has_unified_memory: false },
 ];
 
 /// Size in bytes of the memory-side cache (Infinity Cache) of all CDNA 3 and CDNA 4 cards.
 const INFINITY_CACHE_BYTES: u64 = 256 << 20;
 
-impl GpuCard {
+impl GpuProductSpec {
     /// Returns the card with the product name `name`; `None` if it is not in the table.
     #[must_use]
     pub fn of_name(name: &str) -> Option<&'static Self> {
@@ -57,7 +57,7 @@ mod tests {
             ("NVIDIA H200", None),
             ("", None),
         ] {
-            let found = GpuCard::of_name(name);
+            let found = GpuProductSpec::of_name(name);
             assert_eq!(found.map(|card| (card.name, card.compute_units)), expected, "{name}");
             let is_unified = found.is_some_and(|card| card.has_unified_memory);
             assert_eq!(is_unified, name.ends_with("MI300A"), "{name}");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hip_runtime_sys::{GpuApi, LibrarySearch};
+use hip_runtime_sys::{GpuApi, LibrarySearchPaths};
 
 use super::half_dtype::HalfDtype;
 
@@ -62,35 +62,35 @@ impl Default for GpuConfig {
 }
 
 /// Search paths of all runtime libraries of a device.
-pub struct GpuLibrarySearches {
+pub struct GpuLibraryPaths {
     pub api: GpuApi,
-    pub driver: LibrarySearch,
-    pub rtc: LibrarySearch,
-    pub blas: Option<LibrarySearch>,
-    pub collectives: Option<LibrarySearch>,
+    pub driver: LibrarySearchPaths,
+    pub rtc: LibrarySearchPaths,
+    pub blas: Option<LibrarySearchPaths>,
+    pub collectives: Option<LibrarySearchPaths>,
 }
 
 impl GpuConfig {
     /// Returns the search paths of the configured libraries.
-    pub fn searches(&self) -> GpuLibrarySearches {
-        let searches_of = |api| GpuLibrarySearches {
+    pub fn searches(&self) -> GpuLibraryPaths {
+        let searches_of = |api| GpuLibraryPaths {
             api,
-            driver: LibrarySearch::driver(api, &self.folders),
-            rtc: LibrarySearch::rtc(api, &self.folders),
-            blas: Some(LibrarySearch::blaslt(api, &self.folders)),
-            collectives: Some(LibrarySearch::collectives(api, &self.folders)),
+            driver: LibrarySearchPaths::driver(api, &self.folders),
+            rtc: LibrarySearchPaths::rtc(api, &self.folders),
+            blas: Some(LibrarySearchPaths::blaslt(api, &self.folders)),
+            collectives: Some(LibrarySearchPaths::collectives(api, &self.folders)),
         };
         match &self.libraries {
             GpuLibraries::Rocm => searches_of(GpuApi::Hip),
             GpuLibraries::Cuda => searches_of(GpuApi::Cuda),
-            GpuLibraries::Named { api, driver, rtc, blas, collectives } => GpuLibrarySearches {
+            GpuLibraries::Named { api, driver, rtc, blas, collectives } => GpuLibraryPaths {
                 api: *api,
-                driver: LibrarySearch::named("driver", driver),
-                rtc: LibrarySearch::named("run-time compiler", rtc),
-                blas: blas.as_ref().map(|path| LibrarySearch::named("BLASLt library", path)),
+                driver: LibrarySearchPaths::named("driver", driver),
+                rtc: LibrarySearchPaths::named("run-time compiler", rtc),
+                blas: blas.as_ref().map(|path| LibrarySearchPaths::named("BLASLt library", path)),
                 collectives: collectives
                     .as_ref()
-                    .map(|path| LibrarySearch::named("collective library", path)),
+                    .map(|path| LibrarySearchPaths::named("collective library", path)),
             },
         }
     }

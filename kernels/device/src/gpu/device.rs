@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hip_runtime_sys::LibrarySearch;
+use hip_runtime_sys::LibrarySearchPaths;
 
 use super::blaslt::BlasLtLibrary;
 use super::config::GpuConfig;
@@ -13,7 +13,7 @@ use super::kernel_module::{KernelFunction, KernelModules};
 use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
 use super::memory::ScratchMemory;
 use super::timestamps::{GpuEventTimestamps, KernelTimestamper};
-use super::weight_memory::WeightMemory;
+use super::weight_memory::WeightAllocator;
 use super::{graph, memory};
 use crate::{
     Buffer, CapturedGraph, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, EventTimestamps,
@@ -37,10 +37,10 @@ pub struct GpuDevice {
     /// Device counters of each stream, with which the thread blocks of a kernel count arrivals or distribute
     /// work. They are 0 before and after each kernel.
     counters: [ScratchMemory; STREAMS],
-    weights: WeightMemory,
+    weights: WeightAllocator,
     /// Paths at which RCCL or NCCL is searched when a device group is created; `None` if neither is
     /// configured.
-    collectives: Option<LibrarySearch>,
+    collectives: Option<LibrarySearchPaths>,
 }
 
 impl GpuDevice {
@@ -63,7 +63,7 @@ impl GpuDevice {
             modules: KernelModules::default(),
             scratch: Default::default(),
             counters: Default::default(),
-            weights: WeightMemory::default(),
+            weights: WeightAllocator::default(),
             collectives: searches.collectives,
         })
     }
@@ -117,12 +117,12 @@ impl GpuDevice {
     }
 
     /// Returns the paths at which RCCL or NCCL is searched.
-    pub fn collectives(&self) -> Option<&LibrarySearch> {
+    pub fn collectives(&self) -> Option<&LibrarySearchPaths> {
         self.collectives.as_ref()
     }
 
     /// Returns the allocator of weight memory.
-    pub fn weights(&self) -> &WeightMemory {
+    pub fn weights(&self) -> &WeightAllocator {
         &self.weights
     }
 

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use hip_runtime_sys::{DeviceAttribute, DriverApi, GpuApi};
 
-use super::card::{GpuCard, last_level_cache_bytes};
+use super::card::{GpuProductSpec, last_level_cache_bytes};
 use super::error::GpuError;
 use super::gpu_runtime::check;
 
@@ -57,7 +57,8 @@ impl GpuProperties {
             ),
         };
         let name = until_nul(&text);
-        let is_unified_card = GpuCard::of_name(&name).is_some_and(|card| card.has_unified_memory);
+        let is_unified_card =
+            GpuProductSpec::of_name(&name).is_some_and(|card| card.has_unified_memory);
         let is_integrated = attribute(DeviceAttribute::Integrated).unwrap_or(0) != 0;
         let l2_bytes = attribute(DeviceAttribute::L2Bytes).unwrap_or(0);
         Ok(Self {

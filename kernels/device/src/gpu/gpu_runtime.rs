@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hip_runtime_sys::{DriverApi, DriverPtr, DriverStatus, GpuApi, code, flag};
 
-use super::config::{GpuConfig, GpuLibrarySearches};
+use super::config::{GpuConfig, GpuLibraryPaths};
 use super::error::GpuError;
 use super::gpu_properties::{GpuProperties, until_nul};
 use super::timestamps::KernelTimestamper;
@@ -70,7 +70,7 @@ unsafe impl Sync for GpuRuntime {}
 
 impl GpuRuntime {
     /// Opens the driver and the configured device.
-    pub fn open(config: &GpuConfig, searches: &GpuLibrarySearches) -> Result<Self, GpuError> {
+    pub fn open(config: &GpuConfig, searches: &GpuLibraryPaths) -> Result<Self, GpuError> {
         let driver = DriverApi::open(searches.api, &searches.driver)?;
         let ordinal = find_device(&driver, config)?;
         let properties = GpuProperties::read(&driver, ordinal, config.emulated_warp_size)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hip_runtime_sys::{DriverPtr, GpuApi, RtcApi};
 
-use super::config::{GpuConfig, GpuLibrarySearches};
+use super::config::{GpuConfig, GpuLibraryPaths};
 use super::error::GpuError;
 use super::gpu_properties::GpuProperties;
 use super::kernel_cache::KernelCache;
@@ -45,7 +45,7 @@ struct CompiledImage {
 impl JitCompiler {
     pub(super) fn open(
         config: &GpuConfig,
-        searches: &GpuLibrarySearches,
+        searches: &GpuLibraryPaths,
         properties: &GpuProperties,
         headers: KernelHeaders,
     ) -> Result<Self, GpuError> {

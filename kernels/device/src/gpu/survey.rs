@@ -5,11 +5,11 @@ use std::ffi::c_int;
 use std::path::PathBuf;
 
 use hip_runtime_sys::{
-    BlasLtApi, DriverApi, LibraryOpenError, LibrarySearch, RtcApi, SharedLibrary, code,
+    BlasLtApi, DriverApi, LibraryOpenError, LibrarySearchPaths, RtcApi, SharedLibrary, code,
 };
 
-use super::card::GpuCard;
-use super::config::{GpuConfig, GpuLibrarySearches};
+use super::card::GpuProductSpec;
+use super::config::{GpuConfig, GpuLibraryPaths};
 use super::gpu_runtime::GpuRuntime;
 
 /// Role of a GPU runtime library.
@@ -27,7 +27,7 @@ pub enum LibraryRole {
 
 /// Result of the search for one library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LibraryProbe {
+pub struct LibrarySearchResult {
     /// Role of the library.
     pub role: LibraryRole,
     /// Path or file name with which it was opened, and its version; or why it was not.
@@ -45,7 +45,7 @@ pub struct FoundLibrary {
 
 /// Device that a driver lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SurveyedGpu {
+pub struct ListedGpu {
     /// Index of the device among those that the driver lists.
     pub index: usize,
     /// Product name; empty if the driver has none.
@@ -67,7 +67,7 @@ pub struct SurveyedGpu {
     /// Whether the GPU and the host share one memory.
     pub has_unified_memory: bool,
     /// Model of the card; `None` if it is not known.
-    pub card: Option<GpuCard>,
+    pub card: Option<GpuProductSpec>,
     /// PCI address, such as `0000:c1:00.0`.
     pub pci_bus_id: Option<String>,
     /// Indices of the devices whose memory this device can access.
@@ -76,16 +76,16 @@ pub struct SurveyedGpu {
 
 /// GPUs and libraries of one vendor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuSurvey {
+pub struct GpuInventory {
     /// Libraries that are searched for, found or not.
-    pub libraries: Vec<LibraryProbe>,
+    pub libraries: Vec<LibrarySearchResult>,
     /// Devices that the driver lists and that could be opened.
-    pub devices: Vec<SurveyedGpu>,
+    pub devices: Vec<ListedGpu>,
     /// Reasons why the driver or a device could not be opened.
     pub errors: Vec<String>,
 }
 
-impl GpuSurvey {
+impl GpuInventory {
     /// Surveys the GPUs that the libraries of `config` list. The device index of `config` is ignored.
     #[must_use]
     pub fn new(config: &GpuConfig) -> Self {
@@ -132,24 +132,24 @@ impl GpuSurvey {
     }
 }
 
-fn probe_libraries(searches: &GpuLibrarySearches) -> Vec<LibraryProbe> {
+fn probe_libraries(searches: &GpuLibraryPaths) -> Vec<LibrarySearchResult> {
     let api = searches.api;
     let driver = DriverApi::open(api, &searches.driver)
         .map(|driver| FoundLibrary { version: driver_version(&driver), path: driver.library });
     let compiler = RtcApi::open(api, &searches.rtc)
         .map(|rtc| FoundLibrary { version: compiler_version(&rtc), path: rtc.library });
     let mut probes = vec![
-        LibraryProbe { role: LibraryRole::Driver, found: driver },
-        LibraryProbe { role: LibraryRole::Compiler, found: compiler },
+        LibrarySearchResult { role: LibraryRole::Driver, found: driver },
+        LibrarySearchResult { role: LibraryRole::Compiler, found: compiler },
     ];
     if let Some(search) = &searches.blas {
         let found = BlasLtApi::open(api, search)
             .map(|blas| FoundLibrary { version: blas_version(&blas), path: blas.library });
-        probes.push(LibraryProbe { role: LibraryRole::Blas, found });
+        probes.push(LibrarySearchResult { role: LibraryRole::Blas, found });
     }
     if let Some(search) = &searches.collectives {
         let found = open_collectives(search);
-        probes.push(LibraryProbe { role: LibraryRole::Collectives, found });
+        probes.push(LibrarySearchResult { role: LibraryRole::Collectives, found });
     }
     probes
 }
@@ -180,7 +180,7 @@ fn blas_version(blas: &BlasLtApi) -> Option<String> {
     blas.cuda_version.map(|version| unsafe { version() }.to_string())
 }
 
-fn open_collectives(search: &LibrarySearch) -> Result<FoundLibrary, LibraryOpenError> {
+fn open_collectives(search: &LibrarySearchPaths) -> Result<FoundLibrary, LibraryOpenError> {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
     let library = SharedLibrary::open(search)?;
     // SAFETY: RCCL and NCCL have the same function with this type.
@@ -213,13 +213,13 @@ fn no_device_error(driver: &DriverApi, config: &GpuConfig) -> String {
 
 fn open_device(
     config: &GpuConfig,
-    searches: &GpuLibrarySearches,
+    searches: &GpuLibraryPaths,
     index: usize,
-) -> Result<SurveyedGpu, super::GpuError> {
+) -> Result<ListedGpu, super::GpuError> {
     let runtime = GpuRuntime::open(&GpuConfig { device: index, ..config.clone() }, searches)?;
     let (free_bytes, total_bytes) = runtime.mem_info();
     let properties = &runtime.properties;
-    Ok(SurveyedGpu {
+    Ok(ListedGpu {
         index,
         name: properties.name.clone(),
         arch: properties.arch.clone(),
@@ -230,7 +230,7 @@ fn open_device(
         free_bytes,
         total_bytes,
         has_unified_memory: properties.has_unified_memory,
-        card: GpuCard::of_name(&properties.name).copied(),
+        card: GpuProductSpec::of_name(&properties.name).copied(),
         pci_bus_id: runtime.pci_bus_id(),
         peers: Vec::new(),
     })

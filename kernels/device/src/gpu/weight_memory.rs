@@ -17,7 +17,7 @@ const ALIGNMENT: usize = 256;
 
 /// Slab allocator of weight memory: the slab that is being filled, and its number of used bytes.
 #[derive(Debug, Default)]
-pub struct WeightMemory {
+pub struct WeightAllocator {
     open: Mutex<Option<(Arc<WeightSlab>, usize)>>,
 }
 
@@ -70,7 +70,7 @@ impl WeightSlab {
     }
 }
 
-impl WeightMemory {
+impl WeightAllocator {
     /// Allocates zeroed device memory for a weight: in a slab, or as an allocation of its own.
     pub fn alloc(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
         let size = bytes.max(1).next_multiple_of(ALIGNMENT);

@@ -87,43 +87,43 @@ fn as_pairs(x: __m512i) -> __m512bh {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn f32_16<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { tile::<__m512, F32Step, M, 2>(o, 0, 0) }
+    unsafe { tile::<__m512, F32ElementLoader, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn bf16_widened_16<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { tile::<__m512, Bf16PairStep, M, 2>(o, 0, 0) }
+    unsafe { tile::<__m512, Bf16PairLoader, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn f16_16<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { tile::<__m512, F16Step, M, 2>(o, 0, 0) }
+    unsafe { tile::<__m512, F16ElementLoader, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn f32_8<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { tile_avx2::<F32Step, M>(o) }
+    unsafe { tile_avx2::<F32ElementLoader, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn bf16_widened_8<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { tile_avx2::<Bf16PairStep, M>(o) }
+    unsafe { tile_avx2::<Bf16PairLoader, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn f16_8<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { tile_avx2::<F16Step, M>(o) }
+    unsafe { tile_avx2::<F16ElementLoader, M>(o) }
 }
 
 /// Computes the product of one tile on AVX2, which has 16 registers: 4 rows of half the columns (two
 /// registers per row) at a time.
 #[inline(always)]
-unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
+unsafe fn tile_avx2<S: TileElementLoader, const M: usize>(o: &TileOperands<'_>) {
     for half in 0..2 {
         let mut r = 0;
         while r < M {
@@ -144,7 +144,7 @@ unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
 
 /// The element types of a tile kernel, and how it loads one step: one f32 of `a` and `b`, a bf16 pair as two
 /// f32, or an f32 of `a` and an f16 of `b`.
-trait TileStep {
+trait TileElementLoader {
     /// Bytes of one column of `b`.
     const COLUMN_BYTES: usize = 4;
     /// Number of multiply-adds per accumulator and step: 2 for bf16 pairs, otherwise 1.
@@ -153,11 +153,11 @@ trait TileStep {
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2];
 }
 
-struct F32Step;
-struct F16Step;
-struct Bf16PairStep;
+struct F32ElementLoader;
+struct F16ElementLoader;
+struct Bf16PairLoader;
 
-impl TileStep for F32Step {
+impl TileElementLoader for F32ElementLoader {
     const DEPTH: usize = 1;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
@@ -171,13 +171,13 @@ impl TileStep for F32Step {
     }
 }
 
-impl TileStep for F16Step {
+impl TileElementLoader for F16ElementLoader {
     const COLUMN_BYTES: usize = 2;
     const DEPTH: usize = 1;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
         // SAFETY: the caller guarantees the extent of `a`.
-        unsafe { F32Step::a(from, step) }
+        unsafe { F32ElementLoader::a(from, step) }
     }
     #[inline(always)]
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2] {
@@ -186,7 +186,7 @@ impl TileStep for F16Step {
     }
 }
 
-impl TileStep for Bf16PairStep {
+impl TileElementLoader for Bf16PairLoader {
     const DEPTH: usize = 2;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
@@ -203,7 +203,7 @@ impl TileStep for Bf16PairStep {
 
 /// Computes rows `[row, row + M)` of a tile, for the columns of `R` registers from column `column` on.
 #[inline(always)]
-unsafe fn tile<V: SimdVector, S: TileStep, const M: usize, const R: usize>(
+unsafe fn tile<V: SimdVector, S: TileElementLoader, const M: usize, const R: usize>(
     o: &TileOperands<'_>,
     row: usize,
     column: usize,

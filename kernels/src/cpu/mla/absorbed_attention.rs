@@ -8,7 +8,7 @@ use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::shared_rows::SharedRows;
 use super::MlaCall;
 use crate::cpu::CpuBackend;
-use crate::{Linear, PackedGroup};
+use crate::{Linear, PackedMatrixGroup};
 
 /// Number of positions per key tile.
 const KEY_TILE: usize = 64;
@@ -30,7 +30,7 @@ impl CpuBackend {
         &self,
         o: &mut MatMut<'_>,
         call: &MlaCall<'_, '_>,
-        w_uk_t: &PackedGroup,
+        w_uk_t: &PackedMatrixGroup,
         rows: &[usize],
     ) -> Result<(), DeviceError> {
         let tokens = query_tokens(call, rows);

@@ -6,7 +6,7 @@ use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 use super::super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
 use super::{THREADS, scale_block_shape};
 use crate::gpu::GpuBackend;
-use crate::{HostMat, PackedGroup, PackedScales};
+use crate::{HostMat, PackedMatrixGroup, PackedScales};
 
 static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 
@@ -104,7 +104,10 @@ impl GpuBackend {
     }
 }
 
-fn with_scales(launch: KernelLaunch, group: &PackedGroup) -> Result<KernelLaunch, DeviceError> {
+fn with_scales(
+    launch: KernelLaunch,
+    group: &PackedMatrixGroup,
+) -> Result<KernelLaunch, DeviceError> {
     let (what, dtype) = ("experts without scales", DType::F8E4M3);
     let none = DeviceError::Unsupported { kernel: KERNEL, what, dtype };
     let PackedScales { buffer, rows, stride } = group.scales().ok_or(none)?;

@@ -2,7 +2,7 @@
 //! completions and `/v1/responses` have them.
 
 use super::tools;
-use crate::accepted_hints::AcceptedHints;
+use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -40,7 +40,7 @@ impl CustomToolFormat {
     pub(crate) fn enforced(
         format: Option<Self>,
         strict_paths: &mut Vec<String>,
-        hints: &mut AcceptedHints,
+        hints: &mut IgnoredRequestParts,
     ) -> bool {
         let Some(Self { path, is_enforced }) = format else { return false };
         if is_enforced {

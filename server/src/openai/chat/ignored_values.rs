@@ -2,7 +2,7 @@
 //! header of ignored fields and counted.
 
 use super::types::ChatCompletionRequest;
-use crate::accepted_hints::AcceptedHints;
+use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 
@@ -15,7 +15,7 @@ pub(crate) fn report_ignored(
     request: &ChatCompletionRequest,
     ignored: &mut Vec<String>,
 ) -> Result<(), ApiError> {
-    let mut hints = AcceptedHints::default();
+    let mut hints = IgnoredRequestParts::default();
     for name in hidden_fields(serving, request) {
         let name = name.replacen("messages", request.prompt_field, 1);
         if app.options.strict_fields {

@@ -3,7 +3,7 @@
 use super::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames};
 pub(crate) use super::tool_choice::ToolChoice;
 use super::tool_choice::{ChosenName, ToolSelection};
-use crate::accepted_hints::AcceptedHints;
+use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -229,7 +229,7 @@ impl ChatToolList {
         &mut self,
         path: String,
         item: JsonValue,
-        hints: &mut AcceptedHints,
+        hints: &mut IgnoredRequestParts,
     ) -> Result<(), ApiError> {
         let sent = item.clone();
         let mut item = RequestFields::of(path, item)?;

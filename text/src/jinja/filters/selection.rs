@@ -70,7 +70,7 @@ fn map(value: &JinjaValue, arguments: CallArguments) -> JinjaResult<JinjaValue> 
         return iterator_of(Vec::new());
     }
     let source = with_arguments(value, &arguments)?;
-    let mut state = IterationStart::Pending(value.clone(), arguments);
+    let mut state = LazyIteration::Pending(value.clone(), arguments);
     let mut mapping = None;
     IteratorValue::value(&source, move |evaluator| {
         if let Some(arguments) = state.begin()? {
@@ -91,12 +91,12 @@ fn with_arguments(value: &JinjaValue, arguments: &CallArguments) -> JinjaResult<
 }
 
 /// Iteration that begins when the first item is taken, as that of a Python generator.
-enum IterationStart {
+enum LazyIteration {
     Pending(JinjaValue, CallArguments),
     Begun(ValueIterator),
 }
 
-impl IterationStart {
+impl LazyIteration {
     /// Begins the iteration, and returns the arguments if it had not begun.
     fn begin(&mut self) -> JinjaResult<Option<CallArguments>> {
         let Self::Pending(value, arguments) = self else { return Ok(None) };
@@ -160,7 +160,7 @@ fn select(
         return iterator_of(Vec::new());
     }
     let source = with_arguments(value, &arguments)?;
-    let mut state = IterationStart::Pending(value.clone(), arguments);
+    let mut state = LazyIteration::Pending(value.clone(), arguments);
     let mut test = None;
     IteratorValue::value(&source, move |evaluator| {
         if let Some(arguments) = state.begin()? {
