@@ -185,7 +185,7 @@ bystanders:
 # Kill executors 200 times and stop them 50 times under load (one seed); results: tests/bench/results/cpu/kills.md. On two GPUs:
 # `HADRON_GPU=cuda HADRON_KILLS=16 just kills`; on four add HADRON_GPU_RANKS=4: tests/bench/results/h200/ranks.md.
 kills SEED="":
-    {{ if SEED == "" { "" } else { "HADRON_KILLS_SEED=" + SEED } }} cargo test --test e2e -- --ignored --exact --nocapture kills::long_kill_drill
+    {{ if SEED == "" { "" } else { "HADRON_KILLS_SEED=" + SEED } }} cargo test --test e2e -- --ignored --exact --nocapture kills::long_kill_test
 
 # Break links, kill and stop executors at random for MINUTES, and check every response.
 chaos MINUTES="1":

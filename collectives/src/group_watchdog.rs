@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use device::SharedMemory;
+use device::HostSharedMemory;
 
 use crate::collective_call::CALL_WORDS;
 use crate::communicator::GpuCommunicator;
@@ -27,7 +27,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Failure state of a group, shared by all threads of this rank's process.
 #[derive(Debug)]
 pub(crate) struct GroupHealth {
-    memory: Arc<SharedMemory>,
+    memory: Arc<HostSharedMemory>,
     layout: GroupMemoryLayout,
     rank: usize,
     failure: Mutex<Option<CollectiveError>>,
@@ -53,7 +53,11 @@ pub(crate) struct GroupWatchdog {
 }
 
 impl GroupHealth {
-    pub(crate) fn new(memory: Arc<SharedMemory>, layout: GroupMemoryLayout, rank: usize) -> Self {
+    pub(crate) fn new(
+        memory: Arc<HostSharedMemory>,
+        layout: GroupMemoryLayout,
+        rank: usize,
+    ) -> Self {
         Self { memory, layout, rank, failure: Mutex::default(), done_calls: AtomicU32::new(0) }
     }
 

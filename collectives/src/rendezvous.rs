@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use device::SharedMemory;
+use device::HostSharedMemory;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::peer_waiter::PeerWaiter;
@@ -31,7 +31,7 @@ pub(crate) const ABORTED_BY_CREATOR: u32 = u32::MAX;
 pub struct SharedMemoryRendezvous {
     file: File,
     path: PathBuf,
-    memory: Arc<SharedMemory>,
+    memory: Arc<HostSharedMemory>,
     layouts: Vec<GroupMemoryLayout>,
 }
 
@@ -41,12 +41,12 @@ impl SharedMemoryRendezvous {
     pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
         let layouts = group_layouts(sizes);
         let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
-        let create = || -> io::Result<(File, SharedMemory)> {
+        let create = || -> io::Result<(File, HostSharedMemory)> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = File::from(memfd_create("hadron-rendezvous", flags)?);
             file.set_len(words as u64 * 4)?;
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-            let memory = SharedMemory::map(&file, words)?;
+            let memory = HostSharedMemory::map(&file, words)?;
             Ok((file, memory))
         };
         let (file, memory) = create().map_err(|error| memory_error(Path::new("memfd"), &error))?;
@@ -61,9 +61,9 @@ impl SharedMemoryRendezvous {
     pub fn open(path: &Path, sizes: &[usize]) -> Result<Self, CollectiveError> {
         let layouts = group_layouts(sizes);
         let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
-        let map = || -> io::Result<(File, SharedMemory)> {
+        let map = || -> io::Result<(File, HostSharedMemory)> {
             let file = File::options().read(true).write(true).open(path)?;
-            let memory = SharedMemory::map(&file, words)?;
+            let memory = HostSharedMemory::map(&file, words)?;
             Ok((file, memory))
         };
         let (file, memory) = map().map_err(|error| memory_error(path, &error))?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
-use device::{DType, DeviceStream, MatMut, MatRef, SharedMemory, bf16, f16};
+use device::{DType, DeviceStream, HostSharedMemory, MatMut, MatRef, bf16, f16};
 
 use crate::collective_call::{CALL_WORDS, CollectiveCallShape};
 use crate::group_watchdog::GroupHealth;
@@ -28,7 +28,7 @@ use crate::{
 /// ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
-    memory: Arc<SharedMemory>,
+    memory: Arc<HostSharedMemory>,
     pub(crate) layout: GroupMemoryLayout,
     pub(crate) rank: usize,
     peer_waiter: PeerWaiter,
@@ -40,7 +40,7 @@ pub struct SharedMemoryGroup {
 
 impl SharedMemoryGroup {
     pub(crate) fn join(
-        memory: Arc<SharedMemory>,
+        memory: Arc<HostSharedMemory>,
         layout: GroupMemoryLayout,
         rank: usize,
     ) -> Result<Self, CollectiveError> {

@@ -136,11 +136,11 @@ impl PackedMatrixGroup {
 }
 
 /// Buffer deallocator of a matrix that shares the memory of a stack: it owns a reference to the stack.
-struct StackDeallocator(
+struct SharedStackOwner(
     #[expect(dead_code, reason = "keeps the memory allocated")] Arc<PackedMatrix>,
 );
 
-impl BufferDeallocator for StackDeallocator {
+impl BufferDeallocator for SharedStackOwner {
     /// Does nothing: the memory is freed together with the stack.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
@@ -158,9 +158,9 @@ fn slice_buffer(
     }
     let first = NonNull::new(buffer.as_ptr().cast_mut())?;
     // SAFETY: the range is inside the buffer, initialised, and aligned as checked; weights are only read, and
-    // `StackDeallocator` keeps the memory allocated.
+    // `SharedStackOwner` keeps the memory allocated.
     Some(unsafe {
-        Buffer::from_raw(first.add(from), bytes, Arc::new(StackDeallocator(stack.clone())))
+        Buffer::from_raw(first.add(from), bytes, Arc::new(SharedStackOwner(stack.clone())))
     })
 }
 

@@ -60,7 +60,7 @@ pub use pooled_sums::PooledSums;
 pub use secondary_stream::SecondaryStream;
 pub use sequence_slots::DeviceSequenceSlots;
 pub use step_buffers::{
-    SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBufferSize, StepBuffers,
+    SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBufferLimits, StepBuffers,
     StepShape,
 };
 pub use step_ids::TokenIdDownload;

@@ -21,7 +21,7 @@ const _: () = assert!(RowMetadataField::SequenceSlot as usize == 0);
 
 /// Maximum sizes of all steps, for which the step buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StepBufferSize {
+pub struct StepBufferLimits {
     /// Maximum number of tokens per step.
     pub tokens: usize,
     /// Maximum number of rows per step.
@@ -55,7 +55,7 @@ pub struct StepShape {
 /// Device memory of the inputs and sampler outputs of a step.
 #[derive(Debug)]
 pub struct StepBuffers {
-    pub(crate) size: StepBufferSize,
+    pub(crate) size: StepBufferLimits,
     pub(crate) stage: Tensor,     // i32 [1, stage_bytes / 4]
     pub(crate) ids: Tensor,       // i32 [1, tokens]
     pub(crate) positions: Tensor, // i32 [1, tokens]
@@ -71,7 +71,7 @@ pub struct StepBuffers {
 
 impl StepBuffers {
     /// Allocates memory for steps up to `size`.
-    pub fn new(ops: &Ops, size: StepBufferSize) -> Result<Self, OpError> {
+    pub fn new(ops: &Ops, size: StepBufferLimits) -> Result<Self, OpError> {
         let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
         Ok(Self {
             size,

@@ -8,7 +8,7 @@ use ops::{
     AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots, DraftVerification,
     EmbeddingTable, HostBatchMetadata, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops,
     QkRopeWeights, SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow,
-    StagedSequenceInit, StagingBuffer, StepBufferSize, StepBuffers, StepShape,
+    StagedSequenceInit, StagingBuffer, StepBufferLimits, StepBuffers, StepShape,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -172,7 +172,7 @@ fn shape_errors_report_sizes() {
 #[test]
 fn logits_rows_are_sampled_independently() {
     let ops = ops(DType::F32);
-    let size = StepBufferSize {
+    let size = StepBufferLimits {
         tokens: 4,
         rows: 2,
         logits_rows: 3,

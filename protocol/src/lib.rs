@@ -33,7 +33,7 @@ pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, SequenceSlot, StepId, To
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use node::{
-    ExecutorLinkOffer, HandshakeNonce, HandshakeProof, HostSettings, NodeCommand, NodeEvent,
+    ExecutorLinkRequest, HandshakeNonce, HandshakeProof, HostSettings, NodeCommand, NodeEvent,
     NodeHandshake, NodeInfo,
 };
 pub use output::{

@@ -50,7 +50,7 @@ pub enum NodeCommand {
         replica: Replica,
         /// Epoch of the executors.
         epoch: Epoch,
-        /// Number that identifies the command. Each executor link presents it in its `ExecutorLinkOffer`.
+        /// Number that identifies the command. Each executor link presents it in its `ExecutorLinkRequest`.
         ticket: u64,
     },
     /// The executors received a shutdown command: the node waits for their exit, then leaves the cluster.
@@ -65,7 +65,7 @@ pub enum NodeEvent {
     /// First message on a control connection.
     Join(NodeInfo),
     /// First and only message on a connection that becomes an executor link.
-    Link(ExecutorLinkOffer),
+    Link(ExecutorLinkRequest),
     /// The executors of a `Start` command cannot be started.
     StartFailed {
         /// Ticket of the command.
@@ -103,7 +103,7 @@ pub struct NodeInfo {
 
 /// First message on a connection from another node that becomes the link of an executor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExecutorLinkOffer {
+pub struct ExecutorLinkRequest {
     /// Ticket of the `Start` command that started the executor.
     pub ticket: u64,
     /// Rank of the executor in the world.

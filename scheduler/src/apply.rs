@@ -165,8 +165,8 @@ fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<Fin
     (emitted.len(), scored.then_some(FinishReason::Length))
 }
 
-/// Returns the finish reason of a request that is about to finish. A pooling request stops, as in vLLM, or fails if
-/// its result is missing.
+/// Returns the finish reason of a request that is about to finish. A pooling request has the
+/// reason `stop`, as in vLLM, or an error if its result is missing.
 fn checked_finish(
     request: &Request,
     prompt: Option<&PromptResults>,

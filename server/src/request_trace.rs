@@ -204,7 +204,7 @@ impl RequestTraceWriter {
 
 /// Trace of one request; dropping it sends its trace line to the writer thread.
 #[derive(Debug)]
-pub(crate) struct RequestTrace {
+pub(crate) struct RequestTraceRecord {
     tracer: RequestTracer,
     received: Instant,
     head: Value,
@@ -225,7 +225,7 @@ struct TracedChoice {
     finish: Option<&'static str>,
 }
 
-impl RequestTrace {
+impl RequestTraceRecord {
     /// Creates the trace of a request that arrived at `received` and was accepted with `choices` choices.
     ///
     /// `head`: JSON members at the start of the line, which identify the request.
@@ -304,7 +304,7 @@ impl RequestTrace {
     }
 }
 
-impl Drop for RequestTrace {
+impl Drop for RequestTraceRecord {
     fn drop(&mut self) {
         let line = self.line();
         self.tracer.write(line);

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::report;
-use crate::config::CompareArgs;
+use crate::config::BenchCompareArgs;
 
 /// Compared metrics: JSON pointer into the results of a level (one set of parameters that a benchmark
 /// measured), and whether a higher value is better.
@@ -31,7 +31,7 @@ const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
 /// Prints every metric that both files contain, with its change. The exit code is 1 if `--fail-above` is
 /// exceeded.
-pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &BenchCompareArgs) -> Result<ExitCode> {
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     if before["kind"] != after["kind"] {
         bail!("the files are of different benchmarks: {} and {}", before["kind"], after["kind"]);

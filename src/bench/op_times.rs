@@ -13,7 +13,7 @@ use serde_json::{Map, json};
 
 use super::report;
 use super::samples::LatencySummary;
-use crate::config::{DeviceArg, DtypeArg, OpsArgs, ProcessEnvironment};
+use crate::config::{BenchOpsArgs, DeviceArg, DtypeArg, ProcessEnvironment};
 use crate::hub::{self, HubFileSet};
 use crate::launcher::device_detection;
 
@@ -42,7 +42,7 @@ struct OpTimeReport {
 }
 
 /// Measures the ops that `args` selects and prints a table.
-pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+pub(super) fn run(args: &BenchOpsArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     check(args)?;
     let model = model(args, environment)?;
     let name = args.model.as_deref().unwrap_or(DEFAULT_NAME);
@@ -80,7 +80,7 @@ pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(args: &OpsArgs) -> Result<()> {
+fn check(args: &BenchOpsArgs) -> Result<()> {
     let positive = [args.context, args.block_size, args.repeats, args.threads.unwrap_or(1)];
     if args.tokens.contains(&0) || args.tokens.is_empty() || positive.contains(&0) {
         bail!("--tokens, --context, --block-size, --repeats and --threads: at least 1");
@@ -95,7 +95,7 @@ fn check(args: &OpsArgs) -> Result<()> {
 }
 
 /// Returns the configuration of the model whose layers provide the shapes of the measured ops.
-fn model(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig> {
+fn model(args: &BenchOpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig> {
     let Some(name) = &args.model else {
         return Ok(ModelConfig::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);
     };
@@ -104,7 +104,7 @@ fn model(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig
 }
 
 fn bench_config(
-    args: &OpsArgs,
+    args: &BenchOpsArgs,
     environment: &ProcessEnvironment,
     model: ModelConfig,
 ) -> OpBenchConfig {

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::report;
 use super::samples::LatencySummary;
-use crate::config::StepArgs;
+use crate::config::BenchStepArgs;
 
 /// Vocabulary size from which prompt and output tokens are taken.
 const VOCAB_SIZE: u32 = 32_000;
@@ -36,7 +36,7 @@ struct StepBenchReport {
 }
 
 /// Measures every number of running requests in `args`, one after the other.
-pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &BenchStepArgs) -> Result<ExitCode> {
     if args.running.contains(&0) || args.steps == 0 || args.input_len == 0 || args.block_size == 0 {
         bail!("--running, --steps, --input-len and --block-size: at least 1");
     }
@@ -63,7 +63,7 @@ pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(args: &StepArgs, running: u32) -> Result<StepBenchReport> {
+fn measure(args: &BenchStepArgs, running: u32) -> Result<StepBenchReport> {
     let mut bench = SchedulerStepBench::new(args, running)?;
     let mut seconds = Vec::with_capacity(args.steps as usize);
     let mut warmup_steps = 0;
@@ -102,7 +102,7 @@ struct SchedulerStepBench {
 }
 
 impl SchedulerStepBench {
-    fn new(args: &StepArgs, running: u32) -> Result<Self> {
+    fn new(args: &BenchStepArgs, running: u32) -> Result<Self> {
         // `max_tokens` covers the prefill steps (with 8 to spare), the warm-up steps and the measured steps,
         // so that no request finishes during the measurement.
         let prefill_steps = running * args.input_len.div_ceil(512) + 8;

@@ -17,10 +17,10 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::report::print_table;
-use crate::config::TraceArgs;
+use crate::config::BenchTraceArgs;
 
 /// Prints the summary tables of one trace file.
-pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &BenchTraceArgs) -> Result<ExitCode> {
     let classes = read(&args.file).with_context(|| args.file.display().to_string())?;
     if classes.is_empty() {
         bail!("{}: the trace contains no step", args.file.display());

@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 pub use connection_pool::{IdleConnections, run_limited};
 pub use sse::{SseEvent, SseEventStream};
 
-use crate::config::{ClientArgs, ProcessEnvironment};
+use crate::config::{EvalClientArgs, ProcessEnvironment};
 
 /// Maximum bytes of a JSON reply.
 const REPLY_BYTES_MAX: usize = 256 << 20;
@@ -67,7 +67,7 @@ impl OpenAiClient {
     /// Creates a client for the server at `base_url`, with the API key and the timeout of `args`.
     pub fn new(
         base_url: &str,
-        args: &ClientArgs,
+        args: &EvalClientArgs,
         environment: &ProcessEnvironment,
     ) -> Result<Self, ClientError> {
         let invalid = |reason| ClientError::Url(base_url.to_owned(), reason);

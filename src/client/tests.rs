@@ -14,7 +14,7 @@ use super::*;
 #[derive(clap::Parser)]
 struct ClientTestArgs {
     #[command(flatten)]
-    client: ClientArgs,
+    client: EvalClientArgs,
 }
 
 /// Starts a server that replies to every request with `parts`, written one by one. With `stale`, it closes

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use protocol::DeviceLibraries;
 
 use super::engine::{DEVICE_LIBRARIES_SYNTAX, parse_device_libraries};
-use super::{ClientArgs, DeviceArg, DtypeArg};
+use super::{DeviceArg, DtypeArg, EvalClientArgs};
 
 /// Benchmark that `hadron bench` runs.
 #[derive(Debug, Clone, Subcommand)]
@@ -15,13 +15,13 @@ pub enum BenchCommand {
     /// Load test of an OpenAI-compatible server: latencies, throughput
     Serve(BenchServeArgs),
     /// Scheduler benchmark with a simulated device
-    Step(StepArgs),
+    Step(BenchStepArgs),
     /// Benchmark of single ops of a device: time, memory bandwidth, FLOP rate
-    Ops(OpsArgs),
+    Ops(BenchOpsArgs),
     /// Compare two result files
-    Compare(CompareArgs),
+    Compare(BenchCompareArgs),
     /// Summarise a trace of --profile: step times, gaps between steps, time per kernel family
-    Trace(TraceArgs),
+    Trace(BenchTraceArgs),
 }
 
 /// Arguments of `hadron bench serve`.
@@ -29,7 +29,7 @@ pub enum BenchCommand {
 pub struct BenchServeArgs {
     /// Server to connect to.
     #[command(flatten)]
-    pub client: ClientArgs,
+    pub client: EvalClientArgs,
     /// API endpoint of the requests
     #[arg(long, default_value = "completions")]
     pub endpoint: LoadEndpoint,
@@ -98,7 +98,7 @@ pub enum PromptKind {
 
 /// Arguments of `hadron bench step`.
 #[derive(Debug, Clone, Args)]
-pub struct StepArgs {
+pub struct BenchStepArgs {
     /// Running requests, one run per value
     #[arg(long, value_delimiter = ',', default_values_t = [1, 256, 1024, 10_000],
           value_name = "LIST")]
@@ -119,7 +119,7 @@ pub struct StepArgs {
 
 /// Arguments of `hadron bench ops`.
 #[derive(Debug, Clone, Args)]
-pub struct OpsArgs {
+pub struct BenchOpsArgs {
     /// Model folder or hub id that provides the shapes; weights are not read [default: Qwen3-0.6B]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
@@ -161,7 +161,7 @@ pub struct OpsArgs {
 
 /// Arguments of `hadron bench compare`.
 #[derive(Debug, Clone, Args)]
-pub struct CompareArgs {
+pub struct BenchCompareArgs {
     /// Baseline results
     pub before: PathBuf,
     /// New results
@@ -173,7 +173,7 @@ pub struct CompareArgs {
 
 /// Arguments of `hadron bench trace`.
 #[derive(Debug, Clone, Args)]
-pub struct TraceArgs {
+pub struct BenchTraceArgs {
     /// Trace file written by hadron serve --profile DIR
     pub file: PathBuf,
 }

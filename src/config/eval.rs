@@ -8,7 +8,7 @@ use super::units::DurationArg;
 
 /// Server to send requests to.
 #[derive(Debug, Clone, Args)]
-pub struct ClientArgs {
+pub struct EvalClientArgs {
     /// Base URL of the server, without /v1
     #[arg(long, alias = "url", default_value = "http://127.0.0.1:8000", value_name = "URL")]
     pub base_url: String,
@@ -27,21 +27,21 @@ pub struct ClientArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub enum EvalCommand {
     /// Send questions with one correct answer and count exact matches
-    Tasks(TasksArgs),
+    Tasks(EvalTasksArgs),
     /// Compare the log-probabilities of a server with a reference, position by position
-    Golden(GoldenArgs),
+    Golden(EvalGoldenArgs),
     /// Log-probability of each line of token ids under the served model
-    Logprobs(LogprobsArgs),
+    Logprobs(EvalLogprobsArgs),
     /// Check that two servers return equal tokens for equal prompts
-    Equal(EqualArgs),
+    Equal(EvalEqualArgs),
 }
 
 /// Arguments of `hadron eval tasks`.
 #[derive(Debug, Clone, Args)]
-pub struct TasksArgs {
+pub struct EvalTasksArgs {
     /// Server to check.
     #[command(flatten)]
-    pub client: ClientArgs,
+    pub client: EvalClientArgs,
     /// Questions, one JSON object per line: id, kind, messages or prompt, answer [default: the 500 embedded
     /// questions of the demo model]
     #[arg(long, value_name = "FILE")]
@@ -65,10 +65,10 @@ pub struct TasksArgs {
 
 /// Arguments of `hadron eval logprobs`.
 #[derive(Debug, Clone, Args)]
-pub struct LogprobsArgs {
+pub struct EvalLogprobsArgs {
     /// Server to check.
     #[command(flatten)]
-    pub client: ClientArgs,
+    pub client: EvalClientArgs,
     /// Lines of token ids: a JSON array each, or an object with `tokens`
     #[arg(long, value_name = "FILE")]
     pub data: PathBuf,
@@ -91,10 +91,10 @@ pub struct LogprobsArgs {
 
 /// Arguments of `hadron eval equal`.
 #[derive(Debug, Clone, Args)]
-pub struct EqualArgs {
+pub struct EvalEqualArgs {
     /// First of the two servers.
     #[command(flatten)]
-    pub client: ClientArgs,
+    pub client: EvalClientArgs,
     /// Base URL of the second server
     #[arg(long, value_name = "URL")]
     pub other_url: String,
@@ -117,10 +117,10 @@ pub struct EqualArgs {
 
 /// Arguments of `hadron eval golden`.
 #[derive(Debug, Clone, Args)]
-pub struct GoldenArgs {
+pub struct EvalGoldenArgs {
     /// Server to check.
     #[command(flatten)]
-    pub client: ClientArgs,
+    pub client: EvalClientArgs,
     /// Reference file of tests/data/golden: token ids, and logits computed by HF transformers
     #[arg(value_name = "FIXTURE")]
     pub fixture: PathBuf,

@@ -10,16 +10,16 @@ use super::units::DurationArg;
 #[derive(Debug, Clone, Subcommand)]
 pub enum EventsCommand {
     /// Print events as they arrive
-    Tail(TailArgs),
+    Tail(EventsTailArgs),
     /// Verify frames, sequence numbers, replay and the set of blocks; exits with 1 if a violation is found
-    Check(CheckArgs),
+    Check(EventsCheckArgs),
     /// Write batches to a file as they were sent
-    Dump(DumpArgs),
+    Dump(EventsDumpArgs),
 }
 
 /// Publisher of KV events to subscribe to, and the range of batches to receive.
 #[derive(Debug, Clone, Args)]
-pub struct SubscribeArgs {
+pub struct EventsSubscribeArgs {
     /// Publisher endpoint, e.g. tcp://127.0.0.1:5557 [default: reported by the server at --url]
     pub endpoint: Option<String>,
     /// Replay endpoint, used to fill gaps [default: reported by the server, if no ENDPOINT is given]
@@ -47,10 +47,10 @@ pub struct SubscribeArgs {
 
 /// Arguments of `hadron events tail`.
 #[derive(Debug, Clone, Args)]
-pub struct TailArgs {
+pub struct EventsTailArgs {
     /// Publisher to subscribe to.
     #[command(flatten)]
-    pub subscribe: SubscribeArgs,
+    pub subscribe: EventsSubscribeArgs,
     /// Stop after this time
     #[arg(long, value_name = "SECONDS")]
     pub duration: Option<DurationArg>,
@@ -61,10 +61,10 @@ pub struct TailArgs {
 
 /// Arguments of `hadron events check`.
 #[derive(Debug, Clone, Args)]
-pub struct CheckArgs {
+pub struct EventsCheckArgs {
     /// Publisher to subscribe to.
     #[command(flatten)]
-    pub subscribe: SubscribeArgs,
+    pub subscribe: EventsSubscribeArgs,
     /// Duration of the check
     #[arg(long, default_value = "10s", value_name = "SECONDS")]
     pub duration: DurationArg,
@@ -75,10 +75,10 @@ pub struct CheckArgs {
 
 /// Arguments of `hadron events dump`.
 #[derive(Debug, Clone, Args)]
-pub struct DumpArgs {
+pub struct EventsDumpArgs {
     /// Publisher to subscribe to.
     #[command(flatten)]
-    pub subscribe: SubscribeArgs,
+    pub subscribe: EventsSubscribeArgs,
     /// Stop after this time
     #[arg(long, value_name = "SECONDS")]
     pub duration: Option<DurationArg>,

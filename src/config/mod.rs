@@ -37,8 +37,8 @@ use serde_json::{Map, Value};
 
 pub use access::{AccessArgs, StringListArg};
 pub use bench::{
-    BenchCommand, BenchServeArgs, CompareArgs, LoadEndpoint, OpsArgs, PromptKind, StepArgs,
-    TraceArgs,
+    BenchCommand, BenchCompareArgs, BenchOpsArgs, BenchServeArgs, BenchStepArgs, BenchTraceArgs,
+    LoadEndpoint, PromptKind,
 };
 pub use cli_reference::{reference, reference_path};
 pub(crate) use cluster::SECRET_VARIABLE;
@@ -50,8 +50,12 @@ pub use engine::{
     ParallelArgs, SchedulingPolicyArg,
 };
 pub use environment::ProcessEnvironment;
-pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
-pub use events::{CheckArgs, DumpArgs, EventsCommand, SubscribeArgs, TailArgs};
+pub use eval::{
+    EvalClientArgs, EvalCommand, EvalEqualArgs, EvalGoldenArgs, EvalLogprobsArgs, EvalTasksArgs,
+};
+pub use events::{
+    EventsCheckArgs, EventsCommand, EventsDumpArgs, EventsSubscribeArgs, EventsTailArgs,
+};
 pub use executor::ExecutorArgs;
 pub use grammar_worker::GrammarWorkerArgs;
 pub use http::{HttpArgs, ReasoningFieldArg, ReplyArgs};

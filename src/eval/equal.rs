@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::questions::{EvalQuestion, read, text_of};
 use crate::client::{OpenAiClient, run_limited};
-use crate::config::{EqualArgs, ProcessEnvironment};
+use crate::config::{EvalEqualArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Maximum number of prompts for which the difference between the outputs of the two servers is printed.
@@ -21,7 +21,7 @@ struct EvalServerOutput {
 }
 
 /// Sends all prompts to both servers and prints the differences. Returns false if any output differs.
-pub(super) async fn run(args: &EqualArgs, environment: &ProcessEnvironment) -> Result<bool> {
+pub(super) async fn run(args: &EvalEqualArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read(&args.data, args.limit)?;
     let first_client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let second_client = OpenAiClient::new(&args.other_url, &args.client, environment)?;
@@ -46,7 +46,7 @@ pub(super) async fn run(args: &EqualArgs, environment: &ProcessEnvironment) -> R
 
 async fn complete_all(
     client: &OpenAiClient,
-    args: &EqualArgs,
+    args: &EvalEqualArgs,
     questions: Vec<EvalQuestion>,
     concurrency: usize,
 ) -> Result<Vec<EvalServerOutput>> {

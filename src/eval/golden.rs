@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::fixture::EvalFixture;
 use crate::client::{ClientError, OpenAiClient};
-use crate::config::{GoldenArgs, ProcessEnvironment};
+use crate::config::{EvalGoldenArgs, ProcessEnvironment};
 
 /// Number of token ids per position, the most likely ones of the reference, for which log-probabilities are
 /// compared.
@@ -35,7 +35,7 @@ pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
 }
 
 /// Runs the comparison and prints its result. Returns false if a bound of `args` is exceeded.
-pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> Result<bool> {
+pub(super) async fn run(args: &EvalGoldenArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let fixture = EvalFixture::read(&args.fixture)?;
     let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::agreement::{self, RunLogprobDifferences};
 use super::questions::read_ids;
 use crate::client::{OpenAiClient, run_limited};
-use crate::config::{LogprobsArgs, ProcessEnvironment};
+use crate::config::{EvalLogprobsArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Token ids of one line, with the log-probabilities that a server reports.
@@ -39,7 +39,7 @@ impl ScoredTokens {
 
 /// Scores every line and writes one JSON object per line. Returns false if the differences from the reference
 /// exceed a bound of `args`.
-pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -> Result<bool> {
+pub(super) async fn run(args: &EvalLogprobsArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let lines = read_ids(&args.data)?;
     ensure!(!lines.is_empty(), "{}: no lines", args.data.display());
     let is_share = |share: f64| (0.0..=1.0).contains(&share);
@@ -63,7 +63,7 @@ pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -
     reference.map_or(Ok(true), |reference| agrees(args, &scored, &reference))
 }
 
-fn write(args: &LogprobsArgs, scored: &[ScoredTokens]) -> Result<()> {
+fn write(args: &EvalLogprobsArgs, scored: &[ScoredTokens]) -> Result<()> {
     let mut out: Box<dyn std::io::Write> = match &args.output {
         Some(path) => {
             Box::new(std::fs::File::create(path).with_context(|| path.display().to_string())?)
@@ -85,7 +85,7 @@ fn report(scored: &[ScoredTokens]) {
 
 /// Compares the scores with those of an earlier run, line by line. Returns false if a bound is exceeded.
 fn agrees(
-    args: &LogprobsArgs,
+    args: &EvalLogprobsArgs,
     scored: &[ScoredTokens],
     reference: &[ScoredTokens],
 ) -> Result<bool> {

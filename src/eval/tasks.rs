@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::questions::{EvalQuestion, read_or_demo, text_of};
 use crate::client::{OpenAiClient, run_limited};
-use crate::config::{ProcessEnvironment, TasksArgs};
+use crate::config::{EvalTasksArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Maximum number of wrong answers that are printed.
@@ -24,7 +24,7 @@ struct EvalAnswer {
 }
 
 /// Sends all questions and prints the score. Returns false if the score is below `--min-score`.
-pub(super) async fn run(args: &TasksArgs, environment: &ProcessEnvironment) -> Result<bool> {
+pub(super) async fn run(args: &EvalTasksArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read_or_demo(args.data.as_deref(), args.limit)?;
     if let Some(question) = questions.iter().find(|q| q.answer.is_none()) {
         bail!("question {} has no answer", question.id);
@@ -91,7 +91,7 @@ fn print(answers: &[EvalAnswer]) -> Result<f64> {
     Ok(score)
 }
 
-fn report(answers: &[EvalAnswer], score: f64, args: &TasksArgs) -> Value {
+fn report(answers: &[EvalAnswer], score: f64, args: &EvalTasksArgs) -> Value {
     let sum = |path: &str| {
         let counts = answers.iter().filter_map(|answer| answer.reply.pointer(path)?.as_u64());
         counts.sum::<u64>()

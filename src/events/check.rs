@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use super::source;
 use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
-use crate::config::{CheckArgs, ProcessEnvironment};
+use crate::config::{EventsCheckArgs, ProcessEnvironment};
 use metrics::kv_events::{DecodedKvEvent, KvEventViolation, SubscriberBlocks, decode};
 
 /// Maximum number of violations that are printed; further violations are only counted.
@@ -20,7 +20,7 @@ const LIVE_BATCHES_COMPARED_MAX: usize = 10_000;
 
 /// Receives events, compares them with a replay and prints a report. The exit code is 1 if a violation was
 /// found.
-pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+pub(super) fn run(args: &EventsCheckArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let mut subscribe = args.subscribe.clone();
     if addresses.replay.is_some() {

@@ -9,10 +9,10 @@ use rmp::encode::{write_array_len, write_bin, write_uint};
 
 use super::source;
 use super::subscriber::{EventSubscriber, SubscriptionEvent};
-use crate::config::{DumpArgs, ProcessEnvironment};
+use crate::config::{EventsDumpArgs, ProcessEnvironment};
 
 /// Writes batches until the requested number of batches or the requested duration is reached.
-pub(super) fn run(args: &DumpArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+pub(super) fn run(args: &EventsDumpArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
     let mut subscriber = EventSubscriber::open(&args.subscribe, &addresses, duration)?;

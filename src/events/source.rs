@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::client::OpenAiClient;
-use crate::config::{ClientArgs, DurationArg, ProcessEnvironment, SubscribeArgs};
+use crate::config::{DurationArg, EvalClientArgs, EventsSubscribeArgs, ProcessEnvironment};
 
 /// Timeout of the request to the server for its publisher endpoints.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -18,7 +18,7 @@ pub(super) struct PublisherEndpoints {
 
 /// Returns the endpoints from the arguments; if they contain no endpoint, requests them from the server.
 pub(super) fn resolve(
-    args: &SubscribeArgs,
+    args: &EventsSubscribeArgs,
     environment: &ProcessEnvironment,
 ) -> Result<PublisherEndpoints> {
     if let Some(publish) = &args.endpoint {
@@ -42,10 +42,10 @@ pub(super) fn resolve(
 
 /// Requests the list of KV-event publishers, one per replica, from the server (`/kv_event_sources`).
 fn request_sources(
-    args: &SubscribeArgs,
+    args: &EventsSubscribeArgs,
     environment: &ProcessEnvironment,
 ) -> Result<serde_json::Value> {
-    let client_args = ClientArgs {
+    let client_args = EvalClientArgs {
         base_url: args.url.clone(),
         model: None,
         api_key: args.api_key.clone(),

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, anyhow};
 use zmq::{Context, Socket};
 
 use super::source::PublisherEndpoints;
-use crate::config::SubscribeArgs;
+use crate::config::EventsSubscribeArgs;
 use metrics::kv_events::{BatchArrival, SequenceNumberTracker};
 
 /// Timeout for the next message of a replay, in milliseconds.
@@ -62,7 +62,7 @@ pub(super) struct EventSubscriber {
 impl EventSubscriber {
     /// Subscribes to the publisher. With `--from`, the batches of a replay are returned first.
     pub(super) fn open(
-        args: &SubscribeArgs,
+        args: &EventsSubscribeArgs,
         addresses: &PublisherEndpoints,
         duration: Option<Duration>,
     ) -> Result<Self> {

@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
 use super::{source, table};
-use crate::config::{ProcessEnvironment, TailArgs};
+use crate::config::{EventsTailArgs, ProcessEnvironment};
 use metrics::kv_events::decode;
 
 /// Prints events until the requested number of batches or duration is reached, or stdout is closed.
-pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+pub(super) fn run(args: &EventsTailArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
     let mut subscriber = EventSubscriber::open(&args.subscribe, &addresses, duration)?;

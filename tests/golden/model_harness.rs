@@ -198,7 +198,7 @@ pub(crate) fn run_ranks_each<T: Send>(
     let run = |rank| {
         let rank_context =
             join(&rendezvous, RankContext::ranks(rank, size, sharing), sharing, half);
-        let _last = PeerWaitGuard(&ranks_running);
+        let _last = RankExitBarrier(&ranks_running);
         work(&rank_context)
     };
     let run = &run;
@@ -243,9 +243,9 @@ fn join(
 
 /// On drop, makes a finished rank wait until all ranks have finished; otherwise its peers would report it as
 /// failed.
-struct PeerWaitGuard<'a>(&'a AtomicUsize);
+struct RankExitBarrier<'a>(&'a AtomicUsize);
 
-impl Drop for PeerWaitGuard<'_> {
+impl Drop for RankExitBarrier<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
         let since = Instant::now();

@@ -26,7 +26,7 @@ enum CatchUpKind {
 
 /// A subscriber, and the replay buffer of its publisher.
 #[derive(Debug)]
-pub(crate) struct SimSubscriber {
+pub(crate) struct SimKvEventSubscriber {
     cached_hashes: BTreeSet<BlockHash>,
     /// Whether the subscriber is connected to the publisher.
     connected: bool,
@@ -39,7 +39,7 @@ pub(crate) struct SimSubscriber {
     replay_capacity: usize,
 }
 
-impl SimSubscriber {
+impl SimKvEventSubscriber {
     /// A subscriber that is connected at the start; the publisher keeps the last `capacity` batches.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
@@ -104,7 +104,8 @@ impl SimWorld {
     pub(crate) fn add_subscribers(&mut self) {
         if self.config.faults.subscriber_disconnect > 0 {
             for replica_state in &mut self.replicas {
-                replica_state.subscriber = Some(SimSubscriber::new(self.rng.pick(&[0, 1, 4, 40])));
+                replica_state.subscriber =
+                    Some(SimKvEventSubscriber::new(self.rng.pick(&[0, 1, 4, 40])));
             }
         }
     }
@@ -159,7 +160,7 @@ fn subscriber_misses_batches_outside_the_replay_buffer() {
     };
     let index: BTreeSet<_> = (1..=3).map(BlockHash).collect();
     for (capacity, caught) in [(2, CatchUpKind::FromReplay), (1, CatchUpKind::FromSnapshot)] {
-        let mut subscriber = SimSubscriber::new(capacity);
+        let mut subscriber = SimKvEventSubscriber::new(capacity);
         subscriber.publish(&stored(1));
         subscriber.connected = false;
         subscriber.publish(&stored(2));

@@ -18,7 +18,7 @@ use crate::rng::SimRng;
 use crate::sim_config::{
     FaultRates, GROUP_SEEDS_FROM, LATE_DRAWS_STREAM, LINK_SEEDS_FROM, SimConfig,
 };
-use crate::subscriber::SimSubscriber;
+use crate::subscriber::SimKvEventSubscriber;
 use crate::trace::SimTrace;
 use protocol::{BlockId, Replica};
 use scheduler::{
@@ -43,7 +43,7 @@ pub(crate) struct SimReplica {
     /// Prefix index as a subscriber builds it from the KV events.
     pub(crate) mirror: IndexMirror,
     /// A second subscriber, which disconnects and reconnects.
-    pub(crate) subscriber: Option<SimSubscriber>,
+    pub(crate) subscriber: Option<SimKvEventSubscriber>,
     /// Incarnations whose link is broken, so that their messages in flight are lost.
     pub(crate) broken_links: Vec<u32>,
     /// Heartbeat and step-timeout monitoring of the executors.

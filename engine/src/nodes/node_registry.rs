@@ -6,7 +6,7 @@ use super::start_command::{IssuedStartCommand, PendingLink, StartCommand, StartC
 use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
-use protocol::{Epoch, ExecutorLinkOffer, NodeCommand, NodeEvent, NodeInfo, Rank, Replica};
+use protocol::{Epoch, ExecutorLinkRequest, NodeCommand, NodeEvent, NodeInfo, Rank, Replica};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -187,8 +187,8 @@ impl NodeRegistry {
     }
 
     /// Stores the link of an executor if a start command expects it; otherwise closes the link.
-    pub(super) fn accept_link(&self, offer: ExecutorLinkOffer, stream: TcpStream) {
-        let ExecutorLinkOffer { ticket, rank, host } = offer;
+    pub(super) fn accept_link(&self, offer: ExecutorLinkRequest, stream: TcpStream) {
+        let ExecutorLinkRequest { ticket, rank, host } = offer;
         let mut state = self.lock();
         let is_expected = |start_command: &&mut StartCommand| {
             start_command.issued.as_ref().is_some_and(|issued| issued.ticket == ticket)
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    fn offer(ticket: u64, rank: u16) -> ExecutorLinkOffer {
+    fn offer(ticket: u64, rank: u16) -> ExecutorLinkRequest {
         let host = HostSettings {
             model_dir: "/m".into(),
             libraries: None,
@@ -371,7 +371,7 @@ mod tests {
             threads: None,
             rendezvous: None,
         };
-        ExecutorLinkOffer { ticket, rank: Rank(rank), host }
+        ExecutorLinkRequest { ticket, rank: Rank(rank), host }
     }
 
     fn is_closed(mut stream: TcpStream) -> bool {

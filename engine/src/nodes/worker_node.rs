@@ -14,7 +14,7 @@ use crate::executors::{
 use anyhow::{Context, Result};
 use executor::ExecutorConfig;
 use protocol::{
-    Epoch, ExecutorLinkOffer, ExecutorSettings, HostSettings, NodeCommand, NodeEvent, NodeInfo,
+    Epoch, ExecutorLinkRequest, ExecutorSettings, HostSettings, NodeCommand, NodeEvent, NodeInfo,
     Rank, Replica,
 };
 use std::collections::BTreeMap;
@@ -186,7 +186,7 @@ impl WorkerNode {
         let group = self.groups.entry(replica.0).or_insert_with(new_group);
         let dial = |rank: Rank, rendezvous| {
             let host = host_settings(config.settings.clone(), rendezvous);
-            let offer = ExecutorLinkOffer { ticket, rank, host };
+            let offer = ExecutorLinkRequest { ticket, rank, host };
             Ok(self.dialer.connect_with_retries(&NodeEvent::Link(offer), LINK_TIME)?)
         };
         tracing::info!(replica = replica.0, epoch = epoch.0, "starting executors");

@@ -4,7 +4,7 @@
 
 use super::kv_batches::{KvPoolSize, UniformBatchShape, rope_table};
 use super::random_weights::{activations, norm};
-use super::{OpCase, OpCost, OpRunner};
+use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use ops::{
     AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable,
@@ -26,7 +26,7 @@ struct AttentionBenchInputs {
 }
 
 impl AttentionBenchInputs {
-    fn new(runner: &OpRunner<'_>) -> Result<Self, ExecutorError> {
+    fn new(runner: &OpBenchRunner<'_>) -> Result<Self, ExecutorError> {
         let (ops, config) = (runner.ops(), runner.config());
         let model = &config.model;
         let (heads, kv_heads, head_dim) = (model.heads, model.kv_heads, model.head_dim);
@@ -109,7 +109,7 @@ struct ActivationRowBytes {
 }
 
 /// Times the ops between the projections of GQA attention.
-pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
+pub(super) fn time(runner: &mut OpBenchRunner<'_>) -> Result<(), ExecutorError> {
     let ops = ["rope_kv_write", "attention_decode", "rope_attention_decode", "attention_prefill"];
     if !ops.iter().any(|op| runner.is_selected(op)) {
         return Ok(());
@@ -132,7 +132,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
 
 /// Times decode steps: rows with one new token each.
 fn time_paged_decode(
-    runner: &mut OpRunner<'_>,
+    runner: &mut OpBenchRunner<'_>,
     bench: &AttentionBenchInputs,
     rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
@@ -162,7 +162,7 @@ fn time_paged_decode(
 
 /// Times paged attention (op `op`) alone. The KV blocks have been written before.
 fn time_attention(
-    runner: &mut OpRunner<'_>,
+    runner: &mut OpBenchRunner<'_>,
     bench: &AttentionBenchInputs,
     op: &'static str,
     rows: UniformBatchShape,

@@ -3,7 +3,7 @@
 //! Legend: T tokens, H hidden size, K inputs, N outputs, I intermediate size, V vocabulary size.
 
 use super::random_weights::{MatrixSize, RandomWeights, activations, copies, norm};
-use super::{OpCase, OpCost, OpRunner};
+use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
 
@@ -78,7 +78,10 @@ impl LinearOp {
 }
 
 /// Times a linear layer with random weights at every configured number of tokens.
-pub(super) fn time_linear(runner: &mut OpRunner<'_>, op: &LinearOp) -> Result<(), ExecutorError> {
+pub(super) fn time_linear(
+    runner: &mut OpBenchRunner<'_>,
+    op: &LinearOp,
+) -> Result<(), ExecutorError> {
     if !runner.is_selected(op.op) {
         return Ok(());
     }
@@ -95,7 +98,7 @@ pub(super) fn time_linear(runner: &mut OpRunner<'_>, op: &LinearOp) -> Result<()
 
 /// Times a linear layer with the given copies of its weights at every configured number of tokens.
 fn time_packed(
-    runner: &mut OpRunner<'_>,
+    runner: &mut OpBenchRunner<'_>,
     op: &LinearOp,
     weights: &[PackedLinear],
 ) -> Result<(), ExecutorError> {
@@ -116,7 +119,7 @@ fn time_packed(
 }
 
 /// Times the ops before attention: embedding, norms, and the projections to queries, keys and values.
-pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
+pub(super) fn time_before_attention(runner: &mut OpBenchRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
     time_embedding(runner)?;
@@ -139,7 +142,7 @@ pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), Exe
 }
 
 /// Times the ops after attention: its output projection, and the dense MLP if the model has one.
-pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
+pub(super) fn time_after_attention(runner: &mut OpBenchRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
     let value_width = model.heads * model.value_dim();
@@ -155,7 +158,7 @@ pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), Exec
 }
 
 /// Times the LM head.
-pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
+pub(super) fn time_lm_head(runner: &mut OpBenchRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let head = LinearOp {
         kind: LinearEpilogue::Logits,
@@ -166,7 +169,7 @@ pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorErro
 }
 
 /// Times the gather of embedding rows by token id. Tied embeddings are gathered from the packed LM head.
-fn time_embedding(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
+fn time_embedding(runner: &mut OpBenchRunner<'_>) -> Result<(), ExecutorError> {
     if !runner.is_selected("embedding") {
         return Ok(());
     }
@@ -190,7 +193,7 @@ fn time_embedding(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     Ok(())
 }
 
-fn time_norms(runner: &mut OpRunner<'_>, hidden: usize) -> Result<(), ExecutorError> {
+fn time_norms(runner: &mut OpBenchRunner<'_>, hidden: usize) -> Result<(), ExecutorError> {
     let (ops, eps) = (runner.ops(), runner.config().model.rms_eps);
     let weight = norm(ops, hidden)?;
     for tokens in runner.token_counts() {
@@ -215,7 +218,7 @@ fn time_norms(runner: &mut OpRunner<'_>, hidden: usize) -> Result<(), ExecutorEr
     Ok(())
 }
 
-fn time_silu_mul(runner: &mut OpRunner<'_>, inner: usize) -> Result<(), ExecutorError> {
+fn time_silu_mul(runner: &mut OpBenchRunner<'_>, inner: usize) -> Result<(), ExecutorError> {
     if !runner.is_selected("silu_mul") {
         return Ok(());
     }

@@ -4,13 +4,13 @@
 
 use super::dense_ops::{LinearEpilogue, LinearOp, time_linear};
 use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, copies, floats};
-use super::{OpCase, OpCost, OpRunner};
+use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use models::config::MoeConfig;
 use ops::{DType, ExpertsPerToken, PackedExperts, RouterRule};
 
 /// Times the router, top-k routing, routed experts and shared experts.
-pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
+pub(super) fn time(runner: &mut OpBenchRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.sparse_layers());
     let kind = LinearEpilogue::Logits;
@@ -27,7 +27,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Exe
 }
 
 /// Returns the router rule of the model. A correction bias, if the model has one, is all zeros.
-fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorError> {
+fn rule(runner: &OpBenchRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorError> {
     let bias = moe
         .has_correction_bias
         .then(|| runner.ops().zeros(DType::F32, &[moe.experts]))
@@ -36,7 +36,7 @@ fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorEr
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
-fn time_route(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
+fn time_route(runner: &mut OpBenchRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
     if !runner.is_selected("route_top_k") {
         return Ok(());
     }
@@ -53,7 +53,7 @@ fn time_route(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Executor
     Ok(())
 }
 
-fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
+fn time_experts(runner: &mut OpBenchRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
     if !runner.is_selected("experts") {
         return Ok(());
     }

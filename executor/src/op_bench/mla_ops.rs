@@ -5,7 +5,7 @@
 use super::attention_ops::sizes;
 use super::kv_batches::{KvPoolSize, UniformBatchShape, rope_table};
 use super::random_weights::{MatrixSize, RandomWeights, activations, norm};
-use super::{OpCase, OpCost, OpRunner};
+use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use models::config::MlaConfig;
 use ops::{
@@ -26,7 +26,7 @@ struct MlaBenchInputs {
 }
 
 impl MlaBenchInputs {
-    fn new(runner: &OpRunner<'_>, mla: MlaConfig) -> Result<Self, ExecutorError> {
+    fn new(runner: &OpBenchRunner<'_>, mla: MlaConfig) -> Result<Self, ExecutorError> {
         let (ops, config) = (runner.ops(), runner.config());
         let model = &config.model;
         ops.check_mla(ops.dtype())?;
@@ -111,7 +111,7 @@ impl MlaBenchInputs {
 }
 
 /// Times MLA in decode and prefill steps, including the KV write.
-pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), ExecutorError> {
+pub(super) fn time(runner: &mut OpBenchRunner<'_>, mla: &MlaConfig) -> Result<(), ExecutorError> {
     if !["mla_decode", "mla_prefill"].iter().any(|op| runner.is_selected(op)) {
         return Ok(());
     }
@@ -129,7 +129,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), Exe
 }
 
 fn time_attention(
-    runner: &mut OpRunner<'_>,
+    runner: &mut OpBenchRunner<'_>,
     bench: &MlaBenchInputs,
     op: &'static str,
     rows: UniformBatchShape,

@@ -138,7 +138,7 @@ impl OpBench {
     ///
     /// Errors: all are final.
     pub fn run(&self, report: &mut dyn FnMut(OpTiming)) -> Result<(), ExecutorError> {
-        let mut runner = OpRunner { bench: self, report };
+        let mut runner = OpBenchRunner { bench: self, report };
         dense_ops::time_before_attention(&mut runner)?;
         match self.config.model.mla {
             Some(mla) => mla_ops::time(&mut runner, &mla)?,
@@ -173,12 +173,12 @@ struct OpCase {
 }
 
 /// Times ops and reports their times.
-struct OpRunner<'a> {
+struct OpBenchRunner<'a> {
     bench: &'a OpBench,
     report: &'a mut dyn FnMut(OpTiming),
 }
 
-impl<'a> OpRunner<'a> {
+impl<'a> OpBenchRunner<'a> {
     fn config(&self) -> &'a OpBenchConfig {
         &self.bench.config
     }

@@ -28,7 +28,7 @@ use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
-    DraftBuffers, KvPool, KvPoolLayout, Ops, PooledSums, StepBufferSize, StepBuffers,
+    DraftBuffers, KvPool, KvPoolLayout, Ops, PooledSums, StepBufferLimits, StepBuffers,
     TokenIdDownload,
 };
 use pending::OutputMemoryPool;
@@ -89,7 +89,7 @@ impl StepState {
         let stage_bytes = logits_rows::stage_bytes(&limits, logits_rows, words);
         let buffers = StepBuffers::new(
             ops,
-            StepBufferSize {
+            StepBufferLimits {
                 tokens: limits.tokens,
                 rows: limits.stage_rows(),
                 logits_rows,

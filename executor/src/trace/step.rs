@@ -44,7 +44,7 @@ impl TracedStepInfo {
 pub(crate) struct StepTrace {
     session: Arc<TraceSession>,
     facts: TracedStepInfo,
-    /// Index of the event timestamp at the start of the step. The next index is the end of the step.
+    /// Index of the device timestamp at the start of the step; that of the end has the next index.
     start: usize,
     lease: Option<SpanEventLease>,
     spans: Option<Arc<[DeviceSpan]>>,

@@ -33,5 +33,5 @@ pub use fp8_e4m3::Fp8E4m3;
 pub use mapped_file::MappedFile;
 pub use mat::{MatMut, MatRef};
 pub use pinned_memory::{CopyInFlight, PinnedBuffer};
-pub use shared_memory::SharedMemory;
+pub use shared_memory::HostSharedMemory;
 pub use timestamps::EventTimestamps;

@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU32;
 
 /// 32-bit words of a file that several processes have mapped into memory.
 #[derive(Debug)]
-pub struct SharedMemory {
+pub struct HostSharedMemory {
     map: MmapRaw,
 }
 
-impl SharedMemory {
+impl HostSharedMemory {
     /// Maps the first `words` words of a file. No process may truncate the file, because an access past its
     /// end raises SIGBUS.
     ///

@@ -193,7 +193,7 @@ impl SampleCase {
         self.masks[slot * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
     }
 
-    /// Stages a grammar bitmask of a logits row that allows about three quarters of the token ids, or few.
+    /// Stages a random grammar bitmask for a logits row: it allows about three quarters of the token ids, or only a few.
     fn mask_row(&mut self, numbers: &mut RandomNumbers, logits_row: &mut StagedLogitsRow) {
         let words = mask_words(self.vocabulary);
         (logits_row.mask_at, logits_row.mask_words) = (self.words.len() as i32, words as i32);

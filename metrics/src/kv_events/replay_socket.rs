@@ -27,7 +27,8 @@ const SNAPSHOT_TIME_PER_MIB: Duration = Duration::from_secs(4);
 /// Sequence number of the message that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
 
-/// Parser of the frames of a replay request; keeps only the start number.
+/// Parser of the frames of a replay request; keeps only the sequence number from which
+/// batches are replayed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ReplayRequestReader {
     /// Number of frames of the current message that were received so far.

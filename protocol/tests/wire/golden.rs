@@ -6,7 +6,7 @@ use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
     Batch, BatchRow, BitmaskMessage, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming,
     DeviceKind, DraftAcceptanceRule, Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello,
-    ExecutorLinkOffer, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GraphCaptureConfig,
+    ExecutorLinkRequest, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GraphCaptureConfig,
     HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand,
     NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica, RequestId,
     RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
@@ -329,7 +329,7 @@ fn node_message_bytes() {
         rendezvous: None,
     };
     check(
-        &NodeEvent::Link(ExecutorLinkOffer { ticket: 9, rank: Rank(1), host }),
+        &NodeEvent::Link(ExecutorLinkRequest { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
             4844524e10002a0002000000000000000b000000f08c4011
             93090195a22f6dc0c001c0"#]],

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use protocol::{
     Batch, BatchRow, BitmaskMessage, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming,
     DeviceKind, DeviceLibraries, DraftAcceptanceRule, Epoch, ExecutorCommand, ExecutorEvent,
-    ExecutorHello, ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement,
+    ExecutorHello, ExecutorLinkRequest, ExecutorReady, ExecutorSettings, ExpertPlacement,
     ExpertTokenCount, GraphCaptureConfig, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind,
     KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig,
     PoolingMethod, ProfilerStatus, PromptResults, Rank, Replica, RequestId, RowDrafts, RowError,
@@ -388,7 +388,7 @@ pub(crate) fn node_event() -> impl Strategy<Value = NodeEvent> {
         let ExecutorSettings { model_dir, libraries, kernel_cache, threads, rendezvous, .. } =
             settings;
         let host = HostSettings { model_dir, libraries, kernel_cache, threads, rendezvous };
-        NodeEvent::Link(ExecutorLinkOffer { ticket, rank: Rank(rank), host })
+        NodeEvent::Link(ExecutorLinkRequest { ticket, rank: Rank(rank), host })
     });
     prop_oneof![
         node_info,

@@ -7,7 +7,7 @@ use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
 use crate::context_overflow::ContextOverflow;
 use crate::request_spans::SpanGenerationParams;
-use crate::request_trace::{RequestTrace, RequestTracer};
+use crate::request_trace::{RequestTraceRecord, RequestTracer};
 use axum::http::StatusCode;
 use engine::{QueuedBytes, RequestEventStream};
 use protocol::{RowError, Token, TokenLogprobs};
@@ -44,7 +44,7 @@ pub(crate) struct PromptInfo {
 pub(crate) struct RequestGeneration {
     /// Trace of the request; it is written when the generation is dropped. It is the first field, so it is
     /// dropped before `stream`: the shutdown waits only for the streams.
-    trace: Option<Box<RequestTrace>>,
+    trace: Option<Box<RequestTraceRecord>>,
     /// Record of the request for the access log and its span; `None` = the request has neither.
     access: Option<AccessLogRecord>,
     /// Parameters that the span of the request shows; `None` = it has none.
@@ -103,7 +103,8 @@ impl RequestGeneration {
         head: serde_json::Value,
     ) {
         let (prompt_lens, choices) = (self.prompts.tokens.clone(), self.choices.len());
-        let mut trace = Box::new(RequestTrace::new(tracer, received, head, prompt_lens, choices));
+        let mut trace =
+            Box::new(RequestTraceRecord::new(tracer, received, head, prompt_lens, choices));
         trace.set_prompts(&mem::take(&mut self.prompts.ids));
         self.trace = Some(trace);
     }

@@ -3,7 +3,7 @@
 use super::tool_names::function_name;
 use super::tools::ResponsesToolList;
 use crate::api_error::ApiError;
-use crate::openai::chat::tool_choice::{ChosenName, ToolChoice, ToolSelection};
+use crate::openai::chat::tool_choice::{ChosenToolName, ToolChoice, ToolSelection};
 use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
@@ -62,13 +62,13 @@ fn named_function(
     fields: &mut RequestFields,
     kind: &str,
     list: &ResponsesToolList,
-) -> Result<Option<ChosenName>, ApiError> {
+) -> Result<Option<ChosenToolName>, ApiError> {
     match kind {
         "function" | "custom" => {
             let namespace = fields.string("namespace", 256)?;
             let name = fields.required_string("name")?;
             let name = function_name(namespace.as_deref(), &name);
-            Ok(Some(ChosenName { name, path: fields.path("name") }))
+            Ok(Some(ChosenToolName { name, path: fields.path("name") }))
         }
         kind if list.skipped_types.iter().any(|skipped| skipped == kind) => {
             let message = "names a tool that this server does not run";

@@ -100,7 +100,7 @@ pub(super) struct GenerateRequest {
 }
 
 impl GenerateRequest {
-    /// Converts the fields of a request.
+    /// Takes the fields of a `/generate` request.
     ///
     /// Errors: HTTP status 400; the error names the invalid or unsupported field.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {

@@ -24,7 +24,7 @@ use crate::http::server_process::{ServerProcess, command};
 use crate::rng::SimRng;
 use crate::soak::in_use;
 use memory::MemorySampler;
-use probes::ProbeChecker;
+use probes::HealthProbeChecker;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -156,7 +156,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
     let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
     let memory = MemorySampler::new(process.id(), plan.time);
     std::thread::scope(|scope| {
-        let probing = scope.spawn(|| ProbeChecker::run(&target, &over));
+        let probing = scope.spawn(|| HealthProbeChecker::run(&target, &over));
         for number in 0..BYSTANDERS {
             let (target, known, over) = (&target, &known, &over);
             scope.spawn(move || known.compare(target, over, number));

@@ -13,9 +13,9 @@ const PAUSE: Duration = Duration::from_millis(25);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Client that requests all health probes repeatedly during the attacks.
-pub(super) struct ProbeChecker;
+pub(super) struct HealthProbeChecker;
 
-impl ProbeChecker {
+impl HealthProbeChecker {
     /// Requests the probes until the attacks are over; returns the number of replies.
     pub(super) fn run(target: &AttackTarget, over: &AtomicBool) -> u64 {
         let mut answers = 0;

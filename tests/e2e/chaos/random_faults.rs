@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Minimum number of faults that a run must inject, also on a loaded machine.
 const FAULTS_MIN: u64 = 6;
-/// Number of executor failures of a replica in ten minutes that a server survives.
+/// Maximum number of executor failures of a replica in ten minutes; the server exits after another one.
 const EXECUTOR_FAILURES_MAX: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(1);
 

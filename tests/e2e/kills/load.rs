@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Numbers of a kill drill's requests by result.
+/// Numbers of a kill test's requests by result.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamResults {
     pub(super) correct: usize,

@@ -1,7 +1,7 @@
-//! The kill drill: executors are killed and stopped at random under load, and no client may miss or get a
+//! The kill test: executors are killed and stopped at random under load, and no client may miss or get a
 //! wrong or repeated token.
 //!
-//! `just kills` runs the long drill, every test run a short one; a failure prints the seed.
+//! `just kills` runs the long kill test, every test run a short one; a failure prints the seed.
 
 mod load;
 mod logged_server;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use topologies::{KillTestDevice, KillTestModels, KillTestTopology};
 
-/// A drill over many servers: its topologies, models and progress.
+/// Kill test over many servers: its topologies, models and progress.
 struct KillTest {
     seed: u64,
     /// Parallel topologies that consecutive servers use in turn.
@@ -46,7 +46,7 @@ impl KillTest {
     ) -> KillTestReport {
         println!("seed {seed}");
         let began = Instant::now();
-        let drill = Self {
+        let test = Self {
             seed,
             topologies,
             models: KillTestModels::prepare(device),
@@ -57,10 +57,10 @@ impl KillTest {
         };
         std::thread::scope(|scope| {
             for _ in 0..concurrency {
-                scope.spawn(|| drill.run_servers());
+                scope.spawn(|| test.run_servers());
             }
         });
-        let mut report = drill.report.into_inner().unwrap();
+        let mut report = test.report.into_inner().unwrap();
         report.duration = began.elapsed();
         report
     }
@@ -105,7 +105,7 @@ fn killed_and_hung_executors_lose_no_token() {
 #[test]
 #[ignore = "minutes: `just kills`"]
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]
-fn long_kill_drill() {
+fn long_kill_test() {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let env_var = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let seed = env_var("HADRON_KILLS_SEED").unwrap_or_else(clock);

@@ -1,4 +1,4 @@
-//! Results of a kill drill: counts of signals and requests, and times of detection and recovery.
+//! Results of a kill test: counts of signals and requests, and times of detection and recovery.
 
 use super::load::StreamResults;
 use super::topologies::KillTestTopology;
@@ -23,7 +23,7 @@ pub(super) struct ObservedFailure {
     pub(super) restored_after: Option<Duration>,
 }
 
-/// Results of one server of a drill.
+/// Results of one server of a kill test.
 #[derive(Debug, Default)]
 pub(super) struct KillTestServerReport {
     pub(super) failures: Vec<ObservedFailure>,
@@ -32,7 +32,7 @@ pub(super) struct KillTestServerReport {
     pub(super) orphans_exited_after: Duration,
 }
 
-/// Results of all servers of a drill.
+/// Results of all servers of a kill test.
 #[derive(Debug, Default)]
 pub(super) struct KillTestReport {
     pub(super) duration: Duration,
@@ -53,7 +53,7 @@ impl KillTestReport {
         (sent(self.server_runs(), Signal::KILL), sent(self.server_runs(), Signal::STOP))
     }
 
-    /// Line that reports the progress of the drill.
+    /// Line that reports the progress of the kill test.
     pub(super) fn line(&self) -> String {
         let (kills, stops) = self.signals();
         let results = total_results(self.server_runs());

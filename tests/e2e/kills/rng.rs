@@ -1,4 +1,4 @@
-//! Random number generator of a kill drill: splitmix64 (Steele, Lea and Flood, 2014).
+//! Random number generator of a kill test: splitmix64 (Steele, Lea and Flood, 2014).
 
 /// Reproducible random numbers: splitmix64 of a seed.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! Runs one server of a kill drill: its executors fail as often as the server survives, then the server is
+//! Runs one server of a kill test: its executors fail as often as the server survives, then the server is
 //! killed.
 
 use super::load::{open, send_requests};
@@ -19,7 +19,7 @@ const CLIENTS: usize = 3;
 /// Timeout of operations that take seconds on an idle machine.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Number of signals of each kind that a drill sends.
+/// Number of signals of each kind that a kill test sends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignalCounts {
     pub(super) kills: usize,

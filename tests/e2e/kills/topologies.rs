@@ -1,4 +1,4 @@
-//! Models and parallel topologies of a kill drill, and the outputs that undisturbed servers give.
+//! Models and parallel topologies of a kill test, and the outputs that undisturbed servers give.
 
 use crate::http::executor_process::body;
 use crate::http::parallel_ranks::with_experts;
@@ -12,7 +12,7 @@ const TOKENS: u32 = 500;
 const REQUESTS: u32 = 6;
 const EXACT: &[&str] = &["--dtype", "float32"];
 
-/// Device that the executors of a drill run on.
+/// Device that the executors of a kill test run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KillTestDevice {
     /// One CPU thread per executor.
@@ -108,7 +108,7 @@ pub(super) struct RecordedRequest {
     pub(super) ids: Vec<u32>,
 }
 
-/// The models of a drill and their requests with expected outputs.
+/// The models of a kill test and their requests with expected outputs.
 pub(super) struct KillTestModels {
     device: KillTestDevice,
     expert_model: tempfile::TempDir,

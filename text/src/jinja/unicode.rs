@@ -1,7 +1,7 @@
 //! Classes of characters as Python has them (Unicode 14), which the standard library lacks. Each table lists the
 //! characters at which membership changes, from none at U+0000.
 
-/// Whether `c` is in the class of `table`.
+/// Whether `c` belongs to the class of characters that `table` describes.
 pub(crate) fn is_in(table: &[u32], c: char) -> bool {
     table.partition_point(|&bound| bound <= c as u32) % 2 == 1
 }

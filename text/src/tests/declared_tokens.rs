@@ -1,6 +1,6 @@
 //! Which tokens are special, and which of them are BOS and EOS, by all tokenizer files of a folder together.
 
-use super::{TokenizerFiles, byte_level, write};
+use super::{TokenizerFileContents, byte_level, write};
 use crate::{TextLoadError, Tokenizer};
 use protocol::Token;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ type DeclaringFiles<'a> = &'a [(&'a str, Value)];
 /// Loads the byte-level tokenizer with these files next to `tokenizer.json`.
 fn load_with(files: DeclaringFiles<'_>) -> Result<Tokenizer, TextLoadError> {
     let dir = tempfile::tempdir().unwrap();
-    let TokenizerFiles { tokenizer, .. } = byte_level();
+    let TokenizerFileContents { tokenizer, .. } = byte_level();
     write(dir.path(), "tokenizer.json", &tokenizer);
     for (name, json) in files {
         write(dir.path(), name, json);
@@ -115,7 +115,7 @@ fn different_ids_of_one_token_are_rejected() {
 #[test]
 fn added_tokens_must_have_their_ids() {
     let dir = tempfile::tempdir().unwrap();
-    let TokenizerFiles { mut tokenizer, .. } = byte_level();
+    let TokenizerFileContents { mut tokenizer, .. } = byte_level();
     tokenizer["added_tokens"][0]["content"] = json!("hello");
     write(dir.path(), "tokenizer.json", &tokenizer);
     let error = Tokenizer::load(dir.path()).unwrap_err().to_string();

@@ -21,7 +21,7 @@ use super::Tokenizer;
 
 /// Contents of the tokenizer files of a model folder.
 #[derive(Debug, Clone)]
-pub(super) struct TokenizerFiles {
+pub(super) struct TokenizerFileContents {
     /// Contents of `tokenizer.json`.
     pub(super) tokenizer: Value,
     /// Contents of `tokenizer_config.json`.
@@ -30,7 +30,7 @@ pub(super) struct TokenizerFiles {
 
 /// Byte-level BPE like GPT-2 and Qwen: 256 bytes, a few merges, two special tokens and one added token that
 /// is not special.
-pub(super) fn byte_level() -> TokenizerFiles {
+pub(super) fn byte_level() -> TokenizerFileContents {
     let alphabet: Vec<char> = (0..=255_u8).map(letter).collect();
     let mut vocab = serde_json::Map::new();
     for (id, c) in alphabet.iter().enumerate() {
@@ -67,11 +67,11 @@ pub(super) fn byte_level() -> TokenizerFiles {
     });
     let config =
         json!({"eos_token": {"content": "<|im_end|>"}, "tokenizer_class": "Qwen2Tokenizer"});
-    TokenizerFiles { tokenizer, config }
+    TokenizerFileContents { tokenizer, config }
 }
 
 /// SentencePiece-style BPE like Llama 2 and Mistral: `▁` for spaces, byte fallback, a BOS token.
-pub(super) fn sentence_piece(metaspace: bool) -> TokenizerFiles {
+pub(super) fn sentence_piece(metaspace: bool) -> TokenizerFileContents {
     let mut vocab = serde_json::Map::new();
     for token in ["<unk>", "<s>", "</s>"] {
         let id = vocab.len();
@@ -116,7 +116,7 @@ pub(super) fn sentence_piece(metaspace: bool) -> TokenizerFiles {
     });
     let config = json!({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
         "tokenizer_class": "LlamaTokenizer", "add_bos_token": true});
-    TokenizerFiles { tokenizer, config }
+    TokenizerFileContents { tokenizer, config }
 }
 
 fn added(id: usize, content: &str, special: bool) -> Value {
@@ -139,7 +139,7 @@ pub(super) fn write(dir: &Path, name: &str, json: &Value) {
 }
 
 /// Writes a model folder with these tokenizer files, and loads its tokenizer.
-pub(super) fn load(files: &TokenizerFiles) -> (tempfile::TempDir, Tokenizer) {
+pub(super) fn load(files: &TokenizerFileContents) -> (tempfile::TempDir, Tokenizer) {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", &files.tokenizer);
     write(dir.path(), "tokenizer_config.json", &files.config);

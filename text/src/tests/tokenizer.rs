@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use protocol::Token;
 use serde_json::json;
 
-use super::{TokenizerFiles, byte_level, load, sentence_piece, write};
+use super::{TokenizerFileContents, byte_level, load, sentence_piece, write};
 use crate::template::RenderedChat;
 use crate::{DetokenizeOptions, Detokenizer, TextLoadError, Tokenizer};
 
@@ -18,7 +18,7 @@ struct TokenizerPair {
 }
 
 impl TokenizerPair {
-    fn new(files: &TokenizerFiles) -> Self {
+    fn new(files: &TokenizerFileContents) -> Self {
         let (_dir, tokenizer) = load(files);
         let bytes = serde_json::to_vec(&files.tokenizer).unwrap();
         let mut reference = tokenizers::Tokenizer::from_bytes(bytes).unwrap();

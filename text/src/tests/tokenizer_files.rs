@@ -1,7 +1,7 @@
 //! Tokenizer files of every kind, compared with ids of reference libraries
 //! (`tests/conformance/tokenizers/fixtures.py`).
 
-use super::{TokenizerFiles, byte_level, write};
+use super::{TokenizerFileContents, byte_level, write};
 use crate::{TOKENIZER_FILES, Tokenizer};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ fn config_members_decide_on_prefix_space_and_bos() {
 #[test]
 fn first_file_in_order_of_precedence_is_read() {
     let dir = changed("gpt2", &json!({}));
-    let TokenizerFiles { tokenizer, .. } = byte_level();
+    let TokenizerFileContents { tokenizer, .. } = byte_level();
     assert_eq!(Tokenizer::load(dir.path()).unwrap().vocab_size(), 500);
     std::fs::copy(fixture("tekken").join("tekken.json"), dir.path().join("tekken.json")).unwrap();
     assert_eq!(Tokenizer::load(dir.path()).unwrap().vocab_size(), 580);

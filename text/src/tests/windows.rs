@@ -1,6 +1,6 @@
 //! Long texts are tokenised window by window, with the same tokens as if tokenised as a whole.
 
-use super::{TokenizerFiles, byte_level, load, sentence_piece};
+use super::{TokenizerFileContents, byte_level, load, sentence_piece};
 use crate::pre_tokenizer_patterns as patterns;
 use crate::template::RenderedChat;
 use crate::tokenizer_windows::WINDOW_BYTES;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Encodes the whole text with the `tokenizers` crate.
-fn expected(files: &TokenizerFiles, text: &str) -> Vec<Token> {
+fn expected(files: &TokenizerFileContents, text: &str) -> Vec<Token> {
     let bytes = serde_json::to_vec(&files.tokenizer).unwrap();
     let mut library = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
     library.with_truncation(None).unwrap();
@@ -18,7 +18,7 @@ fn expected(files: &TokenizerFiles, text: &str) -> Vec<Token> {
 }
 
 /// Returns the byte-level tokenizer with `steps` as its pre-tokenizer.
-fn with_pre_tokenizer(steps: Value) -> TokenizerFiles {
+fn with_pre_tokenizer(steps: Value) -> TokenizerFileContents {
     let mut files = byte_level();
     files.tokenizer["pre_tokenizer"] = steps;
     files
@@ -33,7 +33,7 @@ fn byte_level_step(use_regex: bool) -> Value {
 }
 
 /// Returns one tokenizer per supported combination of normaliser and pre-tokenizer.
-fn families() -> Vec<TokenizerFiles> {
+fn families() -> Vec<TokenizerFileContents> {
     let of = |patterns: &[&str]| {
         let mut steps: Vec<Value> = patterns.iter().map(|pattern| split(pattern)).collect();
         steps.push(byte_level_step(false));

@@ -19,7 +19,7 @@ pub(super) struct ListSyntax {
     pub openers: &'static [&'static str],
     pub closers: &'static [&'static str],
     pub allows_bare: bool,
-    /// Word that may follow the opening marker.
+    /// Optional word between the opening marker and the list, such as `json`; empty = none.
     pub label: &'static str,
 }
 

@@ -27,7 +27,7 @@ pub(crate) enum ToolChoice {
 }
 
 /// Name of a tool in a tool choice.
-pub(crate) struct ChosenName {
+pub(crate) struct ChosenToolName {
     /// Name of the function.
     pub(crate) name: String,
     /// Path of the field with the name.
@@ -81,7 +81,7 @@ impl ToolSelection {
     pub(crate) fn allowed(
         fields: &mut RequestFields,
         tools: &[ToolDefinition],
-        name_of: impl Fn(&mut RequestFields, &str) -> Result<Option<ChosenName>, ApiError>,
+        name_of: impl Fn(&mut RequestFields, &str) -> Result<Option<ChosenToolName>, ApiError>,
     ) -> Result<Self, ApiError> {
         let choice = match fields.required_string("mode")?.as_str() {
             "auto" => ToolChoice::Auto,
@@ -99,7 +99,7 @@ impl ToolSelection {
         let one = |(index, value)| {
             let mut tool = RequestFields::of(format!("{path}[{index}]"), value)?;
             let kind = tool.required_string("type")?;
-            let Some(ChosenName { name, path }) = name_of(&mut tool, &kind)? else {
+            let Some(ChosenToolName { name, path }) = name_of(&mut tool, &kind)? else {
                 let message = "must be function or custom";
                 return Err(ApiError::unsupported(tool.path("type"), message));
             };

@@ -2,7 +2,7 @@
 
 use super::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames};
 pub(crate) use super::tool_choice::ToolChoice;
-use super::tool_choice::{ChosenName, ToolSelection};
+use super::tool_choice::{ChosenToolName, ToolSelection};
 use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -283,14 +283,14 @@ fn member(item: &mut RequestFields, name: &str) -> Result<RequestFields, ApiErro
 pub(super) fn named_tool(
     fields: &mut RequestFields,
     kind: &str,
-) -> Result<Option<ChosenName>, ApiError> {
+) -> Result<Option<ChosenToolName>, ApiError> {
     if !matches!(kind, "function" | "custom") {
         return Ok(None);
     }
     let mut inner = member(fields, kind)?;
     let path = inner.path("name");
     match inner.string("name", NAME_MAX)? {
-        Some(name) => Ok(Some(ChosenName { name, path })),
+        Some(name) => Ok(Some(ChosenToolName { name, path })),
         None => Err(ApiError::invalid(path, "is missing")),
     }
 }

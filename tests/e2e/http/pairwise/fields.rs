@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// A request field with valid and invalid values.
-pub(super) struct FieldValues {
+pub(super) struct PairwiseFieldValues {
     pub(super) name: &'static str,
     pub(super) valid: Vec<Value>,
     pub(super) invalid: Vec<Value>,
@@ -11,20 +11,20 @@ pub(super) struct FieldValues {
     pub(super) required: bool,
 }
 
-fn field(name: &'static str, good: Value, bad: Value) -> FieldValues {
+fn field(name: &'static str, good: Value, bad: Value) -> PairwiseFieldValues {
     let list = |values: Value| values.as_array().expect("a list of values").clone();
-    FieldValues { name, valid: list(good), invalid: list(bad), required: false }
+    PairwiseFieldValues { name, valid: list(good), invalid: list(bad), required: false }
 }
 
 /// Fields of `/v1/completions`, for a model with 512 token ids and 512 positions.
-pub(super) fn text() -> Vec<FieldValues> {
+pub(super) fn text() -> Vec<PairwiseFieldValues> {
     let prompt = field(
         "prompt",
         json!(["hello", [1, 2, 3], ["a", "b"], vec![5; 480], "\u{1f98a}<|im_end|>"]),
         json!(["", [], [512], [-1], {}]),
     );
     let own = vec![
-        FieldValues { required: true, ..prompt },
+        PairwiseFieldValues { required: true, ..prompt },
         field("logprobs", json!([0, 1, 20]), json!([21, -2, true])),
         field("echo", json!([true, false]), json!([1])),
     ];
@@ -32,7 +32,7 @@ pub(super) fn text() -> Vec<FieldValues> {
 }
 
 /// Fields of `/v1/chat/completions`.
-pub(super) fn chat() -> Vec<FieldValues> {
+pub(super) fn chat() -> Vec<PairwiseFieldValues> {
     let one = |content: Value| json!([{"role": "user", "content": content}]);
     let messages = field(
         "messages",
@@ -46,7 +46,7 @@ pub(super) fn chat() -> Vec<FieldValues> {
     let function =
         json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
     let own = vec![
-        FieldValues { required: true, ..messages },
+        PairwiseFieldValues { required: true, ..messages },
         field("logprobs", json!([true, false]), json!([1])),
         field("top_logprobs", json!([0, 20]), json!([21, -2])),
         field("tools", json!([[function]]), json!([[{}], {}])),
@@ -58,7 +58,7 @@ pub(super) fn chat() -> Vec<FieldValues> {
     [own, sampling(), delivery()].into_iter().flatten().collect()
 }
 
-fn sampling() -> Vec<FieldValues> {
+fn sampling() -> Vec<PairwiseFieldValues> {
     let long = "x".repeat(256);
     vec![
         field("temperature", json!([0, 1e-6, 0.7, 2, null]), json!([-0.001, 2.001, "1"])),
@@ -95,7 +95,7 @@ fn sampling() -> Vec<FieldValues> {
     ]
 }
 
-fn delivery() -> Vec<FieldValues> {
+fn delivery() -> Vec<PairwiseFieldValues> {
     let salt = "s".repeat(128);
     vec![
         field("prompt_logprobs", json!([0, 3, 20]), json!([21, -2])),

@@ -10,7 +10,7 @@ mod matrix;
 
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
-use fields::{FieldValues, chat, text};
+use fields::{PairwiseFieldValues, chat, text};
 use matrix::{FieldChoices, FieldValueCount, PairCoverage};
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ struct PairwiseCounts {
     valid_rows: Vec<FieldChoices>,
 }
 
-fn body(fields: &[FieldValues], row: &FieldChoices) -> Value {
+fn body(fields: &[PairwiseFieldValues], row: &FieldChoices) -> Value {
     let values = fields.iter().zip(row);
     let present = values.filter_map(|(field, &choice)| {
         Some((field.name.to_owned(), field.valid.get(choice?)?.clone()))
@@ -68,7 +68,7 @@ fn check(reply: &HttpReply, sent: &Value) {
 fn allowed(
     at: SocketAddr,
     path: &str,
-    fields: &[FieldValues],
+    fields: &[PairwiseFieldValues],
     matrix: &Mutex<PairCoverage>,
 ) -> PairwiseCounts {
     let mut client = HttpClient::connect(at);
@@ -98,7 +98,12 @@ fn allowed(
 /// Puts one invalid value, or two of different fields, into accepted combinations: the rejection must name
 /// one of the fields. Each invalid value is combined with every fifth of the others. Returns the number of
 /// requests.
-fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldChoices]) -> usize {
+fn forbidden(
+    at: SocketAddr,
+    path: &str,
+    fields: &[PairwiseFieldValues],
+    good: &[FieldChoices],
+) -> usize {
     let bad: Vec<(&str, &Value)> =
         fields.iter().flat_map(|f| f.invalid.iter().map(|value| (f.name, value))).collect();
     let mut client = HttpClient::connect(at);
