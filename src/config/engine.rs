@@ -246,8 +246,8 @@ pub enum ExecutorModeArg {
 pub(super) const DEVICE_LIBRARIES_SYNTAX: &str =
     "DRIVER[,COMPILER[,BLAS[,WARP_SIZE[,COLLECTIVES]]]]";
 
-/// Parses the value of `--device-libraries`. An empty item means that the library is absent. `WARP_SIZE` is
-/// the warp size of libraries that emulate a GPU.
+/// Parses the value of `--device-libraries`. All items except the driver may be empty; without a compiler, the driver
+/// library contains it. `WARP_SIZE` is set for libraries that emulate a GPU.
 pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
     let items: Vec<&str> = text.split(',').collect();
     let item = |index: usize| items.get(index).copied().filter(|item| !item.is_empty());

@@ -3,8 +3,8 @@
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
-    LockstepGroup, SchedulerHarness, ScriptedRequest, eagle, eagle_drafting, model_drafting,
-    shared, speculating, with_all_experts_placed,
+    HarnessRequest, LockstepGroup, SchedulerHarness, eagle, eagle_drafting, model_drafting, shared,
+    speculating, with_all_experts_placed,
 };
 use crate::{GeneratedTokens, assert_close, mla_model, on_emulator, rules, with_few_slots};
 use executor::{ExecutorConfig, ModelDtype};
@@ -24,10 +24,10 @@ const STEPS: usize = 22;
 
 /// Returns requests with repetitive prompts, so that draft tokens are proposed. Request `i` has up to
 /// `drafts[i]` draft tokens per row; the penalties of the second request read its output.
-fn requests(drafts: [u8; 3]) -> Vec<ScriptedRequest> {
+fn requests(drafts: [u8; 3]) -> Vec<HarnessRequest> {
     let request = |(id, drafts): (u64, u8)| {
         let mut request =
-            ScriptedRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone());
+            HarnessRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone());
         let token = |i: u64| (i * i % (3 + id) + 20 + id) as Token;
         request.tokens = (0..request.prompt_len as u64).map(token).collect();
         request.drafts = drafts;
@@ -55,10 +55,10 @@ fn play_masked(
     let mut turn = 0;
     while requests.iter().any(|request| request.tokens.len() < request.prompt_len + EXPECTED_TOKENS)
     {
-        let open = |request: &&mut ScriptedRequest| {
+        let open = |request: &&mut HarnessRequest| {
             request.tokens.len() < request.prompt_len + EXPECTED_TOKENS
         };
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
         for request in requests.iter_mut().filter(open) {
             let len = request.remaining().min(10);
             rows.push((request, len));
@@ -71,7 +71,7 @@ fn play_masked(
             harness.free(blocks);
         }
     }
-    let mut hit = ScriptedRequest::new(2, requests[2].prompt_len, rules()[0].clone()).in_slot(6);
+    let mut hit = HarnessRequest::new(2, requests[2].prompt_len, rules()[0].clone()).in_slot(6);
     hit.tokens.clone_from_slice(&requests[2].tokens[..hit.prompt_len]);
     hit.table = requests[2].table[..1].to_vec();
     hit.computed = crate::scheduler_harness::BLOCK;
@@ -79,7 +79,7 @@ fn play_masked(
     let total = hit.prompt_len + EXPECTED_TOKENS;
     harness.finish(&mut hit, 5, total);
     requests.push(hit);
-    let count = |of: fn(&ScriptedRequest) -> usize| requests.iter().map(of).sum();
+    let count = |of: fn(&HarnessRequest) -> usize| requests.iter().map(of).sum();
     (
         requests.iter().map(expected_tokens).collect(),
         [count(|request| request.drafted), count(|request| request.accepted)],
@@ -87,7 +87,7 @@ fn play_masked(
 }
 
 /// Returns the first `EXPECTED_TOKENS` generated tokens of a request; its last row may have emitted more.
-fn expected_tokens(request: &ScriptedRequest) -> GeneratedTokens {
+fn expected_tokens(request: &HarnessRequest) -> GeneratedTokens {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(EXPECTED_TOKENS);
     logprobs.truncate(EXPECTED_TOKENS);
@@ -216,7 +216,7 @@ fn async_steps_match_the_cpu() {
                 }
             });
             assert!(!left && requests.iter().all(|request| request.tokens.len() >= total));
-            let count = |of: fn(&ScriptedRequest) -> usize| requests.iter().map(of).sum::<usize>();
+            let count = |of: fn(&HarnessRequest) -> usize| requests.iter().map(of).sum::<usize>();
             let counted = [count(|request| request.drafted), count(|request| request.accepted)];
             (requests.iter().map(expected_tokens).collect::<Vec<_>>(), counted)
         };
@@ -291,13 +291,13 @@ fn play_replica(
     let request = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
         let mut request =
-            ScriptedRequest::new(id, 9 + usize::from(5 * i + 3 * replica), rules()[0].clone());
+            HarnessRequest::new(id, 9 + usize::from(5 * i + 3 * replica), rules()[0].clone());
         request.drafts = drafts;
         request.in_slot(u32::from(i))
     };
-    let mut requests: Vec<ScriptedRequest> = (0..2).map(request).collect();
+    let mut requests: Vec<HarnessRequest> = (0..2).map(request).collect();
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
         let idle = replica == 1 && step < 3;
         for request in requests
             .iter_mut()
@@ -311,14 +311,14 @@ fn play_replica(
         rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
         harness.step(&mut rows);
     }
-    let output = |request: &ScriptedRequest| {
+    let output = |request: &HarnessRequest| {
         let (mut tokens, mut logprobs) = request.output();
         assert!(tokens.len() >= 5, "too few steps");
         tokens.truncate(5);
         logprobs.truncate(5);
         (tokens, logprobs)
     };
-    let count = |of: fn(&ScriptedRequest) -> usize| requests.iter().map(of).sum();
+    let count = |of: fn(&HarnessRequest) -> usize| requests.iter().map(of).sum();
     (
         requests.iter().map(output).collect(),
         [count(|request| request.drafted), count(|request| request.accepted)],

@@ -3,7 +3,7 @@
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
-    SchedulerHarness, ScriptedRequest, mla_model, moe_model, shared, with_expert_placement,
+    HarnessRequest, SchedulerHarness, mla_model, moe_model, shared, with_expert_placement,
 };
 use crate::{
     GeneratedTokens, assert_close, assert_near, fp8_model, on_emulator, play, warp_sizes,
@@ -32,8 +32,8 @@ fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
 /// the indices of the decode steps with an expert load report.
 fn expert_token_totals(harness: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
     let mut totals = ExpertTokenTotals::new();
-    let request = |id: u64| ScriptedRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
-    let mut requests: Vec<ScriptedRequest> = (0..3).map(request).collect();
+    let request = |id: u64| HarnessRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
+    let mut requests: Vec<HarnessRequest> = (0..3).map(request).collect();
     for request in &mut requests {
         let len = request.prompt_len;
         add(&mut totals, &harness.step(&mut [(request, len)]).expert_tokens);
@@ -100,7 +100,7 @@ fn expert_load_is_counted_once_across_ranks() {
 fn expert_load_counts_single_row_steps() {
     let config = crate::moe_model(ModelDtype::Bfloat16);
     let mut harness = harness_capturing_rows(on_emulator(32, config, false), 1);
-    let mut request = ScriptedRequest::new(1, 9, SamplingParams::greedy());
+    let mut request = HarnessRequest::new(1, 9, SamplingParams::greedy());
     let mut totals = ExpertTokenTotals::new();
     add(&mut totals, &harness.step(&mut [(&mut request, 9)]).expert_tokens);
     for _ in 0..16 {

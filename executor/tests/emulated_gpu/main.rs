@@ -24,7 +24,7 @@ use protocol::{
     DeviceKind, DeviceLibraries, ExecutorSettings, GraphCaptureConfig, SamplingParams, Token,
     TokenLogprobs,
 };
-use scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
+use scheduler_harness::{HarnessRequest, SchedulerHarness, config};
 use std::path::Path;
 
 /// Tolerance of the mean difference of log-probabilities if every layer input is rounded to fp8. Measured:
@@ -161,18 +161,18 @@ fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
 
 /// Runs the requests of `play`; the requests with indices in `masked` have grammar bitmasks.
 fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
-    let mut requests: Vec<ScriptedRequest> = (0..6)
-        .map(|id| ScriptedRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
+    let mut requests: Vec<HarnessRequest> = (0..6)
+        .map(|id| HarnessRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
         .collect();
     for &request in masked {
         requests[request].masked = true;
     }
-    let chunks = |requests: &[ScriptedRequest]| {
+    let chunks = |requests: &[HarnessRequest]| {
         requests.iter().map(|request| request.remaining().min(10)).collect::<Vec<_>>()
     };
     for turn in 0..8 {
         let lens = chunks(&requests);
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = requests.iter_mut().zip(lens).collect();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
         rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
         harness.step(&mut rows);
         if turn == 5 {
@@ -182,7 +182,7 @@ fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<Generate
     }
     while requests.iter().any(|request| request.remaining() > 1) {
         let lens = chunks(&requests);
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = requests.iter_mut().zip(lens).collect();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
         rows.sort_by_key(|(_, len)| *len > 1);
         harness.step(&mut rows);
     }
@@ -190,7 +190,7 @@ fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<Generate
         harness.from_device = true; // Rows refer to the step that sampled their token.
         harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
     }
-    requests.iter().map(ScriptedRequest::output).collect()
+    requests.iter().map(HarnessRequest::output).collect()
 }
 
 fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
@@ -312,7 +312,7 @@ fn bitmask_limits_a_single_token() {
     let ended = |config: ExecutorConfig, preempted: bool| {
         let mut harness = SchedulerHarness::with(config);
         let mut requests =
-            [0, 1].map(|id| ScriptedRequest::new(id, 9, rules()[id as usize].clone()));
+            [0, 1].map(|id| HarnessRequest::new(id, 9, rules()[id as usize].clone()));
         for request in &mut requests {
             request.masked = true;
             harness.finish(request, 9, 14);

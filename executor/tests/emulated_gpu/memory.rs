@@ -2,7 +2,7 @@
 //! is ready.
 
 use super::experts::shared_expert_model;
-use super::scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
+use super::scheduler_harness::{HarnessRequest, SchedulerHarness, config};
 use super::{fp8_model, gpu_config, moe_model, on_emulator};
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use protocol::{ExecutorSettings, SamplingParams, StartupPhase};
@@ -16,20 +16,20 @@ const LONGEST: u32 = 512;
 fn play(harness: &mut SchedulerHarness) {
     let rules = SamplingParams { logprobs: Some(3), temperature: 0.7, ..SamplingParams::greedy() };
     let prompt = |id| if id == 0 { 480 } else { 9 + id as usize };
-    let mut requests: Vec<ScriptedRequest> =
-        (0..SEQ_SLOTS).map(|id| ScriptedRequest::new(id, prompt(id), rules.clone())).collect();
+    let mut requests: Vec<HarnessRequest> =
+        (0..SEQ_SLOTS).map(|id| HarnessRequest::new(id, prompt(id), rules.clone())).collect();
     requests[2].masked = true; // Steps with a masked row sample after the forward pass.
     for (turn, len) in [40, 17, 90, 100, 3, 64, 1, 90, 75].into_iter().enumerate() {
         let others = 1 + turn % 3;
         let lens = requests.iter().map(|request| request.remaining().min(7)).skip(1).take(others);
         let lens: Vec<usize> = std::iter::once(len).chain(lens).collect();
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = requests.iter_mut().zip(lens).collect();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
         rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
         harness.step(&mut rows);
     }
     while requests.iter().any(|request| request.remaining() > 1) {
         let lens: Vec<usize> = requests.iter().map(|request| request.remaining().min(15)).collect();
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = requests.iter_mut().zip(lens).collect();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
         rows.sort_by_key(|(_, len)| *len > 1);
         harness.step(&mut rows);
     }

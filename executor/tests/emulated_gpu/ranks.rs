@@ -2,7 +2,7 @@
 //! the expected collectives.
 
 use crate::scheduler_harness::{
-    LockstepGroup, SchedulerHarness, ScriptedRequest, config, moe_model, shared,
+    HarnessRequest, LockstepGroup, SchedulerHarness, config, moe_model, shared,
     with_expert_placement,
 };
 use crate::{
@@ -100,12 +100,10 @@ fn gathered_shapes(harness: &SchedulerHarness) -> GatheredShape {
 /// five requests, of all six, and of five with one masked row.
 fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
     let request = |(id, sampling): (u64, SamplingParams)| {
-        ScriptedRequest::new(id, 4 + 3 * id as usize, sampling)
+        HarnessRequest::new(id, 4 + 3 * id as usize, sampling)
     };
-    let mut requests: Vec<ScriptedRequest> = (0..).zip(sampling_variants()).map(request).collect();
-    let decode = |harness: &mut SchedulerHarness,
-                  requests: &mut [ScriptedRequest],
-                  steps: usize| {
+    let mut requests: Vec<HarnessRequest> = (0..).zip(sampling_variants()).map(request).collect();
+    let decode = |harness: &mut SchedulerHarness, requests: &mut [HarnessRequest], steps: usize| {
         for step in 0..steps {
             harness.from_device = step > 0;
             harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
@@ -124,7 +122,7 @@ fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredSha
     found[1] = decode(harness, &mut requests, 3);
     requests[0].masked = true;
     found[2] = decode(harness, &mut requests[..5], 2);
-    (requests.iter().map(ScriptedRequest::output).collect(), found)
+    (requests.iter().map(HarnessRequest::output).collect(), found)
 }
 
 #[test]
@@ -183,12 +181,12 @@ fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTo
     let request = |i: u16| {
         let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
         let id = u64::from(1 + replica * 7 + i);
-        ScriptedRequest::new(id, 9 + usize::from(5 * i + 3 * replica), sampling)
+        HarnessRequest::new(id, 9 + usize::from(5 * i + 3 * replica), sampling)
             .in_slot(u32::from(i))
     };
-    let mut requests: Vec<ScriptedRequest> = (0..2).map(request).collect();
+    let mut requests: Vec<HarnessRequest> = (0..2).map(request).collect();
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
         let idle = replica % 2 == 1 && step < 3;
         for request in requests
             .iter_mut()
@@ -206,7 +204,7 @@ fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTo
         requests.iter().all(|request| request.tokens.len() == request.prompt_len + 4),
         "too few steps"
     );
-    requests.iter().map(ScriptedRequest::output).collect()
+    requests.iter().map(HarnessRequest::output).collect()
 }
 
 #[test]
@@ -260,7 +258,7 @@ fn captured_collectives_are_reported_by_each_replay() {
         shared(config(ModelDtype::Float32, 2), 2, false),
         false,
     ));
-    let mut request = ScriptedRequest::new(1, 9, SamplingParams::greedy());
+    let mut request = HarnessRequest::new(1, 9, SamplingParams::greedy());
     harness.step(&mut [(&mut request, 9)]);
     let before = harness.lockstep.rendezvous.calls()[0].calls.last().unwrap().sequence;
     harness.step(&mut [(&mut request, 1)]);

@@ -1,6 +1,6 @@
 //! Tests of traces of an executor, on the CPU and on the emulated GPU, eager and replayed.
 
-use super::scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
+use super::scheduler_harness::{HarnessRequest, SchedulerHarness, config};
 use super::{gpu_config, with_few_slots};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{ExecutorSettings, SamplingParams};
@@ -27,7 +27,7 @@ fn traced(config: ExecutorConfig, name: &str) -> SchedulerHarness {
 
 /// Runs a prompt in two chunks, then `decodes` decode steps. Returns the number of steps.
 fn play(harness: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
-    let mut request = ScriptedRequest::new(id, 24, SamplingParams::greedy());
+    let mut request = HarnessRequest::new(id, 24, SamplingParams::greedy());
     for len in [20, 4].into_iter().chain(std::iter::repeat_n(1, decodes)) {
         harness.step(&mut [(&mut request, len)]);
     }

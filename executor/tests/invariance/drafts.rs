@@ -3,7 +3,7 @@
 //! on all ranks.
 
 use crate::scheduler_harness::{
-    BLOCK, SchedulerHarness, ScriptedRequest, config, eagle, eagle_drafting, mla_model,
+    BLOCK, HarnessRequest, SchedulerHarness, config, eagle, eagle_drafting, mla_model,
     model_drafting, mtp_drafting, shared, speculating,
 };
 use crate::{PROMPT, TOTAL, configs, name, rules};
@@ -11,8 +11,8 @@ use executor::{ExecutorConfig, ModelDtype};
 use protocol::{DraftAcceptanceRule, RowError, SamplingParams, Token, TokenLogprobs};
 
 /// Returns a request with a repetitive prompt, so that n-gram lookup proposes draft tokens.
-pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
-    let mut request = ScriptedRequest::new(id, PROMPT, sampling.clone());
+pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> HarnessRequest {
+    let mut request = HarnessRequest::new(id, PROMPT, sampling.clone());
     request.tokens =
         (0..PROMPT as u64).map(|i| (i * i % (5 + id % 7) + 20 + id % 3) as Token).collect();
     request.drafts = drafts;
@@ -21,7 +21,7 @@ pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> Scripte
 
 /// Returns the generated tokens of a request of `TOTAL` tokens. With draft tokens, its last row may have
 /// emitted more, which are cut off.
-pub(crate) fn expected_tokens(request: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
+pub(crate) fn expected_tokens(request: &HarnessRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(TOTAL - PROMPT);
     logprobs.truncate(TOTAL - PROMPT);
@@ -98,7 +98,7 @@ fn mixed_draft_batches_do_not_change_outputs() {
         let name = name(&config);
         let rules = rules();
         let mut harness = SchedulerHarness::with(speculating(config, 4));
-        let requests = |drafts: fn(u64) -> u8| -> Vec<ScriptedRequest> {
+        let requests = |drafts: fn(u64) -> u8| -> Vec<HarnessRequest> {
             let one = |i| request(100 + i, &rules[i as usize % 4], drafts(i)).in_slot(i as u32);
             (0..12).map(one).collect()
         };
@@ -148,7 +148,7 @@ fn tokens_before_error(drafts: u8) -> Vec<Token> {
     let sampling =
         SamplingParams { allowed_token_ids: allowed, bad_words, ..SamplingParams::greedy() };
     let mut harness = SchedulerHarness::with(speculating(config(ModelDtype::Float32, 1), 4));
-    let mut request = ScriptedRequest::new(3, PROMPT, sampling);
+    let mut request = HarnessRequest::new(3, PROMPT, sampling);
     request.tokens[..8].fill(5);
     request.tokens[PROMPT - 1] = 9;
     request.drafts = drafts;

@@ -2,7 +2,7 @@
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
-    BLOCK, SchedulerHarness, ScriptedRequest, config, eagle, eagle_drafting, mla_model, moe_model,
+    BLOCK, HarnessRequest, SchedulerHarness, config, eagle, eagle_drafting, mla_model, moe_model,
     shared,
 };
 use crate::{PROMPT, TOTAL, name, rules};
@@ -145,7 +145,7 @@ fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
         for sampling in rules() {
             let mut uninterrupted = request(3, &sampling, 3);
             harness.finish(&mut uninterrupted, PROMPT, TOTAL);
-            let of = |request: &ScriptedRequest| {
+            let of = |request: &HarnessRequest| {
                 (expected_tokens(request), request.drafted, request.accepted)
             };
             for chunk in [1, 7, 33] {

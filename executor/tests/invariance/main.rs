@@ -20,7 +20,7 @@ use protocol::{
     TokenLogprobs,
 };
 use scheduler_harness::{
-    BLOCK, SchedulerHarness, ScriptedRequest, VOCAB, config, moe_model, shared,
+    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, shared,
     with_expert_placement,
 };
 
@@ -74,7 +74,7 @@ fn run_single(
     harness: &mut SchedulerHarness,
     sampling: &SamplingParams,
 ) -> (Vec<Token>, Vec<TokenLogprobs>) {
-    let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone());
+    let mut request = HarnessRequest::new(3, PROMPT, sampling.clone());
     harness.finish(&mut request, PROMPT, TOTAL);
     let output = request.output();
     assert_eq!((output.0.len(), output.1.len()), (TOTAL - PROMPT, TOTAL - PROMPT));
@@ -98,16 +98,16 @@ fn chunks_preemption_and_slots_change_nothing() {
         for sampling in rules() {
             let expected = run_single(&mut harness, &sampling);
             for chunk in [1, 7, 16, 64] {
-                let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(17);
+                let mut request = HarnessRequest::new(3, PROMPT, sampling.clone()).in_slot(17);
                 harness.finish(&mut request, chunk, TOTAL);
                 assert_eq!(request.output(), expected, "{name}, chunks of {chunk}, {sampling:?}");
                 harness.free(request.table);
             }
             for at in [PROMPT + 1, PROMPT + 9, TOTAL - 1] {
-                let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone());
+                let mut request = HarnessRequest::new(3, PROMPT, sampling.clone());
                 harness.finish(&mut request, 16, at);
                 let blocks = request.preempt(30);
-                let mut other = ScriptedRequest::new(9, 60, sampling.clone()); // Overwrites the released blocks.
+                let mut other = HarnessRequest::new(9, 60, sampling.clone()); // Overwrites the released blocks.
                 harness.free(blocks);
                 harness.finish(&mut other, 60, 70);
                 harness.finish(&mut request, 33, TOTAL);
@@ -127,13 +127,13 @@ fn batch_mates_change_nothing() {
         let rules = rules();
         let expected: Vec<_> = rules.iter().map(|s| run_single(&mut harness, s)).collect();
         for (which, expected) in expected.iter().enumerate() {
-            let mut requests: Vec<ScriptedRequest> = (0..32)
+            let mut requests: Vec<HarnessRequest> = (0..32)
                 .map(|i| {
                     if i == 13 {
-                        return ScriptedRequest::new(3, PROMPT, rules[which].clone()).in_slot(39);
+                        return HarnessRequest::new(3, PROMPT, rules[which].clone()).in_slot(39);
                     }
                     let sampling = rules[i as usize % 4].clone();
-                    ScriptedRequest::new(100 + i, 5 + (i as usize * 13) % 60, sampling)
+                    HarnessRequest::new(100 + i, 5 + (i as usize * 13) % 60, sampling)
                         .in_slot(i as u32)
                 })
                 .collect();
@@ -152,10 +152,10 @@ fn prefix_hit_changes_nothing() {
         let name = name(&config);
         let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let mut first = ScriptedRequest::new(3, PROMPT, sampling.clone());
+            let mut first = HarnessRequest::new(3, PROMPT, sampling.clone());
             harness.finish(&mut first, PROMPT, TOTAL);
             for blocks in 1..=PROMPT / BLOCK {
-                let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(8);
+                let mut request = HarnessRequest::new(3, PROMPT, sampling.clone()).in_slot(8);
                 request.table = first.table[..blocks].to_vec();
                 request.computed = blocks * BLOCK;
                 harness.finish(&mut request, PROMPT, TOTAL);
@@ -214,7 +214,7 @@ fn overdue_bitmasks_are_the_same_on_all_ranks() {
         let mut harness =
             SchedulerHarness::with(shared(config(ModelDtype::Float32, 1), size, false));
         harness.overdue_bitmasks = true;
-        let mut request = ScriptedRequest::new(3, PROMPT, rules()[1].clone());
+        let mut request = HarnessRequest::new(3, PROMPT, rules()[1].clone());
         request.masked = true;
         harness.finish(&mut request, 16, TOTAL);
         request.output().0
@@ -298,7 +298,7 @@ fn prompt_logprobs_cover_each_position_once_in_any_chunking() {
         SamplingParams { prompt_logprobs: Some(2), logprobs: Some(2), ..SamplingParams::greedy() };
     let mut harness = SchedulerHarness::new(ModelDtype::Float32, 2);
     let mut score = |chunk| {
-        let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone());
+        let mut request = HarnessRequest::new(3, PROMPT, sampling.clone());
         harness.finish(&mut request, chunk, PROMPT + 4);
         harness.free(std::mem::take(&mut request.table));
         (request.prompt_logprobs.clone(), request.tokens.clone(), request.output())
@@ -336,7 +336,7 @@ fn fully_masked_row_fails_alone() {
     let mut harness = SchedulerHarness::new(ModelDtype::Float32, 1);
     let expected = run_single(&mut harness, &rules()[0]);
     let (mut good, mut bad) =
-        (ScriptedRequest::new(3, PROMPT, rules()[0].clone()), ScriptedRequest::new(4, 9, nothing));
+        (HarnessRequest::new(3, PROMPT, rules()[0].clone()), HarnessRequest::new(4, 9, nothing));
     let (_, output) = harness.try_step(&mut [(&mut bad, 9), (&mut good, PROMPT)]);
     assert_eq!(output.rows[0].error, Some(RowError::AllMasked));
     assert!(output.rows[0].sampled_tokens.is_empty());

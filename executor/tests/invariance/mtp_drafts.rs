@@ -2,7 +2,7 @@
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
-    BLOCK, SchedulerHarness, ScriptedRequest, moe_model, mtp_drafting, shared, speculating,
+    BLOCK, HarnessRequest, SchedulerHarness, moe_model, mtp_drafting, shared, speculating,
     with_all_experts_placed, with_expert_placement,
 };
 use crate::{PROMPT, TOTAL, name, rules};
@@ -58,7 +58,8 @@ fn draft_count_does_not_change_outputs() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// Rows of asynchronous steps start at a position that only the device has. Their draft tokens and outputs
+/// Rows of asynchronous steps start at a position that only the device knows, because the host has not read yet how many
+/// draft tokens were accepted. Their draft tokens and outputs
 /// are the same as in synchronous steps, even if one request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
@@ -89,7 +90,7 @@ fn async_steps_draft_and_sample_the_same() {
                     expected_tokens(plain),
                     "{name}, preempted at {preempted_at:?}"
                 );
-                let counts = |request: &ScriptedRequest| [request.drafted, request.accepted];
+                let counts = |request: &HarnessRequest| [request.drafted, request.accepted];
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
                 // The asynchronous run may have one more row in flight when a request ends, so its counts may
                 // be larger.

@@ -1,7 +1,7 @@
 //! Tests that the result of each pooling method is bit-identical alone, in a batch, in chunks, after
 //! preemption and on all ranks, and that it belongs to the requested tokens.
 
-use crate::scheduler_harness::{BLOCK, SchedulerHarness, ScriptedRequest, VOCAB, config, shared};
+use crate::scheduler_harness::{BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, shared};
 use crate::{DTYPES, PROMPT, configs, name};
 use executor::{ExecutorConfig, ModelDtype};
 use models::ModelConfig;
@@ -20,7 +20,7 @@ fn rules_of(method: &PoolingMethod) -> SamplingParams {
 }
 
 /// Computes the rest of a prompt in chunks of `chunk` tokens and returns the pooled result.
-fn pool(harness: &mut SchedulerHarness, request: &mut ScriptedRequest, chunk: usize) -> Vec<f32> {
+fn pool(harness: &mut SchedulerHarness, request: &mut HarnessRequest, chunk: usize) -> Vec<f32> {
     while request.remaining() > 0 {
         assert!(request.pooled.is_empty(), "no result before the end of the prompt");
         let len = request.remaining().min(chunk);
@@ -30,7 +30,7 @@ fn pool(harness: &mut SchedulerHarness, request: &mut ScriptedRequest, chunk: us
 }
 
 fn pool_once(harness: &mut SchedulerHarness, method: &PoolingMethod, chunk: usize) -> Vec<f32> {
-    let mut request = ScriptedRequest::new(3, PROMPT, rules_of(method)).in_slot(chunk as u32 % 40);
+    let mut request = HarnessRequest::new(3, PROMPT, rules_of(method)).in_slot(chunk as u32 % 40);
     let pooled = pool(harness, &mut request, chunk);
     harness.free(request.table);
     pooled
@@ -61,7 +61,7 @@ fn chunks_and_preemption_change_no_pooled_result() {
                 let found = pool_once(&mut harness, &method, chunk);
                 assert_eq!(found, expected, "{name}, {method:?}, chunks of {chunk}");
             }
-            let mut request = ScriptedRequest::new(3, PROMPT, rules_of(&method));
+            let mut request = HarnessRequest::new(3, PROMPT, rules_of(&method));
             harness.step(&mut [(&mut request, 21)]);
             let blocks = request.preempt(30);
             harness.free(blocks);
@@ -80,12 +80,11 @@ fn batch_mates_change_no_pooled_result() {
         let expected: Vec<_> =
             methods().iter().map(|method| pool_once(&mut harness, method, PROMPT)).collect();
         // Six requests of each method share the steps; the first three have the prompt of `expected`.
-        let mut requests: Vec<ScriptedRequest> = (0..18)
+        let mut requests: Vec<HarnessRequest> = (0..18)
             .map(|i| {
                 let id = if i < 3 { 3 } else { 100 + i };
                 let len = if i < 3 { PROMPT } else { 5 + (i as usize * 13) % 60 };
-                ScriptedRequest::new(id, len, rules_of(&methods()[i as usize % 3]))
-                    .in_slot(i as u32)
+                HarnessRequest::new(id, len, rules_of(&methods()[i as usize % 3])).in_slot(i as u32)
             })
             .collect();
         for turn in 0.. {
@@ -113,10 +112,10 @@ fn batch_mates_change_no_pooled_result() {
 fn prefix_hit_changes_no_last_token() {
     let mut harness = SchedulerHarness::new(ModelDtype::Bfloat16, 2);
     let method = PoolingMethod::LastToken;
-    let mut first = ScriptedRequest::new(3, PROMPT, rules_of(&method));
+    let mut first = HarnessRequest::new(3, PROMPT, rules_of(&method));
     let expected = pool(&mut harness, &mut first, PROMPT);
     for blocks in 1..=PROMPT / BLOCK {
-        let mut request = ScriptedRequest::new(3, PROMPT, rules_of(&method)).in_slot(8);
+        let mut request = HarnessRequest::new(3, PROMPT, rules_of(&method)).in_slot(8);
         request.table = first.table[..blocks].to_vec();
         request.computed = blocks * BLOCK;
         assert_eq!(pool(&mut harness, &mut request, PROMPT), expected, "{blocks} blocks shared");
@@ -128,7 +127,7 @@ fn prefix_hit_changes_no_last_token() {
 fn mean_is_the_mean_of_the_last_tokens_of_all_prefixes() {
     let mut harness = SchedulerHarness::new(ModelDtype::Float32, 1);
     let last = |harness: &mut SchedulerHarness, len| {
-        let mut request = ScriptedRequest::new(3, len, rules_of(&PoolingMethod::LastToken));
+        let mut request = HarnessRequest::new(3, len, rules_of(&PoolingMethod::LastToken));
         let pooled = pool(harness, &mut request, len);
         harness.free(request.table);
         pooled
@@ -146,7 +145,7 @@ fn mean_is_the_mean_of_the_last_tokens_of_all_prefixes() {
 fn pooled_logprobs_equal_those_of_generation() {
     let mut harness = SchedulerHarness::new(ModelDtype::Float32, 2);
     let all = SamplingParams { logprobs: Some(u32::MAX), ..SamplingParams::greedy() };
-    let mut request = ScriptedRequest::new(3, PROMPT, all);
+    let mut request = HarnessRequest::new(3, PROMPT, all);
     harness.finish(&mut request, PROMPT, PROMPT + 1);
     let logprob = |token| {
         let mut entries = request.logprobs[0].top_logprobs.iter();
@@ -198,8 +197,8 @@ impl PooledGolden {
         executor
     }
 
-    fn request(&self, len: usize, method: &PoolingMethod) -> ScriptedRequest {
-        let mut request = ScriptedRequest::new(3, len, rules_of(method));
+    fn request(&self, len: usize, method: &PoolingMethod) -> HarnessRequest {
+        let mut request = HarnessRequest::new(3, len, rules_of(method));
         let tokens = self.0["tokens"].as_array().unwrap()[..len].iter();
         request.tokens = tokens.map(|token| token.as_u64().unwrap() as u32).collect();
         request

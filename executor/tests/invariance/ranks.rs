@@ -2,7 +2,7 @@
 //! exchange only the data that sampling needs.
 
 use crate::scheduler_harness::{
-    SchedulerHarness, ScriptedRequest, config, moe_model, shared, with_expert_placement,
+    HarnessRequest, SchedulerHarness, config, moe_model, shared, with_expert_placement,
 };
 use crate::{LOGPROB_TOLERANCE, PROMPT};
 use collectives::CollectiveOp;
@@ -69,9 +69,9 @@ type PromptScoredOutput = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
 fn play(ranks: u16, requests: &[SamplingParams]) -> Vec<PromptScoredOutput> {
     let mut harness = SchedulerHarness::with(wide(ranks));
     let request = |(i, sampling): (u64, &SamplingParams)| {
-        ScriptedRequest::new(i, 5 + (i as usize * 13) % 30, sampling.clone()).in_slot(i as u32)
+        HarnessRequest::new(i, 5 + (i as usize * 13) % 30, sampling.clone()).in_slot(i as u32)
     };
-    let mut requests: Vec<ScriptedRequest> = (0..).zip(requests).map(request).collect();
+    let mut requests: Vec<HarnessRequest> = (0..).zip(requests).map(request).collect();
     harness.finish_all(&mut requests, TOTAL);
     requests
         .into_iter()
@@ -112,10 +112,10 @@ fn ranks_match_single_rank_for_all_sampling_params() {
 /// sends.
 fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
     let mut harness = SchedulerHarness::with(wide(ranks));
-    let mut requests: Vec<ScriptedRequest> = (0..rows)
-        .map(|i| ScriptedRequest::new(i, PROMPT, sampling.clone()).in_slot(i as u32))
+    let mut requests: Vec<HarnessRequest> = (0..rows)
+        .map(|i| HarnessRequest::new(i, PROMPT, sampling.clone()).in_slot(i as u32))
         .collect();
-    let prompts: Vec<(&mut ScriptedRequest, usize)> =
+    let prompts: Vec<(&mut HarnessRequest, usize)> =
         requests.iter_mut().map(|request| (request, PROMPT)).collect();
     harness.step(&mut { prompts });
     let seen = harness.lockstep.rendezvous.calls()[0].calls.len();
@@ -144,7 +144,7 @@ fn step_gathers_only_what_sampling_needs() {
 fn expert_placement_changes_no_token() {
     let play = |config| {
         let mut harness = SchedulerHarness::with(config);
-        let mut request = ScriptedRequest::new(
+        let mut request = HarnessRequest::new(
             3,
             PROMPT,
             SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() },
@@ -201,7 +201,7 @@ fn expert_load_is_counted_once_with_replicated_experts() {
         let config = moe_model(ModelDtype::Float32);
         let config = if ranks == 1 { config } else { shared(config, ranks, expert_parallel) };
         let mut harness = SchedulerHarness::with(config);
-        let mut request = ScriptedRequest::new(3, PROMPT, SamplingParams::greedy());
+        let mut request = HarnessRequest::new(3, PROMPT, SamplingParams::greedy());
         let prompt = harness.step(&mut [(&mut request, PROMPT)]).expert_tokens;
         let decode = harness.step(&mut [(&mut request, 1)]).expert_tokens;
         (prompt, decode)

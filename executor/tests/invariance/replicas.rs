@@ -2,7 +2,7 @@
 //! single replica.
 
 use crate::scheduler_harness::{
-    LockstepGroup, SchedulerHarness, ScriptedRequest, moe_model, mtp_drafting, speculating,
+    HarnessRequest, LockstepGroup, SchedulerHarness, moe_model, mtp_drafting, speculating,
     with_expert_placement,
 };
 use crate::{close, rules};
@@ -28,11 +28,11 @@ const EXPECTED_TOKENS: usize = 10;
 
 /// Returns the requests of a replica. Odd replicas run them one after the other and are idle at first; even
 /// replicas run two at a time.
-fn requests(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
+fn requests(replica: u16, drafts: u8) -> Vec<HarnessRequest> {
     let request = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
         let rules = rules();
-        let mut request = ScriptedRequest::new(
+        let mut request = HarnessRequest::new(
             id,
             20 + usize::from(9 * i + 3 * replica),
             rules[id as usize % rules.len()].clone(),
@@ -56,7 +56,7 @@ fn play_drafting(
 ) -> (Vec<ReplicaOutput>, [usize; 2]) {
     let mut requests = requests(replica, drafts);
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
         let idle = replica % 2 == 1 && step < 5;
         for request in requests
             .iter_mut()
@@ -75,13 +75,13 @@ fn play_drafting(
         requests.iter().all(|request| request.tokens.len() >= request.prompt_len + EXPECTED_TOKENS),
         "too few steps"
     );
-    let output = |request: &ScriptedRequest| {
+    let output = |request: &HarnessRequest| {
         let (mut tokens, mut logprobs) = request.output();
         tokens.truncate(EXPECTED_TOKENS); // The last row may emit more.
         logprobs.truncate(EXPECTED_TOKENS);
         (tokens, logprobs)
     };
-    let count = |of: fn(&ScriptedRequest) -> usize| requests.iter().map(of).sum();
+    let count = |of: fn(&HarnessRequest) -> usize| requests.iter().map(of).sum();
     (
         requests.iter().map(output).collect(),
         [count(|request| request.drafted), count(|request| request.accepted)],

@@ -191,7 +191,7 @@ fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
 }
 
 /// A request of the test scheduler, with the state that a scheduler tracks.
-pub(crate) struct ScriptedRequest {
+pub(crate) struct HarnessRequest {
     pub(crate) tokens: Vec<Token>,
     pub(crate) prompt_len: usize,
     pub(crate) computed: usize,
@@ -220,7 +220,7 @@ pub(crate) struct ScriptedRequest {
     in_flight: [usize; 3],
 }
 
-impl ScriptedRequest {
+impl HarnessRequest {
     /// Creates a request with a prompt that is derived from `id`.
     pub(crate) fn new(id: u64, prompt_len: usize, sampling: SamplingParams) -> Self {
         let token = |i| ((id * 131 + i * i * 7 + i * 29 + 3) % u64::from(VOCAB)) as Token;
@@ -524,7 +524,7 @@ impl SchedulerHarness {
 
     /// Runs one step with the next tokens of each request, given as (request, number of tokens), and applies
     /// its output.
-    pub(crate) fn step(&mut self, requests: &mut [(&mut ScriptedRequest, usize)]) -> StepOutput {
+    pub(crate) fn step(&mut self, requests: &mut [(&mut HarnessRequest, usize)]) -> StepOutput {
         let (rows, output) = self.try_step(requests);
         for (((request, _), row), result) in requests.iter_mut().zip(&rows).zip(&output.rows) {
             if row.masked && self.is_bitmask_overdue() {
@@ -546,14 +546,14 @@ impl SchedulerHarness {
     /// Runs one step and returns its rows and its output. The output is not applied to the requests.
     pub(crate) fn try_step(
         &mut self,
-        requests: &mut [(&mut ScriptedRequest, usize)],
+        requests: &mut [(&mut HarnessRequest, usize)],
     ) -> (Vec<BatchRow>, StepOutput) {
         let (batch, submitted) = self.submit(requests);
         self.complete_oldest(batch, submitted)
     }
 
     /// Submits a step with the next tokens of each request.
-    fn submit(&mut self, requests: &mut [(&mut ScriptedRequest, usize)]) -> (Batch, SubmittedStep) {
+    fn submit(&mut self, requests: &mut [(&mut HarnessRequest, usize)]) -> (Batch, SubmittedStep) {
         self.step = self.step.next();
         let rows: Vec<BatchRow> =
             requests.iter_mut().map(|(request, len)| self.row(request, *len)).collect();
@@ -610,7 +610,7 @@ impl SchedulerHarness {
         self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
     }
 
-    fn row(&mut self, request: &mut ScriptedRequest, len: usize) -> BatchRow {
+    fn row(&mut self, request: &mut HarnessRequest, len: usize) -> BatchRow {
         let (start, end, slack) = (request.start(), request.start() + len, request.in_flight[2]);
         // The first row of an epoch has no sampled token that draft tokens could continue.
         let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
@@ -659,7 +659,7 @@ impl SchedulerHarness {
     }
 
     /// Computes all known tokens of a request in chunks of `chunk` tokens, then decodes up to `total` tokens.
-    pub(crate) fn finish(&mut self, request: &mut ScriptedRequest, chunk: usize, total: usize) {
+    pub(crate) fn finish(&mut self, request: &mut HarnessRequest, chunk: usize, total: usize) {
         while request.tokens.len() < total {
             let len = request.remaining().min(chunk);
             self.step(&mut [(request, len)]);
@@ -667,9 +667,9 @@ impl SchedulerHarness {
     }
 
     /// Runs several requests together up to `total` tokens. The chunk sizes vary by step and request.
-    pub(crate) fn finish_all(&mut self, requests: &mut [ScriptedRequest], total: usize) {
+    pub(crate) fn finish_all(&mut self, requests: &mut [HarnessRequest], total: usize) {
         for turn in 0.. {
-            let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+            let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
             for (i, request) in
                 requests.iter_mut().enumerate().filter(|(_, request)| request.tokens.len() < total)
             {
@@ -688,13 +688,13 @@ impl SchedulerHarness {
     /// finished. `between_steps` may change the requests between the two.
     pub(crate) fn finish_async(
         &mut self,
-        requests: &mut [ScriptedRequest],
+        requests: &mut [HarnessRequest],
         total: usize,
-        mut between_steps: impl FnMut(&mut Self, &mut [ScriptedRequest], usize),
+        mut between_steps: impl FnMut(&mut Self, &mut [HarnessRequest], usize),
     ) {
         let mut ahead: Option<(Vec<usize>, Batch, SubmittedStep)> = None;
         for turn in 0.. {
-            let mut rows: Vec<(usize, &mut ScriptedRequest, usize)> = Vec::new();
+            let mut rows: Vec<(usize, &mut HarnessRequest, usize)> = Vec::new();
             for (i, request) in requests.iter_mut().enumerate() {
                 let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
                 if request.expected_len() < total && len > 0 {

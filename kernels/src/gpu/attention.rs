@@ -116,7 +116,7 @@ pub(super) fn max_splits(max_context_len: usize, splits: &[KvSplitSize]) -> usiz
 }
 
 /// Sizes that determine how many blocks of the decode kernel are resident per SM.
-pub(super) struct DecodeBlockSizes {
+pub(super) struct DecodeOccupancyInputs {
     /// Bytes of one key in the KV pool.
     pub(super) row_bytes: usize,
     /// Maximum bytes of the ring buffer of a warp.
@@ -184,7 +184,7 @@ impl GpuBackend {
         let max_blocks = if is_small_group_fp8 { BLOCKS_WITH_FP8 } else { BLOCKS_WITH_RING };
         let row_bytes = dim * shape.layout.dtype.bytes();
         let record_bytes = token_bytes * tokens_per_block;
-        let occupancy = self.decode_occupancy(&DecodeBlockSizes {
+        let occupancy = self.decode_occupancy(&DecodeOccupancyInputs {
             row_bytes,
             ring_bytes: RING_BYTES,
             group,
@@ -229,9 +229,15 @@ impl GpuBackend {
 
     /// Returns the number of stages, the shared memory and the number of resident blocks of the decode
     /// kernel.
-    pub(super) fn decode_occupancy(&self, sizes: &DecodeBlockSizes) -> DecodeOccupancy {
-        let DecodeBlockSizes { row_bytes, ring_bytes, group, record_bytes, max_blocks, kv_fp8 } =
-            *sizes;
+    pub(super) fn decode_occupancy(&self, sizes: &DecodeOccupancyInputs) -> DecodeOccupancy {
+        let DecodeOccupancyInputs {
+            row_bytes,
+            ring_bytes,
+            group,
+            record_bytes,
+            max_blocks,
+            kv_fp8,
+        } = *sizes;
         let record_sets = if group <= DECODE_WARPS { 2 } else { 1 };
         let records = record_sets * DECODE_WARPS * record_bytes;
         if self.warp_size() != 32 {

@@ -5,7 +5,7 @@ use device::gpu::KernelLaunch;
 use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
 use super::attention::{
-    BLOCKS_WITH_RING, DECODE, DECODE_WARPS, DecodeBlockSizes, LOG2_E, RECORD_EXTRA_FLOATS,
+    BLOCKS_WITH_RING, DECODE, DECODE_WARPS, DecodeOccupancyInputs, LOG2_E, RECORD_EXTRA_FLOATS,
     SINGLE_ROW_RING_BYTES, SINGLE_ROW_SPLITS, TILE, max_splits,
 };
 use super::attention_single_row::KvLayerPtr;
@@ -65,7 +65,7 @@ impl GpuKernel for RopeAttention<'_> {
         let record_bytes = group * (dim + RECORD_EXTRA_FLOATS) * 4;
         let partial = gpu.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
         let arrival_counters = gpu.counters(s, rows.len() * kv_heads)?;
-        let occupancy = gpu.decode_occupancy(&DecodeBlockSizes {
+        let occupancy = gpu.decode_occupancy(&DecodeOccupancyInputs {
             row_bytes: dim * layout.dtype.bytes(),
             ring_bytes: SINGLE_ROW_RING_BYTES,
             group,

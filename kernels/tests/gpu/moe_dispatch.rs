@@ -30,7 +30,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
     for (t, k, experts_per_rank, ranks, rank_stride, rank_offset) in cases {
         let layout = ExpertParallelLayout { experts_per_rank, ranks, rank_stride, rank_offset };
         let mut numbers = RandomNumbers::fresh(t as u64);
-        // The random ids may be one of two ids that are out of range, after the last expert of the last rank.
+        // `+ 2`: some of the random expert ids are out of range, after the last expert of the last rank.
         let experts = choices(&mut numbers, t, k, experts_per_rank * ranks * rank_stride + 2);
         let [mut tokens, mut token_rows] = [(); 2].map(|()| vec![-1i32; ranks * t]);
         let mut counts = vec![-1i32; ranks];

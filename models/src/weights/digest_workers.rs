@@ -23,7 +23,7 @@ const BLOCKS_PER_JOB: usize = 16;
 pub(super) struct WeightPartLocation {
     /// Checkpoint that contains the stored tensor.
     checkpoint: Arc<SafetensorsCheckpoint>,
-    /// Name of the stored tensor that contains the part.
+    /// Name of the checkpoint tensor that contains the hashed part.
     stored: String,
     /// Byte range in the stored tensor of the matrix that contains the part; a fused tensor has several
     /// matrices.

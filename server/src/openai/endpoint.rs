@@ -127,7 +127,7 @@ pub(crate) struct EndpointRequest<'a> {
     pub serving: &'a Arc<ServingContext>,
     /// Fields of the body.
     pub fields: RequestFields,
-    /// Parameters in the headers.
+    /// Request parameters that the client sent as HTTP headers.
     pub headers: &'a HeaderParams,
     /// Admission of the request.
     pub permit: AdmissionPermit,

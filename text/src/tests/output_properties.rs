@@ -250,7 +250,7 @@ proptest! {
         check_sources(ToolCallSyntax::ALL[syntax], &expanded(&text))?;
     }
 
-    /// Valid calls in which one character is removed, doubled or replaced.
+    /// No text is lost or doubled if one character of a valid call is removed, doubled or replaced.
     #[test]
     fn broken_calls_lose_and_double_no_text(
         syntax in 0..ToolCallSyntax::ALL.len(),
