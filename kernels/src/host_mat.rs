@@ -1,6 +1,7 @@
 //! `HostMat`: a view of a weight matrix in host memory, as stored in a checkpoint file, with its
 //! dequantisation scales.
 
+use crate::ActivationScaling;
 use device::{DType, DeviceError, Fp8E4m3};
 
 /// Dequantisation scales of a quantised matrix: one scale per block of `block_shape[0] × block_shape[1]`
@@ -51,6 +52,7 @@ pub struct HostMat<'a> {
     cols: usize,
     stride: usize,
     scales: Option<HostScales<'a>>,
+    activation_scaling: ActivationScaling,
 }
 
 impl<'a> HostMat<'a> {
@@ -68,7 +70,8 @@ impl<'a> HostMat<'a> {
             let got = bytes.len();
             return Err(DeviceError::Shape { kernel: "host matrix", what: "bytes", got, expected });
         }
-        Ok(Self { bytes, dtype, rows, cols, stride: cols, scales: None })
+        let activation_scaling = ActivationScaling::default();
+        Ok(Self { bytes, dtype, rows, cols, stride: cols, scales: None, activation_scaling })
     }
 
     /// Returns the matrix with dequantisation scales. `values` is row-major, one scale for each block of
@@ -91,6 +94,18 @@ impl<'a> HostMat<'a> {
             scales: Some(HostScales { values, stride, block_shape, origin: [0, 0] }),
             ..self
         })
+    }
+
+    /// Returns the matrix with a rule for the scales of the activations by which it is multiplied.
+    #[must_use]
+    pub fn with_activation_scaling(self, activation_scaling: ActivationScaling) -> Self {
+        Self { activation_scaling, ..self }
+    }
+
+    /// Rule for the scales of the activations by which the matrix is multiplied.
+    #[must_use]
+    pub fn activation_scaling(&self) -> ActivationScaling {
+        self.activation_scaling
     }
 
     /// Dequantisation scales; `None` = the matrix is not quantised.

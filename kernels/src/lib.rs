@@ -12,6 +12,7 @@
 )]
 #![allow(clippy::unused_self, reason = "kernels are methods of their backend, threads or not")]
 
+mod activation_scaling;
 mod args;
 mod backend;
 mod batch_rows;
@@ -30,6 +31,7 @@ mod route_rule;
 pub mod step;
 mod vocab_shard;
 
+pub use activation_scaling::ActivationScaling;
 pub use args::{
     AllReduceShape, AttentionMetadata, ExpertParallelLayout, ExpertWeights, LinearFusion,
     LinearPrologue, PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin, RouterLogits,

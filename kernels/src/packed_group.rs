@@ -113,9 +113,9 @@ impl PackedMatrixGroup {
         let slice = |buffer: &Buffer, bytes| slice_buffer(stack, buffer, i * bytes, bytes);
         let buffer = slice(&stack.buffer, n * k * dtype.bytes())?;
         let scales = stack.scales.as_ref().map(|scales| {
-            let PackedScales { rows, stride, .. } = *scales;
+            let PackedScales { rows, stride, activation_scaling, .. } = *scales;
             let buffer = slice(&scales.buffer, n / rows * stride * size_of::<f32>())?;
-            Some(PackedScales { buffer, rows, stride })
+            Some(PackedScales { buffer, rows, stride, activation_scaling })
         });
         let scales = match scales {
             Some(scales) => Some(scales?),

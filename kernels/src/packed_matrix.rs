@@ -7,6 +7,7 @@
 //! after `N` in the last panel are zero. All instruction sets, the matrix product and the embedding lookup
 //! read this layout.
 
+use crate::ActivationScaling;
 use device::{Buffer, DType};
 
 /// Number of outputs (rows of the weight matrix) in one panel of the CPU layout.
@@ -32,6 +33,8 @@ pub struct PackedScales {
     pub(crate) rows: usize,
     /// Row stride of the scale matrix in `buffer`, in scales; padding included.
     pub(crate) stride: usize,
+    /// Rule for the scales of activations that a kernel quantises to multiply them by the matrix.
+    pub(crate) activation_scaling: ActivationScaling,
 }
 
 impl PackedMatrix {

@@ -212,7 +212,7 @@ pub enum StoredTensorError {
     /// The dtype is not supported for offsets from draft ids to target ids.
     #[error("dtype {0} is not supported for draft id offsets; I64 is")]
     OffsetDType(&'static str),
-    /// The scale of the quantised KV cache is not a finite number above 0.
+    /// A scale of the quantised KV cache or of activations is not a finite number above 0.
     #[error("scale {0} is not a finite number above 0")]
     Scale(String),
     /// The stored shape differs from the shape that the configuration requires.
@@ -241,6 +241,9 @@ pub enum StoredTensorError {
     /// A weight that an MTP module stores as a copy differs from the original.
     #[error("differs from `{0}`, of which it must be a copy")]
     Copy(&'static str),
+    /// A scale that is stored under two names has two values.
+    #[error("differs from `{0}`, which is another name of this scale")]
+    ScaleSpelling(String),
     /// The stored LM head differs from the embedding that it is tied to.
     #[error("differs from the embedding, but tie_word_embeddings is true")]
     TiedHead,

@@ -33,7 +33,7 @@ pub struct ArchitectureSupport {
 /// Support of FP8 formats, in addition to the formats f32, bf16 and f16 that all architectures support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fp8Support {
-    /// FP8 e4m3 weights with dynamic activation scales.
+    /// FP8 e4m3 weights with dynamic or static activation scales.
     pub fp8_weights: bool,
     /// FP8 e4m3 KV cache (`--kv-cache-dtype fp8`).
     pub fp8_kv_cache: bool,
@@ -57,7 +57,7 @@ const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Mla,
     has_experts: true,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: false },
-    limits: &["`scale_fmt`: `ue8m0` scales are rejected", FULL_ROPE],
+    limits: &[FULL_ROPE],
     ..DENSE
 };
 
@@ -102,7 +102,7 @@ impl ModelArchitecture {
                 ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
             }
             Self::DeepseekV3 => ArchitectureSupport {
-                examples: &["DeepSeek-V3, V3-0324", "DeepSeek-R1"],
+                examples: &["DeepSeek-V3, V3-0324, V3.1", "DeepSeek-R1"],
                 has_mtp: true,
                 ..DEEPSEEK
             },

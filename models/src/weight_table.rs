@@ -6,7 +6,7 @@ mod weight_dim;
 
 use self::weight_dim::WeightDim;
 use crate::ModelConfig;
-use crate::config::{CheckpointScaleGranularity, ModelHead};
+use crate::config::{LayerQuantization, ModelHead};
 use crate::sharding::{HeadKind, ShardSpec, SplitUnit};
 use crate::synth::SynthDistribution;
 
@@ -43,10 +43,8 @@ pub struct TensorSpec {
 /// Metadata of the scales of a weight that may be stored in fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleSpec {
-    /// Name of the scales in the checkpoint.
-    pub name: String,
-    /// Group of weights that share one scale.
-    pub grid: CheckpointScaleGranularity,
+    /// Format of weights and activations.
+    pub format: LayerQuantization,
     /// Whether a synthetic checkpoint stores the weight in fp8 with these scales; false if the configuration
     /// excludes the weight from quantisation.
     pub expected: bool,
@@ -62,12 +60,26 @@ impl TensorSpec {
         }
     }
 
-    /// Number of rows and columns of the scales of this weight.
+    /// Number of rows and columns of the scales of this weight in the format `format`.
     #[must_use]
-    pub fn scale_shape(&self, grid: CheckpointScaleGranularity) -> [usize; 2] {
+    pub fn scale_shape(&self, format: LayerQuantization) -> [usize; 2] {
         let [rows, cols] = self.matrix();
-        let block = grid.block_shape(cols);
+        let block = format.scales.block_shape([rows, cols]);
         [rows.div_ceil(block[0]), cols.div_ceil(block[1])]
+    }
+
+    /// Names under which checkpoints may store the scales of this weight in the format `format`. Synthetic
+    /// checkpoints use the first one.
+    pub fn scale_names(&self, format: LayerQuantization) -> impl Iterator<Item = String> {
+        format.suffixes.iter().map(|suffix| format!("{}{suffix}", self.name))
+    }
+
+    /// Names under which checkpoints may store the static scale of the activations of this weight. Synthetic
+    /// checkpoints use the first one.
+    #[must_use]
+    pub fn input_scale_names(&self) -> [String; 2] {
+        let module = self.name.strip_suffix(".weight").unwrap_or(&self.name);
+        ["input_scale", "activation_scale"].map(|scale| format!("{module}.{scale}"))
     }
 
     /// Scales of the weight; `None` if synthetic checkpoints do not store the weight in fp8.
@@ -291,9 +303,9 @@ fn scales(
 ) -> Option<ScaleSpec> {
     let quantization = config.quantization.as_ref()?;
     let module = name.strip_suffix(".weight")?;
+    let format = quantization.of_layer(module)?;
     (scope != WeightScope::Top && values == SynthDistribution::Linear).then(|| ScaleSpec {
-        name: format!("{name}{}", quantization.suffix),
-        grid: quantization.scales,
+        format,
         // In published fp8 checkpoints, `eh_proj` of an MTP module is not quantised, although the
         // configuration does not list it as excluded.
         expected: scope != WeightScope::Mtp && !quantization.ignores(module),

@@ -47,9 +47,9 @@ pub use kernels::step::{
     StagingHeader,
 };
 pub use kernels::{
-    AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore, HashedMatrixPart, HostMat,
-    KvLayout, KvOrder, MlaKvLayout, RouterScore, RowBounds, VocabParallelSupport, VocabShard,
-    digest_bytes,
+    ActivationScaling, AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore,
+    HashedMatrixPart, HostMat, KvLayout, KvOrder, MlaKvLayout, RouterScore, RowBounds,
+    VocabParallelSupport, VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
 pub use launch_plan::SharedExpertPlan;

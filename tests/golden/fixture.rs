@@ -141,6 +141,33 @@ impl Eagle3Fixture {
     }
 }
 
+/// Checkpoint that a quantisation tool wrote, with logits of references for it.
+pub(crate) struct ToolCheckpoint {
+    /// Folder of the model.
+    pub(crate) dir: PathBuf,
+    pub(crate) tokens: Vec<i32>,
+    /// Logits of transformers with dequantised weights: `[tokens, vocab_size]`.
+    pub(crate) weights: Vec<Vec<f32>>,
+    /// Logits of the tool's model, which quantises activations: `[tokens, vocab_size]`.
+    pub(crate) quantized: Vec<Vec<f32>>,
+}
+
+impl ToolCheckpoint {
+    pub(crate) fn read(name: &str) -> Self {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantized").join(name);
+        let bytes = fs::read(dir.join("expected.safetensors")).unwrap();
+        let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let header: Value = serde_json::from_slice(header).unwrap();
+        let logits = |name: &str| {
+            let tensor = FixtureTensor::read(&header[name], data);
+            rows(&tensor.words(f32::from_le_bytes), tensor.shape[1])
+        };
+        let tokens = FixtureTensor::read(&header["tokens"], data).words(i32::from_le_bytes);
+        Self { dir, tokens, weights: logits("weights"), quantized: logits("quantised") }
+    }
+}
+
 struct FixtureTensor<'a> {
     shape: Vec<usize>,
     bytes: &'a [u8],

@@ -33,6 +33,7 @@ Running it again gives identical bytes on the same kind of CPU (torch picks its 
 instruction set; other kinds differ in the last bits of the logits).
 """
 
+import fnmatch
 import hashlib
 import json
 import math
@@ -103,10 +104,8 @@ def quantised(name: str, seed: int, shape: tuple[int, ...], quantization: dict) 
     u = words(name, seed, math.prod(shape))
     x = (2.0 * (u >> np.uint64(57)).astype(np.float32) - 127.0) / 128.0
     rounded = torch.from_numpy(x.astype(np.float32)).to(torch.float8_e4m3fn).to(torch.float32)
-    if quantization["quant_method"] == "fp8":
-        suffix, each = "_scale_inv", quantization["weight_block_size"]
-    else:
-        suffix, each = "_scale", [1, shape[1]]
+    suffix = "_scale_inv" if quantization["quant_method"] == "fp8" else "_scale"
+    each = scale_block(quantization, name.removesuffix(".weight"), shape)
     grid = [-(-n // e) for n, e in zip(shape, each)]
     u = words(name + suffix, seed, math.prod(grid)) >> np.uint64(62)
     scales = np.float32(2.0 ** (exponent(name, shape) - 1)) * (np.uint64(1) << u).astype(np.float32)
@@ -114,6 +113,19 @@ def quantised(name: str, seed: int, shape: tuple[int, ...], quantization: dict) 
         scales = scales.reshape(grid) if axis == 0 else scales
         scales = scales.repeat(e, axis)
     return rounded.numpy().reshape(shape) * scales[: shape[0], : shape[1]]
+
+
+def scale_block(quantization: dict, module: str, shape: tuple[int, ...]) -> list[int]:
+    """Rows and columns of the weight of `module` that share a scale."""
+    strategy = "tensor"
+    if quantization["quant_method"] == "compressed-tensors":
+        groups = list(quantization["config_groups"].values())
+        named = [g for g in groups if any(t.startswith("re:") and re.match(t[3:], module) for t in g["targets"])]
+        linear = [g for g in groups if "Linear" in g["targets"]]
+        strategy = (named + linear)[0]["weights"]["strategy"]
+    if block := quantization.get("weight_block_size"):
+        return block
+    return list(shape) if strategy == "tensor" else [1, shape[1]]
 
 
 def exponent(name: str, shape: tuple[int, ...]) -> int:
@@ -227,6 +239,34 @@ CHANNELS = {
             "weights": FLOAT8 | {"strategy": "channel", "dynamic": False},
             "input_activations": FLOAT8 | {"strategy": "token", "dynamic": True},
         }
+    },
+}
+# One scale per weight, and a static scale of activations, in the formats of three tools.
+TENSORS = {
+    "quant_method": "fp8",
+    "activation_scheme": "static",
+    "ignored_layers": ["lm_head", "model.layers.1.self_attn.o_proj"],
+    "kv_cache_scheme": "static",
+}
+MODELOPT = {
+    "quant_method": "modelopt",
+    "quant_algo": "FP8",
+    "ignore": ["lm_head", "*layers.2.self_attn*"],
+    "producer": {"name": "modelopt", "version": "0.33.0"},
+}
+# Two groups with formats of their own: the second one names its layers.
+MIXED = {
+    "quant_method": "compressed-tensors",
+    "format": "mixed-precision",
+    "ignore": ["lm_head", "re:.*layers\\.3\\.self_attn.*"],
+    "config_groups": {
+        "group_0": CHANNELS["config_groups"]["group_0"] | {"format": "float-quantized"},
+        "group_1": {
+            "format": "naive-quantized",
+            "targets": ["re:.*(down|o)_proj$"],
+            "weights": FLOAT8 | {"strategy": "tensor", "dynamic": False},
+            "input_activations": FLOAT8 | {"strategy": "tensor", "dynamic": False},
+        },
     },
 }
 # MLA sizes: qk_nope_head_dim 16, qk_rope_head_dim 8, compressed KV of 32.
@@ -353,6 +393,18 @@ CASES = {
     "qwen3-fp8-channels": config(
         "Qwen3ForCausalLM", 4, 2, 64, rope_theta=1e6, quantization_config=CHANNELS, **UNEVEN
     ),
+    "qwen3-fp8-tensors": config(
+        "Qwen3ForCausalLM", 4, 2, 32, rope_theta=1e6, quantization_config=TENSORS, **UNEVEN
+    ),
+    "llama-fp8-mixed": config("LlamaForCausalLM", 4, 2, 32, quantization_config=MIXED, **UNEVEN),
+    "qwen3_moe-fp8-modelopt": config(
+        "Qwen3MoeForCausalLM",
+        4,
+        2,
+        32,
+        quantization_config=MODELOPT,
+        **(MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2, "hidden_size": 192, "moe_intermediate_size": 64}),
+    ),
     "qwen3_moe-fp8-blocks": config(
         "Qwen3MoeForCausalLM",
         4,
@@ -393,6 +445,14 @@ CASES = {
         "DeepseekV3ForCausalLM",
         quantization_config=BLOCKS,
         **(LATENT | SIGMOID | UNEVEN | {"q_lora_rank": 160, "kv_lora_rank": 144, "moe_intermediate_size": 160}),
+    ),
+    # Every rank of four has whole blocks of 128 channels of the MLPs.
+    "deepseek_v3-fp8-ue8m0": deepseek(
+        "DeepseekV3ForCausalLM",
+        quantization_config=BLOCKS | {"scale_fmt": "ue8m0"},
+        hidden_size=192,
+        intermediate_size=512,
+        **(LATENT | SIGMOID | {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 512, "first_k_dense_replace": 2}),
     ),
 }
 
@@ -443,8 +503,15 @@ def plain(case: dict, name: str) -> bool:
     """Whether a weight is not quantised: it is not a layer's linear weight, or the configuration excludes it."""
     if "quantization_config" not in case or not name.endswith(("_proj.weight", "_with_mqa.weight")):
         return True
-    ignored = case["quantization_config"].get("ignore", [])
-    return any(re.match(i[3:], name) for i in ignored if i.startswith("re:"))
+    lists = ("ignore", "ignored_layers", "modules_to_not_convert")
+    ignored = [entry for key in lists for entry in case["quantization_config"].get(key, [])]
+
+    def matches(entry: str) -> bool:
+        if entry.startswith("re:"):
+            return re.match(entry[3:], name) is not None
+        return fnmatch.fnmatchcase(name.removesuffix(".weight"), entry)
+
+    return any(map(matches, ignored))
 
 
 def weight(case: dict, name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:

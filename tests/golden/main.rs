@@ -13,6 +13,7 @@ mod fixture;
 mod model_harness;
 mod mtp;
 mod replica_parallel;
+mod tool_checkpoints;
 
 use device::gpu::HalfDtype;
 use fixture::{FixtureTolerance, GoldenFixture};
@@ -108,6 +109,9 @@ cases! {
     qwen3_yarn => "qwen3-yarn",
     qwen3_fp8_blocks => "qwen3-fp8-blocks",
     qwen3_fp8_channels => "qwen3-fp8-channels",
+    qwen3_fp8_tensors => "qwen3-fp8-tensors",
+    llama_fp8_mixed => "llama-fp8-mixed",
+    qwen3_moe_fp8_modelopt => "qwen3_moe-fp8-modelopt",
     qwen3_moe_fp8_blocks => "qwen3_moe-fp8-blocks",
     qwen3_moe_normalised_dense1 => "qwen3_moe-normalised-dense1",
     qwen3_moe_plain_tied => "qwen3_moe-plain-tied",
@@ -118,6 +122,7 @@ cases! {
     deepseek_v3_whole_queries => "deepseek_v3-whole-queries",
     deepseek_v3_mtp => "deepseek_v3-mtp",
     deepseek_v3_fp8_blocks => "deepseek_v3-fp8-blocks",
+    deepseek_v3_fp8_ue8m0 => "deepseek_v3-fp8-ue8m0",
 }
 
 #[test]

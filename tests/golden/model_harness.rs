@@ -315,6 +315,16 @@ impl<'a> ModelHarness<'a> {
         Self::new(rank_context, path, &config, [dtype, DType::F8E4M3], format)
     }
 
+    /// Loads the model in the folder `dir` with the given dtypes of activations and of the KV cache.
+    pub(crate) fn from_folder(
+        rank_context: &'a RankContext,
+        dir: &Path,
+        dtypes: [DType; 2],
+    ) -> Self {
+        let config = ModelConfig::from_dir(dir).unwrap();
+        Self::new(rank_context, dir, &config, dtypes, LoadFormat::Safetensors)
+    }
+
     /// Loads a model with the given dtypes of activations and of the KV cache.
     fn new(
         rank_context: &'a RankContext,

@@ -19,7 +19,10 @@ mod scheduler_harness;
 mod trace;
 
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
-use models::config::{CheckpointScaleGranularity, ModelConfig, QuantizationConfig};
+use models::config::{
+    ActivationScheme, CheckpointScaleGranularity, LayerQuantization, ModelConfig,
+    QuantizationConfig,
+};
 use protocol::{
     DeviceKind, DeviceLibraries, ExecutorSettings, GraphCaptureConfig, SamplingParams, Token,
     TokenLogprobs,
@@ -93,8 +96,12 @@ fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> E
 /// Stores the weights of linear layers and experts in fp8 with block scales.
 fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
     config.settings.kv_cache_dtype = kv_dtype;
-    let (scales, suffix, ignored) = (CheckpointScaleGranularity::Blocks, "_scale_inv", Vec::new());
-    config.model.quantization = Some(QuantizationConfig { scales, suffix, ignored });
+    let format = LayerQuantization {
+        scales: CheckpointScaleGranularity::Blocks,
+        activations: ActivationScheme::Dynamic,
+        suffixes: &["_scale_inv"],
+    };
+    config.model.quantization = Some(QuantizationConfig::uniform(format, Vec::new()));
     config
 }
 

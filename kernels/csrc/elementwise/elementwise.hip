@@ -1,7 +1,7 @@
 // elementwise.hip - activations and additions. CPU reference: cpu/elementwise.rs.
 //
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
-// -DFP8=1        compiles silu_mul_fp8 only: y in fp8 with scales, as fp8_quantize_rows would quantise the
+// -DFP8=1        compiles silu_mul_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would quantise the
 //                half_t result. Rows from `rows` on are zero. cols is a multiple of the quantisation block,
 //                rows are aligned to 16 bytes, ACT is half_t; blocks of 128 threads process one run each.
 // add_rows       y = a + b               all [rows, cols] of ACT

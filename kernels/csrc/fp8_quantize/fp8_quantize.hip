@@ -1,16 +1,16 @@
 // fp8_quantize.hip - quantises rows of x for GEMMs with fp8 weights, and converts the weights' fp8 format.
 //
 // fp8_quantize_rows y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per row and 128 columns,
-//                   [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. A scale is the largest
-//                   magnitude over the largest fp8 value (224 in FNUZ on gfx942), or 1 if all values are
-//                   zero. Rows from `rows` to gdim_x() are zero.
+//                   [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. SCALING (quantize.h) selects
+//                   the rule of the scales; with SCALING=2 all are `static_scale`. Rows from `rows` to
+//                   gdim_x() are zero.
 // scale_rows_to_f16 y [rows, cols] of f16 = x times a power of two per row; the inverse is written to factors
 //                   [rows].
 // fp8_to_fnuz        converts OCP fp8 to the target's format in place. For FNUZ, negative zero becomes zero;
 //                    other bits are kept and then represent half of the value, which the GEMM kernels
 //                    correct.
 // Grid: rows (fp8_to_fnuz: any size). Block: 256. cols is a multiple of 8, rows of x are aligned to 16 bytes.
-// -DCHANNELS=1
+// -DCHANNELS=1, -DSCALING=0|1|2
 // Roofline: 3 bytes per value over bandwidth; one row is latency-bound.
 #include "dev.h"
 #include "dev/fp8_f16.h"
@@ -20,16 +20,39 @@
 #  define CHANNELS 0
 #endif
 
-KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
+#if SCALING == 2
+// Quantises a row with a scale that does not depend on its values. The scale in units of the target's fp8 format is
+// twice the given one in FNUZ, where 224 has the bits of 448.
+DEV void quantize_with_scale(fp8* y, float* scales, const half_t* x, u32 cols, u32 scale_stride, bool valid, float scale) {
+    for (u32 c = tid() * 8; c < cols; c += bdim() * 8) {
+        f32x8 v{};
+        if (valid) v = load8(x + c);
+        for (u32 i = 0; i < 8; ++i) {
+            const float q = v.v[i] * (1.f / scale);
+            v.v[i] = q > TARGET ? TARGET : q < -TARGET ? -TARGET : q; // Keeps NaN.
+        }
+        *(fp8x8*)(y + c) = narrow_fp8(v);
+    }
+    const u32 count = CHANNELS ? 1 : (cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
+    for (u32 i = tid(); i < count; i += bdim()) scales[(u64)i * scale_stride] = scale;
+}
+#endif
+
+KERNEL(256)
+fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride,
+                  float static_scale) {
     grid_launch_dependents();
     grid_wait();
     const u64 row = bid_x();
     const bool valid = row < rows;
     const half_t* from = x + row * x_stride;
     fp8* to = y + row * cols;
+#if SCALING == 2
+    quantize_with_scale(to, scales + row, from, cols, scale_stride, valid, static_scale * (448.f / TARGET));
+#else
     f32x8 none;
     UNROLL for (u32 i = 0; i < 8; ++i) none.v[i] = 0.f;
-#if CHANNELS
+#  if CHANNELS
     float peak = 0.f;
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
         if (valid) peak = fmax_(peak, peak_of(load8(from + c)));
@@ -37,7 +60,7 @@ KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, 
     if (tid() == 0) scales[row] = scale;
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
         *(fp8x8*)(to + c) = quantized(valid ? load8(from + c) : none, 1.f / scale);
-#else
+#  else
     // All QUANT_LANES lanes of a group take part, because they reduce their maximum; lanes after the last
     // column contribute zeros.
     const u32 padded = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK * QUANT_BLOCK;
@@ -48,6 +71,7 @@ KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, 
         if (c < cols) *(fp8x8*)(to + c) = quantized(v, 1.f / scale);
         if (c < padded && tid() % QUANT_LANES == 0) scales[(u64)(c / QUANT_BLOCK) * scale_stride + row] = scale;
     }
+#  endif
 #endif
 }
 EXPORT(fp8_quantize_rows)

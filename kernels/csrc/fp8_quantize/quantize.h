@@ -1,9 +1,17 @@
 // fp8_quantize/quantize.h - quantises values of x to fp8 with scales, for fp8_quantize_rows and for kernels
 // that quantise their output.
 //
-// A scale is the largest magnitude divided by TARGET, or 1 if all values are zero. It applies to QUANT_BLOCK
-// columns of a row, which QUANT_LANES adjacent lanes have (eight values each), or to a whole row.
+// A scale applies to QUANT_BLOCK columns of a row, which QUANT_LANES adjacent lanes have (eight values each), or to
+// a whole row. CPU reference: ActivationScaling::scale.
+// -DSCALING=0  the largest magnitude divided by TARGET, or 1 if all values are zero
+// -DSCALING=1  rounded up to a power of two, of at least 1e-4 / TARGET (ue8m0; act_quant in DeepSeek-V3.1
+//              inference/kernel.py)
+// -DSCALING=2  an argument of the kernel: values are saturated
 #pragma once
+
+#ifndef SCALING
+#  define SCALING 0
+#endif
 
 enum : u32 { QUANT_LANES = 16, QUANT_BLOCK = QUANT_LANES * 8 };
 // In FNUZ the bits represent half of the value (see fp8_to_fnuz), so the target is 224 instead of 448.
@@ -16,7 +24,14 @@ DEV fp8x8 quantized(const f32x8& x, float factor) {
 }
 // Returns the scale for a largest magnitude `peak`. Below 1e-30 the scale would have no finite inverse: such
 // values become zero.
+#if SCALING == 1
+DEV float scale_of(float peak) {
+    const u32 mantissa = 0x7fffffu;
+    return as_f32((as_u32(fmax_(peak, 1e-4f) * (1.f / TARGET)) + mantissa) & ~mantissa);
+}
+#else
 DEV float scale_of(float peak) { return peak > 1e-30f ? peak * (1.f / TARGET) : 1.f; }
+#endif
 DEV float peak_of(const f32x8& x) {
     float peak = 0.f;
     for (u32 i = 0; i < 8; ++i) peak = fmax_(peak, fabs_(x.v[i]));

@@ -3,7 +3,7 @@
 //
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
-// -DFP8=1       compiles add_rms_norm_fp8 only: y in fp8 with scales, as fp8_quantize_rows would quantise the
+// -DFP8=1       compiles add_rms_norm_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would quantise the
 //               half_t result; rows from `rows` to gdim_x() are zero. Rows consist of whole quantisation
 //               blocks and are aligned to 16 bytes, ACT is half_t. -DTHREAD_EIGHTS=1|2|4: groups of 8 columns
 //               per thread

@@ -84,8 +84,8 @@ impl GpuBackend {
         dtype: DType,
     ) -> DType {
         let keeps = dtype == self.half_dtype()
-            && fp8::supports_fp8_experts(gate_up, true)
-            && fp8::supports_fp8_experts(down, false);
+            && fp8::fp8_experts_block_shape(gate_up, true).is_some()
+            && fp8::fp8_experts_block_shape(down, false).is_some();
         let widens = || self.dequantizes_experts(gate_up, down, layers);
         if keeps && !widens() { DType::F8E4M3 } else { dtype }
     }

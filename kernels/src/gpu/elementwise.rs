@@ -24,7 +24,7 @@ impl GpuBackend {
         x: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         let cols = x.cols() / 2;
-        let defines = [("ACT_F32", 0), ("FP8", 1)];
+        let defines = [("ACT_F32", 0), ("FP8", 1), ("SCALING", to.scaling.define())];
         let kernel = self.kernel(&ELEMENTWISE, "silu_mul_fp8", &defines)?;
         let blocks = (to.padded * blocks_per_row(cols)) as u32;
         let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS, 0)

@@ -47,8 +47,7 @@ impl GpuBackend {
         }
         let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
         if dtype == DType::F8E4M3 {
-            let grid = fp8::scale_block_shape(&parts)
-                .filter(|_| fp8::supports_fp8_experts(matrices, gated));
+            let grid = fp8::fp8_experts_block_shape(matrices, gated);
             let (kernel, what) = ("pack_group", "shape of experts");
             let grid = grid.ok_or(DeviceError::Unsupported { kernel, what, dtype })?;
             let stack = PackedMatrixGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len())?;

@@ -214,7 +214,7 @@ pub(super) fn scales_from(
     group: &PackedMatrixGroup,
     first: usize,
 ) -> KernelLaunch {
-    let Some(PackedScales { buffer, rows, stride }) = group.scales() else {
+    let Some(PackedScales { buffer, rows, stride, .. }) = group.scales() else {
         return launch.arg_ptr(std::ptr::null()).u32(0).u32(0);
     };
     let matrix_bytes = group.n() / rows * stride * size_of::<f32>();

@@ -54,7 +54,12 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let threads = self.norm_threads(x.cols());
         let eights_per_thread = x.cols().div_ceil(8 * threads as usize).next_power_of_two();
-        let defines = [("ACT_F32", 0), ("FP8", 1), ("THREAD_EIGHTS", eights_per_thread as u32)];
+        let defines = [
+            ("ACT_F32", 0),
+            ("FP8", 1),
+            ("THREAD_EIGHTS", eights_per_thread as u32),
+            ("SCALING", to.scaling.define()),
+        ];
         let kernel = self.kernel(&NORM, "add_rms_norm_fp8", &defines)?;
         let launch = KernelLaunch::new(kernel, [to.padded as u32, 1, 1], threads, 0)
             .overlaps_predecessor()

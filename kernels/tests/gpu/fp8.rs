@@ -4,18 +4,20 @@
 
 use device::{DType, DeviceDriver, Fp8E4m3, bf16};
 use kernels::{
-    AddRmsNorm, FusedLinear, HostMat, Linear, LinearFusion, LinearPrologue, PackedMatrix,
-    PrefetchHint, PrologueLinear, RmsNorm, SiluMul, TensorAdd,
+    ActivationScaling, AddRmsNorm, FusedLinear, HostMat, Linear, LinearFusion, LinearPrologue,
+    PackedMatrix, PrefetchHint, PrologueLinear, RmsNorm, SiluMul, TensorAdd,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
-/// Part of an fp8 weight matrix `W` that has one scale: a block of 128 x 128 weights, or an output channel.
+/// Part of an fp8 weight matrix `W` that has one scale: a block of 128 x 128 weights, an output channel, or the
+/// matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ScaleGranularity {
     Blocks,
     Channels,
+    Tensor,
 }
 
 /// An fp8 weight matrix with scales, as stored in a checkpoint.
@@ -25,6 +27,7 @@ pub(crate) struct Fp8Weights {
     each: [usize; 2],
     n: usize,
     k: usize,
+    scaling: ActivationScaling,
 }
 
 impl Fp8Weights {
@@ -41,19 +44,32 @@ impl Fp8Weights {
         k: usize,
         grid: ScaleGranularity,
     ) -> Self {
-        let each = if grid == ScaleGranularity::Blocks { [128, 128] } else { [1, k] };
+        let each = match grid {
+            ScaleGranularity::Blocks => [128, 128],
+            ScaleGranularity::Channels => [1, k],
+            ScaleGranularity::Tensor => [n, k],
+        };
         let count = n.div_ceil(each[0]) * k.div_ceil(each[1]);
         // Scales have four significant bits, so that dequantised weights are exact in bf16.
         let size = (k as f32).powf(-0.5).log2().floor().exp2() / 512.0;
         let scales = (0..count).map(|_| size * (8 + numbers.below(8)) as f32 / 8.0).collect();
         let bytes =
             (0..n * k).map(|_| Fp8E4m3::from_f32(numbers.float() * 500.0).to_bits()).collect();
-        Self { bytes, scales, each, n, k }
+        Self { bytes, scales, each, n, k, scaling: ActivationScaling::default() }
+    }
+
+    /// Sets the rule for the scales of activations.
+    pub(crate) fn set_scaling(&mut self, scaling: ActivationScaling) {
+        self.scaling = scaling;
+    }
+
+    fn with_scaling(self, scaling: ActivationScaling) -> Self {
+        Self { scaling, ..self }
     }
 
     pub(crate) fn mat(&self) -> HostMat<'_> {
         let mat = HostMat::new(&self.bytes, DType::F8E4M3, self.n, self.k).unwrap();
-        mat.scaled(&self.scales, self.each).unwrap()
+        mat.scaled(&self.scales, self.each).unwrap().with_activation_scaling(self.scaling)
     }
 
     /// Packs the upper and lower half as two stacked parts, as gate and up projections are.
@@ -73,7 +89,9 @@ const SHAPES: [(usize, usize); 4] = [(48, 64), (112, 192), (272, 576), (16, 1024
 fn fp8_fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
         for (i, (n, k)) in SHAPES.into_iter().enumerate() {
-            for grid in [ScaleGranularity::Blocks, ScaleGranularity::Channels] {
+            for grid in
+                [ScaleGranularity::Blocks, ScaleGranularity::Channels, ScaleGranularity::Tensor]
+            {
                 let m = [1, 3, 5, 16][i];
                 check_small_m(pair, m, n, k, grid);
             }
@@ -202,6 +220,46 @@ fn fp8_gemm_uses_quantized_inputs() {
     }
 }
 
+/// Weights with one scale, scales of activations that are powers of two, and a static scale, beyond which half
+/// of the values are.
+#[test]
+fn fp8_gemm_applies_the_activation_scaling() {
+    use ActivationScaling::{Dynamic, PowerOfTwo, Static};
+    use ScaleGranularity::{Blocks, Channels, Tensor};
+    let limit = Static(0.5 / Fp8E4m3::MAX);
+    for pair in &pairs() {
+        for (m, (n, k), grid, scaling) in [
+            (17, (130, 192), Tensor, Dynamic),
+            (20, (144, 192), Blocks, PowerOfTwo),
+            (33, (130, 448), Channels, PowerOfTwo),
+            (33, (48, 320), Tensor, limit),
+            (18, (144, 320), Blocks, limit),
+        ] {
+            check_scaled::<bf16>(pair, [m, n, k], grid, scaling);
+        }
+    }
+}
+
+/// The parts of a stacked matrix have one scale each; the largest of their static scales of activations is used.
+#[test]
+fn stacked_tensors_use_the_largest_static_scale() {
+    for pair in &pairs() {
+        let (m, k, mut numbers) = (19, 192, pair.numbers(5));
+        let matrices = [(48, 0.001), (32, 0.002), (16, 0.0015)].map(|(n, scale)| {
+            let weights = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Tensor);
+            weights.with_scaling(ActivationScaling::Static(scale))
+        });
+        let parts = matrices.each_ref().map(Fp8Weights::mat);
+        let w = pair.gpu.pack(&parts, pair.gpu.half_dtype()).unwrap();
+        assert_eq!(w.dtype(), DType::F8E4M3);
+        let rows: Vec<Vec<f32>> = parts.iter().flat_map(read_rows).collect();
+        let values: Vec<bf16> = numbers.reals(m * k);
+        let bias = pair.put(&vec![0f32; rows.len()], 1, rows.len());
+        let product = ScaledProduct { w: &w, rows: &rows, bias: &bias, group: k };
+        product.check(pair, &values, ActivationScaling::Static(0.002), "stack");
+    }
+}
+
 pub(crate) fn check_large_m<T: GpuTestFloat>(
     pair: &CpuGpuPair,
     m: usize,
@@ -209,41 +267,80 @@ pub(crate) fn check_large_m<T: GpuTestFloat>(
     k: usize,
     grid: ScaleGranularity,
 ) {
+    check_scaled::<T>(pair, [m, n, k], grid, ActivationScaling::Dynamic);
+}
+
+fn check_scaled<T: GpuTestFloat>(
+    pair: &CpuGpuPair,
+    [m, n, k]: [usize; 3],
+    grid: ScaleGranularity,
+    scaling: ActivationScaling,
+) {
     let mut numbers = pair.numbers((m * n + k) as u64);
-    let stored = Fp8Weights::new(&mut numbers, n, k, grid);
+    let stored = Fp8Weights::new(&mut numbers, n, k, grid).with_scaling(scaling);
     let [w, _] = stored.pack(pair);
     let values: Vec<T> = numbers.reals(m * k);
-    let x = pair.put(&values, m, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
-    let mut y = pair.poisoned(T::DTYPE, m, n);
-    pair.gpu
-        .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: Some(bias.gpu()) })
-        .unwrap();
-    let bias = pair.read::<f32>(&bias)[0].clone();
-    let each = if grid == ScaleGranularity::Blocks { 128 } else { k };
-    let quantised: Vec<f32> =
-        values.chunks(k).flat_map(|row| row.chunks(each)).flat_map(quantize_rows).collect();
-    let mut rows = vec![vec![0.0; k]; n];
+    let group = if grid == ScaleGranularity::Blocks { 128 } else { k };
+    let product = ScaledProduct { w: &w, rows: &read_rows(&stored.mat()), bias: &bias, group };
+    product.check(pair, &values, scaling, &format!("{m} x {n} x {k} {grid:?} {scaling:?}"));
+}
+
+fn read_rows(matrix: &HostMat<'_>) -> Vec<Vec<f32>> {
+    let mut rows = vec![vec![0.0; matrix.cols()]; matrix.rows()];
     for (r, row) in rows.iter_mut().enumerate() {
-        stored.mat().read_row(r, row);
+        matrix.read_row(r, row);
     }
-    let sum = |x: &[f32], w: &[f32]| -> f64 {
-        x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
-    };
-    let expected: Vec<T> = quantised
-        .chunks(k)
-        .flat_map(|x| rows.iter().zip(&bias).map(move |(w, b)| (x, w, b)))
-        .map(|(x, w, b)| T::of(sum(x, w) as f32 + b))
-        .collect();
-    let mut expected = pair.put(&expected, m, n);
-    std::mem::swap(&mut expected.gpu, &mut y.gpu);
-    pair.check(&format!("{m} x {n} x {k} {grid:?}"), &expected, tolerance(T::DTYPE));
+    rows
+}
+
+/// Product with inputs that are quantised in groups of `group` columns.
+struct ScaledProduct<'a> {
+    w: &'a PackedMatrix,
+    /// Dequantised weights.
+    rows: &'a [Vec<f32>],
+    bias: &'a CpuGpuMatrix,
+    group: usize,
+}
+
+impl ScaledProduct<'_> {
+    /// Compares the product with `values` on the GPU with a sum over values that are quantised with `scaling`.
+    fn check<T: GpuTestFloat>(
+        &self,
+        pair: &CpuGpuPair,
+        values: &[T],
+        scaling: ActivationScaling,
+        what: &str,
+    ) {
+        let Self { w, rows, bias, group } = *self;
+        let (n, k) = (w.n(), w.k());
+        let m = values.len() / k;
+        let x = pair.put(values, m, k);
+        let mut y = pair.poisoned(T::DTYPE, m, n);
+        pair.gpu
+            .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: w, bias: Some(bias.gpu()) })
+            .unwrap();
+        let bias = pair.read::<f32>(bias)[0].clone();
+        let groups = values.chunks(k).flat_map(|row| row.chunks(group));
+        let quantised: Vec<f32> = groups.flat_map(|group| quantize_group(group, scaling)).collect();
+        let sum = |x: &[f32], w: &[f32]| -> f64 {
+            x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+        };
+        let expected: Vec<T> = quantised
+            .chunks(k)
+            .flat_map(|x| rows.iter().zip(&bias).map(move |(w, b)| (x, w, b)))
+            .map(|(x, w, b)| T::of(sum(x, w) as f32 + b))
+            .collect();
+        let mut expected = pair.put(&expected, m, n);
+        std::mem::swap(&mut expected.gpu, &mut y.gpu);
+        pair.check(what, &expected, tolerance(T::DTYPE));
+    }
 }
 
 /// Quantises a group of inputs with one scale and returns the dequantised values.
-pub(crate) fn quantize_rows<T: GpuTestFloat>(group: &[T]) -> Vec<f32> {
+pub(crate) fn quantize_group<T: GpuTestFloat>(group: &[T], scaling: ActivationScaling) -> Vec<f32> {
     let peak = group.iter().fold(0f32, |peak, x| peak.max(x.value().abs()));
-    let scale = peak * (1.0 / Fp8E4m3::MAX);
+    let scale = scaling.scale(peak);
     group.iter().map(|x| Fp8E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
 }
 
@@ -302,8 +399,10 @@ fn check_rows(pair: &CpuGpuPair, n: usize, k: usize, grid: ScaleGranularity, nor
 fn fp8_prologue_quantizes_inputs() {
     for pair in &pairs() {
         for (m, k) in [(17, 128), (18, 1152), (17, 8320)] {
-            check_norm_before(pair, m, k);
-            check_silu_before(pair, m, k);
+            for scaling in [ActivationScaling::Dynamic, ActivationScaling::PowerOfTwo] {
+                check_norm_before(pair, m, k, scaling);
+                check_silu_before(pair, m, k, scaling);
+            }
         }
         let mut numbers = pair.numbers(3);
         let unsupported = [
@@ -322,10 +421,11 @@ fn fp8_prologue_quantizes_inputs() {
     }
 }
 
-pub(crate) fn check_norm_before(pair: &CpuGpuPair, m: usize, k: usize) {
+fn check_norm_before(pair: &CpuGpuPair, m: usize, k: usize, scaling: ActivationScaling) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
-    let [w, _] = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks).pack(pair);
+    let weights = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks);
+    let [w, _] = weights.with_scaling(scaling).pack(pair);
     assert!(PrologueLinear::supports(&pair.backends()[0], m, bf16, &w), "{m} x {k}");
     let (x, delta) = (pair.random(&mut numbers, bf16, m, k), pair.random(&mut numbers, bf16, m, k));
     let norm = pair.random(&mut numbers, bf16, 1, k);
@@ -362,10 +462,11 @@ pub(crate) fn check_norm_before(pair: &CpuGpuPair, m: usize, k: usize) {
     }
 }
 
-pub(crate) fn check_silu_before(pair: &CpuGpuPair, m: usize, k: usize) {
+fn check_silu_before(pair: &CpuGpuPair, m: usize, k: usize, scaling: ActivationScaling) {
     let (n, bf16) = (32, DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
-    let [w, _] = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks).pack(pair);
+    let weights = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks);
+    let [w, _] = weights.with_scaling(scaling).pack(pair);
     let halves = pair.random(&mut numbers, bf16, m, 2 * k);
     let mut gated = pair.poisoned(bf16, m, k);
     let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));

@@ -3,12 +3,12 @@
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedMatrixGroup,
-    RouterLogits, SoftmaxRouting, TopKRoutes,
+    ActivationScaling, ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion,
+    PackedMatrixGroup, RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
-use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_rows};
+use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_group};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
@@ -147,16 +147,27 @@ impl MoeFp8Case {
     fn quantized<T: GpuTestFloat>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
+        // The gate and up projections of all experts have one scaling, and the down projections another one.
+        let scalings = [[0, 1].as_slice(), &[2]].map(|projections| {
+            let of_expert = |expert: &[Fp8Weights; 3]| {
+                let rule = |&i: &usize| expert[i].mat().activation_scaling();
+                projections.iter().map(rule).collect::<Vec<_>>()
+            };
+            ActivationScaling::combined(self.stored.iter().flat_map(of_expert))
+        });
         let mut y = Vec::new();
         for (t, x) in x.chunks(hidden).enumerate() {
-            let x: Vec<f32> = x.chunks(128).flat_map(quantize_block).collect();
+            let x: Vec<f32> =
+                x.chunks(128).flat_map(|block| quantize_group(block, scalings[0])).collect();
             let mut sum = vec![0.0; hidden];
             for choice in t * top_k..(t + 1) * top_k {
                 let expert = (self.chosen[choice] as usize).checked_sub(FIRST);
                 let Some([gate, up, down]) = expert.map(|expert| &wide[expert]) else { continue };
                 let between: Vec<T> =
                     gate.iter().zip(up).map(|(g, u)| gated(dot(g, &x), dot(u, &x))).collect();
-                let between: Vec<f32> = between.chunks(128).flat_map(quantize_block).collect();
+                let blocks = between.chunks(128);
+                let between: Vec<f32> =
+                    blocks.flat_map(|block| quantize_group(block, scalings[1])).collect();
                 for (sum, row) in sum.iter_mut().zip(down) {
                     *sum += f64::from(self.weights[choice]) * dot(row, &between);
                 }
@@ -167,12 +178,16 @@ impl MoeFp8Case {
     }
 }
 
-pub(crate) fn stored(
+pub(crate) fn stored(numbers: &mut RandomNumbers, sizes: MoeFp8Sizes) -> Vec<[Fp8Weights; 3]> {
+    stored_with(numbers, sizes, ScaleGranularity::Blocks)
+}
+
+fn stored_with(
     numbers: &mut RandomNumbers,
     (hidden, inner, count, _): MoeFp8Sizes,
+    grid: ScaleGranularity,
 ) -> Vec<[Fp8Weights; 3]> {
-    let mut random_weights =
-        |n: usize, k: usize| Fp8Weights::new(numbers, n, k, ScaleGranularity::Blocks);
+    let mut random_weights = |n: usize, k: usize| Fp8Weights::new(numbers, n, k, grid);
     let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
     (FIRST..count).map(|_| shapes.map(|(n, k)| random_weights(n, k))).collect()
 }
@@ -195,12 +210,6 @@ fn each_row(expert: &[Fp8Weights; 3]) -> [Vec<Vec<f32>>; 3] {
         };
         (0..mat.rows()).map(row).collect()
     })
-}
-
-/// Quantises a block; a block of zeros has no scale.
-fn quantize_block<T: GpuTestFloat>(block: &[T]) -> Vec<f32> {
-    let zero = block.iter().all(|x| x.value() == 0.0);
-    if zero { vec![0.0; block.len()] } else { quantize_rows(block) }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -239,6 +248,37 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
         check_grouped_gemm::<bf16>(pair, (64, 64, 3, 2), 40);
         check_grouped_gemm::<bf16>(pair, (192, 128, 3, 2), 30);
         check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More rows per expert than one segment has.
+    }
+}
+
+/// Experts with one scale per projection, activation scales that are powers of two, and static scales, of which
+/// the largest of all experts is used.
+#[test]
+fn fp8_grouped_gemm_applies_the_activation_scaling() {
+    use ActivationScaling::{Dynamic, PowerOfTwo, Static};
+    use ScaleGranularity::{Blocks, Tensor};
+    let (sizes, tokens) = ((192, 128, 4, 2), 40);
+    for pair in &pairs() {
+        for (grid, scaling) in
+            [(Tensor, Dynamic), (Blocks, PowerOfTwo), (Tensor, Static(0.5 / 448.0))]
+        {
+            let mut numbers = pair.numbers(9);
+            let mut stored = stored_with(&mut numbers, sizes, grid);
+            for (i, weights) in stored.iter_mut().flatten().enumerate() {
+                weights.set_scaling(match scaling {
+                    Static(scale) => Static(scale * [0.5, 1.0, 0.25][i / 3 % 3]),
+                    scaling => scaling,
+                });
+            }
+            let case = MoeFp8Case::of(pair, &mut numbers, sizes, tokens, stored);
+            check_quantized::<bf16>(
+                pair,
+                &case,
+                &mut numbers,
+                tokens,
+                &format!("{grid:?} {scaling:?}"),
+            );
+        }
     }
 }
 

@@ -18,6 +18,8 @@ mod moe;
 mod multipliers;
 mod parse_config;
 mod quantization;
+#[cfg(test)]
+mod quantization_tests;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -27,7 +29,10 @@ pub use error::ModelConfigError;
 pub use generation::GenerationConfig;
 pub use model_head::ModelHead;
 pub use multipliers::ActivationMultipliers;
-pub use quantization::{CheckpointScaleGranularity, IgnoredModule, QuantizationConfig};
+pub use quantization::{
+    ActivationScheme, CheckpointScaleGranularity, LayerQuantization, LayerTarget, ModulePattern,
+    QuantizationConfig, QuantizationGroup,
+};
 pub use rope::{RopeConfig, RopeScaling};
 
 use ops::{ExpertGroups, RouterScore};
@@ -190,7 +195,8 @@ pub enum CheckpointDType {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` of a model folder and, if the file exists, `generation_config.json`.
+    /// Reads `config.json` of a model folder and, if the files exist, `generation_config.json` and
+    /// `hf_quant_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         Self::from_dir_with(dir, &Map::new())
     }
@@ -203,7 +209,11 @@ impl ModelConfig {
     ) -> Result<Self, ModelConfigError> {
         let generation = GenerationConfig::read(dir)?;
         let fields = json_fields::JsonFields::read(&dir.join("config.json"))?;
-        parse_config::config(&fields.with(overrides), generation)
+        let fields = fields.with(overrides);
+        let mut config = parse_config::config(&fields, generation)?;
+        let own = config.quantization.take();
+        config.quantization = QuantizationConfig::or_hf_quant_config(own, &fields, dir)?;
+        Ok(config)
     }
 
     /// Reads a single configuration file of any name; `generation_config.json` is not read.

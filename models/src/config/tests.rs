@@ -6,7 +6,7 @@ use super::*;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-fn qwen3() -> Value {
+pub(super) fn qwen3() -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151_643,
         "eos_token_id": 151_645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
@@ -18,7 +18,7 @@ fn qwen3() -> Value {
     })
 }
 
-fn with(mut base: Value, changes: Value) -> Value {
+pub(super) fn with(mut base: Value, changes: Value) -> Value {
     for (field, value) in changes.as_object().unwrap() {
         if value == "REMOVE" {
             base.as_object_mut().unwrap().remove(field);
@@ -29,11 +29,11 @@ fn with(mut base: Value, changes: Value) -> Value {
     base
 }
 
-fn parse(value: &Value) -> Result<ModelConfig, ModelConfigError> {
+pub(super) fn parse(value: &Value) -> Result<ModelConfig, ModelConfigError> {
     ModelConfig::from_json(Path::new("config.json"), &value.to_string())
 }
 
-fn expect_error(changes: Value, expected: Expect) {
+pub(super) fn expect_error(changes: Value, expected: Expect) {
     expected.assert_eq(&parse(&with(qwen3(), changes)).unwrap_err().to_string());
 }
 
@@ -181,43 +181,6 @@ fn unknown_rope_fields_are_rejected_by_name() {
 }
 
 #[test]
-fn unread_parts_of_compressed_tensors_are_rejected() {
-    let tensor = |strategy: &str, more: Value| {
-        let tensor = json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true,
-            "symmetric": true, "observer": null, "observer_kwargs": {}, "group_size": null});
-        with(tensor, more)
-    };
-    let config = |more: Value, weights: Value| {
-        let group = json!({"targets": ["Linear"], "weights": tensor("channel", weights),
-            "input_activations": tensor("token", json!({})), "output_activations": null});
-        let quantization = json!({"quant_method": "compressed-tensors", "version": "0.12",
-            "format": "float-quantized", "config_groups": {"group_0": group},
-            "quantization_status": "compressed", "kv_cache_scheme": null,
-            "sparsity_config": {}, "transform_config": {}, "ignore": ["lm_head"]});
-        parse(&with(qwen3(), json!({"quantization_config": with(quantization, more)})))
-    };
-    assert!(config(json!({}), json!({})).unwrap().quantization.is_some());
-    assert!(config(json!({"sparsity_config": {"format": "dense"}}), json!({})).is_ok());
-    for (more, weights, field) in [
-        (json!({"transform_config": {"config_groups": {}}}), json!({}), "transform_config"),
-        (
-            json!({"sparsity_config": {"format": "sparse-24-bitmask"}}),
-            json!({}),
-            "sparsity_config.format",
-        ),
-        (json!({"kv_cache_scheme": {"num_bits": 8}}), json!({}), "kv_cache_scheme"),
-        (json!({"sparsities": 1}), json!({}), "sparsities"),
-        (json!({}), json!({"actorder": "group"}), "config_groups.group_0.weights.actorder"),
-        (json!({}), json!({"group_size": 64}), "config_groups.group_0.weights.group_size"),
-        (json!({}), json!({"clip": 1}), "config_groups.group_0.weights.clip"),
-    ] {
-        let error = config(more, weights).unwrap_err().to_string();
-        let expected = format!("config.json: field `quantization_config.{field}`: ");
-        assert!(error.starts_with(&expected), "{error}");
-    }
-}
-
-#[test]
 fn moe_layers_follow_step_and_list() {
     let moe = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8,
@@ -264,47 +227,6 @@ fn unsupported_fields_are_rejected_by_name() {
 }
 
 #[test]
-fn unsupported_quantization_is_rejected_by_name() {
-    expect_error(
-        json!({"quantization_config": {"quant_method": "gptq"}}),
-        expect![[
-            r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8 and compressed-tensors are; serve the unquantised model, or a checkpoint in one of these formats"#
-        ]],
-    );
-    expect_error(
-        json!({"quantization_config": {"quant_method": "fp8"}}),
-        expect![
-            "config.json: field `quantization_config.weight_block_size`: its absence is not supported: only [128, 128] is"
-        ],
-    );
-    expect_error(
-        json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128],
-            "activation_scheme": "static"}}),
-        expect![[
-            r#"config.json: field `quantization_config.activation_scheme`: "static" is not supported: only dynamic is"#
-        ]],
-    );
-    let group = |weights: serde_json::Value| {
-        let inputs = json!({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": true});
-        let group = json!({"targets": ["Linear"], "weights": weights, "input_activations": inputs});
-        json!({"quantization_config": {"quant_method": "compressed-tensors",
-            "format": "float-quantized", "config_groups": {"group_0": group}}})
-    };
-    expect_error(
-        group(json!({"num_bits": 4, "type": "float", "strategy": "channel"})),
-        expect![
-            "config.json: field `quantization_config.config_groups.group_0.weights.num_bits`: 4 is not supported: only 8 is"
-        ],
-    );
-    expect_error(
-        group(json!({"num_bits": 8, "type": "float", "strategy": "tensor"})),
-        expect![[
-            r#"config.json: field `quantization_config.config_groups.group_0.weights.strategy`: "tensor" is not supported: channel and block are"#
-        ]],
-    );
-}
-
-#[test]
 fn unsupported_attention_is_rejected_by_name() {
     expect_error(
         json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
@@ -342,25 +264,6 @@ fn unsupported_attention_is_rejected_by_name() {
             r#"config.json: field `layer_types`: ["sliding_attention"] is not supported: every layer must attend to the whole context"#
         ]],
     );
-}
-
-#[test]
-fn scales_and_exclusions_of_both_families_are_read() {
-    let blocks = json!({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
-        "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-        "modules_to_not_convert": ["lm_head"]}});
-    let config = parse(&with(qwen3(), blocks)).unwrap().quantization.unwrap();
-    assert_eq!((config.scales, config.suffix), (CheckpointScaleGranularity::Blocks, "_scale_inv"));
-    assert_eq!(config.ignored, [IgnoredModule::new("lm_head").unwrap()]);
-    let float = |strategy: &str, dynamic: bool| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": dynamic});
-    let group = json!({"targets": ["Linear"], "weights": float("channel", false),
-        "input_activations": float("token", true)});
-    let channels = json!({"quantization_config": {"quant_method": "compressed-tensors",
-        "format": "float-quantized", "ignore": ["re:.*lm_head"],
-        "config_groups": {"group_0": group}}});
-    let config = parse(&with(qwen3(), channels)).unwrap().quantization.unwrap();
-    assert_eq!((config.scales, config.suffix), (CheckpointScaleGranularity::Channels, "_scale"));
-    assert!(config.ignores("lm_head"));
 }
 
 #[test]

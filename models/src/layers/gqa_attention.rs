@@ -31,9 +31,12 @@ pub(crate) struct GqaAttentionCore {
 /// Names of the QKV projections, in the order in which their rows are stacked.
 pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
-/// Names under which checkpoints may store the scales of an fp8 KV cache: for keys, then for values.
-const KV_CACHE_SCALES: [[&str; 3]; 2] =
-    [["k_proj.k_scale", "attn.k_scale", "k_scale"], ["v_proj.v_scale", "attn.v_scale", "v_scale"]];
+/// Names under which checkpoints may store the scales of an fp8 KV cache: for keys, then for values. `kv_scale`
+/// is the scale of both.
+const KV_CACHE_SCALES: [[&str; 5]; 2] = [
+    ["k_proj.k_scale", "attn.k_scale", "k_scale", "k_proj.output_scale", "kv_scale"],
+    ["v_proj.v_scale", "attn.v_scale", "v_scale", "v_proj.output_scale", "kv_scale"],
+];
 
 /// RMS norms that are applied to each head of queries and keys.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use super::values::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use super::write::{SynthDType, SynthOptions};
 use crate::ModelConfig;
+use crate::config::{ActivationScheme, CheckpointScaleGranularity, LayerQuantization};
 use crate::weight_table::{TensorSpec, mtp_copies, tensors};
 use half::{bf16, f16};
 use std::io::{self, Write};
@@ -68,11 +69,19 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthT
         element,
     };
     if let Some(scales) = spec.quantized() {
-        let shape = spec.scale_shape(scales.grid).to_vec();
-        return vec![
-            tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values),
-            tensor(&scales.name, shape, SynthElementType::F32, SynthDistribution::Scale),
-        ];
+        let LayerQuantization { scales: grid, activations, .. } = scales.format;
+        let shape = match grid {
+            CheckpointScaleGranularity::Tensor => Vec::new(),
+            _ => spec.scale_shape(scales.format).to_vec(),
+        };
+        let [name, _] = spec.input_scale_names();
+        let input = (activations == ActivationScheme::Static).then(|| {
+            tensor(&name, Vec::new(), SynthElementType::F32, SynthDistribution::InputScale)
+        });
+        let name = spec.scale_names(scales.format).next().unwrap_or_default();
+        let weight = tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values);
+        let scales = tensor(&name, shape, SynthElementType::F32, SynthDistribution::Scale);
+        return [weight, scales].into_iter().chain(input).collect();
     }
     let element = match options.dtype {
         _ if spec.values == SynthDistribution::Offsets => {

@@ -27,6 +27,8 @@ pub enum SynthDistribution {
     /// Scales from `2^(e − 1)` to `2^(e + 2)` of an fp8 linear layer, with the exponent `e` of `Linear`. The
     /// fp8 elements are the unscaled values `x` rounded to e4m3.
     Scale,
+    /// Static scales of activations, from 1/32 to 1/4.
+    InputScale,
 }
 
 /// Generator that computes the values of one synthetic tensor.
@@ -53,6 +55,7 @@ impl SynthValueGenerator {
                 0
             }
             SynthDistribution::Bias => -4,
+            SynthDistribution::InputScale => -5,
         };
         let e4m3 = std::array::from_fn(|i| Fp8E4m3::from_f32(level(i as u64)).to_bits());
         Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent), e4m3 }
@@ -64,7 +67,9 @@ impl SynthValueGenerator {
         let u = self.word(i);
         match self.values {
             SynthDistribution::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
-            SynthDistribution::Scale => (1 << (u >> 62)) as f32 * self.scale,
+            SynthDistribution::Scale | SynthDistribution::InputScale => {
+                (1 << (u >> 62)) as f32 * self.scale
+            }
             _ => level(u >> 57) * self.scale,
         }
     }

@@ -11,7 +11,7 @@ use super::digest_workers::{DigestWorkers, WeightPartLocation};
 use super::source::{HostShard, WeightSource};
 use crate::sharding::{ShardSpec, WeightSlice};
 use crate::weight_table::TensorSpec;
-use ops::{DType, digest_bytes};
+use ops::{ActivationScaling, DType, digest_bytes};
 use protocol::WeightsDigest;
 
 /// Number of bytes at both ends of a stored tensor that every rank hashes, independent of the part that it
@@ -126,7 +126,10 @@ fn part_key(spec: &TensorSpec, slice: &WeightSlice, dtype: DType) -> u64 {
 impl HostShard<'_> {
     fn scales_digest(&self, key: u64) -> u64 {
         self.scales.as_ref().map_or(0, |scales| {
-            let bytes: Vec<u8> = scales.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let mut bytes: Vec<u8> = scales.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            if let ActivationScaling::Static(scale) = self.activation_scaling {
+                bytes.extend(scale.to_le_bytes());
+            }
             digest_bytes(&bytes, key)
         })
     }

@@ -129,8 +129,9 @@ fn pack_with_shared(
     Ok(packed.with_separate_shared([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
 
-/// Whether shared and routed experts can be packed together for one projection: both without fp8, or both in
-/// fp8 with block scales where no block contains weights of two shared experts.
+/// Whether shared and routed experts can be packed together for one projection: both without fp8, both in fp8
+/// with one scale per matrix, or both in fp8 with block scales where no block contains weights of two shared
+/// experts.
 pub(super) fn same_storage(
     source: &WeightSource,
     moe: &MoeConfig,
@@ -140,13 +141,17 @@ pub(super) fn same_storage(
     if !source.is_fp8(shared) {
         return !source.is_fp8(routed);
     }
-    let has_blocks = shared
-        .scales
-        .as_ref()
-        .is_some_and(|scales| scales.grid == CheckpointScaleGranularity::Blocks);
-    let [block_rows, _] = CheckpointScaleGranularity::Blocks.block_shape(moe.intermediate);
-    let is_aligned = moe.shared_experts() == 1 || moe.intermediate.is_multiple_of(block_rows);
-    source.is_fp8(routed) && has_blocks && is_aligned
+    let [shared, routed_format] =
+        [shared, routed].map(|spec| spec.scales.as_ref().map(|s| s.format));
+    let can_pack = match shared.map(|format| format.scales) {
+        Some(CheckpointScaleGranularity::Tensor) => true,
+        Some(grid @ CheckpointScaleGranularity::Blocks) => {
+            let [block_rows, _] = grid.block_shape(routed.matrix());
+            moe.shared_experts() == 1 || moe.intermediate.is_multiple_of(block_rows)
+        }
+        Some(CheckpointScaleGranularity::Channels) | None => false,
+    };
+    source.is_fp8(routed) && shared == routed_format && can_pack
 }
 
 /// Returns the gate, up and down projections as matrices. Each projection contains `count` experts of equal

@@ -9,6 +9,7 @@ mod digest;
 mod digest_workers;
 mod expert_weights;
 mod header;
+mod scale_plan;
 mod source;
 mod synth_shard;
 mod tensor_plan;
@@ -422,7 +423,7 @@ fn split(
     // A row-parallel split must not cut scale blocks, because a kernel multiplies the partial sum of a block
     // by its scale.
     let inputs = spec.matrix()[1];
-    let [_, block] = scales.grid.block_shape(inputs);
+    let [_, block] = scales.format.scales.block_shape(spec.matrix());
     if slice.cols.len() < inputs && block < inputs {
         if !inputs.is_multiple_of(block) {
             let (what, ranks) =

@@ -5,13 +5,14 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
+use super::scale_plan::{stored_scale, stored_values};
 use super::synth_shard::{synth_fp8, synth_part};
 use super::tensor_plan::{WeightLocation, locate};
 use crate::sharding::WeightSlice;
 use crate::synth::SynthDraftVocab;
 use crate::weight_table::{MIDLAYER, TensorSpec};
 use crate::{ModelConfig, ModelLoadError, StoredTensorError};
-use ops::{DType, HostMat, OpError};
+use ops::{ActivationScaling, DType, HostMat, OpError};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,6 +46,8 @@ pub(crate) struct HostShard<'a> {
     pub(super) slice: WeightSlice,
     /// Scales of the whole matrix; `None` if the weight is not quantised.
     pub(super) scales: Option<WeightScales>,
+    /// Rule for the scales of the activations by which the matrix is multiplied.
+    pub(super) activation_scaling: ActivationScaling,
 }
 
 /// Dequantisation scales of a weight.
@@ -145,22 +148,15 @@ impl WeightSource {
         }
     }
 
-    /// Reads the scale that is stored under the first existing name of `names`. Synthetic checkpoints have no
-    /// such scale.
+    /// Reads the scale of the KV cache that is stored under the first existing name of `names`. Of scales per
+    /// head, the largest one is returned, with which no head saturates; the exponents of fp8 make up for the
+    /// difference. Synthetic checkpoints have no such scale.
     ///
-    /// Errors: the scale is not a finite number above 0, or its dtype is not a float.
+    /// Errors: a scale is not a finite number above 0, or its dtype is not a float.
     pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
         let Self::Files { checkpoint, .. } = self else { return Ok(None) };
         let mut stored = names.iter().filter_map(|name| Some((name, checkpoint.get(name)?)));
-        let Some((name, stored)) = stored.next() else { return Ok(None) };
-        let values = stored_values(checkpoint, name);
-        let Some(value) = values.as_ref().and_then(|values| values.first()).copied() else {
-            return Err(checkpoint.fault(name, StoredTensorError::WrongDType(stored.dtype.name())));
-        };
-        if !(value.is_finite() && value > 0.0) {
-            return Err(checkpoint.fault(name, StoredTensorError::Scale(value.to_string())));
-        }
-        Ok(Some(value))
+        stored.next().map(|(name, stored)| stored_scale(checkpoint, name, stored)).transpose()
     }
 }
 
@@ -189,32 +185,20 @@ fn stored_part<'a>(
     let scales = match (&location.scales, &spec.scales) {
         (Some(stored), Some(scales)) => Some(WeightScales {
             values: stored_values(checkpoint, stored)?,
-            block_shape: scales.grid.block_shape(spec.matrix()[1]),
+            block_shape: scales.format.scales.block_shape(spec.matrix()),
         }),
         _ => None,
     };
-    Some(HostShard { bytes, dtype, full_shape: spec.matrix(), slice, scales })
-}
-
-/// Values of a stored float tensor, converted to f32; `None` if it is not a float tensor.
-fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
-    let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
-    let dtype = match stored.dtype {
-        StoredDType::F32 => DType::F32,
-        StoredDType::BF16 => DType::BF16,
-        StoredDType::F16 => DType::F16,
-        _ => return None,
-    };
-    let mut values = vec![0.0; bytes.len() / dtype.bytes()];
-    HostMat::new(bytes, dtype, 1, values.len()).ok()?.read_row(0, &mut values);
-    Some(values)
+    let activation_scaling = location.activation_scaling;
+    Some(HostShard { bytes, dtype, full_shape: spec.matrix(), slice, scales, activation_scaling })
 }
 
 impl HostShard<'_> {
     /// The rank's rows and columns of the matrix, without padding rows.
     pub(crate) fn matrix(&self) -> Result<HostMat<'_>, OpError> {
         let [rows, cols] = self.full_shape;
-        let mut matrix = HostMat::new(&self.bytes, self.dtype, rows, cols)?;
+        let mut matrix = HostMat::new(&self.bytes, self.dtype, rows, cols)?
+            .with_activation_scaling(self.activation_scaling);
         if let Some(scales) = &self.scales {
             matrix = matrix.scaled(&scales.values, scales.block_shape)?;
         }

@@ -1,11 +1,12 @@
 //! Computation of a rank's part of a synthetic weight, on several threads.
 
 use super::source::{HostShard, WeightScales};
+use crate::config::ActivationScheme;
 use crate::sharding::WeightSlice;
 use crate::synth::{SynthDistribution, SynthValueGenerator};
 use crate::weight_table::TensorSpec;
 use half::bf16;
-use ops::DType;
+use ops::{ActivationScaling, DType};
 use std::borrow::Cow;
 use std::thread;
 
@@ -23,7 +24,9 @@ pub(super) fn synth_part(
     let full_shape = [slice.rows.len(), slice.cols.len()];
     let slice =
         WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
-    HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, full_shape, slice, scales: None }
+    let (bytes, dtype) = (Cow::Owned(bytes), DType::BF16);
+    let activation_scaling = ActivationScaling::default();
+    HostShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
 }
 
 /// Computes all values of a quantised synthetic weight, because scale blocks may cross the bounds of slices.
@@ -38,13 +41,25 @@ pub(super) fn synth_fp8(
     let all = WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: 0 };
     let bytes = synth_bytes(full_shape[1], &all, threads, |i| [generator.e4m3(i)]);
     let scales = spec.scales.as_ref().map(|scales| {
+        let name = spec.scale_names(scales.format).next().unwrap_or_default();
         let generator =
-            SynthValueGenerator::new(&scales.name, seed, SynthDistribution::Scale, full_shape[1]);
-        let count: usize = spec.scale_shape(scales.grid).iter().product();
+            SynthValueGenerator::new(&name, seed, SynthDistribution::Scale, full_shape[1]);
+        let count: usize = spec.scale_shape(scales.format).iter().product();
         let values = (0..count as u64).map(|i| generator.value(i)).collect();
-        WeightScales { values, block_shape: scales.grid.block_shape(full_shape[1]) }
+        WeightScales { values, block_shape: scales.format.scales.block_shape(full_shape) }
     });
-    HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, full_shape, slice, scales }
+    let activation_scaling = match spec.scales.as_ref().map(|scales| scales.format.activations) {
+        Some(ActivationScheme::PowerOfTwo) => ActivationScaling::PowerOfTwo,
+        Some(ActivationScheme::Static) => {
+            let [name, _] = spec.input_scale_names();
+            let generator =
+                SynthValueGenerator::new(&name, seed, SynthDistribution::InputScale, full_shape[1]);
+            ActivationScaling::Static(generator.value(0))
+        }
+        Some(ActivationScheme::Dynamic) | None => ActivationScaling::Dynamic,
+    };
+    let (bytes, dtype) = (Cow::Owned(bytes), DType::F8E4M3);
+    HostShard { bytes, dtype, full_shape, slice, scales, activation_scaling }
 }
 
 /// Computes the elements of a slice of a synthetic matrix with `inputs` columns, row by row.

@@ -5,11 +5,13 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
+use super::scale_plan::{TensorCoverage, locate_scales};
 use crate::error::StoredTensorError;
 use crate::synth::SynthDistribution;
 use crate::weight_table::{EMBEDDING, HEAD, TensorSpec, mtp_copies};
 use crate::{ModelConfig, ModelLoadError};
-use std::collections::{BTreeMap, BTreeSet};
+use ops::ActivationScaling;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Name suffixes of stored tensors that are ignored, because models do not need them.
@@ -20,10 +22,13 @@ const IGNORED_SUFFIXES: &[&str] = &[
 /// token id. The tensor is ignored.
 const TARGET_TO_DRAFT: &str = "t2d";
 /// Name suffixes of KV cache scales, which are read only if the KV cache is quantised.
-const KV_CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
+const KV_CACHE_SCALES: &[&str] =
+    &[".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"];
+/// Name suffixes of scales of queries and attention probabilities, which are not quantised.
+const ATTENTION_SCALES: &[&str] = &[".q_scale", ".prob_output_scale"];
 
 /// Location of one weight in the stored tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WeightLocation {
     /// Name of the stored tensor that contains the weight.
     pub(crate) stored: String,
@@ -32,6 +37,16 @@ pub(crate) struct WeightLocation {
     pub(crate) bytes: Range<usize>,
     /// Name of the stored tensor with the scales, if the weight is quantised.
     pub(crate) scales: Option<String>,
+    /// Rule for the scales of the activations by which the weight is multiplied.
+    pub(crate) activation_scaling: ActivationScaling,
+}
+
+impl WeightLocation {
+    /// Makes the location of a weight without scales.
+    fn unscaled(stored: String, dtype: StoredDType, bytes: Range<usize>) -> Self {
+        let activation_scaling = ActivationScaling::default();
+        Self { stored, dtype, bytes, scales: None, activation_scaling }
+    }
 }
 
 /// Locates every weight of the table. Errors: weights are missing, stored tensors are unused, or tensors are
@@ -42,12 +57,11 @@ pub(crate) fn locate(
     specs: &[TensorSpec],
 ) -> Result<BTreeMap<String, WeightLocation>, ModelLoadError> {
     let mut located = BTreeMap::new();
-    let mut missing = Vec::new();
-    let mut used = BTreeSet::new();
+    let mut coverage = TensorCoverage::default();
     for spec in specs {
         let fused =
             FusedExpertWeight::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
-        let found = match (checkpoint.get(&spec.name).is_some(), fused) {
+        let mut found = match (checkpoint.get(&spec.name).is_some(), fused) {
             (true, Some(fused)) => {
                 let fault = StoredTensorError::StoredTwice(spec.name.clone());
                 return Err(checkpoint.fault(&fused.name, fault));
@@ -56,21 +70,21 @@ pub(crate) fn locate(
             (false, Some(fused)) => fused.locate(checkpoint)?,
             (false, None) if spec.optional => continue,
             (false, None) => {
-                missing.push(spec.name.clone());
+                coverage.missing.push(spec.name.clone());
                 continue;
             }
         };
-        used.insert(found.stored.clone());
-        if let Some(scales) = &found.scales {
-            if checkpoint.get(scales).is_none() {
-                missing.push(scales.clone());
+        coverage.used.insert(found.stored.clone());
+        if let Some(scales) = spec.scales.as_ref().filter(|_| found.dtype == StoredDType::F8E4M3) {
+            let Some(scales) = locate_scales(checkpoint, spec, scales, &mut coverage)? else {
                 continue;
-            }
-            check_scales(checkpoint, spec, scales)?;
-            used.insert(scales.clone());
+            };
+            found.scales = Some(scales.weight);
+            found.activation_scaling = scales.activation_scaling;
         }
         located.insert(spec.name.clone(), found);
     }
+    let TensorCoverage { missing, mut used } = coverage;
     if config.tied && checkpoint.get(HEAD).is_some() {
         // A model without LM head does not use one that its checkpoint has.
         if config.head.has_lm_head() {
@@ -85,7 +99,8 @@ pub(crate) fn locate(
         }
     }
     let has_ignored_suffix = |name: &str| {
-        IGNORED_SUFFIXES.iter().chain(KV_CACHE_SCALES).any(|suffix| name.ends_with(suffix))
+        let suffixes = IGNORED_SUFFIXES.iter().chain(KV_CACHE_SCALES).chain(ATTENTION_SCALES);
+        suffixes.into_iter().any(|suffix| name.ends_with(suffix))
     };
     let is_flags = |name: &str| config.eagle.is_some() && name == TARGET_TO_DRAFT;
     let is_ignored =
@@ -112,30 +127,30 @@ fn locate_whole(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
 ) -> Result<WeightLocation, ModelLoadError> {
-    let scales = spec.scales.as_ref();
     let allowed = match spec.values {
         SynthDistribution::Offsets => AllowedDType::DraftToTarget,
-        _ if scales.is_some() => AllowedDType::Fp8,
+        _ if spec.scales.is_some() => AllowedDType::Fp8,
         _ => AllowedDType::Float,
     };
     let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
-    let scales = scales.filter(|_| dtype == StoredDType::F8E4M3).map(|s| s.name.clone());
-    Ok(WeightLocation { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
+    Ok(WeightLocation::unscaled(spec.name.clone(), dtype, 0..bytes))
 }
 
 /// Set of dtypes that a stored tensor may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AllowedDType {
+pub(super) enum AllowedDType {
     /// The tensor is stored as F32, BF16 or F16.
     Float,
     /// The tensor is stored as F32, BF16, F16 or FP8 e4m3.
     Fp8,
+    /// The tensor is stored as F32, BF16, F16 or E8M0, for scales of a weight.
+    Scale,
     /// The tensor is stored as I64, for the offsets from draft token ids to target token ids.
     DraftToTarget,
 }
 
 /// Checks dtype and shape of a stored tensor; returns its size in bytes and its dtype.
-fn check(
+pub(super) fn check(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
     shape: &[usize],
@@ -149,6 +164,7 @@ fn check(
     let fault = match allowed {
         AllowedDType::DraftToTarget if stored.dtype == StoredDType::I64 => None,
         AllowedDType::DraftToTarget => Some(StoredTensorError::OffsetDType(stored.dtype.name())),
+        AllowedDType::Scale if stored.dtype == StoredDType::F8E8M0 => None,
         _ if float || fp8 => None,
         _ => Some(StoredTensorError::WrongDType(stored.dtype.name())),
     };
@@ -161,19 +177,6 @@ fn check(
         return Err(checkpoint.fault(name, fault));
     }
     Ok((stored.bytes.len(), stored.dtype))
-}
-
-/// Checks the scales of a weight. Scales per row may be stored as `[rows]` or `[rows, 1]`.
-fn check_scales(
-    checkpoint: &SafetensorsCheckpoint,
-    spec: &TensorSpec,
-    name: &str,
-) -> Result<(), ModelLoadError> {
-    let Some(grid) = spec.scales.as_ref().map(|s| s.grid) else { return Ok(()) };
-    let [rows, cols] = spec.scale_shape(grid);
-    let flat = checkpoint.get(name).is_some_and(|stored| stored.shape.len() == 1) && cols == 1;
-    let shape = [rows, cols];
-    check(checkpoint, name, &shape[..if flat { 1 } else { 2 }], AllowedDType::Float).map(drop)
 }
 
 /// Location of one expert's weight in a fused tensor, which contains all experts of a layer.
@@ -213,12 +216,12 @@ impl FusedExpertWeight {
         let row_bytes = cols * dtype.bytes() as usize;
         let start = (self.expert * all_rows + self.row) * row_bytes;
         let bytes = start..start + self.rows * row_bytes;
-        Ok(WeightLocation { stored: self.name.clone(), dtype, bytes, scales: None })
+        Ok(WeightLocation::unscaled(self.name.clone(), dtype, bytes))
     }
 }
 
 /// Checks that the stored tensor `copy` has the values of the stored tensor `of`, of which it must be a copy.
-fn check_same(
+pub(super) fn check_same(
     checkpoint: &SafetensorsCheckpoint,
     copy: &str,
     of: &str,

@@ -17,6 +17,7 @@ use crate::synth::{self, SynthDType, SynthOptions};
 use crate::weight_table::{TensorSpec, tensors, tests::tiny_json};
 use crate::{ModelConfig, ModelLoadError};
 use expect_test::{Expect, expect};
+use ops::ActivationScaling;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

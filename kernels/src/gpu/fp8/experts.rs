@@ -4,7 +4,9 @@ use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
-use super::{THREADS, scale_block_shape};
+use super::THREADS;
+use super::gemm::RowScales;
+use super::pack::{ScaleBlockShape, expert_block_shape};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrixGroup, PackedScales};
 
@@ -13,14 +15,18 @@ static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 /// Number of rows of `W` per tile of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
 
-/// Whether kernels support experts with this projection in fp8: it must have block scales, and no scale block
-/// may contain both gate and up rows.
-pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gated: bool) -> bool {
+/// Returns the shape of the scale blocks of experts with this projection; `None` if kernels do not support them
+/// in fp8. The projection must have block scales or one scale per matrix, and no scale block may contain both
+/// gate and up rows.
+pub(in super::super) fn fp8_experts_block_shape(
+    matrices: &[Vec<HostMat<'_>>],
+    gated: bool,
+) -> Option<ScaleBlockShape> {
     let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
     let outputs =
         matrices.first().map_or(0, |parts| parts.iter().map(HostMat::rows).sum::<usize>());
     let no_shared_block = |unit: usize| unit > 1 && (!gated || (outputs / 2).is_multiple_of(unit));
-    scale_block_shape(&parts).is_some_and(|grid| no_shared_block(grid.rows))
+    expert_block_shape(&parts).filter(|block| no_shared_block(block.rows))
 }
 
 impl GpuBackend {
@@ -91,7 +97,9 @@ impl GpuBackend {
         first: bool,
     ) -> Result<(), DeviceError> {
         let (x, (group, _)) = (call.inputs(first), call.gemm_weights(first));
-        self.quantize_rows(s, call.quantized, x, x.rows(), false)?;
+        let scaling = group_scales(group)?.activation_scaling;
+        let grid = RowScales { channels: false, scaling };
+        self.quantize_rows(s, call.quantized, x, x.rows(), grid)?;
         let defines = [("GATED", u32::from(first)), ("TILES", 0)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_grouped_gemm", &defines)?;
         let blocks = group.n().div_ceil(TILE_ROWS);
@@ -104,12 +112,15 @@ impl GpuBackend {
     }
 }
 
+fn group_scales(group: &PackedMatrixGroup) -> Result<&PackedScales, DeviceError> {
+    let (what, dtype) = ("experts without scales", DType::F8E4M3);
+    group.scales().ok_or(DeviceError::Unsupported { kernel: KERNEL, what, dtype })
+}
+
 fn with_scales(
     launch: KernelLaunch,
     group: &PackedMatrixGroup,
 ) -> Result<KernelLaunch, DeviceError> {
-    let (what, dtype) = ("experts without scales", DType::F8E4M3);
-    let none = DeviceError::Unsupported { kernel: KERNEL, what, dtype };
-    let PackedScales { buffer, rows, stride } = group.scales().ok_or(none)?;
+    let PackedScales { buffer, rows, stride, .. } = group_scales(group)?;
     Ok(launch.arg_ptr(buffer.as_ptr()).u32(*rows as u32).u32(*stride as u32))
 }

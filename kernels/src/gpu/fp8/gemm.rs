@@ -7,7 +7,7 @@ use hip_runtime_sys::BlasDataType;
 
 use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
-use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
+use crate::{ActivationScaling, FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
 /// Number of rows of x and of `W` per tile of the kernel `fp8_gemm`; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
@@ -27,6 +27,16 @@ pub(in super::super) struct QuantizedRows {
     out: *mut u8,
     /// Scratch memory for a copy of the bias in the type of `y`, which BLASLt requires.
     bias: *mut u8,
+    /// Rule for the scales.
+    pub(in super::super) scaling: ActivationScaling,
+}
+
+/// Scales with which the rows of a matrix are quantised.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowScales {
+    /// Whether a row has one scale; otherwise each group of 128 columns has one.
+    pub(super) channels: bool,
+    pub(super) scaling: ActivationScaling,
 }
 
 /// Operands of a linear layer with quantised inputs, `y = x Wᵀ + bias`.
@@ -62,7 +72,8 @@ impl GpuBackend {
         }
         let to = self.quantized_input_scratch(s, x.rows(), &y, w)?;
         let channels = weight_scales(w)?.rows == 1;
-        self.quantize_rows(s, [to.x, to.scales], x, to.padded, channels)?;
+        let row_scales = RowScales { channels, scaling: to.scaling };
+        self.quantize_rows(s, [to.x, to.scales], x, to.padded, row_scales)?;
         self.fp8_gemm_quantized(s, QuantizedLinear { y, x: &to, w, bias })
     }
 
@@ -117,7 +128,9 @@ impl GpuBackend {
         let in_place = y.row_capacity() >= padded && y.stride() == w.n();
         let output_bytes = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
         let padded_bytes = |bytes: usize| bytes.next_multiple_of(256);
-        let per_row = if weight_scales(w)?.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
+        let w_scales = weight_scales(w)?;
+        let scaling = w_scales.activation_scaling;
+        let per_row = if w_scales.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
         let sizes = [
             padded_bytes(padded * w.k()),
             padded_bytes(padded * per_row * 4),
@@ -127,20 +140,21 @@ impl GpuBackend {
         // SAFETY: the address is inside the scratch memory allocated above.
         let at = |n: usize| unsafe { first.add(sizes[..n].iter().sum()) };
         let out = if in_place { std::ptr::null_mut() } else { at(3) };
-        Ok(QuantizedRows { x: first, scales: at(1), rows, padded, bias: at(2), out })
+        Ok(QuantizedRows { x: first, scales: at(1), rows, padded, bias: at(2), out, scaling })
     }
 
-    /// Quantises `x` to fp8 with block scales, or with one scale per row if `channels`, and pads it with
-    /// zeros to `padded` rows; `to` and `scales` are scratch memory.
+    /// Quantises `x` to fp8 with `row_scales`, and pads it with zeros to `padded` rows; `to` and `scales` are
+    /// scratch memory.
     pub(super) fn quantize_rows(
         &self,
         s: &DeviceStream,
         [to, scales]: [*mut u8; 2],
         x: MatRef<'_>,
         padded: usize,
-        channels: bool,
+        row_scales: RowScales,
     ) -> Result<(), DeviceError> {
-        let defines = [("CHANNELS", u32::from(channels))];
+        let RowScales { channels, scaling } = row_scales;
+        let defines = [("CHANNELS", u32::from(channels)), ("SCALING", scaling.define())];
         let kernel = self.kernel(&QUANTIZE, "fp8_quantize_rows", &defines)?;
         let launch = KernelLaunch::new(kernel, [padded as u32, 1, 1], THREADS, 0)
             .arg_ptr(to)
@@ -149,7 +163,8 @@ impl GpuBackend {
             .u32(x.rows() as u32)
             .u32(x.cols() as u32)
             .u32(x.stride() as u32)
-            .u32(padded as u32);
+            .u32(padded as u32)
+            .f32(scaling.static_scale());
         // SAFETY: scratch memory has these sizes; the caller checked the shapes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }

@@ -16,7 +16,7 @@ mod gemm_small_m_shape;
 mod pack;
 mod prologue;
 
-pub(super) use experts::supports_fp8_experts;
+pub(super) use experts::fp8_experts_block_shape;
 pub(super) use gemm::QuantizedRows;
 pub(super) use pack::scale_block_shape;
 

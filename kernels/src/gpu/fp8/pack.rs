@@ -6,7 +6,7 @@ use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::{BLOCK, QUANTIZE, THREADS};
 use crate::gpu::GpuBackend;
-use crate::{HostMat, PackedMatrix, PackedScales};
+use crate::{ActivationScaling, HostMat, HostScales, PackedMatrix, PackedScales};
 
 /// Minimum number of outputs (rows) per block scale that kernels support: the rows of a strip of the small-M
 /// kernel.
@@ -33,29 +33,57 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
     if !k.is_multiple_of(STEP) || parts.iter().any(|part| part.dtype() != DType::F8E4M3) {
         return None;
     }
-    let block_size = parts[0].scales()?.block_shape();
-    if parts
-        .iter()
-        .any(|part| part.scales().is_none_or(|scales| scales.block_shape() != block_size))
-    {
-        return None;
-    }
-    if block_size[0] == 1 && block_size[1] >= k {
-        return Some(ScaleBlockShape { rows: 1, cols: k });
-    }
+    block_rows(parts).map(|rows| ScaleBlockShape { rows, cols: BLOCK }).or_else(|| {
+        let in_rows = |part| has_channel_scales(part) || has_one_scale(part);
+        parts.iter().all(in_rows).then_some(ScaleBlockShape { rows: 1, cols: k })
+    })
+}
+
+/// Returns the number of rows per scale of the matrix with the rows of all `parts`; `None` if a part has no
+/// block scales, or if kernels do not support this number.
+fn block_rows(parts: &[HostMat<'_>]) -> Option<usize> {
     // Scale blocks begin anew in every part, and a part that is a slice of a stored matrix may begin inside a
     // block. The number of rows is the largest power of two that divides the block size, the first row of
     // every part in the packed matrix, and its first row in the stored matrix.
-    let (mut offsets, mut start) = (block_size[0], 0);
+    let (mut offsets, mut start) = (BLOCK, 0);
     for part in parts {
-        let first = part.scales()?.origin();
-        if !first[1].is_multiple_of(BLOCK) {
+        let scales = part.scales()?;
+        let first = scales.origin();
+        if scales.block_shape() != [BLOCK; 2] || !first[1].is_multiple_of(BLOCK) {
             return None;
         }
         (offsets, start) = (offsets | first[0] | start, start + part.rows());
     }
     let rows = 1 << offsets.trailing_zeros();
-    (block_size == [BLOCK; 2] && rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
+    (rows >= MIN_UNIT).then_some(rows)
+}
+
+/// Returns the shape of the scale blocks in the stack of all `parts` of experts, whose kernels support block
+/// scales only. Parts with one scale each get block scales of equal values.
+pub(super) fn expert_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
+    let block = scale_block_shape(parts)?;
+    if block.rows > 1 || !parts.iter().all(has_one_scale) {
+        return Some(block);
+    }
+    // Every part must consist of whole blocks.
+    let offsets = parts.iter().fold(BLOCK, |offsets, part| offsets | part.rows());
+    let rows = 1 << offsets.trailing_zeros();
+    (rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
+}
+
+/// Whether every row of the matrix has its own scale.
+fn has_channel_scales(part: &HostMat<'_>) -> bool {
+    let covers_row = |s: &HostScales<'_>| {
+        s.block_shape()[0] == 1 && s.block_shape()[1] >= s.origin()[1] + part.cols()
+    };
+    part.scales().is_some_and(covers_row)
+}
+
+/// Whether one scale covers the whole matrix.
+fn has_one_scale(part: &HostMat<'_>) -> bool {
+    let end = |s: &HostScales<'_>| [s.origin()[0] + part.rows(), s.origin()[1] + part.cols()];
+    part.scales()
+        .is_some_and(|s| s.block_shape()[0] >= end(s)[0] && s.block_shape()[1] >= end(s)[1])
 }
 
 impl GpuBackend {
@@ -70,7 +98,10 @@ impl GpuBackend {
         let bytes: Vec<u8> = values.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
         self.upload(&mut buffer, 0, &bytes)?;
-        packed.scales = Some(PackedScales { buffer, rows: block.rows, stride });
+        let activation_scaling =
+            ActivationScaling::combined(parts.iter().map(HostMat::activation_scaling));
+        let scales = PackedScales { buffer, rows: block.rows, stride, activation_scaling };
+        packed.scales = Some(scales);
         // NVIDIA GPUs use the fp8 format of checkpoints, OCP e4m3; on other devices the kernel converts to
         // e4m3fnuz if the GPU uses that (gfx942).
         if !self.arch().starts_with("sm_") {
@@ -81,7 +112,7 @@ impl GpuBackend {
 
     fn to_device_fp8(&self, packed: &mut PackedMatrix) -> Result<(), DeviceError> {
         let words = packed.n() * packed.k() / 4;
-        let kernel = self.kernel(&QUANTIZE, "fp8_to_fnuz", &[("CHANNELS", 0)])?;
+        let kernel = self.kernel(&QUANTIZE, "fp8_to_fnuz", &[("CHANNELS", 0), ("SCALING", 0)])?;
         let blocks = words.div_ceil(THREADS as usize).min(1 << 16);
         let launch = KernelLaunch::new(kernel, [blocks as u32, 1, 1], THREADS, 0)
             .arg_ptr(packed.buffer.as_mut_ptr())
@@ -139,5 +170,24 @@ mod tests {
             scales(&parts, scale_block_shape(&parts).unwrap(), 192),
             (1, vec![7.0, 8.0, 1.0])
         );
+    }
+
+    #[test]
+    fn parts_with_one_scale_are_packed_per_channel_or_in_blocks() {
+        let bytes = vec![0; 48 * 192];
+        let of = |scale, rows: usize| {
+            let matrix = HostMat::new(&bytes[..rows * 192], DType::F8E4M3, rows, 192).unwrap();
+            matrix.scaled(scale, [rows, 192]).unwrap()
+        };
+        let parts = [of(&[2.0], 48), of(&[3.0], 16).row_range(8, 8).column_range(128, 64)];
+        assert_eq!(scale_block_shape(&parts[..1]), Some(ScaleBlockShape { rows: 1, cols: 192 }));
+        let expected = [[2.0; 48].as_slice(), &[3.0; 8]].concat();
+        assert_eq!(scales(&parts, ScaleBlockShape { rows: 1, cols: 64 }, 64), (1, expected));
+        let experts = [of(&[2.0], 32), of(&[3.0], 48)];
+        let block = expert_block_shape(&experts).unwrap();
+        assert_eq!(block, ScaleBlockShape { rows: 16, cols: BLOCK });
+        let (stride, found) = scales(&experts, block, 192);
+        assert_eq!((stride, found.len(), found[4], found[8]), (4, 20, 2.0, 3.0));
+        assert_eq!(expert_block_shape(&[of(&[2.0], 12)]), None);
     }
 }

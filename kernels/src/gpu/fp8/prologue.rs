@@ -7,7 +7,9 @@ use super::super::gemm::check_16_byte_rows;
 use super::gemm::QuantizedLinear;
 use super::{BLOCK, KERNEL};
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, LinearPrologue, PackedMatrix, PrologueLinear};
+use crate::{
+    ActivationScaling, GpuKernel, LinearPrologue, PackedMatrix, PackedScales, PrologueLinear,
+};
 
 /// Maximum number of columns of a row that a block of the norm kernel keeps in registers.
 const NORMED_COLUMNS: usize = 16384;
@@ -16,8 +18,11 @@ impl GpuBackend {
     /// Whether [`PrologueLinear`](crate::PrologueLinear) supports `rows` rows of type `dtype` and weights
     /// `w`.
     pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
-        let blocks =
-            w.scales().is_some_and(|scales| scales.rows > 1) && w.k().is_multiple_of(BLOCK);
+        let is_static = |scales: &PackedScales| {
+            matches!(scales.activation_scaling, ActivationScaling::Static(_))
+        };
+        let has_blocks = |scales: &PackedScales| scales.rows > 1 && !is_static(scales);
+        let blocks = w.scales().is_some_and(has_blocks) && w.k().is_multiple_of(BLOCK);
         let is_large_m =
             rows > 0 && dtype == self.half_dtype() && !self.fits_fp8_small_m(rows, dtype, w);
         blocks && is_large_m && w.k() <= NORMED_COLUMNS

@@ -15,6 +15,11 @@ fn blocks() -> Value {
         "modules_to_not_convert": ["model.layers.1.mlp.down_proj"]})
 }
 
+fn static_tensors() -> Value {
+    json!({"quant_method": "fp8", "activation_scheme": "static",
+        "ignored_layers": ["model.layers.1.mlp.down_proj"]})
+}
+
 const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
 
 #[test]
@@ -60,7 +65,7 @@ fn quantized_values_match_the_file() {
             "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
             "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
                 "dynamic": true}}}});
-    for scales in [blocks(), channels] {
+    for scales in [blocks(), channels, static_tensors()] {
         let folder = CheckpointFolder::of(&quantized_json(scales), u64::MAX);
         let specs = tensors(&folder.config);
         let file = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
@@ -73,6 +78,7 @@ fn quantized_values_match_the_file() {
                 let parts = [&file, &synth].map(|s| s.part(spec, slice.clone()).unwrap());
                 let [a, b] = parts.each_ref().map(|part| part.matrix().unwrap());
                 assert_eq!(a.dtype(), b.dtype(), "{}", spec.name);
+                assert_eq!(a.activation_scaling(), b.activation_scaling(), "{}", spec.name);
                 let mut rows = [vec![0.0; a.cols()], vec![0.0; b.cols()]];
                 for r in 0..a.rows() {
                     a.read_row(r, &mut rows[0]);
@@ -84,16 +90,87 @@ fn quantized_values_match_the_file() {
     }
 }
 
+/// A scale that is stored under two names must have one value, and either name is read.
+#[test]
+fn both_names_of_a_scale_are_read_and_must_agree() {
+    let [inverse, plain] = ["_scale_inv", "_scale"].map(|suffix| format!("{Q}{suffix}"));
+    let module = Q.strip_suffix(".weight").unwrap();
+    let [input, activation] =
+        ["input_scale", "activation_scale"].map(|name| format!("{module}.{name}"));
+    let folder = CheckpointFolder::of(&quantized_json(static_tensors()), u64::MAX);
+    let before = folder.locate().unwrap()[Q].clone();
+    assert_eq!(before.scales.as_ref(), Some(&inverse));
+    folder.edit(|t| {
+        for (from, to) in [(&inverse, &plain), (&input, &activation)] {
+            let mut scale = t.remove(from).unwrap();
+            scale.1 = vec![1]; // One scale is stored as `[]` or as `[1]`.
+            t.insert(to.clone(), scale);
+        }
+    });
+    let after = folder.locate().unwrap()[Q].clone();
+    assert_eq!(after.scales.as_ref(), Some(&plain));
+    assert_eq!(after.activation_scaling, before.activation_scaling);
+    assert!(matches!(after.activation_scaling, ActivationScaling::Static(scale) if scale > 0.0));
+
+    folder.edit(|t| drop(t.insert(input.clone(), t[&activation].clone())));
+    assert_eq!(folder.locate().unwrap()[Q], after);
+    folder.edit(|t| t.get_mut(&activation).unwrap().2 = 3f32.to_le_bytes().to_vec());
+    expect!["DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.activation_scale`: differs from `model.layers.0.self_attn.q_proj.input_scale`, which is another name of this scale"].assert_eq(&folder.error());
+    folder.edit(|t| {
+        t.remove(&activation);
+        t.get_mut(&input).unwrap().2 = 0f32.to_le_bytes().to_vec();
+    });
+    expect!["DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.input_scale`: scale 0 is not a finite number above 0"].assert_eq(&folder.error());
+    folder.edit(|t| drop(t.remove(&input)));
+    expect!["DIR: weights do not match the configuration: 1 missing: model.layers.0.self_attn.q_proj.input_scale; 0 unexpected"].assert_eq(&folder.error());
+}
+
+/// Scales that are powers of two may be stored as exponents (E8M0).
+#[test]
+fn e8m0_scales_are_read() {
+    let folder =
+        CheckpointFolder::of(&quantized_json(with_power_of_two_scales(blocks())), u64::MAX);
+    let specs = tensors(&folder.config);
+    let spec = specs.iter().find(|spec| spec.name == Q).unwrap();
+    let row = || {
+        let source = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
+        let slice =
+            spec.shard.slice(spec.matrix(), &folder.config, &ParallelRanks::SINGLE).unwrap();
+        let part = source.part(spec, slice).unwrap();
+        let matrix = part.matrix().unwrap();
+        assert_eq!(matrix.activation_scaling(), ActivationScaling::PowerOfTwo);
+        let mut row = vec![0.0; matrix.cols()];
+        matrix.read_row(3, &mut row);
+        row
+    };
+    let before = row();
+    folder.edit(|t| {
+        let (dtype, _, bytes) = t.get_mut(&format!("{Q}_scale_inv")).unwrap();
+        let exponent = |word: &[u8; 4]| (u32::from_le_bytes(*word) >> 23) as u8;
+        let bits = bytes.as_chunks::<4>().0.iter().map(exponent).collect();
+        (*dtype, *bytes) = ("F8_E8M0".to_owned(), bits);
+    });
+    assert_eq!(row(), before);
+}
+
+fn with_power_of_two_scales(mut config: Value) -> Value {
+    config["scale_fmt"] = json!("ue8m0");
+    config
+}
+
 #[test]
 fn scales_of_the_cache_are_finite_and_above_zero() {
     const NAME: &str = "model.layers.0.self_attn.k_proj.k_scale";
-    let read = |dtype: &str, bytes: Vec<u8>| {
+    let read_shape = |dtype: &str, shape: Vec<u64>, bytes: Vec<u8>| {
         let folder = CheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
-        folder.edit(|t| drop(t.insert(NAME.into(), (dtype.into(), vec![], bytes))));
+        folder.edit(|t| drop(t.insert(NAME.into(), (dtype.into(), shape, bytes))));
         let source =
             WeightSource::open(folder.path(), &folder.config, &tensors(&folder.config)).unwrap();
         source.scale(&[NAME.to_owned()]).map_err(|error| error.to_string())
     };
+    let read = |dtype: &str, bytes: Vec<u8>| read_shape(dtype, vec![], bytes);
+    let per_head = [0.5f32, 2.0, 1.0].into_iter().flat_map(f32::to_le_bytes).collect();
+    assert_eq!(read_shape("F32", vec![3], per_head), Ok(Some(2.0)));
     assert_eq!(read("F32", 0.5f32.to_le_bytes().to_vec()), Ok(Some(0.5)));
     for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let error = read("F32", wrong.to_le_bytes().to_vec()).unwrap_err();

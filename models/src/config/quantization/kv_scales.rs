@@ -1,0 +1,22 @@
+//! Checks of the fields that describe the scales of the KV cache. The scales are used with an FP8 cache
+//! (`--kv-cache-dtype fp8`) and ignored with other caches, which are more exact.
+
+use super::super::ModelConfigError;
+use super::super::json_fields::JsonFields;
+use super::compressed_tensors::check_float8;
+use super::expect_text;
+use serde_json::Value;
+
+/// Rejects a `kv_cache_scheme` other than FP8 with stored scales: `static`, or an object.
+pub(super) fn check_kv_cache_scheme(fields: &JsonFields) -> Result<(), ModelConfigError> {
+    const FIELD: &str = "kv_cache_scheme";
+    if let Some(Value::String(_)) = fields.value(FIELD) {
+        return expect_text(fields, FIELD, &["static"]);
+    }
+    let Some(scheme) = fields.object(FIELD)? else { return Ok(()) };
+    check_float8(&scheme)?;
+    if scheme.flag("dynamic", false)? {
+        return Err(scheme.unsupported("dynamic", "only stored scales are"));
+    }
+    expect_text(&scheme, "strategy", &["tensor", "attn_head"])
+}

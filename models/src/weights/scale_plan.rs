@@ -1,0 +1,150 @@
+//! Assignment of stored scales to quantised weights: scales of the weight, and the static scale of its activations.
+
+use super::checkpoint::SafetensorsCheckpoint;
+use super::header::{StoredDType, StoredTensor};
+use super::tensor_plan::{AllowedDType, check, check_same};
+use crate::ModelLoadError;
+use crate::config::{ActivationScheme, CheckpointScaleGranularity};
+use crate::error::StoredTensorError;
+use crate::weight_table::{ScaleSpec, TensorSpec};
+use ops::{ActivationScaling, DType, HostMat};
+use std::collections::BTreeSet;
+
+/// Scales of a quantised weight in a checkpoint.
+pub(super) struct LocatedScales {
+    /// Name of the stored tensor with the scales of the weight.
+    pub(super) weight: String,
+    /// Rule for the scales of activations.
+    pub(super) activation_scaling: ActivationScaling,
+}
+
+/// Names of the tensors that a checkpoint stores or lacks, collected while weights are located.
+#[derive(Default)]
+pub(super) struct TensorCoverage {
+    /// Tensors of the weight table that are not stored.
+    pub(super) missing: Vec<String>,
+    /// Stored tensors that are assigned to weights.
+    pub(super) used: BTreeSet<String>,
+}
+
+/// Locates the scales of the weight `spec`; `None` if a tensor is not stored, which is added to the coverage.
+///
+/// Errors: a scale has a wrong shape or dtype, or scales that are stored under two names disagree.
+pub(super) fn locate_scales(
+    checkpoint: &SafetensorsCheckpoint,
+    spec: &TensorSpec,
+    scales: &ScaleSpec,
+    coverage: &mut TensorCoverage,
+) -> Result<Option<LocatedScales>, ModelLoadError> {
+    let names: Vec<String> = spec.scale_names(scales.format).collect();
+    let Some(weight) = assign(checkpoint, &names, coverage)? else { return Ok(None) };
+    check_scales(checkpoint, spec, scales, &weight)?;
+    let activation_scaling = match scales.format.activations {
+        ActivationScheme::Dynamic => ActivationScaling::Dynamic,
+        ActivationScheme::PowerOfTwo => ActivationScaling::PowerOfTwo,
+        ActivationScheme::Static => {
+            let name = assign(checkpoint, &spec.input_scale_names(), coverage)?;
+            let stored = name.as_ref().and_then(|name| Some((name, checkpoint.get(name)?)));
+            let Some((name, stored)) = stored else { return Ok(None) };
+            check(checkpoint, name, &vec![1; stored.shape.len()], AllowedDType::Float)?;
+            ActivationScaling::Static(stored_scale(checkpoint, name, stored)?)
+        }
+    };
+    Ok(Some(LocatedScales { weight, activation_scaling }))
+}
+
+/// Returns the first of `names` that is stored, and adds all that are stored to the coverage. If none is, the
+/// first name is missing.
+///
+/// Errors: tensors that are stored under several of the names differ.
+fn assign(
+    checkpoint: &SafetensorsCheckpoint,
+    names: &[String],
+    coverage: &mut TensorCoverage,
+) -> Result<Option<String>, ModelLoadError> {
+    let mut stored = names.iter().filter(|name| checkpoint.get(name).is_some());
+    let Some(first) = stored.next() else {
+        coverage.missing.extend(names.first().cloned());
+        return Ok(None);
+    };
+    coverage.used.insert(first.clone());
+    for other in stored {
+        check_same(checkpoint, other, first, StoredTensorError::ScaleSpelling(first.clone()))?;
+        coverage.used.insert(other.clone());
+    }
+    Ok(Some(first.clone()))
+}
+
+/// Checks dtype and shape of the scales of a weight. Scales per row may be stored as `[rows]` or `[rows, 1]`, and
+/// one scale as `[]`, `[1]` or `[1, 1]`.
+fn check_scales(
+    checkpoint: &SafetensorsCheckpoint,
+    spec: &TensorSpec,
+    scales: &ScaleSpec,
+    name: &str,
+) -> Result<(), ModelLoadError> {
+    let [rows, cols] = spec.scale_shape(scales.format);
+    let dims = checkpoint.get(name).map_or(2, |stored| stored.shape.len());
+    let is_scalar = scales.format.scales == CheckpointScaleGranularity::Tensor;
+    let shape: &[usize] = match dims {
+        0 if is_scalar => &[],
+        1 if cols == 1 => &[rows],
+        _ => &[rows, cols],
+    };
+    check(checkpoint, name, shape, AllowedDType::Scale).map(drop)
+}
+
+/// Reads a scale; of several values, the largest one.
+///
+/// Errors: a value is not a finite number above 0, or the dtype is not a float.
+pub(super) fn stored_scale(
+    checkpoint: &SafetensorsCheckpoint,
+    name: &str,
+    stored: &StoredTensor,
+) -> Result<f32, ModelLoadError> {
+    let fault = |fault| Err(checkpoint.fault(name, fault));
+    let Some(values) = stored_values(checkpoint, name).filter(|values| !values.is_empty()) else {
+        return fault(StoredTensorError::WrongDType(stored.dtype.name()));
+    };
+    match values.iter().find(|value| !(value.is_finite() && **value > 0.0)) {
+        Some(value) => fault(StoredTensorError::Scale(value.to_string())),
+        None => Ok(values.into_iter().fold(0.0, f32::max)),
+    }
+}
+
+/// Values of a stored float tensor or of stored powers of two (E8M0), converted to f32; `None` for other dtypes.
+pub(super) fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
+    let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
+    let dtype = match stored.dtype {
+        StoredDType::F32 => DType::F32,
+        StoredDType::BF16 => DType::BF16,
+        StoredDType::F16 => DType::F16,
+        StoredDType::F8E8M0 => return Some(bytes.iter().copied().map(e8m0).collect()),
+        _ => return None,
+    };
+    let mut values = vec![0.0; bytes.len() / dtype.bytes()];
+    HostMat::new(bytes, dtype, 1, values.len()).ok()?.read_row(0, &mut values);
+    Some(values)
+}
+
+/// Value of an E8M0 number: `2^(bits − 127)`; 255 is NaN (OCP Microscaling Formats 1.0, section 5.4.1).
+fn e8m0(bits: u8) -> f32 {
+    match bits {
+        u8::MAX => f32::NAN,
+        0 => f32::from_bits(1 << 22), // 2^-127 is subnormal.
+        bits => f32::from_bits(u32::from(bits) << 23),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e8m0_numbers_are_powers_of_two() {
+        let numbers = [0, 1, 126, 127, 128, 254].map(e8m0);
+        let powers = [-127, -126, -1, 0, 1, 127].map(|e| 2f64.powi(e) as f32);
+        assert_eq!(numbers, powers);
+        assert!(e8m0(255).is_nan());
+    }
+}

@@ -1,0 +1,169 @@
+"""Writes the checkpoints in tests/data/quantized: tiny models quantised to FP8 by llm-compressor and ModelOpt.
+
+    python tests/golden/quantize.py [CASE ...]
+
+Needs transformers 5.23.0, torch 2.11.0, llmcompressor 0.14.0, compressed-tensors 0.20.0, nvidia-modelopt 0.47.0 and
+safetensors. Rust never runs this script. Each folder has the files that the tool wrote, and `expected.safetensors` with
+40 tokens and their logits in f32, twice:
+
+    weights    transformers with the stored weights times their scales, activations unquantised, as on the CPU
+    quantised  the tool's own model, which also quantises activations (and, with scales for it, the KV cache)
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import tokenizers
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+FOLDER = Path(__file__).resolve().parent.parent / "data" / "quantized"
+VOCAB = 96
+TOKENS = 40
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MODELS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+TENSOR = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+CHANNEL = TENSOR | {"strategy": "channel"}
+TOKEN = TENSOR | {"strategy": "token", "dynamic": True}
+
+
+def model_of(kind: str, folder: Path):
+    """A model with random weights in bf16, which it also writes to `folder`."""
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model(kind, architectures=[MODELS[kind]], **SIZES)
+    model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 1.0 if "embed" in name else parameter.shape[-1] ** -0.5
+            base = 1.0 if "norm" in name else 0.0
+            parameter.copy_(base + torch.randn_like(parameter) * (0.05 if "norm" in name else 1.4 * spread))
+    # llm-compressor reads the configuration again from the model's folder.
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return type(model).from_pretrained(folder, dtype=torch.bfloat16)
+
+
+def batches():
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(3, VOCAB, (1, 64), generator=generator) for _ in range(4)]
+
+
+def llm_compressor(model, folder: Path, groups: dict, cache: dict | None):
+    """Quantises with a recipe of `groups`. The weights and the calibrated scales are rounded by the tool."""
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    recipe = QuantizationModifier(config_groups=groups, ignore=["lm_head"], kv_cache_scheme=cache)
+    rows = [{"input_ids": b[0].tolist(), "attention_mask": [1] * b.shape[1]} for b in batches()]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(VOCAB)}, unk_token="0"))
+    processor = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
+    oneshot(
+        model=model,
+        processor=processor,
+        dataset=Dataset.from_list(rows),
+        recipe=recipe,
+        num_calibration_samples=4,
+        max_seq_length=64,
+    )
+    logits = model(tokens()).logits.float()
+    model.save_pretrained(folder, save_compressed=True)
+    return logits
+
+
+def modelopt(model, folder: Path, cache: bool):
+    import copy
+
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+
+    config = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
+    if cache:
+        config = mtq.utils.update_quant_cfg_with_kv_cache_quant(config, mtq.FP8_KV_CFG["quant_cfg"])
+    model = mtq.quantize(model, config, lambda m: [m(b) for b in batches()])
+    logits = model(tokens()).logits.float()
+    export_hf_checkpoint(model, export_dir=folder)
+    return logits
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(3, VOCAB, (1, TOKENS), generator=torch.Generator().manual_seed(3))
+
+
+CASES = {
+    "llm_compressor-static-kv": (
+        "llama",
+        lambda m, f: llm_compressor(
+            m, f, {"group_0": {"targets": ["Linear"], "weights": TENSOR, "input_activations": TENSOR}}, TENSOR
+        ),
+    ),
+    "llm_compressor-groups": (
+        "qwen3",
+        lambda m, f: llm_compressor(
+            m,
+            f,
+            {
+                "group_0": {"targets": ["re:.*self_attn.*_proj$"], "weights": CHANNEL, "input_activations": TOKEN},
+                "group_1": {"targets": ["re:.*mlp.*_proj$"], "weights": TENSOR, "input_activations": TENSOR},
+            },
+            None,
+        ),
+    ),
+    "modelopt-kv": ("llama", lambda m, f: modelopt(m, f, cache=True)),
+}
+
+
+def dequantised(kind: str, folder: Path) -> torch.Tensor:
+    """Logits of transformers for the stored weights times their scales, in f32."""
+    stored = load_file(folder / "model.safetensors")
+    weights = {}
+    for name, value in stored.items():
+        if not name.endswith(("scale", "scale_inv")):
+            scale = stored.get(name + "_scale", torch.ones(()))
+            weights[name] = value.to(torch.float32) * scale.to(torch.float32)
+    config = transformers.AutoConfig.for_model(kind, **SIZES)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
+    model.load_state_dict(weights)
+    return model(tokens()).logits
+
+
+@torch.no_grad()
+def write(name: str) -> None:
+    kind, quantise = CASES[name]
+    with tempfile.TemporaryDirectory() as path:
+        found = quantise(model_of(kind, Path(path) / "source"), Path(path))
+        folder = FOLDER / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for file in ("config.json", "hf_quant_config.json", "model.safetensors"):
+            if (Path(path) / file).exists():
+                shutil.copyfile(Path(path) / file, folder / file)
+    expected = {"tokens": tokens()[0].to(torch.int32), "weights": dequantised(kind, folder)[0], "quantised": found[0]}
+    save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        dtypes = {str(file.get_tensor(key).dtype) for key in file.keys()}
+    print(name, sorted(dtypes), json.dumps(sorted(p.name for p in folder.iterdir())))
+    difference = (expected["weights"] - expected["quantised"]).abs()
+    print("  mean difference of logits", float(difference.mean()), "largest", float(difference.max()))
+
+
+for case in sys.argv[1:] or CASES:
+    write(case)
