@@ -23,9 +23,9 @@ esac
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 if [ -n "$emulator" ]; then
-    profile=debug cargo_profile=() device=(--device rocm --device-libraries "$emulator,,,64")
+    profile=debug cargo_profile=() device=(--device rocm --device-libraries "$emulator,,,64") slow=(--step-deadline 3600)
 else
-    profile=release cargo_profile=(--release) device=(--device rocm)
+    profile=release cargo_profile=(--release) device=(--device rocm) slow=()
     export HADRON_GPU=rocm
 fi
 hadron=target/$profile/hadron
@@ -59,7 +59,7 @@ gpu_count() { python3 -c 'import json, sys; print(len(json.load(open(sys.argv[1]
 accuracy() {
     local questions=$out/questions.jsonl url=
     head -n "$1" tests/data/demo/questions.jsonl >"$questions"
-    "$hadron" serve --port 0 "${device[@]}" --kv-cache-memory-bytes 64MiB --max-num-seqs 8 --max-num-batched-tokens 256 \
+    "$hadron" serve --port 0 "${device[@]}" "${slow[@]}" --kv-cache-memory-bytes 64MiB --max-num-seqs 8 --max-num-batched-tokens 256 \
         >"$out/server.log" 2>&1 &
     server=$!
     until url=$(grep -o -m 1 ' serves .*http://[0-9.:]*' "$out/server.log" | grep -o 'http://.*'); do
