@@ -16,6 +16,7 @@ mod llama;
 mod load;
 mod manifest;
 mod mistral;
+mod mixtral;
 mod model;
 mod qwen2;
 mod qwen3;

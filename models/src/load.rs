@@ -4,6 +4,7 @@ use crate::config::ModelArchitecture;
 use crate::deepseek::DeepseekModel;
 use crate::llama::LlamaModel;
 use crate::mistral::MistralModel;
+use crate::mixtral::MixtralModel;
 use crate::qwen2::Qwen2Model;
 use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
@@ -82,6 +83,7 @@ pub fn load_model(
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::SeedOss => LlamaModel::load(config, &w)?,
         ModelArchitecture::Mistral => MistralModel::load(config, &w)?,
+        ModelArchitecture::Mixtral => MixtralModel::load(config, &w)?,
         ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
         ModelArchitecture::Qwen2Moe => Qwen2MoeModel::load(config, &w)?,
         ModelArchitecture::Qwen3 => Qwen3Model::load(config, &w)?,

@@ -75,6 +75,11 @@ impl ModelArchitecture {
                 examples: &["Mistral-7B v0.2, v0.3", "Mistral-Nemo"],
                 ..DENSE
             },
+            Self::Mixtral => ArchitectureSupport {
+                examples: &["Mixtral-8x7B", "Mixtral-8x22B"],
+                has_experts: true,
+                ..DENSE
+            },
             Self::Qwen2 => {
                 ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE }
             }

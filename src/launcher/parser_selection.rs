@@ -86,7 +86,7 @@ fn tool_call_syntax(
     }
     match architecture {
         ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => ToolCallSyntax::Llama3Json,
-        ModelArchitecture::Mistral => ToolCallSyntax::Mistral,
+        ModelArchitecture::Mistral | ModelArchitecture::Mixtral => ToolCallSyntax::Mistral,
         ModelArchitecture::Qwen2
         | ModelArchitecture::Qwen2Moe
         | ModelArchitecture::Qwen3

@@ -93,6 +93,7 @@ cases! {
     llama_d128_gqa1 => "llama-d128-gqa1",
     mistral_untied => "mistral-untied",
     mistral_d128_gqa4 => "mistral-d128-gqa4",
+    mixtral_untied => "mixtral-untied",
     qwen2_untied => "qwen2-untied",
     qwen2_tied_d64_gqa8 => "qwen2-tied-d64-gqa8",
     qwen2_moe_gated_shared => "qwen2_moe-gated-shared",

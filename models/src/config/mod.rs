@@ -161,6 +161,8 @@ pub enum ModelArchitecture {
     Llama,
     /// `MistralForCausalLM`
     Mistral,
+    /// `MixtralForCausalLM`
+    Mixtral,
     /// `Qwen2ForCausalLM`
     Qwen2,
     /// `Qwen2MoeForCausalLM`
@@ -246,6 +248,12 @@ impl ModelConfig {
         self.rms_eps / self.multipliers.residual.powi(2)
     }
 
+    /// Whether the model is the text part of a multimodal model, whose checkpoints have further tensors.
+    #[must_use]
+    pub fn is_multimodal(&self) -> bool {
+        false
+    }
+
     /// Number of channels of a head's query and key that RoPE rotates.
     #[must_use]
     pub fn rotary(&self) -> usize {
@@ -309,9 +317,10 @@ impl MoeConfig {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Llama,
         Self::Mistral,
+        Self::Mixtral,
         Self::Qwen2,
         Self::Qwen2Moe,
         Self::Qwen3,
@@ -330,6 +339,7 @@ impl ModelArchitecture {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",

@@ -95,6 +95,7 @@ fn reject_unsupported(
     let fixed = matches!(
         architecture,
         ModelArchitecture::Mistral
+            | ModelArchitecture::Mixtral
             | ModelArchitecture::Qwen2
             | ModelArchitecture::Qwen2Moe
             | ModelArchitecture::DeepseekV2
@@ -167,7 +168,7 @@ fn has_sliding_window(
             let by_type = fields.value("layer_types").is_some();
             !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
         }
-        ModelArchitecture::Mistral => has_window,
+        ModelArchitecture::Mistral | ModelArchitecture::Mixtral => has_window,
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
             let by_type = fields.value("layer_types").is_some();
@@ -205,6 +206,7 @@ impl AttentionBiases {
                 Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
             }
             ModelArchitecture::Mistral
+            | ModelArchitecture::Mixtral
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3
             | ModelArchitecture::LlamaEagle3 => both(false),

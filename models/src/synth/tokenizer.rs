@@ -60,7 +60,7 @@ impl SynthTokenizer {
                 bos: Some("<|begin_of_text|>"),
                 eos: &["<|eot_id|>", "<|end_of_text|>"],
             },
-            ModelArchitecture::Mistral => Self {
+            ModelArchitecture::Mistral | ModelArchitecture::Mixtral => Self {
                 special: MISTRAL,
                 template: MISTRAL_TEMPLATE,
                 bos: Some("<s>"),

@@ -8,9 +8,11 @@ mod checkpoint;
 mod digest;
 mod digest_workers;
 mod expert_weights;
+mod fused_weight;
 mod header;
 mod scale_plan;
 mod source;
+mod stored_names;
 mod synth_shard;
 mod tensor_plan;
 #[cfg(test)]
@@ -19,7 +21,9 @@ mod tests;
 pub use checkpoint::tensor_locations;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use digest::WeightLoadObserver;
+pub(crate) use fused_weight::FusedWeight;
 pub(crate) use source::WeightSource;
+pub(crate) use stored_names::family_name;
 
 use crate::expert_placement::check_placement;
 use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice};
