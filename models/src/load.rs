@@ -82,12 +82,14 @@ pub fn load_model(
         | ModelArchitecture::Granite
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::SeedOss => LlamaModel::load(config, &w)?,
-        ModelArchitecture::Mistral => MistralModel::load(config, &w)?,
+        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 => MistralModel::load(config, &w)?,
         ModelArchitecture::Mixtral => MixtralModel::load(config, &w)?,
         ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
         ModelArchitecture::Qwen2Moe => Qwen2MoeModel::load(config, &w)?,
-        ModelArchitecture::Qwen3 => Qwen3Model::load(config, &w)?,
-        ModelArchitecture::Qwen3Moe => Qwen3MoeModel::load(config, &w)?,
+        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl => Qwen3Model::load(config, &w)?,
+        ModelArchitecture::Qwen3Moe | ModelArchitecture::Qwen3VlMoe => {
+            Qwen3MoeModel::load(config, &w)?
+        }
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             DeepseekModel::load(config, &w)?
         }

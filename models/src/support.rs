@@ -40,6 +40,7 @@ pub struct Fp8Support {
 }
 
 const NO_WINDOWS: &str = "`sliding_window`: an active window is rejected";
+const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
@@ -73,6 +74,22 @@ impl ModelArchitecture {
             },
             Self::Mistral => ArchitectureSupport {
                 examples: &["Mistral-7B v0.2, v0.3", "Mistral-Nemo"],
+                ..DENSE
+            },
+            Self::Mistral3 => ArchitectureSupport {
+                examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509"],
+                limits: &[TEXT_PART, NO_WINDOWS, FULL_ROPE],
+                ..DENSE
+            },
+            Self::Qwen3Vl => ArchitectureSupport {
+                examples: &["Qwen3-VL-2B to 32B"],
+                limits: &[TEXT_PART, FULL_ROPE],
+                ..DENSE
+            },
+            Self::Qwen3VlMoe => ArchitectureSupport {
+                examples: &["Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"],
+                has_experts: true,
+                limits: &[TEXT_PART, FULL_ROPE],
                 ..DENSE
             },
             Self::Mixtral => ArchitectureSupport {

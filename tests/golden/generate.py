@@ -971,6 +971,12 @@ def bf16_gate(case: dict) -> dict:
             "reason": "transformers itself, in bf16, chooses the experts of f32 at 137 of 150 positions, and has mean 0.05, "
             "p99 0.49, regret 3.96; where the experts agree, mean 0.03, p99 0.18, regret 0.14",
         }
+    if "num_experts" in case.get("text_config", {}):
+        return {
+            "scale": 10,
+            "reason": "transformers itself, in bf16, chooses the experts of f32 at 147 of 150 positions, and has regret 1.39; "
+            "where the experts agree, mean 0.01, p99 0.05, regret 0.03",
+        }
     if "quantization_config" in case and "num_experts" in case:
         return {
             "scale": 10,

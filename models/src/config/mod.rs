@@ -23,6 +23,7 @@ mod quantization_tests;
 mod rope;
 #[cfg(test)]
 mod tests;
+mod text_part;
 
 pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
@@ -161,6 +162,8 @@ pub enum ModelArchitecture {
     Llama,
     /// `MistralForCausalLM`
     Mistral,
+    /// `Mistral3ForConditionalGeneration`, text part
+    Mistral3,
     /// `MixtralForCausalLM`
     Mixtral,
     /// `Qwen2ForCausalLM`
@@ -171,6 +174,10 @@ pub enum ModelArchitecture {
     Qwen3,
     /// `Qwen3MoeForCausalLM`
     Qwen3Moe,
+    /// `Qwen3VLForConditionalGeneration`, text part
+    Qwen3Vl,
+    /// `Qwen3VLMoeForConditionalGeneration`, text part
+    Qwen3VlMoe,
     /// `GraniteForCausalLM`
     Granite,
     /// `SmolLM3ForCausalLM`
@@ -232,7 +239,13 @@ impl ModelConfig {
     /// Whether queries and keys have an RMS norm per head before RoPE.
     #[must_use]
     pub fn qk_norm(&self) -> bool {
-        matches!(self.architecture, ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe)
+        matches!(
+            self.architecture,
+            ModelArchitecture::Qwen3
+                | ModelArchitecture::Qwen3Moe
+                | ModelArchitecture::Qwen3Vl
+                | ModelArchitecture::Qwen3VlMoe
+        )
     }
 
     /// Factor of the products of queries and keys before the softmax.
@@ -246,12 +259,6 @@ impl ModelConfig {
     #[must_use]
     pub fn stream_eps(&self) -> f32 {
         self.rms_eps / self.multipliers.residual.powi(2)
-    }
-
-    /// Whether the model is the text part of a multimodal model, whose checkpoints have further tensors.
-    #[must_use]
-    pub fn is_multimodal(&self) -> bool {
-        false
     }
 
     /// Number of channels of a head's query and key that RoPE rotates.
@@ -317,14 +324,17 @@ impl MoeConfig {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::Llama,
         Self::Mistral,
+        Self::Mistral3,
         Self::Mixtral,
         Self::Qwen2,
         Self::Qwen2Moe,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::Qwen3Vl,
+        Self::Qwen3VlMoe,
         Self::Granite,
         Self::SmolLm3,
         Self::SeedOss,
@@ -339,11 +349,14 @@ impl ModelArchitecture {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Mistral3 => "Mistral3ForConditionalGeneration",
             Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Qwen3Vl => "Qwen3VLForConditionalGeneration",
+            Self::Qwen3VlMoe => "Qwen3VLMoeForConditionalGeneration",
             Self::Granite => "GraniteForCausalLM",
             Self::SmolLm3 => "SmolLM3ForCausalLM",
             Self::SeedOss => "SeedOssForCausalLM",

@@ -16,6 +16,7 @@ pub(super) fn moe(
     match architecture {
         ModelArchitecture::Qwen2Moe => qwen2(fields, layers).map(Some),
         ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
+        ModelArchitecture::Qwen3VlMoe => qwen3_vl(fields, layers).map(Some),
         ModelArchitecture::Mixtral => mixtral(fields).map(Some),
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             deepseek(fields, architecture, layers).map(Some)
@@ -49,6 +50,16 @@ fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         has_shared_gate: true,
         ..qwen3(fields, layers)?
     })
+}
+
+/// Reads the MoE settings of Qwen3-VL-MoE: those of Qwen3-MoE, but the weights are always normalised.
+fn qwen3_vl(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
+    if !fields.flag("norm_topk_prob", true)? {
+        return Err(
+            fields.unsupported("norm_topk_prob", "this architecture normalises the weights")
+        );
+    }
+    Ok(MoeConfig { norm_topk_prob: true, ..qwen3(fields, layers)? })
 }
 
 /// Reads the MoE settings of Mixtral, as transformers `modeling_mixtral.py` does: every layer has experts, and

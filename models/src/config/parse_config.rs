@@ -9,6 +9,7 @@ use super::mla::mla;
 use super::model_head::{CheckpointKind, matryoshka};
 use super::moe::moe;
 use super::rope::RopeConfig;
+use super::text_part::text_fields;
 use super::{
     ActivationMultipliers, CheckpointDType, Eagle3Config, GenerationConfig, MlaConfig,
     ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
@@ -27,6 +28,7 @@ pub(super) fn config(
     generation: GenerationConfig,
 ) -> Result<ModelConfig, ModelConfigError> {
     let CheckpointKind { architecture, head } = CheckpointKind::read(fields)?;
+    let fields = &text_fields(fields, architecture)?;
     reject_unsupported(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     reject_sliding_windows(fields, architecture, layers)?;
@@ -50,7 +52,7 @@ pub(super) fn config(
         head_dim,
         intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
         rms_eps: fields.positive("rms_norm_eps")? as f32,
-        rope: RopeConfig::read(fields, max_positions)?,
+        rope: RopeConfig::read(fields, architecture, max_positions)?,
         nope_layers: nope_layers(fields, architecture, layers)?,
         multipliers: ActivationMultipliers::read(fields, architecture)?,
         max_positions,
@@ -95,6 +97,7 @@ fn reject_unsupported(
     let fixed = matches!(
         architecture,
         ModelArchitecture::Mistral
+            | ModelArchitecture::Mistral3
             | ModelArchitecture::Mixtral
             | ModelArchitecture::Qwen2
             | ModelArchitecture::Qwen2Moe
@@ -153,6 +156,8 @@ fn has_sliding_window(
         ModelArchitecture::Llama
         | ModelArchitecture::Granite
         | ModelArchitecture::SeedOss
+        | ModelArchitecture::Qwen3Vl
+        | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::DeepseekV2
         | ModelArchitecture::DeepseekV3
         | ModelArchitecture::LlamaEagle3 => false,
@@ -168,7 +173,9 @@ fn has_sliding_window(
             let by_type = fields.value("layer_types").is_some();
             !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
         }
-        ModelArchitecture::Mistral | ModelArchitecture::Mixtral => has_window,
+        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 | ModelArchitecture::Mixtral => {
+            has_window
+        }
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
             let by_type = fields.value("layer_types").is_some();
@@ -195,6 +202,8 @@ impl AttentionBiases {
             ModelArchitecture::Llama
             | ModelArchitecture::Qwen3
             | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::Qwen3Vl
+            | ModelArchitecture::Qwen3VlMoe
             | ModelArchitecture::Granite
             | ModelArchitecture::SmolLm3 => both(fields.flag("attention_bias", false)?),
             ModelArchitecture::SeedOss => Self {
@@ -206,6 +215,7 @@ impl AttentionBiases {
                 Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
             }
             ModelArchitecture::Mistral
+            | ModelArchitecture::Mistral3
             | ModelArchitecture::Mixtral
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3

@@ -4,8 +4,8 @@
 //! longrope scaling, partial rotation, parameters that differ between layer types, unknown parameters, and two
 //! spellings of one parameter with different values.
 
-use super::ModelConfigError;
 use super::json_fields::JsonFields;
+use super::{ModelArchitecture, ModelConfigError};
 
 /// Settings of the rotary embedding (RoPE) of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,8 +62,14 @@ pub enum RopeScaling {
     },
 }
 
-/// Base of the rotation frequencies if the configuration has none, as in transformers.
-const DEFAULT_THETA: f64 = 10_000.0;
+/// Base of the rotation frequencies if the configuration has none (`default_theta` in transformers).
+const fn default_theta(architecture: ModelArchitecture) -> f64 {
+    match architecture {
+        ModelArchitecture::Mixtral => 1_000_000.0,
+        ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => 500_000.0,
+        _ => 10_000.0,
+    }
+}
 
 /// Object with the RoPE settings in the new form.
 const NEW_FORM: &str = "rope_parameters";
@@ -88,6 +94,9 @@ const PARAMETERS: &[&str] = &[
     "truncate",
     "partial_rotary_factor",
 ];
+/// Parameters of multimodal models, whose tokens have three positions. For text, these are equal, and the
+/// parameters have no effect.
+const MROPE_PARAMETERS: &[&str] = &["mrope_section", "mrope_interleaved"];
 /// Parameters that some files store at the top level of `config.json`.
 const TOP_LEVEL_PARAMETERS: &[&str] =
     &["rope_theta", "original_max_position_embeddings", "partial_rotary_factor"];
@@ -95,8 +104,10 @@ const TOP_LEVEL_PARAMETERS: &[&str] =
 impl RopeConfig {
     pub(super) fn read(
         fields: &JsonFields,
+        architecture: ModelArchitecture,
         max_positions: usize,
     ) -> Result<Self, ModelConfigError> {
+        let default_theta = default_theta(architecture);
         let unknown = |name: &&str| name.starts_with("rope_") && !ROPE_FIELDS.contains(name);
         if let Some(name) = fields.names().find(unknown) {
             let why = format!("the known fields are {}", ROPE_FIELDS.join(", "));
@@ -110,7 +121,7 @@ impl RopeConfig {
             reject_different_forms(new, old)?;
         }
         let Some(map) = new.or(old) else {
-            let theta = theta.unwrap_or(DEFAULT_THETA);
+            let theta = theta.unwrap_or(default_theta);
             return Ok(Self { theta, scaling: RopeScaling::Default });
         };
         for nested in ["full_attention", "sliding_attention"] {
@@ -118,12 +129,13 @@ impl RopeConfig {
                 return Err(map.unsupported(nested, "all layers must have equal RoPE parameters"));
             }
         }
-        map.reject_unknown(PARAMETERS)?;
+        let mrope = if architecture.is_multimodal() { MROPE_PARAMETERS } else { &[] };
+        map.reject_unknown(&[PARAMETERS, mrope].concat())?;
         map.reject_disagreement("rope_type", &map, "type")?;
         for parameter in TOP_LEVEL_PARAMETERS {
             map.reject_disagreement(parameter, fields, parameter)?;
         }
-        let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(DEFAULT_THETA);
+        let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(default_theta);
         reject_partial_rotary(&map)?;
         let original = original_positions(fields, &map, max_positions)?;
         Ok(Self { theta, scaling: RopeScaling::read(&map, original, max_positions)? })

@@ -204,6 +204,41 @@ fn biases_depend_on_the_architecture() {
 }
 
 #[test]
+fn text_part_has_fields_of_the_outer_object() {
+    let mut text = qwen3();
+    text["model_type"] = json!("qwen3_vl_text");
+    let fields = text.as_object_mut().unwrap();
+    let moved = ["eos_token_id", "torch_dtype"].map(|field| (field, fields.remove(field)));
+    let outer = |members: Value| {
+        let mut outer = json!({
+            "architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text,
+            "vision_config": {"hidden_size": 1}, "hidden_size": 7
+        });
+        for (field, value) in &moved {
+            outer[*field] = value.clone().unwrap_or(Value::Null);
+        }
+        outer.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        outer
+    };
+    let plain = parse(&qwen3()).unwrap();
+    let config = parse(&outer(json!({}))).unwrap();
+    assert_eq!(config.architecture, ModelArchitecture::Qwen3Vl);
+    assert_eq!(ModelConfig { architecture: plain.architecture, ..config }, plain);
+    let float16 = parse(&outer(json!({"torch_dtype": "float16"}))).unwrap();
+    assert_eq!(float16.dtype, Some(CheckpointDType::F16));
+    let error = |members| parse(&outer(members)).unwrap_err().to_string();
+    let tied = !plain.tied;
+    let found = error(json!({"tie_word_embeddings": tied}));
+    assert!(found.contains("`text_config.tie_word_embeddings`"), "{found}");
+    let found = error(json!({"quantization_config": {"quant_method": "awq"}}));
+    assert!(found.contains("`quantization_config.quant_method`"), "{found}");
+    let found = error(json!({"text_config": {"model_type": "qwen2"}}));
+    assert!(found.contains("`text_config.model_type`"), "{found}");
+    let found = error(json!({"text_config": null}));
+    assert!(found.contains("`text_config` is missing"), "{found}");
+}
+
+#[test]
 fn unsupported_fields_are_rejected_by_name() {
     let error = parse(&with(qwen3(), json!({"architectures": ["GPT2LMHeadModel"]}))).unwrap_err();
     let names = ModelArchitecture::ALL.map(ModelArchitecture::name).join(", ");

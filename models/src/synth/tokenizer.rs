@@ -60,7 +60,9 @@ impl SynthTokenizer {
                 bos: Some("<|begin_of_text|>"),
                 eos: &["<|eot_id|>", "<|end_of_text|>"],
             },
-            ModelArchitecture::Mistral | ModelArchitecture::Mixtral => Self {
+            ModelArchitecture::Mistral
+            | ModelArchitecture::Mistral3
+            | ModelArchitecture::Mixtral => Self {
                 special: MISTRAL,
                 template: MISTRAL_TEMPLATE,
                 bos: Some("<s>"),
@@ -70,6 +72,8 @@ impl SynthTokenizer {
             | ModelArchitecture::Qwen2Moe
             | ModelArchitecture::Qwen3
             | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::Qwen3Vl
+            | ModelArchitecture::Qwen3VlMoe
             | ModelArchitecture::SmolLm3
             | ModelArchitecture::SeedOss => Self {
                 special: CHATML,

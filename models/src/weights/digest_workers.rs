@@ -46,9 +46,10 @@ impl WeightPartLocation {
     ) -> Self {
         let WeightLayout { first, count, transposed } = location.layout;
         let outputs = first + slice.rows.start..first + slice.rows.end;
-        let (rows, columns, row_elements) = match transposed {
-            true => (slice.cols.clone(), outputs, count),
-            false => (outputs, slice.cols.clone(), part.full_shape[1]),
+        let (rows, columns, row_elements) = if transposed {
+            (slice.cols.clone(), outputs, count)
+        } else {
+            (outputs, slice.cols.clone(), part.full_shape[1])
         };
         let size = part.dtype.bytes();
         Self {

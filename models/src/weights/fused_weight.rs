@@ -4,8 +4,8 @@
 //! up projections. A layer's experts may be stored in two tensors, `experts.gate_up_proj` and
 //! `experts.down_proj`, with one matrix per expert. Each checkpoint may store weights separately or fused.
 
-use crate::ModelConfig;
 use crate::weight_table::TensorSpec;
+use crate::{ModelArchitecture, ModelConfig};
 
 /// Tensor that stacks the rows of several projections.
 struct FusedProjection {
@@ -105,8 +105,8 @@ impl FusedWeight {
 }
 
 /// Whether published checkpoints store the experts of a layer in two tensors, with transposed matrices.
-fn has_transposed_experts(_: &ModelConfig) -> bool {
-    false
+fn has_transposed_experts(config: &ModelConfig) -> bool {
+    config.architecture == ModelArchitecture::Qwen3VlMoe
 }
 
 /// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.

@@ -77,6 +77,8 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
 /// Returns the name that published checkpoints of the family have for the tensor `canonical`.
 pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
     let prefixes: &[NameSpelling] = match config.architecture {
+        ModelArchitecture::Mistral3 => LANGUAGE_MODEL,
+        ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => MODEL_LANGUAGE_MODEL,
         _ => &[],
     };
     let renamed = prefixes.iter().find_map(|spelling| {
@@ -91,5 +93,6 @@ pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
 /// Whether the tensor `name` belongs to the vision part of a multimodal model, of which only the text part is
 /// loaded.
 pub(super) fn is_vision_tensor(config: &ModelConfig, name: &str) -> bool {
-    config.is_multimodal() && VISION_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    config.architecture.is_multimodal()
+        && VISION_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }

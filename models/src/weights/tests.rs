@@ -309,6 +309,26 @@ fn weights_with_two_spellings_are_rejected_by_both_names() {
     .assert_eq(&folder.error());
 }
 
+#[test]
+fn text_part_is_loaded_without_vision_tensors() {
+    let mut text: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
+    text["model_type"] = json!("qwen3_vl_moe_text");
+    let architecture = "Qwen3VLMoeForConditionalGeneration";
+    let config = json!({"architectures": [architecture], "text_config": text});
+    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let plain = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    assert_eq!(folder.values(), plain.values(), "transposed experts have equal values");
+    folder.edit(|t| {
+        let experts = &t["model.language_model.layers.1.mlp.experts.gate_up_proj"];
+        assert_eq!(experts.1, [4, 32, 32]);
+        t.insert("model.visual.blocks.0.norm1.weight".into(), ("F64".into(), vec![1], vec![0; 8]));
+    });
+    folder.locate().unwrap();
+    folder.edit(|t| drop(t.insert("audio.weight".into(), ("F32".into(), vec![1], vec![0; 4]))));
+    expect!["DIR: weights do not match the configuration: 0 missing; 1 unexpected: audio.weight"]
+        .assert_eq(&folder.error());
+}
+
 /// Applies `change` to the index of a checkpoint with several files and expects the error `expected`.
 fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
     let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
