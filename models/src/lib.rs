@@ -18,6 +18,7 @@ mod manifest;
 mod mistral;
 mod mixtral;
 mod model;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;

@@ -5,6 +5,7 @@ use crate::deepseek::DeepseekModel;
 use crate::llama::LlamaModel;
 use crate::mistral::MistralModel;
 use crate::mixtral::MixtralModel;
+use crate::phi3::Phi3Model;
 use crate::qwen2::Qwen2Model;
 use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
@@ -93,6 +94,7 @@ pub fn load_model(
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             DeepseekModel::load(config, &w)?
         }
+        ModelArchitecture::Phi3 => Phi3Model::load(config, &w)?,
         ModelArchitecture::LlamaEagle3 => {
             return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });
         }

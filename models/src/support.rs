@@ -40,6 +40,9 @@ pub struct Fp8Support {
 }
 
 const NO_WINDOWS: &str = "`sliding_window`: an active window is rejected";
+const LONG_WINDOWS: &str = "`sliding_window`: below `max_position_embeddings` it is rejected";
+const LONGROPE: &str = "`rope_scaling`: `longrope`; if the longest context of the server exceeds \
+    `original_max_position_embeddings`, all requests use `long_factor`, otherwise all use `short_factor`";
 const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
@@ -127,6 +130,11 @@ impl ModelArchitecture {
                 examples: &["DeepSeek-V3, V3-0324, V3.1", "DeepSeek-R1"],
                 has_mtp: true,
                 ..DEEPSEEK
+            },
+            Self::Phi3 => ArchitectureSupport {
+                examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-128k"],
+                limits: &[LONG_WINDOWS, LONGROPE],
+                ..DENSE
             },
             Self::LlamaEagle3 => ArchitectureSupport {
                 examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],

@@ -98,6 +98,7 @@ fn tool_call_syntax(
         | ModelArchitecture::SmolLm3 => ToolCallSyntax::Hermes,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
+        ModelArchitecture::Phi3 => ToolCallSyntax::Phi4Mini,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => ToolCallSyntax::DeepSeekV3,
     }
 }

@@ -161,7 +161,6 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
         "model_type": {
             "LlamaForCausalLM": "llama",
             "MistralForCausalLM": "mistral",
-            "Ministral3ForCausalLM": "ministral3",
             "MixtralForCausalLM": "mixtral",
             "Phi3ForCausalLM": "phi3",
             "Qwen2ForCausalLM": "qwen2",
@@ -334,18 +333,6 @@ DEEPSEEK_YARN = {
 }
 # Mixtral: every layer has experts.
 MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
-MINISTRAL_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1000000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 64,
-    "max_position_embeddings": 1024,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.3,
-}
 MROPE = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [8, 4, 4]}
 # Phi-4-mini: 12 of 16 channels rotate.
 LONGROPE = {
@@ -379,14 +366,6 @@ CASES = {
         "mistral3",
         config("MistralForCausalLM", 4, 2, 32, sliding_window=None, rope_theta=1000000000.0),
     ),
-    "mistral3-ministral-tied": multimodal(
-        "Mistral3ForConditionalGeneration",
-        "mistral3",
-        config(
-            "Ministral3ForCausalLM", 4, 1, 32, sliding_window=None, tie_word_embeddings=True, rope_parameters=MINISTRAL_YARN
-        ),
-    ),
-    "ministral3-yarn": config("Ministral3ForCausalLM", 4, 2, 16, sliding_window=None, rope_parameters=MINISTRAL_YARN),
     "qwen3_vl-tied": multimodal(
         "Qwen3VLForConditionalGeneration",
         "qwen3_vl",

@@ -114,6 +114,14 @@ impl JsonFields {
         }
     }
 
+    /// Reads the required field `field`, a list of finite numbers above 0.
+    pub(crate) fn positive_numbers(&self, field: &str) -> Result<Vec<f64>, ModelConfigError> {
+        let value = self.value(field).ok_or_else(|| self.missing(field))?;
+        let number = |v: &Value| v.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+        let numbers = value.as_array().and_then(|list| list.iter().map(number).collect());
+        numbers.ok_or_else(|| self.wrong(field, "a list of numbers above zero", value))
+    }
+
     /// Reads the optional field `field`, a finite number.
     pub(crate) fn number_or_none(&self, field: &str) -> Result<Option<f64>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(None) };

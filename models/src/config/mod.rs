@@ -36,6 +36,7 @@ pub use quantization::{
 };
 pub use rope::{RopeConfig, RopeScaling};
 
+use crate::weights::RotaryRows;
 use ops::{ExpertGroups, RouterScore};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -188,6 +189,8 @@ pub enum ModelArchitecture {
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
     DeepseekV3,
+    /// `Phi3ForCausalLM`
+    Phi3,
     /// `LlamaForCausalLMEagle3`: draft model of EAGLE-3
     LlamaEagle3,
 }
@@ -261,7 +264,20 @@ impl ModelConfig {
         self.rms_eps / self.multipliers.residual.powi(2)
     }
 
-    /// Number of channels of a head's query and key that RoPE rotates.
+    /// Order of the rows of query and key projections, if RoPE rotates some channels of a head only.
+    #[must_use]
+    pub(crate) fn rotary_rows(&self) -> Option<RotaryRows> {
+        let rows = RotaryRows { head_dim: self.head_dim, rotated: self.rotated_channels() };
+        (self.mla.is_none() && rows.rotated < rows.head_dim).then_some(rows)
+    }
+
+    /// Number of channels of a head's query and key whose angle is not always 0.
+    #[must_use]
+    pub fn rotated_channels(&self) -> usize {
+        (self.rotary() as f64 * self.rope.partial_rotary_factor) as usize
+    }
+
+    /// Number of channels of a head's query and key in the tables of RoPE.
     #[must_use]
     pub fn rotary(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
@@ -279,7 +295,7 @@ impl ModelConfig {
     pub fn context_max(&self) -> usize {
         let extended = match self.rope.scaling {
             // With llama3 scaling, `max_position_embeddings` is the extended length already.
-            RopeScaling::Default | RopeScaling::Llama3 { .. } => 0.0,
+            RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,
         };
@@ -324,7 +340,7 @@ impl MoeConfig {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Llama,
         Self::Mistral,
         Self::Mistral3,
@@ -340,6 +356,7 @@ impl ModelArchitecture {
         Self::SeedOss,
         Self::DeepseekV2,
         Self::DeepseekV3,
+        Self::Phi3,
         Self::LlamaEagle3,
     ];
 
@@ -362,6 +379,7 @@ impl ModelArchitecture {
             Self::SeedOss => "SeedOssForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
             Self::LlamaEagle3 => "LlamaForCausalLMEagle3",
         }
     }

@@ -17,6 +17,7 @@ const LLAMA3: &[&str] = &[
     "<|end_header_id|>",
     "<|eot_id|>",
 ];
+const PHI: &[&str] = &["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 const MISTRAL: &[&str] = &["<s>", "</s>", "[INST]", "[/INST]"];
 
 const CHATML_TEMPLATE: &str = "{% for message in messages %}\
@@ -26,6 +27,9 @@ const LLAMA3_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] }}\
 {{ '<|eot_id|>' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
+const PHI_TEMPLATE: &str = "{% for message in messages %}\
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
 const MISTRAL_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
 {% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}{% endfor %}";
@@ -80,6 +84,12 @@ impl SynthTokenizer {
                 template: CHATML_TEMPLATE,
                 bos: None,
                 eos: &["<|im_end|>", "<|endoftext|>"],
+            },
+            ModelArchitecture::Phi3 => Self {
+                special: PHI,
+                template: PHI_TEMPLATE,
+                bos: None,
+                eos: &["<|end|>", "<|endoftext|>"],
             },
             ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => Self {
                 special: DEEPSEEK,

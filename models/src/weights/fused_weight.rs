@@ -110,8 +110,8 @@ fn has_transposed_experts(config: &ModelConfig) -> bool {
 }
 
 /// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.
-fn stores_fused_rows(_: &ModelConfig) -> bool {
-    false
+fn stores_fused_rows(config: &ModelConfig) -> bool {
+    config.architecture == ModelArchitecture::Phi3
 }
 
 /// Returns the fused tensor that contains a projection, and the index of the projection in it.
