@@ -7,10 +7,11 @@
 
 use crate::config::Eagle3Config;
 use crate::layers::{
-    GatedMlp, GqaAttentionCore, LmHead, QKV_PROJECTIONS, ResidualStream, RmsNormLayer,
-    RotaryEmbedding, VocabParallelEmbedding,
+    GatedMlp, GqaAttentionCore, LmHead, ResidualStream, RmsNormLayer, RotaryEmbedding,
+    VocabParallelEmbedding,
 };
 use crate::weight_table::{DRAFT_TO_TARGET, EAGLE_EMBEDDING, HEAD, MIDLAYER};
+use crate::weights::QKV_PROJECTIONS;
 use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, Weights};
 use ops::{PackedLinear, Tensor, VocabShard};
 use std::cell::RefCell;

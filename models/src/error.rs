@@ -235,9 +235,12 @@ pub enum StoredTensorError {
     /// A weight file contains a tensor that the index does not assign to this file.
     #[error("is in the file, but the index {0}")]
     NotInIndex(String),
-    /// An expert's weight is stored as its own tensor and in the fused tensor of all experts.
+    /// A weight is stored as its own tensor and in a fused tensor.
     #[error("contains the weight `{0}`, which is also stored separately")]
     StoredTwice(String),
+    /// Two tensors are spellings of the name of one weight.
+    #[error("is another spelling of `{0}`, which is also stored")]
+    OtherSpelling(String),
     /// A weight that an MTP module stores as a copy differs from the original.
     #[error("differs from `{0}`, of which it must be a copy")]
     Copy(&'static str),

@@ -4,6 +4,8 @@ use crate::config::ModelArchitecture;
 use crate::deepseek::DeepseekModel;
 use crate::llama::LlamaModel;
 use crate::mistral::MistralModel;
+use crate::mixtral::MixtralModel;
+use crate::phi3::Phi3Model;
 use crate::qwen2::Qwen2Model;
 use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
@@ -81,14 +83,18 @@ pub fn load_model(
         | ModelArchitecture::Granite
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::SeedOss => LlamaModel::load(config, &w)?,
-        ModelArchitecture::Mistral => MistralModel::load(config, &w)?,
+        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 => MistralModel::load(config, &w)?,
+        ModelArchitecture::Mixtral => MixtralModel::load(config, &w)?,
         ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
         ModelArchitecture::Qwen2Moe => Qwen2MoeModel::load(config, &w)?,
-        ModelArchitecture::Qwen3 => Qwen3Model::load(config, &w)?,
-        ModelArchitecture::Qwen3Moe => Qwen3MoeModel::load(config, &w)?,
+        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl => Qwen3Model::load(config, &w)?,
+        ModelArchitecture::Qwen3Moe | ModelArchitecture::Qwen3VlMoe => {
+            Qwen3MoeModel::load(config, &w)?
+        }
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             DeepseekModel::load(config, &w)?
         }
+        ModelArchitecture::Phi3 => Phi3Model::load(config, &w)?,
         ModelArchitecture::LlamaEagle3 => {
             return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });
         }

@@ -40,6 +40,10 @@ pub struct Fp8Support {
 }
 
 const NO_WINDOWS: &str = "`sliding_window`: an active window is rejected";
+const LONG_WINDOWS: &str = "`sliding_window`: below `max_position_embeddings` it is rejected";
+const LONGROPE: &str = "`rope_scaling`: `longrope`; if the longest context of the server exceeds \
+    `original_max_position_embeddings`, all requests use `long_factor`, otherwise all use `short_factor`";
+const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
@@ -75,6 +79,27 @@ impl ModelArchitecture {
                 examples: &["Mistral-7B v0.2, v0.3", "Mistral-Nemo"],
                 ..DENSE
             },
+            Self::Mistral3 => ArchitectureSupport {
+                examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509"],
+                limits: &[TEXT_PART, NO_WINDOWS, FULL_ROPE],
+                ..DENSE
+            },
+            Self::Qwen3Vl => ArchitectureSupport {
+                examples: &["Qwen3-VL-2B to 32B"],
+                limits: &[TEXT_PART, FULL_ROPE],
+                ..DENSE
+            },
+            Self::Qwen3VlMoe => ArchitectureSupport {
+                examples: &["Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"],
+                has_experts: true,
+                limits: &[TEXT_PART, FULL_ROPE],
+                ..DENSE
+            },
+            Self::Mixtral => ArchitectureSupport {
+                examples: &["Mixtral-8x7B", "Mixtral-8x22B"],
+                has_experts: true,
+                ..DENSE
+            },
             Self::Qwen2 => {
                 ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE }
             }
@@ -105,6 +130,11 @@ impl ModelArchitecture {
                 examples: &["DeepSeek-V3, V3-0324, V3.1", "DeepSeek-R1"],
                 has_mtp: true,
                 ..DEEPSEEK
+            },
+            Self::Phi3 => ArchitectureSupport {
+                examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-128k"],
+                limits: &[LONG_WINDOWS, LONGROPE],
+                ..DENSE
             },
             Self::LlamaEagle3 => ArchitectureSupport {
                 examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],

@@ -9,6 +9,7 @@ use crate::ModelConfig;
 use crate::config::{LayerQuantization, ModelHead};
 use crate::sharding::{HeadKind, ShardSpec, SplitUnit};
 use crate::synth::SynthDistribution;
+use crate::weights::family_name;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
 /// Name of the classification head of checkpoints that score text pairs.
@@ -308,7 +309,9 @@ fn scales(
         format,
         // In published fp8 checkpoints, `eh_proj` of an MTP module is not quantised, although the
         // configuration does not list it as excluded.
-        expected: scope != WeightScope::Mtp && !quantization.ignores(module),
+        expected: scope != WeightScope::Mtp
+            && !quantization.ignores(module)
+            && !quantization.ignores(&family_name(config, module)),
     })
 }
 

@@ -86,14 +86,19 @@ fn tool_call_syntax(
     }
     match architecture {
         ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => ToolCallSyntax::Llama3Json,
-        ModelArchitecture::Mistral => ToolCallSyntax::Mistral,
+        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 | ModelArchitecture::Mixtral => {
+            ToolCallSyntax::Mistral
+        }
         ModelArchitecture::Qwen2
         | ModelArchitecture::Qwen2Moe
         | ModelArchitecture::Qwen3
         | ModelArchitecture::Qwen3Moe
+        | ModelArchitecture::Qwen3Vl
+        | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::SmolLm3 => ToolCallSyntax::Hermes,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
+        ModelArchitecture::Phi3 => ToolCallSyntax::Phi4Mini,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => ToolCallSyntax::DeepSeekV3,
     }
 }
@@ -106,9 +111,11 @@ fn reasoning_family(
         _ if mentions("<seed:think>") => Some(ReasoningFamily::SeedOss),
         _ if mentions("[THINK]") => Some(ReasoningFamily::Mistral),
         _ if mentions("Here is my thought process:") => Some(ReasoningFamily::Granite),
-        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe | ModelArchitecture::SmolLm3 => {
-            Some(ReasoningFamily::Qwen3)
-        }
+        ModelArchitecture::Qwen3
+        | ModelArchitecture::Qwen3Moe
+        | ModelArchitecture::Qwen3Vl
+        | ModelArchitecture::Qwen3VlMoe
+        | ModelArchitecture::SmolLm3 => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
         // Kimi K2 always reasons, and its template mentions its thinking.
         _ if mentions("<|tool_calls_section_begin|>") => Some(ReasoningFamily::DeepSeekR1),

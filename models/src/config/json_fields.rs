@@ -18,6 +18,8 @@ pub(crate) struct JsonFields {
     path: PathBuf,
     prefix: String,
     map: Map<String, Value>,
+    /// Fields that are in the outermost object of the file, without the prefix.
+    inherited: Vec<&'static str>,
 }
 
 impl JsonFields {
@@ -34,7 +36,7 @@ impl JsonFields {
     pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Self, ModelConfigError> {
         let map = serde_json::from_slice(text)
             .map_err(|e| ModelConfigError::Json { path: path.to_owned(), detail: e.to_string() })?;
-        Ok(Self { path: path.to_owned(), prefix: String::new(), map })
+        Ok(Self { path: path.to_owned(), prefix: String::new(), map, inherited: Vec::new() })
     }
 
     /// Returns the object after the overrides (`--hf-overrides`).
@@ -45,7 +47,20 @@ impl JsonFields {
 
     /// Creates an object without fields, used if the optional file `path` does not exist.
     pub(crate) fn absent(path: &Path) -> Self {
-        Self { path: path.to_owned(), prefix: String::new(), map: Map::new() }
+        let (prefix, map) = (String::new(), Map::new());
+        Self { path: path.to_owned(), prefix, map, inherited: Vec::new() }
+    }
+
+    /// Returns the object with the fields `inherited` of the outermost object `outer`.
+    pub(crate) fn inheriting(mut self, outer: &Self, inherited: Vec<&'static str>) -> Self {
+        for field in &inherited {
+            match outer.value(field) {
+                Some(value) => drop(self.map.insert((*field).to_owned(), value.clone())),
+                None => drop(self.map.remove(*field)),
+            }
+        }
+        self.inherited = inherited;
+        self
     }
 
     pub(crate) fn value(&self, field: &str) -> Option<&Value> {
@@ -61,8 +76,9 @@ impl JsonFields {
         match self.value(field) {
             None => Ok(None),
             Some(Value::Object(map)) => {
-                let prefix = format!("{}{field}.", self.prefix);
-                Ok(Some(Self { path: self.path.clone(), prefix, map: map.clone() }))
+                let prefix = format!("{}.", self.full(field));
+                let (path, map) = (self.path.clone(), map.clone());
+                Ok(Some(Self { path, prefix, map, inherited: Vec::new() }))
             }
             Some(other) => Err(self.wrong(field, "an object", other)),
         }
@@ -96,6 +112,14 @@ impl JsonFields {
             Some(x) if x.is_finite() && x > 0.0 => Ok(Some(x)),
             _ => Err(self.wrong(field, "a number above zero", value)),
         }
+    }
+
+    /// Reads the required field `field`, a list of finite numbers above 0.
+    pub(crate) fn positive_numbers(&self, field: &str) -> Result<Vec<f64>, ModelConfigError> {
+        let value = self.value(field).ok_or_else(|| self.missing(field))?;
+        let number = |v: &Value| v.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+        let numbers = value.as_array().and_then(|list| list.iter().map(number).collect());
+        numbers.ok_or_else(|| self.wrong(field, "a list of numbers above zero", value))
     }
 
     /// Reads the optional field `field`, a finite number.
@@ -210,7 +234,8 @@ impl JsonFields {
     }
 
     fn full(&self, field: &str) -> String {
-        format!("{}{field}", self.prefix)
+        let prefix = if self.inherited.contains(&field) { "" } else { &self.prefix };
+        format!("{prefix}{field}")
     }
 }
 

@@ -23,6 +23,7 @@ mod quantization_tests;
 mod rope;
 #[cfg(test)]
 mod tests;
+mod text_part;
 
 pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
@@ -35,6 +36,7 @@ pub use quantization::{
 };
 pub use rope::{RopeConfig, RopeScaling};
 
+use crate::weights::RotaryRows;
 use ops::{ExpertGroups, RouterScore};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -161,6 +163,10 @@ pub enum ModelArchitecture {
     Llama,
     /// `MistralForCausalLM`
     Mistral,
+    /// `Mistral3ForConditionalGeneration`, text part
+    Mistral3,
+    /// `MixtralForCausalLM`
+    Mixtral,
     /// `Qwen2ForCausalLM`
     Qwen2,
     /// `Qwen2MoeForCausalLM`
@@ -169,6 +175,10 @@ pub enum ModelArchitecture {
     Qwen3,
     /// `Qwen3MoeForCausalLM`
     Qwen3Moe,
+    /// `Qwen3VLForConditionalGeneration`, text part
+    Qwen3Vl,
+    /// `Qwen3VLMoeForConditionalGeneration`, text part
+    Qwen3VlMoe,
     /// `GraniteForCausalLM`
     Granite,
     /// `SmolLM3ForCausalLM`
@@ -179,6 +189,8 @@ pub enum ModelArchitecture {
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
     DeepseekV3,
+    /// `Phi3ForCausalLM`
+    Phi3,
     /// `LlamaForCausalLMEagle3`: draft model of EAGLE-3
     LlamaEagle3,
 }
@@ -230,7 +242,13 @@ impl ModelConfig {
     /// Whether queries and keys have an RMS norm per head before RoPE.
     #[must_use]
     pub fn qk_norm(&self) -> bool {
-        matches!(self.architecture, ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe)
+        matches!(
+            self.architecture,
+            ModelArchitecture::Qwen3
+                | ModelArchitecture::Qwen3Moe
+                | ModelArchitecture::Qwen3Vl
+                | ModelArchitecture::Qwen3VlMoe
+        )
     }
 
     /// Factor of the products of queries and keys before the softmax.
@@ -246,7 +264,20 @@ impl ModelConfig {
         self.rms_eps / self.multipliers.residual.powi(2)
     }
 
-    /// Number of channels of a head's query and key that RoPE rotates.
+    /// Order of the rows of query and key projections, if RoPE rotates some channels of a head only.
+    #[must_use]
+    pub(crate) fn rotary_rows(&self) -> Option<RotaryRows> {
+        let rows = RotaryRows { head_dim: self.head_dim, rotated: self.rotated_channels() };
+        (self.mla.is_none() && rows.rotated < rows.head_dim).then_some(rows)
+    }
+
+    /// Number of channels of a head's query and key whose angle is not always 0.
+    #[must_use]
+    pub fn rotated_channels(&self) -> usize {
+        (self.rotary() as f64 * self.rope.partial_rotary_factor) as usize
+    }
+
+    /// Number of channels of a head's query and key in the tables of RoPE.
     #[must_use]
     pub fn rotary(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
@@ -264,7 +295,7 @@ impl ModelConfig {
     pub fn context_max(&self) -> usize {
         let extended = match self.rope.scaling {
             // With llama3 scaling, `max_position_embeddings` is the extended length already.
-            RopeScaling::Default | RopeScaling::Llama3 { .. } => 0.0,
+            RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,
         };
@@ -309,18 +340,23 @@ impl MoeConfig {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 17] = [
         Self::Llama,
         Self::Mistral,
+        Self::Mistral3,
+        Self::Mixtral,
         Self::Qwen2,
         Self::Qwen2Moe,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::Qwen3Vl,
+        Self::Qwen3VlMoe,
         Self::Granite,
         Self::SmolLm3,
         Self::SeedOss,
         Self::DeepseekV2,
         Self::DeepseekV3,
+        Self::Phi3,
         Self::LlamaEagle3,
     ];
 
@@ -330,15 +366,20 @@ impl ModelArchitecture {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Mistral3 => "Mistral3ForConditionalGeneration",
+            Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Qwen3Vl => "Qwen3VLForConditionalGeneration",
+            Self::Qwen3VlMoe => "Qwen3VLMoeForConditionalGeneration",
             Self::Granite => "GraniteForCausalLM",
             Self::SmolLm3 => "SmolLM3ForCausalLM",
             Self::SeedOss => "SeedOssForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
             Self::LlamaEagle3 => "LlamaForCausalLMEagle3",
         }
     }

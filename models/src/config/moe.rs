@@ -16,6 +16,8 @@ pub(super) fn moe(
     match architecture {
         ModelArchitecture::Qwen2Moe => qwen2(fields, layers).map(Some),
         ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
+        ModelArchitecture::Qwen3VlMoe => qwen3_vl(fields, layers).map(Some),
+        ModelArchitecture::Mixtral => mixtral(fields).map(Some),
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             deepseek(fields, architecture, layers).map(Some)
         }
@@ -24,13 +26,7 @@ pub(super) fn moe(
 }
 
 fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
-    fields.reject_disagreement("num_experts", fields, "num_local_experts")?;
-    let experts = match fields.size_or_none("num_experts", EXPERT_LIMIT)? {
-        Some(experts) => experts,
-        None => fields
-            .size_or_none("num_local_experts", EXPERT_LIMIT)?
-            .ok_or_else(|| fields.missing("num_experts"))?,
-    };
+    let experts = expert_count(fields, "num_experts", "num_local_experts")?;
     Ok(MoeConfig {
         experts,
         top_k: experts_per_token(fields, experts)?,
@@ -54,6 +50,45 @@ fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         has_shared_gate: true,
         ..qwen3(fields, layers)?
     })
+}
+
+/// Reads the MoE settings of Qwen3-VL-MoE: those of Qwen3-MoE, but the weights are always normalised.
+fn qwen3_vl(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
+    if !fields.flag("norm_topk_prob", true)? {
+        return Err(
+            fields.unsupported("norm_topk_prob", "this architecture normalises the weights")
+        );
+    }
+    Ok(MoeConfig { norm_topk_prob: true, ..qwen3(fields, layers)? })
+}
+
+/// Reads the MoE settings of Mixtral, as transformers `modeling_mixtral.py` does: every layer has experts, and
+/// the weights of the selected experts are a softmax over their logits, which equals normalised scores.
+fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
+    let experts = expert_count(fields, "num_local_experts", "num_experts")?;
+    Ok(MoeConfig {
+        experts,
+        top_k: experts_per_token(fields, experts)?,
+        intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
+        shared_intermediate: 0,
+        has_shared_gate: false,
+        score: RouterScore::Softmax,
+        has_correction_bias: false,
+        expert_groups: None,
+        norm_topk_prob: true,
+        scale: 1.0,
+        sparse_step: 1,
+        dense_layers: Vec::new(),
+    })
+}
+
+/// Reads the number of routed experts of a layer from `field`, or from `other`, its name in other files.
+fn expert_count(fields: &JsonFields, field: &str, other: &str) -> Result<usize, ModelConfigError> {
+    fields.reject_disagreement(field, fields, other)?;
+    match fields.size_or_none(field, EXPERT_LIMIT)? {
+        Some(experts) => Ok(experts),
+        None => fields.size_or_none(other, EXPERT_LIMIT)?.ok_or_else(|| fields.missing(field)),
+    }
 }
 
 /// Reads the number of routed experts per token (`num_experts_per_tok`), which is at most `experts`.

@@ -8,7 +8,8 @@ use super::json_fields::JsonFields;
 use super::mla::mla;
 use super::model_head::{CheckpointKind, matryoshka};
 use super::moe::moe;
-use super::rope::RopeConfig;
+use super::rope::{RopeConfig, RopeScaling};
+use super::text_part::text_fields;
 use super::{
     ActivationMultipliers, CheckpointDType, Eagle3Config, GenerationConfig, MlaConfig,
     ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
@@ -27,6 +28,7 @@ pub(super) fn config(
     generation: GenerationConfig,
 ) -> Result<ModelConfig, ModelConfigError> {
     let CheckpointKind { architecture, head } = CheckpointKind::read(fields)?;
+    let fields = &text_fields(fields, architecture)?;
     reject_unsupported(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     reject_sliding_windows(fields, architecture, layers)?;
@@ -50,7 +52,7 @@ pub(super) fn config(
         head_dim,
         intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
         rms_eps: fields.positive("rms_norm_eps")? as f32,
-        rope: RopeConfig::read(fields, max_positions)?,
+        rope: RopeConfig::read(fields, architecture, max_positions)?,
         nope_layers: nope_layers(fields, architecture, layers)?,
         multipliers: ActivationMultipliers::read(fields, architecture)?,
         max_positions,
@@ -71,6 +73,7 @@ pub(super) fn config(
         eos: if generation.eos.is_empty() { config_eos } else { generation.eos.clone() },
         generation,
     };
+    check_rotary(fields, &config)?;
     match config.context_max() {
         longest if longest as u64 > POSITION_LIMIT => {
             let detail =
@@ -79,6 +82,25 @@ pub(super) fn config(
         }
         _ => Ok(config),
     }
+}
+
+/// Checks the number of channels that RoPE rotates, and the number of factors of longrope scaling.
+fn check_rotary(fields: &JsonFields, config: &ModelConfig) -> Result<(), ModelConfigError> {
+    let rotated = config.rotated_channels();
+    if rotated == 0 || !rotated.is_multiple_of(2) {
+        let detail = format!("rotates {rotated} channels; RoPE needs a positive even number");
+        return Err(fields.contradiction("partial_rotary_factor", detail));
+    }
+    let RopeScaling::LongRope { short_factors, long_factors, .. } = &config.rope.scaling else {
+        return Ok(());
+    };
+    for (field, factors) in [("short_factor", short_factors), ("long_factor", long_factors)] {
+        if factors.len() != rotated / 2 {
+            let detail = format!("{} {field} entries for {} pairs", factors.len(), rotated / 2);
+            return Err(fields.contradiction("rope_scaling", detail));
+        }
+    }
+    Ok(())
 }
 
 /// Rejects fields that would change the arithmetic but are not supported for this architecture.
@@ -95,16 +117,22 @@ fn reject_unsupported(
     let fixed = matches!(
         architecture,
         ModelArchitecture::Mistral
+            | ModelArchitecture::Mistral3
+            | ModelArchitecture::Mixtral
             | ModelArchitecture::Qwen2
             | ModelArchitecture::Qwen2Moe
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3
+            | ModelArchitecture::Phi3
             | ModelArchitecture::LlamaEagle3
     );
     if fixed && fields.flag("attention_bias", false)? {
         return Err(
             fields.unsupported("attention_bias", "the biases of this architecture are fixed")
         );
+    }
+    if fields.flag("lm_head_bias", false)? {
+        return Err(fields.unsupported("lm_head_bias", "LM heads have no biases"));
     }
     let may_have_mlp_bias = matches!(
         architecture,
@@ -147,11 +175,14 @@ fn has_sliding_window(
     architecture: ModelArchitecture,
     layers: usize,
 ) -> Result<bool, ModelConfigError> {
-    let has_window = fields.size_or_none("sliding_window", POSITION_LIMIT)?.is_some();
+    let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
+    let has_window = window.is_some();
     Ok(match architecture {
         ModelArchitecture::Llama
         | ModelArchitecture::Granite
         | ModelArchitecture::SeedOss
+        | ModelArchitecture::Qwen3Vl
+        | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::DeepseekV2
         | ModelArchitecture::DeepseekV3
         | ModelArchitecture::LlamaEagle3 => false,
@@ -167,7 +198,14 @@ fn has_sliding_window(
             let by_type = fields.value("layer_types").is_some();
             !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
         }
-        ModelArchitecture::Mistral => has_window,
+        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 | ModelArchitecture::Mixtral => {
+            has_window
+        }
+        // A window as long as the context includes every position.
+        ModelArchitecture::Phi3 => {
+            let positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
+            window.is_some_and(|window| window < positions)
+        }
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
             let by_type = fields.value("layer_types").is_some();
@@ -194,6 +232,8 @@ impl AttentionBiases {
             ModelArchitecture::Llama
             | ModelArchitecture::Qwen3
             | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::Qwen3Vl
+            | ModelArchitecture::Qwen3VlMoe
             | ModelArchitecture::Granite
             | ModelArchitecture::SmolLm3 => both(fields.flag("attention_bias", false)?),
             ModelArchitecture::SeedOss => Self {
@@ -205,8 +245,11 @@ impl AttentionBiases {
                 Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
             }
             ModelArchitecture::Mistral
+            | ModelArchitecture::Mistral3
+            | ModelArchitecture::Mixtral
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3
+            | ModelArchitecture::Phi3
             | ModelArchitecture::LlamaEagle3 => both(false),
         })
     }

@@ -1,24 +1,26 @@
 //! Parser of the RoPE settings: `rope_parameters` (new form), or `rope_theta` and `rope_scaling` (old form).
 //!
-//! The scaling type may be written as `type` or as `rope_type` in both forms. Rejected are dynamic and
-//! longrope scaling, partial rotation, parameters that differ between layer types, unknown parameters, and two
+//! The scaling type may be written as `type` or as `rope_type` in both forms. Rejected are dynamic scaling,
+//! partial rotation and longrope scaling of other architectures than Phi-3, parameters that differ between layer types, unknown parameters, and two
 //! spellings of one parameter with different values.
 
-use super::ModelConfigError;
 use super::json_fields::JsonFields;
+use super::{ModelArchitecture, ModelConfigError};
 
 /// Settings of the rotary embedding (RoPE) of queries and keys.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// Base of the rotation frequencies (`rope_theta`).
     pub theta: f64,
     /// Scaling of the frequencies for contexts longer than the context of the original training.
     pub scaling: RopeScaling,
+    /// Fraction of the channels of a head that RoPE rotates.
+    pub partial_rotary_factor: f64,
 }
 
 /// Method that changes the rotation frequencies `f` for longer contexts. The wavelength of a frequency is `2π
 /// / f` positions.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// The rotation frequencies are not scaled.
     Default,
@@ -60,10 +62,29 @@ pub enum RopeScaling {
         /// Whether the first and the last channel of the ramp are rounded to whole channels.
         truncate: bool,
     },
+    /// LongRoPE (arXiv 2402.13753), as in transformers `modeling_rope_utils.py`: the frequency of each channel
+    /// pair is divided by a factor of its own; cosines and sines are multiplied by `attention_factor`.
+    LongRope {
+        /// Divisors of the frequencies if no request is longer than the original context.
+        short_factors: Vec<f64>,
+        /// Divisors of the frequencies otherwise. The longest context that is served selects the divisors, so
+        /// that cached keys do not depend on the length of the request.
+        long_factors: Vec<f64>,
+        /// Context length of the original training.
+        original_positions: f64,
+        /// Factor by which cosines and sines are multiplied.
+        attention_factor: f64,
+    },
 }
 
-/// Base of the rotation frequencies if the configuration has none, as in transformers.
-const DEFAULT_THETA: f64 = 10_000.0;
+/// Base of the rotation frequencies if the configuration has none (`default_theta` in transformers).
+const fn default_theta(architecture: ModelArchitecture) -> f64 {
+    match architecture {
+        ModelArchitecture::Mixtral => 1_000_000.0,
+        ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => 500_000.0,
+        _ => 10_000.0,
+    }
+}
 
 /// Object with the RoPE settings in the new form.
 const NEW_FORM: &str = "rope_parameters";
@@ -87,7 +108,12 @@ const PARAMETERS: &[&str] = &[
     "mscale_all_dim",
     "truncate",
     "partial_rotary_factor",
+    "short_factor",
+    "long_factor",
 ];
+/// Parameters of multimodal models, whose tokens have three positions. For text, these are equal, and the
+/// parameters have no effect.
+const MROPE_PARAMETERS: &[&str] = &["mrope_section", "mrope_interleaved"];
 /// Parameters that some files store at the top level of `config.json`.
 const TOP_LEVEL_PARAMETERS: &[&str] =
     &["rope_theta", "original_max_position_embeddings", "partial_rotary_factor"];
@@ -95,8 +121,10 @@ const TOP_LEVEL_PARAMETERS: &[&str] =
 impl RopeConfig {
     pub(super) fn read(
         fields: &JsonFields,
+        architecture: ModelArchitecture,
         max_positions: usize,
     ) -> Result<Self, ModelConfigError> {
+        let default_theta = default_theta(architecture);
         let unknown = |name: &&str| name.starts_with("rope_") && !ROPE_FIELDS.contains(name);
         if let Some(name) = fields.names().find(unknown) {
             let why = format!("the known fields are {}", ROPE_FIELDS.join(", "));
@@ -105,28 +133,34 @@ impl RopeConfig {
         let new = fields.object(NEW_FORM)?;
         let old = fields.object(OLD_FORM)?;
         let theta = fields.positive_or_none("rope_theta")?;
-        reject_partial_rotary(fields)?;
+        let partial = partial_rotary(fields, architecture)?;
         if let (Some(new), Some(old)) = (&new, &old) {
             reject_different_forms(new, old)?;
         }
         let Some(map) = new.or(old) else {
-            let theta = theta.unwrap_or(DEFAULT_THETA);
-            return Ok(Self { theta, scaling: RopeScaling::Default });
+            let theta = theta.unwrap_or(default_theta);
+            let partial_rotary_factor = partial.unwrap_or(1.0);
+            return Ok(Self { theta, scaling: RopeScaling::Default, partial_rotary_factor });
         };
         for nested in ["full_attention", "sliding_attention"] {
             if map.value(nested).is_some() {
                 return Err(map.unsupported(nested, "all layers must have equal RoPE parameters"));
             }
         }
-        map.reject_unknown(PARAMETERS)?;
+        let mrope = if architecture.is_multimodal() { MROPE_PARAMETERS } else { &[] };
+        map.reject_unknown(&[PARAMETERS, mrope].concat())?;
         map.reject_disagreement("rope_type", &map, "type")?;
         for parameter in TOP_LEVEL_PARAMETERS {
             map.reject_disagreement(parameter, fields, parameter)?;
         }
-        let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(DEFAULT_THETA);
-        reject_partial_rotary(&map)?;
+        let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(default_theta);
+        let partial = partial_rotary(&map, architecture)?.or(partial);
         let original = original_positions(fields, &map, max_positions)?;
-        Ok(Self { theta, scaling: RopeScaling::read(&map, original, max_positions)? })
+        let scaling = match architecture {
+            ModelArchitecture::Phi3 => RopeScaling::phi3(&map, original, max_positions)?,
+            _ => RopeScaling::read(&map, original, max_positions)?,
+        };
+        Ok(Self { theta, scaling, partial_rotary_factor: partial.unwrap_or(1.0) })
     }
 }
 
@@ -147,6 +181,37 @@ impl RopeScaling {
             "yarn" => Self::yarn(map, original, max_positions),
             _ => Err(map.unsupported(field, "supported are default, linear, llama3 and yarn")),
         }
+    }
+
+    /// Reads the scaling of Phi-3, whose older files name longrope `su` or `yarn`.
+    fn phi3(
+        map: &JsonFields,
+        original: f64,
+        max_positions: usize,
+    ) -> Result<Self, ModelConfigError> {
+        let field = if map.value("rope_type").is_some() { "rope_type" } else { "type" };
+        match map.text(field)? {
+            None | Some("default") => Ok(Self::Default),
+            Some("longrope" | "su" | "yarn") => Self::longrope(map, original, max_positions),
+            Some(_) => Err(map.unsupported(field, "supported are default and longrope")),
+        }
+    }
+
+    fn longrope(
+        map: &JsonFields,
+        original_positions: f64,
+        max_positions: usize,
+    ) -> Result<Self, ModelConfigError> {
+        let factor = map.positive_or_none("factor")?;
+        let factor = factor.unwrap_or(max_positions as f64 / original_positions);
+        let inferred =
+            if factor > 1.0 { (1.0 + factor.ln() / original_positions.ln()).sqrt() } else { 1.0 };
+        Ok(Self::LongRope {
+            short_factors: map.positive_numbers("short_factor")?,
+            long_factors: map.positive_numbers("long_factor")?,
+            original_positions,
+            attention_factor: map.positive_or_none("attention_factor")?.unwrap_or(inferred),
+        })
     }
 
     fn llama3(map: &JsonFields, original_positions: f64) -> Result<Self, ModelConfigError> {
@@ -201,11 +266,18 @@ fn reject_different_forms(new: &JsonFields, old: &JsonFields) -> Result<(), Mode
     Ok(())
 }
 
-fn reject_partial_rotary(fields: &JsonFields) -> Result<(), ModelConfigError> {
+/// Reads the fraction of the channels of a head that RoPE rotates.
+fn partial_rotary(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<Option<f64>, ModelConfigError> {
     const FIELD: &str = "partial_rotary_factor";
     match fields.positive_or_none(FIELD)? {
-        None | Some(1.0) => Ok(()),
-        Some(_) => Err(fields.unsupported(FIELD, "only full rotation (1.0) is")),
+        Some(factor) if factor > 1.0 => Err(fields.unsupported(FIELD, "it is at most 1.0")),
+        Some(factor) if factor < 1.0 && architecture != ModelArchitecture::Phi3 => {
+            Err(fields.unsupported(FIELD, "only full rotation (1.0) is"))
+        }
+        factor => Ok(factor),
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn expect_error(changes: Value, expected: Expect) {
 fn published_configs_are_read() {
     let config = parse(&qwen3()).unwrap();
     assert_eq!((config.heads, config.kv_heads, config.head_dim), (16, 8, 128));
-    assert_eq!(config.rope, RopeConfig { theta: 1e6, scaling: RopeScaling::Default });
+    assert_eq!(config.rope, plain_rope(1e6, RopeScaling::Default));
     assert!(config.tied && !config.qkv_bias && config.qk_norm());
     assert_eq!((config.eos, config.dtype), (vec![151_645], Some(CheckpointDType::BF16)));
 
@@ -59,13 +59,13 @@ fn published_configs_are_read() {
 #[test]
 fn rope_is_read_from_both_forms() {
     let read = |changes| parse(&with(qwen3(), changes)).unwrap().rope;
-    let linear = RopeConfig { theta: 5e5, scaling: RopeScaling::Linear { factor: 4.0 } };
+    let linear = plain_rope(5e5, RopeScaling::Linear { factor: 4.0 });
     let new = json!({"rope_theta": "REMOVE",
         "rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5}});
     let old = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}});
-    assert_eq!((read(new), read(old)), (linear, linear));
+    assert_eq!((read(new), read(old)), (linear.clone(), linear));
     let bare = read(json!({"rope_theta": "REMOVE"}));
-    assert_eq!(bare, RopeConfig { theta: 1e4, scaling: RopeScaling::Default });
+    assert_eq!(bare, plain_rope(1e4, RopeScaling::Default));
     let yarn = read(json!({"rope_scaling":
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}));
     let RopeScaling::Yarn { attention_factor, .. } = yarn.scaling else { panic!("{yarn:?}") };
@@ -201,6 +201,84 @@ fn biases_depend_on_the_architecture() {
         "mlp_bias": true});
     let config = parse(&with(qwen3(), llama)).unwrap();
     assert!(config.qkv_bias && config.out_bias && config.mlp_bias);
+}
+
+fn plain_rope(theta: f64, scaling: RopeScaling) -> RopeConfig {
+    RopeConfig { theta, scaling, partial_rotary_factor: 1.0 }
+}
+
+fn phi4_mini(members: Value) -> Value {
+    let mut config = json!({
+        "architectures": ["Phi3ForCausalLM"], "hidden_size": 3072, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "num_hidden_layers": 32, "intermediate_size": 8192,
+        "vocab_size": 200_064, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072,
+        "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "sliding_window": 262_144, "attention_bias": false, "lm_head_bias": false,
+        "rope_scaling": {"type": "longrope", "short_factor": vec![1.0; 48],
+            "long_factor": vec![2.0; 48]}
+    });
+    config.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn phi3_has_longrope_and_partial_rotation() {
+    let config = parse(&phi4_mini(json!({}))).unwrap();
+    let RopeScaling::LongRope { short_factors, attention_factor, original_positions, .. } =
+        &config.rope.scaling
+    else {
+        panic!("{:?}", config.rope)
+    };
+    assert_eq!((config.head_dim, config.rotated_channels(), short_factors.len()), (128, 96, 48));
+    assert!((attention_factor - (1.0 + 32f64.ln() / 4096f64.ln()).sqrt()).abs() < 1e-12);
+    assert_eq!((*original_positions, config.context_max()), (4096.0, 131_072));
+    for (members, field) in [
+        (json!({"sliding_window": 2047}), "sliding_window"),
+        (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor"),
+        (json!({"partial_rotary_factor": 0.5}), "rope_scaling"),
+        (json!({"attention_bias": true}), "attention_bias"),
+        (json!({"lm_head_bias": true}), "lm_head_bias"),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling.type"),
+        (json!({"rope_scaling": {"type": "longrope"}}), "rope_scaling.short_factor"),
+    ] {
+        let error = parse(&phi4_mini(members)).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{field}`")), "{error}");
+    }
+}
+
+#[test]
+fn text_part_has_fields_of_the_outer_object() {
+    let mut text = qwen3();
+    text["model_type"] = json!("qwen3_vl_text");
+    let fields = text.as_object_mut().unwrap();
+    let moved = ["eos_token_id", "torch_dtype"].map(|field| (field, fields.remove(field)));
+    let outer = |members: Value| {
+        let mut outer = json!({
+            "architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text,
+            "vision_config": {"hidden_size": 1}, "hidden_size": 7
+        });
+        for (field, value) in &moved {
+            outer[*field] = value.clone().unwrap_or(Value::Null);
+        }
+        outer.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        outer
+    };
+    let plain = parse(&qwen3()).unwrap();
+    let config = parse(&outer(json!({}))).unwrap();
+    assert_eq!(config.architecture, ModelArchitecture::Qwen3Vl);
+    assert_eq!(ModelConfig { architecture: plain.architecture, ..config }, plain);
+    let float16 = parse(&outer(json!({"torch_dtype": "float16"}))).unwrap();
+    assert_eq!(float16.dtype, Some(CheckpointDType::F16));
+    let error = |members| parse(&outer(members)).unwrap_err().to_string();
+    let tied = !plain.tied;
+    let found = error(json!({"tie_word_embeddings": tied}));
+    assert!(found.contains("`text_config.tie_word_embeddings`"), "{found}");
+    let found = error(json!({"quantization_config": {"quant_method": "awq"}}));
+    assert!(found.contains("`quantization_config.quant_method`"), "{found}");
+    let found = error(json!({"text_config": {"model_type": "qwen2"}}));
+    assert!(found.contains("`text_config.model_type`"), "{found}");
+    let found = error(json!({"text_config": null}));
+    assert!(found.contains("`text_config` is missing"), "{found}");
 }
 
 #[test]

@@ -28,9 +28,6 @@ pub(crate) struct GqaAttentionCore {
     o_proj: RowParallelLinear,
 }
 
-/// Names of the QKV projections, in the order in which their rows are stacked.
-pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
-
 /// Names under which checkpoints may store the scales of an fp8 KV cache: for keys, then for values. `kv_scale`
 /// is the scale of both.
 const KV_CACHE_SCALES: [[&str; 5]; 2] = [
@@ -61,7 +58,7 @@ impl GqaAttention {
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
-        let qkv_proj = ColumnParallelLinear::load(w, &QKV_PROJECTIONS, config.qkv_bias)?;
+        let qkv_proj = ColumnParallelLinear::load_qkv(w, config)?;
         Ok(Self { qkv_proj, heads: GqaAttentionCore::load(config, w, norm, rope, layer)? })
     }
 

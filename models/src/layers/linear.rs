@@ -1,7 +1,7 @@
 //! Tensor-parallel linear layers, split over the ranks of `f.tp`, the tensor-parallel group.
 
 use super::{ResidualStream, RmsNormLayer};
-use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{GatedActivation, PackedLinear, Tensor};
 
 /// Column-parallel linear layer `W x + b`: each rank computes a part of the output channels, without
@@ -22,6 +22,11 @@ impl ColumnParallelLinear {
         bias: bool,
     ) -> Result<Self, ModelLoadError> {
         Ok(Self(w.linear(names, bias)?))
+    }
+
+    /// Loads the query, key and value projections of GQA with their rows stacked.
+    pub(crate) fn load_qkv(w: &Weights<'_>, config: &ModelConfig) -> Result<Self, ModelLoadError> {
+        Ok(Self(w.qkv_linear(config.qkv_bias, config.rotary_rows())?))
     }
 
     /// Computes `norm(x) Wᵀ + b`: from the residual stream `[tokens, inputs]` to `[tokens, outputs of this

@@ -21,7 +21,7 @@ mod rope;
 pub(crate) use decoder::{DecoderLayer, DecoderModel};
 pub(crate) use embedding::{LmHead, VocabParallelEmbedding};
 pub(crate) use feed_forward::FeedForward;
-pub(crate) use gqa_attention::{GqaAttention, GqaAttentionCore, QKV_PROJECTIONS, QkNorm};
+pub(crate) use gqa_attention::{GqaAttention, GqaAttentionCore, QkNorm};
 pub(crate) use linear::{ColumnParallelLinear, RowParallelLinear};
 pub(crate) use mla_attention::MlaAttentionLayer;
 pub(crate) use mlp::GatedMlp;

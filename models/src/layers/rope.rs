@@ -29,17 +29,24 @@ impl RotaryEmbedding {
     /// Creates the table for all positions that a request can reach.
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let half = config.rotary() / 2;
-        let frequencies = frequencies(&config.rope, config.rotary());
+        let rotated = config.rotated_channels();
+        let mut frequencies = frequencies(&config.rope, rotated, w.positions());
         let scale = match config.rope.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+            RopeScaling::Yarn { attention_factor, .. }
+            | RopeScaling::LongRope { attention_factor, .. } => attention_factor as f32,
             _ => 1.0,
         };
+        let mut scales = vec![scale; frequencies.len()];
+        // Channels that RoPE does not rotate have angle 0 (`RotaryRows`).
+        frequencies.resize(half, 0.0);
+        scales.resize(half, 1.0);
         let angles = || {
             let at = |position: usize| frequencies.iter().map(move |f| position as f32 * f);
             (0..w.positions()).flat_map(at)
         };
-        let cos: Vec<f32> = angles().map(|a| a.cos() * scale).collect();
-        let sin: Vec<f32> = angles().map(|a| a.sin() * scale).collect();
+        let scales = || scales.iter().cycle();
+        let cos: Vec<f32> = angles().zip(scales()).map(|(a, scale)| a.cos() * scale).collect();
+        let sin: Vec<f32> = angles().zip(scales()).map(|(a, scale)| a.sin() * scale).collect();
         let table = |cos: &[f32], sin: &[f32]| {
             let table = w.ops().rope_table(cos, sin, half).map_err(|e| w.device("rope", e))?;
             Ok::<_, ModelLoadError>(Arc::new(table))
@@ -65,16 +72,21 @@ impl RotaryEmbedding {
     }
 }
 
-/// Rotation frequency of each channel pair, in radians per position.
-fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
+/// Rotation frequency of each channel pair, in radians per position; `positions` is the longest context.
+fn frequencies(rope: &RopeConfig, rotary: usize, positions: usize) -> Vec<f32> {
     let channels = (0..rotary).step_by(2);
     let plain = channels.map(|i| 1.0 / (rope.theta as f32).powf(i as f32 / rotary as f32));
-    match rope.scaling {
+    match &rope.scaling {
+        RopeScaling::LongRope { short_factors, long_factors, original_positions, .. } => {
+            let is_long = positions as f64 > *original_positions;
+            let factors = if is_long { long_factors } else { short_factors };
+            plain.zip(factors).map(|(f, factor)| f / *factor as f32).collect()
+        }
         RopeScaling::Default => plain.collect(),
-        RopeScaling::Linear { factor } => plain.map(|f| f / factor as f32).collect(),
+        RopeScaling::Linear { factor } => plain.map(|f| f / *factor as f32).collect(),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
-            let (low, high) = (low_freq_factor as f32, high_freq_factor as f32);
-            let (factor, original) = (factor as f32, original_positions as f32);
+            let (low, high) = (*low_freq_factor as f32, *high_freq_factor as f32);
+            let (factor, original) = (*factor as f32, *original_positions as f32);
             plain.map(|f| llama3(f, factor, low, high, original)).collect()
         }
         RopeScaling::Yarn {
@@ -84,14 +96,14 @@ fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
                 let wavelength = original_positions / (rotations * TAU);
                 rotary as f64 * wavelength.ln() / (2.0 * rope.theta.ln())
             };
-            let (mut low, mut high) = (channel(beta_fast), channel(beta_slow));
-            if truncate {
+            let (mut low, mut high) = (channel(*beta_fast), channel(*beta_slow));
+            if *truncate {
                 (low, high) = (low.floor(), high.ceil());
             }
             let (low, high) = (low.max(0.0), high.min(rotary as f64 - 1.0));
             let width = if low == high { 0.001 } else { high - low };
             let ramp = |i: usize| ((i as f64 - low) / width).clamp(0.0, 1.0) as f32;
-            let blend = |f: f32, part: f32| f / factor as f32 * part + f * (1.0 - part);
+            let blend = |f: f32, part: f32| f / *factor as f32 * part + f * (1.0 - part);
             plain.enumerate().map(|(i, f)| blend(f, ramp(i))).collect()
         }
     }
@@ -116,7 +128,8 @@ mod tests {
     use super::*;
 
     fn rope(scaling: RopeScaling) -> Vec<f32> {
-        frequencies(&RopeConfig { theta: 10_000.0, scaling }, 8)
+        let rope = RopeConfig { theta: 10_000.0, scaling, partial_rotary_factor: 1.0 };
+        frequencies(&rope, 8, 512)
     }
 
     #[test]

@@ -4,8 +4,11 @@ use super::values::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use super::write::{SynthDType, SynthOptions};
 use crate::ModelConfig;
 use crate::config::{ActivationScheme, CheckpointScaleGranularity, LayerQuantization};
-use crate::weight_table::{TensorSpec, mtp_copies, tensors};
+use crate::weight_table::{ScaleSpec, TensorSpec, mtp_copies, tensors};
+use crate::weights::{FusedWeight, family_name};
 use half::{bf16, f16};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{self, Write};
 
 /// Tensor with one flag per target token id: whether it is the target of a draft token id. EAGLE-3
@@ -14,10 +17,22 @@ const TARGET_TO_DRAFT: &str = "t2d";
 
 /// Tensor of a synthetic checkpoint that is written to a weight file.
 pub(super) struct SynthTensor {
+    /// Name in the weight file.
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     element: SynthElementType,
+    /// Weights that the tensor contains, in the order of their rows.
+    parts: Vec<SynthPart>,
+    /// Number of parts in one matrix, if the matrices are written transposed.
+    transposed_parts: Option<usize>,
+}
+
+/// Weight that a synthetic tensor contains.
+#[derive(Clone, Copy)]
+struct SynthPart {
     generator: SynthValueGenerator,
+    /// Number of rows and columns of the weight.
+    shape: [usize; 2],
 }
 
 /// Type and encoding of the elements of a written tensor.
@@ -46,44 +61,101 @@ pub(super) fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<S
             name: TARGET_TO_DRAFT.to_owned(),
             shape: vec![config.vocab],
             element,
-            generator,
+            parts: vec![SynthPart { generator, shape: [config.vocab, 1] }],
+            transposed_parts: None,
         }
     });
     let copy = |(copy, of): (String, &str)| {
         let spec = specs.iter().find(|spec| spec.name == of)?;
-        let weight = stored(spec, options, config.vocab).pop();
+        let weight = stored(spec, options, config).pop();
         weight.map(|weight| SynthTensor { name: copy, ..weight })
     };
     let copies = mtp_copies(config).into_iter().filter_map(copy);
-    let weights = specs.iter().flat_map(|spec| stored(spec, options, config.vocab));
-    weights.chain(copies).chain(flags).collect()
+    let weights = join_parts(specs.iter().flat_map(|spec| stored(spec, options, config)));
+    let mut tensors: Vec<SynthTensor> = weights.into_iter().chain(copies).chain(flags).collect();
+    for tensor in &mut tensors {
+        tensor.name = family_name(config, &tensor.name);
+    }
+    tensors
 }
 
-/// Tensors that are stored for a weight: the weight, and its scales if it is quantised.
-fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthTensor> {
-    let [_, inputs] = spec.matrix();
-    let tensor = |name: &str, shape, element, values| SynthTensor {
-        generator: SynthValueGenerator::new(name, options.seed, values, inputs),
-        name: name.to_owned(),
-        shape,
-        element,
-    };
-    if let Some(scales) = spec.quantized() {
-        let LayerQuantization { scales: grid, activations, .. } = scales.format;
-        let shape = match grid {
-            CheckpointScaleGranularity::Tensor => Vec::new(),
-            _ => spec.scale_shape(scales.format).to_vec(),
-        };
-        let [name, _] = spec.input_scale_names();
-        let input = (activations == ActivationScheme::Static).then(|| {
-            tensor(&name, Vec::new(), SynthElementType::F32, SynthDistribution::InputScale)
-        });
-        let name = spec.scale_names(scales.format).next().unwrap_or_default();
-        let weight = tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values);
-        let scales = tensor(&name, shape, SynthElementType::F32, SynthDistribution::Scale);
-        return [weight, scales].into_iter().chain(input).collect();
+/// Joins tensors of equal name, which are parts of one fused tensor.
+fn join_parts(tensors: impl Iterator<Item = SynthTensor>) -> Vec<SynthTensor> {
+    let mut joined: Vec<SynthTensor> = Vec::new();
+    let mut indices = BTreeMap::new();
+    for tensor in tensors {
+        match indices.entry(tensor.name.clone()) {
+            Entry::Vacant(entry) => {
+                entry.insert(joined.len());
+                joined.push(tensor);
+            }
+            Entry::Occupied(entry) => joined[*entry.get()].parts.extend(tensor.parts),
+        }
     }
-    let element = match options.dtype {
+    joined
+}
+
+/// Tensors that are stored for a weight: the weight, and its scales if it is quantised. If the family stores
+/// the weight in a fused tensor, the results are parts of fused tensors.
+fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Vec<SynthTensor> {
+    let [_, inputs] = spec.matrix();
+    let tensor = |name: &str, shape: Vec<usize>, element, values| {
+        let generator = SynthValueGenerator::new(name, options.seed, values, inputs);
+        let rows = shape.first().copied().unwrap_or(1);
+        let part = SynthPart { generator, shape: [rows, shape.iter().product::<usize>() / rows] };
+        let (name, parts) = (name.to_owned(), vec![part]);
+        SynthTensor { name, shape, element, parts, transposed_parts: None }
+    };
+    let mut tensors = match spec.quantized() {
+        Some(scales) => quantized_tensors(spec, scales, tensor),
+        None => {
+            let element = plain_element(spec, options, config.vocab);
+            vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
+        }
+    };
+    // A fused tensor whose scale blocks contain rows of two weights would need other scales.
+    let is_fusible = |fused: &FusedWeight| match spec.quantized().map(|scales| scales.format) {
+        None => true,
+        Some(format) => {
+            fused.experts.is_none()
+                && format.scales == CheckpointScaleGranularity::Channels
+                && format.activations != ActivationScheme::Static
+        }
+    };
+    if let Some(fused) = FusedWeight::of_family(spec, config).filter(is_fusible) {
+        for tensor in &mut tensors {
+            tensor.name = tensor.name.replacen(&spec.name, &fused.name, 1);
+            tensor.shape = fused.shape(&tensor.shape);
+            tensor.transposed_parts = fused.transposed.then_some(fused.projections);
+        }
+    }
+    tensors
+}
+
+/// Tensors of a quantised weight, made by `tensor` from name, shape, type and distribution: the weight, its
+/// scales and, if it is stored, the scale of its activations.
+fn quantized_tensors(
+    spec: &TensorSpec,
+    scales: &ScaleSpec,
+    tensor: impl Fn(&str, Vec<usize>, SynthElementType, SynthDistribution) -> SynthTensor,
+) -> Vec<SynthTensor> {
+    let LayerQuantization { scales: grid, activations, .. } = scales.format;
+    let shape = match grid {
+        CheckpointScaleGranularity::Tensor => Vec::new(),
+        _ => spec.scale_shape(scales.format).to_vec(),
+    };
+    let [name, _] = spec.input_scale_names();
+    let input = (activations == ActivationScheme::Static)
+        .then(|| tensor(&name, Vec::new(), SynthElementType::F32, SynthDistribution::InputScale));
+    let name = spec.scale_names(scales.format).next().unwrap_or_default();
+    let weight = tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values);
+    let scales = tensor(&name, shape, SynthElementType::F32, SynthDistribution::Scale);
+    [weight, scales].into_iter().chain(input).collect()
+}
+
+/// Type of the elements of a weight that is not quantised.
+fn plain_element(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> SynthElementType {
+    match options.dtype {
         _ if spec.values == SynthDistribution::Offsets => {
             SynthElementType::Offsets(SynthDraftVocab {
                 draft_ids: spec.elements(),
@@ -93,8 +165,7 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthT
         SynthDType::F32 => SynthElementType::F32,
         SynthDType::BF16 => SynthElementType::BF16,
         SynthDType::F16 => SynthElementType::F16,
-    };
-    vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
+    }
 }
 
 impl SynthTensor {
@@ -127,25 +198,40 @@ impl SynthTensor {
 
     /// Writes all elements of the tensor in row-major order, as encoded in the weight file.
     pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let values = &self.generator;
-        for i in 0..self.elements() {
-            match self.element {
-                SynthElementType::F32 => to.write_all(&values.value(i).to_le_bytes())?,
-                SynthElementType::BF16 => {
-                    to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?;
+        let Some(parts) = self.transposed_parts else {
+            for part in &self.parts {
+                let [rows, cols] = part.shape;
+                for i in 0..(rows * cols) as u64 {
+                    self.element.write(to, &part.generator, i)?;
                 }
-                SynthElementType::F16 => {
-                    to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?;
-                }
-                SynthElementType::E4m3 => to.write_all(&[values.e4m3(i)])?,
-                SynthElementType::Offsets(draft_vocab) => {
-                    to.write_all(&draft_vocab.offset(i).to_le_bytes())?;
-                }
-                SynthElementType::DraftableFlags(draft_vocab) => {
-                    to.write_all(&[draft_vocab.contains(i).into()])?;
+            }
+            return Ok(());
+        };
+        for matrix in self.parts.chunks(parts) {
+            let inputs = matrix[0].shape[1];
+            for input in 0..inputs {
+                for part in matrix {
+                    for row in 0..part.shape[0] {
+                        let i = (row * inputs + input) as u64;
+                        self.element.write(to, &part.generator, i)?;
+                    }
                 }
             }
         }
         Ok(())
+    }
+}
+
+impl SynthElementType {
+    /// Writes the element with index `i` of a weight.
+    fn write(self, to: &mut impl Write, values: &SynthValueGenerator, i: u64) -> io::Result<()> {
+        match self {
+            Self::F32 => to.write_all(&values.value(i).to_le_bytes()),
+            Self::BF16 => to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes()),
+            Self::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes()),
+            Self::E4m3 => to.write_all(&[values.e4m3(i)]),
+            Self::Offsets(draft_vocab) => to.write_all(&draft_vocab.offset(i).to_le_bytes()),
+            Self::DraftableFlags(draft_vocab) => to.write_all(&[draft_vocab.contains(i).into()]),
+        }
     }
 }

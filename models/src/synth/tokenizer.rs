@@ -17,6 +17,7 @@ const LLAMA3: &[&str] = &[
     "<|end_header_id|>",
     "<|eot_id|>",
 ];
+const PHI: &[&str] = &["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 const MISTRAL: &[&str] = &["<s>", "</s>", "[INST]", "[/INST]"];
 
 const CHATML_TEMPLATE: &str = "{% for message in messages %}\
@@ -26,6 +27,9 @@ const LLAMA3_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] }}\
 {{ '<|eot_id|>' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
+const PHI_TEMPLATE: &str = "{% for message in messages %}\
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
 const MISTRAL_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
 {% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}{% endfor %}";
@@ -60,7 +64,9 @@ impl SynthTokenizer {
                 bos: Some("<|begin_of_text|>"),
                 eos: &["<|eot_id|>", "<|end_of_text|>"],
             },
-            ModelArchitecture::Mistral => Self {
+            ModelArchitecture::Mistral
+            | ModelArchitecture::Mistral3
+            | ModelArchitecture::Mixtral => Self {
                 special: MISTRAL,
                 template: MISTRAL_TEMPLATE,
                 bos: Some("<s>"),
@@ -70,12 +76,20 @@ impl SynthTokenizer {
             | ModelArchitecture::Qwen2Moe
             | ModelArchitecture::Qwen3
             | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::Qwen3Vl
+            | ModelArchitecture::Qwen3VlMoe
             | ModelArchitecture::SmolLm3
             | ModelArchitecture::SeedOss => Self {
                 special: CHATML,
                 template: CHATML_TEMPLATE,
                 bos: None,
                 eos: &["<|im_end|>", "<|endoftext|>"],
+            },
+            ModelArchitecture::Phi3 => Self {
+                special: PHI,
+                template: PHI_TEMPLATE,
+                bos: None,
+                eos: &["<|end|>", "<|endoftext|>"],
             },
             ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => Self {
                 special: DEEPSEEK,

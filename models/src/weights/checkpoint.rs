@@ -22,6 +22,8 @@ pub(crate) struct SafetensorsCheckpoint {
     pub(crate) dir: PathBuf,
     files: Vec<CheckpointFile>,
     tensors: BTreeMap<String, (usize, StoredTensor)>,
+    /// Names in the files of renamed tensors, by their new names.
+    stored_names: BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -33,8 +35,12 @@ struct CheckpointFile {
 impl SafetensorsCheckpoint {
     /// Maps the files into memory and checks all headers; reads no weights.
     pub(crate) fn open(dir: &Path) -> Result<Self, ModelLoadError> {
-        let mut checkpoint =
-            Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self {
+            dir: dir.to_owned(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            stored_names: BTreeMap::new(),
+        };
         let index = dir.join(INDEX_FILE);
         if index.exists() {
             checkpoint.add_indexed(&index)?;
@@ -51,29 +57,30 @@ impl SafetensorsCheckpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Replaces the prefix `from` of tensor names by `to`, unless a tensor with the new name exists already.
-    pub(crate) fn rename(&mut self, from: &str, to: &str) {
-        let old: Vec<String> =
-            self.tensors.keys().filter(|name| name.starts_with(from)).cloned().collect();
-        for name in old {
-            let new = format!("{to}{}", &name[from.len()..]);
-            if !self.tensors.contains_key(&new) {
-                self.tensors.remove(&name).and_then(|entry| self.tensors.insert(new, entry));
+    /// Renames every tensor to `canonical(name)`. Errors: two tensors have equal new names.
+    pub(crate) fn rename(
+        &mut self,
+        canonical: impl Fn(&str) -> String,
+    ) -> Result<(), ModelLoadError> {
+        for (stored, tensor) in std::mem::take(&mut self.tensors) {
+            let name = canonical(&stored);
+            if self.tensors.contains_key(&name) {
+                let other = self.stored_name(&name).to_owned();
+                let path = self.files[tensor.0].path.clone();
+                let fault = StoredTensorError::OtherSpelling(other);
+                return Err(ModelLoadError::Tensor { path, tensor: stored, fault });
             }
+            if name != stored {
+                self.stored_names.insert(name.clone(), stored);
+            }
+            self.tensors.insert(name, tensor);
         }
+        Ok(())
     }
 
-    /// Adds the prefix `model.` to the names of the decoder's tensors, unless they have it. Checkpoints of
-    /// `…Model` architectures store the decoder without the prefix.
-    pub(crate) fn add_decoder_prefix(&mut self) {
-        let is_decoder = |name: &str| {
-            ["embed_tokens.", "layers.", "norm."].iter().any(|prefix| name.starts_with(prefix))
-        };
-        let names: Vec<String> =
-            self.names().filter(|n| is_decoder(n)).map(str::to_owned).collect();
-        for name in names {
-            self.rename(&name, &format!("model.{name}"));
-        }
+    /// Name that the tensor `name` has in its file.
+    pub(crate) fn stored_name<'a>(&'a self, name: &'a str) -> &'a str {
+        self.stored_names.get(name).map_or(name, String::as_str)
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&StoredTensor> {
@@ -90,7 +97,7 @@ impl SafetensorsCheckpoint {
     pub(crate) fn fault(&self, name: &str, fault: StoredTensorError) -> ModelLoadError {
         let file = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
         let path = file.unwrap_or(&self.dir).clone();
-        ModelLoadError::Tensor { path, tensor: name.to_owned(), fault }
+        ModelLoadError::Tensor { path, tensor: self.stored_name(name).to_owned(), fault }
     }
 
     fn add_indexed(&mut self, index: &Path) -> Result<(), ModelLoadError> {

@@ -60,7 +60,7 @@ impl<'a> WeightLoadObserver<'a> {
             WeightSource::Files { checkpoint, located } => {
                 add_part(self.digest, spec.shard, key.wrapping_add(part.scales_digest(key)));
                 if let (Some(workers), Some(location)) = (&self.workers, located.get(&spec.name)) {
-                    let bytes = WeightPartLocation::new(checkpoint, location, part);
+                    let bytes = WeightPartLocation::new(checkpoint, location, slice, part);
                     workers.add(bytes, spec.shard, key);
                 }
             }

@@ -3,7 +3,7 @@
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
 use super::source::HostShard;
-use super::tensor_plan::WeightLocation;
+use super::tensor_plan::{WeightLayout, WeightLocation};
 use crate::sharding::{ShardSpec, WeightSlice};
 use ops::HashedMatrixPart;
 use protocol::WeightsDigest;
@@ -37,21 +37,28 @@ pub(super) struct WeightPartLocation {
 }
 
 impl WeightPartLocation {
-    /// Returns the location of `part`, a part of the weight at `location`.
+    /// Returns the location of `part`, which is the slice `slice` of the weight at `location`.
     pub(super) fn new(
         checkpoint: &Arc<SafetensorsCheckpoint>,
         location: &WeightLocation,
+        slice: &WeightSlice,
         part: &HostShard<'_>,
     ) -> Self {
-        let WeightSlice { rows, cols, .. } = &part.slice;
+        let WeightLayout { first, count, transposed } = location.layout;
+        let outputs = first + slice.rows.start..first + slice.rows.end;
+        let (rows, columns, row_elements) = if transposed {
+            (slice.cols.clone(), outputs, count)
+        } else {
+            (outputs, slice.cols.clone(), part.full_shape[1])
+        };
         let size = part.dtype.bytes();
         Self {
             checkpoint: Arc::clone(checkpoint),
             stored: location.stored.clone(),
             matrix: location.bytes.clone(),
-            row_bytes: part.full_shape[1] * size,
-            rows: rows.clone(),
-            columns: cols.start * size..cols.end * size,
+            row_bytes: row_elements * size,
+            rows,
+            columns: columns.start * size..columns.end * size,
         }
     }
 

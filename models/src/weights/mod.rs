@@ -8,9 +8,12 @@ mod checkpoint;
 mod digest;
 mod digest_workers;
 mod expert_weights;
+mod fused_weight;
 mod header;
+mod rotary_rows;
 mod scale_plan;
 mod source;
+mod stored_names;
 mod synth_shard;
 mod tensor_plan;
 #[cfg(test)]
@@ -19,7 +22,10 @@ mod tests;
 pub use checkpoint::tensor_locations;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use digest::WeightLoadObserver;
+pub(crate) use fused_weight::FusedWeight;
+pub(crate) use rotary_rows::RotaryRows;
 pub(crate) use source::WeightSource;
+pub(crate) use stored_names::family_name;
 
 use crate::expert_placement::check_placement;
 use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice};
@@ -33,6 +39,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::rc::Rc;
+
+/// Names of the QKV projections, in the order in which their rows are stacked.
+pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
 /// Callback that gets the number of bytes loaded so far and the total number of bytes.
 pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64);
@@ -150,7 +159,17 @@ impl<'a> Weights<'a> {
     /// Takes the projections `names` with their rows stacked, in the model's dtype, and their biases if
     /// `bias` is true.
     pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
-        self.stacked(names, bias, 1.0)
+        self.stacked(names, bias, 1.0, None)
+    }
+
+    /// Takes the projections `q_proj`, `k_proj` and `v_proj` with their rows stacked, and their biases if
+    /// `bias` is true. The rows of queries and keys are in the order `rotary_rows`; `None` = as stored.
+    pub(crate) fn qkv_linear(
+        &self,
+        bias: bool,
+        rotary_rows: Option<RotaryRows>,
+    ) -> Result<PackedLinear, ModelLoadError> {
+        self.stacked(&QKV_PROJECTIONS, bias, 1.0, rotary_rows)
     }
 
     /// Takes the projection `name` and multiplies its weights by `factor`.
@@ -160,7 +179,7 @@ impl<'a> Weights<'a> {
         bias: bool,
         factor: f32,
     ) -> Result<PackedLinear, ModelLoadError> {
-        self.stacked(&[name], bias, factor)
+        self.stacked(&[name], bias, factor, None)
     }
 
     /// Takes the projections `names` with their rows stacked, split into `parts` layers with equal ranges of
@@ -218,18 +237,29 @@ impl<'a> Weights<'a> {
         names: &[&str],
         bias: bool,
         factor: f32,
+        rotary_rows: Option<RotaryRows>,
     ) -> Result<PackedLinear, ModelLoadError> {
+        let [query, key, _] = QKV_PROJECTIONS;
+        let order = |name: &str| rotary_rows.filter(|_| name == query || name == key);
         let mut parts = Vec::new();
         let mut biases = Vec::new();
         for name in names {
             parts.push(self.take(format_args!("{name}.weight"))?.scaled(factor));
             if bias {
                 let part = self.take(format_args!("{name}.bias"))?;
-                biases.extend(part.vector().map_err(|e| self.device(name, e))?);
+                let vector = part.vector().map_err(|e| self.device(name, e))?;
+                biases.extend(order(name).map_or(vector.clone(), |rows| rows.of_vector(&vector)));
             }
         }
         let pack = || -> Result<_, OpError> {
-            let rows = parts.iter().map(HostShard::matrix).collect::<Result<Vec<_>, _>>()?;
+            let mut rows = Vec::new();
+            for (name, part) in names.iter().zip(&parts) {
+                let matrix = part.matrix()?;
+                match order(name) {
+                    Some(order) => rows.extend(order.of_matrix(&matrix)),
+                    None => rows.push(matrix),
+                }
+            }
             // A bias that is added only on rank 0 is absent on the other ranks.
             let bias = (!biases.is_empty()).then_some(&biases[..]);
             self.store.ops.pack_linear(&rows, bias)

@@ -6,11 +6,12 @@
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
 use super::scale_plan::{stored_scale, stored_values};
+use super::stored_names::canonical_name;
 use super::synth_shard::{synth_fp8, synth_part};
-use super::tensor_plan::{WeightLocation, locate};
+use super::tensor_plan::{WeightLayout, WeightLocation, locate};
 use crate::sharding::WeightSlice;
 use crate::synth::SynthDraftVocab;
-use crate::weight_table::{MIDLAYER, TensorSpec};
+use crate::weight_table::TensorSpec;
 use crate::{ModelConfig, ModelLoadError, StoredTensorError};
 use ops::{ActivationScaling, DType, HostMat, OpError};
 use std::borrow::Cow;
@@ -65,12 +66,7 @@ impl WeightSource {
         specs: &[TensorSpec],
     ) -> Result<Self, ModelLoadError> {
         let mut checkpoint = SafetensorsCheckpoint::open(dir)?;
-        if config.eagle.is_some() {
-            let [name, other] = MIDLAYER;
-            checkpoint.rename(other, name);
-        } else {
-            checkpoint.add_decoder_prefix();
-        }
+        checkpoint.rename(|stored| canonical_name(config, stored))?;
         let located = locate(&checkpoint, config, specs)?;
         Ok(Self::Files { checkpoint: Arc::new(checkpoint), located })
     }
@@ -181,16 +177,47 @@ fn stored_part<'a>(
         StoredDType::F8E4M3 => DType::F8E4M3,
         _ => return None, // `locate` has rejected all other dtypes.
     };
-    let bytes = Cow::Borrowed(&bytes[location.bytes.clone()]);
+    let bytes = &bytes[location.bytes.clone()];
+    let WeightLayout { first, count, transposed } = location.layout;
+    if transposed {
+        return Some(transposed_part(bytes, dtype, location.layout, &slice));
+    }
+    let full_shape = [count, spec.matrix()[1]];
+    let rows = first + slice.rows.start..first + slice.rows.end;
+    let slice = WeightSlice { rows, ..slice };
     let scales = match (&location.scales, &spec.scales) {
         (Some(stored), Some(scales)) => Some(WeightScales {
             values: stored_values(checkpoint, stored)?,
-            block_shape: scales.format.scales.block_shape(spec.matrix()),
+            block_shape: scales.format.scales.block_shape(full_shape),
         }),
         _ => None,
     };
     let activation_scaling = location.activation_scaling;
-    Some(HostShard { bytes, dtype, full_shape: spec.matrix(), slice, scales, activation_scaling })
+    let bytes = Cow::Borrowed(bytes);
+    Some(HostShard { bytes, dtype, full_shape, slice, scales, activation_scaling })
+}
+
+/// Copies a slice of a weight that is stored transposed; only the copy has rows of outputs.
+fn transposed_part(
+    bytes: &[u8],
+    dtype: DType,
+    layout: WeightLayout,
+    slice: &WeightSlice,
+) -> HostShard<'static> {
+    let WeightLayout { first, count, .. } = layout;
+    let size = dtype.bytes();
+    let full_shape = [slice.rows.len(), slice.cols.len()];
+    let mut rows = Vec::with_capacity(full_shape[0] * full_shape[1] * size);
+    for row in slice.rows.clone() {
+        for input in slice.cols.clone() {
+            let start = (input * count + first + row) * size;
+            rows.extend_from_slice(&bytes[start..start + size]);
+        }
+    }
+    let slice =
+        WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
+    let (bytes, activation_scaling) = (Cow::Owned(rows), ActivationScaling::default());
+    HostShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
 }
 
 impl HostShard<'_> {

@@ -4,8 +4,10 @@
 //! must be assigned once. Otherwise the checkpoint is rejected with a list of missing and unexpected tensors.
 
 use super::checkpoint::SafetensorsCheckpoint;
+use super::fused_weight::FusedWeight;
 use super::header::StoredDType;
 use super::scale_plan::{TensorCoverage, locate_scales};
+use super::stored_names::{family_name, is_vision_tensor};
 use crate::error::StoredTensorError;
 use crate::synth::SynthDistribution;
 use crate::weight_table::{EMBEDDING, HEAD, TensorSpec, mtp_copies};
@@ -33,9 +35,12 @@ pub(crate) struct WeightLocation {
     /// Name of the stored tensor that contains the weight.
     pub(crate) stored: String,
     pub(crate) dtype: StoredDType,
-    /// Byte range of the weight in the stored tensor: the whole tensor, or one expert of a fused tensor.
+    /// Byte range of the matrix that contains the weight in the stored tensor: the whole tensor, or one
+    /// expert of a fused tensor.
     pub(crate) bytes: Range<usize>,
-    /// Name of the stored tensor with the scales, if the weight is quantised.
+    /// Place of the weight in this matrix.
+    pub(crate) layout: WeightLayout,
+    /// Name of the stored tensor with the scales of the matrix, if the weight is quantised.
     pub(crate) scales: Option<String>,
     /// Rule for the scales of the activations by which the weight is multiplied.
     pub(crate) activation_scaling: ActivationScaling,
@@ -43,10 +48,26 @@ pub(crate) struct WeightLocation {
 
 impl WeightLocation {
     /// Makes the location of a weight without scales.
-    fn unscaled(stored: String, dtype: StoredDType, bytes: Range<usize>) -> Self {
+    fn unscaled(
+        stored: String,
+        dtype: StoredDType,
+        bytes: Range<usize>,
+        layout: WeightLayout,
+    ) -> Self {
         let activation_scaling = ActivationScaling::default();
-        Self { stored, dtype, bytes, scales: None, activation_scaling }
+        Self { stored, dtype, bytes, layout, scales: None, activation_scaling }
     }
+}
+
+/// Place of a weight in a stored matrix, whose rows may be those of several weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WeightLayout {
+    /// First row of the weight in the matrix; if the matrix is transposed, its first column.
+    pub(crate) first: usize,
+    /// Number of rows of the matrix; if the matrix is transposed, of its columns.
+    pub(crate) count: usize,
+    /// Whether the matrix is stored transposed, as `[inputs, outputs]`.
+    pub(crate) transposed: bool,
 }
 
 /// Locates every weight of the table. Errors: weights are missing, stored tensors are unused, or tensors are
@@ -59,15 +80,15 @@ pub(crate) fn locate(
     let mut located = BTreeMap::new();
     let mut coverage = TensorCoverage::default();
     for spec in specs {
-        let fused =
-            FusedExpertWeight::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
+        let fused = FusedWeight::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
+        let stored_spec = fused.as_ref().map(|fused| fused.stored_spec(spec));
         let mut found = match (checkpoint.get(&spec.name).is_some(), fused) {
             (true, Some(fused)) => {
                 let fault = StoredTensorError::StoredTwice(spec.name.clone());
                 return Err(checkpoint.fault(&fused.name, fault));
             }
             (true, None) => locate_whole(checkpoint, spec)?,
-            (false, Some(fused)) => fused.locate(checkpoint)?,
+            (false, Some(fused)) => locate_fused(checkpoint, spec, &fused)?,
             (false, None) if spec.optional => continue,
             (false, None) => {
                 coverage.missing.push(spec.name.clone());
@@ -76,7 +97,9 @@ pub(crate) fn locate(
         };
         coverage.used.insert(found.stored.clone());
         if let Some(scales) = spec.scales.as_ref().filter(|_| found.dtype == StoredDType::F8E4M3) {
-            let Some(scales) = locate_scales(checkpoint, spec, scales, &mut coverage)? else {
+            let stored_spec = stored_spec.as_ref().unwrap_or(spec);
+            let Some(scales) = locate_scales(checkpoint, stored_spec, scales, &mut coverage)?
+            else {
                 continue;
             };
             found.scales = Some(scales.weight);
@@ -85,6 +108,7 @@ pub(crate) fn locate(
         located.insert(spec.name.clone(), found);
     }
     let TensorCoverage { missing, mut used } = coverage;
+    let missing: Vec<String> = missing.iter().map(|name| family_name(config, name)).collect();
     if config.tied && checkpoint.get(HEAD).is_some() {
         // A model without LM head does not use one that its checkpoint has.
         if config.head.has_lm_head() {
@@ -103,10 +127,15 @@ pub(crate) fn locate(
         suffixes.into_iter().any(|suffix| name.ends_with(suffix))
     };
     let is_flags = |name: &str| config.eagle.is_some() && name == TARGET_TO_DRAFT;
-    let is_ignored =
-        |name: &str| has_ignored_suffix(name) || is_unloaded_mtp(name, config) || is_flags(name);
+    let is_ignored = |name: &str| {
+        has_ignored_suffix(name)
+            || is_unloaded_mtp(name, config)
+            || is_flags(name)
+            || is_vision_tensor(config, name)
+    };
     let unexpected = checkpoint.names().filter(|name| !used.contains(*name) && !is_ignored(name));
-    let unexpected: Vec<String> = unexpected.map(str::to_owned).collect();
+    let unexpected: Vec<String> =
+        unexpected.map(|name| checkpoint.stored_name(name).to_owned()).collect();
     if missing.is_empty() && unexpected.is_empty() {
         return Ok(located);
     }
@@ -133,7 +162,24 @@ fn locate_whole(
         _ => AllowedDType::Float,
     };
     let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
-    Ok(WeightLocation::unscaled(spec.name.clone(), dtype, 0..bytes))
+    let layout = WeightLayout { first: 0, count: spec.matrix()[0], transposed: false };
+    Ok(WeightLocation::unscaled(spec.name.clone(), dtype, 0..bytes, layout))
+}
+
+/// Locates a weight in a fused tensor. Experts that are stored in one tensor cannot be quantised.
+fn locate_fused(
+    checkpoint: &SafetensorsCheckpoint,
+    spec: &TensorSpec,
+    fused: &FusedWeight,
+) -> Result<WeightLocation, ModelLoadError> {
+    let may_be_fp8 = spec.scales.is_some() && fused.experts.is_none();
+    let allowed = if may_be_fp8 { AllowedDType::Fp8 } else { AllowedDType::Float };
+    let (_, dtype) = check(checkpoint, &fused.name, &fused.shape(&spec.shape), allowed)?;
+    let count = fused.rows;
+    let matrix_bytes = count * spec.matrix()[1] * dtype.bytes() as usize;
+    let bytes = fused.matrix * matrix_bytes..(fused.matrix + 1) * matrix_bytes;
+    let layout = WeightLayout { first: fused.first_row, count, transposed: fused.transposed };
+    Ok(WeightLocation::unscaled(fused.name.clone(), dtype, bytes, layout))
 }
 
 /// Set of dtypes that a stored tensor may have.
@@ -177,47 +223,6 @@ pub(super) fn check(
         return Err(checkpoint.fault(name, fault));
     }
     Ok((stored.bytes.len(), stored.dtype))
-}
-
-/// Location of one expert's weight in a fused tensor, which contains all experts of a layer.
-struct FusedExpertWeight {
-    name: String,
-    shape: [usize; 3],
-    /// Index of the expert in the first dimension of the fused tensor.
-    expert: usize,
-    /// First row of the weight in the expert's matrix, in which gate and up projections are stacked.
-    row: usize,
-    rows: usize,
-}
-
-impl FusedExpertWeight {
-    /// Locates `..experts.{e}.{gate,up,down}_proj.weight` in the fused tensors of a layer:
-    /// `..experts.gate_up_proj [experts, 2 · intermediate size, hidden size]`, where gate rows precede up
-    /// rows, and `..experts.down_proj [experts, hidden size, intermediate size]`.
-    fn of(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
-        let moe = config.moe.as_ref()?;
-        let (layer, rest) = spec.name.split_once(".experts.")?;
-        let (expert, weight) = rest.split_once('.')?;
-        let expert = expert.parse().ok()?;
-        let [rows, cols] = spec.matrix();
-        let (fused, all_rows, row) = match weight {
-            "gate_proj.weight" => ("gate_up_proj", 2 * rows, 0),
-            "up_proj.weight" => ("gate_up_proj", 2 * rows, rows),
-            "down_proj.weight" => ("down_proj", rows, 0),
-            _ => return None,
-        };
-        let name = format!("{layer}.experts.{fused}");
-        Some(Self { name, shape: [moe.experts, all_rows, cols], expert, row, rows })
-    }
-
-    fn locate(&self, checkpoint: &SafetensorsCheckpoint) -> Result<WeightLocation, ModelLoadError> {
-        let (_, dtype) = check(checkpoint, &self.name, &self.shape, AllowedDType::Float)?;
-        let [_, all_rows, cols] = self.shape;
-        let row_bytes = cols * dtype.bytes() as usize;
-        let start = (self.expert * all_rows + self.row) * row_bytes;
-        let bytes = start..start + self.rows * row_bytes;
-        Ok(WeightLocation::unscaled(self.name.clone(), dtype, bytes))
-    }
 }
 
 /// Checks that the stored tensor `copy` has the values of the stored tensor `of`, of which it must be a copy.

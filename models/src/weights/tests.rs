@@ -11,8 +11,9 @@ mod shared_experts;
 use super::WeightSource;
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::{self, StoredDType, StoredTensor};
+use super::stored_names::canonical_name;
 use super::tensor_plan::{WeightLocation, locate};
-use crate::sharding::{HeadKind, ParallelRank, ParallelRanks, ShardSpec};
+use crate::sharding::{HeadKind, ParallelRank, ParallelRanks, ShardSpec, WeightSlice};
 use crate::synth::{self, SynthDType, SynthOptions};
 use crate::weight_table::{TensorSpec, tensors, tests::tiny_json};
 use crate::{ModelConfig, ModelLoadError};
@@ -52,8 +53,27 @@ impl CheckpointFolder {
     }
 
     fn locate(&self) -> Result<BTreeMap<String, WeightLocation>, ModelLoadError> {
-        let checkpoint = SafetensorsCheckpoint::open(self.path())?;
+        let mut checkpoint = SafetensorsCheckpoint::open(self.path())?;
+        checkpoint.rename(|stored| canonical_name(&self.config, stored))?;
         locate(&checkpoint, &self.config, &tensors(&self.config))
+    }
+
+    /// All values of all weights, by canonical name.
+    fn values(&self) -> Vec<(String, Vec<f32>)> {
+        let specs = tensors(&self.config);
+        let source = WeightSource::open(self.path(), &self.config, &specs).unwrap();
+        let values = |spec: &TensorSpec| {
+            let [rows, cols] = spec.matrix();
+            let slice = WeightSlice { rows: 0..rows, cols: 0..cols, padding: 0 };
+            let part = source.part(spec, slice).unwrap();
+            let matrix = part.matrix().unwrap();
+            let mut values = vec![0.0; rows * cols];
+            for (r, row) in values.chunks_mut(cols).enumerate() {
+                matrix.read_row(r, row);
+            }
+            values
+        };
+        specs.iter().map(|spec| (spec.name.clone(), values(spec))).collect()
     }
 
     /// Error of `locate`; the path of the folder is replaced by `DIR`.
@@ -188,19 +208,125 @@ fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep_separate: bo
 #[test]
 fn fused_experts_load_equal_bytes() {
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
-    let read = || {
-        let checkpoint = SafetensorsCheckpoint::open(folder.path()).unwrap();
-        let located = locate(&checkpoint, &folder.config, &tensors(&folder.config)).unwrap();
-        let bytes = |l: WeightLocation| checkpoint.bytes(&l.stored).unwrap()[l.bytes].to_vec();
-        located.into_iter().map(|(name, l)| (name, bytes(l))).collect::<Vec<_>>()
-    };
-    let separate = read();
+    let separate = folder.values();
     folder.edit(|t| fuse(t, false));
-    assert_eq!(read(), separate);
+    assert_eq!(folder.values(), separate);
 
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| fuse(t, true));
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: contains the weight `model.layers.1.mlp.experts.0.gate_proj.weight`, which is also stored separately"].assert_eq(&folder.error());
+}
+
+/// Stores the attention projections and MLPs of all layers as fused tensors.
+fn fuse_rows(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>) {
+    for layer in 0..2 {
+        for (fused, parts) in [
+            (
+                "self_attn.qkv_proj",
+                &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..],
+            ),
+            ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),
+        ] {
+            let take = |t: &mut BTreeMap<_, _>, suffix| {
+                let name = |part: &str| format!("model.layers.{layer}.{part}.weight{suffix}");
+                let taken: Vec<(String, Vec<u64>, Vec<u8>)> =
+                    parts.iter().filter_map(|part| t.remove(&name(part))).collect();
+                let Some((dtype, shape, _)) = taken.first() else { return };
+                let rows = taken.iter().map(|(_, shape, _)| shape[0]).sum();
+                let (dtype, shape) = (dtype.clone(), vec![rows, shape[1]]);
+                let bytes = taken.into_iter().flat_map(|(.., bytes)| bytes).collect();
+                t.insert(name(fused), (dtype, shape, bytes));
+            };
+            take(t, "");
+            take(t, "_scale");
+        }
+    }
+}
+
+#[test]
+fn fused_projections_load_equal_values() {
+    let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",
+        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "symmetric": true, "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "float", "symmetric": true,
+            "strategy": "token", "dynamic": true}}}});
+    for quantization in [Value::Null, channels] {
+        let mut config: Value = serde_json::from_str(&tiny_json("LlamaForCausalLM")).unwrap();
+        config["quantization_config"] = quantization;
+        let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+        let separate = folder.values();
+        folder.edit(fuse_rows);
+        assert!(folder.locate().unwrap()[Q].stored.ends_with("qkv_proj.weight"));
+        assert_eq!(folder.values(), separate);
+    }
+}
+
+#[test]
+fn scale_blocks_may_contain_rows_of_two_projections() {
+    // 4 query heads and 2 KV heads of 48 channels: the block of rows 128 to 255 has rows of all projections.
+    let mut config: Value = serde_json::from_str(&tiny_json("LlamaForCausalLM")).unwrap();
+    config["head_dim"] = json!(48);
+    config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let separate = folder.values();
+    folder.edit(|t| {
+        fuse_rows(t);
+        for layer in 0..2 {
+            let name = |part: &str| format!("model.layers.{layer}.{part}_proj.weight_scale_inv");
+            for part in ["self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up"] {
+                t.remove(&name(part));
+            }
+            let scales = [1.0f32, 2.0, 4.0].map(f32::to_le_bytes);
+            t.insert(name("self_attn.qkv"), ("F32".into(), vec![3, 1], scales.concat()));
+            t.insert(name("mlp.gate_up"), ("F32".into(), vec![1, 1], scales[0].to_vec()));
+        }
+    });
+    let fused: BTreeMap<_, _> = folder.values().into_iter().collect();
+    let separate: BTreeMap<_, _> = separate.into_iter().collect();
+    // The ratio of two elements with equal fp8 bytes is that of their scales.
+    let k = "model.layers.0.self_attn.k_proj.weight";
+    let ratio = |i: usize| fused[k][i * 32] / separate[k][i * 32];
+    assert_eq!(ratio(63), ratio(0), "rows 192 to 255 of the fused tensor have one scale");
+    assert_eq!(ratio(64), 2.0 * ratio(0), "row 256 has the next scale");
+}
+
+#[test]
+fn weights_with_two_spellings_are_rejected_by_both_names() {
+    let mut config: Value = serde_json::from_str(&tiny_json("MixtralForCausalLM")).unwrap();
+    config["num_local_experts"] = json!(4);
+    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let gate = "model.layers.1.block_sparse_moe.experts.3.w1.weight";
+    folder.edit(|t| {
+        assert!(t.contains_key(gate), "synthetic checkpoints have the names of their family");
+        t.insert("model.layers.1.mlp.experts.3.gate_proj.weight".into(), t[gate].clone());
+    });
+    expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.3.gate_proj.weight`: is another spelling of `model.layers.1.block_sparse_moe.experts.3.w1.weight`, which is also stored"]
+    .assert_eq(&folder.error());
+    folder.edit(|t| drop(t.remove("model.layers.1.mlp.experts.3.gate_proj.weight")));
+    folder.locate().unwrap();
+    folder.edit(|t| drop(t.remove(gate)));
+    expect!["DIR: weights do not match the configuration: 1 missing: model.layers.1.block_sparse_moe.experts.3.w1.weight; 0 unexpected"]
+    .assert_eq(&folder.error());
+}
+
+#[test]
+fn text_part_is_loaded_without_vision_tensors() {
+    let mut text: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
+    text["model_type"] = json!("qwen3_vl_moe_text");
+    let architecture = "Qwen3VLMoeForConditionalGeneration";
+    let config = json!({"architectures": [architecture], "text_config": text});
+    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let plain = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    assert_eq!(folder.values(), plain.values(), "transposed experts have equal values");
+    folder.edit(|t| {
+        let experts = &t["model.language_model.layers.1.mlp.experts.gate_up_proj"];
+        assert_eq!(experts.1, [4, 32, 32]);
+        t.insert("model.visual.blocks.0.norm1.weight".into(), ("F64".into(), vec![1], vec![0; 8]));
+    });
+    folder.locate().unwrap();
+    folder.edit(|t| drop(t.insert("audio.weight".into(), ("F32".into(), vec![1], vec![0; 4]))));
+    expect!["DIR: weights do not match the configuration: 0 missing; 1 unexpected: audio.weight"]
+        .assert_eq(&folder.error());
 }
 
 /// Applies `change` to the index of a checkpoint with several files and expects the error `expected`.

@@ -1,0 +1,57 @@
+//! Text part of multimodal models, whose fields are in `text_config`.
+//!
+//! Some fields of the text part are in the outer object, such as the data type and the quantisation format.
+//! The fields of the vision part are not read: requests with images are rejected.
+
+use super::json_fields::JsonFields;
+use super::{ModelArchitecture, ModelConfigError};
+
+/// Object with the fields of the text part.
+const TEXT_CONFIG: &str = "text_config";
+/// Fields of the outer object that the text part has unless `text_config` contains them.
+const INHERITED: &[&str] = &[
+    "quantization_config",
+    "compression_config",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+];
+/// Spellings of the data type, which the outer object decides if it has one.
+const DTYPES: &[&str] = &["dtype", "torch_dtype"];
+
+impl ModelArchitecture {
+    /// Value of `text_config.model_type`; `None` if the architecture is not multimodal.
+    const fn text_model_type(self) -> Option<&'static str> {
+        match self {
+            Self::Mistral3 => Some("mistral"),
+            Self::Qwen3Vl => Some("qwen3_vl_text"),
+            Self::Qwen3VlMoe => Some("qwen3_vl_moe_text"),
+            _ => None,
+        }
+    }
+
+    /// Whether the architecture is multimodal, of which the text part is served.
+    #[must_use]
+    pub const fn is_multimodal(self) -> bool {
+        self.text_model_type().is_some()
+    }
+}
+
+/// Returns the fields of the text part; all fields if the architecture is not multimodal.
+pub(super) fn text_fields(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<JsonFields, ModelConfigError> {
+    let Some(model_type) = architecture.text_model_type() else { return Ok(fields.clone()) };
+    let text = fields.object(TEXT_CONFIG)?.ok_or_else(|| fields.missing(TEXT_CONFIG))?;
+    if text.text("model_type")?.is_some_and(|found| found != model_type) {
+        let why = format!("this architecture has a text part of the type {model_type}");
+        return Err(text.unsupported("model_type", &why));
+    }
+    text.reject_disagreement("tie_word_embeddings", fields, "tie_word_embeddings")?;
+    let has_dtype = DTYPES.iter().any(|field| fields.value(field).is_some());
+    let outer = INHERITED.iter().filter(|field| text.value(field).is_none());
+    let outer = outer.chain(DTYPES.iter().filter(|_| has_dtype)).copied();
+    let inherited: Vec<&str> = outer.collect();
+    Ok(text.inheriting(fields, inherited))
+}

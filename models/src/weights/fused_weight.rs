@@ -1,0 +1,126 @@
+//! Weights that checkpoints store as rows of a fused tensor.
+//!
+//! `qkv_proj` stacks the rows of the query, key and value projections, `gate_up_proj` those of the gate and
+//! up projections. A layer's experts may be stored in two tensors, `experts.gate_up_proj` and
+//! `experts.down_proj`, with one matrix per expert. Each checkpoint may store weights separately or fused.
+
+use crate::weight_table::TensorSpec;
+use crate::{ModelArchitecture, ModelConfig};
+
+/// Tensor that stacks the rows of several projections.
+struct FusedProjection {
+    name: &'static str,
+    /// Names of the projections, in the order of their rows.
+    projections: &'static [&'static str],
+}
+
+const QKV: FusedProjection =
+    FusedProjection { name: "qkv_proj", projections: &["q_proj", "k_proj", "v_proj"] };
+const GATE_UP: FusedProjection =
+    FusedProjection { name: "gate_up_proj", projections: &["gate_proj", "up_proj"] };
+/// Not stacked, but stored in one tensor for all experts.
+const DOWN: FusedProjection = FusedProjection { name: "down_proj", projections: &["down_proj"] };
+
+/// Place of one weight in a fused tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FusedWeight {
+    /// Canonical name of the fused tensor.
+    pub(crate) name: String,
+    /// Number of matrices in the fused tensor: experts of the layer; `None` = the tensor is one matrix.
+    pub(crate) experts: Option<usize>,
+    /// Index of the matrix that contains the weight.
+    pub(crate) matrix: usize,
+    /// Number of rows of each matrix.
+    pub(crate) rows: usize,
+    /// Number of projections whose rows each matrix stacks.
+    pub(crate) projections: usize,
+    /// First row of the weight in its matrix.
+    pub(crate) first_row: usize,
+    /// Whether each matrix is stored transposed, as `[inputs, outputs]`.
+    pub(crate) transposed: bool,
+}
+
+impl FusedWeight {
+    /// Returns the place of the weight `spec` in a fused tensor; `None` if no checkpoint stores it fused.
+    pub(crate) fn of(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
+        let (path, kind) = spec.name.rsplit_once('.')?;
+        let (module, projection) = path.rsplit_once('.')?;
+        let [rows, _] = spec.matrix();
+        if let Some((layer, expert)) = module.split_once(".experts.") {
+            let (fused, index) = find(&[GATE_UP, DOWN], projection)?;
+            return Some(Self {
+                name: format!("{layer}.experts.{}", fused.name),
+                experts: Some(config.moe.as_ref()?.experts),
+                matrix: expert.parse().ok()?,
+                rows: rows * fused.projections.len(),
+                projections: fused.projections.len(),
+                first_row: rows * index,
+                transposed: has_transposed_experts(config),
+            });
+        }
+        let (fused, index) = find(&[QKV, GATE_UP], projection)?;
+        let counts = match fused.name {
+            "qkv_proj" => {
+                let [q, kv] = [config.heads, config.kv_heads].map(|heads| heads * config.head_dim);
+                vec![q, kv, kv]
+            }
+            _ => vec![rows; 2],
+        };
+        Some(Self {
+            name: format!("{module}.{}.{kind}", fused.name),
+            experts: None,
+            matrix: 0,
+            rows: counts.iter().sum(),
+            projections: counts.len(),
+            first_row: counts[..index].iter().sum(),
+            transposed: false,
+        })
+    }
+
+    /// Returns the place of the weight `spec` in the fused tensor that published checkpoints of its family
+    /// have; `None` if they store the weight separately.
+    pub(crate) fn of_family(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
+        let fused = Self::of(spec, config)?;
+        let is_stored = match fused.experts {
+            Some(_) => has_transposed_experts(config),
+            None => stores_fused_rows(config),
+        };
+        is_stored.then_some(fused)
+    }
+
+    /// Specification of the fused tensor that contains the weight `spec`, for its scales.
+    pub(crate) fn stored_spec(&self, spec: &TensorSpec) -> TensorSpec {
+        TensorSpec { name: self.name.clone(), shape: self.shape(&spec.shape), ..spec.clone() }
+    }
+
+    /// Shape of the fused tensor that contains a weight with the shape `shape`, or its scales per row.
+    pub(crate) fn shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut matrix = shape.to_vec();
+        matrix[0] = self.rows;
+        if self.transposed {
+            matrix.reverse();
+        }
+        self.experts.into_iter().chain(matrix).collect()
+    }
+}
+
+/// Whether published checkpoints store the experts of a layer in two tensors, with transposed matrices.
+fn has_transposed_experts(config: &ModelConfig) -> bool {
+    config.architecture == ModelArchitecture::Qwen3VlMoe
+}
+
+/// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.
+fn stores_fused_rows(config: &ModelConfig) -> bool {
+    config.architecture == ModelArchitecture::Phi3
+}
+
+/// Returns the fused tensor that contains a projection, and the index of the projection in it.
+fn find<'a>(
+    candidates: &'a [FusedProjection],
+    projection: &str,
+) -> Option<(&'a FusedProjection, usize)> {
+    candidates.iter().find_map(|fused| {
+        let index = fused.projections.iter().position(|name| *name == projection)?;
+        Some((fused, index))
+    })
+}

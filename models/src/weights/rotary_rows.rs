@@ -1,0 +1,83 @@
+//! Order of the channels of a head for partial rotary embedding.
+//!
+//! Kernels rotate the channels `i` and `i + d/2` of a head with `d` channels as a pair. With partial RoPE, the
+//! first `r` channels form the pairs `i` and `i + r/2`, and the others are not rotated. The rows of query and
+//! key projections are loaded in an order in which each pair is `d/2` apart; channels that are not rotated
+//! have angle 0. Scores do not depend on the order, because queries and keys have the same.
+
+use ops::HostMat;
+use std::ops::Range;
+
+/// Order in which the rows of query and key projections are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RotaryRows {
+    /// Number of channels of a head.
+    pub(crate) head_dim: usize,
+    /// Number of channels of a head that RoPE rotates; even and at most `head_dim`.
+    pub(crate) rotated: usize,
+}
+
+impl RotaryRows {
+    /// Ranges of stored channels of a head, in the order in which they are loaded.
+    fn ranges(self) -> [Range<usize>; 4] {
+        let Self { head_dim, rotated } = self;
+        let split = rotated + (head_dim - rotated) / 2;
+        [0..rotated / 2, rotated..split, rotated / 2..rotated, split..head_dim]
+    }
+
+    /// Rows of a projection `[heads · head_dim, inputs]`, in the order in which they are loaded.
+    pub(super) fn of_matrix<'a>(self, matrix: &HostMat<'a>) -> Vec<HostMat<'a>> {
+        let heads = (0..matrix.rows()).step_by(self.head_dim);
+        let of_head = |head: usize| {
+            let ranges = self.ranges().into_iter().filter(|range| !range.is_empty());
+            ranges.map(move |range| matrix.row_range(head + range.start, range.len()))
+        };
+        heads.flat_map(of_head).collect()
+    }
+
+    /// Elements of a vector `[heads · head_dim]`, in the order in which they are loaded.
+    pub(super) fn of_vector(self, vector: &[f32]) -> Vec<f32> {
+        let heads = vector.chunks(self.head_dim);
+        heads
+            .flat_map(|head| self.ranges().into_iter().flat_map(|range| head[range].to_vec()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ops::DType;
+
+    #[test]
+    fn rotated_pairs_are_half_a_head_apart() {
+        let rows = RotaryRows { head_dim: 16, rotated: 12 };
+        let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
+        let loaded = rows.of_vector(&channels);
+        for head in [0, 16] {
+            for pair in 0..6 {
+                let [first, second] = [loaded[head + pair], loaded[head + pair + 8]];
+                assert_eq!((first, second), (channels[head + pair], channels[head + pair + 6]));
+            }
+            let rest = [6, 7, 14, 15].map(|i| loaded[head + i]);
+            assert_eq!(rest, [12, 13, 14, 15].map(|i| channels[head + i]));
+        }
+        let bytes: Vec<u8> = channels.iter().flat_map(|c| c.to_le_bytes()).collect();
+        let matrix = HostMat::new(&bytes, DType::F32, 32, 1).unwrap();
+        let mut row = [0.0];
+        let mut found = Vec::new();
+        for part in rows.of_matrix(&matrix) {
+            for r in 0..part.rows() {
+                part.read_row(r, &mut row);
+                found.push(row[0]);
+            }
+        }
+        assert_eq!(found, loaded);
+    }
+
+    #[test]
+    fn full_rotation_keeps_the_order() {
+        let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
+        assert_eq!(RotaryRows { head_dim: 16, rotated: 16 }.of_vector(&channels), channels);
+    }
+}
