@@ -93,14 +93,32 @@ fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> E
     ExecutorConfig { settings, ..config }
 }
 
+/// Block scales and scales of activations that are powers of two, as in DeepSeek-V3.1.
+const BLOCKS: LayerQuantization = LayerQuantization {
+    scales: CheckpointScaleGranularity::Blocks,
+    activations: ActivationScheme::PowerOfTwo,
+    suffixes: &["_scale_inv"],
+};
+/// One scale per weight, and static scales of activations.
+const STATIC_TENSORS: LayerQuantization = LayerQuantization {
+    scales: CheckpointScaleGranularity::Tensor,
+    activations: ActivationScheme::Static,
+    suffixes: &["_scale"],
+};
+
 /// Stores the weights of linear layers and experts in fp8 with block scales.
-fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
+fn fp8_model(config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
+    let format = LayerQuantization { activations: ActivationScheme::Dynamic, ..BLOCKS };
+    quantized_model(config, kv_dtype, format)
+}
+
+/// Stores the weights of linear layers and experts in fp8 in the format `format`.
+fn quantized_model(
+    mut config: ExecutorConfig,
+    kv_dtype: KvCacheDtype,
+    format: LayerQuantization,
+) -> ExecutorConfig {
     config.settings.kv_cache_dtype = kv_dtype;
-    let format = LayerQuantization {
-        scales: CheckpointScaleGranularity::Blocks,
-        activations: ActivationScheme::Dynamic,
-        suffixes: &["_scale_inv"],
-    };
     config.model.quantization = Some(QuantizationConfig::uniform(format, Vec::new()));
     config
 }
@@ -426,6 +444,28 @@ fn fp8_experts_run_and_replay() {
         return;
     }
     check_fp8("experts", moe_model);
+}
+
+/// Layers and experts with one scale per weight and static scales, and block scales that are powers of two, use the
+/// fp8 kernels.
+#[test]
+fn fp8_activation_scales_run_on_emulated_gpus() {
+    if !is_selected_by_cursor(1) {
+        return;
+    }
+    type DtypeModel = fn(ModelDtype) -> ExecutorConfig;
+    let models: [DtypeModel; 2] =
+        [|dtype| config(dtype, 2), |dtype| experts::shared_expert_model(dtype, 128)];
+    for model in models {
+        for format in [BLOCKS, STATIC_TENSORS] {
+            let quantized = |dtype| quantized_model(model(dtype), KvCacheDtype::Auto, format);
+            let exact = with_few_slots(quantized(ModelDtype::Float32));
+            let exact = play(&mut SchedulerHarness::with(exact));
+            let on_gpu = on_emulator(64, quantized(ModelDtype::Bfloat16), true);
+            let found = play(&mut SchedulerHarness::with(on_gpu));
+            assert_near(&found, &exact, &format!("{format:?}"));
+        }
+    }
 }
 
 fn check_fp8(what: &str, of: impl Fn(ModelDtype) -> ExecutorConfig) {

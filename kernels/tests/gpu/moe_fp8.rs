@@ -182,7 +182,7 @@ pub(crate) fn stored(numbers: &mut RandomNumbers, sizes: MoeFp8Sizes) -> Vec<[Fp
     stored_with(numbers, sizes, ScaleGranularity::Blocks)
 }
 
-fn stored_with(
+pub(crate) fn stored_with(
     numbers: &mut RandomNumbers,
     (hidden, inner, count, _): MoeFp8Sizes,
     grid: ScaleGranularity,

@@ -5,7 +5,10 @@ use device::DType;
 use kernels::{RoutedExpertMlp, RouterLogits};
 
 use crate::device_pair::{CpuGpuPair, pairs, tolerance};
-use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_batch_invariance, check_small_m, stored};
+use crate::fp8::ScaleGranularity;
+use crate::moe_fp8::{
+    MoeFp8Case, MoeFp8Sizes, check_batch_invariance, check_small_m, stored, stored_with,
+};
 use crate::support::{RandomNumbers, S};
 
 /// Bits of the fp8 NaN without the sign.
@@ -25,6 +28,21 @@ fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
         check_small_m(pair, (384, 256, 17, 3), 30);
         check_small_m(pair, (128, 384, 9, 2), 40);
         check_small_m(pair, (128, 256, 3, 2), 150);
+    }
+}
+
+/// Experts with one scale per projection use block scales of equal values.
+#[test]
+fn fp8_tma_experts_with_one_scale_agree_with_the_cpu() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        for (sizes, tokens) in [((256, 128, 9, 3), 1), ((384, 256, 5, 2), 40)] {
+            let mut numbers = pair.numbers(8);
+            let stored = stored_with(&mut numbers, sizes, ScaleGranularity::Tensor);
+            let case = MoeFp8Case::of(pair, &mut numbers, sizes, tokens, stored);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let y = case.run(pair, &x, 0, true);
+            pair.check(&format!("{sizes:?}"), &y, 2.0 * tolerance(pair.gpu.half_dtype()));
+        }
     }
 }
 
