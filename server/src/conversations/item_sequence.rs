@@ -1,6 +1,6 @@
 //! Items of a conversation: in order, and found by their ids.
 
-use crate::exact_json::TemplateValueJson;
+use crate::template_value_json::TemplateValueJson;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 

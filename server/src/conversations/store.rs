@@ -3,8 +3,8 @@
 use super::item_sequence::{ConversationItem, ITEM_BYTES, ItemSequence};
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
-use crate::exact_json::TemplateValueJson;
 use crate::object_lru::{ObjectLru, StoredObject};
+use crate::template_value_json::TemplateValueJson;
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 

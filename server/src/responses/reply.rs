@@ -11,7 +11,6 @@ use super::types::{self, ResponsesRequest};
 use crate::api_error::ApiError;
 use crate::app::AppState;
 use crate::auth::CallerIdentity;
-use crate::exact_json::serialize_members;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
@@ -23,6 +22,7 @@ use crate::openai::endpoint::{
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
+use crate::template_value_json::serialize_members;
 use axum::body::Body;
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -4,9 +4,9 @@
 use super::response_items::ResponseItems;
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
-use crate::exact_json::TemplateValueJson;
 use crate::object_lru::{ObjectLru, StoredObject};
 use crate::strict_json::JsonValue;
+use crate::template_value_json::TemplateValueJson;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::AbortHandle;

@@ -20,19 +20,17 @@ impl TemplateValueJson<'_> {
 impl Serialize for TemplateValueJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
-            Value::Object(members) => match integer_of_object(members) {
-                Some(digits) => {
+            Value::Object(members) => {
+                if let Some(digits) = integer_of_object(members) {
                     let number = RawValue::from_string(digits.to_owned());
-                    number.map_err(serde::ser::Error::custom)?.serialize(serializer)
+                    return number.map_err(serde::ser::Error::custom)?.serialize(serializer);
                 }
-                None => {
-                    let mut map = serializer.serialize_map(Some(members.len()))?;
-                    for (key, member) in members {
-                        map.serialize_entry(key, &TemplateValueJson(member))?;
-                    }
-                    map.end()
+                let mut map = serializer.serialize_map(Some(members.len()))?;
+                for (key, member) in members {
+                    map.serialize_entry(key, &TemplateValueJson(member))?;
                 }
-            },
+                map.end()
+            }
             Value::Array(items) => {
                 let mut list = serializer.serialize_seq(Some(items.len()))?;
                 for item in items {
