@@ -19,16 +19,16 @@ fn parse(architecture: &str, more: &Value) -> Result<ModelConfig, String> {
 fn granite_has_four_multipliers() {
     const NAME: &str = "GraniteForCausalLM";
     let fields = json!({"embedding_multiplier": 12, "residual_multiplier": 0.25,
-        "attention_multiplier": 0.0078125, "logits_scaling": 16.0});
+        "attention_multiplier": 0.007_812_5, "logits_scaling": 16.0});
     let config = parse(NAME, &fields).unwrap();
     let multipliers = ActivationMultipliers {
         embedding: 12.0,
         residual: 0.25,
-        attention: Some(0.0078125),
+        attention: Some(0.007_812_5),
         logits: 16.0,
     };
     assert_eq!(config.multipliers, multipliers);
-    assert_eq!((config.softmax_scale(), config.stream_eps()), (0.0078125, 16e-6));
+    assert_eq!((config.softmax_scale(), config.stream_eps()), (0.007_812_5, 16e-6));
     // Absent multipliers are 1, that of attention too, as in transformers.
     assert_eq!(parse(NAME, &json!({})).unwrap().softmax_scale(), 1.0);
     let zero = parse(NAME, &json!({"logits_scaling": 0})).unwrap_err();

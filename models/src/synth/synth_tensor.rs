@@ -106,12 +106,11 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Ve
         let (name, parts) = (name.to_owned(), vec![part]);
         SynthTensor { name, shape, element, parts, transposed_parts: None }
     };
-    let mut tensors = match spec.quantized() {
-        Some(scales) => quantized_tensors(spec, scales, tensor),
-        None => {
-            let element = plain_element(spec, options, config.vocab);
-            vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
-        }
+    let mut tensors = if let Some(scales) = spec.quantized() {
+        quantized_tensors(spec, scales, tensor)
+    } else {
+        let element = plain_element(spec, options, config.vocab);
+        vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
     };
     // A fused tensor whose scale blocks contain rows of two weights would need other scales.
     let is_fusible = |fused: &FusedWeight| match spec.quantized().map(|scales| scales.format) {
