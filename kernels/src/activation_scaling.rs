@@ -55,11 +55,6 @@ impl ActivationScaling {
             Self::Static(_) => 2,
         }
     }
-
-    /// The static scale; 0 for scales that kernels compute.
-    pub(crate) fn static_scale(self) -> f32 {
-        if let Self::Static(scale) = self { scale } else { 0.0 }
-    }
 }
 
 /// Smallest power of two that is not below `x`, a normal number above 0.

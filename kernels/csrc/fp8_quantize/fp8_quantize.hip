@@ -2,8 +2,8 @@
 //
 // fp8_quantize_rows y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per row and 128 columns,
 //                   [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. SCALING (quantize.h) selects
-//                   the rule of the scales; with SCALING=2 all are `static_scale`. Rows from `rows` to
-//                   gdim_x() are zero.
+//                   the rule of the scales. Rows from `rows` to gdim_x() are zero.
+// fp8_quantize_rows_static  with SCALING=2: all scales are `static_scale`
 // scale_rows_to_f16 y [rows, cols] of f16 = x times a power of two per row; the inverse is written to factors
 //                   [rows].
 // fp8_to_fnuz        converts OCP fp8 to the target's format in place. For FNUZ, negative zero becomes zero;
@@ -36,20 +36,26 @@ DEV void quantize_with_scale(fp8* y, float* scales, const half_t* x, u32 cols, u
     const u32 count = CHANNELS ? 1 : (cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
     for (u32 i = tid(); i < count; i += bdim()) scales[(u64)i * scale_stride] = scale;
 }
-#endif
 
 KERNEL(256)
-fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride,
-                  float static_scale) {
+fp8_quantize_rows_static(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride,
+                         float static_scale) {
+    grid_launch_dependents();
+    grid_wait();
+    const u64 row = bid_x();
+    const float scale = static_scale * (448.f / TARGET);
+    quantize_with_scale(y + row * cols, scales + row, x + row * x_stride, cols, scale_stride, row < rows, scale);
+}
+EXPORT(fp8_quantize_rows_static)
+#else
+
+KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
     grid_launch_dependents();
     grid_wait();
     const u64 row = bid_x();
     const bool valid = row < rows;
     const half_t* from = x + row * x_stride;
     fp8* to = y + row * cols;
-#if SCALING == 2
-    quantize_with_scale(to, scales + row, from, cols, scale_stride, valid, static_scale * (448.f / TARGET));
-#else
     f32x8 none;
     UNROLL for (u32 i = 0; i < 8; ++i) none.v[i] = 0.f;
 #  if CHANNELS
@@ -72,9 +78,9 @@ fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u3
         if (c < padded && tid() % QUANT_LANES == 0) scales[(u64)(c / QUANT_BLOCK) * scale_stride + row] = scale;
     }
 #  endif
-#endif
 }
 EXPORT(fp8_quantize_rows)
+#endif
 
 #if WARP_SIZE == 32
 KERNEL(256) scale_rows_to_f16(u32x4* y, float* factors, const half_t* x, u32 cols, u32 x_stride) {

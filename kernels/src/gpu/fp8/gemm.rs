@@ -155,16 +155,22 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let RowScales { channels, scaling } = row_scales;
         let defines = [("CHANNELS", u32::from(channels)), ("SCALING", scaling.define())];
-        let kernel = self.kernel(&QUANTIZE, "fp8_quantize_rows", &defines)?;
-        let launch = KernelLaunch::new(kernel, [padded as u32, 1, 1], THREADS, 0)
+        let symbol = match scaling {
+            ActivationScaling::Static(_) => "fp8_quantize_rows_static",
+            ActivationScaling::Dynamic | ActivationScaling::PowerOfTwo => "fp8_quantize_rows",
+        };
+        let kernel = self.kernel(&QUANTIZE, symbol, &defines)?;
+        let mut launch = KernelLaunch::new(kernel, [padded as u32, 1, 1], THREADS, 0)
             .arg_ptr(to)
             .arg_ptr(scales)
             .arg(x)
             .u32(x.rows() as u32)
             .u32(x.cols() as u32)
             .u32(x.stride() as u32)
-            .u32(padded as u32)
-            .f32(scaling.static_scale());
+            .u32(padded as u32);
+        if let ActivationScaling::Static(scale) = scaling {
+            launch = launch.f32(scale);
+        }
         // SAFETY: scratch memory has these sizes; the caller checked the shapes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
