@@ -1,5 +1,5 @@
-//! Model families whose layers use ops that other families do not: multipliers, layers without RoPE, and shared
-//! experts with a gate.
+//! Model families whose layers use ops that other families do not: multipliers, layers without RoPE, partial rotary
+//! embedding, and shared experts with a gate.
 
 use std::path::Path;
 
@@ -56,6 +56,11 @@ fn multipliers_match_the_cpu() {
 #[test]
 fn layers_without_rope_match_the_cpu() {
     check("smollm3", r#""architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]"#);
+}
+
+#[test]
+fn partial_rotary_matches_the_cpu() {
+    check("phi3", r#""architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75"#);
 }
 
 #[test]
