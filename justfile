@@ -27,7 +27,7 @@ speed-cpu OLD NEW *ARGS:
 emulated:
     cargo test --test emulated_gpu
 
-# Compare the machine code of all kernels for NVIDIA GPUs with that of a commit, without a GPU: equal code needs no new measurement.
+# Compare the machine code of all kernels for NVIDIA GPUs with that of a commit, without a GPU.
 cubins COMMIT:
     kernels/csrc/cubins.py {{COMMIT}}
 

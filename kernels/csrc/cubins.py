@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the machine code of the kernels for NVIDIA GPUs (sm_90a) with that of another commit, without a GPU. Kernels
-whose machine code is equal byte for byte need no new measurement.
+"""Compares the machine code of the kernels of the work tree for NVIDIA GPUs (sm_90a) with that of a commit, without a GPU.
+Kernels whose machine code is equal byte for byte need no new measurement, unless the host code that launches them changed.
 
     cubins.py COMMIT [FOLDER...]     all kernels, or those in these folders of kernels/csrc
 
@@ -73,6 +73,8 @@ def main():
         subprocess.run(["tar", "-x", "-C", old], input=archive.stdout, check=True)
         before = hashes(os.path.join(old, "kernels/csrc"), folders)
     after = hashes(ROOT, folders)
+    if not before | after:
+        sys.exit(f"no kernels in {' '.join(folders)}")
     differ = sorted(name for name in before | after if before.get(name) != after.get(name))
     for name in differ:
         print(name, "" if name in before and name in after else "(one version only)")

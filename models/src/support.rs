@@ -41,7 +41,7 @@ pub struct Fp8Support {
 
 const NO_WINDOWS: &str = "`sliding_window`: an active window is rejected";
 const LONG_WINDOWS: &str = "`sliding_window`: below `max_position_embeddings` it is rejected";
-const LONGROPE: &str = "`rope_scaling`: `longrope`; if the longest context of the server exceeds \
+const LONGROPE: &str = "`rope_scaling`: `longrope`; if the configured maximum length exceeds \
     `original_max_position_embeddings`, all requests use `long_factor`, otherwise all use `short_factor`";
 const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
 const FULL_ROPE: &str =
@@ -114,11 +114,9 @@ impl ModelArchitecture {
                 has_experts: true,
                 ..DENSE
             },
-            Self::Granite => ArchitectureSupport {
-                examples: &["Granite 3.x, 4.0 dense"],
-                limits: &[FULL_ROPE],
-                ..DENSE
-            },
+            Self::Granite => {
+                ArchitectureSupport { examples: &["Granite 3.x"], limits: &[FULL_ROPE], ..DENSE }
+            }
             Self::SmolLm3 => ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE },
             Self::SeedOss => {
                 ArchitectureSupport { examples: &["Seed-OSS-36B"], limits: &[FULL_ROPE], ..DENSE }

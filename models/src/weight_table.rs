@@ -304,15 +304,33 @@ fn scales(
 ) -> Option<ScaleSpec> {
     let quantization = config.quantization.as_ref()?;
     let module = name.strip_suffix(".weight")?;
-    let format = quantization.of_layer(module)?;
+    let stored = stored_modules(config, module);
+    let names: Vec<&str> = stored.iter().map(String::as_str).collect();
+    let format = quantization.of_layer(&names)?;
     (scope != WeightScope::Top && values == SynthDistribution::Linear).then(|| ScaleSpec {
         format,
         // In published fp8 checkpoints, `eh_proj` of an MTP module is not quantised, although the
         // configuration does not list it as excluded.
-        expected: scope != WeightScope::Mtp
-            && !quantization.ignores(module)
-            && !quantization.ignores(&family_name(config, module)),
+        expected: scope != WeightScope::Mtp && !names.iter().any(|name| quantization.ignores(name)),
     })
+}
+
+/// Names under which a checkpoint may store the linear layer `module`: canonical, of the family, and fused.
+fn stored_modules(config: &ModelConfig, module: &str) -> Vec<String> {
+    const FUSED: [(&str, &str); 5] = [
+        (".q_proj", ".qkv_proj"),
+        (".k_proj", ".qkv_proj"),
+        (".v_proj", ".qkv_proj"),
+        (".gate_proj", ".gate_up_proj"),
+        (".up_proj", ".gate_up_proj"),
+    ];
+    let mut names = vec![module.to_owned(), family_name(config, module)];
+    let fused = FUSED.iter().find_map(|(part, fused)| Some((module.strip_suffix(part)?, fused)));
+    if let Some((parent, fused)) = fused {
+        let name = format!("{parent}{fused}");
+        names.extend([family_name(config, &name), name]);
+    }
+    names
 }
 
 #[cfg(test)]

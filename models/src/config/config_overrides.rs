@@ -1,7 +1,7 @@
 //! Overrides of members of `config.json` (`--hf-overrides`).
 //!
 //! An object is merged into the object of the same name, member by member, as vLLM does. A name with dots
-//! (`rope_scaling.factor`) is the path of a member. The value null removes a member.
+//! (`rope_scaling.factor`) is the path of a member. A member that is set to null counts as absent.
 
 use serde_json::{Map, Value, map::Entry};
 
@@ -15,7 +15,6 @@ pub(super) fn apply_overrides(members: &mut Map<String, Value>, overrides: &Map<
         }
         match value {
             Value::Object(inner) => apply_overrides(object_member(object, name), inner),
-            Value::Null => drop(object.remove(name)),
             value => drop(object.insert(name.to_owned(), value.clone())),
         }
     }
@@ -61,6 +60,7 @@ mod tests {
             "hidden_size": 32,
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": false},
             "quantization_config": {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}},
+            "sliding_window": null,
         });
         assert_eq!(config, expected);
     }

@@ -1,6 +1,6 @@
 //! Tests of the fields that only some dense families have.
 
-use super::{ActivationMultipliers, ModelConfig};
+use super::{ActivationMultipliers, ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -67,4 +67,46 @@ fn biases_follow_the_family() {
     assert!(config.qkv_bias && !config.qk_norm());
     let moe = config.moe.unwrap();
     assert!(moe.has_shared_gate && moe.shared_experts() == 0 && moe.shared_intermediate == 48);
+}
+
+#[test]
+fn absent_fields_have_the_defaults_of_transformers() {
+    let smollm3 = parse("SmolLM3ForCausalLM", &json!({})).unwrap();
+    assert!(smollm3.tied && smollm3.rope.theta.to_bits() == 2e6f64.to_bits());
+    assert!(!parse("GraniteForCausalLM", &json!({})).unwrap().tied);
+    // Without the field, Mistral has a window of 4,096; null means no window.
+    let long = json!({"max_position_embeddings": 8192});
+    assert!(parse("MistralForCausalLM", &long).unwrap_err().contains("sliding_window"));
+    let null = json!({"max_position_embeddings": 8192, "sliding_window": null});
+    assert!(parse("MistralForCausalLM", &null).is_ok());
+    assert!(parse("MistralForCausalLM", &json!({"sliding_window": 512})).is_ok());
+    assert!(parse("MistralForCausalLM", &json!({"sliding_window": 511})).is_err());
+}
+
+#[test]
+fn phi3_reads_its_original_context_at_the_top() {
+    let longrope = |original: Value, nested: Value| {
+        let scaling = json!({"type": "longrope", "short_factor": vec![1.0; 8],
+            "long_factor": vec![2.0; 8], "original_max_position_embeddings": nested});
+        let fields = json!({"max_position_embeddings": 8192, "rope_scaling": scaling,
+            "original_max_position_embeddings": original});
+        parse("Phi3ForCausalLM", &fields)
+    };
+    let positions = |config: ModelConfig| match config.rope.scaling {
+        RopeScaling::LongRope { original_positions, .. } => original_positions as usize,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(longrope(json!(2048), Value::Null).map(positions), Ok(2048));
+    assert_eq!(longrope(Value::Null, Value::Null).map(positions), Ok(4096));
+    for error in [longrope(Value::Null, json!(2048)), longrope(json!(1), Value::Null)] {
+        assert!(error.unwrap_err().contains("original_max_position_embeddings"));
+    }
+}
+
+#[test]
+fn experts_of_all_layers_are_bounded() {
+    let fields =
+        json!({"num_local_experts": 16384, "num_experts_per_tok": 2, "num_hidden_layers": 4096});
+    let error = parse("MixtralForCausalLM", &fields).unwrap_err();
+    assert!(error.contains("16384 experts in 4096 layers"), "{error}");
 }

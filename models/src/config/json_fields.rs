@@ -67,6 +67,11 @@ impl JsonFields {
         self.map.get(field).filter(|v| !v.is_null())
     }
 
+    /// Whether the object has the field with the value null.
+    pub(crate) fn is_null(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(Value::is_null)
+    }
+
     /// Names of all fields whose value is not null.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())

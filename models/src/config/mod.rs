@@ -214,7 +214,7 @@ impl ModelConfig {
     }
 
     /// Reads a model folder as `from_dir` does, after applying `overrides` to the fields of `config.json`:
-    /// objects are merged, names with dots are paths, and null removes a field.
+    /// objects are merged, names with dots are paths, and null counts as absent.
     pub fn from_dir_with(
         dir: &Path,
         overrides: &Map<String, Value>,

@@ -6,6 +6,8 @@ use super::{ModelArchitecture, ModelConfigError, MoeConfig};
 use ops::{ExpertGroups, GroupScore, RouterScore};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
+/// Maximum number of experts in all layers: the weight table has three entries for each.
+const ALL_EXPERTS_LIMIT: usize = 1 << 18;
 
 /// Reads the MoE settings; returns `None` for architectures without experts.
 pub(super) fn moe(
@@ -13,7 +15,7 @@ pub(super) fn moe(
     architecture: ModelArchitecture,
     layers: usize,
 ) -> Result<Option<MoeConfig>, ModelConfigError> {
-    match architecture {
+    let moe = match architecture {
         ModelArchitecture::Qwen2Moe => qwen2(fields, layers).map(Some),
         ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
         ModelArchitecture::Qwen3VlMoe => qwen3_vl(fields, layers).map(Some),
@@ -22,6 +24,14 @@ pub(super) fn moe(
             deepseek(fields, architecture, layers).map(Some)
         }
         _ => Ok(None),
+    }?;
+    match &moe {
+        Some(moe) if moe.experts * layers > ALL_EXPERTS_LIMIT => {
+            let detail =
+                format!("{} experts in {layers} layers, above {ALL_EXPERTS_LIMIT}", moe.experts);
+            Err(fields.contradiction("num_hidden_layers", detail))
+        }
+        _ => Ok(moe),
     }
 }
 

@@ -57,7 +57,8 @@ pub(super) fn config(
         multipliers: ActivationMultipliers::read(fields, architecture)?,
         max_positions,
         // A checkpoint without LM head needs no memory for one: the embedding is used in its place.
-        tied: fields.flag("tie_word_embeddings", false)? || !head.has_lm_head(),
+        tied: fields.flag("tie_word_embeddings", architecture.ties_by_default())?
+            || !head.has_lm_head(),
         head,
         qkv_bias,
         out_bias,
@@ -198,12 +199,13 @@ fn has_sliding_window(
             let by_type = fields.value("layer_types").is_some();
             !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
         }
-        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 | ModelArchitecture::Mixtral => {
-            has_window
-        }
         // A window as long as the context includes every position.
-        ModelArchitecture::Phi3 => {
+        ModelArchitecture::Mistral
+        | ModelArchitecture::Mistral3
+        | ModelArchitecture::Mixtral
+        | ModelArchitecture::Phi3 => {
             let positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
+            let window = window.or(absent_window(fields, architecture));
             window.is_some_and(|window| window < positions)
         }
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
@@ -214,6 +216,21 @@ fn has_sliding_window(
         }
         ModelArchitecture::Qwen3Moe => fields.flag("use_sliding_window", false)? && has_window,
     })
+}
+
+impl ModelArchitecture {
+    /// Value of `tie_word_embeddings` in configurations without it, as in transformers.
+    const fn ties_by_default(self) -> bool {
+        matches!(self, Self::SmolLm3)
+    }
+}
+
+/// Window of Mistral configurations without the field `sliding_window` (transformers `configuration_mistral.py`); null
+/// means no window.
+fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
+    let is_mistral =
+        matches!(architecture, ModelArchitecture::Mistral | ModelArchitecture::Mistral3);
+    (is_mistral && !fields.is_null("sliding_window")).then_some(4096)
 }
 
 /// Which projections of attention have biases.
@@ -272,7 +289,7 @@ fn nope_layers(
         let interval = interval.unwrap_or(DEFAULT_INTERVAL);
         return Ok((0..layers).filter(|i| (i + 1).is_multiple_of(interval)).collect());
     };
-    let list = value.as_array().filter(|list| list.len() == layers);
+    let list = value.as_array().filter(|list| list.len() >= layers);
     let flags = list.and_then(|list| list.iter().map(serde_json::Value::as_u64).collect());
     let flags: Vec<u64> = flags
         .ok_or_else(|| fields.wrong(FIELD, "a list with 1 (RoPE) or 0 for each layer", value))?;

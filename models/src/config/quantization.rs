@@ -134,12 +134,12 @@ impl QuantizationConfig {
         modelopt::read_file(own, fields, &path)
     }
 
-    /// Format of the layer `name` (a module, without `.weight`); `None` if no group contains it. Layers that
-    /// are excluded from quantisation have the format that a quantised layer would have.
+    /// Format of the layer that checkpoints store under one of `names` (modules, without `.weight`); `None` if no group
+    /// contains it. Layers that are excluded from quantisation have the format that a quantised layer would have.
     #[must_use]
-    pub fn of_layer(&self, name: &str) -> Option<LayerQuantization> {
-        let names =
-            |target: &LayerTarget| matches!(target, LayerTarget::Named(p) if p.selects(name));
+    pub fn of_layer(&self, names: &[&str]) -> Option<LayerQuantization> {
+        let selects = |p: &ModulePattern| names.iter().any(|name| p.selects(name));
+        let names = |target: &LayerTarget| matches!(target, LayerTarget::Named(p) if selects(p));
         let is_linear = |target: &LayerTarget| *target == LayerTarget::Linear;
         let named = self.groups.iter().find(|group| group.targets.iter().any(names));
         let linear = || self.groups.iter().find(|group| group.targets.iter().any(is_linear));

@@ -20,7 +20,7 @@ fn read(quantization: Value) -> Result<QuantizationConfig, String> {
 
 /// Format of a layer that no entry names.
 fn format_of(quantization: Value) -> (CheckpointScaleGranularity, ActivationScheme) {
-    let format = read(quantization).unwrap().of_layer(Q).unwrap();
+    let format = read(quantization).unwrap().of_layer(&[Q]).unwrap();
     (format.scales, format.activations)
 }
 
@@ -54,6 +54,9 @@ fn formats_of_published_checkpoints_are_read() {
         "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]});
     assert_eq!(format_of(deepseek.clone()), (Blocks, Dynamic));
     assert!(read(deepseek.clone()).unwrap().ignores("lm_head"));
+    // As transformers 5 writes it.
+    let written = json!({"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": null});
+    assert_eq!(format_of(with(deepseek.clone(), written)), (Blocks, Dynamic));
     assert_eq!(format_of(with(deepseek, json!({"scale_fmt": "ue8m0"}))), (Blocks, PowerOfTwo));
     let auto_fp8 = json!({"quant_method": "fp8", "activation_scheme": "static",
         "ignored_layers": ["lm_head"], "kv_cache_scheme": "static"});
@@ -105,10 +108,10 @@ fn modelopt_is_read_from_both_files() {
     };
     write(json!("FP8"));
     let found = from_dir(json!({})).unwrap().quantization.unwrap();
-    assert_eq!((found.of_layer(Q).unwrap().scales, found.ignores("lm_head")), (Tensor, true));
+    assert_eq!((found.of_layer(&[Q]).unwrap().scales, found.ignores("lm_head")), (Tensor, true));
     write(json!("FP8_PER_CHANNEL_PER_TOKEN"));
     let channels = from_dir(json!({})).unwrap().quantization.unwrap();
-    assert_eq!(channels.of_layer(Q).unwrap().scales, Channels);
+    assert_eq!(channels.of_layer(&[Q]).unwrap().scales, Channels);
     let error = from_dir(json!({"quantization_config": config})).unwrap_err();
     assert!(error.contains("quantization.quant_algo`") && error.contains("disagrees"), "{error}");
     write(json!("W4A8_AWQ"));
@@ -127,14 +130,14 @@ fn groups_select_layers_by_name_then_by_class() {
             tensor("tensor", false), tensor("tensor", false)),
     });
     let mixed = read(compressed(groups.clone(), json!({"format": "mixed-precision"}))).unwrap();
-    let scales = |name: &str| mixed.of_layer(name).map(|format| format.scales);
+    let scales = |name: &str| mixed.of_layer(&[name]).map(|format| format.scales);
     assert_eq!(scales(Q), Some(Channels));
     assert_eq!(scales("model.layers.3.mlp.down_proj"), Some(Tensor));
     assert_eq!(scales("model.layers.0.self_attn.o_proj"), Some(Tensor));
     assert_eq!(scales("model.layers.10.self_attn.o_proj"), Some(Channels));
     assert!(mixed.ignores("lm_head") && !mixed.ignores(Q));
     let only_named = json!({"group_1": groups["group_1"]});
-    assert_eq!(read(compressed(only_named, json!({}))).unwrap().of_layer(Q), None);
+    assert_eq!(read(compressed(only_named, json!({}))).unwrap().of_layer(&[Q]), None);
 }
 
 #[test]
@@ -154,7 +157,9 @@ fn unsupported_formats_are_rejected_by_name() {
             r#"activation_scheme`: "static" is not supported: only dynamic is, with block scales"#,
         ),
         (json!({"scale_fmt": "ue8m0"}), r#"scale_fmt`: "ue8m0""#),
-        (json!({"weight_block_size": blocks, "scale_fmt": "float"}), r#"scale_fmt`: "float""#),
+        (json!({"weight_block_size": blocks, "scale_fmt": "e5m2"}), r#"scale_fmt`: "e5m2""#),
+        (json!({"weight_block_size": blocks, "expert_dtype": "fp4"}), r#"expert_dtype`: "fp4""#),
+        (json!({"weight_block_size": blocks, "modules_to_convert": ["a"]}), "modules_to_convert"),
         (json!({"kv_cache_scheme": "dynamic"}), r#"kv_cache_scheme`: "dynamic""#),
         (json!({"unknown": 1}), "unknown`: 1"),
         (

@@ -81,6 +81,7 @@ pub enum RopeScaling {
 const fn default_theta(architecture: ModelArchitecture) -> f64 {
     match architecture {
         ModelArchitecture::Mixtral => 1_000_000.0,
+        ModelArchitecture::SmolLm3 => 2_000_000.0,
         ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => 500_000.0,
         _ => 10_000.0,
     }
@@ -155,7 +156,11 @@ impl RopeConfig {
         }
         let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(default_theta);
         let partial = partial_rotary(&map, architecture)?.or(partial);
-        let original = original_positions(fields, &map, max_positions)?;
+        let original = match architecture {
+            // Phi-3 reads the top level only.
+            ModelArchitecture::Phi3 => phi3_original_positions(fields, &map)?,
+            _ => original_positions(fields, &map, max_positions)?,
+        };
         let scaling = match architecture {
             ModelArchitecture::Phi3 => RopeScaling::phi3(&map, original, max_positions)?,
             _ => RopeScaling::read(&map, original, max_positions)?,
@@ -202,6 +207,11 @@ impl RopeScaling {
         original_positions: f64,
         max_positions: usize,
     ) -> Result<Self, ModelConfigError> {
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        if original_positions <= 1.0 {
+            let detail = format!("{original_positions} must exceed 1");
+            return Err(map.contradiction(ORIGINAL, detail));
+        }
         let factor = map.positive_or_none("factor")?;
         let factor = factor.unwrap_or(max_positions as f64 / original_positions);
         let inferred =
@@ -278,6 +288,21 @@ fn partial_rotary(
             Err(fields.unsupported(FIELD, "only full rotation (1.0) is"))
         }
         factor => Ok(factor),
+    }
+}
+
+/// Reads `original_max_position_embeddings` of Phi-3, with the default of transformers `configuration_phi3.py`. A value
+/// in the RoPE object alone would have no effect in transformers, so it must equal the default.
+fn phi3_original_positions(fields: &JsonFields, map: &JsonFields) -> Result<f64, ModelConfigError> {
+    const FIELD: &str = "original_max_position_embeddings";
+    const DEFAULT: f64 = 4096.0;
+    let positions = fields.positive_or_none(FIELD)?;
+    match map.positive_or_none(FIELD)? {
+        Some(nested) if positions.is_none() && nested.to_bits() != DEFAULT.to_bits() => {
+            let detail = format!("{nested} must also be at the top level of config.json");
+            Err(map.contradiction(FIELD, detail))
+        }
+        _ => Ok(positions.unwrap_or(DEFAULT)),
     }
 }
 

@@ -271,8 +271,13 @@ fn text_part_has_fields_of_the_outer_object() {
     assert_eq!(float16.dtype, Some(CheckpointDType::F16));
     let error = |members| parse(&outer(members)).unwrap_err().to_string();
     let tied = !plain.tied;
-    let found = error(json!({"tie_word_embeddings": tied}));
-    assert!(found.contains("`text_config.tie_word_embeddings`"), "{found}");
+    // The outer field decides, as in transformers.
+    assert_eq!(parse(&outer(json!({"tie_word_embeddings": tied}))).unwrap().tied, tied);
+    let found = error(json!({"rope_scaling": {"rope_type": "yarn"}}));
+    assert!(
+        found.contains("`rope_scaling`") && found.contains("text_config.rope_scaling"),
+        "{found}"
+    );
     let found = error(json!({"quantization_config": {"quant_method": "awq"}}));
     assert!(found.contains("`quantization_config.quant_method`"), "{found}");
     let found = error(json!({"text_config": {"model_type": "qwen2"}}));

@@ -9,13 +9,13 @@ use super::{ModelArchitecture, ModelConfigError};
 /// Object with the fields of the text part.
 const TEXT_CONFIG: &str = "text_config";
 /// Fields of the outer object that the text part has unless `text_config` contains them.
-const INHERITED: &[&str] = &[
-    "quantization_config",
-    "compression_config",
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-];
+const INHERITED: &[&str] =
+    &["quantization_config", "compression_config", "bos_token_id", "eos_token_id"];
+/// Field that the outer object decides if it has it.
+const TIE: &str = "tie_word_embeddings";
+/// Fields that only `text_config` may have: in the outer object they would have no effect.
+const TEXT_ONLY: &[&str] =
+    &["max_position_embeddings", "rope_scaling", "rope_parameters", "rope_theta", "sliding_window"];
 /// Spellings of the data type, which the outer object decides if it has one.
 const DTYPES: &[&str] = &["dtype", "torch_dtype"];
 
@@ -48,10 +48,19 @@ pub(super) fn text_fields(
         let why = format!("this architecture has a text part of the type {model_type}");
         return Err(text.unsupported("model_type", &why));
     }
-    text.reject_disagreement("tie_word_embeddings", fields, "tie_word_embeddings")?;
+    for field in TEXT_ONLY {
+        if fields.value(field).is_some() {
+            let why = format!(
+                "it belongs to {TEXT_CONFIG}; with --hf-overrides, to {TEXT_CONFIG}.{field}"
+            );
+            return Err(fields.unsupported(field, &why));
+        }
+    }
     let has_dtype = DTYPES.iter().any(|field| fields.value(field).is_some());
+    let has_tie = fields.value(TIE).is_some();
     let outer = INHERITED.iter().filter(|field| text.value(field).is_none());
     let outer = outer.chain(DTYPES.iter().filter(|_| has_dtype)).copied();
+    let outer = outer.chain([TIE].into_iter().filter(|_| has_tie));
     let inherited: Vec<&str> = outer.collect();
     Ok(text.inheriting(fields, inherited))
 }

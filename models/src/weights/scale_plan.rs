@@ -106,7 +106,8 @@ pub(super) fn stored_scale(
     let Some(values) = stored_values(checkpoint, name).filter(|values| !values.is_empty()) else {
         return fault(StoredTensorError::WrongDType(stored.dtype.name()));
     };
-    match values.iter().find(|value| !(value.is_finite() && **value > 0.0)) {
+    // The inverse of a smaller scale is not finite.
+    match values.iter().find(|value| !(value.is_finite() && **value >= f32::MIN_POSITIVE)) {
         Some(value) => fault(StoredTensorError::Scale(value.to_string())),
         None => Ok(values.into_iter().fold(0.0, f32::max)),
     }

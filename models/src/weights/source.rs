@@ -233,8 +233,12 @@ impl HostShard<'_> {
         Ok(matrix.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
-    /// Multiplies the weight by `factor`, by changing its scales.
+    /// Multiplies the weight by `factor`, by changing its scales, for inputs that are divided by `factor`: a static scale
+    /// of activations is divided too.
     pub(crate) fn scaled(mut self, factor: f32) -> Self {
+        if let ActivationScaling::Static(scale) = &mut self.activation_scaling {
+            *scale /= factor;
+        }
         match &mut self.scales {
             _ if factor.to_bits() == 1f32.to_bits() => {}
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
 /// Bytes that an item takes in addition to its text and its id, which a sequence contains twice.
-pub(super) const ITEM_BYTES: usize = 160;
+pub(super) const ITEM_BYTES: usize = 240;
 
 /// Item of a conversation or a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,8 +69,9 @@ impl ItemSequence {
         self.items.get(self.keys.get(id)?)
     }
 
-    /// Appends an item.
+    /// Appends an item. An earlier item with its id is removed.
     pub(super) fn push(&mut self, item: ConversationItem) {
+        self.remove(&item.id);
         self.bytes += item.stored_bytes();
         self.keys.insert(item.id.clone(), self.next_key);
         self.items.insert(self.next_key, item);

@@ -167,7 +167,8 @@ fn conversation_body(id: &str, info: &ConversationInfo) -> String {
 }
 
 fn not_found() -> ApiError {
-    let message = "no conversation with this id is stored: it was never stored, or was evicted";
+    let message =
+        "no conversation with this id is stored: it was never stored, or was deleted or evicted";
     ApiError::new(StatusCode::NOT_FOUND, "unknown_conversation", message)
 }
 

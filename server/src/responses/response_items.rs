@@ -30,10 +30,10 @@ impl ResponseItems {
     /// Returns the items with the output of the response.
     pub(super) fn with_output(&self, output: &[ResponseOutputItem]) -> Self {
         let stored = |item: &ResponseOutputItem| {
-            let body = serde_json::to_string(item).ok()?;
-            Some(ConversationItem { id: item.id().to_owned(), body })
+            let body = serde_json::to_string(item).unwrap_or_default();
+            ConversationItem { id: item.id().to_owned(), body }
         };
-        let output = output.iter().filter_map(stored).collect();
+        let output = output.iter().map(stored).collect();
         Self { previous: self.previous.clone(), input: Arc::clone(&self.input), output }
     }
 

@@ -5,10 +5,10 @@ use super::response_items::ResponseItems;
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
 use crate::object_lru::{ObjectLru, StoredObject};
-use crate::strict_json::JsonValue;
 use crate::template_value_json::TemplateValueJson;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
+use text::mark_large_integers;
 use tokio::task::AbortHandle;
 
 /// Maximum size of all stored responses and their conversations, in bytes.
@@ -179,14 +179,17 @@ impl ResponseStore {
 }
 
 fn status_of(body: &str) -> Option<String> {
-    let value: Value = serde_json::from_str(body).ok()?;
-    value["status"].as_str().map(str::to_owned)
+    parsed(body)?["status"].as_str().map(str::to_owned)
+}
+
+/// Parses a response object; its integers keep all digits.
+fn parsed(body: &str) -> Option<Value> {
+    serde_json::from_str(&mark_large_integers(body)).ok()
 }
 
 /// Returns the response object `body` with another `status`.
 pub(super) fn with_status(body: &str, status: &str) -> String {
-    let value = JsonValue::parse(body.as_bytes()).map(JsonValue::into_template_value);
-    let mut value = value.unwrap_or_default();
+    let Some(mut value) = parsed(body) else { return body.to_owned() };
     value["status"] = Value::from(status);
     TemplateValueJson(&value).text()
 }
@@ -222,6 +225,20 @@ mod tests {
         assert!(store.remove(ANONYMOUS, "d") && !store.remove(ANONYMOUS, "d"));
         assert_eq!(store.cancel(ANONYMOUS, "a").unwrap().unwrap_err().status, 400);
         assert!(store.cancel(ANONYMOUS, "unknown").is_none());
+    }
+
+    #[tokio::test]
+    async fn cancelled_responses_keep_all_digits() {
+        let store = ResponseStore::default();
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let number = "1".repeat(400);
+        let body = format!("{{\"status\":\"in_progress\",\"tools\":[{{\"minimum\":{number}}}]}}");
+        assert!(store.put_in_progress(ANONYMOUS, "a", body, ResponseItems::default(), task));
+        for _ in 0..2 {
+            store.cancel(ANONYMOUS, "a").unwrap().unwrap();
+            let body = store.body(ANONYMOUS, "a").unwrap();
+            assert!(body.contains(&number) && body.contains("\"cancelled\""), "{body}");
+        }
     }
 
     #[tokio::test]

@@ -88,8 +88,9 @@ impl<'a> StoredContextReader<'a> {
 fn not_stored(reason: &'static str, object: &str, id: &str, field: &str) -> ApiError {
     const ID_SHOWN: usize = 128;
     let shown: String = id.chars().take(ID_SHOWN).collect();
-    let message =
-        format!("no {object} with the id {shown:?} is stored: it was never stored, or was evicted");
+    let message = format!(
+        "no {object} with the id {shown:?} is stored: it was never stored, or was deleted or evicted"
+    );
     let error = ApiError::new(StatusCode::NOT_FOUND, reason, message);
     ApiError { param: Some(field.to_owned()), ..error }
 }

@@ -3,6 +3,7 @@
 # dependencies = [
 #     "transformers==5.23.0",
 #     "torch==2.11.0",
+#     "pip==26.0",
 #     "gguf==0.19.0",
 #     "accelerate==1.15.0",
 #     "safetensors==0.8.0",
@@ -86,7 +87,9 @@ def folder_of_weights(folder: pathlib.Path) -> pathlib.Path:
     config = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
     assert config["tie_word_embeddings"] and all(tensor.dtype == torch.float32 for tensor in tensors.values())
     (model / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}, indent=2))
-    safetensors.torch.save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    unfinished = model / "unfinished"
+    safetensors.torch.save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.rename(model / "model.safetensors")
     return model
 
 
@@ -150,7 +153,7 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     lines = [
         "# SmolLM2-135M-Instruct compared with transformers", "",
-        f"TL;DR: {differ} of {len(rows) * TOKENS} greedy tokens differ; the largest difference of a log-probability is {worst:.1e}; ids differ for"
+        f"TL;DR: {differ} of {len(rows) * TOKENS:,} greedy tokens differ; the largest difference of a log-probability is {worst:.1e}; ids differ for"
         f" {other_ids} of {len(rows)} prompts.", "",
         f"- Command: `uv run tests/conformance/real/smollm2.py`; transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}; {commit}, CPU, f32.",
         f"- Weights: Q4_1 of `{PACKAGE}`, dequantised. {TOKENS} tokens after each prompt, EOS ignored.", "",

@@ -3,6 +3,7 @@
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/responses";
 const CONVERSATIONS: &str = "/v1/conversations";
@@ -115,15 +116,26 @@ fn stored_numbers_keep_all_digits() {
     assert!(first.contains(&format!(r#""minimum":{LARGE}"#)), "{first}");
     let id = serde_json::from_str::<Value>(&first).unwrap()["id"].clone();
     let path = format!("{PATH}/{}", id.as_str().unwrap());
+    let deadline = Instant::now() + Duration::from_secs(20);
     let body = loop {
         let body = text(&send(&mut client, "GET", &path, ""));
-        if !body.contains(r#""status":"queued""#) && !body.contains(r#""status":"in_progress""#) {
+        if body.contains(r#""status":"completed""#) {
             break body;
         }
+        assert!(Instant::now() < deadline, "{body}");
+        std::thread::sleep(Duration::from_millis(5));
     };
     assert!(body.contains(&format!(r#""minimum":{LARGE}"#)), "{body}");
     let inputs = text(&send(&mut client, "GET", &format!("{path}/input_items"), ""));
     assert!(inputs.contains(&format!(r#"{{"n":{LARGE}}}"#)), "{inputs}");
+
+    let streamed = format!(r#"{{"input":"hi","tools":[{tool}],"stream":true}}"#);
+    let events = text(&send(&mut client, "POST", PATH, &streamed));
+    for event in ["response.created", "response.completed"] {
+        let data = events.split(&format!("event: {event}\n")).nth(1).unwrap();
+        let data = data.lines().next().unwrap();
+        assert!(data.contains(&format!(r#""minimum":{LARGE}"#)), "{data}");
+    }
 
     // The items of the conversation and those of the response, in the next prompt.
     let body = json!({"conversation": made["id"], "input": "more"});

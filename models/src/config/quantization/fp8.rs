@@ -14,6 +14,8 @@ const FIELDS: &[&str] = &[
     "fmt",
     "activation_scheme",
     "scale_fmt",
+    "expert_dtype",
+    "modules_to_convert",
     "weight_block_size",
     "modules_to_not_convert",
     "ignored_layers",
@@ -45,13 +47,17 @@ fn activations(
     scales: CheckpointScaleGranularity,
 ) -> Result<ActivationScheme, ModelConfigError> {
     expect_text(object, "activation_scheme", &["dynamic", "static"])?;
-    expect_text(object, "scale_fmt", &["ue8m0"])?;
+    expect_text(object, "scale_fmt", &["ue8m0", "float"])?;
+    expect_text(object, "expert_dtype", &["fp8"])?;
+    if object.value("modules_to_convert").is_some_and(|list| *list != serde_json::json!([])) {
+        return Err(object.unsupported("modules_to_convert", "only null is"));
+    }
     let has_blocks = scales == CheckpointScaleGranularity::Blocks;
     let is_static = object.text("activation_scheme")? == Some("static");
     if is_static && has_blocks {
         return Err(object.unsupported("activation_scheme", "only dynamic is, with block scales"));
     }
-    let is_power_of_two = object.value("scale_fmt").is_some();
+    let is_power_of_two = object.text("scale_fmt")? == Some("ue8m0");
     if is_power_of_two && !has_blocks {
         return Err(object.unsupported("scale_fmt", "only block scales of powers of two are"));
     }

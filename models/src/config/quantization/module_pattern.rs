@@ -5,8 +5,8 @@ use super::super::json_fields::JsonFields;
 use regex::Regex;
 
 /// Entry in a list of modules: a module name, `re:` followed by a regular expression that must match the
-/// beginning of the module name (as Python's `re.match`), or a glob that must match the whole name (as Python's
-/// `fnmatch`).
+/// beginning of the module name (as Python's `re.match`), or a glob with `*` and `?` that must match the whole
+/// name.
 #[derive(Debug, Clone)]
 pub struct ModulePattern {
     entry: String,

@@ -1,6 +1,8 @@
 //! Tests of loading FP8 checkpoints: quantised weights require scales.
 
+use super::super::source::HostShard;
 use super::*;
+use ops::DType;
 
 /// Configuration of a tiny model with fp8 linear layers; `scales` selects block scales or channel scales.
 fn quantized_json(scales: Value) -> String {
@@ -178,4 +180,24 @@ fn scales_of_the_cache_are_finite_and_above_zero() {
     }
     let error = read("I32", vec![1, 0, 0, 0]).unwrap_err();
     assert!(error.contains(NAME) && error.contains("I32"), "{error}");
+}
+
+/// Inputs of `o_proj` are attention outputs over stored FP8 values, which are divided by the scale of values: the weight is
+/// multiplied by it, and the static scale of the inputs is divided by it.
+#[test]
+fn scaled_weights_divide_their_static_scale() {
+    let slice = WeightSlice { rows: 0..1, cols: 0..1, padding: 0 };
+    let shard = HostShard {
+        bytes: vec![0x38].into(), // 1 in FP8 e4m3
+        dtype: DType::F8E4M3,
+        full_shape: [1, 1],
+        slice,
+        scales: None,
+        activation_scaling: ActivationScaling::Static(0.5),
+    };
+    let scaled = shard.scaled(0.25);
+    let matrix = scaled.matrix().unwrap();
+    let mut value = [0.0];
+    matrix.read_row(0, &mut value);
+    assert_eq!((value, scaled.activation_scaling), ([0.25], ActivationScaling::Static(2.0)));
 }
