@@ -21,7 +21,7 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Configuration files, which are downloaded if the repository has them.
 const CONFIG_FILES: &[&str] = &["config.json", "generation_config.json"];
 
-/// Files next to the one that defines the tokenizer, which are downloaded if the repository has them.
+/// Optional files that supplement the tokenizer definition; they are downloaded if the repository has them.
 const TEXT_FILES: &[&str] = &[
     "merges.txt",
     "tokenizer_config.json",
@@ -34,7 +34,7 @@ const TEXT_FILES: &[&str] = &[
 /// Files with which sentence-transformers describes pooling, downloaded if the repository has them.
 const POOLING_FILES: &[&str] = &["modules.json", "1_Pooling/config.json"];
 
-/// Name of the request for the file list of a repository in error messages.
+/// Name in error messages of the request for a repository's file list.
 const FILE_LIST: &str = "file list";
 
 /// Folder of additional chat templates, which are downloaded with the tokenizer files.
@@ -378,7 +378,7 @@ impl HubRepository {
         }
     }
 
-    /// Returns the permanent error that an HTTP status of the hub means; `None` = a retry may succeed.
+    /// Maps an HTTP status of the hub to a permanent error; `None` = a retry may succeed.
     fn permanent_error(&self, what: &str, status: u16) -> Option<HubError> {
         let id = self.id.clone();
         match status {

@@ -1,5 +1,6 @@
-//! Records of collective calls (all-reduce, all-gather, broadcast) in shared memory. Other ranks read them to detect mismatched calls; the
-//! process that monitors the group reads them to report stalled calls.
+//! Records of collective calls (all-reduce, all-gather, broadcast) in shared memory. Other ranks read the
+//! records to detect mismatched calls; the process that monitors the group reads the records to report
+//! stalled calls.
 
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -26,19 +27,19 @@ pub enum CollectiveOp {
     Broadcast(usize),
     /// [`CollectiveBackend::barrier`](crate::CollectiveBackend::barrier)
     Barrier,
-    /// Operation code in shared memory that no operation of this version has.
+    /// An operation code in shared memory that this version does not define.
     Unknown,
 }
 
-/// Progress of a collective call, as written to its record.
+/// State of a collective call, as stored in its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveCallState {
-    /// The call is in flight. A call that was launched on a GPU keeps this state until a
-    /// [`LaunchedCollectives`](crate::LaunchedCollectives) confirms its completion.
+    /// The call is in flight. A call that is launched on a GPU keeps this state until a
+    /// [`LaunchedCollectives`](crate::LaunchedCollectives) confirms that the call has completed.
     InProgress,
     /// The call has completed.
     Done,
-    /// The collective call has failed, and with it the group of ranks.
+    /// The call has failed, so that the group of ranks has also failed.
     Failed,
 }
 
@@ -60,7 +61,7 @@ impl CollectiveCallShape {
     }
 }
 
-/// Record of one collective call of one rank.
+/// Record of a collective call of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveCall {
     /// Sequence number of the call among the calls of its group, starting at 1; it wraps to 0 after 2³²
@@ -70,12 +71,12 @@ pub struct CollectiveCall {
     pub op: CollectiveOp,
     /// Element type of the matrix that is passed to the call; meaningless for a barrier.
     pub dtype: DType,
-    /// Number of rows of this rank's input matrix. For `all_gather_rows` it is the number of output rows, for
-    /// `all_to_all` the total number of rows that are sent between different ranks.
+    /// Number of rows of this rank's input matrix. For `all_gather_rows` this is the number of output rows;
+    /// for `all_to_all` it is the total number of rows that are sent between different ranks.
     pub rows: u32,
     /// Number of columns of this rank's input matrix.
     pub cols: u32,
-    /// Progress of the collective call.
+    /// State of the collective call.
     pub state: CollectiveCallState,
 }
 
@@ -154,8 +155,8 @@ impl CollectiveCall {
         }
     }
 
-    /// Reads a record from shared memory, possibly while the owner writes it; the fields may then be
-    /// inconsistent.
+    /// Reads a record from shared memory. If the owner is writing the record at the same time, the fields may
+    /// be inconsistent.
     pub(crate) fn read(from: &[AtomicU32]) -> Self {
         let word = |i: usize| from[i].load(Relaxed);
         let state = match word(5) {

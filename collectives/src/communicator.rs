@@ -1,5 +1,5 @@
-//! Collectives (all-reduce, all-gather, reduce-scatter, all-to-all) between GPUs through one RCCL or NCCL
-//! communicator; they run in the order of a stream.
+//! Collective operations (all-reduce, all-gather, reduce-scatter, all-to-all) between GPUs through one RCCL
+//! or NCCL communicator, in stream order.
 //!
 //! The communicator is non-blocking: its creation and all library calls return before they complete. Callers
 //! poll for completion and may abort the communicator.
@@ -23,28 +23,28 @@ use rccl_sys::{
 /// Interval at which the completion of a library call is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// Time for which a call polls without sleeping. The library launches most calls within this time, and a
-/// sleep would cost about 70 µs.
+/// sleep would take about 70 µs.
 const SPIN_TIME: Duration = Duration::from_micros(300);
-/// Maximum time that an abort waits for a library call of another thread to return. The call returns soon,
-/// unless the device accepts no more work.
+/// Maximum time that an abort waits for a library call of another thread to return. The library call returns
+/// soon unless the device accepts no more work.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
-/// Number of i32 row indices 0, 1, 2, … that are uploaded when the communicator is created. With them,
-/// `all_gather` copies the columns of each rank from scratch memory to the output.
+/// Number of i32 row indices 0, 1, 2, … that are uploaded when the communicator is created. The gather kernel
+/// of `all_gather` uses them to copy the columns of each rank from scratch memory to the output.
 const INITIAL_INDICES: usize = 1024;
 
-/// Collective library (RCCL or NCCL), opened for one device.
+/// Collective library (RCCL or NCCL) for one device.
 #[derive(Debug, Clone)]
 pub struct CollectiveLibrary {
     device: Arc<GpuBackend>,
     rccl: Arc<RcclLibrary>,
 }
 
-/// Unique id of a communicator. Rank 0 creates it, and all ranks pass it when they join.
+/// Unique id of a communicator. Rank 0 creates the id, and every rank passes it to join the communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommunicatorId(NcclUniqueId);
 
-/// One rank of an RCCL or NCCL communicator. Dropping it aborts the communicator without waiting for other
-/// ranks.
+/// One rank of an RCCL or NCCL communicator. Dropping this value aborts the communicator without waiting for
+/// other ranks.
 pub struct GpuCommunicator {
     device: Arc<GpuBackend>,
     rccl: Arc<RcclLibrary>,
@@ -52,10 +52,10 @@ pub struct GpuCommunicator {
     rank: usize,
     /// Handle of the NCCL or RCCL communicator; null after the communicator was aborted.
     handle: AtomicPtr<std::ffi::c_void>,
-    /// Lock that a thread has during each call of NCCL or RCCL for this communicator.
+    /// Lock that a thread holds during each NCCL or RCCL call for this communicator.
     call_lock: Mutex<()>,
-    /// Device buffers with the row indices 0, 1, 2, …, for the gather kernel in `all_gather`. Buffers are
-    /// never freed or replaced by larger ones, because captured graphs contain their addresses.
+    /// Device buffers with the row indices 0, 1, 2, …, for the gather kernel of `all_gather`. Existing
+    /// buffers are never freed or replaced, because captured graphs contain their addresses.
     index_buffers: Mutex<Vec<Buffer>>,
 }
 
@@ -163,7 +163,7 @@ impl GpuCommunicator {
         self.rank
     }
 
-    /// Whether the device is in a dry run, in which launches do nothing.
+    /// Whether the device is in a dry run, in which launches do not execute anything.
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
         self.device.runtime().is_dry_run()
@@ -175,8 +175,8 @@ impl GpuCommunicator {
         self.device.runtime().is_capturing()
     }
 
-    /// Whether all pending library calls have completed. The function never blocks, not even while another
-    /// thread is inside the library; it may be called from any thread.
+    /// Whether all pending library calls have completed. The function never blocks, even while another thread
+    /// is in a library call; it may be called from any thread.
     ///
     /// Errors: the communicator has failed, on this rank or on another rank.
     pub fn is_ready(&self) -> Result<bool, DeviceError> {
@@ -197,14 +197,14 @@ impl GpuCommunicator {
                 Ok(guard) => break Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
                 // A library call may be blocked because the device waits for a failed rank. Only the abort
-                // ends such a call, so the abort must not wait for it any longer.
+                // ends such a call, so the abort must not wait any longer for the call to return.
                 Err(TryLockError::WouldBlock) if started.elapsed() > ABORT_WAIT => break None,
                 Err(TryLockError::WouldBlock) => thread::sleep(POLL_INTERVAL),
             }
         };
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
-        // The library may block in `comm_abort` until captured graphs that use the communicator are
-        // destroyed. The thread that owns these graphs may need the lock first, so it is released here.
+        // `comm_abort` may block until captured graphs that use the communicator are destroyed. The lock is
+        // released here, because the thread that owns these graphs may need the lock first.
         drop(guard);
         if !handle.is_null() && self.device.runtime().enter().is_ok() {
             // SAFETY: the handle was created by this library and was just replaced by null, so it is freed
@@ -226,8 +226,8 @@ impl GpuCommunicator {
         })
     }
 
-    /// Gathers the columns of `own` of all ranks into `all`, in rank order. Columns that exceed the columns
-    /// of `all` are dropped.
+    /// Gathers the columns of `own` of all ranks into `all`, in rank order. If `all` has fewer columns than
+    /// all ranks together, the last columns are dropped.
     pub fn all_gather(
         &self,
         s: &DeviceStream,
@@ -238,8 +238,8 @@ impl GpuCommunicator {
         check_contiguous(NAME, own)?;
         let (rows, cols, dtype) = (own.rows(), own.cols(), own.dtype());
         let (count, kind) = (rows * cols, data_type(NAME, dtype)?);
-        // A single row is gathered directly into `all`. More rows are gathered into scratch memory, from
-        // which the columns of each rank are copied.
+        // A single row is gathered directly into `all`. Several rows are gathered into scratch memory; the
+        // columns of each rank are then copied to `all`.
         let is_direct = rows == 1 && all.cols() == self.size * cols;
         let stacked = if is_direct {
             all.as_mut_ptr()
@@ -288,8 +288,8 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Gathers the rows of `own` of all ranks into `all`, in rank order. In `all`, every rank has an equal
-    /// number of rows; rows after those of `own` are filled with 0, or with -1 for integers.
+    /// Gathers the rows of `own` of all ranks into `all`, in rank order. `all` has the same number of rows
+    /// for every rank; the rows after the rows of `own` are filled with 0, or with -1 for integer types.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -318,8 +318,8 @@ impl GpuCommunicator {
         })
     }
 
-    /// Computes `Σ x` over all ranks. Each rank has an equal number of rows of `x`; `own` gets the first
-    /// `own.rows()` rows of this rank's part.
+    /// Computes `Σ x` over all ranks. The rows of `x` are divided equally among the ranks; the first
+    /// `own.rows()` rows of this rank's part are written to `own`.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -350,8 +350,8 @@ impl GpuCommunicator {
     }
 
     /// Sends the first `send_rows[0]` rows of `x` to rank 0, the next `send_rows[1]` rows to rank 1, and so
-    /// on. `y` receives `receive_rows[r]` rows of each rank `r`, in rank order. The counts must be consistent
-    /// on all ranks.
+    /// on. `y` receives `receive_rows[r]` rows from each rank `r`, in rank order. The counts must be
+    /// consistent on all ranks.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -396,7 +396,7 @@ impl GpuCommunicator {
         })
     }
 
-    /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
+    /// Copies the matrix `x` of rank `from` to the matrix `x` of every other rank.
     pub fn broadcast(
         &self,
         s: &DeviceStream,
@@ -495,7 +495,7 @@ impl GpuCommunicator {
         Ok(address)
     }
 
-    /// Copies device memory; the copy runs in the order of stream `s`.
+    /// Copies device memory, in the order of stream `s`.
     fn copy(
         &self,
         s: &DeviceStream,
@@ -515,7 +515,7 @@ impl GpuCommunicator {
         runtime.launched(s, "copy")
     }
 
-    /// Fills device memory with a byte; the operation runs in the order of stream `s`.
+    /// Fills device memory with the value of one byte, in the order of stream `s`.
     fn fill(
         &self,
         s: &DeviceStream,
@@ -549,7 +549,7 @@ impl std::fmt::Debug for GpuCommunicator {
     }
 }
 
-/// Result of a library call inside a group call, where the code "in progress" counts as success.
+/// Result code of a library call inside a group call, where the code `IN_PROGRESS` counts as success.
 fn pending(code: NcclResult) -> NcclResult {
     if code == status::IN_PROGRESS { status::SUCCESS } else { code }
 }

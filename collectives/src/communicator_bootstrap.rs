@@ -1,5 +1,5 @@
 //! Bootstrap of the communicator of a device group: rank 0 sends the communicator id to all ranks through
-//! shared memory, and every rank waits until all ranks have joined.
+//! shared memory, and every rank waits until all ranks have joined the communicator.
 
 use std::sync::Arc;
 use std::thread;
@@ -35,7 +35,7 @@ pub(crate) fn join_communicator(
     Ok(communicator)
 }
 
-/// Returns the id of a new communicator, which rank 0 creates.
+/// Returns the id of a new communicator; rank 0 creates the id and sends it to the other ranks.
 fn share_communicator_id(
     library: &CollectiveLibrary,
     shared: &SharedMemoryGroup,

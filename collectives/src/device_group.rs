@@ -1,9 +1,9 @@
-//! Group of ranks that are GPUs. Ranks first exchange the communicator id through shared memory; collectives
-//! then run through an RCCL or NCCL communicator, in stream order. If all GPUs have peer access, small
-//! all-reduces use the one-shot kernel through peer memory instead.
+//! Group of ranks that are GPUs. The ranks first exchange a communicator id through shared memory; collective
+//! calls then use an RCCL or NCCL communicator, in stream order. If all GPUs have peer access, small
+//! all-reduces use a one-shot kernel through peer memory instead.
 //!
-//! Collective calls return after their launch. A [`LaunchedCollectives`] confirms that the device has completed
-//! them.
+//! A collective call returns after its launch. A [`LaunchedCollectives`] confirms that the device has
+//! completed the launched calls.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,16 +24,17 @@ use crate::{
     CollectiveOp,
 };
 
-/// Largest one-shot all-reduce, in bytes that a rank receives from all peers together; larger matrices use
-/// NCCL or RCCL. At 1 MiB between two H200, the largest size measured, the kernel takes 9.6 µs and NCCL 15.4
-/// µs.
+/// Size limit of one-shot all-reduces: number of bytes that a rank receives from all peers together.
+/// All-reduces of larger matrices use NCCL or RCCL. For 1 MiB between two H200, the largest size measured,
+/// the one-shot kernel takes 9.6 µs and NCCL takes 15.4 µs.
 const ONE_SHOT_MAX_BYTES: usize = 1 << 20;
 
-/// One rank of a group of GPUs. Dropping it leaves the group, which makes the group fail on all other ranks.
+/// One rank of a group of GPUs. Dropping this value leaves the group, which makes the group fail on all other
+/// ranks.
 #[derive(Debug)]
 pub struct DeviceGroup {
-    /// First field, because fields are dropped in order: the watchdog thread must end before the communicator
-    /// is dropped.
+    /// Must be the first field: fields are dropped in order, and the watchdog thread must end before the
+    /// communicator is dropped.
     watchdog: GroupWatchdog,
     gpu: Arc<GpuBackend>,
     communicator: Arc<GpuCommunicator>,
@@ -50,7 +51,7 @@ pub struct DeviceGroup {
 }
 
 impl DeviceGroup {
-    /// Joins the group of the ranks of `shared`; each rank has its own device.
+    /// Joins the device group of the ranks of `shared`; each rank has a separate device.
     ///
     /// Errors: no collective library was found, a rank has failed, or the devices cannot connect.
     pub fn join(
@@ -61,8 +62,8 @@ impl DeviceGroup {
         Self::join_with_custom_all_reduce_limit(shared, device, ONE_SHOT_MAX_BYTES / peers)
     }
 
-    /// Joins the group of the ranks of `shared`, with one-shot all-reduces of matrices of up to
-    /// `one_shot_bytes` bytes. 0 disables one-shot all-reduces. All ranks must pass the same limit.
+    /// Joins the device group of the ranks of `shared`. Matrices of up to `one_shot_bytes` bytes use one-shot
+    /// all-reduces; 0 disables one-shot all-reduces. All ranks must pass the same limit.
     pub fn join_with_custom_all_reduce_limit(
         shared: SharedMemoryGroup,
         device: &Arc<GpuBackend>,
@@ -111,8 +112,8 @@ impl DeviceGroup {
         self.peer_access_error.as_ref()
     }
 
-    /// Launches a collective call and records it: in shared memory, or during a graph capture in
-    /// `captured_calls`.
+    /// Launches a collective call and records it in shared memory, or in `captured_calls` during graph
+    /// capture.
     fn launch_call(
         &self,
         op: CollectiveOp,
@@ -134,8 +135,8 @@ impl DeviceGroup {
         launch(&self.communicator).map_err(|error| self.fail_with(error))
     }
 
-    /// Makes the group fail, except after a shape or dtype error. If another rank has failed, returns that
-    /// failure instead of the device error that it caused.
+    /// Makes the group fail, unless `error` is a shape or dtype error. If another rank has failed, returns
+    /// the failure of that rank instead of `error`, which is a consequence of it.
     fn fail_with(&self, error: DeviceError) -> CollectiveError {
         let is_rejected =
             matches!(error, DeviceError::Shape { .. } | DeviceError::Unsupported { .. });
@@ -223,7 +224,7 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Exchanges row counts between the ranks through shared memory of the host, not through the devices.
+    /// Exchanges row counts between the ranks through shared host memory, not through the devices.
     fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::NotCapturable { collective: "exchange_counts" });
@@ -265,8 +266,8 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Makes the device wait for all ranks, and also blocks the host. During a graph capture, the host is not
-    /// blocked.
+    /// Blocks the stream `s` until all ranks have reached the barrier, and blocks the host until `s` has
+    /// completed. During graph capture, the host is not blocked.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let mut buffer = self.barrier_buffer.borrow_mut();
         let x = buffer.mat_mut(DType::F32, 1, 1)?;

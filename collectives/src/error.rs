@@ -6,9 +6,10 @@ use device::{DType, DeviceError};
 
 use crate::CollectiveCall;
 
-/// Error of a collective operation. After an error, the group has failed and is unusable, except after
-/// `Shape`, `DtypeMismatch`, `NotCapturable`, `RankTaken`, a `Device` error of shape or dtype, and `Dtype` (unless a gather,
-/// all-to-all or broadcast of a shared-memory group returns it).
+/// Error of a collective operation. After an error, the group has failed and is unusable, with these
+/// exceptions: `Shape`, `DtypeMismatch`, `NotCapturable`, `RankTaken`, a `Device` error of shape or dtype,
+/// and `Dtype` (except from a gather, all-to-all or broadcast of a shared memory group, after which the group
+/// has failed).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A dimension of a matrix does not fit the number of ranks.
@@ -52,12 +53,12 @@ pub enum CollectiveError {
     RankTimeout {
         /// Index of the rank that timed out.
         rank: usize,
-        /// Collective call of the rank that waits.
+        /// Collective call of the waiting rank.
         call: CollectiveCall,
-        /// Timeout in seconds for the wait for the other rank.
+        /// Timeout in seconds of the waiting rank.
         seconds: u64,
     },
-    /// Two ranks call different collectives, because of a bug.
+    /// Two ranks call different collective operations, because of a bug.
     #[error("rank {rank} calls {theirs}, this rank calls {ours}")]
     Mismatch {
         /// Index of the other rank.
@@ -79,7 +80,7 @@ pub enum CollectiveError {
         /// Index of the rank without peer access.
         rank: usize,
     },
-    /// The collective cannot be captured into a graph, because only the host has its sizes.
+    /// The collective cannot be captured into a graph, because its sizes are only known on the host.
     #[error("{collective} cannot be captured into a graph")]
     NotCapturable {
         /// Name of the collective that cannot be captured.
@@ -88,13 +89,14 @@ pub enum CollectiveError {
     /// The device, or the connection between devices, has failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The watchdog thread of the ranks could not be started.
+    /// The watchdog thread, which monitors the ranks, could not be started.
     #[error("cannot start the watchdog thread of the ranks: {error}")]
     WatchdogStart {
         /// Error of the operating system.
         error: String,
     },
-    /// The watchdog thread of the ranks has panicked; failures of ranks would not be detected any more.
+    /// The watchdog thread, which monitors the ranks, has panicked; rank failures would no longer be
+    /// detected.
     #[error("the watchdog thread of the ranks has panicked")]
     WatchdogPanicked,
     /// The process that created the group has aborted it.
@@ -108,7 +110,7 @@ pub enum CollectiveError {
         /// Reason why the shared memory cannot be created, opened or mapped.
         error: String,
     },
-    /// The rank has already been joined, by this process or by another process.
+    /// Rank `rank` has already been joined, by this process or by another process.
     #[error("rank {rank} of this group has already joined")]
     RankTaken {
         /// Index of the rank that has already joined.

@@ -1,4 +1,4 @@
-//! Collectives of one parallel axis (TP, EP or DP), as called by one of its ranks.
+//! Collective operations of one parallel axis (TP, EP or DP), as called by one of its ranks.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use crate::{
     AllToAllRowCounts, CollectiveCall, CollectiveError, CollectiveOp, LaunchedCollectives,
 };
 
-/// Transport of the collectives of one parallel axis. All operations run in the order of stream `s`. Every
-/// rank must call the same operations in the same order, with matrices of the same shape.
+/// Transport of the collective operations of one parallel axis. All operations run in the order of stream
+/// `s`. Every rank must call the same operations in the same order, with matrices of the same shape.
 pub trait CollectiveBackend: Send {
     /// Index of this rank in the group, below `size`.
     fn rank(&self) -> usize;
@@ -18,17 +18,17 @@ pub trait CollectiveBackend: Send {
     /// Number of ranks of the group.
     fn size(&self) -> usize;
 
-    /// Computes `x = Σ x` over all ranks. All ranks add in the same order and get equal bits. The order is
-    /// that of the ranks, unless NCCL or RCCL adds.
+    /// Computes `x = Σ x` over all ranks. All ranks add in the same order, so that their results are
+    /// bit-identical. This is the rank order, except with NCCL or RCCL.
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
-    /// Whether `all_reduce_norm` supports matrices of this shape; all ranks get the same result.
+    /// Whether `all_reduce_norm` supports matrices of this shape. The return value is the same on all ranks.
     fn fuses_all_reduce_norm(&self, _rows: usize, _cols: usize, _dtype: DType) -> bool {
         false
     }
 
-    /// Computes `x += Σ delta` over all ranks, then `y = rms_norm(x)`, in one launch. The result has the same
-    /// bits as that of separate launches.
+    /// Computes `x += Σ delta` over all ranks, then `y = rms_norm(x)`, in one launch. The result is
+    /// bit-identical to the result of separate launches.
     fn all_reduce_norm(
         &self,
         _: &DeviceStream,
@@ -37,8 +37,8 @@ pub trait CollectiveBackend: Send {
         Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype: args.delta.dtype() })
     }
 
-    /// Gathers the columns of `own` of all ranks into `all`, in rank order. Columns that exceed the columns
-    /// of `all` are padding and are dropped.
+    /// Gathers the columns of `own` of all ranks into `all`, in rank order. If `all` has fewer columns than
+    /// all ranks together, the last columns are padding and are dropped.
     fn all_gather(
         &self,
         s: &DeviceStream,
@@ -46,9 +46,9 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Gathers the rows of `own` of all ranks into `all`, in rank order. Every rank has `all.rows / ranks`
-    /// rows of `all`; the rows after those of `own` are filled with 0, or for integers with -1, the null
-    /// index.
+    /// Gathers the rows of `own` of all ranks into `all`, in rank order. `all` has `all.rows / ranks` rows
+    /// for every rank; the rows after the rows of `own` are filled with 0, or with -1 (the null index) for
+    /// integer types.
     fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -56,8 +56,8 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Computes `Σ x` over all ranks, added in rank order. Every rank has `x.rows / ranks` rows of `x`; `own`
-    /// gets the first `own.rows` of this rank's rows.
+    /// Computes `Σ x` over all ranks, added in rank order. `x` has `x.rows / ranks` rows for every rank; the
+    /// first `own.rows` of this rank's rows are written to `own`.
     fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -66,12 +66,13 @@ pub trait CollectiveBackend: Send {
     ) -> Result<(), CollectiveError>;
 
     /// Sends the numbers of rows `to[r]` that this rank will send to each rank `r`, and returns the numbers
-    /// of all ranks. The host waits for them, so this call cannot be captured into a graph.
+    /// of all ranks. The call cannot be captured into a graph, because the host waits for the numbers.
     fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError>;
 
-    /// Sends the rows of `x` to the ranks: `counts` has the number of rows for each rank, and `x` contains
-    /// them in rank order. `y` starts with the received rows, in rank order. All ranks pass equal `counts`,
-    /// which the host needs, so this call cannot be captured into a graph.
+    /// Sends the rows of `x` to the ranks. `counts` contains the number of rows for each rank, and `x`
+    /// contains the rows in the order of their destination ranks. The received rows are written to the start
+    /// of `y`, in the order of their source ranks. All ranks pass the same `counts`. The call cannot be
+    /// captured into a graph, because the host needs `counts`.
     fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -80,7 +81,7 @@ pub trait CollectiveBackend: Send {
         counts: &AllToAllRowCounts,
     ) -> Result<(), CollectiveError>;
 
-    /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
+    /// Copies the matrix `x` of rank `from` to the matrix `x` of every other rank.
     fn broadcast(
         &self,
         s: &DeviceStream,
@@ -92,7 +93,7 @@ pub trait CollectiveBackend: Send {
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError>;
 
     /// Starts to record the collective calls that are captured into a graph. Backends whose calls complete
-    /// before they return do not record, because their calls cannot be captured.
+    /// before they return do nothing, because their calls cannot be captured.
     fn begin_capture(&self) {}
 
     /// Stops recording and returns the calls that were recorded since `begin_capture`.
@@ -100,41 +101,42 @@ pub trait CollectiveBackend: Send {
         Vec::new()
     }
 
-    /// Records the calls of a graph that was replayed; `_calls` is the result of `end_capture`.
+    /// Records the calls of a captured graph after each replay; `_calls` is the result of `end_capture`.
     fn on_replayed(&self, _calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
         Ok(())
     }
 
-    /// Returns a checkpoint of all calls launched so far; `None` if calls complete before they return.
+    /// Returns a checkpoint of all calls that have been launched so far; `None` if calls complete before they
+    /// return.
     fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
         None
     }
 }
 
-/// Arguments of an all-reduce that is fused with the residual addition and the RMS norm.
+/// Arguments of an all-reduce that is fused with a residual addition and an RMS norm.
 #[derive(Debug)]
 pub struct AllReduceNormArgs<'a> {
     /// Normalised result, `[tokens, hidden size]`.
     pub y: MatMut<'a>,
     /// Residual stream `[tokens, hidden size]`, updated in place.
     pub x: MatMut<'a>,
-    /// This rank's part of the sum that is added to the residual stream, `[tokens, hidden size]`.
+    /// This rank's partial sum of the delta that is added to the residual stream, `[tokens, hidden size]`.
     pub delta: MatRef<'a>,
-    /// Weight of the norm, `[hidden size]`.
+    /// Weight of the RMS norm, `[hidden size]`.
     pub weight: MatRef<'a>,
-    /// Epsilon of the norm, which is added to the mean square.
+    /// Epsilon of the RMS norm, which is added to the mean square.
     pub eps: f32,
 }
 
-/// Group of the ranks on one parallel axis: TP, EP or DP. If the group has one rank, it has no transport, and
-/// its collectives do nothing.
+/// Group of the ranks on one parallel axis: TP, EP or DP. A group of one rank has no transport, and its
+/// collective operations do nothing.
 pub struct ParallelGroup {
     backend: Option<Box<dyn CollectiveBackend>>,
-    /// Accumulated time of each operation since the last [`ParallelGroup::take_times`].
+    /// Accumulated host time of each operation since the last call of [`ParallelGroup::take_times`].
     times: RefCell<Vec<CollectiveHostTime>>,
 }
 
-/// Accumulated host time of one operation, including waits for other ranks.
+/// Accumulated host time of one operation, including the time spent waiting for other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveHostTime {
     /// Collective operation whose calls are measured.
@@ -144,13 +146,13 @@ pub struct CollectiveHostTime {
 }
 
 impl ParallelGroup {
-    /// Creates a group with this rank only.
+    /// Creates a group that contains only this rank.
     #[must_use]
     pub fn single() -> Self {
         Self { backend: None, times: RefCell::default() }
     }
 
-    /// Creates a group whose collectives use the transport `backend`.
+    /// Creates a group whose collective operations use the transport `backend`.
     #[must_use]
     pub fn new(backend: Box<dyn CollectiveBackend>) -> Self {
         Self { backend: (backend.size() > 1).then_some(backend), times: RefCell::default() }
@@ -182,21 +184,22 @@ impl ParallelGroup {
         self.backend.as_ref().map_or_else(Vec::new, |backend| backend.end_capture())
     }
 
-    /// Records the calls of a graph that was replayed.
+    /// Records the calls of a captured graph after a replay of the graph.
     ///
     /// Errors: the group has failed.
     pub fn on_replayed(&self, calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
         self.backend.as_ref().map_or(Ok(()), |backend| backend.on_replayed(calls))
     }
 
-    /// Returns a checkpoint of all calls launched so far; `None` if calls complete before they return.
+    /// Returns a checkpoint of all calls that have been launched so far; `None` if calls complete before they
+    /// return.
     #[must_use]
     pub fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
         self.backend.as_ref().and_then(|backend| backend.launch_checkpoint())
     }
 
-    /// Returns and resets the accumulated times of the operations. On a device with asynchronous launches, a
-    /// time includes the launch only.
+    /// Returns and resets the accumulated host times of the operations. On a device with asynchronous
+    /// launches, the times only include the launches.
     pub fn take_times(&self) -> Vec<CollectiveHostTime> {
         self.times.take()
     }
@@ -234,8 +237,8 @@ impl ParallelGroup {
     }
 
     /// Computes `x += Σ delta` over all ranks, then `y = rms_norm(x)`; see
-    /// [`CollectiveBackend::all_reduce_norm`]. [`ParallelGroup::fuses_all_reduce_norm`] must support the
-    /// shape.
+    /// [`CollectiveBackend::all_reduce_norm`]. [`ParallelGroup::fuses_all_reduce_norm`] must return true for
+    /// the shape.
     ///
     /// Errors: `CollectiveError::Dtype` if the shape is not supported.
     pub fn all_reduce_norm(
@@ -251,7 +254,7 @@ impl ParallelGroup {
     }
 
     /// Gathers the columns of all ranks into `all`; see [`CollectiveBackend::all_gather`]. In a group of one
-    /// rank, `all` is not written, because `own` has all columns.
+    /// rank, `all` is not written, because `own` contains all columns.
     ///
     /// Errors: `CollectiveError::Shape` if `all` and `own` have different numbers of rows, or if `all` has
     /// more columns than all ranks together.
@@ -276,10 +279,10 @@ impl ParallelGroup {
     }
 
     /// Gathers the rows of all ranks into `all`; see [`CollectiveBackend::all_gather_rows`]. In a group of
-    /// one rank, `all` is not written, because `own` has all rows.
+    /// one rank, `all` is not written, because `own` contains all rows.
     ///
-    /// Errors: `CollectiveError::Shape` if the number of ranks does not divide the rows of `all`, or if `own`
-    /// has more rows than a rank has in `all`.
+    /// Errors: `CollectiveError::Shape` if the number of rows of `all` is not a multiple of the number of
+    /// ranks, or if `own` has more rows than `all` has for each rank.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -294,10 +297,10 @@ impl ParallelGroup {
     }
 
     /// Computes this rank's rows of `Σ x` over all ranks; see [`CollectiveBackend::reduce_scatter`]. In a
-    /// group of one rank, `own` is not written, because `x` is the sum.
+    /// group of one rank, `own` is not written, because `x` is already the sum.
     ///
-    /// Errors: `CollectiveError::Shape` if the number of ranks does not divide the rows of `x`, or if `own`
-    /// has more rows than a rank has in `x`.
+    /// Errors: `CollectiveError::Shape` if the number of rows of `x` is not a multiple of the number of
+    /// ranks, or if `own` has more rows than `x` has for each rank.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -311,7 +314,7 @@ impl ParallelGroup {
         })
     }
 
-    /// Exchanges the numbers of rows that each rank will send to each rank; see
+    /// Exchanges the numbers of rows that each rank will send to every rank; see
     /// [`CollectiveBackend::exchange_counts`].
     ///
     /// Errors: `CollectiveError::Shape` if `to` does not have one count per rank.
@@ -328,10 +331,10 @@ impl ParallelGroup {
     }
 
     /// Exchanges rows between all ranks; see [`CollectiveBackend::all_to_all`]. In a group of one rank, `y`
-    /// is not written, because `x` has all rows.
+    /// is not written, because `x` contains all rows.
     ///
-    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the rows of `x`, or if `y` has
-    /// fewer rows than are received.
+    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the number of rows of `x`, or
+    /// if `y` has fewer rows than are received.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -359,7 +362,7 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::AllToAll, |backend| backend.all_to_all(s, x, y, counts))
     }
 
-    /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
+    /// Copies the matrix `x` of rank `from` to the matrix `x` of every other rank.
     pub fn broadcast(
         &self,
         s: &DeviceStream,
@@ -377,8 +380,8 @@ impl ParallelGroup {
     }
 }
 
-/// Checks that the number of ranks divides the rows of `all`, that `all.rows / ranks >= own.rows`, and that
-/// columns and dtype are equal.
+/// Checks that `all` has the same number of rows for every rank, that this number is at least the number of
+/// rows of `own`, and that `all` and `own` have the same number of columns and the same dtype.
 fn check_rows(
     collective: &'static str,
     size: usize,
@@ -417,12 +420,12 @@ impl std::fmt::Debug for ParallelGroup {
 mod tests {
     use super::*;
 
-    /// Minimum duration of a call of `all_reduce` in `MockCollectiveBackend`, so that tests can check
-    /// measured times.
+    /// Minimum duration of a call of `MockCollectiveBackend::all_reduce`, so that tests can check measured
+    /// times.
     const MIN_DURATION: Duration = Duration::from_millis(2);
 
-    /// Backend of a group of several ranks. Each operation writes its own number to the output, so that a
-    /// test detects which operation was called.
+    /// Backend of a group of several ranks. Each operation writes a different number to its output, so that a
+    /// test can detect which operation was called.
     struct MockCollectiveBackend {
         size: usize,
     }

@@ -1,9 +1,9 @@
 //! Watchdog thread of a device group, which detects failed ranks, and checkpoints, which confirm that the
 //! device has completed the calls that this rank launched.
 //!
-//! Collective calls return before the device completes them. If a rank failed, the devices of all other ranks
-//! would wait in a collective forever. A watchdog thread therefore monitors the ranks and aborts operations
-//! in flight.
+//! Collective calls return before the device has completed them. If a rank failed, the devices of all other
+//! ranks would wait in a collective operation forever. A watchdog thread therefore monitors the ranks, and
+//! aborts the operations in flight after a failure.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -31,12 +31,12 @@ pub(crate) struct GroupHealth {
     layout: GroupMemoryLayout,
     rank: usize,
     failure: Mutex<Option<CollectiveError>>,
-    /// Sequence number of the last call whose completion on the device was confirmed.
+    /// Sequence number of the last call for which completion on the device has been confirmed.
     done_calls: AtomicU32,
 }
 
-/// All collective calls that a rank had launched when the checkpoint was created. `finish` confirms their
-/// completion.
+/// Checkpoint of all collective calls that a rank had launched when the checkpoint was created. `finish`
+/// confirms that these calls have completed.
 #[derive(Debug)]
 pub struct LaunchedCollectives {
     health: Arc<GroupHealth>,
@@ -63,8 +63,8 @@ impl GroupHealth {
 
     /// Checks whether the group has failed.
     ///
-    /// Errors: the group has failed on this rank, or another rank has aborted it. After an abort, the device
-    /// of the other rank may have sent undefined data to this device.
+    /// Errors: the group has failed on this rank, or another rank has aborted the group. After an abort, this
+    /// device may have received undefined data from the device of the other rank.
     pub(crate) fn check(&self) -> Result<(), CollectiveError> {
         match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
@@ -72,7 +72,7 @@ impl GroupHealth {
         }
     }
 
-    /// Stores the first failure of the group; a later failure is ignored. Returns the stored failure.
+    /// Stores `error` unless a failure of the group has already been stored. Returns the stored failure.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(error).clone()
@@ -93,11 +93,11 @@ impl GroupHealth {
         Ok(())
     }
 
-    /// Sets the state of this rank's call records up to `sequence` to completed.
+    /// Sets the state of this rank's call records to completed, up to the sequence number `sequence`.
     fn mark_done_up_to(&self, sequence: u32) {
         let done = self.done_calls.swap(sequence, SeqCst);
         // Sequence numbers wrap around, so the difference is computed modulo 2³². Checkpoints are confirmed
-        // in the order of their calls.
+        // in launch order.
         let new = sequence.wrapping_sub(done).min(CALL_HISTORY_LEN as u32);
         for age in (0..new).rev() {
             let sequence = sequence.wrapping_sub(age);
@@ -115,8 +115,8 @@ impl LaunchedCollectives {
         Self { health: Arc::clone(health), sequence }
     }
 
-    /// Confirms the calls of the checkpoint. Must be called after the device has completed them, and before
-    /// any of their results is used.
+    /// Confirms the calls of the checkpoint. Must be called after the device has completed these calls, and
+    /// before any of their results are used.
     ///
     /// Errors: the group has failed, so that the results are undefined.
     pub fn finish(&self) -> Result<(), CollectiveError> {
@@ -127,7 +127,8 @@ impl LaunchedCollectives {
 }
 
 impl GroupWatchdog {
-    /// Starts to monitor the ranks. After a rank has failed, aborts all waits of `communicator` and `peers`.
+    /// Starts to monitor the ranks. If a rank fails, the watchdog thread aborts all waits of `communicator`
+    /// and `peers`.
     pub(crate) fn start(
         health: &Arc<GroupHealth>,
         communicator: &Arc<GpuCommunicator>,
@@ -141,8 +142,8 @@ impl GroupWatchdog {
             let failure = catch_unwind(AssertUnwindSafe(first_failure))
                 .unwrap_or(Some(CollectiveError::WatchdogPanicked));
             let Some(error) = failure else { return };
-            // The failure is stored for this rank and for other ranks before the device continues, so that no
-            // rank uses the results of an aborted collective.
+            // The failure is stored for this rank and for the other ranks before the device continues, so
+            // that no rank uses the results of an aborted collective operation.
             let error = watched.fail(error);
             abort_group(watched.memory.words(), &watched.layout, watched.rank, &error);
             if let Some(peers) = &peers {

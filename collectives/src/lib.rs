@@ -2,9 +2,9 @@
 //! broadcast.
 //!
 //! A model has one [`ParallelGroup`] per parallel axis and calls it unconditionally: in a group of one rank,
-//! every collective does nothing. The transport is a [`CollectiveBackend`], which is selected when the group
-//! is created. CPUs of one host use the shared memory of a [`SharedMemoryRendezvous`]. GPUs use RCCL or NCCL,
-//! or peer memory. This crate does not interpret the data.
+//! every collective operation does nothing. The transport is a [`CollectiveBackend`], which is selected when
+//! the group is created. CPU ranks of one host use the shared memory of a [`SharedMemoryRendezvous`]. GPUs
+//! use RCCL or NCCL, or peer memory. This crate does not interpret the data.
 
 mod collective_call;
 mod communicator;

@@ -1,9 +1,10 @@
-//! Peer memory: device memory that all GPUs of one host can read and write. The kernels of
-//! `one_shot_all_reduce` exchange data through it.
+//! Peer memory: device memory that all GPUs of a host can read and write. The kernels of
+//! `one_shot_all_reduce` exchange data through peer memory.
 //!
 //! Each rank allocates memory, all ranks exchange handles, and each rank opens the memory of all other ranks:
-//! with an IPC handle if the other rank is in another process, by address within a process. The memory is
-//! never freed before the process exits, because a kernel of another rank may still write to it.
+//! by IPC handle if the other rank is in another process, by address if both ranks are in the same process.
+//! The memory is never freed before the process exits, because a kernel of another rank may still write to
+//! it.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -19,13 +20,13 @@ use hip_runtime_sys::{DriverPtr, IpcHandle, flag};
 
 /// Maximum number of ranks that the one-shot all-reduce kernels support.
 const MAX_RANKS: usize = 8;
-/// The size limit of matrices is rounded up to a multiple of this number of bytes: eight f32 elements.
+/// The size limit of matrices is rounded up to a multiple of this number of bytes (eight f32 elements).
 const SIZE_GRANULARITY: usize = 8 * size_of::<f32>();
-/// Granularity of allocation sizes in bytes. The driver may place smaller allocations into one shared block;
-/// an IPC handle would then give access to the whole block.
+/// Granularity of allocation sizes in bytes. The driver may place smaller allocations into a shared block,
+/// and an IPC handle would then give access to the whole block.
 const HANDLE_ALIGNMENT: usize = 2 << 20;
 
-/// Handle with which other ranks open the peer memory of one rank.
+/// Handle with which other ranks open the peer memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerMemoryHandle {
     process: u32,
@@ -48,15 +49,15 @@ pub struct PeerMemoryRank {
 pub struct PeerMemory {
     device: Arc<GpuDevice>,
     rank: usize,
-    /// Address of the memory of each rank, as mapped on this GPU; null for other ranks before
-    /// [`PeerMemory::open_peers`].
+    /// Address of the peer memory of each rank, as mapped on this GPU. The addresses of other ranks are null
+    /// before [`PeerMemory::open_peers`].
     memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     limit_bytes: usize,
-    /// Device counters of the launches of one-shot all-reduces. Never freed, because a kernel may update them
+    /// Device counters of one-shot all-reduce launches. Never freed, because a kernel may update the counters
     /// until the process exits.
     launch_counters: ManuallyDrop<Buffer>,
-    /// Abort flag, a 32-bit word of host memory: kernels stop waiting once it is not 0. Never freed.
+    /// Abort flag, a 32-bit word of host memory: kernels stop waiting when the flag is not 0. Never freed.
     aborted: ManuallyDrop<Buffer>,
     handle: IpcHandle,
 }
@@ -99,7 +100,7 @@ impl PeerMemoryHandle {
 }
 
 impl PeerMemory {
-    /// Allocates the peer memory of one rank, for all-reduces of matrices of up to `limit_bytes` bytes.
+    /// Allocates the peer memory of a rank, for all-reduces of matrices of up to `limit_bytes` bytes.
     ///
     /// Errors: the kernels do not support the number of ranks, or the driver does not support shareable
     /// memory.
@@ -141,13 +142,13 @@ impl PeerMemory {
     }
 
     /// Sets the launch counter to `launches`, so that tests can check its wrap-around. All ranks must pass
-    /// the same number, while no launch is in flight on any rank.
+    /// the same number, and no launch may be in flight on any rank.
     pub fn set_launch_count(&mut self, launches: u32) -> Result<(), DeviceError> {
         self.device.upload(&mut self.launch_counters, 0, &launches.to_le_bytes())
     }
 
     /// Opens the memory of all ranks; `handles` contains the handles of all ranks in rank order. Returns the
-    /// addresses that kernels of this device use.
+    /// addresses that are valid on this device.
     ///
     /// Errors: the number of handles is wrong, a rank has no peer memory, or the devices have no peer access.
     pub fn open_peers(
@@ -193,7 +194,7 @@ impl PeerMemory {
         Ok(memory)
     }
 
-    /// Aborts all current and later waits of kernels on this device; the results of aborted kernels are
+    /// Aborts all current and later waits of kernels on this device. The results of aborted kernels are
     /// undefined. May be called from any thread.
     pub fn abort(&self) {
         // SAFETY: a word of host memory that is never freed, and that the host accesses only atomically.
@@ -214,7 +215,7 @@ impl std::fmt::Debug for PeerMemory {
     }
 }
 
-/// Allocates zeroed device memory to which other devices may write while a kernel of this device reads it.
+/// Allocates zeroed device memory that other devices may write while a kernel of this device reads it.
 fn alloc_shared(runtime: &GpuRuntime, bytes: usize) -> Result<DriverPtr, GpuError> {
     runtime.not_capturing("allocation of peer memory")?;
     runtime.enter()?;

@@ -10,17 +10,17 @@ use crate::peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 use crate::shared_memory_group::SharedMemoryGroup;
 use crate::{CollectiveBackend, CollectiveError};
 
-/// Peer memory of all ranks, with the addresses that kernels of this device use.
+/// Peer memory of all ranks, as addresses that are valid on this device.
 #[derive(Debug)]
 pub(crate) struct PeerMemoryGroup {
-    /// Owned so that kernels can wait for peers: when `PeerMemory` is dropped, all waits are aborted.
+    /// Kept alive while kernels may wait for peers: dropping `PeerMemory` aborts all waits.
     pub(crate) memory: Arc<PeerMemory>,
     pub(crate) view: PeerMemoryView,
 }
 
 impl PeerMemoryGroup {
     /// Opens the peer memory of all ranks, for all-reduces of matrices of up to `limit_bytes` bytes. The
-    /// inner `Result` is an error if a rank has no peer access.
+    /// inner `Result` is an error if any rank has no peer access.
     pub(crate) fn open(
         shared: &SharedMemoryGroup,
         device: &Arc<GpuBackend>,
@@ -47,7 +47,7 @@ impl PeerMemoryGroup {
     }
 }
 
-/// Gathers 32-bit words of all ranks, in rank order. All ranks must pass equal numbers of words.
+/// Gathers 32-bit words of all ranks, in rank order. All ranks must pass the same number of words.
 fn gather_words(shared: &SharedMemoryGroup, own: &[i32]) -> Result<Vec<i32>, CollectiveError> {
     let mut all = vec![0; shared.size() * own.len()];
     let (s, cols) = (DeviceStream::default(), all.len());

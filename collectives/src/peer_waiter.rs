@@ -1,8 +1,9 @@
-//! Waiting for another rank in a collective: until the rank has reached a round (one exchange of chunks), the
-//! waiter polls briefly, then sleeps, and periodically checks that the process of the rank is alive.
+//! Waiting for another rank in a shared memory collective. Collectives run in rounds: in a round, all ranks
+//! exchange one chunk of data. Until the other rank has reached a round, the waiter polls briefly, then
+//! sleeps, and periodically checks that the process of the other rank is alive.
 //!
-//! If there are more ranks than CPU cores, a rank sleeps without polling, because the other rank may need its
-//! core.
+//! If there are more ranks than CPU cores, the waiter sleeps without polling, because the other rank may need
+//! the core.
 
 use crate::rendezvous::ABORTED_BY_CREATOR;
 use crate::shared_layout::{GroupMemoryLayout, RankFlag};
@@ -18,18 +19,19 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// Number of polls before the first sleep, if there is a core for every rank. The polls take about 20 µs,
+/// Number of polls before the first sleep, if there is a CPU core for every rank. The polls take about 20 µs,
 /// which is the cost of a futex sleep and wake-up.
 const SPINS: u32 = 1_000;
 /// Longest sleep between two checks that the process of the other rank is alive.
 const SLEEP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// Timeout of the first round. Ranks reach it after they have loaded their weights, so it covers start-up.
+/// Timeout of the first round. Ranks reach the first round after they have loaded their weights, so the
+/// timeout includes start-up.
 const FIRST_ROUND_TIMEOUT: Duration = Duration::from_mins(10);
-/// Timeout of later rounds. It is a fallback: normally the supervisor of the executors detects a stalled step
-/// earlier.
+/// Timeout of later rounds. This is a fallback: normally the supervisor of the executors detects a stalled
+/// step earlier.
 const ROUND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Waits of one rank for other ranks; stores the number of polls before a sleep.
+/// Waits for other ranks on behalf of one rank; stores the number of polls before a sleep.
 #[derive(Debug)]
 pub(crate) struct PeerWaiter {
     spins: u32,
@@ -67,15 +69,16 @@ impl PeerWaiter {
         result
     }
 
-    /// Wakes all threads that sleep until the rank with the round counter `posted` reaches another round.
+    /// Wakes all threads that sleep until a rank reaches its next round; `posted` is the round counter of
+    /// this rank.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
         // A wake-up on a word of mapped memory cannot fail.
         let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
     }
 }
 
-/// Aborts the group for all ranks, because rank `rank` got `error`. If the group was aborted before, the
-/// first failed rank is kept.
+/// Aborts the group for all ranks, because `error` occurred on rank `rank`. If the group has already been
+/// aborted, the failed rank that is stored is not changed.
 pub(crate) fn abort_group(
     words: &[AtomicU32],
     layout: &GroupMemoryLayout,
@@ -129,7 +132,8 @@ fn sleep_until_round(
             let seconds = timeout.as_secs();
             return Err(CollectiveError::RankTimeout { rank: peer, call: *call, seconds });
         }
-        // EAGAIN (the word has changed) and EINTR (a signal) are not errors: the loop checks the word again.
+        // EAGAIN (the word has changed) and EINTR (a signal) are not errors: the next iteration checks the
+        // word again.
         let woken = futex::wait(posted, futex::Flags::empty(), seen, Some(&SLEEP_INTERVAL));
         if woken == Err(Errno::TIMEDOUT) && has_exited_before_round(words, layout, peer, round) {
             return Err(CollectiveError::RankFailed { rank: peer });
@@ -137,7 +141,7 @@ fn sleep_until_round(
     }
 }
 
-/// Whether the process of rank `peer` has exited without having reached `round`.
+/// Whether the process of rank `peer` has exited before the rank reached `round`.
 fn has_exited_before_round(
     words: &[AtomicU32],
     layout: &GroupMemoryLayout,
@@ -154,8 +158,8 @@ fn has_reached_round(posted: u32, round: u32) -> bool {
     posted.wrapping_sub(round) as i32 >= 0
 }
 
-/// Whether the process `process` has exited, even if its parent has not reaped it. Returns false for 0, the
-/// value before a rank has joined.
+/// Whether the process with the id `process` has exited, even if its parent has not reaped it. Returns false
+/// for 0, the id before a rank has joined.
 pub(crate) fn process_has_exited(process: u32) -> bool {
     let Some(pid) = Pid::from_raw(process as i32) else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {

@@ -1,5 +1,5 @@
-//! Shared memory through which the ranks of a world communicate on one host. The process that starts the
-//! ranks creates it, and each rank maps it.
+//! Shared memory through which the ranks of one host communicate. The process that starts the ranks creates
+//! the memory, and each rank maps it.
 
 use std::fs::File;
 use std::io;
@@ -17,16 +17,16 @@ use crate::shared_layout::{
 };
 use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
-/// First word of the shared memory, which identifies it as Hadron's. The second word is the layout version,
-/// the third word the number of words.
+/// First word of the shared memory, which identifies it as shared memory of Hadron. The second word is the
+/// layout version, and the third word is the number of words.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
 const LAYOUT_VERSION: u32 = 2;
-/// Value of the abort flag if the creator of a group has aborted it; ranks store the index of the failed rank
-/// plus one.
+/// Value of the abort flag after the creator of a group has aborted the group. If a rank aborts the group,
+/// the value is the index of the failed rank plus one.
 pub(crate) const ABORTED_BY_CREATOR: u32 = u32::MAX;
 
-/// Shared memory of all groups of one generation of a world. It is freed after the last process has unmapped
-/// it.
+/// Shared memory of all groups of ranks that one process has started. If the ranks are restarted, new shared
+/// memory is created. The memory is freed after the last process has unmapped it.
 #[derive(Debug)]
 pub struct SharedMemoryRendezvous {
     file: File,
@@ -36,8 +36,8 @@ pub struct SharedMemoryRendezvous {
 }
 
 impl SharedMemoryRendezvous {
-    /// Creates shared memory for several groups; `sizes` contains the number of ranks of each group. No rank
-    /// has joined yet.
+    /// Creates shared memory for several groups, which no rank has joined yet. `sizes` contains the number of
+    /// ranks of each group.
     pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
         let layouts = group_layouts(sizes);
         let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
@@ -57,7 +57,7 @@ impl SharedMemoryRendezvous {
         Ok(Self { file, path, memory: Arc::new(memory), layouts })
     }
 
-    /// Maps memory that another process has created for groups of the same sizes.
+    /// Maps shared memory that another process has created for groups of the same sizes.
     pub fn open(path: &Path, sizes: &[usize]) -> Result<Self, CollectiveError> {
         let layouts = group_layouts(sizes);
         let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
@@ -75,14 +75,14 @@ impl SharedMemoryRendezvous {
         Ok(Self { file, path: path.to_owned(), memory: Arc::new(memory), layouts })
     }
 
-    /// Path with which other processes of this host open the memory. It is valid until this value is dropped.
+    /// Path with which other processes of this host open the shared memory. The path is valid until this
+    /// value is dropped.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Joins a group as rank `rank`. Each rank can be joined once; the ranks of a new generation use new
-    /// memory.
+    /// Joins a group as rank `rank`. A rank can be joined only once; restarted ranks need new shared memory.
     ///
     /// # Panics
     /// Panics if `group` or `rank` is out of range.
@@ -104,8 +104,8 @@ impl SharedMemoryRendezvous {
         }
     }
 
-    /// Returns the most recent calls of a rank, oldest first; the newest call may be in flight. May be called
-    /// at any time, from any process that has mapped the memory.
+    /// Returns the most recent collective calls of a rank, oldest first; the newest call may be in flight.
+    /// May be called at any time, in any process that has mapped the memory.
     #[must_use]
     pub fn call_history(&self, group: usize, rank: usize) -> Vec<CollectiveCall> {
         let (words, layout) = (self.memory.words(), &self.layouts[group]);
@@ -116,8 +116,8 @@ impl SharedMemoryRendezvous {
             .collect()
     }
 
-    /// Size of the memory in bytes. The operating system allocates physical memory only for pages that have
-    /// been written.
+    /// Size of the shared memory in bytes. The operating system allocates physical memory only for pages that
+    /// have been written.
     pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }

@@ -1,5 +1,5 @@
-//! Collectives of [`SharedMemoryGroup`] in which each rank has its own rows, as in expert parallelism across
-//! replicas: row gather, reduce-scatter and all-to-all.
+//! Collective operations of [`SharedMemoryGroup`] in which the ranks have different rows, for expert
+//! parallelism across replicas: row gather, reduce-scatter and all-to-all.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,14 +12,15 @@ use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
 use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError};
 
-/// Number of words of matrix data in a slot of shared memory whose last word is the number of rows.
+/// Number of words of matrix data in a slot of shared memory, if the last word of the slot is the number of
+/// rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
 /// Location in shared memory of a row that a rank has sent.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     rank: usize,
-    /// Index of the sending rank's slot that contains the row.
+    /// Index of the slot of the sending rank that contains the row.
     slot: usize,
     /// Index of the row in the matrix of the sending rank.
     row: usize,
@@ -85,7 +86,8 @@ impl SharedMemoryGroup {
         Ok(())
     }
 
-    /// Sends the numbers of rows that this rank will send to each rank, and returns the numbers of all ranks.
+    /// Sends the numbers of rows `to` that this rank will send to each rank, and returns the numbers of all
+    /// ranks.
     pub(crate) fn exchange_row_counts(
         &self,
         call: &CollectiveCall,
@@ -127,8 +129,8 @@ impl SharedMemoryGroup {
         Ok(())
     }
 
-    /// Copies the row at `from` of the chunk `chunk` to `to`: from the slot of the rank that sent it, or from
-    /// this rank's own matrix `own`.
+    /// Copies the columns of `chunk` of the row at `from` to `to`. The row is read from the slot of the
+    /// sending rank, or from this rank's own matrix `own`.
     fn receive_row<T: SharedMemoryElement>(
         &self,
         from: RowLocation,

@@ -1,8 +1,8 @@
-//! Numbers of rows that each rank of a group sends to each rank in an all-to-all.
+//! Number of rows that each rank of a group sends to each rank in an all-to-all.
 
 use std::ops::Range;
 
-/// Numbers of rows that every rank sends to every rank, including itself. All ranks have equal copies.
+/// Number of rows that every rank sends to every rank, including itself. All ranks have the same values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllToAllRowCounts {
     /// Number of rows from rank `r` to rank `q`, at index `r · size + q`.
@@ -11,8 +11,8 @@ pub struct AllToAllRowCounts {
 }
 
 impl AllToAllRowCounts {
-    /// Creates the counts of `size` ranks. `rows` contains the counts of rank 0 for each destination rank,
-    /// followed by those of rank 1, and so on.
+    /// Creates the counts of `size` ranks. `rows` contains the row counts of rank 0 for each destination
+    /// rank, followed by the row counts of rank 1, and so on.
     pub(crate) fn new(rows: Vec<usize>, size: usize) -> Self {
         debug_assert_eq!(rows.len(), size * size);
         Self { rows, size }
@@ -30,13 +30,13 @@ impl AllToAllRowCounts {
         &self.rows[from * self.size..(from + 1) * self.size]
     }
 
-    /// Total number of rows that rank `from` sends, including rows that it keeps.
+    /// Total number of rows that rank `from` sends, including rows that it sends to itself.
     #[must_use]
     pub fn sent_by(&self, from: usize) -> usize {
         self.rows_from(from).iter().sum()
     }
 
-    /// Total number of rows that rank `to` receives, including rows that it keeps.
+    /// Total number of rows that rank `to` receives, including rows that it sends to itself.
     #[must_use]
     pub fn received_by(&self, to: usize) -> usize {
         (0..self.size).map(|from| self.rows_from(from)[to]).sum()
@@ -56,8 +56,8 @@ impl AllToAllRowCounts {
         Self { rows: (0..size * size).map(transposed).collect(), size }
     }
 
-    /// Location of the rows from rank `from` to rank `to`: their range in the rows that `from` sends, and
-    /// their offset in the rows that `to` receives.
+    /// Location of the rows that rank `from` sends to rank `to`: their range in all rows that `from` sends,
+    /// and their offset in all rows that `to` receives.
     pub(crate) fn send_range_and_offset(&self, from: usize, to: usize) -> (Range<usize>, usize) {
         let start: usize = self.rows_from(from)[..to].iter().sum();
         let offset = (0..from).map(|rank| self.rows_from(rank)[to]).sum();

@@ -1,12 +1,12 @@
-//! Encoding of matrix elements as 32-bit words of shared memory, and the split of matrices into chunks.
+//! Encoding of matrix elements as 32-bit words of shared memory, and splitting of matrices into chunks.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device::{DType, DeviceElement, MatMut, bf16, f16};
 
-/// Element type that shared memory groups can transfer. Words are accessed with relaxed atomics; the flag
-/// that the writer sets afterwards makes them visible to readers.
+/// Element type that shared memory groups can transfer. Words are accessed with relaxed atomics; the writer
+/// then sets a flag, which makes the words visible to readers.
 pub(crate) trait SharedMemoryElement: DeviceElement {
     /// Number of elements per 32-bit word.
     const PER_WORD: usize;
@@ -25,7 +25,7 @@ pub(crate) trait SharedMemoryElement: DeviceElement {
     fn read_words(words: &[AtomicU32], row: &mut [Self]);
 }
 
-/// Element type that shared memory groups can sum.
+/// Element type that shared memory groups can reduce by summation.
 pub(crate) trait ReducibleElement: SharedMemoryElement {
     /// Adds the elements of `row` to `sum`.
     fn add_row(sum: &mut [f32], row: &[Self]);
@@ -33,7 +33,7 @@ pub(crate) trait ReducibleElement: SharedMemoryElement {
     /// Decodes a row from words and adds its elements to `sum`.
     fn add_words(sum: &mut [f32], words: &[AtomicU32]);
 
-    /// Rounds each sum once to the element type and stores it in `row`.
+    /// Rounds each sum to the element type and stores it in `row`.
     fn store(sum: &[f32], row: &mut [Self]);
 }
 
@@ -80,7 +80,7 @@ impl ReducibleElement for f32 {
 }
 
 /// Implements `SharedMemoryElement` and `ReducibleElement` for 16-bit types: a word contains two elements,
-/// the first in its lower half.
+/// with the first element in the lower half.
 macro_rules! impl_16_bit {
     ($($half:ty),*) => {$(
         impl SharedMemoryElement for $half {
@@ -126,7 +126,7 @@ macro_rules! impl_16_bit {
 }
 impl_16_bit!(bf16, f16);
 
-/// Part of a matrix that fits into one slot of shared memory, in which a rank sends it.
+/// Part of a matrix that fits into a slot of shared memory and is sent in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MatrixChunk {
     /// Range of the matrix rows in the chunk.
@@ -136,15 +136,15 @@ pub(crate) struct MatrixChunk {
 }
 
 impl MatrixChunk {
-    /// Returns the chunk without the matrix rows from index `rows` on.
+    /// Returns the part of the chunk with the matrix rows below index `rows`.
     pub(crate) fn truncate_rows(&self, rows: usize) -> Self {
         let (start, end) = (self.rows.start.min(rows), self.rows.end.min(rows));
         Self { rows: start..end, cols: self.cols.clone() }
     }
 }
 
-/// Splits a matrix into chunks of up to `slot_words` words. A chunk has whole rows, or a part of one row if a
-/// row does not fit.
+/// Splits a matrix into chunks of up to `slot_words` words. A chunk consists of whole rows, or of a part of
+/// one row if a row exceeds `slot_words` words.
 pub(crate) fn split_into_chunks<T: SharedMemoryElement>(
     rows: usize,
     cols: usize,
@@ -168,7 +168,7 @@ pub(crate) fn split_into_chunks<T: SharedMemoryElement>(
     (0..rows).step_by(rows_each).flat_map(row_chunks).collect()
 }
 
-/// Returns the elements of row `row` in the columns of `chunk`.
+/// Returns the elements of row `row` of `x` in the columns of `chunk`.
 pub(crate) fn row_of_chunk<'a, T: SharedMemoryElement>(
     x: &'a mut MatMut<'_>,
     row: usize,

@@ -1,23 +1,24 @@
-//! Layout of the shared memory of a world's groups, in 32-bit words.
+//! Layout of the shared memory of all groups of ranks, in 32-bit words.
 //!
 //! ```text
 //! header | group 0: abort flag | rank 0: flags, 2 slot headers, call history, 2 slots | rank 1: ..
 //!        | group 1: ..
 //! ```
 //!
-//! A rank writes its data for a round to one of its two slots, alternating between rounds. Before a rank
-//! writes a slot again, all ranks have reached the round in between, so they no longer read the slot.
+//! In each round, a rank writes a chunk of data to one of its two slots, alternating between the slots. Before
+//! a rank writes to the same slot again, all ranks have reached the intermediate round, so that no rank still
+//! reads the slot.
 
 use crate::collective_call::CALL_WORDS;
 use std::ops::Range;
 
-/// Size of a slot in bytes; larger matrices are split into chunks. A slot is small enough for the L2 cache of
-/// a core.
+/// Size of a slot in bytes; larger matrices are split into chunks. A slot fits into the L2 cache of a CPU
+/// core.
 pub const SLOT_BYTES: usize = 256 << 10;
-/// Number of recent calls of each rank that the call history contains.
+/// Number of calls in the call history of a rank: the most recent calls of the rank.
 pub const CALL_HISTORY_LEN: usize = 1024;
 
-/// Number of 32-bit words of a slot, to which a rank writes one chunk of a matrix.
+/// Number of 32-bit words of a slot. A rank writes one chunk of a matrix to a slot.
 pub(crate) const SLOT_WORDS: usize = SLOT_BYTES / 4;
 /// Number of 32-bit words of the header of the shared memory.
 pub(crate) const HEADER_WORDS: usize = CACHE_LINE_WORDS;
@@ -34,7 +35,7 @@ const RANK_WORDS: usize =
 pub(crate) enum RankFlag {
     /// Number of rounds (exchanges of one chunk between all ranks) that the rank has reached.
     RoundsPosted,
-    /// Number of threads of other ranks that sleep until the rank reaches another round.
+    /// Number of threads of other ranks that sleep until the rank reaches its next round.
     SleepingThreads,
     /// Number of collective calls that the rank has begun.
     CallsBegun,
@@ -44,7 +45,7 @@ pub(crate) enum RankFlag {
     HasLeft,
 }
 
-/// Location of one group in the shared memory of a world.
+/// Location of one group in the shared memory of all groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupMemoryLayout {
     first: usize,
@@ -52,7 +53,7 @@ pub(crate) struct GroupMemoryLayout {
     pub(crate) size: usize,
 }
 
-/// Locations of several groups, one after the other; `sizes` contains the number of ranks of each group.
+/// Locations of several consecutive groups; `sizes` contains the number of ranks of each group.
 pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupMemoryLayout> {
     let mut first = HEADER_WORDS;
     let layout = |&size: &usize| {
@@ -86,14 +87,14 @@ impl GroupMemoryLayout {
         self.rank_offset(rank) + at
     }
 
-    /// Words of the header of a rank's slot: the record of the call to which the data belongs, then the index
-    /// of the chunk.
+    /// Range of the words with the header of a slot of rank `rank`. The header contains the record of the
+    /// call to which the data belongs, followed by the chunk index.
     pub(crate) fn slot_header(&self, rank: usize, slot: usize) -> Range<usize> {
         let at = self.rank_offset(rank) + (FLAG_CACHE_LINES + slot) * CACHE_LINE_WORDS;
         at..at + CALL_WORDS + 1
     }
 
-    /// Words of the record of call `sequence` in the call history of rank `rank`.
+    /// Range of the words with the record of the call `sequence` in the call history of rank `rank`.
     pub(crate) fn call_record(&self, rank: usize, sequence: u32) -> Range<usize> {
         let at = self.rank_offset(rank)
             + (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS

@@ -1,8 +1,8 @@
 //! Group of CPU ranks in processes that share memory: all-reduce, all-gather, reduce-scatter, all-to-all.
 //!
-//! Collectives run in rounds. In each round, every rank writes a chunk of data to its slot, waits until all
-//! ranks have done so, and computes the whole result from all slots in rank order. A host has few CPU ranks,
-//! so the redundant computation is cheaper than a second wait.
+//! Collective operations run in rounds. In each round, every rank writes a chunk of data to its slot, waits
+//! until all ranks have written their slots, and computes the whole result from all slots in rank order. A
+//! host has few CPU ranks, so this redundant computation takes less time than a second synchronisation.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::{
     CollectiveOp,
 };
 
-/// One rank of a shared memory group. Dropping it leaves the group, which makes the group fail on all other
-/// ranks.
+/// One rank of a shared memory group. Dropping this value leaves the group, which makes the group fail on all
+/// other ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
     memory: Arc<HostSharedMemory>,
@@ -128,8 +128,9 @@ impl SharedMemoryGroup {
         let header = self.slot_header(self.rank, slot);
         call.write(header);
         header[CALL_WORDS].store(chunk, Relaxed);
-        // This store follows all other writes of the round. It is sequentially consistent, as is the counter
-        // of sleeping threads: either this rank sees that a thread sleeps, or that thread sees the new round.
+        // This store follows all other writes of the round. This store and the accesses to the counter of
+        // sleeping threads are sequentially consistent: either this rank observes a sleeping thread, or the
+        // thread observes the new round before it sleeps.
         self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
         if self.flag(self.rank, RankFlag::SleepingThreads).load(SeqCst) > 0 {
             PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));
@@ -153,8 +154,8 @@ impl SharedMemoryGroup {
         &self.words()[self.layout.slot_header(rank, slot)]
     }
 
-    /// Sends `x` chunk by chunk. Calls `finish` with each chunk and its slot index after all ranks have
-    /// written their slots.
+    /// Processes `x` chunk by chunk. If `is_sender` is true, writes each chunk to this rank's slot. Calls
+    /// `finish` with each chunk and its slot index after all ranks have completed the round.
     fn post_chunks<T: SharedMemoryElement>(
         &self,
         call: &CollectiveCall,
@@ -243,7 +244,7 @@ impl SharedMemoryGroup {
         })
     }
 
-    /// Ends all waits of the group and stores the index of the rank that caused the failure.
+    /// Ends all waits of the group, and stores the index of the rank that caused the failure.
     fn abort_group(&self, error: &CollectiveError) {
         abort_group(self.words(), &self.layout, self.rank, error);
     }
@@ -333,8 +334,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         Ok(counts.expect("a successful call has set the counts"))
     }
 
-    /// The call record contains the total number of rows that all ranks send to other ranks, so that a
-    /// mismatch of the counts between ranks is detected.
+    /// The call record contains the total number of rows that are sent between different ranks, so that a
+    /// mismatch of `counts` between ranks is detected.
     fn all_to_all(
         &self,
         _: &DeviceStream,

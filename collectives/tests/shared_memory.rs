@@ -1,5 +1,5 @@
-//! Tests of shared memory groups: every rank gets identical bits, for any chunking and order of calls, and
-//! every rank gets an error after a rank has failed, timed out or called another collective.
+//! Tests of shared memory groups. All ranks get bit-identical results, for any chunking and order of calls.
+//! Every rank gets an error after a rank has failed, timed out or called a different collective operation.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(
@@ -22,7 +22,7 @@ use proptest::prelude::*;
 
 const S: DeviceStream = DeviceStream(0);
 
-/// Runs `work` on every rank of a group, each in its own thread, and returns the results.
+/// Runs `work` on every rank of a group, each in a separate thread, and returns the results.
 fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> Vec<T> {
     let rendezvous = SharedMemoryRendezvous::create(&[size]).unwrap();
     let work = &work;
@@ -36,7 +36,7 @@ fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> 
     })
 }
 
-/// Element of the input of rank `rank`. The magnitudes differ, so that sums depend on the order of additions.
+/// Input element of rank `rank`. The magnitudes differ, so that sums depend on the order of the additions.
 fn value(rank: usize, i: usize) -> f32 {
     let bits = (rank * 7919 + i * 104_729 + 12_345) % 1000;
     (bits as f32 - 500.0) * 10f32.powi((i + rank) as i32 % 7 - 3)
@@ -99,7 +99,7 @@ fn run_half_all_reduce<T: HalfTestElement>(
     x
 }
 
-/// Gathers the columns of all ranks; returns the first `total` of these columns.
+/// Gathers the columns of all ranks, and returns the first `total` columns.
 fn run_all_gather(group: &SharedMemoryGroup, rows: usize, cols: usize, total: usize) -> Vec<f32> {
     let own = values(group.rank(), rows * cols);
     let mut all = vec![f32::NAN; rows * total];
@@ -117,7 +117,7 @@ fn gather_words(group: &SharedMemoryGroup, count: usize) -> Vec<i32> {
     all
 }
 
-/// Element of the input of a gather: all magnitudes occur, including bit patterns that are NaN as f32.
+/// Input element of a gather. All magnitudes occur, including bit patterns that are NaN as f32.
 fn test_word(rank: usize, i: usize) -> i32 {
     (i as u32).wrapping_mul(2_654_435_761).rotate_left(rank as u32) as i32
 }
@@ -139,7 +139,7 @@ fn rows_of_rank(rank: usize, max_rows: usize) -> usize {
     max_rows.saturating_sub(rank * 3 % 5)
 }
 
-/// Gathers the rows of all ranks, which have different numbers of rows.
+/// Gathers the rows of all ranks; the ranks have different numbers of rows.
 fn gather_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<f32> {
     let rows = rows_of_rank(group.rank(), max_rows);
     let own = values(group.rank(), rows * cols);
@@ -157,7 +157,7 @@ fn expected_gathered_rows(size: usize, max_rows: usize, cols: usize, padding: f3
     (0..size).flat_map(of).collect()
 }
 
-/// Gathers rows of integer indices; the padding is -1.
+/// Gathers rows of integer indices; padding rows contain -1.
 fn gather_indices(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<i32> {
     let rows = rows_of_rank(group.rank(), max_rows);
     let own: Vec<i32> = (0..rows * cols).map(|i| value(group.rank(), i) as i32).collect();
@@ -189,7 +189,8 @@ fn run_half_reduce_scatter<T: HalfTestElement>(
     own
 }
 
-/// Number of rows that rank `from` sends to rank `to`: 0 for some pairs, more than a chunk for others.
+/// Number of rows that rank `from` sends to rank `to`: 0 for some pairs of ranks, more than a chunk for
+/// others.
 fn rows_sent(from: usize, to: usize, max_rows: usize) -> usize {
     (from * 2 + to * 5) % 3 * max_rows
 }
@@ -233,7 +234,7 @@ fn expected_all_to_all(
     (received, (0..size).flat_map(from).collect())
 }
 
-/// Runs the collectives in which each rank has its own rows, and checks the results.
+/// Runs the collective operations in which the ranks have different rows, and checks the results.
 fn check_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) {
     let (size, rank, each) = (group.size(), group.rank(), max_rows * cols);
     assert_eq!(
@@ -251,8 +252,8 @@ fn check_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) {
     );
 }
 
-/// Runs the collectives on 16-bit elements and checks the results. Reductions add in f32 in rank order and
-/// round once; all other collectives copy.
+/// Runs all collective operations on 16-bit elements and checks the results. Reductions add in f32 in rank
+/// order and round only the sum; all other operations copy.
 fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     let (size, rank, count) = (group.size(), group.rank(), rows * cols);
     let sum = |i| T::of((0..size).fold(0.0, |sum, rank| sum + T::of(value(rank, i)).value()));
@@ -275,7 +276,7 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
             assert_eq!(part, &stacked[rank * count + r * cols..][..cols], "{what}");
         }
     }
-    // Every rank sends all its rows to the next rank, in an all-to-all.
+    // All-to-all in which every rank sends all its rows to the next rank.
     let to: Vec<usize> =
         (0..size).map(|to| if to == (rank + 1) % size { rows } else { 0 }).collect();
     let counts = group.exchange_counts(&to).unwrap();
@@ -288,7 +289,7 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
     assert_eq!(shared, stacked[(size - 1) * count..], "{what}");
 }
 
-/// Runs all collectives on matrices of one shape and checks the results.
+/// Runs all collective operations on matrices of one shape, and checks the results.
 fn check_all(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     let (size, count) = (group.size(), rows * cols);
     assert_eq!(
@@ -298,7 +299,8 @@ fn check_all(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     );
     check_halves::<bf16>(group, rows, cols);
     check_halves::<f16>(group, rows, cols);
-    // Gathers all columns, and then only one column of the last rank; its other columns are padding.
+    // First all columns are gathered, then only one column of the last rank; the other columns of the last
+    // rank are padding.
     for total in [size * cols, (size - 1) * cols + 1] {
         assert_eq!(
             run_all_gather(group, rows, cols, total),
@@ -333,7 +335,8 @@ proptest! {
 
 #[test]
 fn matrices_larger_than_a_slot_are_chunked() {
-    // A slot has 65,536 words. The matrices have rows longer than a slot, more rows than a slot, or no rows.
+    // A slot has 65,536 words. The test cases have rows longer than a slot, more rows than fit into a slot,
+    // rows as long as a slot, and no rows.
     for (rows, cols) in [(2, 70_001), (300, 1_000), (1, 65_536), (0, 8)] {
         ranks(2, |group| {
             let sum = run_all_reduce(&group, rows, cols).unwrap();
@@ -363,7 +366,7 @@ fn all_gather_cost() {
     }
 }
 
-/// All-to-all in which only rank 0 sends rows, to rank 1.
+/// Runs an all-to-all in which only rank 0 sends rows, to rank 1.
 fn one_way_all_to_all(group: &SharedMemoryGroup, cols: usize) -> Result<Vec<f32>, CollectiveError> {
     let rows = 2 * (1 - group.rank());
     let counts = group.exchange_counts(&[0, rows])?;
@@ -398,8 +401,8 @@ fn empty_senders_take_part_and_mismatches_are_detected() {
     assert_eq!(error, format!("rank 1 calls #2 exchange_counts of 1 x 2 I32, {ours}"));
 }
 
-/// Rank 1 leaves after the exchange of counts, before the all-to-all. The other ranks must return an error
-/// instead of waiting forever.
+/// Rank 1 leaves after the counts have been exchanged and before the all-to-all. The other ranks must return
+/// an error instead of waiting forever.
 #[test]
 fn rank_leaving_before_all_to_all_fails_the_group() {
     let found = ranks(3, |group| {
@@ -490,8 +493,8 @@ fn killed_process_fails_the_group() {
     }
     let (killed, kill_time) = channel();
     thread::scope(|scope| {
-        // The child process is reaped only after the group has detected its exit, so it is a zombie until
-        // then.
+        // The child process is reaped only after the group has detected its exit, so that it is a zombie
+        // until then.
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(20));
             child.kill().unwrap();

@@ -40,14 +40,14 @@ use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// Destination of a request's events: the mailbox of its stream.
+/// Event destination of a request: the mailbox of its stream.
 #[derive(Debug)]
 struct EventDestination {
     mailbox: Arc<StreamMailbox>,
     /// Index of the request in its stream.
     index: u32,
     times: RequestTimes,
-    /// Request id given by the client; several requests can have the same one.
+    /// Request id given by the client; several requests can have the same client id.
     client_id: Arc<str>,
 }
 
@@ -63,8 +63,8 @@ struct EngineClientState {
     hasher: PromptHasher,
     admission: Arc<AdmissionController>,
     next_id: AtomicU64,
-    /// Finish reason of `close`, with which requests that are registered later finish as well. `None` =
-    /// `close` was not called.
+    /// Finish reason passed to `close`; requests registered after `close` finish with this reason too. `None`
+    /// = `close` has not been called.
     closed: Mutex<Option<FinishReason>>,
     /// Latest step statistics of each replica.
     stats: Mutex<Vec<SchedulerStats>>,
@@ -101,8 +101,8 @@ impl EngineClient {
     }
 
     /// Submits requests that share one event stream, `n` choices per prompt. Overwrites `submits[i].id` with
-    /// a fresh id; events of that request carry index `i`. Hashes the prompts on the calling thread, so call
-    /// it where CPU-bound work is allowed.
+    /// a fresh id; events of that request carry index `i`. Hashes the prompts on the calling thread, so it
+    /// must be called where CPU-bound work is allowed.
     ///
     /// `client_id`: request id given by the client, shared by all requests of the stream.
     pub fn submit(
@@ -119,8 +119,8 @@ impl EngineClient {
         self.state.inbox.push_all(events);
         for request in ids {
             if !self.state.inflight.contains_key(&request) {
-                // The request was aborted before `Submit` was queued, so the engine has ignored its abort:
-                // send the abort again. The engine ignores aborts of requests that have ended.
+                // The request was aborted before `Submit` was queued, so the engine has ignored the abort.
+                // Send the abort again; the engine ignores aborts of requests that have ended.
                 let cause = AbortCause::Operator;
                 self.state
                     .inbox
@@ -157,7 +157,7 @@ impl EngineClient {
         assign_request_ids(submits, first, &self.state.hasher);
         let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
         self.insert_routes(submits, n, &client_id, permit.admitted_at(), &mailbox);
-        // Finish these requests as `close` does, because `close` may have run before they were inserted.
+        // `close` may have run before these requests were inserted, so finish them here in the same way.
         let closed = lock(&self.state.closed).clone();
         if let Some(finish) = closed {
             for submit in submits.iter() {
@@ -261,8 +261,8 @@ impl EngineClient {
         receiver
     }
 
-    /// Lists the blocks in the prefix indices, as of a time between two steps. The receiver gets an error if
-    /// the engine has stopped.
+    /// Lists the blocks in the prefix indices, as a snapshot taken between two steps. The receiver gets an
+    /// error if the engine has stopped.
     pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<PrefixIndexSnapshot>> {
         let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ListCachedBlocks { reply });

@@ -1,7 +1,8 @@
 //! Scheduler thread: receives messages from its inbox, ticks the scheduler and applies the resulting effects.
 //!
 //! Owns the scheduler. The thread sleeps while idle and wakes a few times per second for its heartbeat. A
-//! panic here means an inconsistent scheduler state: the process logs its counters and aborts.
+//! panic on this thread means that the scheduler state is inconsistent: the process logs its counters and
+//! aborts.
 
 use crate::client::{
     BulkInbox, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId, PrefixIndexSnapshot,
@@ -27,12 +28,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Heartbeat period of the scheduler thread, which is its longest sleep when idle. If two heartbeats are much
-/// further apart, the process was paused, and replica handles extend the deadlines of their steps by the
-/// pause.
+/// Heartbeat period of the scheduler thread, which is its maximum sleep when idle. If the time between two
+/// heartbeats is much longer, the process was paused, and replica handles extend the deadlines of their steps
+/// by the pause.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// Capacity of the queue to the fan-out task, in lists of token events. While it is full, the scheduler
-/// thread blocks.
+/// Capacity of the queue to the fan-out task, in lists of token events. The scheduler thread blocks while the
+/// queue is full.
 pub(crate) const EVENT_LISTS_QUEUED_MAX: usize = 64;
 /// Maximum number of event lists that the fan-out task delivers before it yields to the tasks that read the
 /// streams.
@@ -42,12 +43,12 @@ const EVENT_LISTS_PER_TURN: usize = 8;
 pub enum SupervisorEvent {
     /// The process received this signal.
     Signal(i32),
-    /// The executors of a replica have failed. The engine has detached them and continues with the next ones,
-    /// of generation `epoch`.
+    /// The executors of a replica have failed. The engine has detached them and continues with their
+    /// replacements, which have generation `epoch`.
     ExecutorsFailed {
         /// Replica of the executors.
         replica: Replica,
-        /// Generation of the executors that will replace them.
+        /// Generation of the replacement executors.
         epoch: Epoch,
         /// Why the executors failed.
         cause: String,
@@ -58,7 +59,7 @@ pub enum SupervisorEvent {
         replica: Replica,
         /// Generation of the started executors.
         epoch: Epoch,
-        /// On success: one link per replica of the lockstep group, that of `replica` first, and the KV blocks
+        /// On success: one link per replica of the lockstep group, starting with `replica`, and the KV blocks
         /// and captured graphs of the executors. On failure: the reason.
         outcome: Result<(Vec<ExecutorLink>, ExecutorReady), StartFailureReport>,
     },
@@ -99,13 +100,13 @@ pub(crate) struct EngineLoop {
     pub supervisor: std_mpsc::Sender<SupervisorEvent>,
 }
 
-/// Working state of the engine loop from one message to the next, in addition to the fields of `EngineLoop`.
+/// Working state that the engine loop keeps between messages, in addition to the fields of `EngineLoop`.
 struct EngineLoopState {
     /// Scheduler events for the next tick.
     events: Vec<SchedulerEvent>,
     step_clock: StepTimer,
-    /// For each step that this tick sends in a lockstep group: largest number of attention pairs (tokens
-    /// times context length) of any replica.
+    /// For each step that this tick sends in a lockstep group: the maximum over the replicas of the number of
+    /// attention pairs (tokens times context length).
     max_pairs: Vec<(StepId, u64)>,
     /// Reply channels of prefix cache resets in progress, in the order of the commands.
     pending_cache_resets: VecDeque<oneshot::Sender<bool>>,
@@ -174,9 +175,9 @@ impl EngineLoop {
             }
             let failures = self.collect_failures(&mut state);
             self.engine.tick_timed(now_ms, &mut state.events, &mut effects, &mut state.step_clock);
-            // The grammar bitmasks of a batch depend on tokens that the same tick commits, but the effects
-            // with these tokens follow the batch in the list. So pass all effects to the workers before the
-            // batch is sent.
+            // The grammar bitmasks of a batch depend on tokens that the same tick commits, but in the effect
+            // list these tokens come after the batch. So all effects are passed to the mask workers before
+            // the batch is sent.
             self.mask_workers.observe_effects(&effects);
             state.step_clock.tick_done(&effects);
             if self.engine.lockstep_group(Replica(0)).count() > 1 {
@@ -189,7 +190,7 @@ impl EngineLoop {
             self.report_steps();
             for (replica, cause) in failures {
                 let epoch = self.engine.epoch(replica);
-                // The send fails if the main thread has ended already, at shutdown.
+                // The send fails if the main thread has already ended (at shutdown).
                 let _ = self.supervisor.send(SupervisorEvent::ExecutorsFailed {
                     replica,
                     epoch,
@@ -289,8 +290,8 @@ impl EngineLoop {
         }
     }
 
-    /// Describes the ranks of the other replicas in the lockstep group that have not finished their oldest
-    /// step in flight.
+    /// Describes the ranks of the other replicas in the lockstep group whose oldest step in flight is
+    /// unfinished.
     fn stragglers_of_other_replicas(&self, replica: Replica) -> String {
         let peers = self.engine.lockstep_group(replica).filter(|peer| *peer != replica);
         let unfinished =
@@ -303,7 +304,7 @@ impl EngineLoop {
     }
 
     /// Marks the executors of a replica, and of its lockstep group, as failed. Only the first failure is
-    /// kept, because the other ranks of the group fail as its consequence.
+    /// kept, because later failures of ranks in the group are consequences of the first one.
     fn fail_executors(&mut self, replica: Replica, failure: ExecutorFailure, cause: String) {
         let is_failing =
             |peer: Replica| self.replica_handles[usize::from(peer.0)].failure.is_some();
@@ -312,8 +313,8 @@ impl EngineLoop {
         }
     }
 
-    /// Records a heartbeat of an executor. Any message of it counts: a rank that finishes steps may be too
-    /// busy to send heartbeats.
+    /// Records a heartbeat of an executor. Every message of the executor counts as a heartbeat: a rank that
+    /// finishes steps may be too busy to send heartbeats.
     fn record_heartbeat(&self, sender: ExecutorId) {
         let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
         let rank = replica_handle.ranks().nth(usize::from(sender.rank));
@@ -328,8 +329,8 @@ impl EngineLoop {
         replica_handle.is_up() && sender.epoch == self.engine.epoch(sender.replica)
     }
 
-    /// Detaches failed executors and returns their replicas with the causes. The scheduler recomputes their
-    /// requests, on another replica or on the executors that replace them.
+    /// Detaches failed executors and returns their replicas with the failure causes. The scheduler recomputes
+    /// the requests of these replicas, on another replica or on the replacement executors.
     fn collect_failures(&mut self, state: &mut EngineLoopState) -> Vec<(Replica, String)> {
         let mut failures = Vec::new();
         for replica in (0..self.replica_handles.len() as u16).map(Replica) {
@@ -412,7 +413,7 @@ impl EngineLoop {
         let summary = BatchSummary::of(&batch);
         let masked = self.mask_workers.masked_rows(&batch);
         let replica_handle = &mut self.replica_handles[usize::from(replica.0)];
-        // The busiest replica determines the duration of a lockstep group's step.
+        // In a lockstep group, the busiest replica determines the duration of the step.
         let group_max = state.max_pairs.iter().find(|(step, _)| *step == summary.step);
         let work = StepWorkload {
             tokens: summary.tokens.max(batch.moe_tokens.into()),
@@ -437,9 +438,10 @@ impl EngineLoop {
         }
     }
 
-    /// Reports to the health state the step whose deadline the health probes check. If every running replica
-    /// has a step in flight: of the oldest steps of all replicas, the one with the latest deadline, so that
-    /// the server is healthy while one replica is on time. Otherwise no step is checked.
+    /// Passes to the health state the step whose deadline the health probes check. If every running replica
+    /// has a step in flight, this is, among the oldest steps of all replicas, the one with the latest
+    /// deadline, so that the server is healthy while at least one replica is on time. Otherwise no step is
+    /// checked.
     fn report_steps(&self) {
         let live = || self.replica_handles.iter().filter(|handle| handle.is_up());
         let oldest_steps = live().map(ReplicaHandle::oldest_step).collect::<Option<Vec<_>>>();
@@ -470,7 +472,7 @@ impl EngineLoop {
     fn fail(self, text: String) {
         self.observers.health.set_unavailable();
         self.client.close(&ENGINE_UNAVAILABLE);
-        // The send fails if the main thread has ended already, at shutdown.
+        // The send fails if the main thread has already ended (at shutdown).
         let _ = self.supervisor.send(SupervisorEvent::EngineFailed(text));
     }
 }

@@ -1,7 +1,8 @@
 //! Health state for the HTTP health probes, derived from heartbeats and step progress, never from generated
 //! output.
 //!
-//! Plain atomics: the scheduler thread never waits for a reader, and a read touches no other component.
+//! The state consists of atomics, so the scheduler thread never waits for a reader, and a read does not
+//! depend on other components.
 
 use metrics::RestartFailureKind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use std::time::Instant;
 /// Heartbeat age in milliseconds after which the scheduler thread counts as stalled. Its heartbeat period is
 /// 250 ms, and probes must report a fault within one second.
 const STALL_MS: u64 = 900;
-/// Expected restart time in seconds that is reported before the first restart was measured.
+/// Expected restart time in seconds that is reported until a restart has been measured.
 const RESTART_S: u32 = 10;
 
 /// Health state of the server, read by the HTTP health probes.
@@ -39,9 +40,9 @@ pub enum ServerStatus {
     Starting,
     /// Requests are served.
     Serving,
-    /// No replica serves and at least one is restarting. Requests wait in the queue.
+    /// No replica is serving, and at least one replica is restarting. Requests wait in the queue.
     Restarting,
-    /// The process is running, but no replica serves or will serve again.
+    /// The process is running, but no replica is serving and none will serve again.
     Unavailable,
     /// The checked step is past its deadline, or the scheduler thread is stalled.
     Stalled,
@@ -71,7 +72,7 @@ impl Default for HealthMonitor {
 }
 
 impl HealthMonitor {
-    /// Returns the milliseconds since the creation of this state.
+    /// Returns the milliseconds since the creation of this monitor.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
@@ -91,8 +92,8 @@ impl HealthMonitor {
         let _ = self.phase.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Records that the executors of a replica failed and are restarting; `serving` = another replica still
-    /// serves.
+    /// Records that the executors of a replica failed and are restarting. `serving`: another replica is still
+    /// serving.
     pub fn set_executors_failed(&self, serving: bool) {
         self.restart_began_ms.store(self.now_ms(), Ordering::Relaxed);
         if !serving {
@@ -100,8 +101,8 @@ impl HealthMonitor {
         }
     }
 
-    /// Records that the executors of a replica are ready again: the server serves, and the duration of this
-    /// restart is the estimate for the next one.
+    /// Records that the executors of a replica are ready again: the server is serving, and the duration of
+    /// this restart becomes the estimate for the next restart.
     pub fn set_executors_restored(&self) {
         let took = self.now_ms().saturating_sub(self.restart_began_ms.load(Ordering::Relaxed));
         self.restart_took_ms.store(took.max(1), Ordering::Relaxed);
@@ -131,8 +132,8 @@ impl HealthMonitor {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Sets the step whose deadline `status` checks. It was sent at `sent_ms` and is overdue `deadline_ms`
-    /// milliseconds later.
+    /// Sets the step whose deadline `status` checks. The step was sent at `sent_ms` and is overdue
+    /// `deadline_ms` milliseconds later.
     pub fn step_sent(&self, sent_ms: u64, deadline_ms: u64) {
         self.step_deadline_ms.store(deadline_ms, Ordering::Relaxed);
         self.step_sent_ms.store(sent_ms + 1, Ordering::Relaxed);
@@ -143,8 +144,8 @@ impl HealthMonitor {
         self.step_sent_ms.store(0, Ordering::Relaxed);
     }
 
-    /// Returns the estimated seconds until failed executors are ready: the duration of the last restart, from
-    /// 1 to 60.
+    /// Returns the estimated seconds until failed executors are ready: the duration of the last restart,
+    /// clamped to the range 1 to 60.
     pub fn restart_s(&self) -> u32 {
         match self.restart_took_ms.load(Ordering::Relaxed) {
             0 => RESTART_S,

@@ -1,11 +1,11 @@
-//! Reception of messages from processes that send a heartbeat every second, with the heartbeat timeout.
+//! Receives messages, with a heartbeat timeout, from processes that send a heartbeat every second.
 
 pub(super) use scheduler::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT};
 
 use protocol::link::{LinkError, MessageReceiver};
 use scheduler::HeartbeatMonitor;
 
-/// Returns the next message; `None` = no message within the heartbeat timeout and the grace period.
+/// Returns the next message; `None` if no message arrives within the heartbeat timeout plus the grace period.
 pub(super) fn recv_within_timeout<R: MessageReceiver + ?Sized>(
     link: &mut R,
 ) -> Result<Option<R::Message>, LinkError> {

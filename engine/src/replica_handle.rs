@@ -1,4 +1,4 @@
-//! Handle of the scheduler thread to one replica: command queue, steps in flight, stragglers.
+//! Handle of the scheduler thread to one replica: command queue, steps in flight and stragglers.
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
@@ -16,12 +16,12 @@ struct RankHandle {
     profile_replies: VecDeque<UnboundedSender<ProfilerStatus>>,
 }
 
-/// Outcome of handling a heartbeat of a rank.
+/// Result of handling a heartbeat of a rank.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct HeartbeatOutcome {
     /// Ranks that became stragglers with this heartbeat: their oldest step in flight is overdue.
     pub(super) ranks: Vec<Rank>,
-    /// Description of the step timeout, if the executors must be marked as failed because of it.
+    /// Description of the step timeout, set if the executors must be marked as failed because of the timeout.
     pub(super) cause: Option<String>,
 }
 
@@ -74,7 +74,8 @@ impl ReplicaHandle {
         self.ranks.iter().map(|rank_handle| rank_handle.rank)
     }
 
-    /// Sends a batch, with an estimate of its `work`, to all executors. Returns the deadline of the step.
+    /// Sends a batch to all executors; `work` is an estimate of the step's work. Returns the deadline of the
+    /// step.
     pub(super) fn send(&mut self, batch: Batch, work: StepWorkload, now_ms: u64) -> Duration {
         let masked = batch.rows.iter().any(|row| row.masked);
         let deadline = self.watchdog.step_sent(batch.step, work, masked, now_ms);
@@ -85,18 +86,18 @@ impl ReplicaHandle {
         deadline
     }
 
-    /// Orders the executors to stop.
+    /// Commands the executors to stop.
     pub(super) fn stop(&self) {
         if let Some(commands) = &self.commands {
-            // If the send fails, an executor has failed and needs no order to stop.
+            // If the send fails, an executor has failed and need not be commanded to stop.
             let _ = commands.send(ExecutorCommand::Shutdown);
         }
     }
 
-    /// Sends a profiler command to all executors, which reply to such commands in order.
+    /// Sends a profiler command to all executors. The executors reply to profiler commands in order.
     pub(super) fn profile(&mut self, on: bool, replies: &UnboundedSender<ProfilerStatus>) {
-        // If the queue is full, drop the command instead of waiting. The caller then sees its reply channel
-        // close.
+        // If the queue is full, drop the command instead of waiting; the caller's reply channel is then
+        // closed.
         let sent = self
             .commands
             .as_ref()
@@ -124,14 +125,14 @@ impl ReplicaHandle {
         self.watchdog.poll(now_ms);
     }
 
-    /// Expected time until the newest step in flight completes. It is capped, so that a wait of this length
-    /// cannot make the step overdue.
+    /// Returns the expected time until the newest step in flight completes. The time is capped, so that a
+    /// wait of this duration cannot make the step overdue.
     pub(super) fn expected_wait(&self) -> Duration {
         self.watchdog.expected_wait()
     }
 
-    /// Records that the output of a step was received: the step is no longer in flight, and its duration
-    /// corrects later step deadlines.
+    /// Records that the output of a step was received: the step is no longer in flight, and its duration is
+    /// used to correct later step deadlines.
     pub(super) fn step_completed(&mut self, step: StepId, now_ms: u64) {
         self.watchdog.step_answered(step, now_ms);
     }

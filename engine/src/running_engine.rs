@@ -28,7 +28,7 @@ pub struct EngineTelemetry {
     pub metrics: Arc<ServerMetrics>,
 }
 
-/// Scheduler of an engine that is about to start, and its KV-event feeds.
+/// Scheduler and KV-event feeds of an engine that is about to start.
 pub struct SchedulerWithFeeds {
     /// Scheduler, which the scheduler thread will own.
     pub engine: Scheduler,
@@ -47,8 +47,8 @@ pub struct RunningEngine {
 }
 
 impl RunningEngine {
-    /// Starts the threads of an engine. The executors must be ready; `links` has one link per replica, in the
-    /// order of the replicas.
+    /// Starts the threads of an engine. The executors must be ready; `links` has one link per replica, in
+    /// replica order.
     pub fn start(
         parts: SchedulerWithFeeds,
         links: Vec<ExecutorLink>,
@@ -68,7 +68,7 @@ impl RunningEngine {
         };
         let (events_tx, events_rx) = tokio::sync::mpsc::channel(EVENT_LISTS_QUEUED_MAX);
         runtime.spawn(fan_out(client.clone(), events_rx));
-        // Statistics that are read before the first tick must list all replicas.
+        // Statistics read before the first tick must include all replicas.
         (0..links.len())
             .for_each(|replica| client.set_stats(engine.stats(Replica(replica as u16))));
         let replica_handles = links.iter().map(|link| ReplicaHandle::new(link, deadline)).collect();
@@ -94,8 +94,8 @@ impl RunningEngine {
         Ok(Self { client, grammar_timings, inbox, scheduler: engine_loop.spawn()? })
     }
 
-    /// Attaches restarted executors. `links` has one link per replica, beginning with replica `first`; the
-    /// executors are ready and belong to the engine's current generation.
+    /// Attaches restarted executors. `links` has one link per replica, beginning with replica `first`. The
+    /// executors must be ready and belong to the engine's current generation.
     pub fn restore_executors(
         &self,
         first: Replica,
@@ -124,7 +124,7 @@ impl RunningEngine {
         }
     }
 
-    /// Finishes all requests because failed executors will not be started again. The engine replies with
+    /// Finishes all requests because failed executors will not be restarted. The engine replies with
     /// `SupervisorEvent::EngineFailed`.
     pub fn fail_all_requests(&self, cause: String) {
         self.inbox.push(EngineMessage::RestartsExhausted(cause));
@@ -138,8 +138,8 @@ impl RunningEngine {
     }
 }
 
-/// Starts the threads that compute grammar bitmasks. They notify the engine when a bitmask that no step waits
-/// for is ready, and when a request needs no more bitmasks.
+/// Starts the threads that compute grammar bitmasks. The threads notify the engine when a bitmask that no
+/// step is waiting for is ready, and when a request needs no more bitmasks.
 fn mask_workers(
     timings: &Arc<GrammarTimings>,
     inbox: &Arc<BulkInbox<EngineMessage>>,

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval at which the CPU time of the scheduler thread is read. This is a system call, unlike the other
-/// clock reads.
+/// Interval at which the CPU time of the scheduler thread is read; unlike the other clock reads, this read is
+/// a system call.
 const CPU_PERIOD: Duration = Duration::from_millis(100);
 /// Interval over which token throughput is averaged.
 const THROUGHPUT_PERIOD: Duration = Duration::from_secs(1);
@@ -41,11 +41,12 @@ struct SchedulerTimes {
 /// Clock of the scheduler thread: times its phases and steps, and updates the metrics.
 pub(crate) struct StepTimer {
     metrics: Arc<ServerMetrics>,
-    /// Time of the last clock read, which is the start of the phase that is being timed.
+    /// Time of the last clock read, at which the phase being timed began.
     last: Instant,
     /// Time spent in scheduler ticks since the last tick that sent a step.
     scheduler_times: SchedulerTimes,
-    /// Part of `scheduler_times` that is attributed to each step that this tick sends: an equal share.
+    /// Share of `scheduler_times` attributed to each step that this tick sends; all these steps have equal
+    /// shares.
     share: SchedulerTimes,
     cpu_read: Instant,
     throughput_since: Instant,
@@ -93,7 +94,7 @@ impl StepTimer {
         self.metrics.steps.idle(slept);
     }
 
-    /// Records the end of a tick: its time is divided equally among the steps it sends.
+    /// Records the end of a tick: its time is divided equally among the steps that the tick sends.
     pub(crate) fn tick_done(&mut self, effects: &[SchedulerEffect]) {
         let sends = effects
             .iter()
@@ -140,8 +141,8 @@ impl StepTimer {
         &mut self.replicas[usize::from(replica.0)]
     }
 
-    /// Updates the step metrics with the output of a step (wait, device time, expert load, collectives).
-    /// Called before the tick that processes the output.
+    /// Updates the step metrics with the output of a step (wait, device time, expert load, collectives). Must
+    /// be called before the tick that processes the output.
     pub(crate) fn step_completed(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.step_completed(replica, &output.expert_tokens);
@@ -175,8 +176,8 @@ impl StepTimer {
         self.replica_clock(replica).in_flight.clear();
     }
 
-    /// Records changed statistics of a replica, for metrics: queue lengths, generated tokens, and the wait of
-    /// the request at the head of the queue.
+    /// Updates the metrics with changed statistics of a replica: queue lengths, generated tokens, and the
+    /// waiting time of the request at the head of the queue.
     pub(crate) fn stats_changed(&mut self, stats: &SchedulerStats, now_ms: u64) {
         let wait_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
         self.metrics.queue.set_head_wait(stats.replica, wait_ms.map(Duration::from_millis));
@@ -207,7 +208,7 @@ impl TickTimer for StepTimer {
 /// Row and token counts of a batch, for metrics and step deadlines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSummary {
-    /// Id of the step that the batch runs in.
+    /// Id of the batch's step.
     pub step: StepId,
     /// Number of rows with one token (decode).
     pub decode_rows: u64,
@@ -237,8 +238,8 @@ impl BatchSummary {
     }
 }
 
-/// Returns, for each step that a tick sends, the largest number of attention pairs of any replica: a lockstep
-/// group takes as long as its busiest replica.
+/// Returns, for each step that a tick sends, the maximum number of attention pairs of any replica: the
+/// duration of a lockstep group's step is that of its busiest replica.
 pub(crate) fn max_attention_pairs(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
     let mut max_pairs: Vec<(StepId, u64)> = Vec::new();
     for effect in effects {

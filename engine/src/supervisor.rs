@@ -178,7 +178,8 @@ impl SupervisorState {
         }
     }
 
-    /// Waits for the end of the executors, which were ordered to stop before, and kills them after `timeout`.
+    /// Waits for the end of the executors, which must have been commanded to stop, and kills them after
+    /// `timeout`.
     pub fn shut_down(&mut self, timeout: Duration) {
         let serving = &self.serving;
         self.world.shut_down(timeout, |replica| serving[usize::from(replica.0)]);
@@ -190,7 +191,7 @@ impl SupervisorState {
 pub enum ServiceEndReason {
     /// The process received this signal.
     Signal(i32),
-    /// No replica serves requests or will serve them again. Carries the cause.
+    /// No replica is serving requests and none will serve again. Carries the cause.
     Failed(String),
 }
 

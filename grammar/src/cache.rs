@@ -3,13 +3,14 @@
 use super::compile::CompiledGrammar;
 use std::collections::HashMap;
 
-/// LRU cache of compiled grammars with a limit in bytes.
+/// LRU cache of compiled grammars with a byte limit.
 #[derive(Debug)]
 pub(super) struct GrammarCache {
     entries: HashMap<String, GrammarCacheEntry>,
     bytes_max: usize,
     bytes: usize,
-    /// Logical clock: number of lookups and insertions so far. It orders the entries by last use.
+    /// Logical clock: number of lookups and insertions so far. The entries' last-use times are values of this
+    /// clock.
     now: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Compilation of a constraint into a grammar, or a validation error that explains why it cannot be compiled.
+//! Compiles a constraint into a grammar, or returns a validation error that explains why it cannot be
+//! compiled.
 
 use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use super::engine_grammar::LlguidanceGrammar;
@@ -21,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Estimated bytes of a compiled grammar per byte of its text, in addition to its lexer.
+/// Estimated size of a compiled grammar in bytes per byte of grammar text, excluding the lexer.
 const BYTES_PER_TEXT_BYTE: usize = 64;
 /// Number of random texts that a dry run generates.
 const DRY_RUN_TEXTS: u32 = 4;
@@ -34,7 +35,7 @@ pub enum GrammarError {
     /// The text of the grammar is too long.
     #[error("the grammar has {bytes} bytes, the limit is {TEXT_BYTES_MAX}")]
     TooLong {
-        /// Bytes of the grammar's text.
+        /// Length of the grammar text in bytes.
         bytes: usize,
     },
     /// The brackets of the grammar are nested too deeply.
@@ -46,7 +47,7 @@ pub enum GrammarError {
     /// The compiled grammar is too large.
     #[error("the compiled grammar has {bytes} bytes, the limit is {COMPILED_BYTES_MAX}")]
     TooLarge {
-        /// Bytes of the compiled grammar.
+        /// Size of the compiled grammar in bytes.
         bytes: usize,
     },
     /// The grammar is invalid or contains constraints that cannot be enforced.
@@ -64,7 +65,7 @@ pub enum GrammarError {
     /// The dry run (test compilation in a worker process) exceeded its time limit.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
-    /// The dry run got too little processor time to be judged, because the machine is overloaded.
+    /// The dry run got too little processor time for a verdict, because the machine is overloaded.
     #[error(
         "the dry run of the grammar got {processor_ms} ms of processor time in {waited_ms} ms: the machine is overloaded"
     )]
@@ -74,7 +75,8 @@ pub enum GrammarError {
         /// Processor time of the dry run in milliseconds, with a resolution of ten milliseconds.
         processor_ms: u64,
     },
-    /// The worker process ended during the dry run, and so did the worker process that repeated the dry run.
+    /// The worker process exited during the dry run, and the worker process that repeated the dry run exited
+    /// too.
     #[error(
         "the worker process of the grammar ended ({how}); its memory limit is {} MiB",
         WORKER_BYTES >> 20
@@ -83,7 +85,7 @@ pub enum GrammarError {
         /// Exit status of the worker process.
         how: String,
     },
-    /// No worker process can be started. The grammar is not the cause.
+    /// No worker process can be started; the grammar is not the cause.
     #[error("the grammar worker process cannot be started")]
     WorkerUnavailable {
         /// Cause, for the log only.
@@ -97,7 +99,7 @@ pub enum GrammarError {
         /// Maximum number of queued grammars.
         limit: usize,
     },
-    /// The grammar exceeded its time in the compile queue.
+    /// The grammar waited too long in the compile queue.
     #[error("the grammar waited {waited_ms} ms in the compile queue, the limit is {limit_ms} ms")]
     QueueTimeout {
         /// Time in the queue in milliseconds.
@@ -117,28 +119,29 @@ pub struct GrammarCompiler {
 /// Compiled grammar. Clones share the underlying matcher.
 #[derive(Clone)]
 pub struct CompiledGrammar {
-    /// Matcher that is never advanced. Requests start from deep copies of it, so that the resources that one
-    /// request spends do not affect other requests.
+    /// Matcher that is never advanced. Requests work on deep copies while `MATCHER_COPIES_BYTES` suffices, so
+    /// that the resources spent by one request do not reduce the limits of other requests.
     prototype: Arc<Mutex<Matcher>>,
     end_ids: Arc<[Token]>,
     matcher_copies: MatcherCopyBudget,
     /// Estimated size in bytes.
     pub(super) bytes: usize,
-    /// Whether the dry run or a request found a mask that is too slow for a step to wait for.
+    /// Whether the dry run or a request found that the grammar's masks are too slow for a step to wait for
+    /// them.
     pub(super) is_slow: Arc<AtomicBool>,
 }
 
 /// Result of the dry run of a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DryRunReport {
-    /// Processor time of the slowest mask that the dry run computed.
+    /// Processor time of the slowest mask computed in the dry run.
     pub(super) slowest_mask: Duration,
 }
 
 impl GrammarCompiler {
     /// Creates a compiler for a vocabulary.
     ///
-    /// Errors: a text for the client, if grammars cannot be enforced with this vocabulary.
+    /// Errors: a message for the client if grammars cannot be enforced with this vocabulary.
     pub fn new(vocabulary: GrammarVocabulary) -> Result<Self, String> {
         let end_ids: Arc<[Token]> = vocabulary.end_ids.clone().into();
         let trie = TokenTrie::new(vocabulary).ok_or("the model has no end-of-text token")?;
@@ -159,9 +162,9 @@ impl GrammarCompiler {
         self.matcher_copies.bytes_in_use()
     }
 
-    /// Compiles a constraint and generates some random texts that it allows. Applies no time limit.
+    /// Compiles a constraint and generates a few random texts that the grammar allows, without a time limit.
     ///
-    /// Errors: the constraint is invalid, too large, or exceeds the limits while texts are generated.
+    /// Errors: the constraint is invalid or too large, or exceeds the limits while texts are generated.
     pub fn dry_run(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
         let result = catch_compiler_panic(constraint, || self.sample_masks(constraint));
         let GrammarSpec::Json { whitespace: JsonWhitespace::Pattern(regex), .. } = &constraint.spec
@@ -218,7 +221,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Runs `work`, which calls the compiler. A panic becomes [`GrammarError::Failed`].
+/// Runs `work`, which calls the compiler, and converts a panic to [`GrammarError::Failed`].
 fn catch_compiler_panic<T>(
     constraint: &OutputConstraint,
     work: impl FnOnce() -> Result<T, GrammarError>,
@@ -231,9 +234,9 @@ fn catch_compiler_panic<T>(
     })
 }
 
-/// Generates the first tokens of a random text that the grammar allows. Fails if a step exceeds the limits:
-/// most grammars that exceed them do so within the first tokens, and are then rejected before any output
-/// starts. Returns the processor time of the slowest mask.
+/// Generates the first tokens of a random text that the grammar allows, and returns the processor time of the
+/// slowest mask. Fails if a step exceeds the limits: most grammars that exceed the limits do so within the
+/// first tokens, and are thus rejected before any output starts.
 fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     for step in 0..DRY_RUN_TOKENS {
@@ -251,13 +254,13 @@ fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::R
 }
 
 impl CompiledGrammar {
-    /// Creates the factory of the grammar sessions of one request. With `ignores_end`, end-of-text tokens are
-    /// allowed only where no other token is.
+    /// Creates the factory of the grammar sessions of one request. If `ignores_end` is set, end-of-text
+    /// tokens are allowed only where no other token is allowed.
     pub fn session_seed(&self, ignores_end: bool) -> GrammarSessionFactory {
         GrammarSessionFactory::new(self.clone(), ignores_end)
     }
 
-    /// Copies the matcher of the grammar for one request.
+    /// Copies the grammar's matcher for one request.
     pub(super) fn matcher_copy(&self) -> MatcherCopy {
         self.matcher_copies.copy_matcher(&lock(&self.prototype), self.bytes)
     }

@@ -1,6 +1,6 @@
-//! Thread pool that compiles grammars. The threads are separate from those of the server and the scheduler,
-//! few grammars compile at a time, and each grammar must first pass a dry run in a worker process that is
-//! killed at its time limit.
+//! Thread pool that compiles grammars. Its threads are separate from the threads of the server and the
+//! scheduler, and only a few grammars compile at a time. Each grammar must first pass a dry run in a worker
+//! process, which is killed at its time limit.
 
 use super::cache::GrammarCache;
 use super::compile::{CompiledGrammar, GrammarCompiler, GrammarError};
@@ -36,7 +36,7 @@ pub(super) struct CompileJob {
     queued_at: Instant,
 }
 
-/// Queue, grammar cache and compiler that the compile threads share.
+/// Queue, grammar cache and compiler shared by the compile threads.
 pub(super) struct CompileQueue {
     queue: Mutex<CompileQueueState>,
     added: Condvar,
@@ -52,15 +52,15 @@ struct CompileQueueState {
     closed: bool,
 }
 
-/// Compiler and worker-process message that are created from the vocabulary.
+/// Compiler, and the vocabulary message for worker processes; both are created from the vocabulary.
 pub(super) struct CompilerContext {
     pub(super) compiler: GrammarCompiler,
-    /// Frame with the vocabulary; the first frame that is sent to each worker process.
+    /// Frame with the vocabulary, the first frame sent to each worker process.
     pub(super) vocabulary_frame: Vec<u8>,
 }
 
 impl GrammarCompilePool {
-    /// Starts the pool. The first compilation calls `vocabulary` and starts a worker process from the program
+    /// Starts the pool. The first compilation calls `vocabulary` and starts a worker process from
     /// `worker_program`.
     ///
     /// Errors: a thread cannot be started.
@@ -79,7 +79,8 @@ impl GrammarCompilePool {
         Ok(pool)
     }
 
-    /// Compiles a constraint and passes the result to `reply`; immediately, if the grammar is cached.
+    /// Compiles a constraint and passes the result to `reply`. If the grammar is cached or too long, `reply`
+    /// is called immediately.
     pub fn compile(
         &self,
         constraint: impl Into<Arc<OutputConstraint>>,
@@ -90,8 +91,8 @@ impl GrammarCompilePool {
         if let Some(compiled) = self.queue.cached(&key) {
             return reply(Ok(compiled));
         }
-        // Reject overlong constraints before they are queued: a parsed schema takes many times the memory of
-        // its text. The key is never shorter than the text.
+        // Overlong constraints are rejected before they are queued, because a parsed schema takes many times
+        // the memory of its text. The key is never shorter than the text.
         if key.len() > TEXT_BYTES_MAX
             && let Err(error) = check(&constraint)
         {
@@ -111,8 +112,8 @@ impl Drop for GrammarCompilePool {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue.queue);
         queue.closed = true;
-        // Dropping a queued job drops its reply, which the caller detects. Drop the jobs after releasing the
-        // lock.
+        // Dropping a queued job drops its `reply`, which the caller detects. Jobs are dropped after the lock
+        // is released.
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         drop(waiting);
@@ -146,8 +147,8 @@ impl CompileQueue {
         self.added.notify_one();
     }
 
-    /// Waits for a job and returns it; `None` = the queue is closed. Jobs that exceeded their time in the
-    /// queue are rejected.
+    /// Waits for a job and returns it; `None` if the queue is closed. Jobs that waited too long in the queue
+    /// are rejected.
     pub(super) fn next(&self) -> Option<CompileJob> {
         loop {
             let is_idle = |queue: &mut CompileQueueState| queue.waiting.is_empty() && !queue.closed;
@@ -164,13 +165,13 @@ impl CompileQueue {
         }
     }
 
-    /// Returns a grammar from the cache.
+    /// Returns a grammar from the cache, if it is cached.
     pub(super) fn cached(&self, key: &str) -> Option<CompiledGrammar> {
         lock(&self.cache).get(key)
     }
 
-    /// Inserts a compiled grammar into the cache and records the duration of the compilation or of the failed
-    /// attempt.
+    /// Records the duration of a compilation or of a failed attempt, and inserts a compiled grammar into the
+    /// cache.
     pub(super) fn record(
         &self,
         key: String,
@@ -182,13 +183,13 @@ impl CompileQueue {
                 self.timings.compiled.record(elapsed);
                 lock(&self.cache).put(key, compiled.clone());
             }
-            // No worker process could be started, so no compilation took place.
+            // No worker process could be started, so no compilation was attempted.
             Err(GrammarError::WorkerUnavailable { .. }) => {}
             Err(_) => self.timings.rejected.record(elapsed),
         }
     }
 
-    /// Returns the compiler; the first call creates it from the vocabulary.
+    /// Returns the compiler, which the first call creates from the vocabulary.
     ///
     /// Errors: grammars cannot be enforced with this vocabulary.
     pub(super) fn compiler_context(&self) -> Result<&CompilerContext, GrammarError> {

@@ -1,4 +1,4 @@
-//! Thread that compiles grammars, with its worker process for dry runs.
+//! Thread that compiles grammars, and its worker process for dry runs.
 
 use super::compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
 use super::compile_pool::{CompileJob, CompileQueue, CompilerContext};
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Thread that compiles queued grammars. A grammar occupies the thread for its dry run, and about as long
-/// again for its compilation.
+/// Thread that compiles queued grammars. Each grammar occupies the thread for its dry run and for its
+/// compilation, which takes about as long.
 pub(super) struct CompileThread {
     queue: Arc<CompileQueue>,
     program: WorkerProgram,
-    /// Worker process, started by the first job of this thread.
+    /// Worker process, started for the first job of this thread.
     process: Option<GrammarWorkerProcess>,
 }
 
@@ -37,7 +37,7 @@ impl CompileThread {
 
     fn handle_job(&mut self, job: CompileJob) {
         let CompileJob { constraint, key, reply, .. } = job;
-        // Another request may have compiled an equal constraint while this job was queued.
+        // Another request may have compiled the same constraint while this job was queued.
         if let Some(compiled) = self.queue.cached(&key) {
             return reply(Ok(compiled));
         }
@@ -58,8 +58,9 @@ impl CompileThread {
         compile_at_low_priority(&context.compiler, constraint, report)
     }
 
-    /// Runs a dry run in the worker process, and repeats it in a new one if the worker ends: the system's
-    /// out-of-memory killer ends worker processes first, which is not the fault of the grammar.
+    /// Runs a dry run in the worker process. If the worker exits, the dry run is repeated once in a new
+    /// worker: the system's out-of-memory killer kills worker processes first, even if the grammar is not the
+    /// cause.
     fn dry_run(
         &mut self,
         context: &CompilerContext,
@@ -84,9 +85,9 @@ impl CompileThread {
         process.dry_run(constraint)?
     }
 
-    /// Starts a new worker process if the last one was killed, so that the next grammar does not wait for the
-    /// start. The new process starts with low priority: a client whose grammars get one worker process after
-    /// the other killed takes no processor time from other requests.
+    /// Starts a new worker process if the previous one was killed, so that the next grammar does not wait for
+    /// the start. The new process starts with low priority, so that a client whose grammars repeatedly get
+    /// workers killed takes no processor time from other requests.
     fn restart_process(&mut self) {
         let exited = self.process.take_if(|process| !process.is_alive());
         if exited.is_some()
@@ -98,8 +99,8 @@ impl CompileThread {
     }
 }
 
-/// Compiles on a new thread of low priority. The compile thread itself keeps its priority, because threads
-/// and processes that it starts inherit it.
+/// Compiles on a new thread with low priority. The compile thread itself keeps its priority, because the
+/// threads and processes that it starts inherit its priority.
 fn compile_at_low_priority(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,

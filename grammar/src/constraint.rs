@@ -1,35 +1,35 @@
-//! Constraints on an output, as described by a request handler.
+//! Output constraints as specified by request handlers.
 
 use super::unconstrained_head::UnconstrainedPreamble;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Constraint on an output, and the request field that it comes from.
+/// Constraint on an output, and the request field that contains it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputConstraint {
     /// Grammar of the constrained part of the output.
     pub spec: GrammarSpec,
-    /// Request field that contains the constraint; named by validation errors.
+    /// Request field that contains the constraint; validation errors name it.
     pub param: String,
-    /// Unconstrained text before the constrained part; `None` = the constraint starts with the output.
+    /// Unconstrained text before the constrained part; `None` = the whole output is constrained.
     pub start_after: Option<UnconstrainedPreamble>,
 }
 
-/// Grammar of a constrained text.
+/// Grammar of the constrained part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSpec {
-    /// JSON texts that a schema accepts.
+    /// JSON texts accepted by a schema.
     Json {
         /// JSON schema. Keywords that cannot be enforced are rejected.
         schema: Value,
         /// Whitespace allowed between JSON tokens.
         whitespace: JsonWhitespace,
     },
-    /// Texts that a regular expression matches from end to end, in the syntax of the `regex` crate.
+    /// Texts that match a regular expression completely, in the syntax of the `regex` crate.
     Regex(String),
-    /// A choice between these texts.
+    /// Exactly one of these texts.
     Choice(Vec<String>),
-    /// A grammar in llguidance's dialect of Lark, from its rule `start` on.
+    /// Grammar in llguidance's Lark dialect; its start rule is `start`.
     Lark(String),
 }
 
@@ -40,23 +40,23 @@ pub enum JsonWhitespace {
     Any,
     /// No whitespace.
     None,
-    /// Whitespace that matches this regular expression.
+    /// Whitespace matching this regular expression.
     Pattern(String),
 }
 
 impl OutputConstraint {
-    /// Creates a constraint on the whole output, from the request field `param`.
+    /// Creates a constraint on the whole output; `param` is the request field that contains it.
     pub fn new(spec: GrammarSpec, param: impl Into<String>) -> Self {
         Self { spec, param: param.into(), start_after: None }
     }
 
-    /// Returns the constraint with its start moved to the end of `head`.
+    /// Returns the constraint with its start moved to the end of the unconstrained text `head`.
     #[must_use]
     pub fn start_after(self, head: impl Into<UnconstrainedPreamble>) -> Self {
         Self { start_after: Some(head.into()), ..self }
     }
 
-    /// Returns the key of the constraint in the grammar cache: constraints with equal keys have equal
+    /// Returns the key of the constraint in the grammar cache. Constraints with equal keys have equal
     /// grammars.
     pub(super) fn cache_key(&self) -> String {
         let language = match &self.spec {
@@ -70,7 +70,7 @@ impl OutputConstraint {
 }
 
 impl GrammarSpec {
-    /// Returns the grammar of all JSON objects.
+    /// Returns the grammar of any JSON object.
     pub fn json_object(whitespace: JsonWhitespace) -> Self {
         Self::Json { schema: json!({"type": "object"}), whitespace }
     }

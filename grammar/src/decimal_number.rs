@@ -1,9 +1,9 @@
-//! Exact decimal numbers of JSON schemas, used to check the 32-bit arithmetic of llguidance.
+//! Exact decimal numbers in JSON schemas, used to check the 32-bit arithmetic of llguidance.
 
 use serde_json::Number;
 
-/// Positive decimal number: `coefficient` times ten to the power of `-places`. Its decimal places have no
-/// trailing zeros.
+/// Positive decimal number: `coefficient` times ten to the power of `-places`, without trailing zeros after
+/// the decimal point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DecimalNumber {
     coefficient: u128,
@@ -11,7 +11,7 @@ pub(super) struct DecimalNumber {
 }
 
 impl DecimalNumber {
-    /// Converts a JSON number; `None` if it is not positive or its digits do not fit 128 bits.
+    /// Converts a JSON number; `None` if the number is not positive or its digits do not fit in 128 bits.
     pub(super) fn from_number(number: &Number) -> Option<Self> {
         let text = number.to_string();
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
@@ -35,8 +35,8 @@ impl DecimalNumber {
         self
     }
 
-    /// Returns a multiple of this number with at most `places` decimal places; the number itself if it has no
-    /// more than that.
+    /// Returns a multiple of this number with at most `places` decimal places; the number itself if it has at
+    /// most that many.
     pub(super) fn coarser(self, places: u32) -> Self {
         // Dropping decimal places while keeping the coefficient multiplies the number by a power of ten.
         Self { coefficient: self.coefficient, places: self.places.min(places) }.reduced()
@@ -47,7 +47,7 @@ impl DecimalNumber {
         self.coefficient as f64 / 10_f64.powi(self.places as i32)
     }
 
-    /// Whether every remainder of a division by this number fits the 32-bit integers of llguidance.
+    /// Whether every remainder of a division by this number fits in llguidance's 32-bit integers.
     pub(super) fn fits_library(self) -> bool {
         let max_remainder = 10_u128
             .checked_pow(self.places)
@@ -55,7 +55,8 @@ impl DecimalNumber {
         max_remainder.is_some_and(|max_remainder| max_remainder <= u128::from(u32::MAX))
     }
 
-    /// Converts a double as llguidance does: it multiplies by ten until no fraction is left.
+    /// Converts a double as llguidance does: by multiplying it by ten until no fraction is left. `None` if
+    /// the result does not fit in 32 bits.
     pub(super) fn as_read_by_library(double: f64) -> Option<Self> {
         let (mut value, mut places) = (double, 0);
         while value.fract() != 0.0 {
@@ -66,7 +67,7 @@ impl DecimalNumber {
         fits.then(|| Self { coefficient: value as u128, places }.reduced())
     }
 
-    /// Returns both coefficients, scaled to the same number of decimal places.
+    /// Returns both coefficients, scaled to a common number of decimal places.
     fn aligned(self, other: Self) -> Option<(u128, u128)> {
         let scaled = |number: Self, places: u32| {
             number
@@ -76,7 +77,8 @@ impl DecimalNumber {
         Some((scaled(self, other.places)?, scaled(other, self.places)?))
     }
 
-    /// Returns the least common multiple of both numbers, if llguidance computes it without overflow.
+    /// Returns the least common multiple of both numbers; `None` if llguidance's computation of it would
+    /// overflow.
     pub(super) fn common_multiple(self, other: Self) -> Option<Self> {
         let (a, b) = self.aligned(other)?;
         let product = a.checked_mul(b).filter(|product| *product <= u128::from(u32::MAX))?;

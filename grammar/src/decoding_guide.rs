@@ -8,24 +8,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Decoding guide of a request: the grammar and the thinking budget that restrict its output. Clones serve
-/// its choices.
+/// Decoding guide of a request: the grammar and the thinking budget that restrict its output. Each choice of
+/// the request uses a clone.
 #[derive(Debug, Clone, Default)]
 pub struct DecodingGuide {
     /// Grammar of the output.
     pub grammar: Option<GrammarSessionFactory>,
-    /// Maximum length of the reasoning before the answer.
+    /// Limit on the reasoning tokens before the final output.
     pub budget: Option<ThinkingBudget>,
 }
 
 impl DecodingGuide {
-    /// Returns the flag, shared by all requests of the grammar, that says whether its masks are slow.
+    /// Returns the flag that the grammar's masks are slow; it is shared by all requests with this grammar.
     pub(super) fn is_slow(&self) -> Arc<AtomicBool> {
         self.grammar.as_ref().map(|seed| Arc::clone(seed.is_slow())).unwrap_or_default()
     }
 
-    /// Returns the index of the first output token that a mask may restrict. A thinking budget of n reasoning
-    /// tokens restricts no earlier token than token n.
+    /// Returns the index of the first output token that a mask may restrict; `None` if no token is
+    /// restricted. A thinking budget of n tokens cannot restrict a token before index n.
     pub fn first_masked_token(&self) -> Option<u32> {
         match (&self.grammar, &self.budget) {
             (Some(_), _) => Some(0),
@@ -34,17 +34,17 @@ impl DecodingGuide {
     }
 }
 
-/// State of one output that a decoding guide restricts.
+/// State of one output that is restricted by a decoding guide.
 pub(super) struct DecodingGuideState {
     progress: GrammarSessionState,
     budget: Option<ThinkingBudgetState>,
 }
 
-/// Masks of the positions after draft tokens.
+/// Masks of the positions after each draft token.
 pub(super) struct DraftMasks {
-    /// One mask after each leading draft token that is allowed.
+    /// One mask per leading draft token that is allowed: the mask of the position after it.
     pub(super) bitmasks: Vec<TokenBitmask>,
-    /// Handle that cancels the session's work, if the session was restored with a new matcher.
+    /// Handle that cancels the session's work, if a new matcher replaced the session's matcher.
     pub(super) cancellation: Option<CancellationHandle>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct DraftMasks {
 enum GrammarSessionState {
     /// The output has no grammar.
     Unconstrained,
-    /// The session has not been created; it is created before the first mask is computed.
+    /// The session has not been created. It is created before the first mask is computed.
     Pending(GrammarSessionFactory),
     /// The session has started.
     Active(Box<GrammarSession>),
@@ -72,8 +72,8 @@ impl DecodingGuideState {
         }
     }
 
-    /// Creates the grammar session if it is pending. Called before the first mask, so before any token.
-    /// Returns the handle that cancels the session's work, if the session was created now.
+    /// Creates the grammar session if it is pending; this happens before the first mask and thus before any
+    /// token. Returns the handle that cancels the session's work if the session was created by this call.
     pub(super) fn begin(&mut self) -> Option<CancellationHandle> {
         let GrammarSessionState::Pending(seed) = &self.progress else { return None };
         let session = seed.session();
@@ -87,7 +87,7 @@ impl DecodingGuideState {
     /// Errors: the grammar engine panicked.
     pub(super) fn advance(&mut self, tokens: &[Token]) -> Result<(), GrammarPanic> {
         for (i, &token) in tokens.iter().enumerate() {
-            // Tokens that the budget forces have no grammar mask: see `GrammarSession::advance`.
+            // There is no grammar mask for tokens forced by the budget: see `GrammarSession::advance`.
             if i > 0 && self.budget.as_ref().is_none_or(|budget| budget.forced().is_none()) {
                 self.catch_panic(GrammarSession::compute_forced)?;
             }
@@ -99,7 +99,8 @@ impl DecodingGuideState {
         Ok(())
     }
 
-    /// Computes the mask of the next token, with the layout of `GrammarSession::mask`.
+    /// Computes the mask of the next token, with the layout of `GrammarSession::mask`; `None` if the output
+    /// has ended or no token is allowed.
     ///
     /// Errors: the grammar engine panicked.
     pub(super) fn mask(&mut self) -> Result<Option<Vec<u32>>, GrammarPanic> {
@@ -114,8 +115,8 @@ impl DecodingGuideState {
         }
     }
 
-    /// Computes the masks after draft tokens, up to the first draft token that is not allowed; `first` is the
-    /// mask of the first one. Afterwards the guide is in the state before the draft tokens.
+    /// Computes the masks after each draft token, up to the first draft token that is not allowed. `first` is
+    /// the mask of the first draft token. Afterwards, the guide is back in the state before the draft tokens.
     ///
     /// Errors: the grammar engine panicked.
     pub(super) fn draft_masks(
@@ -140,7 +141,7 @@ impl DecodingGuideState {
         Ok(DraftMasks { bitmasks, cancellation })
     }
 
-    /// Advances by a draft token. Returns whether masks after it can be computed.
+    /// Advances by a draft token. Returns whether the mask after this token can be computed.
     fn follow_draft(
         &mut self,
         draft: Token,
@@ -154,13 +155,13 @@ impl DecodingGuideState {
         Ok(followed.unwrap_or(false))
     }
 
-    /// Returns whether no later token is restricted.
+    /// Whether no later token is restricted.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.progress, GrammarSessionState::Unconstrained)
             && self.budget.as_ref().is_none_or(ThinkingBudgetState::is_done)
     }
 
-    /// Drops the grammar session: the output ended and needs no more masks.
+    /// Drops the grammar session, because the output has ended and needs no more masks.
     pub(super) fn end(&mut self) {
         self.progress = GrammarSessionState::Ended;
     }

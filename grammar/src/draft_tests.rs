@@ -1,5 +1,5 @@
-//! Tests of masks after draft tokens: they equal the masks of an output without drafts, and leave no trace in
-//! the session.
+//! Tests of masks after draft tokens: the masks equal those of an output without drafts, and following drafts
+//! does not change the session.
 
 use super::compile::{CompiledGrammar, GrammarCompiler};
 use super::decoding_guide::{DecodingGuideState, DraftMasks};
@@ -11,11 +11,11 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum number of tokens of the outputs.
+/// Maximum number of tokens of an output.
 const TOKENS_MAX: usize = 60;
 
-/// Returns a vocabulary with tokens of several bytes, so that the tokenization of a forced text depends on
-/// where it starts.
+/// Returns a vocabulary with multi-byte tokens, so that the tokenization of a forced text depends on its
+/// start position.
 fn merged_vocabulary() -> GrammarVocabulary {
     const MERGED: [&str; 15] = [
         "{\"", "\":", "na", "am", "name", "me\"", "ame\":", "tr", "ue", "true", "va", "alu",
@@ -24,7 +24,7 @@ fn merged_vocabulary() -> GrammarVocabulary {
     let mut vocabulary = vocabulary();
     vocabulary.tokens.extend(MERGED.iter().map(|text| text.as_bytes().to_vec()));
     let tokens = vocabulary.tokens.clone();
-    // Greedy tokenization: the longest token first.
+    // Greedy tokenization: always takes the longest matching token.
     let encode = move |text: &str| {
         let (mut rest, mut ids) = (text.as_bytes(), Vec::new());
         while !rest.is_empty() {
@@ -51,7 +51,7 @@ fn specs() -> Vec<GrammarSpec> {
         GrammarSpec::Regex("(name|value)[abc]{2,5}(true)?12*".to_owned()),
         GrammarSpec::Choice(vec!["name is true".into(), "name is 12".into(), "value: abc".into()]),
         GrammarSpec::Lark("start: \"<\" x \">\"\nx: /[0-9]/ | start | \"name\" x \"value\"".into()),
-        // The matcher cannot be rolled back.
+        // The matcher of this grammar cannot be rolled back.
         GrammarSpec::Lark("start: a \"name\"\na[max_tokens=5]: /[abc]+/".into()),
     ]
 }
@@ -85,7 +85,7 @@ struct UndraftedOutput {
     masks: Vec<TokenBitmask>,
 }
 
-/// Returns an output without drafts.
+/// Generates an output without drafts.
 fn undrafted_output(guide: &mut DecodingGuideState, bits: &[u32]) -> UndraftedOutput {
     let (mut tokens, mut masks) = (Vec::new(), Vec::new());
     for bits in bits {
@@ -103,7 +103,7 @@ fn undrafted_output(guide: &mut DecodingGuideState, bits: &[u32]) -> UndraftedOu
     UndraftedOutput { tokens, masks }
 }
 
-/// Follows an output with draft tokens, most of which are right, and checks every mask. Returns the number
+/// Repeats an output with draft tokens, most of which are correct, and checks every mask. Returns the number
 /// of masks after draft tokens.
 fn follow_with_drafts(
     guide: &mut DecodingGuideState,
@@ -132,7 +132,7 @@ fn follow_with_drafts(
             );
         }
         draft_masks += bitmasks.len();
-        // A row emits its accepted drafts, as far as there are masks, and one token more.
+        // A row emits its accepted draft tokens, as far as they have masks, and one more token.
         let emitted = right.min(bitmasks.len()) + 1;
         let end = tokens.len().min(at + emitted);
         guide.advance(&tokens[at..end]).unwrap();

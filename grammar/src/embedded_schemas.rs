@@ -6,10 +6,10 @@ use super::{number_keywords, schema_cost};
 use serde_json::Value;
 
 const SCHEMA_KEYWORD: &str = "%json";
-/// Keywords that are followed by a JSON value, which is not a schema.
+/// Keywords followed by a JSON value that is not a schema.
 const VALUE_KEYWORDS: [&str; 2] = ["%llguidance", "%regex"];
 
-/// Returns the grammar with prepared schemas.
+/// Returns the grammar with all its JSON schemas prepared.
 ///
 /// Errors: those of `prepared_schema`.
 pub(super) fn prepared(grammar: &str) -> Result<String, GrammarError> {
@@ -34,8 +34,8 @@ pub(super) fn prepared(grammar: &str) -> Result<String, GrammarError> {
     Ok(prepared)
 }
 
-/// Prepares a schema and keeps its options of llguidance. A schema that asks to ignore what cannot be enforced
-/// is not normalised.
+/// Prepares a schema and keeps its llguidance options. A schema with the option `lenient`, which ignores
+/// keywords that cannot be enforced, is not normalised.
 fn prepared_embedded(mut schema: Value) -> Result<Value, GrammarError> {
     let options = schema.as_object_mut().and_then(|members| members.shift_remove(ENGINE_OPTIONS));
     let is_lenient = options.as_ref().is_some_and(|options| options["lenient"] == true);
@@ -55,16 +55,17 @@ fn prepared_embedded(mut schema: Value) -> Result<Value, GrammarError> {
     Ok(prepared)
 }
 
-/// Parses the JSON value at the start of `text`. Returns it and its length with the space before it.
+/// Parses the JSON value at the start of `text`. Returns the value and its length, including leading
+/// whitespace.
 fn json_value(text: &str) -> Option<(Value, usize)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter();
     let value = values.next()?.ok()?;
     Some((value, values.byte_offset()))
 }
 
-/// Returns the length of the lexeme at the start of a grammar, which may contain the text of a keyword:
-/// a comment, a string, a regular expression or a special token. Any other lexeme counts character by
-/// character.
+/// Returns the length of the lexeme at the start of a grammar. Comments, strings, regular expressions and
+/// special tokens are whole lexemes, because they may contain the text of a keyword; any other lexeme is a
+/// single character.
 fn lexeme_bytes(text: &str) -> usize {
     let until = |end: &str| text[1..].find(end).map_or(text.len(), |at| 1 + at);
     for keyword in VALUE_KEYWORDS {
@@ -84,7 +85,8 @@ fn lexeme_bytes(text: &str) -> usize {
     }
 }
 
-/// Returns the length of a text up to the next delimiter that is not escaped.
+/// Returns the length of a delimited text up to and including its closing delimiter, which is the next
+/// unescaped one.
 fn delimited_bytes(text: &str, delimiter: u8) -> usize {
     let mut is_escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(1) {

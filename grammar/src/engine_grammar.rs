@@ -1,4 +1,4 @@
-//! Converts a constraint into the grammar that llguidance reads, within bounds of length, nesting and cost.
+//! Converts a constraint to a grammar for llguidance, and enforces limits on length, nesting and cost.
 
 use super::compile::GrammarError;
 use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
@@ -7,23 +7,23 @@ use super::{embedded_schemas, number_keywords, schema, schema_cost};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
-/// Key of the options of llguidance in a schema.
+/// Key of the llguidance options in a JSON schema.
 pub(super) const ENGINE_OPTIONS: &str = "x-guidance";
 
-/// Name of the grammar of the constrained part, after unconstrained text.
+/// Name of the sub-grammar for the constrained part after unconstrained text.
 const REST: &str = "rest";
 
-/// A constraint in the form that llguidance reads.
+/// Constraint in the form read by llguidance.
 pub(super) struct LlguidanceGrammar {
     pub(super) grammar: TopLevelGrammar,
-    /// Bytes of the text that llguidance reads.
+    /// Length in bytes of the text read by llguidance.
     pub(super) text_bytes: usize,
 }
 
 impl LlguidanceGrammar {
     /// Converts a constraint.
     ///
-    /// Errors: the constraint exceeds a bound, or has a schema that cannot be enforced.
+    /// Errors: the constraint exceeds a limit, or contains a schema that cannot be enforced.
     pub(super) fn of(constraint: &OutputConstraint) -> Result<Self, GrammarError> {
         let text_bytes = check(constraint)?;
         let (mut constrained, text_bytes) = match &constraint.spec {
@@ -53,9 +53,10 @@ impl LlguidanceGrammar {
     }
 }
 
-/// Returns a schema in the form that llguidance enforces exactly, or more narrowly where a number requires it.
+/// Returns a schema that llguidance enforces exactly. Some numbers cannot be represented exactly; there, the
+/// returned schema is narrower than the original one.
 ///
-/// Errors: a keyword cannot be enforced, or its cost is not bounded.
+/// Errors: a keyword cannot be enforced, or has unbounded cost.
 pub(super) fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
     let mut prepared = schema::normalise(schema)?;
     schema_cost::check(&prepared)?;
@@ -63,7 +64,7 @@ pub(super) fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
     Ok(prepared)
 }
 
-/// Checks the length and the nesting depth of a constraint. Returns the bytes of its text.
+/// Checks the length and the nesting depth of a constraint. Returns the length of its text in bytes.
 pub(super) fn check(constraint: &OutputConstraint) -> Result<usize, GrammarError> {
     match &constraint.spec {
         GrammarSpec::Json { schema, whitespace } => {
@@ -90,8 +91,8 @@ fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
     }
 }
 
-/// Returns the maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high
-/// enough for that.
+/// Returns the maximum nesting depth of brackets. Brackets inside strings are counted too; the limit is high
+/// enough to allow for this.
 fn bracket_depth(text: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     for byte in text.bytes() {
@@ -105,7 +106,7 @@ fn bracket_depth(text: &str) -> usize {
     deepest
 }
 
-/// Returns the nesting depth of a JSON value, including the brackets inside its deepest string.
+/// Returns the nesting depth of a JSON value, including brackets inside strings.
 fn json_depth(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(json_depth).max().unwrap_or(0),
@@ -115,9 +116,9 @@ fn json_depth(value: &Value) -> usize {
     }
 }
 
-/// Builds the Lark grammar of a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
-/// lexemes, so that llguidance forces a long text without comparing the others. More texts become one lexeme,
-/// because llguidance limits the number of lexemes that it follows at the same time.
+/// Builds the Lark grammar for a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
+/// lexemes, so that llguidance can force a long text without comparing it with the others. More texts become
+/// a single lexeme, because llguidance limits the number of concurrently active lexemes.
 fn choice_grammar(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
     let alternatives = quoted.collect::<Vec<_>>().join(" | ");
@@ -128,8 +129,8 @@ fn choice_grammar(texts: &[String]) -> String {
     }
 }
 
-/// Adds the whitespace option of llguidance to a schema. A request cannot set options of llguidance itself:
-/// one of them would accept unknown keywords and so widen the grammar.
+/// Adds llguidance's whitespace option to a schema. Requests cannot set llguidance options themselves,
+/// because one of these options accepts unknown keywords and thereby widens the grammar.
 fn with_whitespace(schema: Value, whitespace: &JsonWhitespace) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),

@@ -1,8 +1,8 @@
-//! Error messages for clients about grammars that llguidance rejects.
+//! Error messages for clients whose grammar is rejected by llguidance.
 //!
-//! The error texts of llguidance contain positions and keywords, which help clients, but also panic messages,
-//! source paths and backtraces. Only texts of known formats are sent, on one line and up to a maximum length.
-//! Every other text is replaced by a fixed message and written to the log.
+//! llguidance's error texts contain positions and keywords, which help clients, but also panic messages,
+//! source paths and backtraces. Only texts with a known format are sent, on one line and up to a maximum
+//! length. Every other text is replaced by a fixed message and written to the log.
 
 use super::compile::GrammarError;
 
@@ -11,7 +11,7 @@ const CLIENT_CHARS_MAX: usize = 240;
 /// Maximum number of characters in a message for the log.
 const LOG_CHARS_MAX: usize = 4_096;
 
-/// Names of llguidance errors, and the messages that replace them.
+/// Names of llguidance errors, and the messages shown to clients instead.
 const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("NoExtensionBias", "the grammar accepts no text"),
     ("LexerTooComplex", "the grammar is too complex: the lexer exceeds its limits"),
@@ -19,8 +19,8 @@ const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("InternalError", "the grammar cannot be enforced"),
 ];
 
-/// Prefixes of llguidance texts that describe an error in a grammar. In Lark errors the prefix follows a
-/// position.
+/// Prefixes of llguidance texts that describe an error in the grammar. In Lark errors, a position precedes
+/// the prefix.
 const KNOWN_MESSAGE_PREFIXES: [&str; 63] = [
     "All options in ",
     "Definition not found",
@@ -87,7 +87,7 @@ const KNOWN_MESSAGE_PREFIXES: [&str; 63] = [
     "unknown ",
 ];
 
-/// Substrings of llguidance texts that describe an internal error and not the grammar.
+/// Substrings of llguidance texts that describe an internal error instead of an error in the grammar.
 const INTERNAL_MESSAGE_MARKERS: [&str; 8] =
     ["panic", "backtrace", ".rs:", "src/", ".cargo", "rustc", "called `", "overflow"];
 
@@ -123,8 +123,8 @@ fn after_position(text: &str) -> Option<&str> {
     (position == "EOF" || position.chars().all(is_position)).then_some(rest)
 }
 
-/// Joins the lines of a text and removes control characters, which would break a header or a log, and the
-/// line of `^` that marks a column.
+/// Joins the lines of a text. Removes control characters, which would corrupt a header or a log, and lines
+/// that consist of `^` column markers.
 fn one_line(text: &str) -> String {
     let is_pointer = |line: &&str| line.chars().all(|c| c == '^');
     let lines = text.lines().map(str::trim).filter(|line| !is_pointer(line));

@@ -1,28 +1,28 @@
-//! Texts in a Lark grammar: literals, and terminals of free text that ends where a marker begins.
+//! Text in Lark grammars: string literals, and terminals for free text that ends at a marker.
 //!
-//! A lexer reads the longest match. Free text and the marker that ends it are therefore one terminal, which matches
-//! up to the first marker.
+//! A lexer takes the longest match. Therefore free text and its end marker are one terminal, which matches up
+//! to the first marker.
 
 use serde_json::Value;
 
 /// Terminal of all texts.
 pub const ANY: &str = "/(?s:.*)/";
-/// Terminal of all texts that are not empty.
+/// Terminal that matches any non-empty text.
 pub(super) const SOME: &str = "/(?s:.+)/";
 
 /// Formats `text` as a Lark string literal.
 pub fn literal(text: &str) -> String {
-    // Lark's strings are those of JSON, except that they contain no U+007F.
+    // Lark strings have JSON syntax, except that they must not contain U+007F unescaped.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// Formats texts as alternatives in parentheses.
+/// Formats texts as a parenthesised list of alternatives.
 pub(super) fn one_of(texts: &[String]) -> String {
     let literals: Vec<String> = texts.iter().map(|text| literal(text)).collect();
     format!("({})", literals.join(" | "))
 }
 
-/// Returns the terminal of the texts that contain none of `texts`.
+/// Returns a terminal that matches texts containing none of `texts`.
 pub fn without(texts: &[String]) -> String {
     if texts.is_empty() {
         return ANY.to_owned();
@@ -30,8 +30,8 @@ pub fn without(texts: &[String]) -> String {
     format!("({ANY} & ~({ANY} {} {ANY}))", one_of(texts))
 }
 
-/// Returns the terminal of the texts that end with the first of `ends` in them and contain none of `excluded`
-/// before.
+/// Returns a terminal that matches text up to and including the first occurrence of one of `ends`, with none
+/// of `excluded` before it.
 pub fn up_to(ends: &[String], excluded: &[String]) -> String {
     let all: Vec<String> = ends.iter().chain(excluded).cloned().collect();
     let earlier = format!("~({ANY} {} {SOME})", one_of(&all));

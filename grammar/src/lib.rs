@@ -1,25 +1,26 @@
-//! Structured output: from the constraint of a request to the grammar bitmask of each of its tokens.
+//! Structured output: converts the constraint of a request to a grammar bitmask for each output token.
 //!
 //! - A request handler describes the constraint as an [`OutputConstraint`]: a JSON schema, a regular
-//!   expression, a choice, or a grammar in llguidance's dialect of Lark. [`OutputConstraint::new`] is the
-//!   only entry point, also for constraints without a request field of their own: `tool_choice` generates a
-//!   grammar and passes `GrammarSpec::Lark`. A constraint may start after a marker in the output
-//!   ([`OutputConstraint::start_after`]), the end of the reasoning. The conversion of a chat request stores
-//!   the constraint in `CompletionParams::constraint`.
+//!   expression, a choice, or a grammar in llguidance's Lark dialect. Every constraint is created with
+//!   [`OutputConstraint::new`], even if the request has no field for it: for example, `tool_choice` generates
+//!   a grammar, which is passed as `GrammarSpec::Lark`. A constraint may start after an end-of-reasoning
+//!   marker ([`OutputConstraint::start_after`]). For chat requests, the constraint is stored in
+//!   `CompletionParams::constraint`.
 //! - [`GrammarCompilePool::compile`] compiles the constraint into a [`CompiledGrammar`] on separate threads,
-//!   with limits, after a dry run in a process that can be killed (`worker/`), or returns an error. Meanwhile
-//!   the request waits outside the scheduler (`EngineClient::hold`).
-//! - Each choice gets a [`GrammarSessionFactory`] and creates a [`GrammarSession`] from it when it starts
-//!   running. A session follows committed tokens, so preemption and recomputation need no special case; after
-//!   it has followed draft tokens, it returns to the committed ones.
-//! - A [`ThinkingBudget`] limits the reasoning of an output, with or without a grammar after it: a
-//!   [`DecodingGuide`] has both. Masks of a budget start at the first token that may exceed it and end with
-//!   the reasoning.
-//! - The engine's thread owns [`MaskWorkers`]. They hold the sessions, compute the bitmasks of the masked
-//!   rows of a step while the device runs its forward pass, and send them to the executor. A step does not
+//!   after a dry run in a process that can be killed (`worker/`). Time and memory are limited; if a limit is
+//!   exceeded, the result is an error. Until the result is known, the request waits outside the scheduler
+//!   (`EngineClient::submit_deferred`).
+//! - Each choice gets a [`GrammarSessionFactory`], which creates a [`GrammarSession`] when the choice starts
+//!   running. A session follows committed tokens only, so preemption and recomputation need no special case.
+//!   After a session has followed draft tokens, it returns to the state after the committed tokens.
+//! - A [`ThinkingBudget`] limits the reasoning tokens of an output, whether or not a grammar follows the
+//!   reasoning. A [`DecodingGuide`] contains the grammar and the thinking budget. Masks of a thinking budget
+//!   are needed from the first token that may exceed the budget to the end of the reasoning.
+//! - The engine thread owns [`MaskWorkers`], which hold the sessions. While the device runs the forward pass
+//!   of a step, they compute the bitmasks of the masked rows and send them to the executor. A step does not
 //!   wait for overdue masks.
 //!
-//! The crate depends on token ids and their bytes, not on a tokenizer or on HTTP: the code that starts
+//! The crate depends on token ids and token bytes, but not on a tokenizer or on HTTP: the code that starts
 //! [`GrammarCompilePool`] passes a [`GrammarVocabulary`].
 
 #![forbid(unsafe_code)]
@@ -82,8 +83,8 @@ pub use worker::serve as serve_dry_runs;
 use crate::worker_process::lower_priority;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a standard-library mutex and ignores poisoning. Code whose thread interleavings are tested uses
-/// `sync::lock` instead.
+/// Locks a standard-library mutex, ignoring poisoning. Code that is tested with random thread interleavings
+/// uses `sync::lock` instead.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

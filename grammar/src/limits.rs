@@ -1,16 +1,16 @@
-//! Resource limits of grammars. A hostile grammar harms only its own request.
+//! Resource limits of grammars, which ensure that a hostile grammar harms only its own request.
 
 use llguidance::api::ParserLimits;
 use std::time::Duration;
 
-/// Maximum length of a grammar's text in bytes.
+/// Maximum length of a grammar text in bytes.
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Maximum nesting depth of brackets in a grammar; checked before recursive parsers read the grammar.
+/// Maximum nesting depth of brackets in a grammar, checked before a recursive parser reads the grammar.
 pub const NESTING_MAX: usize = 128;
-/// Maximum number of texts of a choice constraint that become separate lexemes.
+/// Maximum number of texts in a choice constraint for which each text is a separate lexeme.
 pub(super) const SEPARATE_CHOICES_MAX: usize = 100;
-/// Maximum time of a dry run. It is short so that the client of a hostile grammar gets its error within a
-/// second.
+/// Time limit of a dry run. It is short, so that the client that sent a hostile grammar gets its error within
+/// a second.
 pub(super) const COMPILE_TIME: Duration = Duration::from_millis(900);
 /// Maximum time that a constraint may wait in the compile queue.
 pub(super) const QUEUE_TIME: Duration = Duration::from_secs(10);
@@ -18,70 +18,72 @@ pub(super) const QUEUE_TIME: Duration = Duration::from_secs(10);
 pub(super) const WAITING_MAX: usize = 1_024;
 /// Number of compile threads, each with a worker process for dry runs.
 pub(super) const COMPILE_THREADS: usize = 2;
-/// Maximum time for a worker process to start and to load the vocabulary.
+/// Time limit for a worker process to start and load the vocabulary.
 pub(super) const WORKER_START_TIME: Duration = Duration::from_mins(1);
-/// Processor time that a dry run is granted even if that takes longer than `COMPILE_TIME` on an overloaded
-/// machine. A timeout with less processor time is attributed to the machine and not to the grammar.
+/// Processor time that each dry run gets, even if this takes longer than `COMPILE_TIME` on an overloaded
+/// machine. If a dry run times out with less processor time, the machine counts as the cause, not the
+/// grammar.
 pub(super) const DRY_RUN_CPU_TIME_MIN: Duration = Duration::from_millis(50);
-/// Wall-clock time after which a dry run is aborted in any case.
+/// Wall-clock time after which every dry run is aborted.
 pub(super) const DRY_RUN_TIME_MAX: Duration = Duration::from_secs(3);
-/// Maximum address space of a worker process in bytes, in addition to what it has at its start.
+/// Maximum growth of a worker process's address space after its start, in bytes.
 pub(super) const WORKER_BYTES: u64 = 1 << 30;
-/// Stack size of the dry-run thread in bytes. Parsers recurse; the system allocates only the pages that are
-/// touched.
+/// Stack size of the dry-run thread in bytes. It is large because parsers recurse; the system allocates only
+/// the pages that are used.
 pub(super) const DRY_RUN_STACK_BYTES: usize = 128 << 20;
-/// Stack size in bytes of a thread that compiles after the dry run. It is larger than that of the dry run, so
-/// that no grammar overflows this stack first.
+/// Stack size in bytes of a thread that compiles after the dry run. It is larger than that of the dry-run
+/// thread, so that a grammar that overflows a stack does so in the dry run.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// Stack size in bytes of a thread that computes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
-/// Minimum and maximum time that a step waits for masks beyond its expected duration.
+/// Minimum and maximum time that a step waits for masks after its expected duration.
 const MASK_GRACE_PERIOD: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
-/// Minimum and maximum time that a step with draft tokens in masked rows waits for masks beyond its expected
-/// duration. It is longer, because the executor reports the draft tokens first, and a step that misses their
-/// masks loses the draft tokens.
+/// Minimum and maximum time that a step with draft tokens in masked rows waits for masks after its expected
+/// duration. It is longer because the executor must first report the draft tokens, and draft tokens without
+/// masks are lost.
 const DRAFT_MASK_GRACE_PERIOD: [Duration; 2] =
     [Duration::from_millis(2), Duration::from_millis(10)];
-/// Processor time above which a mask is slow. After a slow mask, the masks of all requests of the grammar are
-/// precomputed, so that no step waits for them.
+/// Processor time above which a mask counts as slow. After a slow mask, the masks of all requests with this
+/// grammar are precomputed, so that no step waits for them.
 pub(super) const MASK_SLOW: Duration = Duration::from_millis(2);
-/// Processor time of a mask in the dry run above which all masks of the grammar count as slow from the first
-/// one on.
+/// Processor time of a mask in the dry run above which the grammar's masks count as slow from the start.
 pub(super) const MASK_SLOW_IN_DRY_RUN: Duration = Duration::from_millis(5);
-/// Maximum processor time of a mask that counts as fast.
+/// Maximum processor time of a mask that counts as fast. Masks between `MASK_FAST` and `MASK_SLOW` are
+/// neither.
 pub(super) const MASK_FAST: Duration = Duration::from_millis(1);
-/// Number of consecutive fast masks of a request after which its masks are no longer precomputed.
+/// Number of consecutive fast masks after which the masks of a request are no longer precomputed.
 pub(super) const FAST_MASKS_TO_RECOVER: u32 = 16;
 /// Wall-clock time after which the computation of a mask is cancelled.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(3);
-/// Processor time that a request may spend on its masks, in addition to `MASK_BUDGET_PER_TOKEN`.
+/// Processor time that a request may spend on masks, in addition to `MASK_BUDGET_PER_TOKEN`.
 pub(super) const MASK_BUDGET: Duration = Duration::from_secs(10);
-/// Processor time that a request may spend on its masks for each of its output tokens.
+/// Processor time that a request may additionally spend on masks per output token.
 pub(super) const MASK_BUDGET_PER_TOKEN: Duration = Duration::from_millis(20);
-/// Maximum bytes of a compiled grammar.
+/// Maximum size of a compiled grammar in bytes.
 pub(super) const COMPILED_BYTES_MAX: usize = 16 << 20;
-/// Maximum bytes of all matcher copies. While they fit, each running request has its own copy.
+/// Maximum total size of all matcher copies in bytes. Up to this limit, each running request has its own
+/// copy.
 pub(super) const MATCHER_COPIES_BYTES: usize = 1 << 30;
-/// Maximum bytes of the cache of compiled grammars.
+/// Maximum size of the cache of compiled grammars in bytes.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
-/// Maximum bytes of a token in a grammar, a limit of llguidance's token trie; longer tokens are never
-/// allowed.
+/// Maximum length of a token in a grammar in bytes, a limit of llguidance's token trie; longer tokens are
+/// never allowed.
 pub(super) const TOKEN_BYTES_MAX: usize = 512;
 
-/// Returns the time that a step waits for masks beyond `expected`, the expected duration of its forward pass.
-/// All rows of the step wait.
+/// Returns the time that a step waits for masks after `expected`, the expected duration of its forward pass.
+/// The wait delays all rows of the step.
 pub(super) fn mask_grace_period(expected: Duration) -> Duration {
     let [min, max] = MASK_GRACE_PERIOD;
     (expected / 20).clamp(min, max)
 }
 
-/// Returns the time that a step with draft tokens in masked rows waits for masks beyond `expected`.
+/// Returns the time that a step with draft tokens in masked rows waits for masks after `expected`.
 pub(super) fn draft_mask_grace_period(expected: Duration) -> Duration {
     let [min, max] = DRAFT_MASK_GRACE_PERIOD;
     (expected / 4).clamp(min, max)
 }
 
-/// Limits of llguidance for a grammar and for one token of a request.
+/// Returns llguidance's limits for compiling a grammar and for each token of a request.
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,

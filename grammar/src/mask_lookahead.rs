@@ -1,26 +1,27 @@
-//! Decides from the speed of the masks of a request whether they are computed before the steps that need them.
+//! Decides, based on the speed of a request's masks, whether they are computed before the steps that need
+//! them.
 
 use super::limits::{FAST_MASKS_TO_RECOVER, MASK_FAST, MASK_SLOW};
 use std::time::Duration;
 
-/// Decides whether the masks of a request are precomputed, that is, computed before the steps that need them.
+/// Decides whether a request's masks are precomputed, that is, computed before the steps that need them.
 pub(super) struct MaskLookahead {
     pub(super) precomputes: bool,
     /// Number of consecutive fast masks.
     fast_in_a_row: u32,
-    /// Number of consecutive fast masks after which precomputation ends. It doubles each time a step proceeds
-    /// without a mask.
+    /// Number of consecutive fast masks after which precomputation ends. The number doubles each time a step
+    /// proceeds without a mask.
     fast_needed: u32,
 }
 
 impl MaskLookahead {
-    /// Creates the decision for a request whose grammar has slow masks or not.
+    /// Creates the state for a request; `is_slow` is whether the grammar's masks are slow.
     pub(super) fn new(is_slow: bool) -> Self {
         Self { precomputes: is_slow, fast_in_a_row: 0, fast_needed: FAST_MASKS_TO_RECOVER }
     }
 
-    /// Updates the decision after one mask: whether a step proceeded without the mask, and its processor
-    /// time.
+    /// Updates the decision after one mask. `proceeded_without`: a step proceeded without the mask; `cpu`:
+    /// processor time of the mask.
     pub(super) fn record(&mut self, proceeded_without: bool, cpu: Duration) {
         if proceeded_without || cpu > MASK_SLOW {
             (self.precomputes, self.fast_in_a_row) = (true, 0);

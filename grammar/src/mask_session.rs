@@ -1,8 +1,8 @@
-//! Mask session of a live request: computes the bitmasks ("masks") of its output from its decoding guide, and
-//! measures whether they are fast enough to be computed during a step.
+//! Mask session of a live request: computes the output's bitmasks ("masks") from its decoding guide, and
+//! measures whether the masks are fast enough to be computed during a step.
 //!
-//! Commands wait in an inbox until a worker thread runs the session; at most one thread runs it at a time.
-//! The mask of the next token is computed as soon as the tokens before it are committed.
+//! Commands wait in an inbox until a worker thread runs the session; at most one thread runs a session at a
+//! time. The mask of the next token is computed as soon as the tokens before it are committed.
 
 use super::decoding_guide::{DecodingGuide, DecodingGuideState, DraftMasks};
 use super::limits::{MASK_BUDGET, MASK_BUDGET_PER_TOKEN, MASK_SLOW, MASK_TIME};
@@ -16,18 +16,18 @@ use std::mem::take;
 use std::sync::{Arc, atomic};
 use std::time::{Duration, Instant};
 
-/// Callback for mask events, which the scheduler needs for planning.
+/// Callback for mask events, on which the scheduler's planning depends.
 pub(super) type MaskEventListener = Arc<dyn Fn(RequestId, MaskEvent) + Send + Sync>;
 
-/// Event about the masks of a request, for the scheduler.
+/// Event about a request's masks, for the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskEvent {
-    /// A mask is ready that a step did not wait for, or that was precomputed.
+    /// A mask is ready that was precomputed, or for which a step did not wait.
     Ready {
         /// Number of output tokens before the token that the mask restricts.
         output_tokens: u32,
-        /// Whether the next mask will be precomputed: the scheduler then plans the next token only after its
-        /// mask is ready.
+        /// Whether the next mask will be precomputed. The scheduler then schedules the next token only after
+        /// that mask is ready.
         wait_for_next: bool,
     },
     /// The request needs no more masks.
@@ -39,27 +39,27 @@ pub(super) struct MaskSession {
     request: RequestId,
     inbox: Mutex<MaskCommandInbox>,
     work: Mutex<MaskSessionState>,
-    /// Newest mask, with the number of output tokens before the token that it restricts.
+    /// Newest mask, and the number of output tokens before the token that the mask restricts.
     ready: Mutex<Option<(u32, TokenBitmask)>>,
-    /// Handle that cancels the work of the thread that runs the session.
+    /// Handle that cancels the mask computation in progress.
     cancellation: Mutex<Option<MaskCancellation>>,
     slow: AtomicBool,
-    /// Whether masks of the grammar are slow; shared by all requests of the grammar.
+    /// Whether the grammar's masks are slow; shared by all requests with this grammar.
     grammar_is_slow: Arc<atomic::AtomicBool>,
-    /// Whether the decoding guide restricts no later token, so that no more masks are needed.
+    /// Whether the decoding guide restricts no further token, so that no more masks are needed.
     done: AtomicBool,
 }
 
 struct MaskCancellation {
     handle: llguidance::CancellationHandle,
-    /// Start time of the mask that is being computed.
+    /// Start time of the mask computation in progress.
     started_at: Option<Instant>,
 }
 
 #[derive(Default)]
 struct MaskCommandInbox {
     commands: Vec<MaskCommand>,
-    /// Whether a worker thread runs the session or the session is in a queue.
+    /// Whether the session is queued for a worker thread or is being run by one.
     scheduled: bool,
     ended: bool,
 }
@@ -75,7 +75,8 @@ pub(super) enum MaskCommand {
         /// Whether `FollowDrafts` will complete the row.
         awaits_drafts: bool,
     },
-    /// Computes the masks after the draft tokens of a row, after `Compute` for the row, and completes the row.
+    /// Computes the masks after the draft tokens of a row and completes the row. This command follows the
+    /// `Compute` command for the row.
     FollowDrafts {
         /// Row with the draft tokens.
         request: PendingMaskRow,
@@ -84,7 +85,7 @@ pub(super) enum MaskCommand {
     },
 }
 
-/// Row of a step that needs masks of the session.
+/// Row of a step that needs masks from the session.
 #[derive(Clone)]
 pub(super) struct PendingMaskRow {
     /// Collector of the step's masks.
@@ -95,14 +96,14 @@ pub(super) struct PendingMaskRow {
 
 struct MaskSessionState {
     guide: DecodingGuideState,
-    /// Number of output tokens before the first one that may be restricted.
+    /// Number of output tokens before the first token that may be restricted.
     first_masked_token: u32,
     /// Number of output tokens so far.
     output_tokens: u32,
-    /// Processor time of all masks of the request, without masks after draft tokens.
+    /// Processor time of all masks of the request, excluding masks after draft tokens.
     spent: Duration,
-    /// Processor time of masks after draft tokens. It is limited separately, so that draft tokens cannot end
-    /// a request that would finish without them.
+    /// Processor time of masks after draft tokens. This time is limited separately, so that draft tokens
+    /// cannot end a request that would finish without them.
     spent_on_drafts: Duration,
     pacing: MaskLookahead,
 }
@@ -131,7 +132,7 @@ impl MaskSession {
         }
     }
 
-    /// Returns the mask of the token after `output_tokens` output tokens, if it is ready.
+    /// Returns the mask of the token that follows `output_tokens` output tokens, if the mask is ready.
     pub(super) fn ready_mask(&self, output_tokens: u32) -> Option<TokenBitmask> {
         lock(&self.ready)
             .as_ref()
@@ -139,15 +140,16 @@ impl MaskSession {
             .map(|(_, mask)| mask.clone())
     }
 
-    /// Adds a command. Returns whether the session must be queued for a worker thread.
+    /// Adds a command to the inbox. Returns whether the caller must queue the session for a worker thread.
     pub(super) fn enqueue(&self, command: MaskCommand) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.commands.push(command);
         !std::mem::replace(&mut inbox.scheduled, true)
     }
 
-    /// Ends the session and cancels the mask that is being computed. Returns whether the session must be
-    /// queued for a worker thread, which drops the guide, because dropping a large grammar takes long.
+    /// Ends the session and cancels the mask computation in progress. Returns whether the caller must queue
+    /// the session for a worker thread, which drops the guide there, because dropping a large grammar is
+    /// slow.
     pub(super) fn end(&self) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.ended = true;
@@ -159,7 +161,7 @@ impl MaskSession {
         idle
     }
 
-    /// Cancels a mask that exceeds `MASK_TIME`.
+    /// Cancels the mask computation in progress if it exceeds `MASK_TIME`.
     pub(super) fn cancel_if_overdue(&self, now: Instant) {
         let cancellation = lock(&self.cancellation);
         let started_at = cancellation.as_ref().and_then(|cancellation| cancellation.started_at);
@@ -169,18 +171,18 @@ impl MaskSession {
         }
     }
 
-    /// Whether the decoding guide restricts no later token, so that no more masks are needed.
+    /// Whether the decoding guide restricts no further token, so that no more masks are needed.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Whether the masks of the session are slow, so that they would delay other requests.
+    /// Whether the session's masks are slow, so that they would delay the masks of other requests.
     pub(super) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Runs the commands of the inbox. Returns whether the session must be queued again: its masks became
-    /// slow or fast, so it belongs to the other queue now.
+    /// Runs the commands in the inbox. Returns whether the caller must queue the session again because its
+    /// masks became slow or fast, so that it now belongs in the other queue.
     pub(super) fn run_commands(
         &self,
         timings: &GrammarTimings,
@@ -252,20 +254,22 @@ impl MaskSession {
                 self.report_ready(work, listener);
             }
         }
-        // Masks for a step that no longer waits would only delay the next mask.
+        // If the step no longer waits, its draft masks are not computed, because they would only delay the
+        // next mask.
         let drafted =
             drafted.filter(|(PendingMaskRow { collector, row }, _)| collector.awaits(*row));
         if let Some((PendingMaskRow { collector, row }, drafts)) = drafted {
             let (bitmasks, cpu) = self.compute_draft_masks(work, &mask, &drafts, timings);
             collector.put(row, bitmasks, true);
-            // Masks after draft tokens can show that masks are slow, but not that they are fast again.
+            // Masks after draft tokens can show that a grammar's masks are slow, but not that they are fast
+            // again.
             if cpu > MASK_SLOW && !work.pacing.precomputes && self.record_speed(work, false, cpu) {
                 self.report_ready(work, listener);
             }
         }
     }
 
-    /// Records the speed of a mask. Returns whether the scheduler waits for masks of the request, or waited
+    /// Records the speed of a mask. Returns whether the scheduler waits for the request's masks, or did so
     /// before this mask.
     fn record_speed(&self, work: &mut MaskSessionState, is_late: bool, cpu: Duration) -> bool {
         let was_precomputing = work.pacing.precomputes;
@@ -290,7 +294,8 @@ impl MaskSession {
         }
     }
 
-    /// Computes the mask of the next token; empty if the mask failed. Also returns its processor time.
+    /// Computes the mask of the next token, which is empty if the computation fails. Also returns its
+    /// processor time.
     fn compute_mask(
         &self,
         work: &mut MaskSessionState,
@@ -318,8 +323,8 @@ impl MaskSession {
         (mask, cpu)
     }
 
-    /// Computes the masks after draft tokens, as far as these are allowed; `first` is the mask of the first
-    /// one. Also returns the processor time of one mask.
+    /// Computes the masks after each draft token, up to the first draft token that is not allowed. `first` is
+    /// the mask of the first draft token. Also returns the mean processor time per mask.
     fn compute_draft_masks(
         &self,
         work: &mut MaskSessionState,
@@ -357,7 +362,7 @@ impl MaskSession {
 }
 
 impl MaskSessionState {
-    /// Returns the processor-time budget of the request for masks.
+    /// Returns the request's processor-time budget for masks.
     fn cpu_budget(&self) -> Duration {
         MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens
     }

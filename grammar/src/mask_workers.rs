@@ -1,17 +1,19 @@
-//! Worker threads that compute the masks of live requests while the device runs a step, and isolation of slow
-//! requests.
+//! Worker threads that compute the masks of live requests while the device runs a step. Requests with slow
+//! masks are isolated from other requests.
 //!
-//! - A step waits for its masks for its expected duration and a 20th more. Then its rows with overdue masks
-//!   return no sampled token and are scheduled again when their masks are ready
-//!   (`SchedulerEvent::MaskReady`).
-//! - A row with draft tokens also gets a mask after each of them. The executor reports the draft tokens while
-//!   the step runs; the guide follows them as far as they are allowed, and returns to its state before them.
-//!   If the report or these masks are overdue, the step verifies only the draft tokens with masks.
-//! - Requests with slow masks are processed by separate threads of lower priority. The speed of a grammar's
-//!   masks, once measured by one request, applies to later requests. The slow threads also drop the guides of
-//!   ended requests, so that the scheduler thread never does.
-//! - A mask that exceeds `MASK_TIME` is cancelled, and a request that exceeds its processor-time budget gets
-//!   no more masks. Both result in a mask that allows no token, which ends only that request.
+//! - A step waits for its masks for its expected duration plus a grace period (`mask_grace_period`: about a
+//!   20th of that duration; longer for steps with draft tokens). After that, rows with overdue masks return
+//!   no sampled token and are scheduled again once their masks are ready (`SchedulerEvent::MaskReady`).
+//! - A row with draft tokens also gets a mask after each draft token. The executor reports the draft tokens
+//!   while the step runs. The decoding guide follows the draft tokens as far as they are allowed, and then
+//!   returns to its previous state. If the report or the masks after draft tokens are overdue, the step
+//!   verifies only the draft tokens that have masks.
+//! - Separate threads with lower priority process requests with slow masks. The speed of a grammar's masks,
+//!   as measured by one request, applies to later requests. These threads also drop the guides of ended
+//!   requests, so that the scheduler thread never has to.
+//! - The computation of a mask that exceeds `MASK_TIME` is cancelled, and a request that exceeds its
+//!   processor-time budget gets no more masks. In both cases the resulting mask allows no token, which ends
+//!   only that request.
 
 #[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
@@ -33,7 +35,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender};
 use std::time::{Duration, Instant};
 
-/// Number of tokens that are passed to a session at a time before its first masked token: passing each token
+/// Number of tokens passed to a session at once before its first masked token. Passing every token separately
 /// would cost time although no mask is needed yet.
 const TOKENS_BUFFERED_MAX: usize = 64;
 
@@ -44,7 +46,7 @@ pub struct MaskedRow {
     pub row: u32,
     /// Request that the row belongs to.
     pub request: RequestId,
-    /// Whether the row may have draft tokens, which the executor will report.
+    /// Whether the row may have draft tokens; the executor will then report them.
     pub awaits_drafts: bool,
 }
 
@@ -59,17 +61,17 @@ struct MaskSessionHandle {
     session: Arc<MaskSession>,
     /// Number of output tokens so far.
     output_tokens: u32,
-    /// Number of output tokens before the first one that a mask may restrict.
+    /// Number of output tokens before the first token that a mask may restrict.
     first_masked_token: u32,
-    /// Newest output tokens, not yet passed to the session.
+    /// Newest output tokens that have not been passed to the session.
     buffered: Vec<Token>,
-    /// The newest step in which the request's row awaits the report of its draft tokens.
+    /// The newest step in which the request's row waits for the executor's report of its draft tokens.
     awaiting_drafts: Option<(StepId, PendingMaskRow)>,
 }
 
 impl MaskSessionHandle {
     /// Completes the row of an earlier step whose draft tokens will not be reported, because the request was
-    /// aborted or preempted in between. Without it the step would wait for the row until its deadline.
+    /// aborted or preempted. Otherwise the step would wait for the row until its deadline.
     fn stop_awaiting_drafts(&mut self) {
         if let Some((_, PendingMaskRow { collector, row })) = self.awaiting_drafts.take() {
             collector.put(row, Vec::new(), true);
@@ -78,8 +80,8 @@ impl MaskSessionHandle {
 }
 
 impl MaskWorkers {
-    /// Starts the threads. `listener` is called for masks that a step did not wait for, when they are ready,
-    /// and for requests that need no more masks.
+    /// Starts the threads. `listener` is called when a mask becomes ready that was precomputed or that a step
+    /// did not wait for, and when a request needs no more masks.
     ///
     /// Errors: a thread cannot be started.
     pub fn start(
@@ -92,7 +94,8 @@ impl MaskWorkers {
         Ok(Self { live: HashMap::new(), pool, timer })
     }
 
-    /// Registers a request whose output follows `guide`. Call it before the request is submitted.
+    /// Registers a request whose output is restricted by `guide`. Must be called before the request is
+    /// submitted.
     pub fn begin(&mut self, request: RequestId, guide: DecodingGuide) {
         let first_masked_token = guide.first_masked_token().unwrap_or(u32::MAX);
         let session = Arc::new(MaskSession::new(request, guide));
@@ -109,8 +112,8 @@ impl MaskWorkers {
         );
     }
 
-    /// Passes the tokens that a tick committed to the sessions. Call it before a batch of the tick is sent:
-    /// the masks of the batch depend on these tokens.
+    /// Passes the tokens committed by a scheduler tick to the sessions. Must be called before a batch of the
+    /// tick is sent, because the masks of the batch depend on these tokens.
     pub fn observe_effects(&mut self, effects: &[SchedulerEffect]) {
         if self.live.is_empty() {
             return;
@@ -151,7 +154,7 @@ impl MaskWorkers {
         }
     }
 
-    /// Returns the rows of a batch for whose sampled tokens the executor needs a grammar bitmask.
+    /// Returns the rows of a batch that need a grammar bitmask for sampling.
     pub fn masked_rows(&self, batch: &Batch) -> Vec<MaskedRow> {
         if self.live.is_empty() {
             return Vec::new();
@@ -165,7 +168,8 @@ impl MaskWorkers {
         rows.map(masked).collect()
     }
 
-    /// Requests the masks of a batch that was just sent to `executor` and is expected to take `expected`.
+    /// Requests the masks of a batch that has just been sent to `executor`. `expected` is the expected
+    /// duration of the step.
     pub fn request_masks(
         &mut self,
         step: StepId,
@@ -202,7 +206,7 @@ impl MaskWorkers {
         }
     }
 
-    /// Requests the masks after the draft tokens that the executor has reported for a step.
+    /// Requests the masks after the draft tokens reported by the executor for a step.
     pub fn report_drafts(&mut self, drafts: StepDrafts) {
         for row in drafts.rows {
             let Some(live) = self.live.get_mut(&row.request) else { continue };

@@ -1,12 +1,12 @@
-//! Memory accounting of matcher copies: each running request has its own copy while the copies fit their
-//! limit.
+//! Memory accounting of matcher copies: each running request has its own copy as long as the copies fit in
+//! the limit.
 
 use super::limits::MATCHER_COPIES_BYTES;
 use llguidance::Matcher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counter of the bytes of all matcher copies of one server.
+/// Counter of the total size of all matcher copies of a server, in bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MatcherCopyBudget {
     bytes: Arc<AtomicUsize>,
@@ -24,8 +24,8 @@ struct MatcherCopyReservation {
 }
 
 impl MatcherCopyBudget {
-    /// Copies `prototype`, which takes `bytes` bytes. Above `MATCHER_COPIES_BYTES`, copies share the lexer
-    /// states of their grammar, and the limits on these states, with all other copies of the grammar.
+    /// Copies `prototype`, whose size is `bytes`. Above `MATCHER_COPIES_BYTES`, the copy shares its grammar's
+    /// lexer states, and the limits on these states, with the other shared copies of the grammar.
     pub(super) fn copy_matcher(&self, prototype: &Matcher, bytes: usize) -> MatcherCopy {
         let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let counted = MatcherCopyReservation { copies: self.clone(), bytes };
@@ -36,7 +36,7 @@ impl MatcherCopyBudget {
         MatcherCopy { matcher: prototype.deep_clone(), _counted: Some(counted) }
     }
 
-    /// Returns the bytes of all existing copies.
+    /// Returns the total size of all existing copies in bytes.
     #[cfg(test)]
     pub(super) fn bytes_in_use(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)

@@ -1,36 +1,35 @@
-//! Rewrites number keywords of JSON schemas so that they fit the integers that llguidance computes with.
+//! Rewrites number keywords in JSON schemas so that they fit in llguidance's integers.
 //!
-//! llguidance reads `multipleOf` into 32 bits and bounds of integers into 64 bits, and its arithmetic
-//! overflows where they do not fit. `prepare` computes the exact meaning of a keyword. A keyword that
-//! llguidance would read wrongly is rewritten so that llguidance reads it correctly; a keyword that it cannot
-//! enforce is an error that names the keyword. The prepared schema accepts no number that the original schema
+//! llguidance reads `multipleOf` into 32 bits and integer bounds into 64 bits; its arithmetic overflows for
+//! larger values. `prepare` computes the exact meaning of each keyword. If llguidance would read a keyword
+//! incorrectly, the keyword is rewritten so that llguidance reads it correctly. If llguidance cannot enforce
+//! a keyword, an error names the keyword. The prepared schema accepts no number that the original schema
 //! rejects.
 
 use super::compile::GrammarError;
 use super::decimal_number::DecimalNumber;
 use serde_json::{Map, Number, Value};
 
-/// Maximum number of decimal places of a `multipleOf`: 9 times ten to the power of this number must fit 32
-/// bits.
+/// Maximum number of decimal places of a `multipleOf`: 9 × 10^places must fit in 32 bits.
 const PLACES_MAX: u32 = 8;
-/// Largest bound: the greatest double below 10^18, up to which llguidance can count powers of ten.
+/// Largest bound: the greatest double below 10^18, the limit up to which llguidance can count powers of ten.
 const BOUND_MAX: i64 = 999_999_999_999_999_872;
-/// Magnitude above which all doubles are integers and not all integers are doubles.
+/// Magnitude from which all doubles are integers, but not all integers are doubles.
 const INEXACT_INTEGER_MIN: f64 = (1_u64 << 53) as f64;
-/// Maximum decimal places of a bound: each is a nesting level of the regular expression that the bound
-/// becomes.
+/// Maximum number of decimal places of a bound. Each place is a nesting level in the regular expression that
+/// llguidance builds from the bound.
 const BOUND_PLACES_MAX: usize = 40;
-/// Number of neighbouring doubles on each side among which one is searched that llguidance reads as the exact
-/// decimal.
+/// Number of neighbouring doubles on each side that are searched for a double that llguidance reads as the
+/// exact decimal.
 const NEIGHBOURS_MAX: u64 = 16;
 /// Keywords whose values are data, not schemas.
 const DATA_KEYWORDS: [&str; 3] = ["default", "examples", "example"];
-/// Keywords with a count as value; llguidance ignores values that are not written as integers.
+/// Keywords whose value is a count. llguidance ignores counts that are not written as integers.
 const COUNT_KEYWORDS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
-/// Largest count: llguidance interprets the next larger 32-bit value as unlimited.
+/// Largest count: llguidance interprets the next larger value, `u32::MAX`, as unlimited.
 const COUNT_MAX: u64 = u32::MAX as u64 - 1;
-/// Keywords whose members are schemas under user-defined names.
+/// Keywords whose members are schemas with user-defined names.
 const NAMING_KEYWORDS: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
@@ -83,8 +82,8 @@ fn reject<T>(message: String) -> Result<T, GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// Returns a double for a `multipleOf` that llguidance reads as the exact decimal of the schema. If the
-/// decimal has more places than llguidance supports, the double is a multiple of it: 10^-8 for 10^-9.
+/// Returns a `multipleOf` value that llguidance reads as the exact decimal in the schema. If the decimal has
+/// more places than llguidance supports, the value is a multiple of it: for example, 10^-8 for 10^-9.
 fn adjusted_multiple(number: &Number) -> Result<Number, GrammarError> {
     const KEYWORD: &str = "multipleOf";
     let double = number.as_f64().unwrap_or_default();
@@ -111,14 +110,14 @@ fn adjusted_multiple(number: &Number) -> Result<Number, GrammarError> {
     adjusted.map_or_else(|| reject(format!("{KEYWORD} {number} has too many digits")), Ok)
 }
 
-/// Rejects schemas that apply to the same number and whose `multipleOf` values have no common multiple that
-/// fits the integers of llguidance.
+/// Rejects schemas that apply to the same number if their `multipleOf` values have no common multiple that
+/// fits in llguidance's integers.
 fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
     combine(members, None).map(drop)
 }
 
-/// Returns the common multiple of `accumulated`, of a schema and of all schemas in its `allOf`. Each
-/// alternative in `anyOf` and `oneOf` is checked with it.
+/// Returns the common multiple of `accumulated`, the schema's own `multipleOf`, and those of all schemas in
+/// its `allOf`. Each alternative in `anyOf` and `oneOf` is only checked for a common multiple with them.
 fn combine(
     members: &Map<String, Value>,
     accumulated: Option<DecimalNumber>,
@@ -153,7 +152,7 @@ fn combine(
     Ok(all)
 }
 
-/// Converts a count to an integer; a fraction of zero is accepted. An upper limit above `COUNT_MAX` becomes
+/// Converts a count to an integer; a count such as 2.0 is accepted. An upper limit above `COUNT_MAX` becomes
 /// `COUNT_MAX`, because no output is that long.
 fn adjusted_count(keyword: &str, number: &Number) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or(-1.0);
@@ -170,15 +169,15 @@ fn adjusted_count(keyword: &str, number: &Number) -> Result<Number, GrammarError
     reject(format!("{keyword} {number} exceeds the limit of {COUNT_MAX}"))
 }
 
-/// Whether a bound is the lower or the upper limit of a range.
+/// Side of a range: whether a bound is its lower or its upper limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BoundSide {
     Low,
     High,
 }
 
-/// Returns the bound unchanged if llguidance enforces it exactly, else the nearest enforceable bound inside
-/// the range.
+/// Returns the bound unchanged if llguidance enforces it exactly, otherwise the nearest enforceable bound
+/// inside the range.
 fn adjusted_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or_default();
     let bound_max = BOUND_MAX as f64;
@@ -199,9 +198,9 @@ fn adjusted_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Num
     Ok(adjusted.and_then(Number::from_f64).unwrap_or_else(|| number.clone()))
 }
 
-/// Returns the next double inside the range for an integer that is not a double, or for an exclusive bound
-/// above `INEXACT_INTEGER_MIN`, where adding or subtracting 1, as llguidance does, has no effect. `None` if
-/// the bound is enforced as it is.
+/// Returns the nearest double inside the range, in two cases: the bound is an integer that is not a double,
+/// or it is an exclusive bound of at least `INEXACT_INTEGER_MIN`, where llguidance's addition or subtraction
+/// of 1 has no effect. `None` if the bound is enforced as it is.
 fn nearest_inner_double(
     keyword: &str,
     number: &Number,
@@ -226,7 +225,7 @@ fn integer(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// Rejects constants that llguidance would write as a different number.
+/// Rejects constants that llguidance would convert to a different number.
 fn check_constants(keyword: &str, value: &Value) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| check_constants(keyword, item)),

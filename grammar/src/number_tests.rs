@@ -1,5 +1,5 @@
-//! Tests of random number keywords: each schema is rejected with an error that names the keyword, or enforced
-//! exactly, and the compiler never panics.
+//! Tests with random number keywords: each schema must be rejected with an error that names the keyword or be
+//! enforced exactly, and the compiler must never panic.
 
 use super::compile::{GrammarCompiler, GrammarError};
 use super::tests::{END, compile_with, json_spec, vocabulary};
@@ -21,7 +21,7 @@ const KEYWORDS: [&str; 8] = [
     "maxLength",
 ];
 
-/// Random number generator with a seed (splitmix64).
+/// Seeded random number generator (splitmix64).
 struct NumberSchemaRng(u64);
 
 impl NumberSchemaRng {
@@ -83,7 +83,7 @@ impl NumberSchemaRng {
     }
 }
 
-/// Returns a random text of the grammar, if it ends within `TEXT_BYTES_MAX` bytes.
+/// Generates a random text of the grammar; `None` if it does not end within `TEXT_BYTES_MAX` bytes.
 fn random_text(session: &mut GrammarSession, rng: &mut NumberSchemaRng) -> Option<String> {
     let mut text = String::new();
     for _ in 0..TEXT_BYTES_MAX {
@@ -101,7 +101,7 @@ fn random_text(session: &mut GrammarSession, rng: &mut NumberSchemaRng) -> Optio
     None
 }
 
-/// Returns coefficient and decimal places of a number; `None` if its exponent is too large.
+/// Returns the coefficient and the number of decimal places of a number; `None` if its exponent is too large.
 fn decimal(text: &str) -> Option<(i128, u32)> {
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -111,8 +111,8 @@ fn decimal(text: &str) -> Option<(i128, u32)> {
     Some((coefficient.checked_mul(shift)?, places.max(0) as u32))
 }
 
-/// Whether a number is a multiple of `divisor`, computed without rounding; `None` if there are too many
-/// digits.
+/// Whether a number is a multiple of `divisor`, computed without rounding; `None` if the numbers have too
+/// many digits.
 fn is_multiple(text: &str, divisor: &Number) -> Option<bool> {
     let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&divisor.to_string())?);
     let places = a_places.max(b_places);
@@ -137,8 +137,8 @@ fn is_accepted(schema: &Value, text: &str) -> bool {
             }
         }
     }
-    // Numbers with three-digit exponents may not parse as doubles. They count as accepted, because such
-    // numbers occur only where no bound applies.
+    // Numbers with three-digit exponents may not parse as doubles. They count as accepted, because they occur
+    // only where no bound applies.
     serde_json::from_str(text).map_or(true, |value| jsonschema::is_valid(&remaining, &value))
 }
 

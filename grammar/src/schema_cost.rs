@@ -1,20 +1,21 @@
-//! Checks that reject a schema before compilation, because llguidance does not bound all of its compilation
-//! cost.
+//! Rejects schemas with unbounded compilation cost, because llguidance does not bound all of its compilation
+//! work.
 //!
-//! The fuel limit of llguidance covers the regular expressions that it has built, but neither the test
-//! whether an intersection of them is empty nor the lexer states of a `multipleOf`. Each limit here is far
-//! above the values in real schemas.
+//! llguidance's fuel limit covers the construction of regular expressions, but not the test whether an
+//! intersection of regular expressions is empty, and not the lexer states of a `multipleOf`. Each limit here
+//! is far above the values in real schemas.
 
 use super::compile::GrammarError;
 use serde_json::Value;
 
-/// Maximum number of strings with `pattern` or `format` in a schema with `allOf`: llguidance may have to
-/// intersect the regular expressions of all of them.
+/// Maximum number of strings with `pattern` or `format` in a schema with `allOf`, because llguidance may have
+/// to intersect the regular expressions of all of them.
 const INTERSECTED_MAX: usize = 16;
-/// Maximum number of property-name patterns (`patternProperties`): each is compared with every other.
+/// Maximum number of property-name patterns (`patternProperties`), because each pattern is compared with
+/// every other one.
 const NAME_PATTERNS_MAX: usize = 64;
-/// Maximum value of the digits of a `multipleOf` without trailing zeros: the number of lexer states is equal
-/// to it.
+/// Maximum value of the significant digits of a `multipleOf`, read as an integer without trailing zeros. The
+/// number of lexer states equals this value.
 const MULTIPLE_MAX: u64 = 10_000;
 
 #[derive(Default)]
@@ -46,8 +47,8 @@ fn reject(message: String) -> Result<(), GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// Counts keywords at any position. A property that is named `pattern` or `format` is not counted, because
-/// its value is a schema and not a string.
+/// Counts keywords at any depth. A property named `pattern` or `format` is not counted, because its value is
+/// a schema, not a string.
 fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| count(item, counts)),
@@ -69,7 +70,8 @@ fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarE
     }
 }
 
-/// Returns the digits of a number without trailing zeros: 12 for 1200 and for 0.012.
+/// Returns the significant digits of a number as an integer without trailing zeros: 12 for 1200 and for
+/// 0.012.
 fn digits(number: &serde_json::Number) -> u64 {
     let text = number.to_string();
     let mantissa = text.split(['e', 'E']).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Grammar session of one output: receives committed tokens and computes the masks of the next tokens.
+//! Grammar session of one output: receives committed tokens and computes the mask of each next token.
 
 use super::compile::CompiledGrammar;
 use super::matcher_copies::MatcherCopy;
@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-/// Factory of the grammar sessions of one request, one session per choice. It shares the compiled grammar
-/// until a session starts: a waiting request has no matcher copy.
+/// Factory of the grammar sessions of one request, one session per choice. Until a session starts, the
+/// factory only refers to the compiled grammar, so a waiting request has no matcher copy.
 #[derive(Clone)]
 pub struct GrammarSessionFactory {
     compiled: CompiledGrammar,
-    /// Matcher copy that the choices of one request share, so that lexer states are computed once for all of
-    /// them.
+    /// Matcher copy shared by the choices of one request, so that lexer states are computed once for all
+    /// choices.
     copy: Arc<OnceLock<MatcherCopy>>,
     ignores_end: bool,
 }
@@ -24,7 +24,7 @@ impl GrammarSessionFactory {
         Self { compiled, copy: Arc::default(), ignores_end }
     }
 
-    /// Returns the flag, shared by all requests of the grammar, that says whether its masks are slow.
+    /// Returns the flag that the grammar's masks are slow; it is shared by all requests with this grammar.
     pub(super) fn is_slow(&self) -> &Arc<AtomicBool> {
         &self.compiled.is_slow
     }
@@ -46,26 +46,26 @@ impl std::fmt::Debug for GrammarSessionFactory {
     }
 }
 
-/// Parser state of one output, from which the mask of each next token is computed.
+/// Parser state of one output, used to compute the mask of each next token.
 pub struct GrammarSession {
     matcher: Matcher,
     end_ids: Arc<[Token]>,
     ignores_end: bool,
-    /// Token ids that the grammar forces next, in order. A text without alternatives is tokenized once, not
-    /// anew for each of its tokens.
+    /// Token ids that the grammar forces next, in order. Forced text is tokenized once as a whole, not again
+    /// for each of its tokens.
     forced: VecDeque<Token>,
-    /// Committed tokens, from which the matcher is restored if it cannot be rolled back.
+    /// Committed tokens, which are replayed on a new matcher if the current one cannot be rolled back.
     committed: Vec<Token>,
-    /// Whether the session follows draft tokens: `false` after a rollback has failed.
+    /// Whether the session can follow draft tokens; false after a rollback has failed.
     follows_drafts: bool,
-    /// Matcher copy, kept so that its bytes are counted until the session ends.
+    /// Matcher copy, held so that its size is counted until the session ends.
     copy: Option<Arc<OnceLock<MatcherCopy>>>,
 }
 
-/// State of a grammar session before it follows draft tokens, to which it returns afterwards.
+/// State of a grammar session before it follows draft tokens, used to restore that state.
 pub(super) struct SessionSnapshot {
     forced: VecDeque<Token>,
-    /// Number of draft tokens that the session has followed.
+    /// Number of draft tokens followed so far.
     followed: usize,
 }
 
@@ -88,10 +88,10 @@ impl GrammarSession {
         self.matcher.cancellation_handle().unwrap_or_default()
     }
 
-    /// Advances by committed tokens. A token that the grammar does not allow makes the next mask fail.
+    /// Advances by committed tokens. A token that violates the grammar makes the next mask fail.
     ///
-    /// Forced tokens are computed before each token but the first, as the masks of these tokens would have
-    /// done: a forced text is then tokenized in the same way whether or not its tokens were drafted.
+    /// Before each token except the first, forced tokens are computed, as the computation of the token's mask
+    /// would have done. As a result, forced text is tokenized in the same way with and without draft tokens.
     pub fn advance(&mut self, tokens: &[Token]) {
         for (i, &token) in tokens.iter().enumerate() {
             if i > 0 {
@@ -112,20 +112,20 @@ impl GrammarSession {
         self.matcher.consume_token(token)
     }
 
-    /// Computes the token ids that the grammar forces next, unless they are known.
+    /// Computes the token ids that the grammar forces next, unless they are already known.
     pub(super) fn compute_forced(&mut self) {
         if self.forced.is_empty() && !self.matcher.is_stopped() {
             self.forced = self.matcher.compute_ff_tokens().into();
         }
     }
 
-    /// Returns the state to which `restore` returns after draft tokens.
+    /// Returns the state for `restore`, to be saved before draft tokens are followed.
     pub(super) fn checkpoint(&self) -> SessionSnapshot {
         SessionSnapshot { forced: self.forced.clone(), followed: 0 }
     }
 
-    /// Advances by a draft token that the mask allows. Returns whether masks after it can be computed; there
-    /// are none after the end of the text.
+    /// Advances by a draft token that the mask allows. Returns whether the mask after this token can be
+    /// computed; there is none after an end-of-text token.
     pub(super) fn follow_draft(&mut self, token: Token, checkpoint: &mut SessionSnapshot) -> bool {
         if !self.follows_drafts || self.end_ids.contains(&token) {
             return false;
@@ -134,10 +134,10 @@ impl GrammarSession {
         self.consume(token).is_ok()
     }
 
-    /// Returns to the state before the draft tokens. If the matcher cannot be rolled back, because its grammar
-    /// does not support that (`max_tokens` and `stop` of Lark) or a draft token led to an error, the matcher
-    /// is replaced by a new one, which follows the committed tokens and no more draft tokens. Returns the
-    /// handle that cancels the work of the new matcher.
+    /// Returns to the state before the draft tokens. The matcher may not support rollback, because of its
+    /// grammar (Lark's `max_tokens` and `stop`) or because a draft token caused an error. It is then replaced
+    /// by a new matcher, which is advanced by the committed tokens and follows no more draft tokens; in this
+    /// case, returns the handle that cancels the work of the new matcher.
     pub(super) fn restore(&mut self, checkpoint: SessionSnapshot) -> Option<CancellationHandle> {
         let SessionSnapshot { forced, followed } = checkpoint;
         self.forced = forced;
@@ -145,7 +145,8 @@ impl GrammarSession {
             return None;
         }
         if self.matcher.rollback(followed).is_ok() {
-            // The cached mask may belong to a draft token: the cache does not compare the rolled-back rows.
+            // The cached mask may belong to a draft token, because the cache does not compare the rolled-back
+            // rows.
             self.matcher.invalidate_bias_cache();
             return None;
         }
@@ -158,10 +159,10 @@ impl GrammarSession {
         Some(self.cancellation_handle())
     }
 
-    /// Computes the bitmask of the next token: id `i` is bit `i % 32` of word `i / 32`. End-of-text tokens
-    /// are allowed where the text may end.
+    /// Computes the bitmask of the next token: the bit of token id `i` is bit `i % 32` of word `i / 32`.
+    /// End-of-text tokens are allowed where the text may end.
     ///
-    /// `None` = the grammar cannot continue: it exceeds a limit, or no token is allowed.
+    /// `None` if the grammar cannot continue: it exceeds a limit, or no token is allowed.
     pub fn mask(&mut self) -> Option<Vec<u32>> {
         match self.try_mask() {
             Ok(bitmask) => bitmask.iter().any(|&word| word != 0).then_some(bitmask),
@@ -196,7 +197,7 @@ impl GrammarSession {
         Ok(bitmask)
     }
 
-    /// Returns one of the allowed ids that do not end the text, selected by `choice`.
+    /// Returns one of the allowed token ids that do not end the text; `choice` selects which one.
     pub(super) fn choose_token(&self, mask: &[u32], choice: u32) -> Option<Token> {
         let bitmask = (0..).step_by(32).zip(mask);
         let bits = bitmask.flat_map(|(first, word): (Token, &u32)| {

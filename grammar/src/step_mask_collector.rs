@@ -1,9 +1,9 @@
-//! Collector of the masks of one step. It sends one message when all masks are ready, or at the step's
+//! Collects the masks of one step, and sends them in one message when all masks are ready or at the step's
 //! deadline.
 //!
-//! A row with draft tokens has several masks: the first one, and those after its draft tokens, which are
-//! computed later because the executor has to report the draft tokens first. At the deadline the row is sent
-//! with the masks that are ready; it is overdue only if the first one is not.
+//! A row with draft tokens has several masks: the first mask, and one mask after each draft token. The latter
+//! are computed later, because the executor first has to report the draft tokens. At the deadline, the row is
+//! sent with the masks that are ready; the row is overdue only if its first mask is not ready.
 
 use crate::sync::{Mutex, lock};
 use protocol::{BitmaskMessage, BitmaskRow, ExecutorCommand, StepId, TokenBitmask};
@@ -11,7 +11,7 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Step that waits for the masks of its masked rows, and the masks that are ready.
+/// Step that waits for the masks of its masked rows, and the masks that are already ready.
 pub(super) struct StepMaskCollector {
     step: StepId,
     executor: SyncSender<ExecutorCommand>,
@@ -19,14 +19,15 @@ pub(super) struct StepMaskCollector {
     rows: Mutex<Vec<CollectedRow>>,
 }
 
-/// Masked row of a step, with the masks that are ready.
+/// Masked row of a step, with the masks that are already ready.
 struct CollectedRow {
     row: BitmaskRow,
     is_complete: bool,
 }
 
 impl StepMaskCollector {
-    /// Creates the collector of a step with these masked rows, which was sent to `executor`.
+    /// Creates the collector for a step that was sent to `executor`; `rows` are the batch indices of its
+    /// masked rows.
     pub(super) fn new(step: StepId, executor: SyncSender<ExecutorCommand>, rows: Vec<u32>) -> Self {
         let waiting = |row| CollectedRow {
             row: BitmaskRow { row, bitmasks: Vec::new() },
@@ -35,8 +36,8 @@ impl StepMaskCollector {
         Self { step, executor, rows: Mutex::new(rows.into_iter().map(waiting).collect()) }
     }
 
-    /// Adds masks of the batch row with index `row`; `completes` = the row has no further masks. Returns
-    /// false if the step has proceeded without them.
+    /// Adds masks for the batch row `row`; `completes`: the row has no further masks. Returns false if the
+    /// step has proceeded without these masks.
     pub(super) fn put(&self, row: u32, bitmasks: Vec<TokenBitmask>, completes: bool) -> bool {
         let mut rows = lock(&self.rows);
         let waiting = |collected: &&mut CollectedRow| collected.row.row == row;
@@ -52,13 +53,13 @@ impl StepMaskCollector {
         true
     }
 
-    /// Whether the masks of a row are incomplete and the step still waits for them.
+    /// Whether the step still waits for masks of a row.
     pub(super) fn awaits(&self, row: u32) -> bool {
         lock(&self.rows).iter().any(|collected| collected.row.row == row && !collected.is_complete)
     }
 
-    /// Sends the masks that are ready at the deadline of the step. `overdue_masks` is incremented by the
-    /// number of rows with overdue masks before the message is sent.
+    /// Sends the masks that are ready at the step's deadline. Before sending, `overdue_masks` is increased by
+    /// the number of rows with overdue masks.
     pub(super) fn send_without_overdue(&self, overdue_masks: &AtomicU64) {
         let rows = take(&mut *lock(&self.rows));
         let overdue = rows.iter().filter(|collected| collected.row.is_overdue()).count();
@@ -66,7 +67,7 @@ impl StepMaskCollector {
         self.send(rows);
     }
 
-    /// Whether the message with the masks of every row has been sent.
+    /// Whether the message with the masks has been sent.
     pub(super) fn is_complete(&self) -> bool {
         lock(&self.rows).is_empty()
     }
@@ -74,8 +75,8 @@ impl StepMaskCollector {
     fn send(&self, rows: Vec<CollectedRow>) {
         if !rows.is_empty() {
             let rows = rows.into_iter().map(|collected| collected.row).collect();
-            // Sending fails only after an executor failure. The failed executor needs no masks; the restarted
-            // one gets the masks of new steps.
+            // Sending fails only after an executor failure. The failed executor needs no masks, and the
+            // restarted one gets masks for new steps.
             let _ = self
                 .executor
                 .send(ExecutorCommand::Bitmask(BitmaskMessage { step: self.step, rows }));
@@ -92,7 +93,7 @@ mod tests {
         vec![vec![1].into()]
     }
 
-    /// Checks that the step was sent these rows, with these numbers of masks.
+    /// Checks that a message was sent with the given rows and number of masks per row.
     fn assert_sent(commands: &Receiver<ExecutorCommand>, expected: &[(u32, usize)]) {
         match commands.try_recv() {
             Ok(ExecutorCommand::Bitmask(mask)) => {

@@ -1,6 +1,6 @@
-//! Locks and atomics of code whose thread interleavings are tested: those of the standard library, or, with
-//! the feature `interleavings`, those of the shuttle scheduler, which explores interleavings that rarely
-//! occur on a real machine.
+//! Locks and atomics for code that is tested with random thread interleavings. They are those of the standard
+//! library or, with the feature `interleavings`, those of the shuttle scheduler, which explores interleavings
+//! that rarely occur on a real machine.
 
 #[cfg(feature = "interleavings")]
 pub use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
@@ -9,7 +9,7 @@ pub use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 
 use std::sync::PoisonError;
 
-/// Locks a mutex and ignores poisoning.
+/// Locks a mutex, ignoring poisoning.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

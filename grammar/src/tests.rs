@@ -1,4 +1,4 @@
-//! Tests of compilation, rejection and masks with a vocabulary of single bytes.
+//! Tests of compilation, rejection and masks with a vocabulary of single-byte tokens.
 
 use super::cache::GrammarCache;
 use super::compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub(super) const END: Token = 256;
 
-/// Returns a vocabulary of all bytes and one end-of-text token.
+/// Returns a vocabulary with one token per byte and one end-of-text token.
 pub(super) fn vocabulary() -> GrammarVocabulary {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
@@ -44,7 +44,7 @@ pub(super) fn json_spec(schema: Value) -> GrammarSpec {
     GrammarSpec::Json { schema, whitespace: JsonWhitespace::None }
 }
 
-/// Returns the allowed ids as text; `$` is the end-of-text token.
+/// Returns the allowed tokens as text; `$` represents the end-of-text token.
 fn allowed(session: &mut GrammarSession) -> String {
     let Some(mask) = session.mask() else { return "nothing".to_owned() };
     let ids = (0..=END).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
@@ -57,7 +57,7 @@ fn advance(session: &mut GrammarSession, text: &str) {
     }
 }
 
-/// Whether a text is allowed byte by byte and may end.
+/// Whether each byte of a text is allowed and the text may end after the last byte.
 pub(super) fn accepts(compiled: &CompiledGrammar, text: &str) -> bool {
     let mut session = compiled.session_seed(false).session();
     for byte in text.bytes() {
@@ -357,7 +357,7 @@ fn waiting_and_ended_requests_hold_no_matcher_copy() {
     assert_eq!(compiler.matcher_copy_bytes(), 0);
 }
 
-/// Reasoning tracker of an output that reasons until `!`.
+/// Reasoning tracker for an output whose reasoning ends with `!`.
 #[derive(Clone, Default)]
 struct ExclamationMarkTracker(bool);
 
@@ -390,7 +390,7 @@ pub(super) fn budget(tokens: u32) -> ThinkingBudget {
     }
 }
 
-/// Mask workers with the channels that they send to.
+/// Mask workers, and the channels to which they send.
 pub(super) struct MaskWorkerHarness {
     pub(super) workers: MaskWorkers,
     mask_events: Receiver<(RequestId, MaskEvent)>,
@@ -421,7 +421,7 @@ impl MaskWorkerHarness {
         }
     }
 
-    /// Requests the masks of a step with one row, which is expected to take `expected`.
+    /// Requests the masks of a step with one row; `expected` is the step's expected duration.
     pub(super) fn request(
         &mut self,
         step: StepId,
@@ -433,7 +433,7 @@ impl MaskWorkerHarness {
         self.workers.request_masks(step, rows, &self.executor, expected);
     }
 
-    /// Returns the allowed ids as text; `None` = all are allowed.
+    /// Returns the allowed tokens as text; `None` if all tokens are allowed.
     fn allowed(&mut self, request: RequestId) -> Option<String> {
         self.step += 1;
         self.request(StepId(self.step), request, false, Self::WAIT);

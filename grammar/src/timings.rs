@@ -4,7 +4,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the histogram buckets in microseconds; a last bucket holds larger values.
+/// Upper bounds of the histogram buckets in microseconds; one further bucket counts larger values.
 pub const BOUNDS_US: [u64; 12] =
     [10, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 2_000_000];
 
@@ -24,8 +24,8 @@ impl DurationHistogram {
         self.sum_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Returns the number of durations in each bucket, not cumulative; the last bucket holds durations above
-    /// all bounds.
+    /// Returns the number of durations in each bucket (not cumulative); the last bucket counts durations
+    /// above all bounds.
     pub fn buckets(&self) -> [u64; BOUNDS_US.len() + 1] {
         self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed))
     }
@@ -39,15 +39,15 @@ impl DurationHistogram {
 /// Grammar metrics since start (`grammar_compile_seconds`, `grammar_mask_seconds`).
 #[derive(Debug, Default)]
 pub struct GrammarTimings {
-    /// Durations of compilations that succeeded; cache hits are not counted.
+    /// Durations of successful compilations, excluding cache hits.
     pub compiled: DurationHistogram,
-    /// Durations of compilations that failed.
+    /// Durations of failed compilations.
     pub rejected: DurationHistogram,
-    /// Durations of the mask computations of single rows.
+    /// Durations of mask computations, one per mask.
     pub masks: DurationHistogram,
-    /// Number of masks that failed; their requests ended with `error`.
+    /// Number of failed mask computations; the affected requests ended with `error`.
     pub masks_failed: AtomicU64,
-    /// Number of masks that steps did not wait for.
+    /// Number of masks for which a step did not wait.
     pub masks_overdue: AtomicU64,
 }
 

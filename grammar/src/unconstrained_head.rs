@@ -1,5 +1,5 @@
-//! Unconstrained text at the beginning of an output, such as reasoning, up to a marker after which a constraint
-//! starts.
+//! Unconstrained text at the beginning of an output, such as reasoning, up to a marker after which the
+//! constraint starts.
 
 use super::lark_text::{up_to, without};
 use protocol::Token;
@@ -19,20 +19,20 @@ pub struct UnconstrainedPreamble {
 pub struct PreambleEnd {
     /// Text of the marker.
     pub text: String,
-    /// Token that is the marker. Other tokens with the same text are then not allowed, because parsers of
-    /// outputs would read them as the marker. `None` = the marker is plain text.
+    /// Token id of the marker. Other token sequences with the same text are then not allowed, because the
+    /// output parser would read them as the marker. `None` = the marker is plain text.
     pub token: Option<Token>,
 }
 
 impl From<&str> for UnconstrainedPreamble {
-    /// Creates a head that ends with a plain text.
+    /// Creates unconstrained text that ends with a plain-text marker.
     fn from(marker: &str) -> Self {
         Self { opening: None, ends: vec![PreambleEnd { text: marker.to_owned(), token: None }] }
     }
 }
 
 impl UnconstrainedPreamble {
-    /// Returns the Lark grammar of the head and of the grammar `rest` after it.
+    /// Returns the Lark grammar for the unconstrained text followed by the grammar named `rest`.
     pub(super) fn grammar_before(&self, rest: &str) -> String {
         let texts = |is_token: bool| -> Vec<String> {
             let ends = self.ends.iter().filter(|end| end.token.is_some() == is_token);
@@ -66,7 +66,7 @@ mod tests {
         CompiledGrammar, GrammarCompiler, GrammarSpec, GrammarVocabulary, OutputConstraint,
     };
 
-    /// Ids of the tokens of a tokenizer with markers around reasoning: `<t>`, which is special, and `</t>`.
+    /// Ids of the tokens for the reasoning markers: `<t>`, which is a special token, and `</t>`.
     const OPEN_MARKER: Token = 257;
     const CLOSE_MARKER: Token = 258;
 
@@ -78,7 +78,7 @@ mod tests {
         vocabulary
     }
 
-    /// Whether each token is allowed after the ones before it, and the text may end after the last one.
+    /// Whether each token is allowed after its predecessors, and the text may end after the last token.
     fn accepts_tokens(compiled: &CompiledGrammar, tokens: &[Token]) -> bool {
         let mut session = compiled.session_seed(false).session();
         for &id in tokens {

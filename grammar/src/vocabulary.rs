@@ -1,4 +1,4 @@
-//! Vocabulary of the grammar engine: a trie of token bytes, and the tokenization of text.
+//! Vocabulary of the grammar engine: a trie of token bytes, and a tokenization function.
 
 use super::limits::TOKEN_BYTES_MAX;
 use llguidance::toktrie::{TokRxInfo, TokTrie, TokenId, TokenizerEnv};
@@ -6,19 +6,19 @@ use protocol::Token;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Function that tokenizes a text; `None` = the text cannot be tokenized.
+/// Tokenizes a text; returns `None` if the text cannot be tokenized.
 pub type EncodeFn = Arc<dyn Fn(&str) -> Option<Vec<Token>> + Send + Sync>;
 
-/// Vocabulary for which grammars are compiled: token bytes, special ids and tokenization.
+/// Vocabulary for compiling grammars: token bytes, special token ids and the tokenization function.
 pub struct GrammarVocabulary {
-    /// Bytes that each token id adds to the output; empty = the id is never allowed.
+    /// Bytes that each token adds to the output, by token id; empty = the token is never allowed.
     pub tokens: Vec<Vec<u8>>,
-    /// Special token ids, allowed only by a grammar that names them.
+    /// Special token ids, which are allowed only where a grammar names them.
     pub special: Vec<Token>,
     /// End-of-text token ids.
     pub end_ids: Vec<Token>,
-    /// Function that returns the canonical tokenization of a text: where a grammar forces a text, only these
-    /// ids are allowed.
+    /// Returns the canonical tokenization of a text. Where a grammar forces a text, only these token ids are
+    /// allowed.
     pub encode: EncodeFn,
 }
 
@@ -29,7 +29,8 @@ pub(super) struct TokenTrie {
 }
 
 impl TokenTrie {
-    /// Creates the trie; `None` if there is no end-of-text token, so that no constrained output could end.
+    /// Creates the trie; `None` if there is no end-of-text token, because then no constrained output could
+    /// end.
     pub(super) fn new(vocabulary: GrammarVocabulary) -> Option<Self> {
         let GrammarVocabulary { mut tokens, special, mut end_ids, encode } = vocabulary;
         end_ids.retain(|&id| (id as usize) < tokens.len());
@@ -54,8 +55,8 @@ impl TokenizerEnv for TokenTrie {
         &self.trie
     }
 
-    /// Returns the canonical tokenization of `bytes`, if its tokens have exactly these bytes: a tokenizer may
-    /// add a space or parse a special token in plain text. Otherwise returns a greedy tokenization.
+    /// Returns the canonical tokenization of `bytes` if its tokens have exactly these bytes; a tokenizer may
+    /// add a space, or parse a special token in plain text. Otherwise returns a greedy tokenization.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let text = std::str::from_utf8(bytes).ok();
         let canonical = text.and_then(|text| (self.encode)(text));

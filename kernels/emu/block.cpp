@@ -8,7 +8,8 @@ namespace emu {
 
 __thread Lane* self;
 
-// Offset of dynamic shared memory from a multiple of 1024: the minimum alignment that kernels may rely on.
+// Offset of the dynamic shared memory from a multiple of 1024, so that kernels cannot rely on an alignment of
+// more than 16 bytes.
 static const size_t DYNAMIC_OFFSET = 16;
 
 static Thread& running() { return *static_cast<Thread*>(self); }
@@ -57,7 +58,7 @@ u64 Block::random() {
 }
 
 void Block::begin(const Grid& g, u64 index) {
-    // Arrays of earlier kernels are freed, because every lane searches `arrays`.
+    // Frees the shared arrays of the previous kernel: every lane's lookup searches all of `arrays`.
     if (grid.entry != g.entry) release_arrays();
     grid = g;
     const Dim& size = g.launch->grid;
@@ -107,8 +108,9 @@ void Block::begin(const Grid& g, u64 index) {
         t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
         t.started = false;
-        // With ThreadSanitizer all fibers are created here: a fiber that is created by another thread of the
-        // block would be ordered after the earlier accesses of that thread.
+        // Under ThreadSanitizer, all fibers are created here. If another thread of the block created the
+        // fiber, ThreadSanitizer would treat the earlier accesses of that thread as ordered before the fiber,
+        // and miss races.
         if (races_watched()) arm(t);
     }
 }
@@ -203,8 +205,8 @@ void Block::wait(State state) {
 }
 
 void Block::block_sync() {
-    // For ThreadSanitizer, successive barriers alternate between two objects: a wave that is already at the
-    // next barrier must not be ordered with those at this barrier.
+    // For ThreadSanitizer, successive barriers alternate between two sync objects, so that a wave that has
+    // already reached the next barrier is not ordered with waves that are still at this barrier.
     void* order = barrier_orders + (current().barriers++ & 1);
     released(order);
     wait(State::AT_BLOCK);
@@ -279,8 +281,8 @@ void Block::run_wave(WaveRun& w) {
                                : "wave collective while lanes of the wave wait at a block barrier", w.first + waiting);
 }
 
-// Resumes the threads that wait at a block barrier. Called when all threads are at the barrier or done;
-// returns false if all are done.
+// Resumes the threads that wait at a block barrier. Precondition: every thread is at the barrier or has
+// returned. Returns false if every thread has returned.
 bool Block::release_barrier() {
     u32 at = 0, last = 0;
     for (u32 i = 0; i < count; ++i)
@@ -297,7 +299,7 @@ bool Block::release_barrier() {
     return true;
 }
 
-// Makes paused threads ready; returns false if there are none.
+// Makes all paused threads ready. Returns false if no thread was paused.
 bool Block::wake() {
     bool any = false;
     for (u32 w = 0; w < wave_count; ++w)

@@ -12,8 +12,8 @@
 #  define WARP_SIZE 64
 #endif
 #define DEV static inline
-// Source line of the call of a collective, as its last parameter (DEV_SITE) and argument (DEV_AT). The
-// emulator checks that all lanes call it from the same line.
+// DEV_SITE declares a last parameter `site` with the source line of the call of a collective; DEV_AT passes
+// it on. The emulator checks that all lanes of a wave call a collective from the same line.
 #define DEV_SITE , u32 site = __builtin_LINE()
 #define DEV_AT , site
 
@@ -46,8 +46,8 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     return v;
 }
 
-// C[M][N] += A[M][K] * B[K][N]; `Layout` maps element indices of this lane to rows and columns. Sums are over
-// ascending k in f32.
+// C[M][N] += A[M][K] * B[K][N]. `Layout` maps the element indices of a lane to rows and columns. Accumulates
+// in f32, in ascending order of k.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
     if (self->wave->lanes != WARP_SIZE) rule_violated("matrix product by an incomplete wave");
     Exchange& mine = exchange();
@@ -92,7 +92,7 @@ template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
 
 }  // namespace emu
 
-// max_threads is passed to EXPORT through __COUNTER__, so EXPORT must follow its KERNEL.
+// EXPORT reads max_threads through the value of __COUNTER__, so each EXPORT must directly follow its KERNEL.
 #define KERNEL(max_threads) \
     static constexpr u32 emu_max_threads(emu::Index<__COUNTER__>) { return max_threads; } \
     static void
@@ -151,7 +151,8 @@ DEV u16 f16_bits(float x) {
     const u32 sign = as_u32(x) >> 16 & 0x8000, a = as_u32(x) & 0x7fffffffu;
     if (a > 0x7f800000u) return (u16)(sign | 0x7e00);
     if (a >= 0x477ff000u) return (u16)(sign | 0x7c00);
-    // Subnormals are multiples of 2^-24: adding 1.5 * 2^23 rounds to one of them.
+    // Subnormal f16 values are multiples of 2^-24. After scaling by 2^24, adding 1.5 * 2^23 rounds to an
+    // integer.
     if (a < 0x38800000u) return (u16)(sign | (as_u32(as_f32(a) * 16777216.0f + 12582912.0f) & 0xffffu));
     return (u16)(sign | ((a + 0xfffu + (a >> 13 & 1)) >> 13) - (112u << 10));
 }

@@ -48,7 +48,7 @@ static char* map_stack() {
         fprintf(stderr, "hipemu: no memory for another stack of %zu bytes\n", (size_t)STACK_BYTES);
         abort();
     }
-    // Fails if the process has too many mappings; a stack overflow is then not detected.
+    // mprotect fails if the process has too many memory mappings; a stack overflow is then not detected.
     mprotect(p, 4096, PROT_NONE);
     return (char*)p;
 }
@@ -75,7 +75,8 @@ void fiber_arm(Fiber& f, unsigned colour, void (*entry)()) {
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(f.stack + 4096, STACK_BYTES - 4096);
     if (__tsan_create_fiber && !f.tsan) f.tsan = __tsan_create_fiber(0);
     f.shadow = nullptr;
-    // Stack tops at different offsets within a page: equal offsets would compete for a few cache sets.
+    // Stack tops get different offsets within a page: with equal offsets, all stacks would compete for a few
+    // cache sets.
     void** top = (void**)(f.stack + STACK_BYTES - 64 - (size_t)(colour % 64) * 192);
 #if defined(__x86_64__)
     *--top = nullptr;  // After a call the stack pointer is 8 bytes off its 16-byte alignment.

@@ -29,8 +29,8 @@ enum : size_t { STACK_BYTES = 128 << 10 };
 void fiber_open(Fiber& f);
 // Returns the stack to the free list. The fiber must not be running.
 void fiber_close(Fiber& f);
-// Makes the fiber start in `entry` at its next switch. `entry` must not return. Adjacent fibers have
-// different `colour`.
+// Makes the fiber start in `entry` at its next switch. `entry` must not return. `colour` selects the offset
+// of the stack top within a page; adjacent fibers should have different values.
 void fiber_arm(Fiber& f, unsigned colour, void (*entry)());
 // Switches from `from` to `to`. `ends`: `from` is never resumed.
 inline void fiber_switch(Fiber& from, Fiber& to, bool ends) {
@@ -45,7 +45,8 @@ void fiber_entered();
 // Initialises the fiber of the host thread, before its first switch.
 void fiber_host(Fiber& f);
 
-// For ThreadSanitizer: writes of a thread before released(o) are visible to another thread after acquired(o).
+// For ThreadSanitizer: what a thread writes before released(order) is visible to another thread after
+// acquired(order).
 inline void acquired(void* order) {
     if (__tsan_acquire) __tsan_acquire(order);
 }

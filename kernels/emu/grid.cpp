@@ -1,4 +1,4 @@
-// grid.cpp - runs the blocks of a launch of a kernel that is compiled for the host.
+// grid.cpp - runs the blocks of a launch of a kernel that was compiled for the host CPU.
 #include <cstdio>
 
 #include "grid_run.h"

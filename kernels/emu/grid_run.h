@@ -1,5 +1,5 @@
-// grid_run.h - runs the blocks of a launch, on several host threads if there are many. `B` is a block: it has run(),
-// note_progress() and `failure`, as Block (block.h).
+// grid_run.h - runs the blocks of a launch, on several host threads if the launch is large. `B` is a block
+// type with run(), note_progress() and `failure`, such as Block (block.h).
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -14,14 +14,14 @@
 
 namespace emu {
 
-// Keeps the first failure of the process for last_failure(), and prints it.
+// Stores the first failure of the process for last_failure(), and prints it.
 void set_failure(const std::string& text);
 
-// Minimum number of GPU threads for which a second host thread pays off.
+// Minimum number of GPU threads in a launch for which several host threads are used.
 const u64 MIN_PARALLEL_THREADS = 4096;
 
-// Deadlock detection of a host thread whose blocks wait: pending() is false if `progress` has not changed for
-// the progress timeout.
+// Detects a deadlock when all blocks of a host thread wait: pending() returns false once `progress` has not
+// changed for the progress timeout.
 struct ProgressTimeout {
     using Clock = std::chrono::steady_clock;
     u64 last_progress = 0;

@@ -35,7 +35,7 @@ struct Graph { std::vector<Work> work; };
 
 struct Stream;
 
-// An active stream capture: work put into its streams is added to `graph` instead of run.
+// An active stream capture: work submitted to a capturing stream is added to `graph` instead of executed.
 struct Capture {
     Graph* graph;
     Stream* origin;
@@ -78,26 +78,28 @@ struct Device {
     size_t bytes_used = 0;
     int failure_code = OK;                  // result code of all calls after a failed launch
 };
-// The visible devices, and one of them if there is none, so that calls have a place for their state.
+// The visible devices. If no device is visible, the list has one device that holds the state of failing
+// calls.
 const std::vector<Device*>& devices();
 // The current device of the calling thread: the first one until the thread selects another.
 Device& device();
-// Maximum shared memory per block of a kernel with `wave` lanes per wave, in bytes.
+// Maximum shared memory per block in bytes, for a kernel with `wave` lanes per wave.
 int shared_limit(u32 wave);
 typedef std::lock_guard<std::recursive_mutex> Guard;
 
-// Queues work on a stream (null: the default stream), or records it into the stream's capture.
+// Queues work on a stream (null: the default stream). If the stream is being captured, records the work
+// instead.
 int put(Stream* s, Work work);
 // Runs the stream's queued work, up to and including `until` if given.
 void drain(Stream* s, const EventRecord* until = nullptr);
 void drain_all();
-// Result code of a call that is not allowed while the calling thread captures; invalidates the capture, as on
-// hardware.
+// For a call that is not allowed during stream capture: invalidates every active capture whose mode forbids
+// the call from this thread, and returns CAPTURE_UNSUPPORTED, as on hardware; returns OK if there is none.
 int reject_while_capturing();
 // Whether device memory [p, p + bytes) is within one allocation.
 bool is_device(const void* p, size_t bytes);
 bool is_pinned(const void* p, size_t bytes);
-// The device that allocated the memory at `p`; null: no device of this process.
+// The device that allocated the memory at `p`; null: `p` is not device memory of this process.
 const Device* owner_of(const void* p);
 // The allocations of the devices whose memory `d` may access, with their sizes.
 std::map<uintptr_t, size_t> memory_of_peers(const Device& d);

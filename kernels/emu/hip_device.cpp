@@ -10,7 +10,7 @@ using namespace emu;
 
 namespace emu {
 
-// Never destroyed: threads may still call devices while the process exits.
+// The devices are never destroyed: threads may still make HIP calls while the process exits.
 const std::vector<Device*>& devices() {
     static const auto* const all = [] {
         auto* list = new std::vector<Device*>;
@@ -57,14 +57,14 @@ HIP int hipDeviceGetName(char* name, int bytes, int) {
     else snprintf(name, (size_t)bytes, "SIMT emulator, waves of %u", settings().wave);
     return OK;
 }
-// The bus is the index of the device before the visible devices are selected.
+// The bus number is the device index before the visible devices are selected, plus 1.
 HIP int hipDeviceGetPCIBusId(char* id, int bytes, int index) {
     if (!exists(index)) return INVALID_DEVICE;
     snprintf(id, (size_t)bytes, "0000:%02x:00.0", settings().devices[index] + 1);
     return OK;
 }
 HIP int hipDeviceTotalMem(size_t* bytes, int) { *bytes = settings().memory_bytes; return OK; }
-// As in AMD's runtime, a context is its device.
+// As in AMD's runtime, the context handle is the device.
 HIP int hipDevicePrimaryCtxRetain(void** context, int index) {
     if (!exists(index)) return INVALID_DEVICE;
     *context = devices()[index];
@@ -119,7 +119,7 @@ HIP int hipDeviceGetAttribute(int* value, int attribute, int) {
         case 23: *value = 0; return OK;                     // architecture number: none
         case 61: *value = 0; return OK;
         case 56: *value = 1024; return OK;                  // maximum threads per block
-        // Number of compute units; without a card it is small, so that grids exceed it.
+        // Number of compute units. Without an emulated card the number is small, so that grids exceed it.
         case 63: *value = card ? card->compute_units : 4; return OK;
         case 74: *value = shared_limit(settings().wave); return OK;
         case 87: *value = (int)settings().wave; return OK;
@@ -167,7 +167,7 @@ HIP void hipemuSetSeed(u64 seed) {
     Guard guard(device().lock);
     settings().seed = seed;
 }
-// As HIPEMU_ISA, for modules that are compiled from now on: 0x942, 0x950, or 0 for none.
+// Sets HIPEMU_ISA for modules compiled after this call: 0x942, 0x950, or 0 for none.
 HIP void hipemuSetIsa(u32 gfx) {
     Guard guard(device().lock);
     settings().isa = settings().gfx = gfx;

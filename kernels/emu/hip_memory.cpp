@@ -30,7 +30,7 @@ static Allocations& allocations() {
     return *all;
 }
 
-// Enters an allocation of the current device.
+// Registers an allocation of the current device.
 static void add_memory(void* p, Memory memory) {
     Device& d = device();
     d.memory[(uintptr_t)p] = memory;
@@ -115,7 +115,7 @@ HIP int hipFree(void* p) {
     return OK;
 }
 
-// Flag 3 (uncached) allocates memory that other processes of the host can open.
+// Flag 3 (uncached) allocates memory that other processes on the host can open through an IPC handle.
 HIP int hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
     if (flags != 3) return flags ? NOT_SUPPORTED : hipMalloc(out, bytes);
     Device& d = device();
@@ -159,7 +159,8 @@ HIP int hipIpcGetMemHandle(IpcHandle* out, void* p) {
     return OK;
 }
 
-// The allocating process already has an address; opening the handle there is an error, as in the drivers.
+// The allocating process already has an address of this memory; opening the handle in the same process is an
+// error, as in the HIP and CUDA drivers.
 HIP int hipIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
     *out = nullptr;
     if (flags != 1) return INVALID_VALUE;
@@ -209,7 +210,8 @@ HIP int hipMemGetInfo(size_t* available, size_t* total) {
 HIP int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, Stream* s) {
     Guard guard(device().lock);
     if (!is_device(to, bytes)) return INVALID_VALUE;
-    // Pageable memory is read before the call returns, pinned memory when the copy executes.
+    // The source is read before the call returns if it is pageable memory, and when the copy executes if it
+    // is pinned.
     if (!(s && s->capture) && !is_pinned(from, bytes) && settings().lazy) {
         auto copied = std::make_shared<std::vector<u8>>((const u8*)from, (const u8*)from + bytes);
         return put(s, [=] { memcpy(to, copied->data(), bytes); });

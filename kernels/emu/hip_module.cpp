@@ -1,5 +1,5 @@
-// hip_module.cpp - a module is a shared object of the host, with kernel entry points named emu_kernel_*, or a code object
-// of machine code (isa/).
+// hip_module.cpp - modules. A module is either a host shared object with kernel entry points named
+// emu_kernel_*, or a code object with machine code (isa/).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +29,8 @@ struct Function {
     Launch::Sizes sizes;
 };
 
-// Returns the size in bytes of a shared object, which the caller does not pass; 0 if the image is not one.
+// Returns the size in bytes of the ELF shared object at `image`, because the HIP call has no size argument.
+// Returns 0 if `image` is not a shared object.
 static size_t image_bytes(const u8* image) {
     if (!image || memcmp(image, ELFMAG, SELFMAG) != 0 || image[EI_CLASS] != ELFCLASS64) return 0;
     Elf64_Ehdr head;
@@ -59,7 +60,7 @@ static bool write_file(const u8* image, size_t bytes, std::string& path) {
     return good;
 }
 
-// Copies of a launch's arguments: the caller's memory may be gone when a captured graph is replayed.
+// Copies of a launch's arguments: the caller's memory may be freed before a captured graph is replayed.
 struct Arguments {
     std::vector<std::vector<u8>> bytes;
     std::vector<void*> addresses;
@@ -89,12 +90,12 @@ static int load_library(const u8* image, size_t bytes, Module& module) {
     if (!write_file(image, bytes, module.file)) return OUT_OF_MEMORY;
     module.library = dlopen(module.file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!module.library) fprintf(stderr, "hipemu: %s\n", dlerror());
-    // The file is kept for a sanitizer, which reads it when it reports an error.
+    // With a sanitizer, the file is kept because the sanitizer reads it when it reports an error.
     if (!settings().keep && !settings().sanitize) unlink(module.file.c_str());
     return module.library ? OK : INVALID_IMAGE;
 }
 
-// Memory that kernels may access: that of the device and of its peers, and pinned memory of the host.
+// Memory that kernels may access: device memory of the current device and its peers, and pinned host memory.
 static isa::AddressSpace accessible_memory() {
     Device& d = device();
     isa::AddressSpace space;
@@ -109,8 +110,9 @@ static bool run_function(const Function& f, const Launch& launch) {
     return f.kernel ? isa::launch(*f.kernel, launch, accessible_memory()) : f.entry(&launch);
 }
 
-// Another device whose memory a kernel is given without peer access; null: none. Every 64-bit word of the arguments
-// that is an address of a device counts, because a word with another meaning hardly ever is one.
+// Returns another device whose memory is passed to the kernel although peer access is not enabled; null:
+// none. Every 64-bit word of the arguments that is a device address is treated as a pointer: other values are
+// unlikely to match.
 static const Device* inaccessible_device(const Arguments& arguments) {
     const Device& d = device();
     for (const auto& argument : arguments.bytes)

@@ -153,7 +153,7 @@ HIP int hipEventRecord(Event* e, Stream* s) {
     });
 }
 
-// With flag 1 the record becomes part of the capture and is executed by every replay.
+// With flag 1, the event record becomes a node of the captured graph and is executed by every replay.
 HIP int hipEventRecordWithFlags(Event* e, Stream* s, unsigned flags) {
     Guard guard(device().lock);
     if (!e || flags > 1) return e ? INVALID_VALUE : INVALID_HANDLE;

@@ -19,7 +19,7 @@
 #include "hip.h"
 #include "settings.h"
 
-// The emulator's headers as text. EMU_FOLDER is their folder when this library is built.
+// The emulator's headers, embedded as text. EMU_FOLDER is their folder when this library is built.
 #define TEXT(label, file) \
     asm(".section .rodata\n" label ":\n.incbin \"" EMU_FOLDER "/" file "\"\n" label "_end:\n.byte 0\n.text\n")
 TEXT("emu_header", "emu.h");
@@ -70,7 +70,7 @@ std::string read(const fs::path& path) {
     return text.str();
 }
 
-// Whether an option is valid for a host compiler.
+// Whether an option is also valid for a host C++ compiler.
 bool for_host(const std::string& option) {
     for (const char* prefix : {"-D", "-U", "-std=", "--std=", "-W", "-w", "-g"})
         if (option.compare(0, strlen(prefix), prefix) == 0) return true;
@@ -84,13 +84,14 @@ std::string own_path() {
     return info.dli_fname ? fs::canonical(info.dli_fname, failed).string() : std::string();
 }
 
-// Command that compiles to machine code. The flags are those with which kernels/csrc/gate.py compiles all kernels.
+// Command that compiles to machine code. The flags equal those with which kernels/csrc/gate.py compiles all
+// kernels.
 std::vector<std::string> machine_command(const Folder& folder, const std::string& source, int count, const char** options) {
     char arch[32];
     snprintf(arch, sizeof arch, "--offload-arch=gfx%x", settings().isa);
     std::vector<std::string> c{settings().clang, "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-mcode-object-version=5",
                                "-O3", "-std=c++17", "-ffp-contract=fast", "--no-gpu-bundle-output", arch, "-I", folder.path.string()};
-    // dev.h knows the wave size of the architecture.
+    // -DWARP_SIZE is dropped: dev.h derives the wave size from the architecture.
     for (int i = 0; i < count; ++i)
         if (for_host(options[i]) && strncmp(options[i], "-DWARP_SIZE=", 12) != 0) c.push_back(options[i]);
     for (const std::string& last : {source, std::string("-o"), (folder.path / "kernel.so").string()}) c.push_back(last);
@@ -99,7 +100,8 @@ std::vector<std::string> machine_command(const Folder& folder, const std::string
 
 std::vector<std::string> command(const Folder& folder, const std::string& source, int count, const char** options) {
     const Settings& s = settings();
-    // With a sanitizer -O1: optimising its instrumentation takes longer than running it unoptimised.
+    // With a sanitizer, -O1: at -O2, the compiler spends more time on the instrumentation than it saves at
+    // run time.
     std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", s.sanitize ? "-O1" : "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
                                "-fno-strict-aliasing", "-fvisibility=hidden", "-DDEV_EMU=1", "-I", folder.path.string()};
     bool wave = false;
@@ -130,7 +132,8 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_adddup2(&files, 1, 2);
-    // The compiler must not run under a sanitizer preloaded into this process.
+    // Removes LD_PRELOAD: a sanitizer that is preloaded into this process must not be loaded into the
+    // compiler.
     std::vector<char*> variables;
     for (char** v = environ; *v; ++v)
         if (strncmp(*v, "LD_PRELOAD=", 11) != 0) variables.push_back(*v);
@@ -145,7 +148,7 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-// Adds the disassembly of kernel.so to it, as section .disassembly. Returns an exit status, as run().
+// Adds the disassembly of kernel.so to kernel.so, as section .disassembly. Returns an exit status, as run().
 int add_disassembly(const Folder& folder) {
     const std::string clang = settings().clang, suffix = clang.substr(std::min(clang.size(), clang.find("clang") + 5));
     const std::string code = (folder.path / "kernel.so").string(), text = (folder.path / "disassembly").string();
@@ -167,7 +170,8 @@ int compile(const Folder& folder, const std::string& source, int count, const ch
 
 }  // namespace
 
-// The version encodes settings that change the compiled code, for callers that cache it.
+// The version encodes the settings that change the compiled code, so that callers can use it as part of a
+// cache key.
 HIP int hiprtcVersion(int* major, int* minor) {
     const Settings& s = settings();
     *major = s.isa ? 8 : 7;

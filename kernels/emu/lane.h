@@ -1,4 +1,5 @@
-// lane.h - interface between a thread of an emulated block and the emulator: thread and wave state, waits.
+// lane.h - interface between a thread of an emulated block and the emulator: thread and wave state,
+// synchronisation.
 #pragma once
 #include <cstddef>
 
@@ -14,8 +15,8 @@ namespace emu {
 
 struct Dim { u32 x, y, z; };
 
-// One launch, as passed to EXPORT's entry point. If `sizes` is set nothing runs: the entry point only reports
-// the size of each argument in bytes, the maximum threads per block, and the lanes per wave.
+// One launch, as passed to EXPORT's entry point. If `sizes` is set, nothing runs: the entry point only
+// reports the size of each argument in bytes, the maximum threads per block, and the lanes per wave.
 struct Launch {
     Dim grid;
     u32 threads;        // number of threads per block
@@ -25,7 +26,7 @@ struct Launch {
 };
 
 // Data exchange between the lanes of a wave. Two buffers alternate, so that one synchronisation per
-// collective is enough: when a lane writes the first buffer again, all lanes have read it.
+// collective is enough: before any lane writes a buffer again, all lanes have finished reading it.
 struct Exchange {
     u64 word[64];
     alignas(64) float a[32 * 32], b[32 * 32], c[32 * 32];
@@ -58,17 +59,19 @@ void wave_sync(u32 site, Combine combine, Exchange& e);
 void block_sync();
 // Yields: this thread waits for memory to change.
 void pause();
-// Reports progress that other threads of the launch wait for, which resets the progress timeout.
+// Resets the progress timeout. Called when a thread completes something that other threads of the launch wait
+// for.
 void note_progress();
-// Clusters are runs of consecutive blocks along x. cluster_arrive: this thread, of a block with dynamic
-// shared memory at self->dynamic, has arrived. cluster_wait: waits until every thread of the `size` blocks of
-// this cluster has arrived. After that, peer_dynamic returns the start of the dynamic shared memory of block
-// `rank` of the cluster.
+// A cluster is `size` consecutive blocks along x. cluster_arrive: this thread has arrived; its block's
+// dynamic shared memory starts at self->dynamic. cluster_wait: waits until every thread of the cluster's
+// blocks has arrived. After that, peer_dynamic returns the start of the dynamic shared memory of block `rank`
+// of the cluster.
 void cluster_arrive(u32 size);
 void cluster_wait(u32 size);
 u8* peer_dynamic(u32 size, u32 rank);
-// Returns the block's static shared array with key `key`, filled with NaN at the start of the block. Aligned
-// to `alignment`, at most 32 bytes, and deliberately to no more, because device compilers guarantee no more.
+// Returns the block's static shared array with key `key`, filled with NaN at the start of the block. The
+// array is aligned to `alignment`, at most 32 bytes, and deliberately not further, because device compilers
+// guarantee no more.
 void* shared_array(const void* key, size_t bytes, size_t alignment);
 // Ends the launch, because the running thread violated `rule`.
 [[noreturn]] void rule_violated(const char* rule);

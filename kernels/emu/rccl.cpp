@@ -1,10 +1,11 @@
-// rccl.cpp - RCCL for emulated GPUs (all-reduce, all-gather, broadcast, send and receive): the ranks of a communicator are processes of one host (or copies of this
-// library in one process), which communicate through shared memory.
+// rccl.cpp - RCCL for emulated GPUs: all-reduce, all-gather, broadcast, send and receive. The ranks of a
+// communicator are processes on one host (or copies of this library in one process) that communicate through
+// shared memory.
 //
-// In a round of a collective a rank fills one of its two slots, waits for all other ranks, and reads all
-// slots. Rounds alternate between the slots, so that no slot is overwritten while it is read. An aborted rank
-// stops waiting, and leaves its results unchanged, as hardware does. Sends and receives use a mailbox per
-// pair of ranks, so that a rank without data to send or receive makes no call.
+// A collective is a sequence of rounds. In a round, each rank fills one of its two slots, waits for all other
+// ranks, and reads all slots. Successive rounds alternate between the slots, so that no slot is overwritten
+// while it is read. An aborted rank stops waiting and leaves its results unchanged, as on hardware. Sends and
+// receives use a mailbox per pair of ranks, so that a rank without data to send or receive makes no call.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -57,7 +58,7 @@ struct Comm {
     u64 rounds = 0;
     std::atomic<bool> aborted{false};
 
-    // The mailboxes follow the slots of the ranks in memory.
+    // In shared memory, the mailboxes follow the slots of all ranks.
     Mailbox& mailbox(int from, int to) const { return ((Mailbox*)(memory->ranks + size))[from * size + to]; }
 
     u8* slot(int of) const { return memory->ranks[of].slots[rounds % 2]; }
@@ -94,7 +95,8 @@ float of_f16(u16 bits) {
     return bits >> 15 ? -size : size;
 }
 
-// Rounds to f16: eleven significant bits, fewer for subnormals; a carry out of them increments the exponent.
+// f32 to f16, rounded to eleven significant bits, or fewer for subnormals; a rounding carry increments the
+// exponent.
 u16 to_f16(float x) {
     const u16 sign = std::signbit(x) ? 0x8000 : 0;
     const float size = fabsf(x);
@@ -120,7 +122,7 @@ float number(const u8* at, int type) {
     return x;
 }
 
-// Rounds to nearest, ties to even.
+// Stores `x` as element type `type`, rounded to nearest, ties to even.
 void store(u8* at, int type, float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
@@ -129,13 +131,14 @@ void store(u8* at, int type, float x) {
     memcpy(at, &bits, bytes_of(type));
 }
 
-// Calls `each(offset, bytes)` for every piece of at most SLOT_BYTES of `total` bytes, until it returns false.
+// Splits `total` bytes into pieces of at most SLOT_BYTES and calls `each(offset, bytes)` for each piece,
+// until the call returns false.
 template <class F> void pieces(size_t total, F each) {
     for (size_t at = 0; at < total; at += SLOT_BYTES)
         if (!each(at, total - at < SLOT_BYTES ? total - at : SLOT_BYTES)) return;
 }
 
-// Writes the sums over all ranks, added in the order of ranks, to `to`, which may equal `from`.
+// Writes the sums over all ranks to `to`, which may equal `from`. Values are added in rank order.
 void sum(Comm* c, const u8* from, u8* to, size_t count, int type) {
     const size_t each = bytes_of(type);
     pieces(count * each, [&](size_t at, size_t bytes) {
@@ -165,7 +168,7 @@ struct Group {
 };
 thread_local Group group;
 
-// Moves the pieces of all transfers as mailboxes become free or full; transfers of one direction and peer
+// Moves pieces of all transfers as mailboxes become free or full. Transfers with the same direction and peer
 // keep their order.
 void exchange(Comm* c, std::vector<Transfer> transfers) {
     size_t open = 0;

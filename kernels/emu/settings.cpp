@@ -33,15 +33,16 @@ static std::string unique_id(int device) {
     return text;
 }
 
-// Returns the entry of `from` that a word of a list names by its index or by the unique id of a device; -1: none.
+// Returns the entry of `from` that `word` names by index or by unique device id; -1: none.
 static int named_device(std::string word, const std::vector<int>& from) {
     for (size_t i = 0; i < from.size(); ++i)
         if (word == std::to_string(i) || word == unique_id(from[i])) return from[i];
     return -1;
 }
 
-// Returns the devices that a list leaves of `from`, in the order of the list, as AMD's runtimes read it: an unknown
-// word ends the list. A device that is named again also ends ROCR's list, and is ignored in HIP's.
+// Returns the devices of `from` that `list` (ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES) makes visible, in
+// the order of the list, with the rules of AMD's runtimes: an unknown word ends the list. A repeated device
+// ends a ROCR list and is ignored in a HIP list.
 static std::vector<int> visible(const char* list, const std::vector<int>& from, bool is_rocr) {
     std::vector<int> found;
     std::stringstream words(list);
@@ -66,7 +67,7 @@ static std::vector<int> visible_devices(u32 count) {
     return hip ? visible(hip, devices, false) : devices;
 }
 
-// HIP reports 4 MB of L2 for all of them, that of one XCD.
+// HIP reports 4 MB of L2 for each of these cards: the L2 of one XCD.
 static const Card CARDS[] = {
     {"MI300X", "AMD Instinct MI300X", 0x942, 304, 192ull << 30, false},
     {"MI300A", "AMD Instinct MI300A", 0x942, 228, 128ull << 30, true},

@@ -6,7 +6,7 @@
 
 namespace emu {
 
-// An AMD card that the emulated devices present.
+// An AMD card that the emulated devices report as their model.
 struct Card {
     const char* name;       // value of HIPEMU_CARD
     const char* product;
@@ -21,27 +21,33 @@ struct Settings {
     u64 seed;
     // HIPEMU_THREADS (default: number of cores): host threads that run the blocks of a large launch.
     u32 threads;
-    // HIPEMU_PROGRESS_TIMEOUT_MS (default 10000): a launch fails if no block or barrier finishes in it.
+    // HIPEMU_PROGRESS_TIMEOUT_MS (default 10000): a launch fails if no block or barrier finishes within this
+    // time.
     u64 progress_timeout_ms;
-    // HIPEMU_WAVE (default 64): wave size that the device reports. Kernels use their -DWARP_SIZE.
+    // HIPEMU_WAVE (default 64): wave size that the device reports. Kernels use the value of -DWARP_SIZE
+    // instead.
     u32 wave;
-    // HIPEMU_CARD (default none): MI300X, MI300A, MI325X, MI350X or MI355X; the card that the devices present: name,
-    // architecture, compute units, memory. Null: an unnamed card with few compute units.
+    // HIPEMU_CARD (default none): MI300X, MI300A, MI325X, MI350X or MI355X. The devices report the name,
+    // architecture, compute units and memory of this card. Null: an unnamed card with few compute units.
     const Card* card;
-    // HIPEMU_GFX (default: that of the card, or none): 90a, 942 or 950; AMD architecture of which kernels use the
-    // branches.
+    // HIPEMU_GFX (default: that of the card, or none): 90a, 942 or 950; AMD architecture whose code branches
+    // in kernels are compiled.
     u32 gfx;
-    // HIPEMU_ISA (default none): gfx942 or gfx950; kernels are compiled to machine code of this architecture, which is
-    // emulated (isa/). It also sets `gfx`; `wave` is 64. With HIPEMU_CARD the architecture is that of the card.
+    // HIPEMU_ISA (default none): gfx942 or gfx950. Kernels are compiled to machine code of this architecture,
+    // and the machine code is emulated (isa/). HIPEMU_ISA also sets `gfx`; `wave` is 64. With HIPEMU_CARD,
+    // the architecture is that of the card.
     u32 isa;
-    // HIPEMU_CLANG (default clang-22): compiler for machine code. llvm-objdump and llvm-objcopy have the same suffix.
+    // HIPEMU_CLANG (default clang-22): compiler for machine code. The version suffix also applies to
+    // llvm-objdump and llvm-objcopy.
     const char* clang;
-    // HIPEMU_COUNTERS (default none): file to which counters of emulated machine code are added when the process ends.
+    // HIPEMU_COUNTERS (default none): file to which the counters of emulated machine code are appended at
+    // process exit.
     const char* counters;
-    // HIPEMU_DEVICES (default 8): number of devices. Those that ROCR_VISIBLE_DEVICES, and among the remaining ones
-    // HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES, leave visible, in their order.
+    // HIPEMU_DEVICES (default 8): number of devices. `devices` has the visible devices: ROCR_VISIBLE_DEVICES
+    // selects from all devices, then HIP_VISIBLE_DEVICES (or else CUDA_VISIBLE_DEVICES) selects from the
+    // remaining devices.
     std::vector<int> devices;
-    // HIPEMU_PEER_ACCESS (default 1). 0: devices cannot access memory of each other.
+    // HIPEMU_PEER_ACCESS (default 1). 0: devices cannot access each other's memory.
     bool peer_access;
     // HIPEMU_MEMORY (default: that of the card, or 1 GiB): memory per device; suffixes K, M, G.
     u64 memory_bytes;
@@ -53,7 +59,7 @@ struct Settings {
     const char* sanitize;
     // HIPEMU_CXX (default c++): C++ compiler for kernels.
     const char* compiler;
-    // HIPEMU_KEEP (default off): folders of compiled kernels are kept.
+    // HIPEMU_KEEP (default off): folders of compiled kernels are not deleted.
     bool keep;
 };
 

@@ -21,8 +21,8 @@ impl LifetimeSampleRate {
         (fraction > 0.0 && fraction <= 1.0).then_some(Self { threshold: threshold as u64 })
     }
 
-    /// Returns whether allocation number `allocation` is sampled. A hash of the counter replaces a random
-    /// number and is as evenly distributed.
+    /// Returns whether allocation number `allocation` is sampled. The decision uses a hash of the allocation
+    /// number instead of a random number; both are uniformly distributed.
     ///
     /// The hash is the finalizer of `SplitMix64` (Steele, Lea, Flood, "Fast splittable pseudorandom number
     /// generators", OOPSLA 2014).
@@ -71,7 +71,8 @@ impl SampledBlock {
 pub(crate) struct LifetimeSampler {
     rate: LifetimeSampleRate,
     now_ms: u64,
-    /// Number of block allocations so far, from which `LifetimeSampleRate` decides which blocks are sampled.
+    /// Number of block allocations so far. `LifetimeSampleRate` decides by this number whether an allocation
+    /// is sampled.
     allocations: u64,
     sampled: Vec<Option<Box<SampledBlock>>>,
     finished: Vec<BlockLifetime>,

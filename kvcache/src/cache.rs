@@ -2,8 +2,8 @@
 //!
 //! `publish` registers a full block in the prefix index ("indexed") after its KV is computed, and only if its
 //! parent is indexed. Therefore the parent of every indexed block is indexed, and since tables are freed last
-//! block first, blocks without children are evicted first. A hash maps to one block: a table that computed
-//! equal content is deduplicated to the indexed block.
+//! block first, blocks without children are evicted first. A hash maps to a single block: if a request
+//! computes a block with equal content, its table entry is replaced by the indexed block (deduplication).
 
 use crate::block_lifetime::LifetimeSampler;
 use crate::block_pool::{AllocatedBlock, BlockPool};
@@ -12,7 +12,8 @@ use crate::{BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvConfig, KvConfigEr
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
-/// Index of the KV group in KV events. All groups of kind `Full` share one block table, that of this group.
+/// Index of the KV cache group in KV events. All groups of kind `Full` share one block table and are reported
+/// as this group.
 const FULL_ATTENTION_GROUP: u8 = 0;
 
 /// Block pool, prefix index and events of one replica.
@@ -65,10 +66,10 @@ pub struct PrefixHit {
 pub enum BlockRegistration {
     /// The block is in the prefix index.
     Stored,
-    /// The prefix index had an equal block, which replaced the block in the table.
+    /// The prefix index already had an equal block, which replaced the block in the block table.
     Deduplicated,
-    /// The parent is not in the prefix index, or a different block has the hash: no further blocks of the
-    /// table can be registered.
+    /// The parent is not in the prefix index, or a different block has the same hash. No further blocks of
+    /// the table can be registered.
     Rejected,
 }
 
@@ -88,7 +89,8 @@ pub struct BlockCounts {
 impl KvCache {
     /// Creates an empty cache.
     ///
-    /// Errors: a pool, block or hash of size zero, or a layout without groups.
+    /// Errors: an empty pool, blocks without tokens, a hash size outside 1 to 64 bits, or a number of KV
+    /// cache groups outside 1 to 255.
     pub fn new(config: &KvConfig) -> Result<Self, KvConfigError> {
         config.validate()?;
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);

@@ -40,7 +40,8 @@ impl KvConfig {
 
     /// Validates the configuration.
     ///
-    /// Errors: a pool, block or hash of size zero, or a layout without groups.
+    /// Errors: an empty pool, blocks without tokens, a hash size outside 1 to 64 bits, or a number of KV
+    /// cache groups outside 1 to 255.
     pub fn validate(&self) -> Result<(), KvConfigError> {
         let (block_tokens, groups) = (self.spec.block_tokens, self.spec.groups.len());
         if self.blocks == 0 {
@@ -76,7 +77,7 @@ pub enum KvConfigError {
         /// Configured tokens per block.
         block_tokens: u32,
     },
-    /// The number of groups does not fit one byte or is 0. All groups of kind `Full` share one table.
+    /// The number of KV cache groups is 0 or above 255.
     #[error("a KV layout needs between 1 and 255 groups, got {groups}")]
     GroupCount {
         /// Configured number of groups.

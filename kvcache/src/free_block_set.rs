@@ -1,5 +1,5 @@
-//! Set of free blocks with removal of the lowest id: a hierarchical bitmap. One bit of a level represents one
-//! word of 64 bits of the level below.
+//! Set of free blocks from which the lowest id can be removed: a hierarchical bitmap. Each bit of a level
+//! represents one 64-bit word of the level below.
 //!
 //! `insert` and `pop_lowest` touch one word per level (four levels for 16 million blocks) and never allocate
 //! memory.

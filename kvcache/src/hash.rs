@@ -32,7 +32,7 @@ pub struct MediaItem {
     pub len: u32,
 }
 
-/// Inputs besides token ids that the content of a request's blocks depends on.
+/// Inputs other than token ids that determine the KV content of a request's blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ExtraKeys {
     /// Adapter name; part of every block.
@@ -165,7 +165,8 @@ pub struct PromptHasher {
 }
 
 impl PromptHasher {
-    /// Creates a hasher; without prefix caching it returns no keys and costs nothing.
+    /// Creates a hasher. Without prefix caching (`caching` is false), the hasher returns no keys and computes
+    /// nothing.
     pub fn new(hasher: BlockHasher, caching: bool) -> Self {
         Self { hasher, caching }
     }

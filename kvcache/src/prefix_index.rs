@@ -45,8 +45,8 @@ impl PrefixIndex {
     }
 }
 
-/// Hasher with one multiplication, keyed with a secret. Block hashes are uniform unless a client forges them,
-/// and clients do not know the secret that determines positions in the hash table.
+/// Hash function with a single multiplication, keyed with a secret. Block hashes are uniform unless a client
+/// forges them; the secret key prevents clients from choosing colliding positions in the hash table.
 #[derive(Debug, Clone, Copy)]
 struct KeyedHasherBuilder {
     secret: u64,

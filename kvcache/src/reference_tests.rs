@@ -457,7 +457,8 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
     assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
 }
 
-/// Checks keys that a submitter computed with another salt: even then, blocks of another tenant do not match.
+/// Checks that blocks of another tenant do not match even if a submitter computed the block keys with the
+/// wrong salt.
 #[test]
 fn prefix_hit_requires_equal_extra_keys() {
     let config = config(64);

@@ -9,7 +9,8 @@ const COLLECTIVE_SECONDS_HELP: &str = "Time that rank 0 of a replica spent in co
      the ranks of the replica, dp = the replicas that share experts. On CPUs it includes waiting for stragglers; \
      on GPUs it is the host time of the launches, and graph replays are not observed.";
 
-/// Label values (`op`, `group`) of a series, and the function that reads its time from the timings of a step.
+/// Label values (`op`, `group`) of a series, and the function that reads the time of the series from a step's
+/// collective timing.
 type CollectiveTimingSeries = ([&'static str; 2], fn(&CollectiveTiming) -> u64);
 
 const TENSOR_PARALLEL_SERIES: [CollectiveTimingSeries; 2] = [

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 /// Estimated size of a number on the page, in bytes, by which memory for the page is reserved.
 const NUMBER_BYTES: usize = 12;
-/// Bound of 2^53: whole numbers below it are written as integers, which represent them exactly.
+/// 2^53: whole numbers of smaller magnitude are written as integers, which represent them exactly.
 const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 
 /// Metrics page without its numbers.

@@ -55,7 +55,7 @@ impl HttpMetrics {
         })
     }
 
-    /// Counts a response of a route and status, after its head was sent.
+    /// Counts a response by route and status code, after the response head was sent.
     pub fn replied(&self, route: &str, code: u16) {
         self.requests.with_label_values(&[self.model.as_str(), route, &code.to_string()]).inc();
     }

@@ -69,8 +69,7 @@ pub struct MetricsConfig {
     pub replicas: u16,
     /// Number of executors per replica (tensor parallel size).
     pub tp_size: u16,
-    /// Number of experts in each layer whose tokens are counted, 0 for dense layers; empty if no tokens are
-    /// counted.
+    /// Number of experts in each layer, 0 for dense layers; empty if the tokens per expert are not counted.
     pub experts: Vec<u16>,
     /// Whether replicas share experts (expert parallelism across DP).
     pub experts_shared: bool,

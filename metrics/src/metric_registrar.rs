@@ -105,8 +105,8 @@ impl<'a> MetricRegistrar<'a> {
             .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
     }
 
-    /// Registers a counter per replica and value of `label`, whose values depend on the model; returns one
-    /// entry per value, in order.
+    /// Registers a counter per replica and value of `label`; the values of `label` depend on the model.
+    /// Returns one entry per value, in order.
     pub(super) fn counters_by(
         &self,
         name: &str,
@@ -162,8 +162,8 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
-    /// Registers a gauge for the first executor of each replica and value of `label`; returns one vector, by
-    /// replica, per value.
+    /// Registers a gauge per value of `label` and replica, for the replica's first executor. Returns one
+    /// vector per value, indexed by replica.
     pub(super) fn gauges_of_first_ranks(
         &self,
         name: &str,
@@ -213,7 +213,7 @@ impl<'a> MetricRegistrar<'a> {
         self.ranks / self.tp_size
     }
 
-    /// Registers a gauge that has the given labels alone, without model name and replica.
+    /// Registers a gauge with only the given labels, without `model_name` and `engine`.
     pub(super) fn info(
         &self,
         name: &str,

@@ -27,8 +27,8 @@ pub struct StepTimingRecord {
     pub prefill_rows: u64,
     /// Number of tokens in the forward pass.
     pub tokens: u64,
-    /// Attention work of prefill: sum over the prefill rows of their tokens times their context length at the
-    /// end of the row.
+    /// Attention work of prefill: sum over the prefill rows of the number of tokens times the context length
+    /// at the end of the row.
     pub prompt_pairs: u64,
     /// Deadline of the step, as set when it was sent, in milliseconds.
     #[serde(rename = "allowed_ms")]

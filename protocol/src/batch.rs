@@ -46,8 +46,8 @@ pub enum StepLaunchMode {
 pub struct BatchRow {
     /// Request that the tokens belong to.
     pub request: RequestId,
-    /// Epoch of the request, incremented by preemption and executor failure. Outputs do not contain it: their
-    /// rows are in batch order.
+    /// Epoch of the request, incremented by preemption and executor failure. Step outputs do not contain it,
+    /// because their rows are in batch order.
     pub epoch: u32,
     /// Sequence slot of the request.
     pub seq_slot: SequenceSlot,
@@ -59,7 +59,7 @@ pub struct BatchRow {
     /// Maximum number of draft tokens forwarded after the known tokens. The draft tokens are stored in the
     /// sequence slot, which may have fewer.
     pub drafts: u8,
-    /// Whether the row samples: true iff the token after its last one is unknown.
+    /// Whether the row samples: true iff the token after the row's last token is unknown.
     pub samples: bool,
     /// Whether the sampler waits for the grammar bitmasks of this row, which follow in a `BitmaskMessage`. If
     /// `drafts` is above 0, the executor first reports the draft tokens of the row (`StepDrafts`). Only for
@@ -82,9 +82,9 @@ pub struct BatchRow {
 pub enum RowInput {
     /// The `len` token ids themselves.
     Tokens(TokenVec),
-    /// The newest token of the sequence slot, from an earlier step with an output that the scheduler has not
-    /// received yet. The position is stored in the sequence slot: each accepted draft token of that step, and
-    /// of earlier steps in flight, moves the row by one position.
+    /// The newest token of the sequence slot, sampled by an earlier step whose output the scheduler has not
+    /// received yet. The sequence slot stores the position: each draft token accepted in that step, or in an
+    /// earlier step in flight, moves the row by one position.
     SampledAt {
         /// Step that sampled the token.
         step: StepId,
@@ -108,7 +108,7 @@ impl RowInput {
 pub struct BlockTableUpdate {
     /// Index of the KV group in `KvSpec::groups`.
     pub group: u8,
-    /// First entry to replace; the table ends after `blocks`.
+    /// Index of the first entry to replace; after the update, the table ends with the new entries.
     pub first_entry: u32,
     /// New entries.
     #[serde(with = "crate::packed_list")]

@@ -106,7 +106,7 @@ pub struct NodeInfo {
 pub struct ExecutorLinkRequest {
     /// Ticket of the `Start` command that started the executor.
     pub ticket: u64,
-    /// Rank of the executor in the world.
+    /// World rank of the executor.
     pub rank: Rank,
     /// Settings that depend on the host of the executor.
     pub host: HostSettings,

@@ -24,7 +24,7 @@ pub struct StepOutput {
 /// Number of tokens routed to one expert of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertTokenCount {
-    /// Layer index, from 0; dense layers are counted.
+    /// Layer index, from 0; dense layers are included in the numbering.
     pub layer: u16,
     /// Expert index, from 0.
     pub expert: u16,
@@ -119,8 +119,8 @@ pub struct CollectiveTiming {
     pub dp_all_gather_rows_ns: u64,
     /// Time of reduce-scatters of expert outputs, over replicas.
     pub dp_reduce_scatter_ns: u64,
-    /// Time of exchanges of the number of rows that each replica sends to each other replica, before the
-    /// all-to-all.
+    /// Time of the exchange of row counts before the all-to-all: each replica sends to every other replica
+    /// the number of rows that it will send.
     pub dp_exchange_counts_ns: u64,
     /// Time of all-to-alls over replicas: of hidden states to the experts (dispatch), and of expert outputs
     /// back (combine).

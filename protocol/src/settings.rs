@@ -54,9 +54,9 @@ pub struct ExecutorSettings {
     pub profile_dir: Option<PathBuf>,
     /// Epoch of the executor group; batches of other epochs are dropped.
     pub epoch: Epoch,
-    /// Rank in the world: `dp · tp_size + tp`.
+    /// World rank, the rank among all ranks of the server: `dp · tp_size + tp`.
     pub rank: Rank,
-    /// Parallel configuration of the world.
+    /// Parallel configuration of the server.
     pub parallel: ParallelConfig,
     /// Number of ranks on this host, this rank included: they share its cores and memory.
     pub ranks_on_host: u16,
@@ -69,7 +69,7 @@ pub struct ExecutorSettings {
     pub one_shot_all_reduce: bool,
 }
 
-/// Parallel configuration of a world, that is, of all ranks of a server. The ranks of a replica are
+/// Parallel configuration of a server. All ranks of the server form the world; the ranks of a replica are
 /// consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParallelConfig {
@@ -90,7 +90,7 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
-    /// Returns the number of ranks of the world.
+    /// Returns the world size: the number of ranks of the server.
     #[must_use]
     pub fn world_size(self) -> u16 {
         self.tp_size * self.dp_size
@@ -125,7 +125,7 @@ pub enum DraftAcceptanceRule {
     Synthetic {
         /// Probability of the first draft token of a row in thousandths; values above 1000 are certain.
         per_mille: u16,
-        /// Thousandths by which the probability decreases from each draft token of a row to the next: 0 for a
+        /// Decrease of the probability from each draft token of a row to the next, in thousandths: 0 for a
         /// constant rate, 1000 for a fixed mean number of accepted draft tokens.
         decrease: u16,
     },

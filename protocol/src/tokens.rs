@@ -7,7 +7,7 @@ use crate::{Token, packed_list};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 
-/// Number of token ids stored inline: with three, the type has two words.
+/// Number of token ids stored inline: three, so that the type has the size of two machine words.
 const INLINE_TOKENS: usize = 3;
 
 /// A list of token ids; up to three are stored inline. Serialised as a packed list.

@@ -1,9 +1,9 @@
 //! Time of one scheduler step (plan, commit, apply, events) with a device that completes steps immediately.
 //!
-//! All requests decode on one core without KV events. Prints a Markdown table; with `--bar`, a step above its
-//! bound is an error. Bounds: 50 us at 256 running requests, 150 us at 1,024, 2 ms at 10,000, 1.5 ms for a
-//! lockstep group of 8 ranks with 1,024 requests each, and a 99th percentile of at most four medians; 1 ms
-//! for any tick of a single request, whatever the number of blocks.
+//! All requests decode on one core without KV events. Prints a Markdown table; with `--bar`, a step time
+//! above its bound is an error. Bounds: 50 us at 256 running requests, 150 us at 1,024, 2 ms at 10,000, 1.5
+//! ms for a lockstep group of 8 ranks with 1,024 requests each, and a 99th percentile of at most four times
+//! the median; 1 ms for any tick with a single request, for any number of blocks.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 

@@ -2,8 +2,8 @@
 
 use crate::{RejectReason, RequestSubmission, SchedulerConfig};
 
-/// Number of waiting requests and of their tokens, summed over all replicas, for the limits of the waiting
-/// queue.
+/// Number of waiting requests and total number of their tokens, over all replicas, which the queue limits
+/// bound.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct QueueBacklog {
     pub(crate) requests: u32,

@@ -1,8 +1,8 @@
 //! Applies the output of a step: commits sampled tokens, registers full blocks in the prefix cache and
 //! finishes requests.
 //!
-//! Row results of requests that finished or were preempted after the step was sent are dropped. An output
-//! that does not belong to the oldest step in flight is dropped as a whole and counted.
+//! If a request finished or was preempted after the step was sent, its row result is dropped. An output that
+//! does not belong to the oldest step in flight is dropped completely and counted.
 
 use crate::publish::publish_full_blocks;
 use crate::request::Request;
@@ -180,9 +180,9 @@ fn checked_finish(
     }
 }
 
-/// Keeps the prompt logprobs of a row that were not delivered yet. After a preemption, rows recompute
-/// positions whose logprobs were delivered. The row starts at position `start`, so `entries[0]` belongs to
-/// position `start + 1`.
+/// Keeps only the undelivered prompt logprobs in the `entries` of a row: after a preemption, rows recompute
+/// positions with delivered logprobs. The row starts at position `start`, so `entries[0]` belongs to position
+/// `start + 1`.
 fn keep_undelivered_logprobs(request: &mut Request, start: u32, entries: &mut Vec<TokenLogprobs>) {
     let cold = &mut request.cold_fields;
     let prompt_entries = (cold.prompt_len - 1).saturating_sub(start) as usize;

@@ -16,8 +16,8 @@ const OUTPUT_TOKENS_RESERVED: u32 = 1_024;
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct RequestColdFields {
-    /// Committed tokens, except the newest, which may be only in `Request::tail` until `Request::flush_tail`
-    /// copies them.
+    /// Committed tokens. The newest committed tokens may be only in `Request::tail` until
+    /// `Request::flush_tail` copies them.
     pub(crate) tokens: Vec<Token>,
     pub(crate) block_table: BlockTable,
     pub(crate) block_keys: Vec<BlockKey>,
@@ -32,7 +32,7 @@ pub(crate) struct RequestColdFields {
     pub(crate) params: RequestParams,
 }
 
-/// Parameters of a request, and data on its last requeue and first admission.
+/// Parameters of a request, and data about its last requeue and its first admission.
 #[derive(Debug)]
 pub(crate) struct RequestParams {
     pub(crate) sampling: SamplingParams,
@@ -42,7 +42,8 @@ pub(crate) struct RequestParams {
     pub(crate) first_masked_position: u32,
     /// Whether the client named the replica: the request never migrates.
     pub(crate) pinned_to_replica: bool,
-    /// Tokens that the request adds to the outstanding load of its replica, which the router compares.
+    /// Tokens that the request adds to the outstanding load of its replica; the router compares the loads of
+    /// replicas.
     pub(crate) load_tokens: u64,
     pub(crate) submitted_ms: u64,
     /// Reason of the last requeue (for example a preemption), and the number of positions computed before it.

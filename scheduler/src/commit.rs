@@ -1,4 +1,5 @@
-//! Executes a plan: moves requests between queues, allocates blocks (those of draft tokens too) and writes the batch.
+//! Executes a plan: moves requests between queues, allocates blocks (also for draft tokens) and writes the
+//! batch.
 //!
 //! The order matters: preempt victims, pin the prefix hits of *all* admissions, then allocate. An allocation
 //! must not evict a prefix hit of the same plan.
@@ -113,8 +114,8 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
     }
 }
 
-/// Writes the rows of the batch and advances the computed positions of their requests. Afterwards the step is
-/// in `steps_in_flight`, even if it has no rows.
+/// Writes the rows of the batch, advances the computed positions of their requests, and adds the step to
+/// `steps_in_flight`, even if the step has no rows.
 pub(crate) fn write_batch_rows(
     state: &mut ReplicaRequests,
     kv: &KvCache,

@@ -17,7 +17,7 @@ pub struct SchedulerConfig {
     pub replicas: u16,
     /// Whether replicas share collectives and therefore step together.
     pub lockstep: bool,
-    /// Policy that chooses the replica of submissions that name no replica.
+    /// Policy that chooses the replica for submissions without a requested replica.
     pub routing: RoutingPolicy,
     /// Lockstep only: delay prefill until enough ranks have prefill work.
     pub prefill_gate: bool,
@@ -73,7 +73,7 @@ impl SchedulerConfig {
     }
 }
 
-/// Policy that chooses the replica of submissions that name no replica.
+/// Policy that chooses the replica for submissions without a requested replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
     /// Chooses the replica with the lowest sum of outstanding tokens and uncached prompt tokens; replicas

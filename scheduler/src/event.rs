@@ -4,7 +4,7 @@ use crate::{AbortCause, RequestSubmission, SchedulerStats, TokenEvent};
 use kvcache::BlockLifetime;
 use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
 
-/// Input of a tick: something that happened since the previous tick.
+/// Input of a tick: an event since the previous tick.
 #[derive(Debug)]
 pub enum SchedulerEvent {
     /// A new request.
@@ -30,7 +30,7 @@ pub enum SchedulerEvent {
     ExecutorsFailed {
         /// Failed replica.
         replica: Replica,
-        /// Kind of failure. It affects statistics only, not decisions.
+        /// Kind of failure. It affects statistics, not scheduling decisions.
         failure: ExecutorFailure,
     },
     /// A failed replica is ready again, with an empty KV cache. Its executors expect batches of the epoch
@@ -61,7 +61,7 @@ pub enum SchedulerEvent {
     },
 }
 
-/// Reason for which executors are considered failed.
+/// Reason why executors are considered failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutorFailure {
     /// The process or thread ended, or the link closed.

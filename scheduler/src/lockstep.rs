@@ -9,8 +9,8 @@ use crate::plan::StepPlan;
 use crate::replica_state::ReplicaState;
 use protocol::StepLaunchMode;
 
-/// KV usage of any rank (share of its KV blocks in use) from which prefill is not delayed: a delay collects
-/// no further prefill work if requests cannot be admitted for lack of free blocks.
+/// Prefill is not delayed if the KV usage (share of KV blocks in use) of any rank is at least this value: a
+/// delay collects no further prefill work if requests cannot be admitted for lack of free blocks.
 const KV_USAGE_FULL: f64 = 0.9;
 /// Minimum share of the group's token budget that pending prefill tokens must fill before a prefill step is
 /// run.
@@ -41,7 +41,8 @@ pub(crate) struct PrefillGate {
 pub(crate) struct PrefillGateInput {
     /// Number of ranks in the group.
     pub(crate) ranks: u32,
-    /// Number of ranks with prefill rows in their plan; requests that cannot be admitted do not count.
+    /// Number of ranks with prefill rows in their plan; waiting requests that cannot be admitted are not
+    /// counted.
     pub(crate) ranks_with_prefill: u32,
     /// Uncomputed prefill tokens of the requests in the plans, summed over ranks, at most `tokens_per_step`
     /// per rank.
@@ -191,7 +192,7 @@ mod tests {
         has_partial_prefill: false,
     };
 
-    /// Returns whether a gate that delayed prefill in the last `delayed` steps allows it for `input`.
+    /// Returns whether a gate that has delayed prefill for `delayed` steps allows prefill for `input`.
     fn gate_opens(delayed: u32, input: PrefillGateInput) -> bool {
         PrefillGate { started: true, delayed_steps: delayed, ..PrefillGate::default() }
             .allows_prefill(&input)

@@ -1,8 +1,8 @@
 //! Plans the next step of one replica.
 //!
-//! Planning is pure: it reads state and cache and changes neither. It rejects nothing, because
-//! `admission_control.rs` rejected requests that can never fit. `commit` executes the plan directly
-//! afterwards, so blocks that the plan counts as free are still free.
+//! Planning is pure: it reads state and cache without changing them. It rejects no request, because
+//! `admission_control.rs` has already rejected requests that can never fit. `commit` executes the plan
+//! directly afterwards, so blocks that the plan counts as free are still free.
 
 use crate::SchedulerLimits;
 use crate::request::Request;
@@ -29,8 +29,8 @@ pub(crate) struct StepPlan {
     /// Uncomputed tokens of the requests with prefill rows (passes 2 and 3 of `plan`), including tokens
     /// beyond the chunks of this step.
     pub(crate) pending_prefill_tokens: u64,
-    /// Positions in the running queue of requests that do not decode: only these can have prefill chunks in
-    /// pass 2.
+    /// Positions in the running queue of requests that do not decode. Only these requests can have prefill
+    /// chunks in pass 2.
     non_decoding: Vec<usize>,
     /// For each block, the number of its references that the requests to preempt hold.
     victim_blocks: VictimBlockRefs,
@@ -239,9 +239,9 @@ impl StepPlanner<'_> {
         Some(row(0, new_blocks))
     }
 
-    /// Returns the number of draft tokens of a decode row. It is 0 before the sequence slot has sampled in
-    /// this epoch, and while bitmasks of the request are late. A row without a bitmask has no draft tokens at
-    /// masked positions.
+    /// Returns the number of draft tokens of a decode row: 0 before the sequence slot has sampled in this
+    /// epoch, and 0 while grammar bitmasks of the request are late. A row without a bitmask has no draft
+    /// tokens at masked positions.
     fn draft_count(&self, request: &Request) -> u32 {
         if !request.slot_has_drafts || !request.mask_state.allows_drafts() {
             return 0;

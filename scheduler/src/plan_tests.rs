@@ -19,13 +19,13 @@ struct PlanScenario {
     state: ReplicaRequests,
     kv: KvCache,
     limits: SchedulerLimits,
-    /// Holds the blocks that running requests save by sharing prefixes, so that the scenario's number of free
-    /// blocks is exact.
+    /// Holds the blocks that running requests do not need because they share prefixes, so that the number of
+    /// free blocks equals the scenario's `free`.
     parked_blocks: BlockTable,
 }
 
-/// A request parsed from a scenario, for example `b=a 4/9`: name, request whose tokens it has, whether it is
-/// non-preemptible, computed and known tokens.
+/// A request parsed from a scenario, for example `b=a 4/9`: its name, the request with the same tokens,
+/// whether it is non-preemptible, and its numbers of computed and known tokens.
 struct ScenarioRequest {
     name: u8,
     same_tokens_as: u8,
@@ -315,7 +315,7 @@ fn masked_rows_have_drafts_while_masks_are_in_time() {
     for mask_state in [MaskState::InStepReady, MaskState::AheadReady, MaskState::LastInFlight] {
         assert_eq!(drafts(mask_state, 0), 0, "{mask_state:?}");
     }
-    // The row samples at position 8, and each draft token at one more.
+    // The row samples at position 8; each draft token adds one sample position.
     assert_eq!([8, 9, 11, 99].map(|first| drafts(MaskState::NotStarted, first)), [0, 0, 2, 4]);
 }
 

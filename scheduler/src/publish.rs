@@ -6,9 +6,9 @@ use kvcache::{BlockHasher, BlockRegistration, KvCache};
 /// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
 /// gaps.
 ///
-/// Registration ends for this request at a block whose parent is not registered, or whose hash belongs to a
-/// different block. If the cache already holds an equal block, that block replaces the entry in the block
-/// table, so entries from it on are sent to the executor again.
+/// No further blocks of the request are registered after a block with an unregistered parent, or with the
+/// hash of a different block. If the cache already holds an equal block, the cached block replaces the entry
+/// in the block table, and the entries from this index on are sent to the executor again.
 pub(crate) fn publish_full_blocks(
     request: &mut Request,
     kv: &mut KvCache,

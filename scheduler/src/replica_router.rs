@@ -8,7 +8,7 @@ use protocol::{BlockId, Replica};
 /// `RoutingPolicy::LeastTokens`.
 const TOKENS_PER_REQUEST: u64 = 512;
 
-/// Outstanding work of one replica, its waiting and running requests.
+/// Outstanding work of one replica: its waiting and running requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReplicaLoad {
     pub(crate) requests: u64,

@@ -30,8 +30,8 @@ pub(crate) struct Request {
     /// Token ids that end the request: EOS ids first, then stop ids of the client. Every committed token is
     /// compared with them, so short lists are stored inline.
     stop_ids: TokenVec,
-    /// Id of the last sent step in which the request samples. While the sampled token is not applied, the
-    /// next row refers to it by this id, because only the executor holds the token.
+    /// Id of the last sent step in which the request samples. Until the sampled token is applied, only the
+    /// executor holds it, and the next row refers to the token by this step id.
     pub(crate) last_sampling_step: StepId,
     /// Epoch of the request, incremented by preemption and executor failure; row results of other epochs are
     /// dropped.
@@ -193,9 +193,9 @@ impl Request {
         self.known_len() - self.computed_tokens
     }
 
-    /// Returns whether the next row decodes: it forwards the last known token and samples. Requests about to
-    /// reach their limit do not decode, so a length finish wastes no row. Constrained requests wait for the
-    /// pending token, because the next bitmask depends on it.
+    /// Returns whether the next row decodes: it forwards the last known token and samples. A request that may
+    /// reach its length limit with the pending tokens does not decode, so that no row is wasted. Constrained
+    /// requests wait for the pending token, because the next bitmask depends on it.
     #[inline]
     pub(crate) fn can_decode(&self) -> bool {
         let waits = || {
@@ -244,8 +244,7 @@ impl Request {
 
     /// Appends an event of this request for the caller to fill in. The first event carries admission data.
     ///
-    /// The event is filled in place: building events elsewhere and moving them was the slowest part of a
-    /// step.
+    /// The event is filled in place: building an event and then moving it was the slowest part of a step.
     #[inline]
     pub(crate) fn push_event<'a>(&mut self, events: &'a mut Vec<TokenEvent>) -> &'a mut TokenEvent {
         let event = events.push_mut(TokenEvent::EMPTY);

@@ -429,8 +429,8 @@ impl Scheduler {
         }
         phase_timer.phase_done(TickPhase::Plan);
         let has_rows = replicas.iter().any(|replica| !replica.plan.rows.is_empty());
-        // If the plans preempt requests but have no rows, plan again: the freed blocks may allow an
-        // admission.
+        // If the plans preempt requests and have no rows, another step may still follow in this tick: the
+        // freed blocks may allow an admission.
         let may_continue =
             has_rows || replicas.iter().any(|replica| !replica.plan.preempt.is_empty());
         let BatchHeaders { dispatch, moe_tokens, draft_rows } =
@@ -483,9 +483,9 @@ impl Scheduler {
         self.check_requests();
     }
 
-    /// Recomputes the counters of requests and sequence slots; panics on a difference. Its cost does not
-    /// depend on the number of blocks: it runs in the tick in which the scheduler becomes idle, and delays
-    /// requests that arrive then.
+    /// Recomputes the counters of requests and sequence slots; panics on a difference. The check runs in the
+    /// tick in which the scheduler becomes idle and delays requests that arrive then, so its cost must not
+    /// depend on the number of blocks.
     fn check_requests(&self) {
         let mut live = 0;
         for (index, replica) in self.replicas.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Tests that `Scheduler::check` and the check of an idle scheduler detect inconsistent state; the simulator
-//! relies on both.
+//! Tests that `Scheduler::check` and the check that runs when the scheduler becomes idle detect inconsistent
+//! state. The simulator relies on both checks.
 
 use super::*;
 use crate::RequestSubmission;

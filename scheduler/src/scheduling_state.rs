@@ -1,7 +1,7 @@
 //! Requests of one replica and their steps in flight.
 //!
-//! A request is in exactly one of two queues, waiting and running, which is its only status. Counters can be
-//! derived from the queues, and `check` recomputes them.
+//! Every request is in exactly one of two queues, waiting or running; it has no other status. All counters
+//! can be derived from the queues, and `check` recomputes them.
 
 use crate::request::Request;
 use crate::request_queue::RequestQueue;
@@ -57,8 +57,8 @@ pub(crate) struct ScheduledRow {
     pub(crate) samples: bool,
 }
 
-/// The head of the waiting queue, if it was not admitted for lack of blocks. Its prefix lookup is not
-/// repeated until enough blocks may have become free or shared.
+/// The head of the waiting queue, if it was not admitted for lack of blocks. The prefix lookup of this
+/// request is not repeated until enough blocks may have become free or shared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockedQueueHead {
     pub(crate) request: RequestId,

@@ -53,7 +53,7 @@ pub struct SchedulerStats {
     pub prefix_hits_total: u64,
     /// Row results dropped because their request had finished or been preempted.
     pub rows_dropped_total: u64,
-    /// Outputs dropped because of an old epoch, a repetition or a wrong order.
+    /// Step outputs dropped because they are of an old epoch, repeated or out of order.
     pub outputs_dropped_total: u64,
 }
 
@@ -86,7 +86,7 @@ impl SpecDecodeStats {
 pub struct FailureCounts {
     /// Count for executors whose process or thread ended or whose link closed.
     pub exited: u64,
-    /// Count for executors without a heartbeat in time.
+    /// Count for executors that sent no heartbeat within the heartbeat timeout.
     pub heartbeat_timeout: u64,
     /// Count for executors with a step that exceeded its deadline.
     pub step_timeout: u64,
@@ -106,7 +106,7 @@ impl FailureCounts {
     }
 }
 
-/// Reason for which a running request was requeued.
+/// Reason why a running request was requeued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequeueReason {
     /// Other requests needed its blocks.

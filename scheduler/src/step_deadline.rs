@@ -1,16 +1,16 @@
-//! Step deadline: a multiple of the expected step time, which is learned from earlier steps.
+//! Step deadline: a multiple of the expected step time, which is estimated from earlier steps.
 //!
 //! The expected time has three terms, `fixed + per token · tokens + per pair · pairs`. A pair is a prompt
-//! token and a position of its context: attention multiplies them, and a prompt with a long cached prefix has
-//! long contexts from its first step on. The fixed cost and the cost per token start with values fitted to
-//! the executor's first passes, which have short contexts, with a lower bound; the cost per pair starts as an
-//! estimate.
+//! token and one position of its context: the cost of attention is proportional to the number of pairs, and a
+//! prompt with a long cached prefix has long contexts from its first step on. The fixed cost and the cost per
+//! token start with values fitted to the executor's first passes, which have short contexts, with a lower
+//! bound; the cost per pair starts as an estimate.
 //!
-//! Every answered step corrects the costs, upwards by a quarter of the difference, downwards by a 64th. Each
-//! term is corrected in proportion to the square of its share of the expected time; a term with a share below
-//! a 16th is not corrected, because a step carries little information about it, however often it occurs. A
-//! step time counts at most as twice its expected time: a pause of the machine says little about later steps,
-//! and a pause in a step of one token says nothing about a step of thousands of tokens.
+//! The step time of every finished step corrects the costs: upwards by 1/4 of the difference between step
+//! time and expected time, downwards by 1/64. Each term is corrected in proportion to the square of its share
+//! of the expected time. A term with a share below 1/16 is not corrected, because the step time contains
+//! little information about it. A step time above twice the expected time is clipped to that value, because a
+//! pause of the machine contains little information about later steps.
 
 use protocol::StepCost;
 use std::time::Duration;
@@ -26,15 +26,15 @@ const RISE_RATE: f64 = 1.0 / 4.0;
 /// Share of (expected time − step time) that is subtracted from the expected time if a step took less time
 /// than expected.
 const FALL_RATE: f64 = 1.0 / 64.0;
-/// Minimum initial fixed cost of a step. Also, the part of a step time above the expected time counts up to
-/// max(expected time, this value): the expected time may be small at first.
+/// Minimum initial fixed cost of a step. The excess of a step time over the expected time is clipped to
+/// max(expected time, this value), because the expected time may be too small at first.
 const STEP_COST_MIN_NS: f64 = 1e6;
 /// Maximum initial ratio of the fixed cost to the cost per token. It keeps the cost per token above zero,
 /// because a cost of zero would never be corrected.
 const TOKENS_PER_FIXED_COST_MAX: f64 = 512.0;
-/// Context length at which attention initially costs as much as the rest of a token. Computed from layer
-/// sizes, it is 5,000 (0.6B model) to 27,000 (8B model). With a lower estimate of the pair cost, the time of
-/// the first long prompt would be attributed to the token cost.
+/// Context length at which the initial cost of attention per token equals the cost of all other work per
+/// token. Computed from layer sizes, this length is 5,000 (0.6B model) to 27,000 (8B model). With a lower
+/// estimate of the pair cost, the time of the first long prompt would be attributed to the token cost.
 const CONTEXT_PER_TOKEN_COST: f64 = 8_192.0;
 
 /// Minimum share of the expected time that a term must have to be corrected.
@@ -59,8 +59,8 @@ pub struct StepDeadlineEstimator {
 }
 
 impl StepDeadlineEstimator {
-    /// Creates the deadlines of an executor with the measured cost `step_cost`. If `fixed` is given, it is
-    /// the deadline of every step.
+    /// Creates the estimator for an executor with the measured cost `step_cost`. If `fixed` is given, every
+    /// step has this deadline.
     pub fn new(fixed: Option<Duration>, step_cost: StepCost) -> Self {
         let step_ns = (step_cost.fixed_ns as f64).max(STEP_COST_MIN_NS);
         let token_ns = (step_cost.per_token_ns as f64).max(step_ns / TOKENS_PER_FIXED_COST_MAX);

@@ -11,14 +11,15 @@ use std::time::Duration;
 const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(3);
 
 /// Minimum time between the first heartbeat of a rank at which a step is overdue and the heartbeat at which
-/// it times out. Heartbeats are sent every second; those queued during a pause of this process are read at
-/// once.
+/// the step times out. Heartbeats are sent every second, but heartbeats queued during a pause of this process
+/// are read at once.
 const HEARTBEAT_DISTANCE_MIN_MS: u64 = 500;
 
 /// Minimum time between two calls of `poll` that counts as a pause of this process. The caller polls several
 /// times a second.
 const PAUSE_MIN_MS: u64 = 1_000;
-/// Part of a pause that still counts as step time, so that a hang is found even if every poll is slow.
+/// Part of a pause in milliseconds that still counts as step time, so that a hang is detected even if every
+/// poll is late.
 const POLL_INTERVAL_MS: u64 = 250;
 
 /// A step that was sent and whose output has not arrived.
@@ -46,7 +47,7 @@ struct RankProgress {
 /// Result of `StepWatchdog::on_heartbeat`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct StragglerReport {
-    /// Ranks that just became stragglers, by rank within the replica.
+    /// Ranks that became stragglers at this heartbeat, by rank within the replica.
     pub stragglers: Vec<u16>,
     /// Step timeout, if the executors are considered failed.
     pub timeout: Option<StepTimeout>,
@@ -117,7 +118,8 @@ impl StepWatchdog {
         self.deadline.limit(work)
     }
 
-    /// Returns the expected time until the newest step is answered, at most half of that step's deadline.
+    /// Returns the expected time until the output of the newest step arrives, at most half of the step's
+    /// deadline.
     pub fn expected_wait(&self) -> Duration {
         let expected = self.steps.iter().map(|step| self.deadline.expected(step.work)).sum();
         let newest =
@@ -131,8 +133,8 @@ impl StepWatchdog {
         while let Some(oldest) = self.steps.pop_front_if(|watched| watched.step <= step) {
             let step_time = Duration::from_millis(now_ms.saturating_sub(oldest.started_ms));
             let expected = self.deadline.expected(oldest.work);
-            // A wait for grammar bitmasks must not lengthen the next deadline. The wait is short, so a step
-            // that took much longer than expected was slow itself.
+            // A wait for grammar bitmasks must not lengthen the next deadline. The wait is short, so if a
+            // step took much longer than expected, the bitmasks are not the cause.
             let mask_wait =
                 oldest.masked && step_time < expected + expected / 4 + MASK_WAIT_TOLERANCE;
             let counted = if mask_wait { expected } else { step_time };
@@ -199,8 +201,7 @@ impl StepWatchdog {
         self.steps.front().into_iter().flat_map(|oldest| self.ranks_without(oldest.step))
     }
 
-    /// Returns the ranks that have not finished `step`. These are all ranks if each of them waits in a
-    /// collective.
+    /// Returns the ranks that have not finished `step`: all ranks, if every rank waits in a collective.
     fn ranks_without(&self, step: StepId) -> impl Iterator<Item = u16> {
         let ranks = (0..).zip(&self.ranks);
         ranks.filter(move |(_, progress)| progress.last_done < step).map(|(rank, _)| rank)

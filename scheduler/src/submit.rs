@@ -31,8 +31,8 @@ pub struct RequestSubmission {
     pub extra_keys: Option<Arc<ExtraKeys>>,
     /// Replica named by the client; `None` = chosen by the router.
     pub replica: Option<Replica>,
-    /// Keys of the prompt's full blocks, from the scheduler's `PromptHasher` and the same `extra_keys`.
-    /// Missing keys are computed by the scheduler, at the cost of step time.
+    /// Keys of the prompt's full blocks, computed with the scheduler's `PromptHasher` and the same
+    /// `extra_keys`. The scheduler computes missing keys, which adds to the step time.
     pub block_keys: Vec<BlockKey>,
 }
 

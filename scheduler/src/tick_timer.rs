@@ -1,4 +1,4 @@
-//! Phases of a tick, for callers that time them: the scheduler itself reads no clock.
+//! Phases of a tick, for callers that measure phase times: the scheduler itself reads no clock.
 
 /// A phase of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

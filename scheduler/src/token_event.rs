@@ -23,7 +23,7 @@ pub struct TokenEvent {
     pub drafts: VerifiedDrafts,
     /// Number of times that the request has been preempted.
     pub preemptions: u32,
-    /// Reason for which the request finished; set only in the last event.
+    /// Reason why the request finished; set only in the last event.
     pub finish_reason: Option<FinishReason>,
 }
 
@@ -70,7 +70,7 @@ pub struct FirstAdmission {
     pub queued_ms: u32,
 }
 
-/// Reason for which a request finished.
+/// Reason why a request finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
     /// A stop condition was met.
@@ -81,7 +81,8 @@ pub enum FinishReason {
     Abort(AbortCause),
     /// The request failed; other requests are unaffected.
     Error(RequestError),
-    /// The request was rejected. Boxed, because the largest finish reason determines the size of every event.
+    /// The request was rejected. Boxed to keep events small: the largest finish reason determines the size of
+    /// every event.
     Rejected(Box<RejectReason>),
 }
 

@@ -1,8 +1,8 @@
 //! Random tests of the scheduler with a simulated device that reads tokens back through block tables.
 //!
-//! The device stores token ids in the KV slots that a batch names, and samples a hash of the whole prefix
-//! read back. An aliased, stale or misplaced block therefore yields a wrong token. The test is smaller than
-//! `tests/sim` and injects no executor faults, so it runs within seconds.
+//! The device writes token ids to the KV slots of a batch, reads the whole prefix back through the block
+//! table, and samples a hash of it. An aliased, stale or misplaced block therefore yields a wrong token. The
+//! test is smaller than `tests/sim` and injects no executor faults, so it runs within seconds.
 
 use protocol::{
     Batch, BatchRow, BlockId, KvGroup, KvKind, KvSpec, Replica, RequestId, RowInput, RowOutput,

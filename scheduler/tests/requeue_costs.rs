@@ -129,7 +129,8 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
         (FailureCounts::default(), recomputed),
         "replica 1 recomputes"
     );
-    // The second failure has another cause and no replica is left: the request waits for restored executors.
+    // The second failure has another cause. No ready replica is left, so the request waits for restored
+    // executors.
     harness.fail_executors(1, ExecutorFailure::ReportedFault);
     let recovered = FailureCounts { reported_fault: 1, ..FailureCounts::default() };
     assert_eq!(harness.failure_costs(1), (recovered, recomputed));

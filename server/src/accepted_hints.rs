@@ -1,7 +1,8 @@
-//! Names of the parts of a request that are accepted but have no effect on the reply. They are listed in the
-//! reply header of ignored fields and counted, and `--strict-fields` accepts them.
+//! Names of request fields, tools and input items that are accepted but have no effect on the reply. They are
+//! listed in the reply header `x-hadron-ignored-fields` and counted in a metric. `--strict-fields` does not
+//! reject them.
 
-/// Maximum number of names in the reply header; all names are counted.
+/// Maximum number of names in the reply header. Further names are counted but not listed.
 const NAMES_MAX: usize = 32;
 
 /// Parts of one request that have no effect.
@@ -12,7 +13,8 @@ pub(crate) struct IgnoredRequestParts {
 }
 
 impl IgnoredRequestParts {
-    /// Adds the path of a field, a tool or an input item. It must be printable ASCII.
+    /// Adds the path of a field, a tool or an input item that has no effect. The path must be printable
+    /// ASCII.
     pub(crate) fn add(&mut self, name: impl Into<String>) {
         self.count += 1;
         if self.names.len() < NAMES_MAX {
@@ -25,7 +27,7 @@ impl IgnoredRequestParts {
         self.count
     }
 
-    /// Returns the names for the reply header.
+    /// Returns the names to list in the reply header (at most `NAMES_MAX`).
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }

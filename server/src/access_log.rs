@@ -1,5 +1,5 @@
-//! Access log (`--enable-log-requests`) and spans (`--otlp-traces-endpoint`): one line and one span per request when
-//! its reply is complete or its client has disconnected.
+//! Access log (`--enable-log-requests`) and trace spans (`--otlp-traces-endpoint`). Each request gets one log
+//! line and one span, written when its reply is complete or its client has disconnected.
 
 use super::access_record::AccessLogRecord;
 use super::app::AppState;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::Span;
 
-/// Route of requests that match no route.
+/// Route name in the access log for requests that match no route.
 const NO_ROUTE: &str = "unknown";
 
 /// Handles a request, logs its access line and ends its span.
@@ -40,7 +40,7 @@ pub(crate) async fn record_requests(
     guarded(response, AccessLogGuard { _line: line, _record: record })
 }
 
-/// Access line of one request; it is logged when it is dropped.
+/// Access line of one request; the line is logged when this object is dropped.
 struct AccessLogLine {
     method: Method,
     route: String,
@@ -79,8 +79,8 @@ impl Drop for AccessLogLine {
     }
 }
 
-/// Guard of a reply body. The access line is logged after the body is dropped, which ends a generation, and before
-/// the span ends.
+/// Guard attached to a reply body. Order of drops: first the body, which ends the generation; then the access
+/// line, which is logged; then the span, which ends.
 struct AccessLogGuard {
     _line: Option<AccessLogLine>,
     _record: AccessLogRecord,

@@ -1,15 +1,15 @@
-//! Counts and times of one HTTP request, for its access line and its span.
+//! Token counts and times of one HTTP request, for its access log line and its trace span.
 
 use crate::request_spans::{RequestSpan, SpanGenerationParams};
 use scheduler::TokenEvent;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Status of requests whose client disconnected before the reply, as in nginx.
+/// HTTP status logged if the client disconnected before the reply, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Counts and times of one request. Clones share them: the handler of the request finds a clone in the extensions
-/// of the request. The span of the request ends when the last clone is dropped.
+/// Token counts and times of one request, shared by all clones. The request handler finds a clone in the
+/// request's extensions. The request's span ends when the last clone is dropped.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessLogRecord(Arc<Mutex<AccessLogCounts>>);
 
@@ -18,19 +18,19 @@ pub(crate) struct AccessLogRecord(Arc<Mutex<AccessLogCounts>>);
 pub(crate) struct AccessLogCounts {
     /// HTTP status of the reply.
     pub status: u16,
-    /// Number of prompt tokens; `None` = the request generates nothing.
+    /// Number of prompt tokens; `None` if the request submitted nothing to the engine.
     pub prompt_tokens: Option<u64>,
-    /// Number of prompt tokens that were prefix hits, over all choices that were admitted.
+    /// Number of prompt tokens found in the prefix cache, summed over all admitted choices.
     pub cached_tokens: u64,
-    /// Number of output tokens of all choices.
+    /// Number of output tokens, summed over all choices.
     pub output_tokens: u64,
     /// Time between submission and admission of the first admitted choice.
     pub queued: Option<Duration>,
     /// Time of the first output token.
     pub first_token: Option<Instant>,
-    /// Finish reasons of the choices that have ended, without repetition.
+    /// Distinct finish reasons of the choices that have ended.
     pub finish_reasons: Vec<&'static str>,
-    /// Parameters of the generation; `None` = the request has no span, or generates nothing.
+    /// Generation parameters; `None` if the request has no span or submitted nothing to the engine.
     pub parameters: Option<Box<SpanGenerationParams>>,
     span: Option<RequestSpan>,
 }
@@ -52,7 +52,7 @@ impl Default for AccessLogCounts {
 }
 
 impl AccessLogRecord {
-    /// Creates the record of a request with this span, if it has one.
+    /// Creates the record of a request; `span` is its trace span, if it has one.
     pub(crate) fn new(span: Option<RequestSpan>) -> Self {
         let record = Self::default();
         record.counts().span = span;
@@ -64,7 +64,7 @@ impl AccessLogRecord {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a generation with these prompts was submitted.
+    /// Records that a generation was submitted; `prompt_tokens` has the length of each prompt.
     pub(crate) fn begin(
         &self,
         prompt_tokens: &[u32],
@@ -75,7 +75,7 @@ impl AccessLogRecord {
         counts.parameters = parameters;
     }
 
-    /// Records the admission and the tokens of a choice.
+    /// Records an event of a choice: its admission and its new tokens.
     pub(crate) fn record(&self, event: &TokenEvent) {
         if event.tokens.is_empty() && event.first_admission.is_none() {
             return;
@@ -102,8 +102,9 @@ impl AccessLogRecord {
 }
 
 impl AccessLogCounts {
-    /// Returns the finish reasons of a generation. A generation without one was ended because the client
-    /// disconnected.
+    /// Returns the finish reasons of a generation, or `client_gone` if no choice has ended, because only a
+    /// disconnect ends a generation without a finish reason; `None` if the request submitted nothing to the
+    /// engine.
     pub(crate) fn finish_reasons(&self) -> Option<Vec<&'static str>> {
         self.prompt_tokens?;
         match self.finish_reasons.as_slice() {

@@ -93,8 +93,8 @@ pub(crate) async fn abort_requests(
     Ok(Reply(json!({"aborted": aborted})))
 }
 
-/// Returns the request ids that `names` may mean: each name is a request id, or the id of a reply (prefix and
-/// request id).
+/// Returns the request ids that `names` may refer to: each name is a request id, or a reply id, which is a
+/// prefix followed by the request id.
 fn request_ids_of(names: &[String]) -> HashSet<&str> {
     let ids = names.iter().flat_map(|name| {
         let from_reply_id = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));

@@ -1,4 +1,4 @@
-//! Errors of the API, with one JSON form for every route and status.
+//! API errors, with one JSON form for every route and status.
 //!
 //! Messages are fixed texts with numbers. They contain no path, type name or panic message; such details are
 //! logged with the request id.
@@ -22,7 +22,7 @@ pub struct ApiError {
     pub reason: &'static str,
     /// Value of `Retry-After` in seconds (429 and 503).
     pub retry_after_s: Option<u32>,
-    /// Token counts, if the request exceeds the context length: each API has its own sentence for them.
+    /// Token counts if the request exceeds the context length. Each API formats its own message from them.
     pub context_overflow: Option<ContextOverflow>,
 }
 
@@ -49,7 +49,7 @@ impl ApiError {
         Self::bad_request("unsupported_field", param, message)
     }
 
-    /// Creates a 400 error with this `reason` for the field `param`.
+    /// Creates a 400 error for the field `param` with the error code `reason`.
     pub fn bad_request(
         reason: &'static str,
         param: impl Into<String>,
@@ -70,8 +70,9 @@ impl ApiError {
         Self { retry_after_s, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, reason, message) }
     }
 
-    /// Returns the message, preceded by the field name unless it contains it: many clients display only the
-    /// message. Messages about the context length are complete sentences that clients recognise.
+    /// Returns the message. The field name is put before a message that does not contain it, because many
+    /// clients display only the message. Messages about the context length remain unchanged, because clients
+    /// recognise them.
     pub fn text(&self) -> String {
         let in_word = |c: char| c.is_alphanumeric() || "_-.[]".contains(c);
         match &self.param {
@@ -84,7 +85,8 @@ impl ApiError {
     }
 
     /// Formats the body of the reply: `{"error":{"message","type","param","code","reason"}}`. `code` is the
-    /// HTTP status, except for errors about the context length, which clients recognise by OpenAI's code.
+    /// HTTP status, except for context length errors, which have OpenAI's string code, by which clients
+    /// recognise them.
     pub fn body(&self) -> String {
         let code = match self.context_overflow {
             Some(_) => json!(self.reason),
@@ -101,7 +103,7 @@ impl ApiError {
     }
 }
 
-/// Returns the `type` of an error with this HTTP status.
+/// Returns the value of `type` for an error with this HTTP status.
 fn kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "BadRequestError",
@@ -119,8 +121,8 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// The error is also attached to the response as an extension: middleware counts errors and converts them to
-/// the JSON form of other APIs.
+/// The error is also attached to the response as an extension, from which middleware counts errors and
+/// converts them to the JSON form of other APIs.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body()));

@@ -1,5 +1,4 @@
-//! State shared by all handlers: options, health and, once the model is loaded, the objects that serve
-//! requests.
+//! State shared by all handlers: options, health and, once the model is loaded, the serving context.
 
 use super::api_error::ApiError;
 use super::auth::ApiKeys;
@@ -31,7 +30,7 @@ use std::time::Duration;
 use text::{ChatTemplate, OutputParsers, RequestTemplateRenderer, Tokenizer};
 use tokio::sync::Mutex;
 
-/// Maximum number of characters of the requested model name that an error message repeats.
+/// Maximum number of characters of a requested model name that are shown in an error message.
 const MODEL_NAME_SHOWN: usize = 128;
 
 /// Options of the HTTP server, set at startup.
@@ -65,7 +64,7 @@ pub struct ServerOptions {
     pub api_keys: ApiKeys,
     /// Whether an access line is logged for each request (`--enable-log-requests`).
     pub log_requests: bool,
-    /// Exporter of the spans of requests (`--otlp-traces-endpoint`); `None` = requests have no spans.
+    /// Exporter of request spans (`--otlp-traces-endpoint`); `None` = requests have no spans.
     pub spans: Option<RequestSpanExporter>,
     /// Tracer of finished requests (`--trace-requests`); `None` = requests are not traced.
     pub tracer: Option<RequestTracer>,
@@ -116,7 +115,7 @@ pub struct ModelCard {
     pub fingerprint: String,
 }
 
-/// Objects that serve requests; they exist once the model is loaded.
+/// Objects needed to serve requests; they exist once the model is loaded.
 pub struct ServingContext {
     /// Client of the engine, which submits requests.
     pub client: EngineClient,
@@ -128,11 +127,11 @@ pub struct ServingContext {
     pub template: Option<ChatTemplate>,
     /// Reasoning and tool-call parsers of the output.
     pub parsers: OutputParsers,
-    /// Settings of pooling (`--runner pooling`); `None` = the server generates text.
+    /// Pooling settings (`--runner pooling`); `None` = the server generates text.
     pub pooler: Option<PoolerSettings>,
-    /// Model names and related information that the API reports.
+    /// Model names and model information that the API reports.
     pub card: ModelCard,
-    /// Ranges of request fields that depend on the model and the command line.
+    /// Valid ranges of request fields, which depend on the model and the command line.
     pub field_bounds: FieldBounds,
     /// Sampling parameters for requests that do not set them.
     pub sampling_defaults: SamplingDefaults,
@@ -164,7 +163,7 @@ pub struct AppState {
     pub text_pool: TextLimiter,
     /// Generator of request ids and seeds.
     pub id_generator: IdGenerator,
-    /// OpenAPI document, generated at the first request for it.
+    /// OpenAPI document, generated on first use.
     pub openapi: OnceLock<Bytes>,
     /// Log of rejected requests.
     pub rejections: RejectionLog,
@@ -177,11 +176,11 @@ pub struct AppState {
     /// Lock that allows one probe of `/health_generate` in the engine at a time.
     pub generation_probe: Mutex<()>,
     serving: OnceLock<Arc<ServingContext>>,
-    /// Whether the chat template shows system messages in the middle of a conversation; determined at the
-    /// first request that has one.
+    /// Whether the chat template shows system messages in the middle of a conversation; determined when the
+    /// first such request arrives.
     shows_inline_system: OnceLock<bool>,
-    /// Number of requests that were rejected before `serving` was set; they are added to the metrics once
-    /// these exist.
+    /// Number of requests rejected before `serving` was set; it is added to the metrics once the model is
+    /// loaded.
     rejected_at_startup: AtomicU64,
 }
 
@@ -223,7 +222,7 @@ impl AppState {
     /// Counts a request that was rejected because the model is not loaded.
     pub fn count_startup_rejection(&self) {
         // SeqCst orders the counter with `serving`: either this thread sees the serving context, or the
-        // thread that sets it sees this rejection.
+        // thread that sets the serving context sees this rejection.
         self.rejected_at_startup.fetch_add(1, Ordering::SeqCst);
         self.flush_rejections();
     }
@@ -236,7 +235,7 @@ impl AppState {
         }
     }
 
-    /// Returns the serving context if the model is loaded, whatever the health status is.
+    /// Returns the serving context if the model is loaded, regardless of the health status.
     pub fn serving(&self) -> Result<&Arc<ServingContext>, ApiError> {
         self.serving.get().ok_or_else(|| self.starting())
     }
@@ -263,7 +262,7 @@ impl AppState {
             ServerStatus::Unavailable | ServerStatus::Stalled => {
                 Err(ApiError::unavailable("engine_unavailable", "the engine is not available", 10))
             }
-            // Requests that are accepted while executors restart wait until the restart is complete.
+            // Requests accepted while executors restart wait until the restart is complete.
             ServerStatus::Starting | ServerStatus::Serving | ServerStatus::Restarting => {
                 self.serving()
             }
@@ -272,7 +271,7 @@ impl AppState {
 }
 
 impl ServingContext {
-    /// Returns the settings of pooling.
+    /// Returns the pooling settings.
     ///
     /// Errors: HTTP status 400 if the server generates text.
     pub(crate) fn pooler(&self) -> Result<&PoolerSettings, ApiError> {
@@ -289,7 +288,8 @@ impl ServingContext {
         if self.card.names.includes(requested) {
             return Ok(requested.to_owned());
         }
-        // The requested name may be as long as the request body, so the error message repeats only its start.
+        // The requested name may be as long as the request body, so the error message contains only its
+        // start.
         let shown: String = requested.chars().take(MODEL_NAME_SHOWN).collect();
         let message =
             format!("the model {shown:?} is not served; GET /v1/models lists the served models");

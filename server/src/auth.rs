@@ -1,7 +1,7 @@
 //! Authentication: API keys of clients and operators, compared as digests in constant time.
 //!
-//! The check is attached to the matched route and does not parse the path again. So no alternative spelling
-//! of a path bypasses the check.
+//! The check is attached to the matched route and does not parse the path again, so an alternative spelling
+//! of a path cannot bypass it.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -21,7 +21,7 @@ type ApiKeyDigest = [u8; 32];
 /// API key that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteAccess {
-    /// The route requires no key: probes must not depend on a secret.
+    /// The route requires no key, because health probes must work without a secret.
     Open,
     /// The route requires a key only if `/metrics` is configured to require one.
     Metrics,
@@ -29,12 +29,12 @@ pub enum RouteAccess {
     Key,
     /// The route is only for operators (operator key or admin listener).
     Admin,
-    /// Like `Admin` if operator keys or an admin listener are configured, else like `Key`. These routes exist
-    /// because `--profile DIR` enables them.
+    /// Like `Admin` if operator keys or an admin listener are configured, else like `Key`. The profiler
+    /// routes exist only with `--profile DIR`.
     Profile,
 }
 
-/// Listener whose connection the request arrived on.
+/// Listener that accepted the connection of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
     /// Listener of `--host` and `--port`, for clients.
@@ -43,8 +43,7 @@ pub(crate) enum ListenerKind {
     Admin,
 }
 
-/// Digests of the client keys and of the operator keys. An operator key also grants the access of a client
-/// key.
+/// Digests of the client keys and of the operator keys. An operator key is also valid as a client key.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
     clients: Vec<ApiKeyDigest>,
@@ -120,8 +119,8 @@ fn digest(key: &str) -> ApiKeyDigest {
     Sha256::digest(key.as_bytes()).into()
 }
 
-/// Whether `keys` contains `key`. All keys are compared, so the time does not depend on the position of a
-/// match.
+/// Whether `keys` contains `key`. All keys are compared, so that the time does not depend on the position of
+/// the match.
 fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
     keys.iter().fold(Choice::from(0), |found, candidate| found | candidate.ct_eq(key)).into()
 }
@@ -131,13 +130,13 @@ fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
 pub(crate) struct RouteAuthentication {
     /// Application state, which contains the keys.
     pub app: Arc<AppState>,
-    /// API key that the route requires.
+    /// API key required by the route.
     pub access: RouteAccess,
-    /// Listener whose connection the request arrived on.
+    /// Listener that accepted the connection of the request.
     pub listener: ListenerKind,
 }
 
-/// Passes an authorised request to its route. Else replies 401, or 404 as for an unknown route.
+/// Passes an authorised request to its route. Other requests get 401, or 404 as for an unknown route.
 pub(crate) async fn authorize(
     State(guard): State<RouteAuthentication>,
     request: Request,

@@ -1,10 +1,10 @@
-//! Client socket used by hyper. It fails writes that make no progress for too long, rewrites hyper's own
-//! error replies to the JSON form of the API, and continues to serve clients that have closed their sending
-//! half.
+//! Client socket used by hyper. The socket fails writes that make no progress for too long, converts hyper's
+//! own error replies to the JSON form of the API, and continues to serve clients that have closed their
+//! sending half.
 //!
-//! A client that closes its sending half (`shutdown(SHUT_WR)`) and a client that has disconnected both send
-//! FIN. Only the kernel of the disconnected client replies with RST when it receives data. So after FIN the
-//! server sends a few bytes that clients ignore, and polls the socket for errors until the reply is complete.
+//! Both a client that closes its sending half (`shutdown(SHUT_WR)`) and a client that has disconnected send
+//! FIN. Only a disconnected client's kernel replies with RST to further data. So after FIN the server sends a
+//! few bytes that clients ignore (a probe), and polls the socket for errors until the reply is complete.
 
 mod half_closed_state;
 
@@ -22,18 +22,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Start of the interim response that hyper sends for `Expect: 100-continue`. It is not part of the reply
-/// itself.
+/// Start of the interim response that hyper sends for `Expect: 100-continue`. The interim response is not
+/// part of the reply.
 const INTERIM: &[u8] = b"HTTP/1.1 100 ";
-/// Length of the interim response alone; a longer write contains the start of the reply too.
+/// Length of the interim response without other data; a longer write also contains the start of the reply.
 const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
-/// Maximum number of bytes of a request that are read and discarded after its head was rejected.
+/// Maximum number of bytes that are read and discarded after a request head was rejected.
 const DRAINED_MAX: usize = 4 << 20;
 
-/// Time after FIN in which the rest of a request is still read; afterwards the request counts as truncated.
+/// Time after FIN during which the rest of a request is still read; then the request counts as truncated.
 const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
-/// Delay from FIN until a probe is sent (bytes to which a disconnected client replies with RST). If the reply
-/// is faster, no probe is sent.
+/// Delay from FIN until a probe is sent (bytes to which a disconnected client replies with RST). No probe is
+/// sent if the reply is complete earlier.
 const PROBE_AFTER: Duration = Duration::from_millis(2);
 
 /// TCP socket of one client, through which hyper reads and writes.
@@ -43,23 +43,23 @@ pub(super) struct ClientSocket {
     limit: Duration,
     /// Timer of the write timeout; it exists while a write is blocked.
     stall: Option<Pin<Box<Sleep>>>,
-    /// Whether the latest request head, judged by its first bytes, is for the Anthropic Messages API.
+    /// Whether the latest request head is for the Anthropic Messages API, determined from its first bytes.
     is_anthropic: bool,
-    /// Bytes of the reply to a rejected request head that are not written yet.
+    /// Unwritten bytes of the reply to a rejected request head.
     rejection: Bytes,
     /// Remaining number of bytes that may be read and discarded after a rejected request head.
     drained_max: usize,
     /// State of the connection after FIN; `None` while the client has not sent FIN.
     half_closed: Option<HalfClosedState>,
-    /// Number of the latest request for which a part of the reply has been written.
+    /// Number of the latest request whose reply has been written at least in part.
     last_responded: u64,
-    /// Whether all data that hyper has passed to this socket is written. Only then a probe does not split a
-    /// write of hyper.
+    /// Whether all data that hyper has passed to this socket is written. A probe is sent only then, because
+    /// it must not split a write of hyper.
     is_between_writes: bool,
 }
 
 impl ClientSocket {
-    /// Creates the socket; `limit` is the write timeout, the maximum time without progress of a write.
+    /// Creates the socket; `limit` is the write timeout: the maximum time that a write may make no progress.
     pub(super) fn new(
         stream: TcpStream,
         progress: Arc<ConnectionProgress>,
@@ -81,7 +81,7 @@ impl ClientSocket {
 
     /// Handles FIN: the client may wait for a reply, have disconnected, or need no further reply.
     ///
-    /// Ready: the result is passed to hyper, as the end of the input or as an error.
+    /// Ready: the result is passed to hyper, as end of input or as an error.
     fn end_of_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (end_of_input, now) = (self.progress.classify_end_of_input(), Instant::now());
         if end_of_input == RequestStateAtFin::NoRequest {
@@ -113,8 +113,8 @@ impl ClientSocket {
         }
     }
 
-    /// Sends a probe once per request. A disconnected client replies to it with RST; a waiting client ignores
-    /// it.
+    /// Sends a probe, at most once per request: a disconnected client replies to a probe with RST; a waiting
+    /// client ignores it.
     ///
     /// Errors: the probe was sent only in part, which corrupts the reply.
     fn probe(&mut self) -> io::Result<()> {
@@ -130,16 +130,16 @@ impl ClientSocket {
         };
         match self.stream.try_write(probe) {
             Ok(written) if written < probe.len() => Err(io::ErrorKind::WriteZero.into()),
-            // A full send buffer means that the client has not read much data: the next write detects the
-            // disconnect.
+            // A full send buffer means that the client has not read recent data; in this case, the next write
+            // detects a disconnect.
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns `outcome`, the result of a write attempt; an error once writes have been blocked for the write
-    /// timeout.
+    /// Returns `outcome`, the result of a write attempt, or an error if writes have been blocked for the
+    /// write timeout.
     fn fail_if_stalled(
         &mut self,
         cx: &mut Context<'_>,
@@ -168,8 +168,8 @@ impl ClientSocket {
         self.fail_if_stalled(cx, outcome)
     }
 
-    /// Writes the reply that replaces hyper's own error reply. Once all of it is written, returns
-    /// `hyper_reply_len`, the length of hyper's reply.
+    /// Writes the reply that replaces hyper's own error reply. Once the reply is completely written, returns
+    /// `hyper_reply_len`, the length of hyper's reply, as the number of written bytes.
     fn write_rejection(
         &mut self,
         cx: &mut Context<'_>,
@@ -186,8 +186,8 @@ impl ClientSocket {
         Poll::Ready(Ok(hyper_reply_len))
     }
 
-    /// Reads and discards the rest of a rejected request: closing a socket with unread data sends RST, and
-    /// the client would lose the reply.
+    /// Reads and discards the rest of a rejected request: closing a socket with unread data would send RST,
+    /// which can make the client lose the reply.
     fn drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut scratch = [0; 4 << 10];
         while self.drained_max > 0 {
@@ -233,7 +233,8 @@ impl AsyncWrite for ClientSocket {
         if self.rejection.is_empty() {
             match hyper_error_reply::find(bytes) {
                 None => return self.write(cx, bytes),
-                // The bytes before hyper's error reply belong to the preceding reply and are written first.
+                // The bytes before hyper's error reply belong to the preceding reply and are written
+                // unchanged.
                 Some(HyperErrorReply { from, .. }) if from > 0 => {
                     return self.write(cx, &bytes[..from]);
                 }

@@ -1,6 +1,7 @@
 //! Serves one HTTP/1.1 connection with hyper, with timeouts for request heads, idle time and writes.
 //!
-//! There is one timer per connection. It is reset only when it fires, so a busy connection has no timer cost.
+//! There is one timer per connection. It is reset only when it fires, so requests on a busy connection do not
+//! touch the timer.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -28,7 +29,7 @@ pub struct ConnectionTimeouts {
     pub header: Duration,
     /// Maximum idle time between two requests.
     pub idle: Duration,
-    /// Maximum time without progress of a write.
+    /// Maximum time that a write may make no progress.
     pub write: Duration,
 }
 
@@ -39,8 +40,8 @@ impl Default for ConnectionTimeouts {
     }
 }
 
-/// Size of hyper's read buffer. hyper rejects longer request heads (see `hyper_error_reply`); shorter heads
-/// that exceed the limits of `middleware` are rejected there.
+/// Size of hyper's read buffer. hyper rejects longer request heads (see `hyper_error_reply`); `middleware`
+/// rejects shorter heads that exceed its own limits.
 const READ_BUFFER_BYTES: usize = 160 << 10;
 const PARSED_HEADERS_MAX: usize = 128;
 
@@ -109,7 +110,7 @@ pub(super) enum RequestStateAtFin {
     RequestComplete,
 }
 
-/// Phase of a connection and its start time, from which timeouts and the meaning of FIN are determined.
+/// Phase of a connection and its start time, which determine the timeouts and how FIN is handled.
 pub(crate) struct ConnectionProgress {
     app: Arc<AppState>,
     start: Instant,
@@ -117,7 +118,7 @@ pub(crate) struct ConnectionProgress {
     since_ms: AtomicU64,
     /// Number of request heads read on this connection.
     requests: AtomicU64,
-    /// Whether the latest request is HTTP/1.1, so that its client accepts interim responses.
+    /// Whether the latest request is HTTP/1.1: only HTTP/1.1 clients accept interim responses.
     accepts_interim: AtomicBool,
     /// Whether the reply to the latest request is an SSE stream.
     is_event_stream: AtomicBool,
@@ -125,7 +126,7 @@ pub(crate) struct ConnectionProgress {
 
 const IDLE: u8 = 0;
 const HEADER: u8 = 1;
-/// Phase: the request head has been read, the body has not.
+/// Phase: the request head has been read, the body not completely.
 const BUSY: u8 = 2;
 /// Phase: the whole request has been read.
 const RESPONDING: u8 = 3;
@@ -167,7 +168,7 @@ impl ConnectionProgress {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Returns the meaning of a FIN that arrives in the current phase.
+    /// Returns the state of the requests when FIN arrives in the current phase.
     pub(super) fn classify_end_of_input(&self) -> RequestStateAtFin {
         match self.phase.load(Ordering::Relaxed) {
             BUSY => RequestStateAtFin::MaybeTruncated,
@@ -177,8 +178,8 @@ impl ConnectionProgress {
         }
     }
 
-    /// Returns a probe: bytes that a client ignores while it waits for the reply; `None` if no such bytes
-    /// exist now. `reply_started`: a part of the reply has been sent.
+    /// Returns a probe: bytes that a client ignores while it waits for the reply; `None` if no bytes are
+    /// ignored in the current state. `reply_started`: a part of the reply has been sent.
     pub(super) fn half_close_probe(&self, reply_started: bool) -> Option<&'static [u8]> {
         let interim = self.accepts_interim.load(Ordering::Relaxed);
         let events = self.is_event_stream.load(Ordering::Relaxed);
@@ -200,7 +201,7 @@ impl ConnectionProgress {
         self.phase.store(phase, Ordering::Relaxed);
     }
 
-    /// Records received bytes; returns whether they begin a request head.
+    /// Records received bytes; returns whether the bytes begin a request head.
     pub(super) fn on_bytes_received(&self) -> bool {
         let starts_head = self.phase.load(Ordering::Relaxed) == IDLE;
         if starts_head {
@@ -216,7 +217,7 @@ impl ConnectionProgress {
         self.app.count_rejected_head(error);
     }
 
-    /// Returns the application state, which counts requests that reach no route.
+    /// Returns the application state, which counts requests that match no route.
     pub(super) fn app(&self) -> &AppState {
         &self.app
     }

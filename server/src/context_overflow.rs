@@ -1,5 +1,6 @@
-//! Errors for requests that exceed the context length. Their sentences are those of OpenAI's and Anthropic's
-//! APIs: clients recognise them and then shorten the conversation or lower the maximum output length.
+//! Errors for requests that exceed the context length. The messages have the wording of OpenAI's and
+//! Anthropic's APIs, because clients recognise it and then shorten the conversation or lower the maximum
+//! output length.
 
 use super::api_error::ApiError;
 
@@ -9,18 +10,18 @@ pub(crate) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
 /// Token counts of a request that exceeds the context length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContextOverflow {
-    /// Number of prompt tokens, or a lower bound of it.
+    /// Number of prompt tokens, or a lower bound of this number.
     pub prompt_tokens: u64,
     /// Whether `prompt_tokens` is a lower bound, because the prompt was not tokenised.
     pub is_lower_bound: bool,
     /// Maximum number of output tokens; 1 if the request sets none.
     pub max_tokens: u32,
-    /// Maximum number of prompt and output tokens together.
+    /// Maximum number of prompt tokens and output tokens in total.
     pub context_length: u32,
 }
 
 impl ContextOverflow {
-    /// Returns the message of OpenAI's API.
+    /// Returns the error message in the wording of OpenAI's API.
     pub fn openai_message(&self) -> String {
         let Self { prompt_tokens, max_tokens, context_length, .. } = self;
         let total = prompt_tokens + u64::from(*max_tokens);
@@ -32,7 +33,7 @@ impl ContextOverflow {
         )
     }
 
-    /// Returns the message of Anthropic's API.
+    /// Returns the error message in the wording of Anthropic's API.
     pub fn anthropic_message(&self) -> String {
         let Self { prompt_tokens, max_tokens, context_length, .. } = self;
         if *prompt_tokens > u64::from(*context_length) {
@@ -150,7 +151,7 @@ mod tests {
         Some([prompt.parse().ok()?, limit.parse().ok()?])
     }
 
-    /// The sentences are true inequalities also at the limit.
+    /// The inequality in each message also holds for a prompt of exactly the context length.
     #[test]
     fn prompt_of_exactly_the_context_length_leaves_no_output() {
         let full = ContextOverflow { prompt_tokens: 4_096, max_tokens: 1, ..TOO_LONG };

@@ -17,7 +17,7 @@ const DEFAULT_HEADERS: [&str; 6] = [
     "anthropic-beta",
 ];
 
-/// CORS settings. If `methods` or `headers` is empty, those that clients of this server send are allowed.
+/// CORS settings. If `methods` or `headers` is empty, the defaults above are allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorsConfig {
     /// Allowed origins; `*` = all.
@@ -33,7 +33,7 @@ pub struct CorsConfig {
 impl CorsConfig {
     /// Builds the CORS middleware.
     ///
-    /// Errors: the first method or header name, or origin, that is invalid in a header.
+    /// Errors: the first invalid origin, method or header name.
     pub fn layer(&self) -> Result<CorsLayer, String> {
         let exposed_headers = EXPOSED_HEADERS.map(HeaderName::from_static);
         let mut layer =

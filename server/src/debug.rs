@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// Maximum wait for the scheduler thread, which replies between two steps.
+/// Maximum wait for a reply of the scheduler thread, which replies between two steps.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reply of `/debug/steps`: timing records of the latest steps, oldest first.
@@ -31,8 +31,8 @@ pub(crate) async fn steps(
     Ok(Json(StepsResponse { steps: serving.metrics.steps.ring.newest(STEP_RING_CAPACITY) }))
 }
 
-/// Returns the number of tokens routed to each expert since the start, by replica, layer and expert; empty if
-/// experts are not counted.
+/// Returns the number of tokens routed to each expert since the start, indexed by replica, layer and expert;
+/// empty if expert counting is off.
 pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let tables = app.serving()?.metrics.experts.table();
     let replicas = tables.into_iter().enumerate();
@@ -42,10 +42,10 @@ pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Val
     Ok(Json(json!({"replicas": replicas})))
 }
 
-/// Returns the hashes of all cached KV blocks of every replica, ascending.
+/// Returns the hashes of all cached KV blocks of every replica in ascending order.
 ///
-/// To not delay steps, the scheduler thread only copies the hashes, between two steps and for one caller at a
-/// time.
+/// To avoid delaying steps, the scheduler thread only copies the hashes, between two steps, and only one
+/// listing runs at a time.
 pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let timed_out = || ApiError::unavailable("engine_unavailable", "the scheduler timed out", 10);

@@ -1,5 +1,5 @@
-//! `/docs`: a static HTML page that lists the routes of the OpenAPI document. It has no script and loads
-//! nothing.
+//! `/docs`: a static HTML page that lists the routes of the OpenAPI document. The page has no script and
+//! loads no other resource.
 
 use super::openapi::document;
 use axum::body::Body;
@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Response, header};
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// Content security policy: only the style of the page itself.
+/// Content security policy: allows only the inline style of the page.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; \
                       base-uri 'none'; form-action 'none'";
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}\
@@ -28,7 +28,7 @@ pub(crate) async fn page() -> Response<Body> {
     response
 }
 
-/// Writes the page of an OpenAPI document.
+/// Formats an OpenAPI document as an HTML page.
 fn html(document: &Value) -> String {
     let text = |value: &Value| escaped(value.as_str().unwrap_or_default());
     let (title, version) = (text(&document["info"]["title"]), text(&document["info"]["version"]));
@@ -54,7 +54,7 @@ fn html(document: &Value) -> String {
     )
 }
 
-/// Returns the names of the fields of a request body.
+/// Returns the field names of a request body.
 fn body_fields(document: &Value, operation: &Value) -> String {
     let schema = &operation["requestBody"]["content"]["application/json"]["schema"]["$ref"];
     let name = schema.as_str().and_then(|name| name.rsplit('/').next()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Body of a reply with a guard, which is dropped after the body, whether the body was sent completely or not.
+//! Reply body with a guard that is dropped after the body, whether or not the body was sent completely.
 
 use axum::body::Body;
 use axum::http::Response;
@@ -7,14 +7,14 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Body that is followed by the drop of its guard.
+/// Reply body with a guard that is dropped after it.
 struct GuardedBody<G> {
     // Fields are dropped in this order.
     body: Body,
     _guard: G,
 }
 
-/// Keeps `guard` until the body of the reply is dropped, which ends a generation.
+/// Attaches `guard` to a reply body. Dropping the body ends the generation; the guard is dropped after that.
 pub(crate) fn guarded<G: Unpin + Send + 'static>(
     response: Response<Body>,
     guard: G,

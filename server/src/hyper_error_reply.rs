@@ -2,7 +2,8 @@
 //! API.
 //!
 //! hyper writes such a reply (400, 414 or 431, without a body) without calling the service, and then closes
-//! the connection. It can be recognised: error replies of routes have a body, and no body contains CR LF.
+//! the connection. The reply can be recognised at the end of the written bytes: error replies of routes have
+//! a body, and no body contains CR LF.
 
 use super::anthropic;
 use super::api_error::ApiError;
@@ -19,14 +20,14 @@ const START: &[u8] = b"HTTP/1.";
 pub(super) struct HyperErrorReply {
     /// Offset of hyper's error reply in the bytes that hyper writes.
     pub(super) from: usize,
-    /// Error that the reply reports.
+    /// API error that corresponds to the reply.
     pub(super) error: ApiError,
     date: String,
 }
 
 impl HyperErrorReply {
-    /// Returns the reply that replaces hyper's; with `is_messages_api` in the JSON form of the Anthropic
-    /// Messages API.
+    /// Returns the reply that replaces hyper's reply; `is_messages_api` selects the JSON form of the
+    /// Anthropic Messages API.
     pub(super) fn rewritten(&self, is_messages_api: bool) -> Bytes {
         let error = &self.error;
         let body = if is_messages_api { anthropic::error::body(error) } else { error.body() };
@@ -73,7 +74,7 @@ fn api_error(status: &str) -> Option<ApiError> {
             let message = "the request head is not valid HTTP";
             Some(ApiError::bad_request("invalid_value", "", message))
         }
-        // hyper replies 414 to a request target that is too long; it is reported like a request head that is
+        // hyper replies 414 if the request target is too long; this is reported like a request head that is
         // too long.
         "414" | "431" => Some(headers_too_large()),
         _ => None,

@@ -1,17 +1,17 @@
-//! Estimates the heap memory of JSON values, which is reserved in the memory budget of waiting requests.
+//! Estimates the heap memory of JSON values, for which memory is reserved in the budget of waiting requests.
 
 use serde_json::Value;
 use std::mem::size_of;
 
-/// Bytes of an object in addition to its members: hash index and spare capacity.
+/// Overhead of an object in bytes, in addition to its members: hash index and spare capacity.
 const OBJECT_BYTES: usize = 256;
-/// Bytes of a string in addition to its characters, with the rounding of the allocator.
+/// Overhead of a string in bytes, in addition to its characters: rounding by the allocator.
 const STRING_BYTES: usize = 16;
-/// Bytes of an object member in addition to its key's characters and its value's heap memory: hash, key,
-/// value, index.
+/// Overhead of an object member in bytes (hash, key, value, index), in addition to the key's characters and
+/// the value's heap memory.
 const MEMBER_BYTES: usize = 2 * size_of::<usize>() + size_of::<String>() + size_of::<Value>();
 
-/// Estimates the bytes of heap memory that a value holds. The estimate is rather too high than too low.
+/// Estimates the heap memory of a value in bytes, with a tendency to overestimate.
 pub(super) fn heap_bytes(value: &Value) -> u64 {
     let own = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,

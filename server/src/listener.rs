@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// Length of the accept queue. It is large, because a SYN that finds the queue full is retransmitted after 1
-/// s, which dominates the p99 of a burst.
+/// Length of the accept queue. The queue is long because a SYN that arrives at a full queue is retransmitted
+/// after 1 s, which would dominate the p99 latency of a burst.
 const BACKLOG: u32 = 4_096;
 /// Number of connections accepted beyond the limit; they can send probes only.
 const PROBE_RESERVE: usize = 32;
@@ -23,7 +23,7 @@ const PROBE_RESERVE_TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts {
     idle: Duration::from_secs(1),
     write: Duration::from_secs(1),
 };
-/// Pause after `accept` failed, for example because no file descriptor is left.
+/// Pause after `accept` failed, for example because the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens a listening socket.
@@ -51,8 +51,8 @@ impl ConnectionLimiter {
         Self { permits, probe_permits, count, stop: watch::Sender::new(false) }
     }
 
-    /// Accepts connections until the task is dropped. `router` handles their requests; `app` counts requests
-    /// that reach no route.
+    /// Accepts connections until the returned future is dropped. `router` handles their requests; `app`
+    /// counts requests that match no route.
     pub async fn accept(
         &self,
         listener: TcpListener,
@@ -85,7 +85,7 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Acquires a permit for a connection. Waits only if the permits for probes are in use too.
+    /// Acquires a permit for a connection. Waits only if the permits for probes are also in use.
     async fn acquire_permit(&self) -> (Option<OwnedSemaphorePermit>, ConnectionAccess) {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return (Some(permit), ConnectionAccess::Full);
@@ -110,8 +110,8 @@ async fn serve(
     deadlines: ConnectionTimeouts,
     stop: watch::Receiver<bool>,
 ) {
-    // Without TCP_NODELAY, small writes wait for acknowledgements; measured: 60 times fewer replies per
-    // second.
+    // Without TCP_NODELAY, small writes wait for acknowledgements (measured: 60 times fewer replies per
+    // second).
     if let Err(error) = stream.set_nodelay(true) {
         return tracing::debug!(%error, "cannot set TCP_NODELAY: the peer has disconnected");
     }

@@ -13,11 +13,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use text::strftime;
 
-/// Maximum number of step records that clients get; the admin route `/debug/steps` returns all recorded
-/// steps.
+/// Maximum number of step records in a reply; the admin route `/debug/steps` returns all recorded steps.
 const STEPS_SHOWN: usize = 64;
 
-/// Format of timestamps, which are in UTC.
+/// Timestamp format; timestamps are in UTC.
 const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
 
 /// Query parameters of `/v1/loads`.
@@ -25,7 +24,7 @@ const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
 struct LoadsQuery {
     /// Whether the reply includes the timing records of the latest steps.
     steps: bool,
-    /// DP rank of the replica that the reply is limited to; `None` = all replicas.
+    /// DP rank of the only replica in the reply; `None` = all replicas.
     dp_rank: Option<u16>,
 }
 
@@ -47,7 +46,8 @@ impl LoadsQuery {
     }
 }
 
-/// Whether the value of `include`, a list of sections, contains the steps. Section `core` is always included.
+/// Whether `include`, a comma-separated list of sections, contains `steps` or `all`. Section `core` is always
+/// included.
 fn steps_included(sections: &str) -> Result<bool, ApiError> {
     let mut include_steps = false;
     for section in sections.split(',').filter(|section| !section.is_empty()) {
@@ -66,7 +66,7 @@ fn steps_included(sections: &str) -> Result<bool, ApiError> {
 /// Reply of `/v1/loads`.
 #[derive(Debug, Serialize)]
 pub(crate) struct LoadsResponse {
-    /// Time at which the load was read, in RFC 3339.
+    /// Time at which the loads were read, in RFC 3339.
     timestamp: String,
     version: &'static str,
     dp_rank_count: usize,
@@ -83,8 +83,8 @@ pub(crate) struct ReplicaLoadEntry {
     ready: bool,
     num_running_reqs: u32,
     num_waiting_reqs: u32,
-    /// Number of prompt and output tokens of the waiting requests. Cached tokens are included, because prefix
-    /// hits are determined only when a request is admitted.
+    /// Number of prompt tokens and output tokens of the waiting requests. Cached prompt tokens are included,
+    /// because prefix cache hits are determined only at admission.
     num_waiting_uncached_tokens: u64,
     num_total_reqs: u32,
     num_used_tokens: u64,
@@ -95,7 +95,7 @@ pub(crate) struct ReplicaLoadEntry {
     gen_throughput: f64,
     /// Prefix hit rate since the start: tokens found in the prefix cache divided by tokens looked up.
     cache_hit_rate: f64,
-    /// Greater of two fractions: sequence slots in use, and KV blocks in use.
+    /// The greater of two fractions: used sequence slots, and used KV blocks.
     utilization: f64,
     max_running_requests: u32,
 }
@@ -127,7 +127,7 @@ pub(crate) async fn loads(
     }))
 }
 
-/// Returns the load of replica `dp_rank`, or of all replicas; nothing before the KV cache is allocated.
+/// Returns the load of replica `dp_rank`, or of all replicas; empty before the KV cache is allocated.
 fn selected_loads(
     all: &[SchedulerStats],
     dp_rank: Option<u16>,

@@ -11,7 +11,8 @@ use axum::http::{HeaderValue, Response, header};
 use axum::middleware::Next;
 use std::sync::Arc;
 
-/// Route label of requests that match no route: clients choose the paths, so paths must not become labels.
+/// Route label of requests that match no route. The request path is not used as a label, because clients
+/// choose it freely.
 const NO_ROUTE: &str = "unknown";
 
 /// Handles the request and counts its reply. Before the model is loaded, only rejections are counted.
@@ -47,7 +48,8 @@ pub(crate) async fn count_requests(
 }
 
 impl AppState {
-    /// Counts and logs a request whose head was rejected before routing, if the metrics exist already.
+    /// Counts and logs a request that was rejected because of its head, before routing; does nothing before
+    /// the model is loaded.
     pub fn count_rejected_head(&self, error: &ApiError) {
         self.rejections.log(NO_ROUTE, error);
         let Ok(serving) = self.serving() else { return };

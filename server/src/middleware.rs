@@ -1,5 +1,5 @@
-//! Middleware of every request: checks header limits, limits some connections to probes, catches panics,
-//! converts errors to the JSON form of the API, and tracks completed replies.
+//! Middleware of every request: checks header limits, restricts some connections to probes, catches panics,
+//! converts errors to the JSON form of the API, and tracks the completion of replies.
 
 use super::anthropic::error::{in_anthropic_shape, is_anthropic_path};
 use super::api_error::ApiError;
@@ -34,7 +34,7 @@ pub(crate) enum ConnectionAccess {
     ProbesOnly,
 }
 
-/// Handles one request. `progress` is updated by the call itself, before the returned future is polled.
+/// Handles one request. The call itself updates `progress`, before the returned future is polled.
 pub(crate) fn handle(
     router: Router,
     access: ConnectionAccess,
@@ -77,8 +77,7 @@ async fn respond(
     guarded(response, ReplyProgressGuard(progress))
 }
 
-/// Creates the log span of a request. If the request has no `x-request-id`, its id is recorded in the span
-/// later.
+/// Creates the log span of a request. For a request without `x-request-id`, the id is recorded later.
 fn request_span(id: Option<&HeaderValue>) -> Span {
     let span = tracing::error_span!("request", id = field::Empty);
     if let Some(id) = id.and_then(|id| id.to_str().ok()) {
@@ -116,7 +115,7 @@ fn check<B>(request: &Request<B>, access: ConnectionAccess) -> Result<(), ApiErr
     Ok(())
 }
 
-/// Checks `Host` after RFC 9112, section 3.2: exactly one field, with a valid or empty host. HTTP/1.0
+/// Checks `Host` according to RFC 9112, section 3.2: exactly one field, with a valid or empty host. HTTP/1.0
 /// requests need no `Host`.
 fn check_host(version: Version, headers: &HeaderMap) -> Result<(), ApiError> {
     let mut hosts = headers.get_all(header::HOST).iter();
@@ -145,7 +144,7 @@ fn header_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// Request body that reports to `ConnectionProgress` when it was received completely.
+/// Request body that notifies `ConnectionProgress` once it has been received completely.
 struct TrackedRequestBody {
     body: hyper::body::Incoming,
     progress: Arc<ConnectionProgress>,
@@ -184,7 +183,7 @@ impl HttpBody for TrackedRequestBody {
     }
 }
 
-/// Guard of a reply body that reports to `ConnectionProgress` when it is dropped.
+/// Guard of a reply body that notifies `ConnectionProgress` when it is dropped.
 struct ReplyProgressGuard(Arc<ConnectionProgress>);
 
 impl Drop for ReplyProgressGuard {

@@ -1,6 +1,6 @@
-//! Names under which the model is served: plain names, and patterns that match the names of requests.
+//! Names under which the model is served: plain names, and wildcard patterns that match requested names.
 
-/// Character of a pattern that matches any number of characters.
+/// Wildcard in a pattern: matches any number of characters.
 const WILDCARD: char = '*';
 
 /// Model names that requests may contain.
@@ -11,8 +11,8 @@ pub struct ServedNames {
 }
 
 impl ServedNames {
-    /// Separates patterns, such as `claude-*`, from plain names. If `names` has no plain name, `default` is
-    /// served too: replies to requests without a model report a plain name.
+    /// Separates `names` into patterns, such as `claude-*`, and plain names. If there is no plain name,
+    /// `default` is also served, because replies to requests without a model name need a plain name.
     pub fn new(names: &[String], default: &str) -> Self {
         let is_pattern = |name: &String| name.contains(WILDCARD);
         let (patterns, mut plain): (Vec<String>, Vec<String>) =
@@ -45,8 +45,8 @@ impl ServedNames {
     }
 }
 
-/// Whether `name` matches a pattern that contains at least one wildcard. The time is proportional to the
-/// length of the name for each part of the pattern.
+/// Whether `name` matches a pattern that contains at least one wildcard. Worst-case time: length of `name`
+/// times the number of literal parts of the pattern.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split(WILDCARD);
     let start = parts.next().unwrap_or_default();

@@ -16,7 +16,8 @@ pub(crate) async fn list(State(app): State<Arc<AppState>>) -> Result<Json<Value>
     Ok(Json(json!({"object": "list", "data": cards})))
 }
 
-/// Returns one served model. Its name may contain slashes, and may match a pattern of served names.
+/// Returns one served model. The requested name may contain slashes, and may match a pattern of the served
+/// names.
 pub(crate) async fn retrieve(
     State(app): State<Arc<AppState>>,
     PathParam(name): PathParam,

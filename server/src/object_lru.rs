@@ -1,9 +1,9 @@
-//! LRU store of objects with a limit in bytes. Each object is visible only to the API key that created it.
+//! LRU store of objects with a byte limit. Each object is visible only to the API key that created it.
 
 use super::auth::CallerIdentity;
 use std::collections::{BTreeMap, HashMap};
 
-/// Bytes that an object takes in addition to its texts.
+/// Overhead of an object in bytes, in addition to its texts.
 const ENTRY_BYTES: usize = 256;
 
 /// Object that clients may fetch later.
@@ -20,13 +20,13 @@ pub(crate) trait StoredObject {
     }
 }
 
-/// Object, and the time of its last use: value of the store's counter of uses.
+/// Stored object, and the time of its last use as a value of the store's use counter.
 struct LruEntry<T> {
     object: T,
     used: u64,
 }
 
-/// Objects by id, of which the least recently used ones are evicted.
+/// Objects by id. The least recently used objects are evicted when the byte limit is exceeded.
 pub(crate) struct ObjectLru<T> {
     bytes_max: usize,
     entries: HashMap<String, LruEntry<T>>,
@@ -49,20 +49,20 @@ impl<T: StoredObject> ObjectLru<T> {
         self.entries.get(id).map(|entry| &entry.object)
     }
 
-    /// Removes and returns an object if it belongs to the caller. Ids of other callers' objects are treated
-    /// as unknown.
+    /// Removes and returns an object if it belongs to the caller. An object of another caller is treated as
+    /// unknown.
     pub(crate) fn take_owned(&mut self, caller: CallerIdentity, id: &str) -> Option<T> {
         self.take_if(id, |object| object.owner() == caller)
     }
 
-    /// Removes and returns an object that `condition` accepts.
+    /// Removes and returns an object if it satisfies `condition`.
     pub(crate) fn take_if(&mut self, id: &str, condition: impl Fn(&T) -> bool) -> Option<T> {
         self.entries.get(id).filter(|entry| condition(&entry.object))?;
         self.take(id)
     }
 
-    /// Stores an object and evicts the least recently used ones; returns false if the object exceeds the
-    /// limit alone.
+    /// Stores an object and evicts the least recently used ones; returns false if the object by itself
+    /// exceeds the byte limit.
     pub(crate) fn put(&mut self, id: &str, object: T) -> bool {
         self.take(id);
         let bytes = object.text_bytes() + ENTRY_BYTES;

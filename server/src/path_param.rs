@@ -1,10 +1,10 @@
-//! Extractors of the path parameters of a route; if they fail, the error has the JSON form of the API.
+//! Extractors of route path parameters; extraction errors have the JSON form of the API.
 
 use super::api_error::ApiError;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 
-/// Value of the path parameter of a route, percent-decoded.
+/// Value of a route's path parameter, percent-decoded.
 pub(crate) struct PathParam(pub String);
 
 /// Ids of an object and of one of its items, percent-decoded.

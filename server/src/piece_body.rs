@@ -1,5 +1,5 @@
-//! Reply bodies that are serialised in pieces while the client reads them, because the source takes less
-//! memory than its text.
+//! Reply bodies that are serialised in pieces while the client reads them, because the source values take
+//! less memory than their JSON text.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -17,8 +17,7 @@ pub(crate) trait IncrementalBodyWriter: Send + Unpin + 'static {
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool;
 }
 
-/// Reply body that is serialised in pieces. It holds the memory reservation of the request until it is
-/// dropped.
+/// Reply body that is serialised in pieces. It holds the request's memory reservation until it is dropped.
 struct IncrementalBody<W, R> {
     writer: W,
     has_more: bool,
@@ -26,8 +25,8 @@ struct IncrementalBody<W, R> {
     _memory_reservation: R,
 }
 
-/// Creates the body, which owns `memory_reservation`, the reservation of the request. A body of one piece has
-/// a known length.
+/// Creates the body, which holds the request's `memory_reservation`. A body that fits in one piece has a
+/// known length.
 pub(crate) fn body_of(
     mut writer: impl IncrementalBodyWriter,
     memory_reservation: impl Send + Unpin + 'static,

@@ -1,6 +1,6 @@
 //! Probe routes `/livez`, `/readyz`, `/health` and `/ping`, and the routes `/version` and `/load`.
 //!
-//! The replies are computed from atomics, so they need neither the tokenizer nor the scheduler.
+//! The replies are computed from atomics only, without the tokenizer and the scheduler.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -12,7 +12,7 @@ use metrics::RestartFailureKind;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Liveness probe: fails if the engine is stalled. The process should then be restarted.
+/// Liveness probe: fails if the engine is stalled, because the process should then be restarted.
 pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     match app.health.status() {
         Health::Stalled => Err(stalled()),
@@ -20,7 +20,7 @@ pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiErro
     }
 }
 
-/// Readiness probe: fails if this server should get no new requests.
+/// Readiness probe: fails if this server should receive no new requests.
 pub(crate) async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     match app.health.status() {
         Health::Serving => Ok(()),

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Maximum wait for the replies of the executors, which they send between two steps and after completing a
-/// trace file.
+/// Maximum wait for the replies of the executors. An executor replies between two steps; when profiling
+/// stops, after it has completed its trace file.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts profiling: the executors record all following steps in a new trace file.
@@ -47,8 +47,8 @@ async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError
     }
 }
 
-/// Merges the replies of the executors. `file` is the first trace file; `files` lists all trace files if
-/// there are several executors.
+/// Merges the executors' replies. `file` is the first trace file; with several executors, `files` lists all
+/// trace files.
 fn merged_reply(on: bool, statuses: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
     let multiple = statuses.len() > 1;
     let mut files = Vec::new();
@@ -71,7 +71,7 @@ fn merged_reply(on: bool, statuses: Vec<ProfilerStatus>) -> Result<Json<Value>, 
     Ok(Json(reply))
 }
 
-/// Returns the file name of `path` without its folder, which must not be disclosed to clients.
+/// Returns the file name of `path` without its folder, because folders must not be disclosed to clients.
 fn file_name(path: &str) -> String {
     Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,5 +1,5 @@
-//! Log of rejected requests: each 4xx reply with its reason, rate-limited by reason, so that one client cannot
-//! fill the log or hide the rejections of others.
+//! Log of rejected requests: each 4xx reply with its reason. The log is rate-limited per reason, so that one
+//! client cannot fill the log or suppress the log lines of other clients' rejections.
 
 use super::api_error::ApiError;
 use metrics::LogRateLimiter;
@@ -13,7 +13,7 @@ const MESSAGE_CHARS_MAX: usize = 240;
 /// Log of rejected requests.
 #[derive(Debug, Default)]
 pub struct RejectionLog {
-    /// Limiters by the reason of the error, of which there is a fixed number.
+    /// Rate limiters by error reason; the set of reasons is fixed.
     limiters: Mutex<BTreeMap<&'static str, LogRateLimiter>>,
 }
 
@@ -40,7 +40,7 @@ impl RejectionLog {
     }
 }
 
-/// Returns the message of an error on one line. It may contain text of the client.
+/// Returns an error message on one line. The message may contain text sent by the client.
 fn logged_text(error: &ApiError) -> String {
     let text = error.text();
     let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });

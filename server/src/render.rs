@@ -1,5 +1,5 @@
-//! `/v1/chat/completions/render` and `/v1/completions/render`: the prompts of a completion as token ids, with
-//! the parameters that it would be generated with, in vLLM's form. Nothing is generated.
+//! `/v1/chat/completions/render` and `/v1/completions/render`: return the token ids of a completion's prompts
+//! and the generation parameters, in vLLM's format. Nothing is generated.
 
 use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};
@@ -15,16 +15,16 @@ use protocol::Token;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Bytes per token id that are reserved for a reply: the id, and its text.
+/// Bytes reserved per token id in a reply: the id itself and its JSON text.
 const ID_BYTES: u64 = 16;
 
-/// Prompts of a completion, and the parameters that it would be generated with.
+/// Prompts of a completion, and its generation parameters.
 pub(crate) struct RenderedRequest {
     /// Token ids of each prompt.
     pub prompts: Vec<Vec<Token>>,
     /// Maximum number of output tokens for each prompt.
     pub max_tokens: Vec<u32>,
-    /// Parameters that chat and text completions share.
+    /// Parameters shared by chat and text completions.
     pub params: CompletionParams,
     /// Number of top-k log-probabilities per output token.
     pub logprobs: Option<u32>,
@@ -56,7 +56,7 @@ pub(crate) async fn completions(
     .await
 }
 
-/// Returns the object of each prompt. `kind` is the prefix of the request ids.
+/// Returns one object per prompt. `kind` is the prefix of the request ids.
 fn objects(
     app: &AppState,
     serving: &ServingContext,
@@ -94,7 +94,7 @@ fn objects(
     Ok(prompts.map(object).collect())
 }
 
-/// Returns the sampling parameters under the names of vLLM.
+/// Returns the sampling parameters under vLLM's names.
 fn sampling_params(rendered: &RenderedRequest, max_tokens: u32) -> Value {
     let (params, sampling) = (&rendered.params, &rendered.params.sampling);
     let biases = sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), json!(bias)));

@@ -1,5 +1,5 @@
-//! Reads request bodies and checks their type, encoding, size, reception time, and share of the memory budget
-//! of all requests.
+//! Reads request bodies and checks their type, encoding, size and reception time, and the memory budget
+//! shared by all requests.
 
 use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};
@@ -10,8 +10,8 @@ use engine::AdmissionPermit;
 use http_body_util::BodyExt;
 use std::time::Duration;
 
-/// Reads the JSON body of a request and admits the request. The bytes are counted in the memory budget as
-/// they arrive; the request is counted once its body is complete.
+/// Reads the JSON body of a request and admits the request. Bytes are counted in the memory budget as they
+/// arrive; the request is counted once its body is complete.
 ///
 /// Errors: those of `read`; HTTP status 429 or 503 for overload.
 pub(crate) async fn read_and_admit(
@@ -85,7 +85,7 @@ async fn collect(
             return Err(too_large(bytes_max));
         }
         count(data.len())?;
-        // Most bodies arrive as one frame, which is then not copied.
+        // Most bodies arrive as one frame; a single frame is not copied.
         match &first {
             None => first = Some(data),
             Some(head) => {

@@ -8,11 +8,11 @@ use super::api_error::ApiError;
 use super::strict_json::JsonValue;
 use std::ops::RangeInclusive;
 
-/// Limits on the ignored fields that a reply header lists: number of names, and bytes per name.
+/// Limits of the ignored field names in the reply header: number of names, and bytes per name.
 const IGNORED_MAX: usize = 10;
 const IGNORED_NAME_BYTES: usize = 64;
 
-/// Fields of one JSON object that no code has extracted yet.
+/// Fields of one JSON object that have not been extracted yet.
 pub struct RequestFields {
     path: String,
     pairs: Vec<(String, JsonValue)>,
@@ -22,16 +22,16 @@ pub struct RequestFields {
     hints: IgnoredRequestParts,
 }
 
-/// Record that a field was looked up; the OpenAPI document is generated from these records.
+/// Record of a field lookup; the OpenAPI document is generated from these records.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldLookupRecord {
     /// Name of the field.
     pub name: String,
-    /// Type and range that the field was looked up with.
+    /// Type and range given in the lookup of the field.
     pub kind: FieldKind,
 }
 
-/// Type and range of a field, as far as the lookup specifies them.
+/// Type and range of a field, as far as its lookup specifies them.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FieldKind {
     /// Any JSON value; the calling code checks it.
@@ -66,7 +66,7 @@ pub enum FieldKind {
 }
 
 impl RequestFields {
-    /// Creates the fields from `pairs` and drops those whose value is null.
+    /// Creates the fields from `pairs`; drops fields whose value is null.
     fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
         pairs.retain(|(_, value)| *value != JsonValue::Null);
         Self { path, pairs, lookups: None, hints: IgnoredRequestParts::default() }
@@ -83,7 +83,7 @@ impl RequestFields {
         }
     }
 
-    /// Returns the fields of the object that is the value of the field `path`.
+    /// Returns the fields of the object `value`, which is the value of the field `path`.
     pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
         match value {
             JsonValue::Object(pairs) => Ok(Self::new(path, pairs)),
@@ -91,7 +91,7 @@ impl RequestFields {
         }
     }
 
-    /// Returns the full path of a field of this object, for errors.
+    /// Returns the full path of a field of this object, for error messages.
     pub fn path(&self, name: &str) -> String {
         match self.path.as_str() {
             "" => name.to_owned(),
@@ -104,7 +104,7 @@ impl RequestFields {
         &self.path
     }
 
-    /// Whether the field `name` is present and was not taken yet.
+    /// Whether the field `name` is present and has not been taken yet.
     pub fn contains(&self, name: &str) -> bool {
         self.pairs.iter().any(|(key, _)| key == name)
     }
@@ -115,14 +115,16 @@ impl RequestFields {
         self.hints.add(path);
     }
 
-    /// Accepts the fields of an object within this one that no code has parsed: they have no effect.
+    /// Accepts the unparsed fields of `nested`, an object within this one, and records that they have no
+    /// effect.
     pub fn accept_rest(&mut self, nested: &RequestFields) {
         for name in nested.ignored_names() {
             self.hints.add(nested.path(&name));
         }
     }
 
-    /// Takes the keyword `name` of an object within this one. It has no effect and must be one of `values`.
+    /// Takes the keyword `name` of `nested`, an object within this one, and records that it has no effect.
+    /// The keyword must be one of `values`.
     pub fn accept_keyword(
         &mut self,
         nested: &mut RequestFields,
@@ -143,18 +145,18 @@ impl RequestFields {
         &self.hints
     }
 
-    /// Returns the accepted values that have no effect on the reply, to which values can be added.
+    /// Returns the accepted values that have no effect on the reply, for adding further values.
     pub(crate) fn hints_mut(&mut self) -> &mut IgnoredRequestParts {
         &mut self.hints
     }
 
-    /// Records all further lookups of fields.
+    /// Enables the recording of field lookups.
     #[must_use]
     pub fn recording_lookups(self) -> Self {
         Self { lookups: Some(Vec::new()), ..self }
     }
 
-    /// Returns the recorded lookups, each field name once.
+    /// Returns the recorded lookups; each field name occurs once.
     pub fn into_lookups(self) -> Vec<FieldLookupRecord> {
         self.lookups.unwrap_or_default()
     }
@@ -173,7 +175,7 @@ impl RequestFields {
         Some(self.pairs.swap_remove(index).1)
     }
 
-    /// Puts a field back, or sets it, so that later code takes it.
+    /// Adds a field, for example one taken before, so that later code can take it.
     pub fn put_back(&mut self, name: &str, value: JsonValue) {
         self.pairs.push((name.to_owned(), value));
     }
@@ -189,7 +191,7 @@ impl RequestFields {
         text.ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Removes and returns a field, under its name or its alias. Rejects a request that contains both.
+    /// Removes and returns a field under its name or its alias. Rejects a request that contains both names.
     pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<JsonValue>, ApiError> {
         match (self.take(name), self.take(alias)) {
             (Some(_), Some(_)) => {
@@ -200,8 +202,8 @@ impl RequestFields {
         }
     }
 
-    /// Takes a field under its name or its alias. Also returns the name that the request uses, for errors
-    /// about the value.
+    /// Takes a field under its name or its alias. Also returns the name used by the request, for errors about
+    /// the value.
     pub fn take_with_alias<'a>(
         &mut self,
         name: &'a str,
@@ -420,7 +422,7 @@ fn out_of_range(path: String, expected: &str, got: &JsonValue) -> ApiError {
     }
 }
 
-/// Returns a number without fractional part as an integer: JSON Schema regards `5.0` as an integer.
+/// Returns a number without fractional part as an integer, because JSON Schema regards `5.0` as an integer.
 fn as_int(value: &JsonValue) -> Option<i64> {
     const END: f64 = 9_223_372_036_854_775_808.0; // 2^63
     match value {
@@ -436,7 +438,8 @@ fn as_float(value: &JsonValue) -> Option<f32> {
     value.as_f64().map(|number| number as f32).filter(|x| x.is_finite())
 }
 
-/// Replaces the characters of a client's field name that are not valid in a header.
+/// Replaces the characters of a field name that are not valid in a header, and shortens the name; the client
+/// may send any name.
 fn printable(name: &str) -> String {
     let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
     safe.take(IGNORED_NAME_BYTES).collect()

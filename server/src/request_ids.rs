@@ -34,8 +34,8 @@ pub(crate) struct ToolCallIds {
 }
 
 impl ToolCallIds {
-    /// Creates a generator of the ids of a reply to a conversation with `earlier_calls` tool calls. Its ids depend
-    /// on `seed`, which must be unpredictable.
+    /// Creates a generator of tool call ids for the reply to a conversation with `earlier_calls` tool calls.
+    /// `seed` determines the ids and must be unpredictable.
     pub(crate) fn new(seed: u64, format: ToolCallIdFormat, earlier_calls: u32) -> Self {
         Self { seed, format, earlier_calls }
     }
@@ -60,7 +60,7 @@ impl ToolCallIds {
     }
 }
 
-/// Returns the output of the random number generator splitmix64 for `state`.
+/// Returns the splitmix64 output for `state`.
 fn mix(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

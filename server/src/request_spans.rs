@@ -1,5 +1,5 @@
-//! OpenTelemetry spans (`--otlp-traces-endpoint`): one span per request of a generation route, exported by OTLP over
-//! HTTP. A `traceparent` header of the request makes the span part of the trace of the client.
+//! OpenTelemetry spans (`--otlp-traces-endpoint`): one span per request of a generation route, exported by
+//! OTLP over HTTP. If the request has a `traceparent` header, the span becomes part of the client's trace.
 
 use crate::access_record::AccessLogCounts;
 use crate::span_attributes::{http_attributes, operation_of, request_attributes, usage_attributes};
@@ -21,11 +21,11 @@ use tokio::runtime::Handle;
 
 /// Deadline of one export request to the collector.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// `service.name` of the exported spans if the environment sets none.
+/// `service.name` of the exported spans if the environment does not set it.
 const SERVICE_NAME: &str = "hadron";
 
-/// Exporter of the spans of requests. Spans are queued without waiting; if the queue is full they are dropped and the
-/// drop is logged.
+/// Exporter of request spans. Spans are queued without blocking; if the queue is full, spans are dropped and
+/// the drop is logged.
 #[derive(Debug, Clone)]
 pub struct RequestSpanExporter {
     provider: SdkTracerProvider,
@@ -44,7 +44,7 @@ pub enum SpanEndpointError {
         /// Value of the flag.
         endpoint: String,
     },
-    /// The exporter rejects its configuration, for example an OTEL_* environment variable.
+    /// The exporter rejects its configuration, for example an `OTEL_*` environment variable.
     #[error("cannot export spans to {endpoint:?}: {cause}")]
     Exporter {
         /// Value of the flag.
@@ -55,9 +55,10 @@ pub enum SpanEndpointError {
 }
 
 impl RequestSpanExporter {
-    /// Creates the exporter to `endpoint`, for example `http://127.0.0.1:4318/v1/traces`. It sends on `runtime`.
+    /// Creates an exporter to `endpoint`, for example `http://127.0.0.1:4318/v1/traces`. It sends its
+    /// requests on `runtime`.
     ///
-    /// Errors: the endpoint is not an `http://` URL, or the configuration of the exporter is invalid.
+    /// Errors: the endpoint is not an `http://` URL, or the exporter configuration is invalid.
     pub fn open(endpoint: &str, runtime: Handle) -> Result<Self, SpanEndpointError> {
         if !endpoint.starts_with("http://") {
             return Err(SpanEndpointError::Scheme { endpoint: endpoint.to_owned() });
@@ -81,13 +82,13 @@ impl RequestSpanExporter {
         Ok(Self { provider, tracer })
     }
 
-    /// Exports the queued spans within `limit` and ends the exporter; returns whether all were exported.
+    /// Exports the queued spans within `limit` and shuts the exporter down; returns whether this succeeded.
     #[must_use]
     pub fn close(&self, limit: Duration) -> bool {
         self.provider.shutdown_with_timeout(limit).is_ok()
     }
 
-    /// Begins the span of a request; `None` = requests of `route` have no spans.
+    /// Begins the span of a request; `None` if requests of `route` have no spans.
     pub(crate) fn begin(
         &self,
         method: &Method,
@@ -107,7 +108,8 @@ impl RequestSpanExporter {
     }
 }
 
-/// Returns the resource of the spans: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, as read by the SDK.
+/// Returns the OpenTelemetry resource of the spans; the SDK reads `OTEL_SERVICE_NAME` and
+/// `OTEL_RESOURCE_ATTRIBUTES`.
 fn resource() -> Resource {
     let detected = Resource::builder().build();
     let name = detected.get(&Key::from_static_str("service.name"));
@@ -117,7 +119,8 @@ fn resource() -> Resource {
     if is_unknown { resource.with_service_name(SERVICE_NAME).build() } else { resource.build() }
 }
 
-/// HTTP client of the exporter, whose thread has no async runtime.
+/// HTTP client of the exporter. It sends on `runtime`, because the exporter's own thread has no async
+/// runtime.
 #[derive(Debug)]
 struct SpanExportClient {
     client: HyperClient,
@@ -132,43 +135,43 @@ impl HttpClient for SpanExportClient {
     }
 }
 
-/// Parameters of a generation that its span shows.
+/// Generation parameters shown in the span.
 #[derive(Debug)]
 pub(crate) struct SpanGenerationParams {
-    /// Model name in the request, or the first served name.
+    /// Requested model name, or the first served name.
     pub model: String,
     /// Request id.
     pub request_id: String,
     /// Whether the reply is streamed.
     pub stream: bool,
-    /// Sampling parameters; `None` = the request is pooled and samples no token.
+    /// Sampling parameters; `None` for a pooling request, which samples no token.
     pub sampling: Option<SpanSamplingParams>,
 }
 
-/// Sampling parameters that the span of a generation shows.
+/// Sampling parameters shown in the span.
 #[derive(Debug)]
 pub(crate) struct SpanSamplingParams {
     /// Number of choices per prompt.
     pub n: u32,
-    /// Maximum number of output tokens; `None` = the request sets none.
+    /// Maximum number of output tokens; `None` if the request sets no limit.
     pub max_tokens: Option<u32>,
     /// Softmax temperature.
     pub temperature: f32,
     /// Nucleus sampling.
     pub top_p: f32,
-    /// Number of most likely tokens that are kept; 0 = all.
+    /// Number of most likely tokens that sampling considers; 0 = all.
     pub top_k: u32,
     /// Frequency penalty.
     pub frequency_penalty: f32,
     /// Presence penalty.
     pub presence_penalty: f32,
-    /// Seed that the request sets.
+    /// Seed set by the request.
     pub seed: Option<i64>,
     /// Stop strings.
     pub stop: Vec<String>,
 }
 
-/// Span of one request that has not ended.
+/// Open span of one request.
 #[derive(Debug)]
 pub(crate) struct RequestSpan {
     tracer: SdkTracer,
@@ -180,7 +183,7 @@ pub(crate) struct RequestSpan {
 }
 
 impl RequestSpan {
-    /// Ends the span with the counts of its request and queues it for export.
+    /// Ends the span with the request's counts and queues it for export.
     pub(crate) fn end(self, counts: &AccessLogCounts) {
         let parameters = counts.parameters.as_deref();
         let name = match parameters {

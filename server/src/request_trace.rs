@@ -26,13 +26,14 @@ const BATCH_BYTES: usize = 64 << 10;
 
 enum TraceWriterCommand {
     Line(Value),
-    /// Wakes the writer thread, which then checks `reopen`.
+    /// Wakes the writer thread so that it checks `reopen`.
     Wake,
-    /// Requests a report once all earlier lines are written: true if no line has been dropped so far.
+    /// Requests a reply once all earlier lines are written; the reply is true if no line has been dropped so
+    /// far.
     Flush(SyncSender<bool>),
 }
 
-/// Handle of the writer thread, through which trace lines are sent; its clones share the thread.
+/// Handle through which trace lines are sent to the writer thread; all clones use the same thread.
 #[derive(Debug, Clone)]
 pub struct RequestTracer {
     lines: SyncSender<TraceWriterCommand>,
@@ -41,10 +42,10 @@ pub struct RequestTracer {
     pub with_ids: bool,
 }
 
-/// State that the writer thread and its handles share.
+/// State shared by the writer thread and its handles.
 #[derive(Debug, Default)]
 struct RequestTracerState {
-    /// Number of dropped lines: the queue was full, or a write failed.
+    /// Number of lines dropped because the queue was full or a write failed.
     dropped_lines: AtomicU64,
     /// Whether the writer thread must reopen the file.
     reopen: AtomicBool,
@@ -72,11 +73,11 @@ impl RequestTracer {
         Ok(Self { lines, shared, with_ids })
     }
 
-    /// Reopens the trace file by its name, after it was renamed (log rotation). Lines queued before are
-    /// written to the renamed file.
+    /// Reopens the trace file under its name after the file was renamed (log rotation). Lines queued before
+    /// this call are written to the renamed file.
     pub fn reopen(&self) {
         self.shared.reopen.store(true, Ordering::Relaxed);
-        // If the queue is full, the writer thread is running and needs no wake-up.
+        // If the queue is full, the writer thread is already running and needs no wake-up.
         let _ = self.lines.try_send(TraceWriterCommand::Wake);
     }
 
@@ -85,8 +86,8 @@ impl RequestTracer {
         self.shared.dropped_lines.load(Ordering::Relaxed)
     }
 
-    /// Waits at most `limit` until all lines sent so far are written; returns true if this is done and no
-    /// line has been dropped.
+    /// Waits at most `limit` until all lines sent so far are written; returns true if they are written and no
+    /// line has ever been dropped.
     #[must_use]
     pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
@@ -111,13 +112,13 @@ impl RequestTracer {
     }
 }
 
-/// State that only the writer thread uses.
+/// State used only by the writer thread.
 struct RequestTraceWriter {
     file: RequestTraceFile,
-    /// Complete lines that are not written yet.
+    /// Complete lines that have not been written yet.
     batch: Vec<u8>,
     shared: Arc<RequestTracerState>,
-    /// Number of dropped lines that were reported in the log.
+    /// Number of dropped lines already reported in the log.
     reported: u64,
     reported_at: Option<Instant>,
     /// Last I/O error, for the report of dropped lines.
@@ -157,9 +158,9 @@ impl RequestTraceWriter {
             }
             TraceWriterCommand::Flush(done) => {
                 self.write();
-                // The server may exit after a flush, so dropped lines are reported now.
+                // The server may exit after a flush, so dropped lines are reported immediately.
                 self.report_dropped();
-                // If the receiver has timed out, this fails and is ignored.
+                // Sending fails if the receiver has timed out; the failure is ignored.
                 let _ = done.try_send(self.shared.dropped_lines.load(Ordering::Relaxed) == 0);
             }
             TraceWriterCommand::Wake => {}
@@ -202,7 +203,7 @@ impl RequestTraceWriter {
     }
 }
 
-/// Trace of one request; dropping it sends its trace line to the writer thread.
+/// Trace of one request. When it is dropped, its trace line is sent to the writer thread.
 #[derive(Debug)]
 pub(crate) struct RequestTraceRecord {
     tracer: RequestTracer,
@@ -226,7 +227,7 @@ struct TracedChoice {
 }
 
 impl RequestTraceRecord {
-    /// Creates the trace of a request that arrived at `received` and was accepted with `choices` choices.
+    /// Creates the trace of a request that arrived at `received` and has `choices` choices.
     ///
     /// `head`: JSON members at the start of the line, which identify the request.
     pub(crate) fn new(
@@ -286,7 +287,7 @@ impl RequestTraceRecord {
         let ms = |at: Instant| at.duration_since(self.received).as_secs_f64() * 1e3;
         let mut line = self.head.take();
         let counts = self.choices.iter().map(|choice| choice.tokens);
-        // A choice without a finish reason was ended because the client disconnected.
+        // A choice has no finish reason only if the client has disconnected.
         let ends = self.choices.iter().map(|choice| choice.finish.unwrap_or("client_gone"));
         line["prompt_tokens"] = json!(self.prompt_tokens);
         line["cached_tokens"] = json!(self.cached_tokens);
@@ -329,7 +330,7 @@ mod tests {
         disk.read_exact(&mut line).unwrap();
         assert_eq!(line[..], *format!("{written}\n").as_bytes());
 
-        // The pipe buffers 64 KiB of the line, so the writer thread blocks on the rest.
+        // The pipe buffers only 64 KiB of the line, so the writer thread blocks on the rest.
         tracer.write(json!(rest));
         let short = Duration::from_millis(50);
         assert!(!tracer.flush(short), "the disk is stalled");

@@ -1,4 +1,4 @@
-//! File of `--trace-requests`. It contains complete lines only, even after failed writes.
+//! File of `--trace-requests`. Failed writes leave only complete lines in the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -38,17 +38,17 @@ impl RequestTraceFile {
         OpenOptions::new().append(true).create(true).open(path)
     }
 
-    /// Reopens the trace file by its name.
+    /// Reopens the trace file under its name.
     ///
-    /// Errors: the file cannot be opened; the open file remains in use.
+    /// Errors: the file cannot be opened; the file opened before remains in use.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         *self = Self::open(&self.path)?;
         Ok(())
     }
 
-    /// Appends `lines`, each of which ends with a newline.
+    /// Appends `lines`; each line ends with a newline.
     ///
-    /// Errors: the number of lines that were not written; the lines before them are complete in the file.
+    /// Errors: the number of lines that were not written. All earlier lines are completely in the file.
     pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), UnwrittenLines> {
         if lines.is_empty() {
             return Ok(());
@@ -110,14 +110,14 @@ fn has_torn_line(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-/// Error of a write that failed after some of its bytes were written.
+/// Error of a write that failed after a part of the bytes was written.
 struct PartialWrite {
     written: usize,
     cause: io::Error,
 }
 
 impl PartialWrite {
-    /// Returns an error that counts all of `lines` as not written.
+    /// Returns an error that counts all `lines` as not written.
     fn into_unwritten(self, lines: &[u8]) -> UnwrittenLines {
         let lines = lines.split_inclusive(|&byte| byte == b'\n').count() as u64;
         UnwrittenLines { lines, cause: self.cause }

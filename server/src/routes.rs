@@ -1,4 +1,4 @@
-//! Route table and router. Requests are routed by the parsed path alone, never by `Host`.
+//! Route table and router. Requests are routed by the parsed path only, never by `Host`.
 
 use super::access_log::record_requests;
 use super::api_error::ApiError;
@@ -26,16 +26,16 @@ pub const PROBE_PATHS: &[&str] = &["/livez", "/live", "/readyz", "/ready", "/hea
 pub struct HttpRoute {
     /// `get`, `post` or `delete`.
     pub method: &'static str,
-    /// Path in the syntax of axum.
+    /// Path in axum's route syntax.
     pub path: &'static str,
-    /// API key that the route requires.
+    /// API key required by the route.
     pub access: RouteAccess,
-    /// Runner that serves the route; `None` = both.
+    /// Runner that serves the route; `None` = both runners.
     pub runner: Option<Runner>,
     handler: MethodRouter<Arc<AppState>>,
 }
 
-/// Returns all routes of the server; those of one path are adjacent.
+/// Returns all routes of the server; routes with the same path are adjacent.
 pub fn table() -> Vec<HttpRoute> {
     vec![
         get("/", status_page::page).with_access(RouteAccess::Open), // The page itself prompts for a key.
@@ -110,12 +110,12 @@ pub fn router(app: Arc<AppState>) -> Router {
     build(app, ListenerKind::Public)
 }
 
-/// Builds the router of the listener of `--admin-listen`.
+/// Builds the router of the admin listener (`--admin-listen`).
 pub fn admin_router(app: Arc<AppState>) -> Router {
     build(app, ListenerKind::Admin)
 }
 
-/// Merges adjacent routes of the same path into one route, whose handler replies to other methods with 405.
+/// Merges adjacent routes with the same path into one route whose handler replies 405 to unsupported methods.
 fn routes_by_path() -> impl Iterator<Item = HttpRoute> {
     let mut routes = table().into_iter().peekable();
     std::iter::from_fn(move || {
@@ -178,7 +178,7 @@ fn method_not_allowed() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// Creates the 404 error: no route has this path, or the caller may not use the route.
+/// Creates the 404 error: no route has this path, or the caller is not allowed to use the route.
 pub fn unknown_route() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unknown_route", "no route has this path")
 }
@@ -193,7 +193,7 @@ impl HttpRoute {
     }
 }
 
-/// Creates a route that needs a client key and is served by both runners.
+/// Creates a route that requires a client key and is served by both runners.
 fn route(
     method: &'static str,
     path: &'static str,

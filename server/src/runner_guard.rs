@@ -1,4 +1,4 @@
-//! Rejects requests for routes that the runner of the server (`--runner`) does not serve.
+//! Rejects requests for routes that the server's runner (`--runner`) does not serve.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::IntoResponse;
 use std::sync::Arc;
 
-/// What a server does with its model (`--runner`).
+/// Mode of the server (`--runner`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runner {
     /// Generates text.
@@ -18,7 +18,7 @@ pub enum Runner {
     Pooling,
 }
 
-/// A route's runner, which is compared with that of the server before the request is handled.
+/// Runner required by a route, which is compared with the server's runner before the request is handled.
 #[derive(Clone)]
 pub(crate) struct RequiredRunner {
     /// Application state, which contains the runner of the server.
@@ -27,8 +27,8 @@ pub(crate) struct RequiredRunner {
     pub runner: Runner,
 }
 
-/// Passes a request to its route if the runner of the server serves it. Else replies 400 with the flag that
-/// selects the other runner. Before the model is loaded, the route replies.
+/// Passes a request to its route if the server's runner serves the route. Otherwise replies 400 and names the
+/// flag of the other runner. Before the model is loaded, every request is passed on.
 pub(crate) async fn check_runner(
     State(guard): State<RequiredRunner>,
     request: Request,
@@ -44,7 +44,7 @@ pub(crate) async fn check_runner(
     }
 }
 
-/// Creates the 400 error: the route needs `runner`, and the server runs the other one.
+/// Creates the 400 error: the route needs `runner`, but the server uses the other runner.
 pub(crate) fn wrong_runner(runner: Runner) -> ApiError {
     let message = match runner {
         Runner::Generate => {

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// `gen_ai.provider.name` of all spans.
 const PROVIDER: &str = "hadron";
 
-/// Returns `gen_ai.operation.name` of requests of a route; `None` = they have no spans.
+/// Returns `gen_ai.operation.name` for requests of a route; `None` if the route has no spans.
 pub(crate) fn operation_of(method: &Method, route: &str) -> Option<&'static str> {
     if method != Method::POST {
         return None;
@@ -28,7 +28,7 @@ pub(crate) fn operation_of(method: &Method, route: &str) -> Option<&'static str>
     }
 }
 
-/// Returns the HTTP attributes that are known when a request arrives.
+/// Returns the HTTP attributes that are known when the request arrives.
 pub(crate) fn http_attributes(method: &Method, route: &str) -> Vec<KeyValue> {
     vec![
         KeyValue::new("http.request.method", method.as_str().to_owned()),
@@ -36,7 +36,8 @@ pub(crate) fn http_attributes(method: &Method, route: &str) -> Vec<KeyValue> {
     ]
 }
 
-/// Returns the attributes of a request; `parameters`: `None` if it was rejected before a generation began.
+/// Returns the attributes of a request. `parameters` is `None` if the request was rejected before a
+/// generation began.
 pub(crate) fn request_attributes(
     operation: &'static str,
     parameters: Option<&SpanGenerationParams>,
@@ -85,7 +86,7 @@ fn sampling_attributes(sampling: &SpanSamplingParams) -> Vec<KeyValue> {
     attributes
 }
 
-/// Returns the attributes of a reply; `received`: arrival time of the request.
+/// Returns the attributes of a reply. `received` is the arrival time of the request.
 pub(crate) fn usage_attributes(counts: &AccessLogCounts, received: Instant) -> Vec<KeyValue> {
     let mut attributes = Vec::new();
     let mut add = |name: &'static str, value: Value| attributes.push(KeyValue::new(name, value));
@@ -114,7 +115,7 @@ pub(crate) fn usage_attributes(counts: &AccessLogCounts, received: Instant) -> V
     attributes
 }
 
-/// Returns an attribute value that lists texts.
+/// Returns a string-array attribute value.
 fn strings(values: &[impl AsRef<str>]) -> Value {
     let values = values.iter().map(|value| StringValue::from(value.as_ref().to_owned())).collect();
     Value::Array(Array::String(values))

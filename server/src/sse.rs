@@ -29,7 +29,7 @@ pub(crate) trait ChunkWriter: Send + Unpin {
         out: &mut BytesMut,
     );
 
-    /// Appends the SSE events that follow the last delta.
+    /// Appends the SSE events after the last delta.
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut);
 
     /// Appends the SSE event of an error that occurred after the first byte of the reply was sent.
@@ -39,7 +39,7 @@ pub(crate) trait ChunkWriter: Send + Unpin {
         out.put_slice(b"\n\n");
     }
 
-    /// Returns the bytes that end the stream (`[DONE]`, unless the API has no such event).
+    /// Returns the bytes that end the stream: `[DONE]`, unless the API has no such event.
     fn stream_terminator(&self) -> &'static [u8] {
         b"data: [DONE]\n\n"
     }
@@ -65,7 +65,8 @@ enum SseBodyState {
     Done,
 }
 
-/// Keep-alive timer of a stream. It is reset only when it fires, so a token costs no timer operation.
+/// Keep-alive timer of a stream. It is reset only when it fires, so that writing a token needs no timer
+/// operation.
 struct KeepAliveTimer {
     interval: Duration,
     last_write: Instant,
@@ -73,7 +74,8 @@ struct KeepAliveTimer {
 }
 
 impl<W: ChunkWriter> SseBody<W> {
-    /// Creates a body. If nothing is written for `keep_alive` (zero = never), it sends an SSE comment.
+    /// Creates a body. Whenever nothing is written for `keep_alive` (zero = never), the body sends an SSE
+    /// comment.
     pub(crate) fn new(generation: RequestGeneration, writer: W, keep_alive: Duration) -> Self {
         let keep_alive = (!keep_alive.is_zero()).then(|| {
             let now = Instant::now();
@@ -135,7 +137,7 @@ impl<W: ChunkWriter> Body for SseBody<W> {
 }
 
 impl KeepAliveTimer {
-    /// Ready if nothing was written for one keep-alive interval.
+    /// Ready if nothing has been written for one keep-alive interval.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -153,7 +155,7 @@ impl KeepAliveTimer {
     }
 }
 
-/// Appends `text`, escaped for the inside of a JSON string.
+/// Appends `text` with the escapes needed inside a JSON string.
 pub(crate) fn escape(text: &str, out: &mut BytesMut) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let bytes = text.as_bytes();

@@ -1,5 +1,5 @@
-//! `/`: status page, one HTML file. The file contains no data: its script fetches `/v1/loads`, which requires
-//! a key if keys are configured.
+//! `/`: status page in one HTML file. The file contains no data; its script fetches `/v1/loads`, which
+//! requires an API key if keys are configured.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};

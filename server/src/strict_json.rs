@@ -1,8 +1,9 @@
-//! Strict JSON parser: converts a request body to values whose fields are then checked for their types.
+//! Strict JSON parser: converts a request body to values, whose types are then checked field by field.
 //!
-//! It is stricter than `serde_json::Value`: a duplicate key is an error, a syntax error names its field, and
-//! the number of values is limited. A list of integers (a prompt of token ids) takes 8 bytes per element. The
-//! parser limits the nesting depth to 128. Integers of any size keep their digits, which chat templates print.
+//! The parser is stricter than `serde_json::Value`: a duplicate key is an error, a syntax error names its
+//! field, and the number of values is limited. A list of integers (a prompt of token ids) takes 8 bytes per
+//! element. The nesting depth is limited to 128. Integers of any size keep all their digits, because chat
+//! templates print them.
 
 use super::api_error::ApiError;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
@@ -11,23 +12,23 @@ use std::collections::HashSet;
 use std::fmt;
 use text::{integer_of_member, mark_large_integers, template_integer};
 
-/// Maximum number of values in one body; the elements of lists of integers are not counted.
+/// Maximum number of values in one body; elements of integer lists are not counted.
 const VALUES_MAX: u32 = 262_144;
-/// Maximum number of bytes of the field path in an error message; the rest of a longer path is cut off.
+/// Maximum number of bytes of the field path in an error message; longer paths are cut.
 const PATH_BYTES_MAX: usize = 256;
-/// Number of keys up to which duplicates are found by linear search; in larger objects, by a hash set.
+/// Maximum number of keys for which duplicates are found by linear search; larger objects use a hash set.
 const KEYS_SCANNED: usize = 16;
 
-/// Value that the strict parser produces.
+/// Value produced by the strict parser.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JsonValue {
     /// `null`
     Null,
     /// `true`, `false`
     Bool(bool),
-    /// Number without fraction and exponent that fits in an `i64`.
+    /// Number without fraction or exponent that fits in an `i64`.
     Int(i64),
-    /// Larger number without fraction and exponent: its sign and digits.
+    /// Number without fraction or exponent that does not fit in an `i64`: its sign and digits.
     LargeInt(String),
     /// Any other number; always finite.
     Float(f64),
@@ -37,7 +38,7 @@ pub enum JsonValue {
     Ints(Vec<i64>),
     /// Any other list.
     List(Vec<JsonValue>),
-    /// Object; its keys are in the order of the request, without duplicates.
+    /// Object with unique keys, in the order of the request.
     Object(Vec<(String, JsonValue)>),
 }
 
@@ -86,7 +87,7 @@ impl JsonValue {
         matches!(self, Self::Int(_) | Self::LargeInt(_) | Self::Float(_))
     }
 
-    /// Returns the float closest to a number; `None` for other values. It is always finite.
+    /// Returns the nearest double to a number, which is always finite; `None` for other values.
     pub fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Int(number) => Some(*number as f64),
@@ -99,7 +100,7 @@ impl JsonValue {
         }
     }
 
-    /// Converts the value to a `serde_json` value, in which integers of more than 64 bits are floats.
+    /// Converts the value to a `serde_json` value, in which integers of more than 64 bits become floats.
     pub fn into_value(self) -> serde_json::Value {
         self.convert(&|digits| match digits.parse::<u64>() {
             Ok(number) => number.into(),
@@ -107,7 +108,7 @@ impl JsonValue {
         })
     }
 
-    /// Converts the value to a value for chat templates, in which integers have all digits.
+    /// Converts the value to a value for chat templates, in which integers keep all their digits.
     pub fn into_template_value(self) -> serde_json::Value {
         self.convert(&|digits| template_integer(&digits))
     }
@@ -130,8 +131,8 @@ impl JsonValue {
     }
 }
 
-/// Returns the message of a `serde_json` error if it is one of the known messages, else only its position:
-/// other messages may contain internal details.
+/// Returns the message of a `serde_json` error if it is a known message, else only the position of the error,
+/// because other messages may contain internal details.
 fn client_message(error: &serde_json::Error) -> String {
     const TEXT_BYTES_MAX: usize = 128;
     const KNOWN_PREFIXES: [&str; 12] = [
@@ -157,17 +158,18 @@ fn client_message(error: &serde_json::Error) -> String {
     format!("line {} column {}", error.line(), error.column())
 }
 
-/// Whether a number is too large for a float. As an integer, it is valid.
+/// Whether the error is a number too large for a double. Such a number is valid if it is an integer.
 fn is_out_of_range(error: &serde_json::Error) -> bool {
     error.to_string().starts_with("number out of range")
 }
 
 /// State shared by all nesting levels while one body is parsed.
 struct JsonParseContext {
-    /// Path of the value that failed to parse. Each level prepends its part while the error is returned.
+    /// Path of the value that failed to parse. While the error propagates, each nesting level prepends its
+    /// part of the path.
     path: RefCell<String>,
     values_left: Cell<u32>,
-    /// Whether a float may be an integer in the body.
+    /// Whether a number was parsed as a float that may be a large integer in the body.
     lost_digits: Cell<bool>,
 }
 
@@ -189,7 +191,8 @@ impl JsonParseContext {
     }
 
     fn prepend_key(&self, key: &str) {
-        // A malicious client may send a key of megabytes; its first characters are enough to identify it.
+        // A malicious client may send a key of several megabytes; the first characters are enough to identify
+        // the key.
         self.prepend(key.chars().take(64).collect());
     }
 

@@ -1,4 +1,4 @@
-//! Serializes values that contain integers of more than 64 bits, with all their digits.
+//! Serializes values that may contain integers of more than 64 bits, with all their digits.
 
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
@@ -6,7 +6,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use text::integer_of_object;
 
-/// Value of [`JsonValue::into_template_value`](crate::strict_json::JsonValue::into_template_value), as JSON for clients
+/// Serializes a value returned by
+/// [`JsonValue::into_template_value`](crate::strict_json::JsonValue::into_template_value) as JSON for clients
 /// and stores.
 pub(crate) struct TemplateValueJson<'a>(pub(crate) &'a Value);
 

@@ -1,8 +1,8 @@
-//! Thread pool for parsing, template rendering and tokenisation: blocking threads, separate from the async
-//! runtime.
+//! Limits parsing, template rendering and tokenisation, which run on blocking threads, separate from the
+//! async runtime.
 //!
 //! Long texts share `LONG_PERMITS` permits, so that they cannot delay short ones. The queue is bounded,
-//! because requests pass admission control first.
+//! because admission control limits the number of requests.
 
 use super::api_error::ApiError;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tracing::Span;
 
-/// Size of a request body in bytes above which it counts as long: about 5 ms of tokenisation.
+/// Size in bytes above which a request body counts as long; this corresponds to about 5 ms of tokenisation.
 const LONG_BYTES: usize = 16 << 10;
 const LONG_PERMITS: usize = 2;
 const SHORT_PERMITS: usize = 8;
 
-/// Limits the number of long texts and of short texts that are processed at a time.
+/// Limits the numbers of long texts and of short texts that are processed concurrently.
 pub struct TextLimiter {
     long: Arc<Semaphore>,
     short: Arc<Semaphore>,
@@ -28,16 +28,16 @@ impl Default for TextLimiter {
 }
 
 impl TextLimiter {
-    /// Creates a pool with all permits free.
+    /// Creates the limiter with all permits free.
     pub fn new() -> Self {
         let semaphore = |count| Arc::new(Semaphore::new(count));
         Self { long: semaphore(LONG_PERMITS), short: semaphore(SHORT_PERMITS) }
     }
 
-    /// Runs `work` for a request body of `bytes` bytes on a blocking thread.
+    /// Runs `work` for a request body of `bytes` bytes on a blocking thread. If the caller drops the future,
+    /// queued work is cancelled; running work continues, and its result is dropped.
     ///
-    /// Errors: those of `work`; HTTP status 500 if it panics. If the caller drops the future, waiting work is
-    /// cancelled; running work continues to its end, and its result is dropped.
+    /// Errors: those of `work`; HTTP status 500 if `work` panics.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -1,5 +1,5 @@
-//! Throughput line of the log: every ten seconds with traffic, the rates of the interval and the load of each
-//! replica, as vLLM logs them (`--disable-log-stats` turns it off).
+//! Throughput log line: every ten seconds with traffic, logs token rates and the load of each replica, as in
+//! vLLM (`--disable-log-stats` turns it off).
 
 use super::app::AppState;
 use scheduler::SchedulerStats;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
-/// Interval of the throughput line.
+/// Interval between throughput log lines.
 pub const THROUGHPUT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Rates of a replica in an interval, and its load at the end of the interval.
+/// Token rates of a replica in an interval, and its load at the end of the interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ReplicaThroughput {
     replica: u16,
@@ -18,15 +18,16 @@ struct ReplicaThroughput {
     generation_tokens_per_s: f64,
     running: u32,
     waiting: u32,
-    /// Share of the KV blocks in use, in percent.
+    /// Percentage of KV blocks in use.
     kv_cache_percent: f64,
-    /// Share of the tokens looked up in the prefix cache that were found, in percent; `None` = no token was
+    /// Prefix cache hit rate in percent: found tokens divided by looked-up tokens; `None` if no token was
     /// looked up in the interval.
     prefix_hit_percent: Option<f64>,
 }
 
 impl ReplicaThroughput {
-    /// Returns the throughput between two statistics of a replica; `None` = there was no traffic.
+    /// Returns the throughput between two snapshots of a replica's statistics; `None` if there was no
+    /// traffic.
     fn between(before: &SchedulerStats, now: &SchedulerStats, elapsed: Duration) -> Option<Self> {
         let since = |total: fn(&SchedulerStats) -> u64| total(now).saturating_sub(total(before));
         let prompt = since(|stats| stats.prompt_tokens_total);
@@ -123,7 +124,7 @@ mod tests {
             prefix_hit_percent: Some(33.3),
         };
         assert_eq!(ReplicaThroughput::between(&before, &now, ten_seconds), Some(expected));
-        // The counters of a restarted engine begin again.
+        // After an engine restart, the counters start at zero.
         assert_eq!(
             ReplicaThroughput::between(&now, &before, ten_seconds),
             None,

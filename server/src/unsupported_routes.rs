@@ -1,17 +1,18 @@
-//! Routes of vLLM that this server does not implement. They reply 501 with a reason, because a 404 would
-//! suggest a mistyped path.
+//! vLLM routes that this server does not implement. They reply 501 with a reason; a 404 would suggest a
+//! mistyped path.
 
 use super::api_error::ApiError;
 use super::auth::RouteAccess;
 use axum::http::StatusCode;
 
-/// Unsupported routes that share one reason.
+/// Unsupported routes with a common reason.
 pub struct UnsupportedRoutes {
     /// Paths of the routes; all HTTP methods of these paths reply 501.
     pub paths: &'static [&'static str],
-    /// API key that is required to get the reason; other callers get 404, as for implemented routes.
+    /// API key required to see the reason; without it, the reply is the same 401 or 404 as for an implemented
+    /// route.
     pub access: RouteAccess,
-    /// Why the routes are unsupported, and which alternative exists.
+    /// Reason why the routes are unsupported, and the available alternative.
     reason: &'static str,
 }
 

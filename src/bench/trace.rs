@@ -68,7 +68,7 @@ struct TraceEventArgs<'a> {
 /// Class of steps with comparable times, by launch mode and size. The report has one table row per class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StepClass {
-    /// Replays of the captured graph with this number of rows.
+    /// Replays of the captured graph that has this number of rows.
     Replay(u32),
     /// Eager decode steps of one token per row, with up to this number of rows.
     Decode(u32),

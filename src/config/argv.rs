@@ -1,9 +1,9 @@
 //! Rewrites a command line into the spelling that clap expects.
 //!
-//! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean flag X, and `-tp 2`
-//! becomes `--tensor-parallel-size 2`, and `--hf-overrides.X V` becomes `--hf-overrides={"X":V}`. Flags of
-//! other engines are removed or rejected. Flags of `--config FILE` that the command line does not set are
-//! inserted before those of the command line.
+//! `--max_num_seqs` becomes `--max-num-seqs`; `--no-X` becomes `--X=false` for a boolean flag X; `-tp 2`
+//! becomes `--tensor-parallel-size 2`; `--hf-overrides.X V` becomes `--hf-overrides={"X":V}`. Flags of other
+//! engines are removed or rejected. Flags of `--config FILE` that the command line does not set are inserted
+//! before those of the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -221,7 +221,7 @@ impl ServeFlagNames {
         let mut overridden: BTreeSet<&str> =
             command_line_words.iter().filter_map(|word| self.flag_name(word)).collect();
         overridden.insert("config");
-        // `serve MODEL` overrides `model` of the file.
+        // `serve MODEL` overrides `model` in the configuration file.
         if command_line_words.first().is_some_and(|word| !word.starts_with('-')) {
             overridden.insert("model");
         }

@@ -57,7 +57,7 @@ impl ProcessEnvironment {
             kernel_cache: cache.map(|cache| cache.join("hadron")),
             devices: DeviceEnvironment {
                 rocm_path: text("ROCM_PATH").map(PathBuf::from),
-                // An empty value hides all devices.
+                // An empty value is kept, because it hides all devices.
                 rocr_visible_devices: std::env::var("ROCR_VISIBLE_DEVICES").ok(),
                 hip_visible_devices: text("HIP_VISIBLE_DEVICES"),
                 cuda_visible_devices: text("CUDA_VISIBLE_DEVICES"),

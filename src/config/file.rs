@@ -25,7 +25,7 @@ pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError>
     Ok(words)
 }
 
-/// Parses a file: YAML if its name ends so, else TOML.
+/// Parses a configuration file as YAML if the file name ends in `.yaml` or `.yml`, otherwise as TOML.
 fn members(path: &Path, text: &str) -> Result<Map<String, Value>, CommandLineError> {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     if !["yaml", "yml"].contains(&extension.to_ascii_lowercase().as_str()) {

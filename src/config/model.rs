@@ -52,8 +52,8 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Returns the overrides of `config.json` of all `--hf-overrides` flags. Of two flags that set the same
-    /// name, the later one is used.
+    /// Returns the overrides of `config.json` of all `--hf-overrides` flags. If several flags set the same
+    /// key, the last one takes precedence.
     pub fn config_overrides(&self) -> Map<String, Value> {
         self.hf_overrides
             .iter()

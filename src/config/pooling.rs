@@ -20,7 +20,7 @@ pub struct PoolingArgs {
     pub pooler_config: Option<PoolerConfigArg>,
 }
 
-/// What the server does with the model.
+/// Task of the served model: text generation or pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RunnerArg {
     /// Pooling if the model folder describes an embedding or scoring model, else text generation

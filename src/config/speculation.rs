@@ -145,8 +145,9 @@ impl SpeculativeConfigJson {
     /// Returns how draft tokens are accepted: at random if a synthetic acceptance rate or length is given,
     /// else by verification.
     ///
-    /// A length counts the token that the model samples itself. As in vLLM, it is met with the smallest
-    /// variance: 3.78 accepts two draft tokens always, a third one with probability 0.78, and no others.
+    /// A length is the mean number of tokens per step, including the token that the model samples itself. As
+    /// in vLLM, it is reached with minimum variance: with length 3.78, two draft tokens are always accepted,
+    /// a third with probability 0.78, and no others.
     fn acceptance(&self) -> DraftAcceptanceRule {
         let per_mille = |mean: f64| (mean * 1000.0).round() as u16;
         match (self.synthetic_acceptance_rate, self.synthetic_acceptance_length) {
@@ -161,8 +162,8 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// Rejects synthetic acceptance rates and lengths without method `synthetic`, and this method without
-    /// exactly one of them.
+    /// Rejects a synthetic acceptance rate or length without `rejection_sample_method` `synthetic`, and
+    /// rejects `synthetic` unless exactly one of the two is given.
     fn check_acceptance(&self) -> Result<(), String> {
         let (rate, length) = (self.synthetic_acceptance_rate, self.synthetic_acceptance_length);
         match self.rejection_sample_method.as_deref() {

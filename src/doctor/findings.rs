@@ -1,4 +1,4 @@
-//! Findings: what keeps the machine from serving, and what makes it slow.
+//! Findings: problems that prevent serving on this machine, and problems that make serving slow.
 
 use super::report::{
     DoctorFinding, DoctorReport, FindingLevel, GpuReport, GpuVendorReport, HostReport,
@@ -10,7 +10,7 @@ const ARCHITECTURES: &[&str] = &["gfx942", "gfx950", "gfx90a", "sm_90a", "emulat
 const SHARED_MEMORY_MIN: u64 = 1 << 30;
 /// Minimum hard limit of open files: one per connection, and those of the server itself.
 const OPEN_FILES_MIN: u64 = 4096;
-/// End of a finding about a GPU that the CPU replaces.
+/// Last sentence of a finding about a GPU that cannot be used, so that the CPU is used instead.
 const FALLS_BACK: &str = " `hadron serve` falls back to the CPU.";
 /// Minimum limit of locked memory for direct transfers between hosts, in bytes.
 const MEMLOCK_MIN: u64 = 64 << 20;
@@ -20,12 +20,13 @@ pub(super) fn falls_back(report: &DoctorReport) -> bool {
     report.findings.iter().any(|finding| finding.what.ends_with(FALLS_BACK))
 }
 
-/// Whether a finding keeps the machine from serving.
+/// Whether any finding prevents serving.
 pub(super) fn has_error(findings: &[DoctorFinding]) -> bool {
     findings.iter().any(|finding| finding.level == FindingLevel::Error)
 }
 
-/// Returns all findings. `is_required` = the device was named by a flag, so that the CPU cannot replace it.
+/// Returns all findings. `is_required`: a flag requires the device, so `hadron serve` does not fall back to
+/// the CPU.
 pub(super) fn findings(report: &DoctorReport, is_required: bool) -> Vec<DoctorFinding> {
     let mut list = FindingList::default();
     if report.build == "development" {
@@ -70,8 +71,8 @@ impl FindingList {
     }
 }
 
-/// Adds what keeps the GPUs of the selected vendor from serving. Without a flag that requires them, `hadron serve`
-/// falls back to the CPU.
+/// Adds the problems that prevent serving on the GPUs of the selected vendor. Unless a flag requires the
+/// GPUs, `hadron serve` falls back to the CPU.
 fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: bool) {
     let level = if is_required { FindingLevel::Error } else { FindingLevel::Warning };
     let effect = if is_required { "" } else { FALLS_BACK };
@@ -112,7 +113,7 @@ fn missing_library_remedy(vendor: &GpuVendorReport) -> &'static str {
     }
 }
 
-/// Adds what makes the GPUs of a vendor slow.
+/// Adds the problems that make the GPUs of a vendor slow.
 fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
     let missing = |role: &str| {
         vendor.libraries.iter().find(|l| l.role == role).and_then(|l| l.error.as_ref())
@@ -181,7 +182,7 @@ fn slow_gpu(list: &mut FindingList, vendor: &GpuVendorReport, gpu: &GpuReport) {
     }
 }
 
-/// Adds limits of the host. `has_several` = there are several GPUs of one vendor.
+/// Adds findings about limits of the host. `has_several`: there are several GPUs of one vendor.
 fn limits(list: &mut FindingList, host: &HostReport, has_several: bool, has_amd: bool) {
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     if let Some(shm) = host.shared_memory.filter(|shm| shm.total_bytes < SHARED_MEMORY_MIN)
@@ -279,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Returns the texts of all findings after a change of the machine.
+    /// Returns the texts of all findings for `machine()` with `change` applied.
     fn found(change: impl FnOnce(&mut DoctorReport)) -> Vec<String> {
         let mut report = machine();
         change(&mut report);

@@ -46,15 +46,16 @@ pub(super) fn numa_node(root: &Path, bus_id: &str) -> Option<i32> {
     node.parse().ok().filter(|&node| node >= 0)
 }
 
-/// Describes a cache of compiled kernels. Whether it is writable is tried with a file that is removed again; the
-/// folder itself is not created.
+/// Describes a cache of compiled kernels. Whether the folder is writable is tested by creating a file and
+/// removing it; the folder itself is not created.
 pub(super) fn kernel_cache(folder: &Path) -> KernelCacheReport {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let images: Vec<u64> = entries
         .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "co"))
         .filter_map(|entry| Some(entry.metadata().ok()?.len()))
         .collect();
-    // A folder that does not exist is created in the nearest folder that does.
+    // If the cache folder does not exist, its nearest existing ancestor is tested, in which it would be
+    // created.
     let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
     KernelCacheReport {
         folder: folder.to_owned(),

@@ -1,5 +1,5 @@
-//! `hadron doctor`: describes a machine on one page: GPUs, drivers, libraries, links, kernel cache, limits of the
-//! host, and what keeps it from serving or makes it slow. It changes nothing.
+//! `hadron doctor`: describes a machine on one page: GPUs, drivers, libraries, links, kernel cache, limits of
+//! the host, and problems that prevent serving or make it slow. It changes nothing.
 
 mod findings;
 mod gpus;

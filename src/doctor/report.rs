@@ -21,7 +21,7 @@ pub(super) struct DoctorReport {
     pub(super) kernel_cache: Option<KernelCacheReport>,
     /// GPUs and libraries by vendor.
     pub(super) gpus: Vec<GpuVendorReport>,
-    /// What keeps the machine from serving, or makes it slow.
+    /// Problems that prevent serving or make it slow.
     pub(super) findings: Vec<DoctorFinding>,
 }
 
@@ -36,7 +36,8 @@ pub(super) struct HostReport {
     pub(super) cores: usize,
     /// Number of NUMA nodes.
     pub(super) numa_nodes: Option<usize>,
-    /// Whether the kernel migrates pages between NUMA nodes, which interrupts GPUs.
+    /// Whether automatic NUMA balancing is enabled: the kernel migrates pages between NUMA nodes, which
+    /// interrupts GPUs.
     pub(super) numa_balancing: Option<bool>,
     /// Total memory in bytes.
     pub(super) memory_bytes: Option<u64>,
@@ -105,11 +106,11 @@ pub(super) struct DeviceFileReport {
 pub(super) struct LibraryReport {
     /// `driver`, `compiler`, `blas` or `collectives`.
     pub(super) role: &'static str,
-    /// Path or name with which it was opened; `None` if it was not found.
+    /// Path or name with which the library was opened; `None` if the library was not found.
     pub(super) path: Option<PathBuf>,
     /// Version that it reports.
     pub(super) version: Option<String>,
-    /// Why it was not opened, with the paths that were tried.
+    /// Reason why the library was not opened, with the paths that were tried.
     pub(super) error: Option<String>,
 }
 
@@ -130,7 +131,7 @@ pub(super) struct GpuReport {
     pub(super) warp_size: u32,
     /// Maximum shared memory (LDS) per thread block, in bytes.
     pub(super) shared_bytes: u32,
-    /// Size of the last cache before memory, in bytes; 0 if it is not known.
+    /// Size of the last-level cache in bytes; 0 if it is not known.
     pub(super) last_level_cache_bytes: u64,
     /// Total memory in bytes.
     pub(super) memory_bytes: u64,
@@ -138,7 +139,7 @@ pub(super) struct GpuReport {
     pub(super) free_bytes: u64,
     /// Whether GPU and host share one memory.
     pub(super) has_unified_memory: bool,
-    /// Indices of the devices whose memory it can access.
+    /// Indices of the devices whose memory this GPU can access.
     pub(super) peers: Vec<usize>,
     /// PCI address.
     pub(super) pci_bus_id: Option<String>,
@@ -157,7 +158,7 @@ pub(super) struct PcieLink {
     pub(super) max_width: u32,
 }
 
-/// One thing that keeps the machine from serving, or makes it slow.
+/// A problem that prevents serving or makes it slow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct DoctorFinding {
     /// Severity.

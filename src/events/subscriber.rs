@@ -25,12 +25,12 @@ pub(super) struct RawKvEventBatch {
     pub(super) replayed: bool,
 }
 
-/// What `EventSubscriber::next` returns: a batch, or a fault of the stream.
+/// Result of `EventSubscriber::next`: a batch, or a fault of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionEvent {
     Batch(RawKvEventBatch),
-    /// Batches `from` to `to` are missing in the live stream. The `replayed` of them that a replay returned
-    /// follow as `Batch` items.
+    /// Batches `from` to `to` are missing in the live stream. A replay returned `replayed` of these batches,
+    /// which follow as `Batch` events.
     Gap {
         from: u64,
         to: u64,

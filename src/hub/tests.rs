@@ -13,7 +13,7 @@ const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 #[derive(Default)]
 struct MockHubState {
     files: BTreeMap<String, Vec<u8>>,
-    /// For each file, the numbers of body bytes after which its successive transfers are cut.
+    /// For each file, the number of body bytes after which each successive transfer is cut off.
     cuts: BTreeMap<String, Vec<usize>>,
     /// HTTP status of all responses; `None` = normal responses.
     status: Option<u16>,

@@ -1,10 +1,10 @@
-//! Fuzz target: tokenizer files of a model folder. The first byte selects the file; other inputs are
-//! `tokenizer.json`.
+//! Fuzz target: tokenizer files of a model folder. A first byte from 1 to 4 selects the file in `FILES`; any
+//! other input is a `tokenizer.json`.
 
 use std::path::Path;
 use text::Tokenizer;
 
-/// Files (name, tokenizer class) that the first byte of an input selects, beginning with byte 1.
+/// Files (name, tokenizer class) that the first byte of an input selects; byte 1 selects the first file.
 const FILES: [(&str, &str); 4] = [
     ("tekken.json", "PreTrainedTokenizerFast"),
     ("tokenizer.model", "LlamaTokenizer"),

@@ -1,9 +1,9 @@
-//! Accuracy test: number of questions that the demo model answers correctly (exact match), through the
-//! `hadron` binary and HTTP.
+//! Accuracy test: exact-match score of the demo model on a question set, through the `hadron` binary and
+//! HTTP.
 //!
 //! Other requests in the batch, preemption, prefix hits and chunking must not change an output, so the score
-//! is equal in every configuration. Each server logs its totals when it exits: a configuration that is meant
-//! to cause preemptions or prefix hits must report some.
+//! is equal in every configuration. Each server logs the totals of its counters at exit; a configuration that
+//! is meant to cause preemptions or prefix hits must report some.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_within};
 use std::io::{BufRead, BufReader, Read};
@@ -29,7 +29,7 @@ pub(super) fn compared() -> u32 {
     }
 }
 
-/// Path of a file with `count` questions, taken from the list of all questions at equal distances.
+/// Path of a file with `count` questions, evenly spaced in the full question list.
 fn questions(count: u32) -> PathBuf {
     if count == ALL_QUESTIONS {
         return PathBuf::from(QUESTIONS);
@@ -126,7 +126,7 @@ fn total(log: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
 }
 
-/// Number of correctly answered questions, and the server's log, in one configuration.
+/// Runs the test in one configuration. Returns the score (number of correct outputs) and the server's log.
 pub(super) fn run(flags: &str, concurrency: u32, count: u32) -> (u32, String) {
     let server = AccuracyServer::start(flags);
     let right = server.score(concurrency, count);

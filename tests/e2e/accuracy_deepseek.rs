@@ -1,7 +1,7 @@
-//! Accuracy test of the second demo model, which has MLA, grouped experts, and an MTP module that was trained
-//! with the model.
+//! Accuracy test of the second demo model, which has MLA, group-limited expert routing, and a jointly trained
+//! MTP module.
 //!
-//! In f32 the token ids are equal for any number of ranks, with and without draft tokens.
+//! In f32 the output token ids are the same for any number of ranks, with and without draft tokens.
 
 use super::accuracy::{ALL_QUESTIONS, AccuracyServer, compared, run};
 use crate::http_client::get;
@@ -11,7 +11,7 @@ const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo_deepsee
 /// Minimum acceptance rate of draft tokens in percent, with one draft token per step.
 const ACCEPTED_MIN: f64 = 70.0;
 
-/// Numbers of draft tokens and of accepted draft tokens of a server, from its metrics.
+/// Returns the number of draft tokens and the number of accepted draft tokens, from the server's metrics.
 fn spec_decode_counts(server: &AccuracyServer) -> [f64; 2] {
     let address = server.url.strip_prefix("http://").unwrap().parse().unwrap();
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
@@ -45,8 +45,8 @@ fn accuracy_is_the_same_with_mla_experts_ranks_and_mtp() {
     );
 }
 
-/// Acceptance rate in percent of a server in f32. Its number of correct answers to `count` questions must
-/// equal `right`, the number without draft tokens.
+/// Starts an f32 server with MTP drafts and returns the acceptance rate of draft tokens in percent. Asserts
+/// that the score on `count` questions equals `right`, the score without draft tokens.
 fn acceptance_percent(flags: &str, right: u32, count: u32) -> f64 {
     let server =
         AccuracyServer::start(&format!("{DEMO} --dtype float32 --spec-method mtp {flags}"));

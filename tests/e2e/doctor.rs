@@ -15,8 +15,8 @@ fn doctor(flags: &[&str], variables: &[(&str, &str)]) -> Output {
     command.arg("doctor").args(flags).envs(variables.iter().copied()).output().unwrap()
 }
 
-/// Runs `hadron doctor --json` with the emulator as the libraries of an AMD machine. Returns whether the machine
-/// can serve, and the report.
+/// Runs `hadron doctor --json` with the emulator in place of the ROCm libraries. Returns whether the exit
+/// status is success (the machine can serve), and the report.
 fn emulated(libraries: &str, variables: &[(&str, &str)]) -> (bool, Value) {
     let output =
         doctor(&["--json", "--device", "rocm", "--device-libraries", libraries], variables);
@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Returns the texts of the findings of a level.
+/// Returns the messages of the findings with severity `level`.
 fn findings(report: &Value, level: &str) -> Vec<String> {
     let all = report["findings"].as_array().unwrap().iter();
     let of_level = all.filter(|finding| finding["level"] == level);
@@ -142,7 +142,8 @@ fn doctor_page_of_an_emulated_card_fits_one_screen() {
     assert!(page.lines().count() < 30, "{page}");
 }
 
-/// The executor is a process of its own: it inherits the variables, and its error reaches the user.
+/// The executor runs in its own process, which inherits the environment variables; its error message must
+/// reach the user.
 #[test]
 fn executor_error_names_variables_that_hide_its_gpu() {
     let libraries = format!("{},,,64", emulated_gpu::library().to_str().unwrap());

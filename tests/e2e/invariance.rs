@@ -134,7 +134,8 @@ pub(crate) fn compile(forms: impl IntoIterator<Item = GrammarSpec>) -> Vec<Compi
     forms.into_iter().map(compile).collect()
 }
 
-/// Bitmasks after draft tokens that follow an output, as far as they are allowed, from a session of their own.
+/// Returns one bitmask after each draft token, up to the first draft token that the grammar does not allow.
+/// Uses a new session that is advanced by `output`.
 pub(crate) fn draft_bitmasks(
     seed: &GrammarSessionFactory,
     output: &[Token],
@@ -154,7 +155,7 @@ pub(crate) fn draft_bitmasks(
     bitmasks
 }
 
-/// Draft tokens of a request in the report of a step; none if there is no report.
+/// Draft tokens that the step report `reported` lists for a request; empty without a report.
 pub(crate) fn drafts_of(reported: Option<&StepDrafts>, request: RequestId) -> TokenVec {
     let rows = reported.iter().flat_map(|drafts| &drafts.rows);
     rows.filter(|row| row.request == request)
@@ -214,8 +215,8 @@ impl TokenBitmaskSource for ConstrainedSessions<'_> {
     }
 }
 
-/// An executor of the demo model with the limits of `world`. It runs only batches of `epoch`, which the
-/// scheduler increments at each executor failure.
+/// Creates an executor of the demo model with the settings of `world`. It runs only batches of epoch `epoch`;
+/// the scheduler increments its epoch at each executor failure.
 pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {
@@ -389,6 +390,7 @@ fn scheduler_decisions_change_no_output_bit() {
         );
         assert_eq!(ran.outputs, baseline.outputs, "{name}");
     }
-    // Accepted draft tokens end requests earlier, so the small cache suffices in some worlds with drafts.
+    // With accepted draft tokens, requests end in fewer steps, so the small cache suffices without preemption
+    // in some configurations.
     assert!(preempting >= 2, "{preempting} of four worlds with a small cache preempt");
 }

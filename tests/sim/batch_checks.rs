@@ -8,7 +8,7 @@ use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BlockId, RowInput, StepLaunchMode};
 use std::collections::BTreeMap;
 
-/// Checks the batches of one replica against the state that its executors must have after earlier batches.
+/// Checks the batches of one replica against the executor state that follows from earlier batches.
 #[derive(Debug, Default)]
 pub(crate) struct BatchChecker {
     /// Number of the replica's steps that were sent and whose output has not arrived.
@@ -23,13 +23,13 @@ pub(crate) struct BatchChecker {
 pub(crate) struct RequestLengthLimits {
     /// Maximum total length of prompt and output.
     pub(crate) max_len: u32,
-    /// End position (exclusive) of the tokens that are ever inputs of the model, which the last output token
-    /// is not.
+    /// End position (exclusive) of the tokens that can be model inputs: all tokens except the last output
+    /// token.
     pub(crate) forwarded_len: u32,
 }
 
 impl BatchChecker {
-    /// Clears the state when new executors of the replica start; step ids continue.
+    /// Clears the state when new executors of the replica start. Step ids are not reset.
     pub(crate) fn reset(&mut self) {
         self.block_tables.clear();
         self.in_flight = 0;
@@ -137,7 +137,8 @@ impl BatchChecker {
 }
 
 /// Checks that a prefill chunk that does not reach the end of the known tokens ends on a multiple of the
-/// chunk quantum. Only a step's first prefill may end elsewhere, if it does not reach the next multiple.
+/// chunk quantum. Only the first prefill chunk of a step may end elsewhere, if it does not reach the next
+/// multiple.
 fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     let quantum = config.scheduler.limits.chunk_quantum(config.block_tokens());
     let mut has_prefill = false;
@@ -160,8 +161,8 @@ fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     Ok(())
 }
 
-/// Checks the dispatch mode: only lockstep groups pad eager steps, and the rows of a batch that replays a
-/// captured graph fit into the graph's bucket.
+/// Checks the dispatch mode: only lockstep groups pad eager steps, and a batch that replays a captured graph
+/// has at most the graph's number of rows.
 fn check_dispatch(batch: &Batch, tokens: u32, config: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
     match batch.dispatch {

@@ -25,17 +25,17 @@ pub(crate) enum ClientStage {
     Done,
 }
 
-/// Outcomes of a request, other than a regular finish, that injected faults permit.
+/// Outcomes of a request, other than a regular finish, that are permitted because of injected faults.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AllowedOutcomes {
-    /// Cause of the abort that was sent for the request; the request may end with it.
+    /// Cause of the abort that was sent for the request. The request may end with this cause.
     pub(crate) aborted: Option<AbortCause>,
     /// A row of the request was made to fail by fault injection.
     pub(crate) row_failed: bool,
     /// A row of the request got an output with impossible token ids by fault injection.
     pub(crate) bad_output: bool,
-    /// The request may end as unavailable, because its replica may have failed for longer than the failure
-    /// timeout.
+    /// The request may end with `ReplicaUnavailable`, because its replica may have been failed for longer
+    /// than the failure timeout.
     pub(crate) unavailable: bool,
 }
 
@@ -99,8 +99,8 @@ impl SimClient {
         self.submit.tokens.len() as u32 + self.submit.max_tokens
     }
 
-    /// End position (exclusive) of the tokens that are ever inputs of the model; the last output token is
-    /// not.
+    /// End position (exclusive) of the tokens that can be model inputs: all tokens except the last output
+    /// token.
     pub(crate) fn forwarded_limit(&self) -> u32 {
         self.limit() - u32::from(self.submit.max_tokens > 0)
     }
@@ -250,7 +250,8 @@ impl SimClient {
         }
     }
 
-    /// Checks that the result of a pooling request is that of its prompt, and that no other request has one.
+    /// Checks that a pooling request has the result of its prompt, and that other requests have no pooling
+    /// result.
     fn check_pooled(&self) -> CheckResult {
         let pooling = self.submit.sampling.pooling.as_ref();
         let expected = pooling.map_or_else(Vec::new, |method| {
@@ -329,7 +330,7 @@ impl SimClient {
         }
     }
 
-    /// Whether the request can never run, whatever the load, so that the scheduler must reject it.
+    /// Whether the request can never run, at any load, so that the scheduler must reject it.
     pub(crate) fn must_be_rejected(&self, config: &SimConfig) -> bool {
         let (submit, limits) = (&self.submit, &config.scheduler.limits);
         let prompt = submit.tokens.len() as u32;

@@ -1,4 +1,4 @@
-//! Arrivals and aborts of the simulated clients of a world.
+//! Request arrivals and aborts of the clients in a simulated world.
 
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::SimEvent;
@@ -39,7 +39,8 @@ impl SimWorld {
         let client = &mut self.clients[index];
         client.stage = ClientStage::Live;
         let (mut submit, client_id) = (client.submit.clone(), client.client_id.clone());
-        // The submitting thread usually computes the block keys; some submitters leave that to the engine.
+        // The submitting thread usually computes the block keys; for some submissions, the scheduler computes
+        // them.
         let first = submit.id.0;
         let hasher = self.scheduler.hasher();
         assign_request_ids(std::slice::from_mut(&mut submit), first, &hasher);
@@ -66,12 +67,12 @@ impl SimWorld {
         self.trace.record(self.now_ms, "abort", &[request.0]);
         self.inbox.push(SchedulerEvent::Abort { request, cause });
         if self.rng.chance_per_mille(100) {
-            // In addition, aborts a request id that does not exist, which must have no effect.
+            // Also aborts a request id that does not exist; this abort must have no effect.
             self.inbox.push(SchedulerEvent::Abort { request: RequestId(1 << 40), cause });
         }
     }
 
-    /// I20: aborts all live requests for shutdown; no row may be sent afterwards.
+    /// Aborts all live requests, as in a shutdown. Afterwards no row may be sent (I20).
     pub(crate) fn abort_all(&mut self) {
         for index in 0..self.clients.len() {
             if self.clients[index].stage == ClientStage::Live {

@@ -10,12 +10,12 @@ use crate::world::SimWorld;
 use protocol::RequestId;
 use scheduler::{AbortCause, request_ids_by_client_id};
 
-/// Maximum distance, in arrival order, between two requests that share a client id: both should be in flight
-/// together.
+/// Maximum distance, in arrival order, between two requests that share a client id. It is small so that both
+/// requests are often in flight together.
 const SHARED_ID_DISTANCE: u64 = 4;
 
 impl SimWorld {
-    /// Draws the client ids of all requests of a world.
+    /// Draws the client ids of all requests in the simulated world.
     pub(crate) fn assign_client_ids(&mut self, rng: &mut SimRng) {
         for index in 1..self.clients.len() {
             if rng.chance_per_mille(self.config.load.shared_client_ids) {
@@ -61,7 +61,7 @@ impl SimWorld {
         clients_with_id
     }
 
-    /// F34: checks that an abort by client id ended every request with that id.
+    /// Checks F34: an abort by client id ended every request with that id.
     pub(crate) fn check_abort_by_client_id(&self, clients_with_id: &[usize]) -> CheckResult {
         for &index in clients_with_id {
             let client = &self.clients[index];

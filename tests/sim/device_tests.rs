@@ -1,5 +1,5 @@
-//! Tests of the simulated device: its output equals the oracle's exactly if every KV slot is read and written
-//! correctly.
+//! Tests of the simulated device: its output equals the output of the oracle if and only if every KV slot is
+//! read and written correctly.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};

@@ -156,9 +156,9 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Grammars of the masked rows of a batch, after the tokens that the clients have received. I21: exactly
-    /// the rows that need a mask are masked, and only once the preceding token is known. A row that is not
-    /// masked has no draft token at a position that needs a mask.
+    /// Returns the grammars of the masked rows of a batch, in the state after the tokens that the clients
+    /// have received. Checks I21: exactly the rows that need a mask are masked, and a masked row is sent only
+    /// when the preceding token is known. An unmasked row has no draft token at a position that needs a mask.
     fn grammars_for(&mut self, batch: &Batch) -> Result<Vec<MaskedRowGrammar>, InvariantViolation> {
         let mut grammars = Vec::new();
         for (index, row) in (0..).zip(&batch.rows) {
@@ -167,8 +167,8 @@ impl SimWorld {
             let outputs = (row.start + row.len).saturating_sub(prompt_len as u32);
             let limited =
                 masked_range(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
-            // After the last output token that the grammar restricts, rows may remain masked, with all-ones
-            // masks, until the scheduler has been notified of the end.
+            // After the last output token that the grammar restricts, rows may still be masked (with all-ones
+            // masks) until the scheduler receives `MasksDone`.
             let valid =
                 if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
             ensure!(
@@ -259,8 +259,8 @@ impl SimWorld {
         ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
         let drafts = &stats.drafts_total;
         let accepted: u64 = drafts.accepted_per_position.iter().sum();
-        // A draft token is accepted only if all draft tokens before it are, so counts cannot rise with the
-        // position.
+        // A draft token is accepted only if all earlier draft tokens are accepted, so the counts cannot
+        // increase with the position.
         let falling = drafts.accepted_per_position.is_sorted_by(|a, b| a >= b);
         let most = drafts.draft_rows * u64::from(limits.draft_tokens);
         let valid = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;

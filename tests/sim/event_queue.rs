@@ -5,7 +5,7 @@ use scheduler::AbortCause;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// What happens in the world at a scheduled time.
+/// An event that happens in the simulated world at a scheduled time.
 #[derive(Debug)]
 pub(crate) enum SimEvent {
     /// A client sends its request.
@@ -16,16 +16,16 @@ pub(crate) enum SimEvent {
     StepDone { replica: usize, incarnation: u32 },
     /// A step output reaches the scheduler.
     Reply { replica: usize, reply: InFlightReply },
-    /// The failure of a replica's executors reaches the scheduler. It is not reported if the replacements,
-    /// with this `incarnation`, have failed as well.
+    /// The failure of a replica's executors reaches the scheduler. `incarnation` is the incarnation of the
+    /// replacements; if these have also failed, the event is ignored.
     ExecutorsFailed { replica: usize, incarnation: u32 },
     /// New executors of a replica are ready.
     ExecutorsReady { replica: usize, incarnation: u32 },
-    /// Both ends of a link detect that messages to the executors are lost.
+    /// Both ends of a link detect that messages to the executors were lost.
     LinkFailureSeen { replica: usize, incarnation: u32 },
     /// An executor fails soon after it was restored.
     FailAgain { replica: usize, incarnation: u32 },
-    /// An executor sends a heartbeat if it has sent no other message within the last interval.
+    /// An executor sends a heartbeat if it has sent no other message within the heartbeat interval.
     HeartbeatDue { replica: usize, incarnation: u32 },
     /// A heartbeat reaches the scheduler's side of the link.
     HeartbeatArrives { replica: usize, incarnation: u32 },
@@ -60,8 +60,8 @@ impl SimEvent {
 pub(crate) struct InFlightReply {
     /// The step output that is in flight.
     pub(crate) output: StepOutput,
-    /// KV blocks that the output confirms as computed: row index, and hash-model context at the block's end,
-    /// which identifies the whole prefix.
+    /// KV blocks that the output confirms as computed, each as row index and hash-model context at the end of
+    /// the block. The context identifies the whole prefix.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// Whether the output is a duplicate of an earlier one.
     pub(crate) repeated: bool,
@@ -105,7 +105,7 @@ pub(crate) struct SimEventQueue {
 }
 
 impl SimEventQueue {
-    /// Schedules an event of the world.
+    /// Schedules an event of the simulated world.
     pub(crate) fn add(&mut self, at_ms: u64, what: SimEvent) {
         self.next_order += 1;
         self.heap.push(Reverse(ScheduledEvent { at_ms, order: self.next_order, event: what }));

@@ -12,18 +12,18 @@ use std::collections::VecDeque;
 enum SimExecutorMessage {
     /// A step to run, with the grammars of its masked rows and its arrival time.
     Batch { batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64 },
-    /// Freed blocks, whose KV slots are poisoned after the preceding messages, so that a later read is
-    /// detected. The product has no such message, so it takes no time.
+    /// Freed blocks. Their KV slots are poisoned after the preceding messages, so that a later read is
+    /// detected. This message exists only in the simulation and takes no simulated time.
     FreedBlocks(Vec<BlockId>),
 }
 
-/// A finished step: its output and what the simulated device really computed.
+/// A finished step: its output, and what the simulated device actually computed.
 #[derive(Debug)]
 pub(crate) struct CompletedStep {
     /// The output that the executors send for the step.
     pub(crate) output: StepOutput,
-    /// KV blocks that the step filled: row index, and hash-model context at the block's end, which identifies
-    /// the whole prefix.
+    /// KV blocks that the step filled, each as row index and hash-model context at the end of the block. The
+    /// context identifies the whole prefix.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// Rows of the batch that was run.
     pub(crate) rows: Vec<BatchRow>,
@@ -90,8 +90,8 @@ impl SimExecutor {
         }
     }
 
-    /// Queues a batch and the grammars of its masked rows; they arrive at `arrives_ms`, but not before earlier
-    /// messages.
+    /// Queues a batch and the grammars of its masked rows. The message arrives at `arrives_ms`, but not
+    /// before earlier messages.
     pub(crate) fn send(&mut self, batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64) {
         self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
         self.queue.push_back(SimExecutorMessage::Batch {
@@ -142,7 +142,7 @@ impl SimExecutor {
         if batch.epoch != self.epoch {
             return Ok(None);
         }
-        // As in the product, the bitmasks depend on draft tokens that only the executors have.
+        // As in the real engine, the bitmasks depend on draft tokens, which are known only in the executors.
         let bitmasks = |grammar: &MaskedRowGrammar| {
             grammar.bitmasks(self.model.drafts(&batch.rows[grammar.row as usize]))
         };

@@ -1,5 +1,5 @@
-//! Steps of the simulated executors of a world, and their faults: failed rows, wrong or stale outputs,
-//! crashes, and hangs.
+//! Steps and faults of the executors in a simulated world. The faults are failed rows, wrong or stale
+//! outputs, crashes, and hangs.
 
 use crate::event_queue::{InFlightReply, SimEvent};
 use crate::executor::{CompletedStep, SimExecutor};
@@ -11,8 +11,8 @@ use protocol::{BatchRow, Replica, RowError, RowOutput, Token};
 use scheduler::SchedulerEvent;
 
 impl SimWorld {
-    /// The executors of a replica finish the step that is due, unless they hang. With probabilities that the
-    /// seed determines, they hang or crash, or their link breaks, after the step.
+    /// The executors of a replica finish the step that is due, unless they hang. After the step, the
+    /// executors hang or crash, or their link breaks, with probabilities that the seed determines.
     pub(crate) fn step_done(&mut self, replica: usize) -> CheckResult {
         let hangs = |replica_state: &SimReplica| {
             replica_state.executor.as_ref().is_some_and(|it| it.hang.is_some())
@@ -22,7 +22,7 @@ impl SimWorld {
         }
         if self.waits_for_peers(replica) {
             let incarnation = self.replicas[replica].incarnation;
-            // A hanging rank delays the other ranks for long, so they are checked less often.
+            // A rank that hangs delays the other ranks for a long time, so they are checked less often.
             let soon_ms = if self.replicas.iter().any(hangs) { 200 } else { 8 };
             let later_ms = self.now_ms + 1 + self.rng.below(soon_ms);
             self.events.add(later_ms, SimEvent::StepDone { replica, incarnation });
@@ -234,7 +234,8 @@ impl SimWorld {
             else {
                 continue;
             };
-            // The output arrives after the report of the crash; before it, it would be an ordinary output.
+            // The output arrives after the report of the crash. If it arrived earlier, it would be an
+            // ordinary output.
             let at_ms = self.now_ms + 51 + self.rng.below(1500);
             let reply = InFlightReply {
                 output,
@@ -280,8 +281,8 @@ impl SimWorld {
         self.inbox.push(SchedulerEvent::StepOutput { replica, output: reply.output });
     }
 
-    /// Pool size of new executors. They may find less free memory than the old ones, and requests that no
-    /// longer fit may fail.
+    /// Draws the KV pool size of new executors, which may have less free memory than the failed executors.
+    /// Requests that no longer fit may fail.
     pub(crate) fn draw_restored_pool_size(&mut self) -> u32 {
         let blocks = self.config.scheduler.kv.blocks;
         if !self.rng.chance_per_mille(self.config.faults.smaller_pool) {
@@ -301,8 +302,8 @@ impl SimWorld {
     }
 }
 
-/// Makes a row's output impossible: it gets a token id outside the vocabulary, one token too many, or more
-/// accepted draft tokens than the row had.
+/// Makes a row's output invalid: a token id outside the vocabulary, one token too many, or more accepted
+/// draft tokens than the row had draft tokens.
 fn corrupt_output(row: &BatchRow, output: &mut RowOutput, bits: u64, vocab_size: Token) {
     match (bits % 3, output.sampled_tokens.first_mut()) {
         (0, Some(first)) => *first = vocab_size,

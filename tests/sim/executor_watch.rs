@@ -1,5 +1,5 @@
-//! Heartbeat and step-timeout monitoring of simulated executors by the product's own rules (`StepWatchdog`,
-//! `HeartbeatMonitor`). F25: executors of a group that makes progress are never declared failed, whichever
+//! Heartbeat and step-timeout monitoring of simulated executors with the real `StepWatchdog` and
+//! `HeartbeatMonitor`. F25: executors of a group that makes progress are never declared failed, even if any
 //! part of the engine was paused. F10: executors that hang are declared failed soon after the hang can be
 //! detected.
 
@@ -19,14 +19,14 @@ use std::collections::VecDeque;
 const HEARTBEAT_INTERVAL_MS: u64 = 1000;
 /// Longest interval in milliseconds between two iterations of the scheduler's thread, unless it is paused.
 const SCHEDULER_POLL_MS: usize = 250;
-/// Slack of the detection deadline, in milliseconds: link delay, late ticks and the granularity of the clock.
+/// Tolerance of the detection deadline in milliseconds, for link delay, late ticks and clock granularity.
 const DETECTION_SLACK_MS: u64 = 700;
-/// Number of heartbeats per replica, without any other event between them, after which the run counts as
-/// over.
+/// Number of consecutive heartbeats per replica, without any other event, after which the run is considered
+/// finished.
 const IDLE_HEARTBEATS_MAX: usize = 100;
 
-/// A message that shows that a replica's executors run. The scheduler's thread processes these events at its
-/// next tick, in order of arrival.
+/// A message that shows that a replica's executors are running. The scheduler's thread processes these
+/// messages at its next tick, in order of arrival.
 #[derive(Debug)]
 pub(crate) enum ExecutorLivenessEvent {
     /// The output of a step arrived.
@@ -172,8 +172,8 @@ impl SimWorld {
         None
     }
 
-    /// Records a message from the executors of an incarnation. Link readers that are paused read it when they
-    /// resume.
+    /// Records a message from the executors of an incarnation. If the link readers are paused, they read the
+    /// message when they resume.
     pub(crate) fn message_arrives(&mut self, replica: usize, incarnation: u32) {
         let (now_ms, reads) = (self.now_ms, self.link_readers_run());
         let replica_state = &mut self.replicas[replica];
@@ -344,8 +344,8 @@ impl SimWorld {
         }
     }
 
-    /// F10, F25: a hang is detected within the heartbeat timeout or the step deadline, counted from the end
-    /// of the engine's last pause if that is later.
+    /// Checks F10: a hang is detected within the heartbeat timeout or the step deadline. If the engine's last
+    /// pause ended after the start of the hang, the time is counted from the end of the pause (F25).
     fn check_hangs_are_detected(&self) -> CheckResult {
         if self.process_pause.is_some() || self.is_over() {
             return Ok(());
@@ -383,7 +383,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether all work is done, or only heartbeats have happened for so long that nothing else will happen.
+    /// Whether all work is done, or only heartbeats have happened for so long that no other event can follow.
     fn is_over(&self) -> bool {
         let done = self.faults_ended && self.all_done() && self.scheduler.is_idle();
         let waits = self

@@ -1,6 +1,7 @@
-//! Injected faults at the interfaces of the scheduler, whose code is unchanged. A fault alters the events
-//! that the scheduler receives, the effects that it returns, or the calls of rules that the simulator shares
-//! with the server. Faults inside the scheduler and the KV cache are patches in `tests/sim/mutants`.
+//! Faults that are injected at the interfaces of the scheduler without changes to its code. A fault alters
+//! the events that the scheduler receives, the effects that the scheduler returns, or the use of monitoring
+//! rules that the simulator shares with the server. Faults inside the scheduler and the KV cache are patches
+//! in `tests/sim/mutants`.
 
 use protocol::{Batch, BatchRow, Epoch, KvEvent, Replica, RequestId, RowInput, StepId, StepOutput};
 use scheduler::{RequestSubmission, Scheduler, SchedulerEffect, SchedulerEvent};
@@ -46,7 +47,7 @@ pub(crate) enum InjectedFault {
 }
 
 impl InjectedFault {
-    /// Faults that worlds without lockstep groups can show.
+    /// Faults that simulated worlds without lockstep groups can detect.
     pub(crate) const REPLICA_FAULTS: [Self; 15] = [
         Self::AbortDropped,
         Self::LengthLimitOffByOne,
@@ -65,7 +66,7 @@ impl InjectedFault {
         Self::AbortByClientIdMissesDuplicate,
     ];
 
-    /// Faults of lockstep groups, which only worlds with a lockstep group can show.
+    /// Faults of lockstep groups, which only simulated worlds with a lockstep group can detect.
     pub(crate) const GROUP_FAULTS: [Self; 2] =
         [Self::IdleRankGetsNoBatch, Self::RankPadsIndependently];
 }
@@ -76,8 +77,8 @@ struct SentSlotState {
     /// Number of block table entries sent.
     table_entries: u32,
     prompt_len: u32,
-    /// Last step in which the request sampled a token and its input token came with the batch, not from the
-    /// slot.
+    /// Last step in which the request sampled a token from a row whose input token was in the batch, not in
+    /// the sequence slot.
     host_fed_step: StepId,
 }
 
@@ -163,7 +164,7 @@ impl FaultInjector {
         }
     }
 
-    /// Labels an output that was received before as the output of the oldest step in flight.
+    /// Relabels an output that was already received as the output of the oldest step in flight.
     fn relabel_repeated_output(
         &mut self,
         replica: Replica,
@@ -219,7 +220,7 @@ impl FaultInjector {
         self.sequences.insert(row.request, sequence);
     }
 
-    /// Alters where a row gets an input token that the scheduler has not received yet.
+    /// Alters the source of a row's input token if the scheduler has not received this token yet.
     fn alter_input(&self, row: &mut BatchRow, sequence: SentSlotState) {
         let RowInput::SampledAt { step, draft_slack } = &mut row.input else { return };
         match self.fault {

@@ -34,12 +34,13 @@ pub(crate) struct IndexMirror {
 }
 
 impl IndexMirror {
-    /// Records that an output that reached the scheduler covers a block with this context.
+    /// Records that the KV of a block with this context is computed, according to an output that reached the
+    /// scheduler.
     pub(crate) fn mark_computed(&mut self, context: u64) {
         self.computed_contexts.insert(context);
     }
 
-    /// Clears the computed contexts after an executor failure, which loses the KV cache.
+    /// Clears the computed contexts after an executor failure, because the KV cache is lost.
     pub(crate) fn clear_computed(&mut self) {
         self.computed_contexts.clear();
     }

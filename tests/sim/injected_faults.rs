@@ -22,8 +22,8 @@ fn print_failure(name: &str, failure: &SimSeedRun) {
     println!("{name:<30} {:>10}  {violation}", failure.seed);
 }
 
-/// Injects each fault into the worlds of `SEEDS` seeds from `first` on; fails if a fault violates no
-/// invariant.
+/// Simulates each fault in the worlds of up to `SEEDS` seeds, starting at seed `first`; fails if a fault
+/// violates no invariant.
 fn find_all(faults: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
     println!("{:<30} {:>10}  first violation", "injected fault", "seed");

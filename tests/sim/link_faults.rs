@@ -1,15 +1,15 @@
-//! Broken links. A stream never loses a single message: everything after one point is lost, in one direction
-//! or both, until the failure is detected.
+//! Broken links. A link is a byte stream, so it never loses a single message: all messages after some point
+//! are lost, in one direction or both, until the failure is detected.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::SimWorld;
 
-/// Maximum time in milliseconds until the engine detects that an executor sends outputs but receives no batches.
+/// Maximum time in milliseconds until the engine detects a link that loses only batches to the executors.
 const LINK_FAILURE_SEEN_MS: u64 = 800;
 
 impl SimWorld {
-    /// Breaks the link to a replica's executors after the messages that have arrived.
+    /// Breaks the link to a replica's executors; only messages that have already arrived are kept.
     ///
     /// If both directions break, the executors read EOF and exit, and outputs that are computed or queued are
     /// lost. If one direction breaks, the executors run and send the outputs of the batches they have

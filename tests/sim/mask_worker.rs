@@ -1,6 +1,6 @@
-//! Simulated workers that build the grammar bitmasks of constrained requests: bitmasks are usually ready in
-//! time, sometimes overdue, and afterwards built ahead for a while. Those after draft tokens are sometimes
-//! overdue alone.
+//! Simulated workers that build the grammar bitmasks of constrained requests. Bitmasks are usually ready in
+//! time and sometimes overdue; after an overdue bitmask, bitmasks are built ahead for a while. Sometimes only
+//! the bitmasks after draft tokens are overdue.
 
 use crate::client::ClientStage;
 use crate::event_queue::SimEvent;
@@ -13,14 +13,14 @@ use std::ops::Range;
 
 /// Longest time in milliseconds until a grammar bitmask is ready, or until the end of masking is reported.
 const MASK_MS: u64 = 40;
-/// Rate (per 1000) of rows with draft tokens of which only later bitmasks are overdue.
+/// Rate (per 1000) of rows with draft tokens for which only the bitmasks after draft tokens are overdue.
 const OVERDUE_DRAFT_MASKS: u32 = 100;
 
 /// Mask worker of one request. A bitmask is identified by the number of output tokens before it.
 #[derive(Debug, Default)]
 pub(crate) struct SimMaskWorker {
-    /// Whether the worker starts a bitmask when tokens arrive instead of with the step, and reports when each
-    /// bitmask is ready.
+    /// Whether the worker builds ahead: it starts a bitmask when the previous tokens arrive instead of when
+    /// the step is sent, and reports when each bitmask is ready.
     works_ahead: bool,
     /// Whether a step was sent without the bitmask that is being built.
     missed_step: bool,

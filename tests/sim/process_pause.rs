@@ -1,12 +1,12 @@
 //! Pauses of the engine's process, or of one kind of its threads: the scheduler's thread or the link readers.
-//! Meanwhile executors run the queued batches and send messages, and clients send requests and aborts; all
-//! messages wait until the pause ends.
+//! During a pause, executors run the queued batches and send messages, and clients send requests and aborts;
+//! all messages are processed after the pause.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::{SimWorld, replica_changes};
 
-/// Maximum number of pauses in a world.
+/// Maximum number of pauses in a simulated world.
 pub(crate) const PROCESS_PAUSES_MAX: u32 = 6;
 
 /// A pause of the engine's process or of some of its threads.
@@ -68,7 +68,7 @@ impl SimWorld {
         self.end_process_pause()
     }
 
-    /// Ends the pause if its time has come.
+    /// Ends the pause if the time of its end is reached.
     pub(crate) fn end_process_pause(&mut self) -> CheckResult {
         let over = |pause: &mut ProcessPause| pause.until_ms <= self.now_ms;
         let Some(ProcessPause { readers, .. }) = self.process_pause.take_if(over) else {
@@ -107,8 +107,8 @@ impl SimWorld {
         self.process_pause.filter(|pause| !pause.engine).map(|pause| pause.until_ms)
     }
 
-    /// Earliest start of replacements for failed executors if the scheduler's thread is paused before it has
-    /// processed the failure, because it requests the replacement.
+    /// Earliest start of replacement executors if the scheduler's thread is paused before it has processed
+    /// the failure: the scheduler's thread requests the replacements.
     pub(crate) fn replacement_ready_ms(&self, replica: usize) -> Option<u64> {
         let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let is_failed = self.group_of(&failed).contains(&replica);

@@ -1,5 +1,5 @@
-//! Draws the requests of simulated clients: prompts share a prefix, continue an earlier chat or collide in
-//! their short hashes, and some requests cannot be served.
+//! Draws the requests of simulated clients. Some prompts share a prefix, continue an earlier chat or have
+//! colliding short block hashes, and some requests cannot be served.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::rng::SimRng;
@@ -8,7 +8,7 @@ use protocol::{PoolingMethod, Replica, RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use std::ops::Range;
 
-/// All requests of a world with their arrival times, in order of arrival.
+/// Draws all requests of a simulated world with their arrival times, in order of arrival.
 pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, RequestSubmission)> {
     let vocab = config.scheduler.limits.vocab_size;
     let text = |rng: &mut SimRng| -> Vec<Token> {
@@ -38,7 +38,7 @@ pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     }
 }
 
-/// Range of output tokens that a grammar restricts: to the end of the output, or a part of it.
+/// Range of the output tokens that a grammar restricts. The range may end before the end of the output.
 pub(crate) fn masked_range(submit: &RequestSubmission) -> Option<Range<u32>> {
     let from = submit.first_masked_token?;
     let ends = submit.rng_key.is_multiple_of(2).then(|| from + (submit.rng_key / 2 % 9) as u32);

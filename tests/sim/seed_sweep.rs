@@ -1,5 +1,6 @@
-//! Runs the worlds of seeds: one seed with a trace, or many seeds on all cores. A panic of the scheduler (a
-//! failed assertion) counts as a violated invariant, so that every failure is identified by its seed.
+//! Runs the simulated worlds of seeds: one seed with a trace, or many seeds on all cores. A panic of the
+//! scheduler (a failed assertion) counts as a violated invariant, so that every failure is identified by its
+//! seed.
 
 use crate::fault_injector::InjectedFault;
 use crate::invariant::InvariantViolation;
@@ -97,7 +98,7 @@ fn check_determinism(first: &SimSeedRun, second: &SimSeedRun) -> Option<Invarian
     (first.hash != second.hash).then_some(InvariantViolation { invariant: "I19", text })
 }
 
-/// Makes panics of simulating threads results of their seeds instead of printing them.
+/// Installs a panic hook that stores the panic text of a simulating thread in `PANIC` instead of printing it.
 fn capture_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

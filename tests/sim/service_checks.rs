@@ -89,7 +89,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks guarantee 1: no request waits for a failed replica longer than the configured timeout.
+    /// Checks F8: no request waits for a failed replica longer than the configured timeout.
     pub(crate) fn check_failure_timeout(&self) -> CheckResult {
         let timeout_ms = self.config.scheduler.limits.failure_timeout_ms;
         let timed_out = |at_ms: Option<u64>| at_ms.is_some_and(|at| self.now_ms - at >= timeout_ms);

@@ -3,12 +3,14 @@
 use crate::rng::SimRng;
 use scheduler::{KvConfig, LifetimeSampleRate, RoutingPolicy, SchedulerConfig, SchedulerLimits};
 
-/// Seeds from here on draw worlds with one lockstep group of 2 to 8 ranks as replicas.
+/// First seed of worlds with a lockstep group: from this seed on, the replicas are the 2 to 8 ranks of one
+/// lockstep group.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
-/// XORed with a seed, gives the seed of a second random number generator, which draws settings that were
-/// added later. With this value the seeds of `regressions.rs` draw no fault from that generator.
+/// The XOR of this value and a seed is the seed of a second random number generator, which draws the settings
+/// that were added to the simulator later. With this value, the seeds of `regressions.rs` draw no fault from
+/// the second generator.
 pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
-/// Seeds from here on draw worlds with broken links and KV-event subscribers that disconnect.
+/// First seed of worlds with broken links and with KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 
 /// Configuration of a simulated world, which its seed determines.
@@ -20,7 +22,7 @@ pub(crate) struct SimConfig {
     pub(crate) load: SimLoad,
     /// Rates of the faults that are injected.
     pub(crate) faults: FaultRates,
-    /// Whether a step of a rank ends only after all ranks of its group have started the step, as with
+    /// Whether a rank finishes a step only after all ranks of its group have started the step, as with
     /// collectives.
     pub(crate) coupled_steps: bool,
     /// Whether executors send heartbeats and are declared failed by timeout.
@@ -30,7 +32,7 @@ pub(crate) struct SimConfig {
 /// Number, sizes, kinds and arrival rate of the requests. Rates are per 1000 requests.
 #[derive(Debug, Clone)]
 pub(crate) struct SimLoad {
-    /// Number of requests in a world.
+    /// Number of requests in a simulated world.
     pub(crate) requests: u32,
     /// Longest time between two arrivals in milliseconds.
     pub(crate) gap_ms: u32,
@@ -66,7 +68,7 @@ pub(crate) struct FaultRates {
     pub(crate) abort: u32,
     /// Rate (per 1000) of outputs followed by a crash of their executor.
     pub(crate) crash: u32,
-    /// Maximum number of crashes in a world.
+    /// Maximum number of crashes in a simulated world.
     pub(crate) max_crashes: u32,
     /// Rate (per 1000) of ranks that fail again before all ranks of their group are restored.
     pub(crate) fail_again: u32,
@@ -105,7 +107,7 @@ pub(crate) struct FaultRates {
 }
 
 impl SimConfig {
-    /// Draws the configuration of a world from `rng`.
+    /// Draws the configuration of a simulated world from `rng`.
     pub(crate) fn draw(rng: &mut SimRng) -> Self {
         let block_tokens = rng.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
         let longest = if rng.chance_per_mille(30) { 2000 } else { 320 };
@@ -135,8 +137,8 @@ impl SimConfig {
             limits.max_waiting_tokens = u64::from(rng.between(max_model_len, max_model_len * 8));
         }
         limits.draft_tokens = rng.pick(&[0, 0, 3, 1, 2, 4]);
-        // Some draft proposers need the token history. The setting is derived, because a random decision of
-        // its own would change the later decisions of every seed.
+        // Some draft proposers need the token history. The setting is derived from `draft_tokens`, because an
+        // additional random decision would change the later decisions of every seed.
         limits.needs_token_history = limits.draft_tokens == 3;
         limits.mixed_batches = !rng.chance_per_mille(100);
         limits.failure_timeout_ms = if rng.chance_per_mille(200) { 300 } else { 1 << 40 };
@@ -189,8 +191,8 @@ impl SimConfig {
         config
     }
 
-    /// Draws settings that were added later from a separate stream of random numbers, so that worlds without
-    /// them stay unchanged.
+    /// Draws settings that were added to the simulator later. They use a separate random number stream, so
+    /// that worlds without these settings stay unchanged.
     pub(crate) fn draw_late_additions(&mut self, rng: &mut SimRng) {
         self.load.shared_client_ids = rng.pick(&[0, 0, 100, 500]);
         if rng.chance_per_mille(100) {
@@ -201,8 +203,8 @@ impl SimConfig {
             self.faults.process_pause = rng.pick(&[0, 10, 40, 100]);
             self.faults.hang = rng.pick(&[0, 20, 60]);
             if rng.chance_per_mille(400) {
-                // Steps of up to 2.5 s are slow but must not be detected as a hang. Slow steps are disabled,
-                // because with their additional delay a step would be detected as one.
+                // Steps of up to 2.5 s must not be detected as a hang. The `slow_step` fault is disabled,
+                // because with its additional delay a step would be detected as a hang.
                 (self.load.step_ms, self.faults.slow_step) = (2_500, 0);
                 self.load.gap_ms = 1_000;
             } else if rng.chance_per_mille(300) {
@@ -230,8 +232,8 @@ fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
     kv.caching = !rng.chance_per_mille(200);
     kv.hash_bits = rng.pick(&[64, 64, 64, 16, 16, 8, 4]);
     kv.events = true;
-    // The rate is derived from the guard key, which is random already, so that later draws of a seed stay
-    // unchanged.
+    // The sample rate is derived from the guard key, which is already random, so that later draws of a seed
+    // stay unchanged.
     kv.lifetime_sample = LifetimeSampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
     kv
 }
@@ -250,7 +252,7 @@ impl SimLoad {
             gap_ms: rng.pick(&[0, 0, 1, 3, 10, 50]),
             shared: rng.pick(&[0, 300, 800]),
             continued: rng.pick(&[0, 200, 500]),
-            // Building bitmasks of large vocabularies would take most of a world's run time.
+            // Building bitmasks for large vocabularies would take most of the simulation's run time.
             constrained: match engine.limits.vocab_size {
                 0..=1000 => rng.pick(&[0, 200, 700]),
                 _ => 0,
@@ -296,7 +298,7 @@ impl FaultRates {
         }
     }
 
-    /// Rates of a world without faults.
+    /// Rates of a simulated world without faults.
     pub(crate) fn none() -> Self {
         Self::default()
     }

@@ -1,7 +1,7 @@
 //! A KV-event subscriber that disconnects and reconnects. The publisher keeps the last batches with their
-//! sequence numbers. A reconnected subscriber gets the batches it missed or, if they are no longer kept, a
-//! snapshot of the whole index. I14: once it has received everything, its set of cached blocks equals the
-//! index.
+//! sequence numbers in a replay buffer. A reconnected subscriber receives the missed batches or, if they are
+//! no longer in the buffer, a snapshot of the whole index. I14: after the subscriber has caught up, its set
+//! of cached blocks equals the index.
 
 use crate::introspection;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
@@ -17,7 +17,7 @@ enum IndexChange {
     Cleared,
 }
 
-/// How a reconnected subscriber got the changes that it missed.
+/// Source of the changes that a subscriber missed while it was disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CatchUpKind {
     FromReplay,
@@ -124,7 +124,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Reconnects all subscribers at the end of the world.
+    /// Reconnects all subscribers at the end of the simulation.
     pub(crate) fn reconnect_subscribers(&mut self) -> CheckResult {
         (0..self.replicas.len())
             .try_for_each(|replica| self.reconnect_subscriber(replica).map(drop))

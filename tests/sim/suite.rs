@@ -8,20 +8,21 @@ use std::time::Instant;
 
 /// Number of simulated worlds with the default kinds of faults and without lockstep groups.
 const SEEDS: u64 = 2700;
-/// Number of worlds with lockstep groups that are simulated.
+/// Number of simulated worlds with lockstep groups.
 const GROUP_SEEDS: u64 = 300;
 /// Number of simulated worlds with broken links and subscribers that disconnect.
 const LINK_SEEDS: u64 = 300;
-/// First seed of runs with a cursor (`HADRON_CURSOR`), above all seeds explored so far.
+/// First seed of runs with `HADRON_CURSOR`, above all seeds simulated so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
-/// Minimum number of scheduler steps in `SEEDS` worlds. Thirty runs with fresh seeds took 1.22 million with a
-/// standard deviation of 0.04 million: a minimum must hold for every draw, so it lies at least five standard
-/// deviations below the mean.
+/// Minimum number of scheduler steps in `SEEDS` worlds. Thirty runs with fresh seeds had a mean of 1.22
+/// million steps and a standard deviation of 0.04 million. The minimum must hold for every set of seeds, so
+/// it is at least five standard deviations below the mean.
 const STEPS_MIN: u64 = 1_000_000;
-/// Minimum number of draft tokens accepted in masked rows of `SEEDS` worlds. Nine runs with fresh seeds had
-/// 23,600 with a standard deviation of 1,750.
+/// Minimum number of draft tokens accepted in masked rows of `SEEDS` worlds. Nine runs with fresh seeds had a
+/// mean of 23,600 and a standard deviation of 1,750.
 const MASKED_ACCEPTED_MIN: u64 = 14_000;
-/// Minimum number of batches of all eight ranks in `GROUP_SEEDS` worlds (mean 132,000, deviation 24,000).
+/// Minimum number of batches of lockstep groups with eight ranks in `GROUP_SEEDS` worlds (mean 132,000,
+/// standard deviation 24,000).
 const BATCHES_OF_EIGHT_MIN: u64 = 10_000;
 /// Minimum number of occurrences of each kind of fault in the worlds of one suite. With fresh seeds, the
 /// rarest kind occurs about 120 times.
@@ -73,8 +74,8 @@ fn million_steps_keep_all_invariants() {
     assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
 }
 
-/// Lockstep groups of up to 8 ranks, with crashes, ranks that fail again before the others are restored,
-/// steps that wait for the slowest rank, and replies in any order among ranks.
+/// Simulates lockstep groups of up to 8 ranks, with crashes, ranks that fail again before the other ranks are
+/// restored, steps that wait for the slowest rank, and outputs of different ranks in any order.
 #[test]
 fn lockstep_groups_keep_all_invariants() {
     let start = Instant::now();
@@ -100,8 +101,8 @@ fn lockstep_groups_keep_all_invariants() {
     assert_heartbeat_faults_happened(&counts);
 }
 
-/// Links that lose messages in one or both directions before detection, and KV-event subscribers that
-/// disconnect, return, and catch up from a replay or a snapshot.
+/// Simulates links that lose messages in one or both directions until the failure is detected, and KV-event
+/// subscribers that disconnect, reconnect, and catch up from a replay or a snapshot.
 #[test]
 fn broken_links_and_subscribers_keep_all_invariants() {
     let start = Instant::now();
@@ -127,7 +128,8 @@ fn broken_links_and_subscribers_keep_all_invariants() {
     assert_heartbeat_faults_happened(&counts);
 }
 
-/// A few seeds of each kind of world, which take seconds; mutation testing runs them for each mutant.
+/// Simulates a few seeds of each kind of world, within seconds. Mutation testing runs this test for each
+/// mutant.
 #[test]
 #[ignore = "a part of the three above, for `just mutants-random`"]
 fn mutant_seeds() {
@@ -136,8 +138,8 @@ fn mutant_seeds() {
     assert_no_failures(&sweep(LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
 }
 
-/// Checks that pauses, hangs, justified failures and false suspicions happened in a run of few worlds. The
-/// rarest kind, step timeouts with broken links, occurs 14 times on average.
+/// Checks that the run contained pauses, hangs, step timeouts, heartbeat timeouts and false suspicions. The
+/// rarest kind, step timeouts in worlds with broken links, occurs 14 times on average.
 fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     let happened = [
         counts.process_pauses,
@@ -199,8 +201,8 @@ fn explore_seeds() {
 /// Processor time in seconds that all threads of this process have used so far.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the process name, which may contain any character, user and system time are the 12th and 13th
-    // field.
+    // The process name may contain any character. User time and system time are the 12th and 13th fields
+    // after it.
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let ticks = behind.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok());
     ticks.sum::<f64>() / 100.0

@@ -34,7 +34,8 @@ pub(crate) struct SimReplica {
     pub(crate) incarnation: u32,
     /// Last executor incarnation that was announced to the scheduler.
     pub(crate) announced_incarnation: u32,
-    /// Time at which the scheduler was notified of the failure; reset when it is notified of the restore.
+    /// Time at which the scheduler received the failure of the executors; reset when the scheduler receives
+    /// their restore.
     pub(crate) failed_at_ms: Option<u64>,
     /// Checks the batches that are sent to the executors.
     pub(crate) batch_checker: BatchChecker,
@@ -64,7 +65,7 @@ impl SimReplica {
     }
 }
 
-/// Event counts of a run, which show that the faults really happened.
+/// Event counts of a run, used to check that the intended faults happened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SimCounts {
     pub(crate) steps: u64,
@@ -84,7 +85,7 @@ pub(crate) struct SimCounts {
     pub(crate) masked_rows: u64,
     pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
-    /// Number of rows of which only masks after draft tokens were overdue.
+    /// Number of rows for which only the bitmasks after draft tokens were overdue.
     pub(crate) overdue_draft_masks: u64,
     /// Number of draft tokens verified in masked rows.
     pub(crate) masked_drafted: u64,
@@ -125,8 +126,8 @@ pub(crate) struct SimCounts {
     pub(crate) step_timeouts: u64,
     /// Number of executors declared failed by heartbeat timeout.
     pub(crate) heartbeat_timeouts: u64,
-    /// Number of times that executors that made progress were suspected at a first timeout, but not declared
-    /// failed.
+    /// Number of false suspicions: executors that made progress exceeded a first timeout, but were not
+    /// declared failed.
     pub(crate) false_suspicions: u64,
 }
 
@@ -172,7 +173,7 @@ pub(crate) struct SimWorld {
 }
 
 impl SimWorld {
-    /// The world of a seed before its first event.
+    /// Creates the simulated world of a seed, before its first event.
     pub(crate) fn new(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Self {
         let mut rng = SimRng::new(seed);
         let draw = match seed {
@@ -271,8 +272,8 @@ impl SimWorld {
             }
             SimEvent::Reply { replica, reply } => self.reply(replica, reply),
             SimEvent::ExecutorsFailed { replica, incarnation } => {
-                // Only the later of two failures is reported: executors that were restored in between must
-                // not count as failed.
+                // Only the later of two failures is reported, because executors that were restored between
+                // them must not be treated as failed.
                 if self.replicas[replica].incarnation == incarnation {
                     self.trace.record(self.now_ms, "failed", &[replica as u64]);
                     let (replica, failure) = (Replica(replica as u16), ExecutorFailure::Exited);
@@ -444,7 +445,8 @@ impl SimWorld {
         self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
-    /// Poisons the KV slots of freed blocks once the executor has received all messages sent before the free.
+    /// Poisons the KV slots of freed blocks after the executor has processed all messages sent before the
+    /// blocks were freed.
     fn poison_freed(&mut self) {
         for (replica, replica_state) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut replica_state.executor else { continue };
@@ -463,12 +465,12 @@ impl SimWorld {
         }
     }
 
-    /// Maximum number of steps until all requests have ended: each token is forwarded at most once per
-    /// admission and once more for each overdue mask, and every step forwards a token on some replica.
+    /// Maximum number of steps until all requests have ended. Each token is forwarded at most once per
+    /// admission and once more for each overdue bitmask, and every step forwards at least one token on some
+    /// replica.
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
-        // Every second clearing of the prefix cache restarts the running requests, as an executor failure
-        // does.
+        // Every second clear of the prefix cache requeues the running requests, as an executor failure does.
         let timeouts = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
         let incarnations = 6 + self.counts.crashes + timeouts + self.control_ops / 2;
         tokens * incarnations * u64::from(self.config.scheduler.replicas)

@@ -59,7 +59,7 @@ pub(crate) struct FilledBlock {
     pub(crate) context: u64,
 }
 
-/// Result of an operation on a row; the error is that no device could run the row.
+/// Result of an operation on a row; the error means that no device could run the row.
 type HashModelResult<T> = Result<T, InvalidBatch>;
 
 /// State of one sequence slot, which holds a request between steps.
@@ -79,7 +79,7 @@ struct HashSequenceState {
     drafts: Option<Vec<Token>>,
 }
 
-/// Position and input ids of a row. The parts that the host does not have come from the sequence slot.
+/// Position and input ids of a row. Values that the batch does not contain come from the sequence slot.
 struct ResolvedRowInput {
     start: u32,
     ids: Vec<Token>,
@@ -353,7 +353,8 @@ impl HashModel {
             let Some(token) = scripted.or_else(|| sequence.sampler.next(context, position, mask))
             else {
                 if i > 0 {
-                    // The tokens before are emitted; the next row of the request reports the error.
+                    // Tokens sampled at earlier positions are emitted; the next row of the request reports
+                    // the error.
                     output.accepted -= 1;
                     break;
                 }

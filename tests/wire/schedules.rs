@@ -33,7 +33,8 @@ struct InterleavingServer {
     journal: EventJournal,
 }
 
-/// Keeps the unread ends of the sockets open by which feeds wake their publishers.
+/// Keeps the read ends of the wake-up sockets open. Feeds write to these sockets to wake their publishers;
+/// the tests never read them.
 struct WakerSockets(Vec<UnixStream>);
 
 impl InterleavingServer {

@@ -88,8 +88,8 @@ pub(super) fn pre_token_starts(pieces: &PreTokenizedString) -> Vec<usize> {
 }
 
 /// Appends the ids of the pre-tokens that begin before byte `end` of the original text. Each pre-token is
-/// encoded separately and the intermediate result is dropped at once: kept for all pre-tokens, these results
-/// would be the larger part of the memory of tokenisation.
+/// encoded separately and its intermediate result is dropped immediately: keeping the results of all
+/// pre-tokens would take most of the tokenisation memory.
 pub(super) fn append_ids(
     tokenizer: &tokenizers::Tokenizer,
     pieces: &PreTokenizedString,
@@ -110,8 +110,8 @@ pub(super) fn append_ids(
     Ok(())
 }
 
-/// Finds the added tokens that are matched before normalisation, or those matched after it. The leftmost
-/// match is used, and of several matches at one position the longest.
+/// Search automaton for the added tokens that are matched before normalisation, or for those matched after
+/// normalisation. Matching is leftmost-longest.
 #[derive(Debug)]
 struct AddedTokenFinder {
     automaton: AhoCorasick,

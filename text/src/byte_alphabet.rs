@@ -13,7 +13,7 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// Returns the spelling of a token with these bytes.
+/// Returns `bytes`, the bytes of a token, in the byte-level alphabet.
 pub(super) fn byte_level_spelling(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| letter_of(byte)).collect()
 }

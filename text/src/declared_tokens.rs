@@ -17,7 +17,7 @@ use tokenizers::AddedToken;
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const ROLES_FILE: &str = "special_tokens_map.json";
 const ADDED_FILE: &str = "added_tokens.json";
-/// Members that list special tokens without a role, the new name first.
+/// JSON members that list special tokens without a role; the current member name precedes the legacy name.
 const EXTRA_MEMBERS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
 /// Special tokens that the files next to `tokenizer.json` declare.
@@ -25,7 +25,7 @@ const EXTRA_MEMBERS: [&str; 2] = ["extra_special_tokens", "additional_special_to
 pub(super) struct DeclaredTokens {
     /// Contents of `tokenizer_config.json`; null if there is none.
     pub(super) config: Value,
-    /// Special tokens (role, token string), such as `bos_token`.
+    /// Special tokens with a role, as pairs (role, token string); a role is a name such as `bos_token`.
     pub(super) roles: Vec<(String, String)>,
     /// Special tokens without a role.
     extra: Vec<String>,
@@ -128,7 +128,7 @@ impl DeclaredTokens {
         self.roles.iter().find(|(role, _)| role == name).map(|(_, token)| token.as_str())
     }
 
-    /// Gives a role without a declaration the token that the tokenizer class uses for it.
+    /// Sets the role `name` to `token`, the default of the tokenizer class, unless a file declares the role.
     pub(super) fn add_default_role(&mut self, name: &str, token: &str) {
         let is_declared = |members: &Value| members.get(name).is_some();
         if self.role(name).is_none() && !is_declared(&self.config) {
@@ -142,10 +142,10 @@ impl DeclaredTokens {
     }
 
     /// Adds the declared tokens to the tokenizer that `file` defines. A token that `file` makes special
-    /// remains special. A role whose token is not in the vocabulary adds nothing: the model has no row for
-    /// its id.
+    /// remains special. A role whose token is not in the vocabulary is skipped: the model has no embedding
+    /// row for the token.
     ///
-    /// Errors: `file` gives a token another id than its declaration.
+    /// Errors: a declared token has a different id in `file`.
     pub(super) fn add_to(
         &self,
         inner: &mut tokenizers::Tokenizer,
@@ -187,7 +187,7 @@ impl DeclaredTokens {
     }
 }
 
-/// Reads `added_tokens_decoder`: an object from ids to added tokens.
+/// Reads `added_tokens_decoder`, a JSON object that maps token ids to added tokens.
 fn added_tokens(decoder: Value) -> Result<BTreeMap<Token, AddedToken>, String> {
     let invalid = |error: serde_json::Error| format!("added_tokens_decoder: {error}");
     let entries: BTreeMap<String, AddedTokenEntry> =

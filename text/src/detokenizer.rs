@@ -186,7 +186,8 @@ impl DetokenizerState {
     }
 }
 
-/// Appends U+FFFD for one invalid sequence of `bytes` bytes, once or once per byte as `invalid` defines.
+/// Appends U+FFFD for one invalid sequence of `bytes` bytes: one per sequence or one per byte, as `invalid`
+/// defines.
 fn replace(bytes: usize, invalid: InvalidUtf8Replacement, out: &mut String) {
     let count = if invalid == InvalidUtf8Replacement::PerByte { bytes } else { 1 };
     out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count));

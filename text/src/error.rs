@@ -47,7 +47,7 @@ pub enum TextError {
     /// The chat template in the request is invalid, for this reason.
     #[error("invalid chat template: {}", shortened(.0))]
     InvalidRequestTemplate(String),
-    /// The chat template shows the messages of users but leaves out those of another role.
+    /// The chat template renders user messages but omits messages of another role.
     #[error(
         "the chat template leaves out messages of role {}: remove message {index}, or use another role",
         shortened(.role)
@@ -58,7 +58,8 @@ pub enum TextError {
         /// Role of the message.
         role: String,
     },
-    /// None of the model's templates, which are named here, is for conversations of this kind.
+    /// The model has several chat templates, whose names are given here, but no default template for this
+    /// kind of conversation.
     #[error("the model has no default chat template; set `chat_template` to one of: {0}")]
     NoDefaultTemplate(String),
     /// Rendering took more than this maximum number of template instructions.
@@ -73,7 +74,7 @@ pub enum TextError {
     /// A chat template sent in a request exceeded its time limit in seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
-    /// This number of chat templates sent in requests, the maximum, is being rendered already.
+    /// The maximum number of request templates, given here, is already being rendered.
     #[error("{0} chat templates of requests are being rendered: try again later")]
     TemplatesBusy(u64),
     /// No worker process could be started for a chat template sent in a request.
@@ -96,7 +97,7 @@ pub enum TextError {
         /// Memory budget of all texts together, in bytes.
         limit: u64,
     },
-    /// The text waited too long for memory of the tokenisation budget that other texts use.
+    /// The text waited too long for tokenisation memory, because other texts use the memory budget.
     #[error(
         "tokenising takes {bytes} bytes of memory, {used} of {limit} are in use: try again later"
     )]
@@ -113,16 +114,18 @@ pub enum TextError {
     Tokenizer(String),
 }
 
-/// Maximum number of characters of a reason that a client sees: a reason may repeat the client's input.
+/// Maximum number of characters of a reason in an error sent to a client: a reason may repeat the client's
+/// input.
 const REASON_CHARS_SHOWN: usize = 300;
 
-/// Returns the first characters of a reason.
+/// Returns the first `REASON_CHARS_SHOWN` characters of a reason.
 fn shortened(reason: &str) -> String {
     reason.chars().take(REASON_CHARS_SHOWN).collect()
 }
 
 impl TextError {
-    /// Returns the error without the characters that were added to the conversation before rendering.
+    /// Returns the error with the characters removed that were inserted into the conversation before
+    /// rendering (sentinels).
     pub(super) fn without_characters(mut self, is_added: impl Fn(char) -> bool) -> Self {
         if let Self::TemplateException(reason)
         | Self::Template(reason)

@@ -1,5 +1,5 @@
-//! Writes a value for chat templates as JSON text, with the numbers of Python's `json.dumps`, whose texts models
-//! have seen in training.
+//! Writes a value for chat templates as JSON text. Numbers are formatted as by Python's `json.dumps`, the
+//! format that models saw in training.
 
 use super::jinja::float_text;
 use super::large_integers::integer_of_object;

@@ -1,18 +1,18 @@
-//! JSON integers beyond 64 bits. `serde_json` reads them as floats and loses digits, but Python, whose chat
-//! templates models were trained with, prints all of them.
+//! JSON integers beyond 64 bits. `serde_json` reads them as floats and loses digits; Python, which rendered
+//! the chat templates in training, prints all digits.
 //!
-//! Values for chat templates contain such an integer as an object with one reserved key. JSON text is rewritten to
-//! this form before it is parsed.
+//! Values for chat templates represent such an integer as an object with one reserved key. JSON text is
+//! rewritten to this form before it is parsed.
 
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
 /// Key of the object that represents an integer.
 const KEY: &str = "\u{7f}integer";
-/// Maximum number of digits, as in Python.
+/// Maximum number of digits, the same as Python's limit.
 const DIGITS_MAX: usize = 4_300;
 
-/// Returns the value of an integer for chat templates; `digits` has an optional sign.
+/// Returns an integer as a value for chat templates; `digits` has an optional sign.
 pub fn template_integer(digits: &str) -> Value {
     if let Ok(number) = digits.parse::<i64>() {
         return Value::from(number);
@@ -37,17 +37,18 @@ pub fn integer_of_object(members: &Map<String, Value>) -> Option<&str> {
     }
 }
 
-/// Parses the text of a JSON object. Its integers have all digits.
+/// Parses the text of a JSON object without loss of integer digits.
 pub(crate) fn parse_object(json: &str) -> serde_json::Result<Map<String, Value>> {
     match mark_large_integers(json) {
         Cow::Borrowed(json) => serde_json::from_str(json),
-        // The marks need one more level of nesting.
+        // A marked integer is nested one level deeper, which may exceed the parser's limit; then the original
+        // text is parsed.
         Cow::Owned(marked) => serde_json::from_str(&marked).or_else(|_| serde_json::from_str(json)),
     }
 }
 
-/// Replaces each integer beyond 64 bits in a JSON text by the object that represents it, and -0, which is an
-/// integer too, by 0. Other text, invalid JSON too, remains as it is.
+/// In a JSON text, replaces each integer beyond 64 bits by the object that represents it, and -0 by 0,
+/// because -0 is an integer in Python. All other text, including invalid JSON, is unchanged.
 pub fn mark_large_integers(json: &str) -> Cow<'_, str> {
     let bytes = json.as_bytes();
     let mut out = String::new();
@@ -87,7 +88,7 @@ fn number_end(bytes: &[u8], start: usize) -> usize {
     start + bytes[start..].iter().take_while(|byte| is_part(byte)).count()
 }
 
-/// Returns the text that replaces a token of a JSON text; `None` = it remains.
+/// Returns the replacement of a number in a JSON text; `None` if the number is unchanged.
 fn marked_number(token: &[u8]) -> Option<String> {
     match str::from_utf8(token).ok()? {
         "-0" => Some("0".to_owned()),

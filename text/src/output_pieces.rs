@@ -5,7 +5,7 @@
 pub enum OutputPiece<'a> {
     /// Text between the reasoning markers.
     Reasoning(&'a str),
-    /// Text of the answer itself (`content` in replies).
+    /// Text of the reply itself (`content` in API replies).
     Content(&'a str),
     /// A tool call begins. Its arguments are emitted while they are generated, so the call cannot be
     /// retracted.
@@ -29,8 +29,8 @@ pub enum OutputPiece<'a> {
         /// Index of the tool call.
         index: u32,
     },
-    /// A tool call was truncated or is malformed. Consumers that have sent nothing of it yet (non-streaming
-    /// replies) return its syntax as content.
+    /// A tool call was truncated or is malformed. Non-streaming replies, which have not sent any part of the
+    /// call yet, return the text of the call as content.
     Broken {
         /// Index of the tool call.
         index: u32,
@@ -47,15 +47,15 @@ pub struct OutputPieces {
     text: String,
 }
 
-/// Kind of a piece, and the offset at which its text starts in the buffer; it ends where that of the next
-/// piece starts.
+/// Kind of a piece, and the offset at which its text starts in the buffer. The text ends where the text of
+/// the next piece starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct OutputPieceSpan {
     kind: PieceKind,
     start: usize,
 }
 
-/// Kind of a piece, with its fields other than the text.
+/// Kind of a piece, with all fields except the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PieceKind {
     Reasoning,
@@ -99,8 +99,8 @@ impl OutputPieces {
         }
     }
 
-    /// Prepares the list for text of the kind `kind`: continues the last piece if it is reasoning, content or
-    /// arguments of this kind, else appends an empty piece.
+    /// Prepares the list for text of the kind `kind`: continues the last piece if it has this kind and is
+    /// reasoning, content or arguments; otherwise appends an empty piece.
     #[inline]
     fn open_piece(&mut self, kind: PieceKind) {
         let continues =
@@ -138,8 +138,8 @@ impl<'a> OutputPiece<'a> {
     }
 }
 
-/// Appends pieces to a list for the parsers of an output, with the current position in the output, to which
-/// pieces refer.
+/// Writer with which the output parsers append pieces to a list. It holds the current position in the output,
+/// from which the byte offsets in pieces are computed.
 #[derive(Debug)]
 pub(super) struct OutputPieceWriter<'a> {
     list: &'a mut OutputPieces,

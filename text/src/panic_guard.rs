@@ -1,4 +1,4 @@
-//! Converts panics of third-party crates on data of model folders and requests to errors.
+//! Converts panics of third-party crates to errors; the crates process data of model folders and requests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

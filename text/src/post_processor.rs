@@ -10,7 +10,7 @@ pub(super) struct PostProcessorTokens {
 }
 
 impl PostProcessorTokens {
-    /// Determines the added tokens by encoding a probe text; `None` if they cannot be determined this way.
+    /// Determines the added token ids by encoding a probe text; `None` if they cannot be determined this way.
     pub(super) fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
         const PROBE: &str = "a";
         let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());

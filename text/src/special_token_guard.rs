@@ -1,11 +1,11 @@
 //! Prevents special token strings in user text from being encoded as special tokens.
 //!
-//! Before rendering, a sentinel character is inserted into the strings of the request before each character
-//! at which a special token begins, or which could complete one together with neighbouring text. Templates
-//! trim and compare strings, so sentinels are inserted only there: other strings render unchanged, and a
-//! request without special token text is rendered as if there were no guard. After rendering the sentinels
-//! are removed; their positions are the protected positions, which the tokenizer covers with no special
-//! token.
+//! Before rendering, a sentinel character is inserted into the strings of the request: before each character
+//! at which a special token begins, and before each character that could complete a special token together
+//! with neighbouring text. Templates trim and compare strings, so sentinels are inserted only at these
+//! positions: other strings render unchanged, and a request without special token text is rendered as if
+//! there were no guard. After rendering, the sentinels are removed. Their positions become protected
+//! positions: the tokenizer never encodes a special token that covers a protected position.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::large_integers::integer_of_object;
 use super::template::RenderedChat;
 
-/// Search automaton over the special tokens of one tokenizer, which finds them in strings of requests.
+/// Search automaton that finds the special tokens of one tokenizer in strings of requests.
 #[derive(Debug)]
 pub(super) struct SpecialTokenFinder {
     token_strings: Vec<String>,
@@ -62,7 +62,7 @@ impl SpecialTokenFinder {
         }
     }
 
-    /// Returns `text` with sentinels; `None` if it needs none.
+    /// Returns `text` with sentinels inserted; `None` if `text` needs no sentinel.
     fn with_sentinels(&self, text: &str, sentinel: char) -> Option<String> {
         let automaton = self.automaton.as_ref()?;
         let mut at: Vec<usize> =

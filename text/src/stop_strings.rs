@@ -1,8 +1,8 @@
 //! Matches stop strings on text while it is generated.
 //!
 //! There is one Knuth-Morris-Pratt automaton per stop string, so each byte costs amortised constant time. The
-//! match that *ends* first is used, and of several matches with this end the one that starts first. So the
-//! result does not depend on how the text is split into chunks.
+//! match that *ends* first is used; of several matches with the same end, the longest is used. So the result
+//! does not depend on how the text is split into chunks.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ struct StopPattern {
 }
 
 impl StopStrings {
-    /// Compiles `stops`; empty strings are ignored. With `include` the matched stop string stays in the
-    /// output (`include_stop_str_in_output`), otherwise the output ends before it.
+    /// Compiles `stops`; empty strings are ignored. With `include` (`include_stop_str_in_output`), the output
+    /// ends after the matched stop string, otherwise before it.
     pub fn new<S: AsRef<str>>(stops: &[S], include: bool) -> Self {
         let patterns =
             stops.iter().map(AsRef::as_ref).filter(|s| !s.is_empty()).map(StopPattern::new);
@@ -61,8 +61,8 @@ impl StopPattern {
         Self { text: text.to_owned(), failure }
     }
 
-    /// Returns the number of bytes of this stop string that are matched after `byte`, given `matched` before
-    /// it.
+    /// Returns the number of matched bytes of this stop string after `byte`, given that `matched` bytes were
+    /// matched before `byte`.
     fn step(&self, mut matched: usize, byte: u8) -> usize {
         let bytes = self.text.as_bytes();
         while matched > 0 && bytes[matched] != byte {
@@ -86,8 +86,8 @@ pub struct StopMatcher {
 impl StopMatcher {
     /// Matches more text and appends to `out` the part that can no longer belong to a stop string.
     ///
-    /// Returns the stop string that was matched, if any: the text ends there, the rest of `text` is dropped,
-    /// and later calls append nothing.
+    /// Returns the stop string that was matched, if any. The text ends at the match: the rest of `text` is
+    /// dropped, and later calls append nothing.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<&str> {
         if self.done {
             return None;
@@ -117,8 +117,8 @@ impl StopMatcher {
         None
     }
 
-    /// Appends text in which stop strings are not matched (below `min_tokens`). It is emitted at once, and no
-    /// later match includes any of it.
+    /// Appends text in which stop strings are not matched (below `min_tokens`). The text is emitted
+    /// immediately, and no later match includes any of it.
     pub fn push_unmatched(&mut self, text: &str, out: &mut String) {
         if self.done {
             return;
@@ -142,7 +142,7 @@ impl StopMatcher {
     }
 
     /// Advances the automaton of every stop string by one byte. Returns the index of the stop string that
-    /// ends with this byte; of several, the longest.
+    /// ends with this byte; if several do, the longest one.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut hit: Option<usize> = None;
         for (index, pattern) in self.set.patterns.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! `strftime` for chat templates that print today's date. The time is UTC, so that replies do not depend on
-//! the server's time zone. Days are converted to dates by the algorithm of Howard Hinnant, "chrono-compatible
+//! `strftime` for chat templates that print today's date. The time is UTC, so replies do not depend on the
+//! server's time zone. Days are converted to dates by the algorithm of Howard Hinnant, "chrono-compatible
 //! low-level date algorithms".
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,11 +21,11 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Maximum width of a number that a format asks for.
+/// Maximum field width in a directive.
 const WIDTH_MAX: usize = 1_000;
 
-/// Formats `now` in UTC as Python's `datetime.strftime` does on Linux. The time has no zone, so that `%z` and
-/// `%Z` are empty. An unknown directive is copied unchanged.
+/// Formats `now` in UTC as Python's `datetime.strftime` does on Linux. The `datetime` is naive (has no time
+/// zone), so `%z` and `%Z` are empty. An unknown directive is copied unchanged.
 pub fn strftime(format: &str, now: SystemTime) -> String {
     let elapsed = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let date = CivilDate::new(elapsed.as_secs() as i64, elapsed.subsec_micros());
@@ -63,7 +63,7 @@ struct DirectiveOptions {
 
 /// Value of a directive.
 enum DirectiveValue {
-    /// Number with its width and the character that pads it.
+    /// Number with its width and fill character.
     Number(i64, usize, char),
     Text(String),
 }
@@ -178,10 +178,10 @@ impl CivilDate {
         Some(text)
     }
 
-    /// Week by ISO 8601: weeks begin on Monday, and week 1 contains the first Thursday of the year.
+    /// ISO 8601 week: weeks begin on Monday, and week 1 contains the first Thursday of the year.
     fn iso_week(&self) -> IsoWeek {
         let monday_based = (self.week_day + 6) % 7;
-        // The year of a week is that of its Thursday.
+        // An ISO week belongs to the year of its Thursday.
         let thursday = year_month_day(self.timestamp.div_euclid(86_400) - monday_based + 3);
         let thursday_day = self.year_day - monday_based + 3;
         let day_of_year = match thursday.year - self.year {

@@ -9,8 +9,8 @@ pub const TEXT_MEMORY_DEFAULT: u64 = 1_536 << 20;
 /// Maximum time that a text waits for memory in use by other texts.
 const MEMORY_WAIT: Duration = Duration::from_secs(30);
 
-/// Memory budget for tokenisation, in bytes. Before a text is tokenised, the memory that this takes is
-/// acquired from the budget; afterwards it is released.
+/// Memory budget for tokenisation, in bytes. The memory that a text needs is acquired from the budget before
+/// the text is tokenised, and released afterwards.
 #[derive(Debug)]
 pub(super) struct TextMemoryBudget {
     limit: u64,
@@ -36,7 +36,7 @@ impl TextMemoryBudget {
     }
 
     /// Acquires `bytes` of the budget for a text of `text_bytes` bytes, and waits while too much is in use.
-    /// The caller must not hold another part of the budget, or two callers could wait for each other.
+    /// The caller must not already hold part of the budget, otherwise two callers could deadlock.
     ///
     /// Errors: `bytes` exceeds the total budget, or the wait timed out.
     pub(super) fn acquire(
@@ -47,7 +47,7 @@ impl TextMemoryBudget {
         self.acquire_within(bytes, text_bytes, MEMORY_WAIT)
     }
 
-    /// Acquires `bytes` of the budget, and waits at most `wait` for them.
+    /// Acquires `bytes` of the budget, and waits at most `wait` until they are available.
     pub(super) fn acquire_within(
         &self,
         bytes: u64,

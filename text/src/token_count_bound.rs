@@ -2,10 +2,11 @@
 //! rejected before it costs tokenisation time.
 //!
 //! If every byte of a text reaches the tokenizer's BPE model (byte-level, or with byte fallback; no earlier
-//! step drops or joins text), each byte is covered by one token. So the number of bytes of any class, divided
-//! by the maximum number of such bytes in one token, is at most the number of tokens. The largest bound of
-//! several classes is used: all bytes, letters and digits, and each byte value on its own. The class of all
-//! bytes alone would give a weak bound, because long runs of spaces have tokens of their own.
+//! step drops or joins text), each byte is covered by one token. So for any class of bytes, the number of
+//! such bytes in the text, divided by the maximum number of such bytes in one token, is a lower bound on the
+//! number of tokens. The largest bound over several byte classes is used: all bytes, letters and digits, and
+//! each byte value separately. The class of all bytes alone would give a weak bound, because long runs of
+//! spaces are single tokens.
 
 use super::token_table::{InvalidUtf8Replacement, TokenTable};
 use protocol::Token;
@@ -17,9 +18,9 @@ use tokenizers::AddedToken;
 pub(super) struct TokenCountBound {
     /// Maximum number of bytes in one token, per byte class: all bytes, letters and digits, each byte value.
     max_per_token: ByteClassCounts,
-    /// Whether the normaliser composes characters (NFC), so that the counts change for some characters.
+    /// Whether the normaliser composes characters (NFC), which changes the byte counts of some characters.
     composes: bool,
-    /// Byte values that the normaliser or the pre-tokenizer replaces by others.
+    /// Byte values that the normaliser or the pre-tokenizer replaces by other bytes.
     replaced: Vec<u8>,
 }
 
@@ -31,7 +32,7 @@ struct ByteClassCounts {
     by_value: [u32; 256],
 }
 
-/// Effects on text length of the normaliser and pre-tokenizer in `tokenizer.json`.
+/// Effects of the normaliser and pre-tokenizer in `tokenizer.json` on the byte counts of a text.
 #[derive(Default)]
 struct PreBpeEffects {
     composes: bool,
@@ -40,7 +41,7 @@ struct PreBpeEffects {
 }
 
 impl TokenCountBound {
-    /// Computes the maximum counts; `None` if no bound is certain for this tokenizer.
+    /// Computes the maximum byte counts; `None` if no lower bound holds for this tokenizer.
     pub(super) fn new(
         json: &Value,
         tokens: &[Option<(String, bool)>],
@@ -101,7 +102,7 @@ impl ByteClassCounts {
         Self { all: 0, alphanumeric: 0, by_value: [0; 256] }
     }
 
-    /// Raises each maximum to the number of bytes of its class in `token`.
+    /// Raises each maximum to the number of bytes of its class in `token`, if that is greater.
     fn raise(&mut self, token: &[u8]) {
         self.all = self.all.max(token.len() as u32);
         let alphanumeric = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
@@ -172,7 +173,8 @@ fn counts(bytes: &[u8]) -> [usize; 256] {
     counts
 }
 
-/// Counts by value the bytes of all characters that NFC leaves unchanged, whatever surrounds them.
+/// Counts, by byte value, the bytes of all characters that NFC leaves unchanged regardless of the
+/// neighbouring characters.
 fn counts_of_stable(text: &str) -> [usize; 256] {
     let mut counts = [0; 256];
     let mut chars = text.chars().peekable();
@@ -186,9 +188,9 @@ fn counts_of_stable(text: &str) -> [usize; 256] {
     counts
 }
 
-/// Whether NFC leaves `c` unchanged if the next character is of this kind too: `c` is a starter that composes
-/// with no preceding character and is its own composition. Covers only the Unicode blocks that most texts
-/// consist of (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
+/// Whether NFC leaves `c` unchanged, provided that the next character is stable too: `c` is a starter that
+/// composes with no preceding character and is its own composition. Covers only the most common Unicode
+/// blocks (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
 pub(super) fn is_stable(c: char) -> bool {
     matches!(c,
         '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{2010}'..='\u{2027}'

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// Kind of a token, which determines the text that it contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
-    /// The id has no token (it is unused, or padding of the embedding matrix).
+    /// The id has no token: it is unused, or a padding row of the embedding matrix.
     Unassigned,
     /// Ordinary token: text or raw bytes.
     Plain,
@@ -22,7 +22,7 @@ pub(super) enum TokenKind {
     Special,
 }
 
-/// Number of U+FFFD that replace invalid UTF-8.
+/// Replacement of invalid UTF-8 by U+FFFD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InvalidUtf8Replacement {
     /// One U+FFFD per maximal invalid sequence, as byte-level decoders do.
@@ -31,7 +31,7 @@ pub(super) enum InvalidUtf8Replacement {
     PerByte,
 }
 
-/// Which spaces are dropped at the start of a text.
+/// Rule for stripping spaces at the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeadingSpaceRule {
     Keep,
@@ -44,7 +44,8 @@ pub(super) enum LeadingSpaceRule {
 /// Bytes and kind of every token id, in flat tables.
 #[derive(Debug)]
 pub(super) struct TokenTable {
-    /// Bytes of all tokens; those of token `id` are `bytes[end_offsets[id - 1]..end_offsets[id]]`.
+    /// Bytes of all tokens, concatenated; token `id` has the bytes `bytes[end_offsets[id -
+    /// 1]..end_offsets[id]]`.
     bytes: Vec<u8>,
     end_offsets: Vec<u32>,
     kinds: Vec<TokenKind>,
@@ -53,8 +54,8 @@ pub(super) struct TokenTable {
 }
 
 impl TokenTable {
-    /// Builds the tables. `tokens[id]` is the token's spelling in `tokenizer.json` and whether it is special;
-    /// `decoder` is the `decoder` member of that file.
+    /// Builds the tables. `tokens[id]` is the token's string in `tokenizer.json` and whether the token is
+    /// special; `decoder` is the `decoder` member of `tokenizer.json`.
     pub(super) fn new(tokens: &[Option<(String, bool)>], decoder: &Value) -> Result<Self, String> {
         let rules = DecoderRules::read(decoder)?;
         let mut this = Self {

@@ -1,8 +1,8 @@
 //! Tokenizer of a model folder, loaded once and shared by all requests.
 //!
-//! There are two ways to encode text: `encode` recognises special tokens anywhere in the text (raw completion
-//! prompts, as every OpenAI-compatible server does), `encode_rendered` only where the chat template placed
-//! them.
+//! There are two ways to encode text. `encode` recognises special tokens anywhere in the text; it is used for
+//! raw completion prompts, as in every OpenAI-compatible server. `encode_rendered` recognises special tokens
+//! only where the chat template placed them.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -28,8 +28,8 @@ use super::tokenizer_windows::{WINDOW_BYTES, WindowBoundaryRules};
 /// Maximum vocabulary size; larger vocabularies are rejected at load, because tables have an entry per id.
 const VOCABULARY_MAX: usize = 1 << 22;
 
-/// Name of the `tokenizers` crate in panic errors. Version 0.22 panics, among other cases, if a
-/// post-processor refers to an undefined token.
+/// Name of the `tokenizers` crate in panic errors. Version 0.22 panics, for example, if a post-processor
+/// refers to an undefined token.
 const LIBRARY_NAME: &str = "tokenizer library";
 
 /// Maximum bytes of memory that the `tokenizers` crate takes per byte of a text that it treats as one word,
@@ -51,7 +51,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     added_tokens: AddedTokens,
     pub(super) token_table: TokenTable,
-    /// Computes lower bounds on the number of tokens of texts; `None` if no bound is certain for this
+    /// Computes lower bounds on the number of tokens of a text; `None` if no lower bound holds for this
     /// tokenizer.
     length_bound: Option<TokenCountBound>,
     /// Rules for cutting long texts into windows; `None` if long texts are tokenised as a whole.
@@ -62,10 +62,10 @@ pub struct Tokenizer {
     bytes_per_byte: u64,
     /// Memory budget for texts that cannot be cut into windows, and for chat templates sent in requests.
     memory: TextMemoryBudget,
-    /// Special tokens (role, token string) under the roles that chat templates use, such as `bos_token`.
+    /// Special tokens (role, token string); a role is a template variable such as `bos_token`.
     special_tokens: Vec<(String, String)>,
     bos: Option<Token>,
-    /// `add_bos_token` of a Llama tokenizer class: whether BOS is added, whatever the post-processor does.
+    /// `add_bos_token` of a Llama tokenizer class: whether BOS is added, overriding the post-processor.
     add_bos: Option<bool>,
     eos_ids: Vec<Token>,
     /// Contents of `tokenizer_config.json`; null if there is none.
@@ -73,10 +73,10 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads the first of `TOKENIZER_FILES` that exists, the special tokens that the files next to it declare,
-    /// and the EOS ids from `generation_config.json` and `config.json`, if these exist.
+    /// Loads the first of `TOKENIZER_FILES` that exists, the special tokens declared in the files next to it,
+    /// and the EOS ids from `generation_config.json` and `config.json`, if these files exist.
     ///
-    /// Errors: the error names the file and what is wrong in it.
+    /// Errors: a file is missing or invalid; the error names the file and the cause.
     pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
         let mut declared = DeclaredTokens::read(dir)?;
         let TokenizerDefinition { path, json, bytes } =
@@ -124,23 +124,22 @@ impl Tokenizer {
         })
     }
 
-    /// Sets the memory budget in bytes for tokenising texts that cannot be cut into windows, all of them
-    /// together.
+    /// Sets the total memory budget, in bytes, for tokenising texts that cannot be cut into windows.
     #[must_use]
     pub fn with_memory(self, bytes: u64) -> Self {
         Self { memory: TextMemoryBudget::new(bytes), ..self }
     }
 
-    /// Returns the memory budget that long texts and chat templates sent in requests share.
+    /// Returns the memory budget shared by long texts and chat templates sent in requests.
     pub(super) fn memory(&self) -> &TextMemoryBudget {
         &self.memory
     }
 
-    /// Encodes `text`, recognising special tokens in it; `add_special_tokens` also adds the tokens that the
-    /// model expects around a text (usually BOS).
+    /// Encodes `text` and recognises special tokens in it. With `add_special_tokens`, the tokens that the
+    /// model expects around a text (usually BOS) are added.
     ///
-    /// Errors: the `tokenizers` crate fails; the text needs more memory than the total budget, or than
-    /// becomes free in time.
+    /// Errors: the `tokenizers` crate fails; the text needs more memory than the total budget, or the memory
+    /// does not become free in time.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
         let mut ids = match &self.post_processor {
             Some(post_processor) if text.len() > WINDOW_BYTES => {
@@ -158,10 +157,10 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes a rendered chat: special tokens are recognised only where the template placed them, and are
-    /// plain text inside the user's text.
+    /// Encodes a rendered chat: special tokens are recognised only where the template placed them; special
+    /// token strings in user text are encoded as plain text.
     ///
-    /// Equal to `encode(text, false)` if the messages contain no special token.
+    /// The result equals that of `encode(text, false)` if the messages contain no special token strings.
     pub fn encode_rendered(&self, rendered: &RenderedChat) -> Result<Vec<Token>, TextError> {
         let RenderedChat { text, protected_positions } = rendered;
         if protected_positions.is_empty() {
@@ -201,8 +200,8 @@ impl Tokenizer {
         catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
     }
 
-    /// Appends the ids of `text` to `ids`, tokenising one window of it at a time. A window without a safe
-    /// position for a cut grows, and then acquires memory from the budget for long texts.
+    /// Appends the ids of `text` to `ids`, tokenising one window at a time. A window without a safe cut
+    /// position is enlarged; the enlarged window acquires memory from the budget for long texts.
     fn encode_windows(
         &self,
         rules: &WindowBoundaryRules,
@@ -244,8 +243,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Acquires memory for tokenising `bytes` bytes at a time. Windows of the usual size acquire none,
-    /// because only a few are tokenised at a time.
+    /// Acquires memory for tokenising `bytes` bytes in one piece. Windows of the regular size acquire no
+    /// memory, because only a few of them are tokenised concurrently.
     fn memory_share_for(&self, bytes: usize) -> Result<Option<TextMemoryPermit<'_>>, TextError> {
         if bytes <= WINDOW_BYTES {
             return Ok(None);
@@ -253,8 +252,9 @@ impl Tokenizer {
         self.memory.acquire(bytes as u64 * self.bytes_per_byte, bytes).map(Some)
     }
 
-    /// Returns a lower bound on the number of tokens of `text`, without tokenising it; 0 if no bound is
-    /// certain. The time is linear: 12 ms for 8 MiB, 60 ms if NFC composes and the text is not all ASCII.
+    /// Returns a lower bound on the number of tokens of `text` without tokenising it; 0 if no lower bound is
+    /// known. The time is linear: 12 ms for 8 MiB, or 60 ms if the tokenizer composes characters (NFC) and
+    /// the text is not all ASCII.
     pub fn min_token_count(&self, text: &str) -> usize {
         let bound = self.length_bound.as_ref().map_or(0, |bound| bound.tokens(text));
         bound.saturating_sub(1) // A BOS token spelt in the text may be removed.
@@ -277,8 +277,8 @@ impl Tokenizer {
         self.token_table.bytes(token)
     }
 
-    /// Returns the text of a single token as log-probabilities show it: if its bytes are not valid UTF-8,
-    /// they are written as `bytes:\xE2\x80`, so that different tokens have different texts.
+    /// Returns the text of a single token in the form used for log-probabilities: bytes that are not valid
+    /// UTF-8 are written as `bytes:\xE2\x80`, so that different tokens have different texts.
     pub fn token_text(&self, token: Token) -> Cow<'_, str> {
         let bytes = self.token_bytes(token);
         if let Ok(text) = std::str::from_utf8(bytes) {
@@ -291,12 +291,12 @@ impl Tokenizer {
         Cow::Owned(text)
     }
 
-    /// Returns the spelling of a token in `tokenizer.json` (`Ġhello`), if the id has one.
+    /// Returns the string of a token in `tokenizer.json` (such as `Ġhello`); `None` if the id has no token.
     pub fn token_string(&self, token: Token) -> Option<String> {
         self.inner.id_to_token(token)
     }
 
-    /// Returns the id of the token that is spelt `token_string` in `tokenizer.json`.
+    /// Returns the id of the token with the string `token_string` in `tokenizer.json`.
     pub fn token_id(&self, token_string: &str) -> Option<Token> {
         self.inner.token_to_id(token_string)
     }
@@ -321,7 +321,7 @@ impl Tokenizer {
         &self.config
     }
 
-    /// Returns the EOS ids without duplicates: those of the tokenizer first, then those of the model's
+    /// Returns the EOS ids without duplicates: first those of the tokenizer, then those of the model's
     /// generation configuration.
     pub fn eos_ids(&self) -> &[Token] {
         &self.eos_ids
@@ -332,13 +332,14 @@ impl Tokenizer {
         self.bos
     }
 
-    /// Returns the special tokens (role, token string), under the roles that chat templates use (`bos_token`,
+    /// Returns the special tokens (role, token string); a role is a template variable (`bos_token`,
     /// `eos_token`, ...).
     pub fn special_tokens(&self) -> &[(String, String)] {
         &self.special_tokens
     }
 
-    /// Returns the strings of the special tokens. User text that contains one is not encoded as that token.
+    /// Returns the strings of the special tokens. Such a string in user text is not encoded as the special
+    /// token.
     pub(super) fn special_token_strings(&self) -> &[String] {
         self.added_tokens.special_token_strings()
     }
@@ -383,8 +384,8 @@ fn read_by_library(
 ) -> Result<tokenizers::Tokenizer, String> {
     let mut inner =
         tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
-    // The file contains the truncation and padding of training; transformers clears both before encoding a
-    // prompt.
+    // The file contains the truncation and padding settings of training; transformers clears both before
+    // encoding a prompt.
     inner.with_truncation(None).map_err(|e| e.to_string())?;
     inner.with_padding(None);
     declared.add_to(&mut inner, file)?;
@@ -392,8 +393,8 @@ fn read_by_library(
     Ok(inner)
 }
 
-/// Checks that the vocabulary contains the ids that the post-processor adds to every text: they are listed
-/// separately in `tokenizer.json`.
+/// Checks that the vocabulary contains the token ids that the post-processor adds to every text:
+/// `tokenizer.json` lists these ids separately.
 fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     let added = inner.encode("", true).map_err(|e| e.to_string())?;
     match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {
@@ -402,8 +403,9 @@ fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     }
 }
 
-/// Checks the ids of `added_tokens`. The `tokenizers` crate ignores an id if the vocabulary has the token under
-/// another id, and then gives all later added tokens other ids than those that the model was trained with.
+/// Checks the ids of `added_tokens`. The `tokenizers` crate ignores the id of an added token that the
+/// vocabulary contains under another id; it then gives all later added tokens ids that differ from those used
+/// in training.
 fn check_added_ids(json: &Value, inner: &tokenizers::Tokenizer) -> Result<(), String> {
     for token in json["added_tokens"].as_array().into_iter().flatten() {
         let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) else {
@@ -420,7 +422,7 @@ fn check_added_ids(json: &Value, inner: &tokenizers::Tokenizer) -> Result<(), St
     Ok(())
 }
 
-/// Returns the spelling of each id in `tokenizer.json`, and whether the token is special.
+/// Returns, for each id, the token's string in `tokenizer.json` and whether the token is special.
 fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, bool)>>, String> {
     let vocabulary = inner.get_vocab(true);
     let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);

@@ -1,11 +1,12 @@
-//! Cuts long texts into windows that, tokenised one after the other, give the tokens of the whole text.
+//! Cuts a long text into windows that are tokenised one after the other and give the same tokens as the whole
+//! text.
 //!
-//! The `tokenizers` crate keeps over a hundred bytes per byte of a text until it is done; tokenising window
-//! by window limits this. A cut must be a boundary of two pre-tokens that no text after the window can move.
-//! The patterns of the supported pre-tokenizers are alternatives of a few runs of characters; no run contains
-//! two of the classes letters, digits, white space and punctuation. Most patterns take at most three digits
-//! per pre-token. So a pre-token that begins before the cut is determined by the characters up to the
-//! `CHANGES_MIN`th change of class after it.
+//! The `tokenizers` crate allocates over a hundred bytes per byte of a text until the text is tokenised;
+//! tokenising window by window bounds this memory. A cut must be a boundary between two pre-tokens that no
+//! text after the window can move. The patterns of the supported pre-tokenizers are alternatives of a few
+//! character runs; no run contains two of the classes letters, digits, white space and punctuation. Most
+//! patterns take at most three digits per pre-token. So a pre-token that begins before the cut is determined
+//! by the characters up to the `CHANGES_MIN`th change of character class after the cut.
 
 use super::pre_tokenizer_patterns as patterns;
 use super::token_count_bound::is_stable;
@@ -21,7 +22,8 @@ const CHANGES_MIN: u32 = 16;
 /// Minimum number of bytes between a cut and the end of its window, in addition to the longest added token.
 const MARGIN_BYTES: usize = 1 << 10;
 
-/// Supported pre-tokenizer patterns: the module documentation explains why texts that they split can be cut.
+/// Supported pre-tokenizer patterns. The module documentation explains why texts split by these patterns can
+/// be cut.
 const KNOWN_PATTERNS: [&str; 11] = [
     patterns::GPT2,
     patterns::QWEN2,
@@ -34,15 +36,15 @@ const KNOWN_PATTERNS: [&str; 11] = [
     r"\p{N}{1,3}",
     patterns::DEEPSEEK_HAN_KANA,
     patterns::DEEPSEEK_WORDS,
-    // Pattern of the unit tests, built from the same kind of alternatives.
+    // Pattern used by the unit tests, built from the same kind of alternatives.
     r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
 /// Rules that determine where the texts of one tokenizer are cut into windows.
 #[derive(Debug)]
 pub(super) struct WindowBoundaryRules {
-    /// Whether the normaliser composes characters (NFC): then it must leave the characters on both sides of a
-    /// cut unchanged.
+    /// Whether the normaliser composes characters (NFC). If so, a cut requires that NFC leaves the characters
+    /// on both sides of the cut unchanged.
     composes: bool,
     /// Whether every pattern takes at most three digits per pre-token.
     bounded_digit_runs: bool,
@@ -50,8 +52,8 @@ pub(super) struct WindowBoundaryRules {
 }
 
 impl WindowBoundaryRules {
-    /// Determines the rules from `tokenizer.json`; `None` if the boundaries of its pre-tokens are not known
-    /// for certain.
+    /// Determines the rules from `tokenizer.json`; `None` if its pre-token boundaries cannot be predicted
+    /// with certainty.
     pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {
         let normalizer = &json["normalizer"];
         let has_no_step = normalizer["normalizers"].as_array().is_some_and(Vec::is_empty);
@@ -61,7 +63,8 @@ impl WindowBoundaryRules {
             Some("NFC") => true,
             _ => return None,
         };
-        // Without a normaliser, tokens that are matched after it are matched in the text itself.
+        // Without a normaliser, the added tokens that are matched after normalisation are matched in the
+        // original text.
         let is_plain = |token: &AddedToken| {
             let is_in_text = !token.normalized || !composes;
             !token.lstrip && !token.rstrip && !token.single_word && is_in_text
@@ -79,8 +82,8 @@ impl WindowBoundaryRules {
         })
     }
 
-    /// Returns the last of the byte positions `borders` (ascending boundaries of pre-tokens) at which
-    /// `window` can be cut.
+    /// Returns the last position at which `window` can be cut. `borders` are the byte positions of the
+    /// pre-token boundaries, in ascending order.
     pub(super) fn last_safe_cut(&self, window: &str, borders: &[usize]) -> Option<usize> {
         let last = stable_prefix_end(window, self.bounded_digit_runs)?
             .min(window.len().checked_sub(self.margin)?);
@@ -113,8 +116,8 @@ fn splits_by_known_patterns(step: &Value) -> bool {
     }
 }
 
-/// Whether `pattern` is a known pattern. Line breaks are escape sequences or the characters themselves, as in
-/// the files of DeepSeek.
+/// Whether `pattern` is a known pattern. Line breaks in `pattern` are escape sequences, or literal characters
+/// as in DeepSeek's files.
 fn is_known_pattern(pattern: &str) -> bool {
     let escaped = pattern.replace('\r', r"\r").replace('\n', r"\n");
     KNOWN_PATTERNS.contains(&escaped.as_str())
@@ -130,7 +133,7 @@ fn takes_runs_of_digits(step: &Value) -> bool {
     }
 }
 
-/// Classes of characters: no run of a supported pre-tokenizer pattern contains characters of two classes.
+/// Character classes: no run of a supported pre-tokenizer pattern contains characters of two classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PreTokenCharClass {
     Letter,
@@ -139,7 +142,7 @@ enum PreTokenCharClass {
     Punctuation,
 }
 
-/// Returns the class of `c`; `None` if it is not the same for all patterns.
+/// Returns the class of `c`; `None` if the class differs between patterns.
 fn class_of(c: char) -> Option<PreTokenCharClass> {
     match c {
         'a'..='z' | 'A'..='Z' | '\u{4e00}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7a3}' => {
@@ -147,7 +150,7 @@ fn class_of(c: char) -> Option<PreTokenCharClass> {
         }
         '0'..='9' => Some(PreTokenCharClass::Digit),
         ' ' | '\n' | '\r' | '\t' => Some(PreTokenCharClass::Space),
-        // In one pattern, a pre-token can end with a run of line breaks and slashes, so `/` has no class.
+        // `/` has no class, because in one pattern a pre-token can end with a run of line breaks and slashes.
         '!'..='.' | ':'..='@' | '\u{3001}' | '\u{3002}' | '\u{ff0c}' => {
             Some(PreTokenCharClass::Punctuation)
         }

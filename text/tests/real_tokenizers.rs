@@ -1,4 +1,4 @@
-//! Encodes and decodes the lines of `tests/conformance/tokenizers` with every tokenizer of a folder, for
+//! Encodes and decodes the lines of `tests/conformance/tokenizers` with every tokenizer in a folder, for
 //! `just tokenizer-table`.
 
 use serde::Deserialize;
@@ -21,7 +21,7 @@ fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special_tokens: bool) 
     text
 }
 
-/// Returns ids and texts of `line`.
+/// Returns the token ids and decoded texts of `line`.
 fn line_results(tokenizer: &Arc<Tokenizer>, line: &str) -> Result<Value, TextError> {
     let ids = tokenizer.encode(line, false)?;
     let with_special = tokenizer.encode(line, true)?;
@@ -33,7 +33,8 @@ fn line_results(tokenizer: &Arc<Tokenizer>, line: &str) -> Result<Value, TextErr
         "stream_equal": stream_equal, "bounded": bounded}))
 }
 
-/// Returns the texts of a sequence of any tokens: each of `fractions` is an id divided by the vocabulary size.
+/// Returns the decoded texts of a sequence of arbitrary tokens; each of `fractions` is a token id divided by
+/// the vocabulary size.
 fn sequence_results(tokenizer: &Arc<Tokenizer>, fractions: &[f64]) -> Value {
     let id = |fraction: &f64| (fraction * tokenizer.vocab_size() as f64) as u32;
     let ids: Vec<u32> = fractions.iter().map(id).collect();
@@ -42,14 +43,14 @@ fn sequence_results(tokenizer: &Arc<Tokenizer>, fractions: &[f64]) -> Value {
     json!({"ids": ids, "text": text, "stream_equal": stream_equal})
 }
 
-/// Texts that all tokenizers encode, and sequences that all decode.
+/// Texts to encode and token sequences to decode with every tokenizer.
 #[derive(Deserialize)]
 struct ComparisonTexts {
     lines: Vec<String>,
     sequences: Vec<Vec<f64>>,
 }
 
-/// Returns the results of all texts, or the error of the load.
+/// Returns the results for all texts, or the error of loading the tokenizer.
 fn results(folder: &Path, texts: &ComparisonTexts) -> Result<Value, TextError> {
     let tokenizer = match Tokenizer::load(folder) {
         Ok(tokenizer) => Arc::new(tokenizer),

@@ -1,5 +1,5 @@
-//! Symbol table of the collective library: AMD's RCCL, or NVIDIA's NCCL, which exports functions with equal
-//! names and arguments. The library is opened at run time; the build needs neither its headers nor the
+//! Function table of the collective library: RCCL (AMD) or NCCL (NVIDIA), which export functions with the
+//! same names and arguments. The library is opened at run time; the build needs neither its headers nor the
 //! library.
 //!
 //! Handles and device addresses have the type [`DriverPtr`]; result codes have the type [`NcclResult`] (see
@@ -12,19 +12,19 @@ use std::path::PathBuf;
 /// Result code of a function of the collective library (`ncclResult_t`).
 pub type NcclResult = c_int;
 
-/// Result codes that callers handle in different ways.
+/// Result codes that callers handle individually.
 pub mod status {
     use crate::NcclResult;
 
     /// The function has succeeded.
     pub const SUCCESS: NcclResult = 0;
-    /// Another rank has failed, or the connection to it.
+    /// Another rank, or the connection to another rank, has failed.
     pub const REMOTE_ERROR: NcclResult = 6;
     /// The non-blocking communicator has not completed the operation yet; the caller must poll again.
     pub const IN_PROGRESS: NcclResult = 7;
 }
 
-/// Element type of a collective (`ncclDataType_t`); RCCL and NCCL use equal numbers.
+/// Element type of a collective operation (`ncclDataType_t`); RCCL and NCCL use the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum NcclDataType {
@@ -49,7 +49,7 @@ pub const REDUCE_SUM: c_int = 0;
 pub struct NcclUniqueId(pub [u8; 128]);
 
 /// Configuration of a communicator: the first fields of `ncclConfig_t`. The field `size` is the size of these
-/// fields in bytes, so that the library uses its defaults for all later fields.
+/// fields in bytes, so that the library uses its defaults for all other fields.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct NcclConfig {
@@ -60,8 +60,8 @@ pub struct NcclConfig {
 }
 
 impl NcclConfig {
-    /// Returns a configuration with which library calls return before they complete. Callers poll for
-    /// completion with `comm_get_async_error`.
+    /// Returns a configuration of a non-blocking communicator, whose library calls return before they
+    /// complete. Callers poll for completion with `comm_get_async_error`.
     #[must_use]
     pub const fn non_blocking() -> Self {
         Self {
@@ -81,7 +81,7 @@ macro_rules! table {
         /// Function table of RCCL or NCCL.
         #[derive(Debug)]
         pub struct RcclLibrary {
-            /// Path or name under which the library was opened.
+            /// Path or name with which the library was opened.
             pub library: PathBuf,
             $( $(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
         }
@@ -111,8 +111,8 @@ table! {
     get_version: "ncclGetVersion" (*mut c_int) -> NcclResult;
     /// Arguments `(status)`. Returns the error text of a status code, which is static.
     get_error_string: "ncclGetErrorString" (NcclResult) -> *const c_char;
-    /// Arguments `(communicator or null)`. Returns the text of the library's last error, valid until its next
-    /// error.
+    /// Arguments `(communicator or null)`. Returns the message of the last error of the library, which is
+    /// valid until the next error.
     get_last_error: "ncclGetLastError" (DriverPtr) -> *const c_char;
     /// Arguments `(id out)`. Creates a unique id for a communicator.
     get_unique_id: "ncclGetUniqueId" (*mut NcclUniqueId) -> NcclResult;
@@ -126,21 +126,22 @@ table! {
     /// Arguments `(communicator)`. Aborts operations in flight without waiting for other ranks, and frees the
     /// communicator.
     comm_abort: "ncclCommAbort" (DriverPtr) -> NcclResult;
-    /// Arguments `(communicator)`. Waits for operations in flight; all ranks must call it together.
+    /// Arguments `(communicator)`. Waits for operations in flight. All ranks must call this function
+    /// together.
     comm_finalize: "ncclCommFinalize" (DriverPtr) -> NcclResult;
     /// Arguments `(communicator)`. Frees the communicator.
     comm_destroy: "ncclCommDestroy" (DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements, type, reduction, communicator, stream)`. Every rank gets the reduced
-    /// elements.
+    /// Arguments `(from, to, elements, type, reduction, communicator, stream)`. Every rank receives the
+    /// reduced elements.
     all_reduce: "ncclAllReduce" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements of each rank, type, communicator, stream)`. Every rank gets the
+    /// Arguments `(from, to, elements of each rank, type, communicator, stream)`. Every rank receives the
     /// elements of all ranks.
     all_gather: "ncclAllGather" (DriverPtr, DriverPtr, usize, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements of each rank, type, reduction, communicator, stream)`. Every rank gets
-    /// its part of the reduced elements.
+    /// Arguments `(from, to, elements of each rank, type, reduction, communicator, stream)`. Every rank
+    /// receives its part of the reduced elements.
     reduce_scatter: "ncclReduceScatter" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// Arguments `(from, to, elements, type, root, communicator, stream)`. Every rank gets the elements of
-    /// `root`.
+    /// Arguments `(from, to, elements, type, root, communicator, stream)`. Every rank receives the elements
+    /// of `root`.
     broadcast: "ncclBroadcast" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
     /// Arguments `(from, elements, type, destination rank, communicator, stream)`. Sends elements to one
     /// rank.
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(size_of::<NcclUniqueId>(), 128);
     }
 
-    /// Checks the collective libraries that are installed; no GPU is needed.
+    /// Checks the collective libraries that are installed on this machine; no GPU is needed.
     #[test]
     fn installed_library_reports_version_and_unique_ids() {
         for api in [GpuApi::Hip, GpuApi::Cuda] {

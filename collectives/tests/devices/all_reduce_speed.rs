@@ -1,4 +1,4 @@
-//! Benchmarks of all-reduces between two GPUs: the one-shot kernel compared with NCCL or RCCL.
+//! Benchmarks of all-reduces between two GPUs, which compare the one-shot kernel with NCCL or RCCL.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use kernels::AddRmsNorm;
 
 use super::{DeviceRank, S, ranks_with_one_shot_limit};
 
-/// Measures `launch` in a chain of `CHAIN` launches: microseconds per launch, eager and replayed from a
-/// captured graph. Warm-up launches precede the measurement.
+/// Measures a chain of `CHAIN` calls of `launch`, after warm-up calls. Returns the time per launch in
+/// microseconds: first launched eagerly, then replayed from a captured graph.
 fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
     const CHAIN: usize = 20;
     let each = |since: Instant| since.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
@@ -36,12 +36,12 @@ fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
     [launched, replays[replays.len() / 2]]
 }
 
-/// Size limit of one-shot all-reduces in this benchmark, in bytes. Up to this size, the benchmark shows
-/// whether NCCL or RCCL is faster.
+/// Size limit of one-shot all-reduces in this benchmark, in bytes. Up to this size, the benchmark compares
+/// the one-shot kernel with NCCL or RCCL.
 const MEASURED_BYTES: usize = 1 << 20;
 
 /// Measures all-reduces of 2 KiB to 64 MiB, eager and replayed, with the one-shot kernel and with NCCL or
-/// RCCL: microseconds per launch, and GB/s.
+/// RCCL. Reports microseconds per launch, and GB/s.
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_speed() {
@@ -79,8 +79,9 @@ fn all_reduce_speed() {
     }
 }
 
-/// Measures an all-reduce followed by the residual addition and the norm, with rows of 4,096 bf16 elements,
-/// in a captured graph: microseconds for the library plus norm, one-shot plus norm, and the fused kernel.
+/// Measures an all-reduce followed by the residual addition and the RMS norm, with rows of 4,096 bf16
+/// elements, in a captured graph. Reports microseconds for three variants: NCCL or RCCL and a norm kernel,
+/// the one-shot kernel and a norm kernel, and the fused kernel.
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_norm_speed() {

@@ -33,7 +33,8 @@ const S: DeviceStream = DeviceStream(0);
 /// Timeout of a test; longer than any wait of a rank in the tests.
 const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Returns the GPU of a rank. `world` names the emulated GPUs of a test, because tests run concurrently.
+/// Returns the configuration of the GPU of a rank. `world` identifies the emulated GPUs of a test, because
+/// tests run concurrently.
 fn device(world: &str, rank: usize) -> GpuConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
@@ -62,8 +63,8 @@ fn device(world: &str, rank: usize) -> GpuConfig {
     }
 }
 
-/// One rank of a test with its GPU. The ranks of a test are dropped together, so that no rank detects a peer
-/// that has exited after the last barrier.
+/// One rank of a test with its GPU. All ranks of a test are dropped together, so that no rank reports an
+/// exited peer after the last barrier.
 struct DeviceRank {
     group: DeviceGroup,
     device: Arc<GpuBackend>,
@@ -84,13 +85,13 @@ impl Drop for DeviceRank {
     }
 }
 
-/// Runs `work` on both ranks of a group, each in its own thread, and returns their results.
+/// Runs `work` on both ranks of a group, each in a separate thread, and returns the results.
 fn ranks<T: Send>(world: &str, work: impl Fn(DeviceRank) -> T + Sync) -> Vec<T> {
     ranks_of(world, 2, DeviceGroup::join, work)
 }
 
-/// Runs `work` on two ranks with one-shot all-reduces of matrices of up to `one_shot_bytes` bytes; 0 disables
-/// them.
+/// Runs `work` on two ranks, with one-shot all-reduces for matrices of up to `one_shot_bytes` bytes; 0
+/// disables one-shot all-reduces.
 fn ranks_with_one_shot_limit<T: Send>(
     world: &str,
     one_shot_bytes: usize,
@@ -106,7 +107,8 @@ fn ranks_with_one_shot_limit<T: Send>(
     })
 }
 
-/// Runs `work` on `size` ranks, each in its own thread. Each rank joins the group with `join`.
+/// Runs `work` on `size` ranks, each in a separate thread. Each rank joins the group with the function
+/// `join`.
 fn ranks_of<T: Send>(
     world: &str,
     size: usize,
@@ -131,7 +133,7 @@ fn ranks_of<T: Send>(
     })
 }
 
-/// Element type in a test, with conversions from integers and from and to bytes.
+/// Element type in a test, with conversions from integers and to and from bytes.
 trait CollectiveTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn of(value: i32) -> Self;
     fn bytes(self) -> Vec<u8>;
@@ -185,8 +187,8 @@ impl DeviceRank {
         read(&self.device, buffer, count)
     }
 
-    /// Runs `work` eagerly, then captures it in a graph and replays the graph. `work` is executed twice, so
-    /// an in-place operation is applied to its own result.
+    /// Runs `work` eagerly, then captures it into a graph and replays the graph. `work` is therefore executed
+    /// twice; an in-place operation is applied to its own result.
     fn run_eager_and_replayed(&self, mut work: impl FnMut()) {
         work();
         self.device.synchronize(&S).unwrap();
@@ -200,7 +202,7 @@ impl DeviceRank {
     }
 }
 
-/// Element of the input of rank `rank`; a small integer, so that sums are exact in every type.
+/// Input element of rank `rank`: a small integer, so that sums are exact in every type.
 fn value(rank: usize, row: usize, col: usize) -> i32 {
     ((rank * 31 + row * 7 + col * 3) % 23) as i32 - 11
 }
@@ -209,7 +211,8 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
     ranks(world, |rank| {
         let own = rank.group.rank();
         let mut x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
-        // `work` all-reduces in place, so the input of the replay is the output of the eager all-reduce.
+        // `work` computes an in-place all-reduce, so the input of the replay is the output of the eager
+        // all-reduce.
         rank.run_eager_and_replayed(|| {
             rank.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
         });
@@ -218,7 +221,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
         let expected: Vec<T> = (0..rows * cols).map(|i| T::of(2 * sum(i))).collect();
         assert_eq!(found, expected);
 
-        // Each rank has `max_rows` rows of the input and takes one row less.
+        // The input has `max_rows` rows for each rank; each rank receives one row less.
         let max_rows = rows.div_ceil(2);
         let mut own_sums = rank.matrix::<T>(max_rows, cols, |_, _| 99);
         let x = rank.matrix::<T>(2 * max_rows, cols, |r, c| value(own, r, c));
@@ -289,7 +292,8 @@ fn all_gather_concatenates_columns_or_rows() {
     check_gathers::<i32>("gathers", 4, 3, 6);
 }
 
-/// A rank that neither sends nor receives rows makes no library call; the other rank must not wait for it.
+/// A rank that neither sends nor receives rows makes no library call; the other rank must not wait for this
+/// rank.
 #[test]
 fn all_to_all_handles_one_sided_and_chunked_rows() {
     ranks("one-sided", |rank| {
@@ -348,7 +352,8 @@ fn all_to_all_delivers_rows_and_rejects_capture() {
 }
 
 /// Rank 1 leaves during an operation. Without an abort, the device of rank 0 would wait forever. The
-/// operation in flight must end, and its results must be rejected.
+/// operation in flight must end, and `LaunchedCollectives::finish` must return an error, because the results
+/// are undefined.
 #[test]
 fn leaving_rank_fails_the_device_group() {
     check_rank_leaves("leaves", 64 << 10);

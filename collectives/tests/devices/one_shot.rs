@@ -1,5 +1,5 @@
-//! Tests of one-shot all-reduces through peer memory: the exact bits of the results, between threads and
-//! between processes.
+//! Tests of one-shot all-reduces through peer memory: the results must have the exact expected bits, between
+//! threads and between processes.
 
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -17,7 +17,7 @@ use kernels::{AddRmsNorm, OneShotAllReduce};
 
 use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
 
-/// Element of the input of rank `rank`. The bits of a sum of these fractions depend on the order of
+/// Input element of rank `rank`: a fraction. The bits of a sum of these fractions depend on the order of the
 /// additions.
 fn fraction(rank: usize, i: usize) -> f32 {
     let hash = (i as u32 ^ (rank as u32) << 20).wrapping_mul(0x9e37_79b1);
@@ -56,7 +56,8 @@ impl DeviceRank {
         fractions::<T>(&self.device, rank, count)
     }
 
-    /// Runs one eager all-reduce, then `replays` replays of a captured graph, each with a new input.
+    /// Runs one eager all-reduce, then `replays` replays of a captured graph, each with a new input, and
+    /// checks the results.
     fn check_one_shot<T: FloatTestElement>(&self, rows: usize, cols: usize, replays: usize) {
         let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
         assert!(
@@ -107,7 +108,8 @@ fn one_shot_all_reduce_sums_in_rank_order() {
     }
 }
 
-/// Checks that the fused all-reduce, residual addition and norm gives the same bits as two launches.
+/// Checks that the fused kernel (all-reduce, residual addition and RMS norm) returns the same bits as two
+/// launches.
 fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: usize) {
     let (own, count) = (rank.group.rank(), rows * cols);
     assert!(rank.group.fuses_all_reduce_norm(rows, cols, T::DTYPE));
@@ -185,7 +187,7 @@ fn run_one_of_two_processes(rendezvous: &SharedMemoryRendezvous, rank: usize) {
     let _ = rank.group.barrier(&S); // The other process may exit as soon as it has passed the barrier.
 }
 
-/// One of two ranks with peer memory, without a communicator.
+/// One of two ranks that have peer memory, but no communicator.
 struct PeerMemoryTestRank<'a> {
     rank: usize,
     device: &'a GpuBackend,
@@ -193,8 +195,8 @@ struct PeerMemoryTestRank<'a> {
     view: PeerMemoryView,
 }
 
-/// Runs two ranks without a communicator, each in its own thread. `work` must not panic, because the other
-/// rank would wait for it.
+/// Runs two ranks without a communicator, each in a separate thread. `work` must not panic, because the other
+/// rank would then wait forever.
 fn run_two_peers<T: Send>(
     world: &str,
     work: impl Fn(PeerMemoryTestRank<'_>) -> T + Sync,
@@ -234,8 +236,8 @@ impl PeerMemoryTestRank<'_> {
     }
 }
 
-/// The launch number, with which kernels tag their data in peer memory, continues with 2 after its largest
-/// value. Data of an earlier launch 2 must not be accepted as data of the new launch 2.
+/// Kernels tag their data in peer memory with the launch number. After its largest value, the launch number
+/// continues with 2. Data of an earlier launch 2 must not be accepted as data of the new launch 2.
 #[test]
 fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
@@ -255,7 +257,8 @@ fn launch_numbers_wrap_around() {
         done.wait();
         (0..5).for_each(|_| sum(&peer, SMALL)); // The three largest numbers, then launches 2 and 3.
         if peer.rank == 1 {
-            // Rank 1 starts launch 4 so late that rank 0 could accept the data of the earlier launch 4.
+            // Rank 1 delays launch 4. During this delay, rank 0 must not accept the data of the earlier
+            // launch 4.
             let _ = receiver.lock().unwrap().recv_timeout(Duration::from_millis(300));
         }
         sum(&peer, LARGE);

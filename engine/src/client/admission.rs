@@ -1,8 +1,8 @@
 //! Admission control: compares the load of all requests in flight with limits, before and after tokenisation.
 //!
 //! An [`AdmissionPermit`] holds the share of one HTTP request in the load counters. Dropping the permit
-//! subtracts its share, so no code path can leave it counted. A request that was accepted is not rejected for
-//! load later.
+//! subtracts this share, so no code path can leak it. An accepted request is not rejected later because of
+//! load.
 
 use super::prefill_rate::PrefillRate;
 use grammar::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Admission limits. Each applies to the sum over all requests in flight.
+/// Admission limits. Each limit applies to the sum over all requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
     /// Maximum number of requests waiting or running (`--max-num-queued-reqs`).
@@ -28,7 +28,7 @@ pub struct AdmissionLimits {
 pub struct OverloadRejection {
     /// Name of the exceeded limit, for error bodies and metrics.
     pub reason: &'static str,
-    /// Value of the load counter that the limit bounds, without the rejected load.
+    /// Value of the load counter that the limit bounds, excluding the rejected load.
     pub current: u64,
     /// Value of the exceeded limit.
     pub cap: u64,
@@ -114,8 +114,8 @@ impl AdmissionController {
         (seconds.ceil() as u32).clamp(1, 60)
     }
 
-    /// Subtracts prompt tokens from the counter of queued prompt tokens. `prefilled` = they were prefilled;
-    /// otherwise their request ended before.
+    /// Subtracts prompt tokens from the counter of queued prompt tokens. `prefilled`: the tokens were
+    /// prefilled; otherwise their request ended before the prefill.
     fn leave_prefill(&self, tokens: u64, prefilled: bool) {
         let left = self.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed) - tokens;
         let done = if prefilled { tokens } else { 0 };
@@ -124,8 +124,8 @@ impl AdmissionController {
 }
 
 /// Bytes that one HTTP request adds to the byte counter: its body, and the data derived from the body. The
-/// body is counted while it is received, because many slow clients with large bodies are a load before the
-/// first of their requests is complete.
+/// body is counted while it is being received, because many slow clients with large bodies use memory before
+/// any of their requests is complete.
 #[derive(Debug)]
 pub struct QueuedBytes {
     admission: Arc<AdmissionController>,
@@ -150,7 +150,8 @@ impl Drop for QueuedBytes {
     }
 }
 
-/// Permit of an accepted HTTP request: its share in the load counters, which a drop of the permit subtracts.
+/// Permit of an accepted HTTP request: its share in the load counters, which is subtracted when the permit is
+/// dropped.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     admission: Arc<AdmissionController>,
@@ -194,15 +195,15 @@ impl AdmissionPermit {
         self.queued_bytes.grow(bytes)
     }
 
-    /// Moves the byte count out of the permit to the response, which uses the counted memory until it is
-    /// sent, after the permit was dropped.
+    /// Moves the byte count out of the permit to the response: the response uses the counted memory until it
+    /// is sent, which may be after the permit is dropped.
     pub(super) fn take_queued_bytes(&mut self) -> QueuedBytes {
         let empty = self.admission.queue_body();
         mem::replace(&mut self.queued_bytes, empty)
     }
 
-    /// Subtracts prompt tokens from the counter of tokens not yet prefilled, because they were prefilled
-    /// (`prefilled`) or never will be.
+    /// Subtracts prompt tokens from the counter of tokens not yet prefilled. `prefilled`: the tokens were
+    /// prefilled; otherwise they will never be.
     pub(super) fn release_tokens(&mut self, tokens: u64, prefilled: bool) {
         let tokens = tokens.min(self.prefill_tokens);
         self.prefill_tokens -= tokens;

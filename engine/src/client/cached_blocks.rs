@@ -17,8 +17,8 @@ pub struct PrefixIndexSnapshot {
 }
 
 impl PrefixIndexSnapshot {
-    /// Copies the block hashes of `replica`. The scheduler thread calls it between two steps; all further
-    /// processing happens on other threads.
+    /// Copies the block hashes of `replica`. This function is called on the scheduler thread between two
+    /// steps; all further processing happens on other threads.
     pub fn of(engine: &Scheduler, replica: Replica, blocks: BlockStats) -> Self {
         let kv = engine.kv(replica);
         let hashes = kv.indexed_hashes().collect();

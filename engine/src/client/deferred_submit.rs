@@ -7,7 +7,7 @@ use scheduler::{FinishReason, RejectReason, RequestSubmission, SchedulerEvent, T
 use std::mem;
 use std::sync::atomic::Ordering;
 
-/// Requests that are not submitted to the engine yet. Dropping the value finishes them with
+/// Requests that have not been submitted to the engine yet. Dropping the value finishes them with
 /// `ENGINE_UNAVAILABLE`.
 pub struct DeferredRequests {
     client: EngineClient,
@@ -26,7 +26,7 @@ impl DeferredRequests {
             let request = submit.id;
             let guided = EngineMessage::DecodingGuide { request, guide: guide.clone() };
             // The entry in `inflight` stays locked while the messages are queued. So an abort either removes
-            // the entry first, and nothing is queued, or its message follows the `Submit` message.
+            // the entry first, and nothing is queued, or the abort message follows the `Submit` message.
             if let Some(_route) = self.client.state.inflight.get(&request) {
                 let submit = EngineMessage::Event(SchedulerEvent::Submit(Box::new(submit)));
                 self.client.state.inbox.push_all([guided, submit]);

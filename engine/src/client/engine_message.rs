@@ -43,7 +43,7 @@ pub enum EngineMessage {
         /// Description of the failure.
         cause: String,
     },
-    /// The executors of a replica are ready, in the engine's current generation and with an empty KV cache.
+    /// The executors of a replica are ready. They have the engine's current generation and an empty KV cache.
     ExecutorRestored {
         /// Replica of the executors.
         replica: Replica,
@@ -56,14 +56,14 @@ pub enum EngineMessage {
     Profile {
         /// Whether the profiler starts; `false` stops it.
         on: bool,
-        /// Receives the status of every executor; closed after the last one.
+        /// Receives the status of every executor; closed after the last status.
         replies: UnboundedSender<ProfilerStatus>,
     },
     /// Reply of an executor to the profiler command that `Profile` sent it.
     ProfileReply(ExecutorId, ProfilerStatus),
     /// A rank other than the replica's rank 0 has finished a step.
     StepDone(ExecutorId, StepId),
-    /// Rank 0 of a replica reports the draft tokens of the masked rows of a step.
+    /// Rank 0 of a replica reports the draft tokens of the grammar-masked rows of a step.
     Drafts(ExecutorId, StepDrafts),
     /// Lists the cached blocks of all replicas.
     ListCachedBlocks {
@@ -72,8 +72,7 @@ pub enum EngineMessage {
     },
     /// Clears the prefix caches of all replicas.
     ResetPrefixCache {
-        /// Whether requests that hold blocks are put back in the queue; otherwise such requests prevent the
-        /// reset.
+        /// Whether requests that hold blocks are requeued; otherwise such requests prevent the reset.
         restart: bool,
         /// Receives whether the prefix caches were cleared.
         reply: oneshot::Sender<bool>,

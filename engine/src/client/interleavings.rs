@@ -1,9 +1,9 @@
 //! Concurrency tests of the engine client: the Shuttle scheduler draws random interleavings of request
 //! handlers, the engine thread, the fan-out thread and operator commands. Each request must finish exactly
-//! once, whatever the cause, and all counters must return to zero.
+//! once, regardless of the cause, and all counters must return to zero.
 //!
-//! Shuttle's map has one lock, so iteration sees a consistent snapshot; the real `DashMap` is iterated shard
-//! by shard.
+//! In these tests the map has a single lock, so iteration sees a consistent snapshot; the real `DashMap` is
+//! iterated shard by shard.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -117,12 +117,12 @@ fn submits(max_tokens: &[u32]) -> Vec<RequestSubmission> {
 struct FakeEngine {
     /// Tokens left to generate, by request.
     live: BTreeMap<RequestId, u32>,
-    /// Request whose decoding guide has been received, but not its `Submit` event.
+    /// Request whose decoding guide has been received, but whose `Submit` event has not.
     guided: Option<RequestId>,
 }
 
 impl FakeEngine {
-    /// Runs until `Stop` and returns the requests that are running then.
+    /// Runs until `Stop` and returns the requests that are still running.
     fn run(
         mut self,
         inbox: &BulkInbox<EngineMessage>,
@@ -130,7 +130,7 @@ impl FakeEngine {
     ) -> Vec<RequestId> {
         let mut messages = Vec::new();
         loop {
-            // While requests are running, this message wakes the engine, as the step output of an executor
+            // While requests are running, this message wakes the engine, like the step output of an executor
             // would.
             if !self.live.is_empty() {
                 inbox.push(EngineMessage::RestartsExhausted("a step is done".to_owned()));
@@ -282,8 +282,8 @@ fn deferred_submit_is_sent_once_or_finished() {
     );
 }
 
-/// Starts two clients of endless requests, one of which is deferred for a grammar. All requests must finish
-/// with `finish`.
+/// Starts two clients of endless requests; the requests of one client are deferred for a grammar. All
+/// requests must finish with `finish`.
 fn endless(harness: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHandle<()>; 2] {
     [false, true].map(|is_deferred| {
         let (harness, finish) = (Arc::clone(harness), finish.clone());

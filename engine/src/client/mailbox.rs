@@ -8,8 +8,8 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Token events of one stream that its reader has not received yet. The `max_tokens` of its requests bound
-/// their number.
+/// Token events of one stream that the reader has not received yet. Their number is bounded by the
+/// `max_tokens` of the stream's requests.
 #[derive(Debug, Default)]
 pub(super) struct StreamMailbox {
     state: Mutex<StreamMailboxState>,
@@ -22,7 +22,7 @@ struct StreamMailboxState {
 }
 
 impl StreamMailbox {
-    /// Adds an event and wakes the reader, which is woken at most once until its next poll.
+    /// Adds an event and wakes the reader. The reader is woken at most once until its next poll.
     pub(super) fn put(&self, index: u32, event: TokenEvent) {
         let mut state = lock(&self.state);
         state.events.push((index, event));
@@ -90,8 +90,8 @@ impl RequestEventStream {
         Poll::Ready(())
     }
 
-    /// Subtracts what an event completes from the admission counters: the prompt tokens of a request at its
-    /// first output token or at its end, the request itself at its end.
+    /// Subtracts completed load from the admission counters: the prompt tokens of a request at its first
+    /// output token or at its end, and the request itself at its end.
     fn release_admission(&mut self, index: u32, event: &TokenEvent) {
         let Some(request) = self.requests.get_mut(index as usize) else { return };
         if request.prompt_tokens > 0 {
@@ -105,8 +105,8 @@ impl RequestEventStream {
         }
     }
 
-    /// Moves the byte count of the HTTP request out of the stream to the response, which uses the counted
-    /// memory until it is sent, after the stream was dropped.
+    /// Moves the byte count of the HTTP request out of the stream to the response: the response uses the
+    /// counted memory until it is sent, which may be after the stream is dropped.
     pub fn take_queued_bytes(&mut self) -> QueuedBytes {
         self.permit.take_queued_bytes()
     }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Measurement window: amount of time with queued prompts after which the measured rate replaces the
+/// Measurement window: the duration with queued prompts after which the newly measured rate replaces the
 /// previous one.
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -19,7 +19,8 @@ pub(super) struct PrefillRate {
 }
 
 impl PrefillRate {
-    /// Starts to count queued time, because a prompt is queued. No effect if the time is counted already.
+    /// Starts counting queued time, because a prompt is queued. No effect if queued time is already being
+    /// counted.
     pub(super) fn prompt_queued(&mut self, now: Instant) {
         self.counted_to.get_or_insert(now);
     }

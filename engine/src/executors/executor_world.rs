@@ -1,5 +1,6 @@
-//! All executors of a server: they are started together and restarted by group. A group is the executors of
-//! one replica, on this or another node, or of all replicas if these run in lockstep.
+//! All executors of a server. They are started together and restarted by group. A group contains the
+//! executors of one replica, on this or another node, or, if the replicas run in lockstep, the executors of
+//! all replicas.
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
@@ -24,7 +25,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Other nodes of a multi-node server, which run replicas for this node.
+/// Other nodes of a multi-node server, on which replicas of this server run.
 #[derive(Clone)]
 pub struct RemoteNodes {
     /// Multi-node configuration, which assigns replicas to nodes.
@@ -33,10 +34,10 @@ pub struct RemoteNodes {
     pub registry: Arc<NodeRegistry>,
 }
 
-/// Start-up timeouts of executors and limits of their restarts.
+/// Start-up timeouts and restart limits of executors.
 #[derive(Debug, Clone, Copy)]
 pub struct StartPolicy {
-    /// Start-up timeouts, of the first start and of restarts.
+    /// Start-up timeouts, for the first start and for restarts.
     pub timeouts: StartTimeouts,
     /// Limits and back-off of restarts after failures.
     pub restarts: RestartPolicy,
@@ -53,12 +54,12 @@ pub struct ExecutorWorld {
     created_at: Instant,
     remote_nodes: Option<RemoteNodes>,
     timeouts: StartTimeouts,
-    /// Starts that were ordered from other nodes and whose executor links have not been waited for yet.
+    /// Starts that were commanded on other nodes and whose executor links have not been awaited yet.
     pending_remote_starts: Vec<PendingRemoteStart>,
     /// Number of KV blocks that each executor allocated in the first start. Restarted executors allocate no
-    /// more, so that limits reported to clients since then remain valid.
+    /// more blocks, so that limits already reported to clients remain valid.
     blocks: Option<u32>,
-    /// Digests of the weights that the first start loaded. A later start that loads other weights fails.
+    /// Digests of the weights loaded in the first start. A later start that loads other weights fails.
     weights: WeightsDigestBaseline,
 }
 
@@ -128,7 +129,7 @@ impl ExecutorWorld {
     }
 
     /// Starts all groups as generation `epoch` and returns the links to the executors on this node, which
-    /// have the lowest replica numbers. Call it on the main thread.
+    /// have the lowest replica numbers. Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available.
     pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
@@ -142,9 +143,10 @@ impl ExecutorWorld {
         Ok(links)
     }
 
-    /// Waits until all executors are ready. Each executor allocates the number of KV blocks that all of them
-    /// can hold. Appends the links to executors on other nodes to `links`. `stop` returns the number of a
-    /// pending signal, if any; `progress` receives the startup progress of the first rank.
+    /// Waits until all executors are ready. Each executor allocates the same number of KV blocks, which is
+    /// the number that all executors can hold. Appends the links to executors on other nodes to `links`.
+    /// `stop` returns the number of a pending signal, if any; `progress` receives the startup progress of the
+    /// first rank.
     pub fn bring_up(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -191,8 +193,8 @@ impl ExecutorWorld {
         ExecutorStartup { timeouts: self.timeouts, expected, weights: self.weights.clone() }
     }
 
-    /// Handles a failure of the executors of a replica and its group because of `cause`: kills the remaining
-    /// executors of the group and returns when to restart them. Call it on the main thread.
+    /// Handles a failure, due to `cause`, of the executors of a replica and its group: kills the remaining
+    /// executors of the group and returns when to restart them. Must be called on the main thread.
     ///
     /// Errors: the executors have failed too often, or for too long.
     pub fn failed(
@@ -214,7 +216,7 @@ impl ExecutorWorld {
     }
 
     /// Restarts the executors of a replica and its group as generation `epoch`.
-    /// `SupervisorEvent::StartFinished` reports the outcome. Call it on the main thread.
+    /// `SupervisorEvent::StartFinished` reports the outcome. Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available.
     pub fn restart(
@@ -238,7 +240,7 @@ impl ExecutorWorld {
             if outcome.is_ok() {
                 tracing::info!(replica = replica.0, took_ms, "executors restarted");
             }
-            // The send fails if the main thread has ended already, at shutdown.
+            // The send fails if the main thread has already ended (at shutdown).
             let _ = events.send(SupervisorEvent::StartFinished {
                 replica,
                 epoch,
@@ -249,9 +251,9 @@ impl ExecutorWorld {
         thread.map(drop).map_err(|error| system(error.to_string()))
     }
 
-    /// Waits up to `timeout` for executors that were ordered to stop, then kills them. Groups for which
-    /// `is_up` is false are still starting and are killed at once. Other nodes are ordered to leave and end
-    /// their own executors.
+    /// Waits up to `timeout` for executors that have been commanded to stop, then kills them. Groups for
+    /// which `is_up` is false are still starting and are killed immediately. Other nodes are commanded to
+    /// leave and stop their executors themselves.
     pub fn shut_down(&mut self, timeout: Duration, is_up: impl Fn(Replica) -> bool) {
         let deadline = Instant::now() + timeout;
         let time_left = || deadline.saturating_duration_since(Instant::now());

@@ -35,23 +35,24 @@ pub struct ExecutorLaunchOptions {
     pub program: ExecutorProgram,
 }
 
-/// Executor group: executors that are started and stopped together, any number of times.
+/// Executors that are started and stopped together; the group can be started repeatedly.
 pub(crate) struct ExecutorGroup {
     config: ExecutorConfig,
     replicas: Range<u16>,
     launch_options: ExecutorLaunchOptions,
     /// Running executor processes, in the order of their ranks.
     current: Vec<Arc<ExecutorProcess>>,
-    /// Shared memory in which the ranks rendezvous to set up their collectives; `None` = there is only one
+    /// Shared memory in which the ranks rendezvous to set up their collectives; `None` if there is only one
     /// rank.
     rendezvous: Option<RankRendezvous>,
-    /// Disconnected once the executor thread of this process has ended; `None` = the executors are processes.
+    /// Disconnected once the executor thread of this process has ended; `None` if the executors are
+    /// processes.
     thread: Option<Receiver<Infallible>>,
 }
 
 impl ExecutorGroup {
-    /// Creates the group without starting its executors. `start` gives each rank `config` with its own rank
-    /// and rendezvous.
+    /// Creates the group without starting its executors. `start` passes `config` to each rank, with the rank
+    /// number and the rendezvous set.
     pub(crate) fn new(
         config: ExecutorConfig,
         replicas: Range<u16>,
@@ -82,8 +83,8 @@ impl ExecutorGroup {
         (replicas.start * tp_size..replicas.end * tp_size).map(Rank)
     }
 
-    /// Starts the executors of generation `epoch` and returns one link per replica. Call it on the main
-    /// thread.
+    /// Starts the executors of generation `epoch` and returns one link per replica. Must be called on the
+    /// main thread.
     ///
     /// Errors: no process, thread or file descriptor is available. Executors already started are killed.
     pub(crate) fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
@@ -136,8 +137,8 @@ impl ExecutorGroup {
     }
 
     /// Starts the executors of generation `epoch` for a scheduler on another node. `dial` opens the link of
-    /// each rank and receives the path of the rendezvous. Kills the previous executors first. Call it on the
-    /// main thread.
+    /// each rank and receives the path of the rendezvous. Kills the previous executors first. Must be called
+    /// on the main thread.
     ///
     /// Errors: no link, process, thread or file descriptor is available. Executors already started are
     /// killed.
@@ -179,14 +180,14 @@ impl ExecutorGroup {
         self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }
 
-    /// Kills the remaining executors after a failure: the executors that replace them need the device memory,
-    /// and ranks that wait for a failed rank would block forever. Call it on the main thread.
+    /// Kills the remaining executors after a failure: the replacement executors need the device memory, and
+    /// ranks that wait for a failed rank would block forever. Must be called on the main thread.
     pub(crate) fn fence(&mut self) {
         self.log_collective_calls();
         self.kill();
     }
 
-    /// Logs the last collectives of each rank, which show the rank that is late (the straggler). Call it
+    /// Logs the last collectives of each rank, which identify the late rank (the straggler). Must be called
     /// before the processes are killed.
     fn log_collective_calls(&self) {
         let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();
@@ -199,8 +200,8 @@ impl ExecutorGroup {
         }
     }
 
-    /// Ends executors that were ordered to stop: waits up to `timeout` for their current step and pending
-    /// output, then sends SIGTERM, then SIGKILL. An executor thread ends with this process.
+    /// Ends executors that have been commanded to stop: waits up to `timeout` for their current step and
+    /// pending output, then sends SIGTERM, then SIGKILL. An executor thread ends with this process.
     pub(crate) fn shut_down(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         if let Some(thread) = self.thread.take()
@@ -221,7 +222,8 @@ impl ExecutorGroup {
         self.kill();
     }
 
-    /// Kills the processes and waits for their exit, because the next executors need the device memory.
+    /// Kills the processes and waits for their exit, because the replacement executors need the device
+    /// memory.
     pub(crate) fn kill(&mut self) {
         for process in &self.current {
             process.signal(Signal::KILL);

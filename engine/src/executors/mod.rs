@@ -1,9 +1,9 @@
-//! Executors as the engine starts and supervises them: a thread, or one process per rank, on this or another
+//! Start and supervision of executors. An executor is a thread, or one process per rank, on this or another
 //! node.
 //!
-//! A thread serves a CPU with one rank; it cannot survive a fault. Processes can fail and be restarted, so
-//! GPUs and multiple ranks always use processes. The ranks of one replica, or of all replicas in lockstep,
-//! form a group that fails and restarts as a whole.
+//! A thread is used only for a CPU with one rank; a fault in it ends the server. Processes can fail and be
+//! restarted, so GPUs and multiple ranks always use processes. The ranks of one replica, or of all replicas
+//! in lockstep, form a group that fails and restarts as a whole.
 
 mod executor_world;
 mod group;
@@ -45,16 +45,16 @@ pub struct ExecutorReceiver {
     pub epoch: Epoch,
     /// World rank of the executor.
     pub rank: Rank,
-    /// Process of the executor; `None` = a thread of this process.
+    /// Process of the executor; `None` if the executor is a thread of this process.
     pub process: Option<Arc<dyn ExecutorProcessHandle>>,
 }
 
 /// Handle to an executor process, on any node.
 pub trait ExecutorProcessHandle: fmt::Display + Send + Sync {
-    /// Describes how the process ended, after its link was closed.
+    /// Describes how the process ended; called after the link of the process was closed.
     fn exit_reason(&self) -> String;
 
-    /// Node of the process; `None` = this node.
+    /// Returns the node of the process; `None` = this node.
     fn node(&self) -> Option<u16> {
         None
     }

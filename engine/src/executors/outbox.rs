@@ -1,4 +1,5 @@
-//! Writer thread of one replica's links: each message is encoded once and all ranks receive the same bytes.
+//! Writer thread for the links of one replica: each message is encoded once, and the same bytes are sent to
+//! all ranks.
 
 use protocol::link::{FrameWriter, LinkSocket, run_writer};
 use protocol::{Epoch, ExecutorCommand};
@@ -6,10 +7,11 @@ use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-/// Capacity of the command queue, in messages: more than the steps in flight and their grammar bitmasks.
+/// Capacity of the command queue, in messages. It exceeds the number of steps in flight plus their grammar
+/// bitmasks.
 const OUTBOX_MESSAGES: usize = 32;
 
-/// Streams to all ranks of a replica. A write sends the same bytes to each of them.
+/// Streams to all ranks of a replica. Each write sends the same bytes to all ranks.
 struct RankSockets(Vec<LinkSocket>);
 
 impl Write for RankSockets {

@@ -14,23 +14,23 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum length of a piece of a log line that is forwarded at once, in bytes.
+/// Maximum number of bytes of a log line that are forwarded in one piece.
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// Maximum wait for a process to exit after its link was closed.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
-/// NCCL variable for NVLink multicast (NVLS), which executors disable: a process killed during its use can
-/// leave the NVSwitch in a state that only a reset clears.
+/// NCCL variable for NVLink multicast (NVLS), which executors disable: if a process is killed while it uses
+/// NVLS, the NVSwitch can remain in a state that only a reset clears.
 const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 
 /// Program of an executor process and the destination of its log.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorProgram {
-    /// Path of the `hadron` executable, which is the running one.
+    /// Path of the running `hadron` executable.
     pub path: &'static str,
-    /// Log format of the executor, as the value of its flag `--log-format`.
+    /// Log format of the executor: the value of its flag `--log-format`.
     pub log_format: &'static str,
-    /// Name of an environment variable with a secret of the server, which is removed from the environment of
-    /// the process.
+    /// Name of an environment variable that contains a secret of the server; the variable is removed from the
+    /// environment of the process.
     pub secret_variable: &'static str,
     /// Opens the log destination; each write is a whole line.
     pub open_log: fn() -> Box<dyn Write + Send>,
@@ -59,8 +59,8 @@ pub(super) struct SpawnedExecutor {
 }
 
 impl ExecutorProcess {
-    /// Starts the process and sends its settings. Call it on the main thread: the child is killed when the
-    /// thread that started it ends.
+    /// Starts the process and sends its settings. Must be called on the main thread: the child is killed when
+    /// the thread that started it ends.
     ///
     /// Errors: no process, thread or file descriptor is available.
     pub(super) fn start(
@@ -78,7 +78,7 @@ impl ExecutorProcess {
     }
 
     /// Starts a process with `stdin` as its end of the link; its settings are not sent. `link` is a handle to
-    /// the other end of that connection, which is closed when the process exits.
+    /// the opposite end of the link, which is closed when the process exits.
     pub(super) fn spawn(
         rank: Rank,
         epoch: Epoch,
@@ -98,7 +98,7 @@ impl ExecutorProcess {
             .spawn()?;
         let pid = child.id();
         let stderr = child.stderr.take();
-        // If a later call in this function fails, this process closes its end of the link, so the child
+        // If a later call in this function fails, this process closes its end of the link, and the child then
         // exits.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let exit = Arc::new(ProcessExit::default());
@@ -154,7 +154,7 @@ fn watch_exit(mut child: Child, exit: Arc<ProcessExit>, link: LinkSocket) -> io:
         *exit.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
         exit.exited.notify_all();
         // Close the link even if another process still has the child's end open, because no executor reads
-        // from it any more. The reader thread still receives data that was sent before, then EOF.
+        // from it any more. The reader thread still receives the data sent earlier, then EOF.
         link.close();
     });
     started.map(drop)
@@ -177,7 +177,7 @@ fn forward_log(stderr: ChildStderr, rank: Rank, mut log: Box<dyn Write + Send>) 
                 Some(event) => format!("{{\"executor_rank\":{},{event}\n", rank.0),
                 None => format!("executor {}: {text}\n", rank.0),
             };
-            // The log destination writes the whole line or drops it, so the result needs no handling.
+            // The log destination writes the whole line or drops it, so the result is ignored.
             let _ = log.write(line.as_bytes());
         }
     });

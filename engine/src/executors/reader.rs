@@ -8,7 +8,7 @@ use scheduler::{ExecutorFailure, SchedulerEvent};
 use std::sync::Arc;
 use std::thread;
 
-/// Starts a reader thread for each rank of a replica. The thread ends after it has reported the failure of
+/// Starts a reader thread for each rank of a replica. Each thread ends after it has reported the failure of
 /// its executor.
 pub(crate) fn spawn_readers(
     replica: Replica,

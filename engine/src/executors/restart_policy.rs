@@ -1,9 +1,9 @@
 //! Restart policy of failed executors: a pure function of failures, time and seed.
 //!
 //! Failures in service and failures before READY are counted separately. After a failure in service,
-//! executors restart at once; more than a limit of such failures within a time window end the server, because
-//! then a request or a device causes the failures. Failed starts are retried with exponential back-off for
-//! some minutes, because weights may still be copied or a disk or device may be busy.
+//! executors restart immediately. If the failures in service within a time window exceed a limit, the server
+//! ends, because the cause is then likely a request or a device. Failed starts are retried with exponential
+//! back-off for some minutes, because weights may still be copied or a disk or device may be busy.
 //!
 //! The policy reads no clock and draws no random numbers: callers pass the time since an origin of their
 //! choice and a seed for the jitter.
@@ -11,13 +11,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Minimum number of consecutive failed starts before restarts end, however long each start took.
+/// Minimum number of consecutive failed starts before restarts are given up, regardless of the duration of
+/// each start.
 const FAILED_STARTS_MIN: u32 = 3;
 
 /// Limits and back-off of executor restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// Maximum number of failures in service within `service_window`; one more ends the server.
+    /// Maximum number of failures in service within `service_window`; one more failure ends the server.
     pub service_failures_max: u32,
     /// Time window in which failures in service are counted.
     pub service_window: Duration,
@@ -25,21 +26,21 @@ pub struct RestartPolicy {
     pub backoff_first: Duration,
     /// Maximum back-off between failed starts.
     pub backoff_max: Duration,
-    /// Maximum time from the first failed start to the last retry. At least `FAILED_STARTS_MIN` starts are made, even
-    /// if they take longer.
+    /// Maximum time from the first failed start to the last retry. At least `FAILED_STARTS_MIN` starts are
+    /// made, even if they take longer.
     pub give_up_after: Duration,
 }
 
-/// Stage in which executors fail; the failures of each stage have separate limits.
+/// Stage in which executors fail; each stage has a separate failure limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureStage {
-    /// After the executors were READY.
+    /// After the executors reported READY.
     InService,
-    /// Before the executors were READY.
+    /// Before the executors reported READY.
     Starting,
 }
 
-/// Delay and number of the next start of a replica's executors.
+/// Back-off and attempt number of the next start of a replica's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartAttempt {
     /// Time to wait before the start (back-off).
@@ -113,7 +114,7 @@ impl RestartHistory {
         }
     }
 
-    /// Clears the failed starts once the executors are ready. Failures in service still count.
+    /// Clears the failed starts when the executors are ready. Failures in service are kept.
     pub(super) fn ready(&mut self) {
         self.failed_starts = None;
     }
@@ -155,8 +156,9 @@ impl RestartHistory {
         Ok(RestartAttempt { backoff, attempt: count })
     }
 
-    /// Returns the back-off after `failures` failed starts: between half and all of an exponentially growing
-    /// time. The jitter keeps servers that failed together from restarting together.
+    /// Returns the back-off after `failures` failed starts: a random value between half and all of an
+    /// exponentially growing duration. The jitter prevents servers that failed together from restarting
+    /// together.
     fn next_backoff(&mut self, failures: u32) -> Duration {
         let doublings = (failures - 1).min(31);
         let whole = self.policy.backoff_first.saturating_mul(1 << doublings);
@@ -195,7 +197,7 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// Simulates executors that fail `each` after every start, before they are ready. Returns the times of
+    /// Simulates executors that fail before they are ready, `each` after every start. Returns the times of
     /// the restarts and the error that ends them.
     fn start_times(policy: RestartPolicy, seed: u64, each: Duration) -> (Vec<Duration>, String) {
         let mut history = RestartHistory::new(policy, seed);

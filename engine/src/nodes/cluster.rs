@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Multi-node configuration, as given in the flags of one node.
+/// Multi-node configuration, as given by the flags of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
     /// Number of nodes, at least 2.
@@ -16,7 +16,7 @@ pub struct ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// Returns the node of a replica. Replicas are assigned to nodes in order, an equal number per node.
+    /// Returns the node of a replica. Replicas are assigned to nodes in order, with an equal number per node.
     pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
         replica / (replicas / self.nodes).max(1)
     }

@@ -5,15 +5,15 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Stream on which all reads and writes must finish by a deadline, however slowly bytes arrive.
+/// Stream on which all reads and writes must finish by one deadline, regardless of how slowly bytes arrive.
 pub(super) struct DeadlineStream<'a> {
     stream: &'a TcpStream,
     deadline: Instant,
 }
 
 impl<'a> DeadlineStream<'a> {
-    /// Creates a stream with a deadline `time` from now. Its reads and writes set timeouts on the underlying
-    /// stream, which remain set until `clear_timeouts` is called.
+    /// Creates a stream with a deadline `time` from now. Reads and writes set timeouts on the underlying
+    /// stream; these timeouts remain set until `clear_timeouts` is called.
     pub(super) fn new(stream: &'a TcpStream, time: Duration) -> Self {
         Self { stream, deadline: Instant::now() + time }
     }
@@ -54,7 +54,7 @@ impl Write for DeadlineStream<'_> {
 }
 
 impl TimeoutRead for DeadlineStream<'_> {
-    /// Ignores the timeout, because the deadline takes precedence.
+    /// Ignores the timeout: the deadline takes precedence.
     fn set_timeout(&mut self, _timeout: Duration) -> io::Result<()> {
         Ok(())
     }

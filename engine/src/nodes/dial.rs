@@ -66,8 +66,8 @@ impl NodeDialer {
         Self { host: cluster.host.clone(), port: cluster.port, secret }
     }
 
-    /// Opens an authenticated connection for `purpose`. No bytes that follow the handshake have been read
-    /// from it.
+    /// Opens an authenticated connection for `purpose`. Bytes that follow the handshake have not been read
+    /// from the connection.
     pub(super) fn connect(&self, purpose: NodeEvent) -> Result<TcpStream, DialError> {
         let address = || format!("{}:{}", self.host, self.port);
         let stream = self
@@ -78,8 +78,8 @@ impl NodeDialer {
         Ok(stream)
     }
 
-    /// Connects as `connect` does, with retries for up to `time`, because node 0 closes connections while it
-    /// has no free slot for unauthenticated ones.
+    /// Connects like `connect`, with retries for up to `time`: node 0 closes new connections while all its
+    /// slots for unauthenticated connections are occupied.
     pub(super) fn connect_with_retries(
         &self,
         purpose: &NodeEvent,
@@ -135,7 +135,7 @@ mod tests {
         let (listener, dialer) = listener_and_dialer(ours);
         let server = thread::spawn(move || {
             drop(listener.accept().unwrap());
-            // Close the second connection after the response was read: node 0 has then neither accepted nor
+            // Close the second connection after its response was read: node 0 has then neither accepted nor
             // rejected the secret, so the dialer must retry.
             let (stream, _) = listener.accept().unwrap();
             FrameWriter::new(&stream, EPOCH)

@@ -1,8 +1,8 @@
 //! Handshake between nodes: challenge, response, welcome, then the purpose of the connection.
 //!
 //! The connecting node proves first that it has the secret, so an unauthenticated peer learns nothing from
-//! node 0. Node 0 reads at most a few hundred bytes from such a peer and waits for it no longer than the
-//! deadline.
+//! node 0. Node 0 reads at most a few hundred bytes from an unauthenticated peer and waits for the peer no
+//! longer than the deadline.
 
 use super::cluster::ClusterSecret;
 use super::deadline_stream::{DeadlineStream, clear_timeouts};
@@ -16,8 +16,8 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest message body of an unauthenticated peer, in bytes. The longest message is a response of 64 bytes,
-/// each encoded as an integer.
+/// Maximum length in bytes of a message body from an unauthenticated peer. The longest message is a response
+/// with 64 bytes, each of which is encoded as an integer.
 const UNAUTHENTICATED_BYTES_MAX: usize = 512;
 
 /// Reason why a handshake failed.
@@ -32,7 +32,7 @@ pub(super) enum HandshakeError {
     /// The peer did not complete the handshake by the deadline.
     #[error("the handshake timed out")]
     TimedOut,
-    /// The peer closed the connection, or uses another protocol or another version.
+    /// The peer closed the connection, or uses another protocol or another protocol version.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The operating system reported an error.
@@ -48,7 +48,7 @@ impl HandshakeError {
     }
 }
 
-/// Handshake on node 0: returns the purpose of the connection, once the other node has proved that it has the
+/// Handshake on node 0: returns the purpose of the connection after the other node has proved that it has the
 /// secret.
 pub(super) fn admit(
     stream: &TcpStream,
@@ -65,8 +65,8 @@ pub(super) fn admit(
     };
     let nonces = NoncePair { node_zero, worker_node };
     if !is_proof(secret, HandshakeSide::WorkerNode, &nonces, &proof) {
-        // Report the denial, because the other node would retry if the connection was only closed. The peer
-        // may have closed the connection already.
+        // Report the denial explicitly, because the other node would retry if the connection were only
+        // closed. The send fails if the peer has already closed the connection.
         let _ = to.send(NodeHandshake::Denied);
         return Err(HandshakeError::WrongSecret);
     }
@@ -77,8 +77,8 @@ pub(super) fn admit(
     Ok(purpose)
 }
 
-/// Runs the handshake on a worker node: proves that it has the secret, verifies node 0's proof and sends the
-/// purpose of the connection. Reads nothing after node 0's welcome.
+/// Runs the handshake on a worker node: proves that this node has the secret, verifies node 0's proof and
+/// sends the purpose of the connection. Reads nothing after node 0's welcome.
 pub(super) fn introduce(
     stream: &TcpStream,
     secret: &ClusterSecret,
@@ -140,7 +140,8 @@ mod tests {
         (client, listener.accept().unwrap().0)
     }
 
-    /// Runs `admit` with the time limit `time` against a peer that behaves as `peer`; returns its result.
+    /// Runs `admit` with the time limit `time` against a peer that behaves as `peer`; returns the result of
+    /// `admit`.
     fn admitted(
         time: Duration,
         peer: impl FnOnce(TcpStream) + Send + 'static,
@@ -208,7 +209,7 @@ mod tests {
         };
         let long = error_for(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes exceeds the limit of 512");
-        // A body over the limit gives an equal error if it arrives completely, together with the header.
+        // A body over the limit gives the same error if the header and the complete body arrive together.
         let whole = error_for([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
         let old_version = error_for(header(1, 0));

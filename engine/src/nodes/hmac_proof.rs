@@ -7,7 +7,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 use std::io;
 
-/// Side of the handshake that makes a proof. The proof of one side is not valid for the other.
+/// Side of the handshake that creates a proof. The proof of one side is not valid for the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HandshakeSide {
     /// Node 0, which accepts the connection.

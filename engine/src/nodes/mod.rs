@@ -1,12 +1,12 @@
-//! Multi-node serving: each node runs `hadron serve`; node 0 schedules and serves HTTP, the others run
+//! Multi-node serving: each node runs `hadron serve`; node 0 schedules and serves HTTP, the other nodes run
 //! executors.
 //!
-//! Node 0 accepts connections (`node_listener.rs`), tracks connected nodes (`node_registry.rs`) and the
-//! start commands it has sent (`start_command.rs`). Every other node connects, proves that it has the secret
-//! (`handshake.rs`), joins (`node_zero_connection.rs`) and executes the commands of node 0
-//! (`worker_node.rs`). To a command that starts a replica, it responds with one connection per rank. The
-//! executor inherits that connection and communicates with node 0 directly, as an executor on node 0 does. Executor
-//! processes never receive the secret.
+//! Node 0 accepts connections (`node_listener.rs`) and tracks connected nodes (`node_registry.rs`) and the
+//! start commands that it has sent (`start_command.rs`). Every other node connects, proves that it has the
+//! secret (`handshake.rs`), joins (`node_zero_connection.rs`) and executes the commands of node 0
+//! (`worker_node.rs`). The node responds to a command that starts a replica with one connection per rank.
+//! Each executor process inherits its connection and communicates with node 0 directly, like an executor on
+//! node 0. Executor processes never receive the secret.
 
 mod cluster;
 mod cluster_requirements;
@@ -32,13 +32,14 @@ pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSet
 use protocol::Epoch;
 use std::time::Duration;
 
-/// Epoch in the frames of connections between nodes, which belong to no executor generation.
+/// Epoch in the frames of connections between nodes, because these connections belong to no executor
+/// generation.
 const EPOCH: Epoch = Epoch(0);
 /// Time in which a connection must complete the handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Longest body of a message between nodes, in bytes. Links to executors have a separate limit.
+/// Maximum length in bytes of the body of a message between nodes. Links to executors have a separate limit.
 const BODY_BYTES_MAX: usize = 64 << 10;
 /// Heartbeat interval between nodes.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Capacity in messages of the queue to a node.
+/// Capacity, in messages, of the command queue to a node.
 const OUTBOX_MESSAGES: usize = 64;

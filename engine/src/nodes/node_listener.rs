@@ -1,5 +1,5 @@
-//! Listening socket of node 0: peers that prove the cluster secret are admitted, all other connections are
-//! closed.
+//! Listening socket of node 0: peers that prove they have the cluster secret are admitted, all other
+//! connections are closed.
 
 use super::HANDSHAKE_TIME;
 use super::handshake::{HandshakeError, admit};
@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum number of unauthenticated connections. Node 0 closes further ones, and the nodes retry.
+/// Maximum number of unauthenticated connections. Node 0 closes further connections, and the connecting nodes
+/// retry.
 const UNAUTHENTICATED_MAX: usize = 32;
 /// Pause after `accept` has failed because no file descriptor is available.
 const DESCRIPTORS_EXHAUSTED_WAIT: Duration = Duration::from_millis(50);
@@ -28,9 +29,9 @@ pub struct NodeListener {
 }
 
 impl NodeListener {
-    /// Opens the socket of node 0 for peers that have the secret.
+    /// Opens the listening socket of node 0 for peers that have the secret.
     ///
-    /// Errors: the address is not one of this machine, or in use.
+    /// Errors: the address is not an address of this machine, or is in use.
     pub fn open(cluster: &ClusterConfig, secret: ClusterSecret) -> Result<Self> {
         let ClusterConfig { host, port, nodes, .. } = cluster;
         let listener = TcpListener::bind((host.as_str(), *port)).with_context(|| {
@@ -73,14 +74,16 @@ impl NodeListener {
 struct NodeAcceptor {
     secret: ClusterSecret,
     registry: Arc<NodeRegistry>,
-    /// Counts the unauthenticated connections: each has one strong reference, in addition to this one.
+    /// Counts the unauthenticated connections: each connection holds one strong reference, in addition to
+    /// this one.
     unauthenticated: Arc<()>,
-    /// Limits the log lines about rejected connections.
+    /// Limits the rate of log lines about rejected connections.
     log_limiter: Arc<LogRateLimiter>,
 }
 
 impl NodeAcceptor {
-    /// Serves a connection on a separate thread. If too many connections are unauthenticated, closes it.
+    /// Serves a connection on a separate thread. Closes the connection if there are too many unauthenticated
+    /// connections.
     fn accept(&self, stream: TcpStream) {
         if Arc::strong_count(&self.unauthenticated) > UNAUTHENTICATED_MAX {
             return;

@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum wait for the previous session of a node to end. If its connection was lost without a close, the
-/// session ends with the heartbeat timeout.
+/// Maximum wait for the previous session of a node to end. If the connection of that session was lost without
+/// being closed, the session ends with the heartbeat timeout.
 const PREDECESSOR_WAIT: Duration =
     HEARTBEAT_TIMEOUT.saturating_add(HEARTBEAT_GRACE_PERIOD).saturating_add(Duration::from_secs(2));
 
@@ -35,7 +35,7 @@ struct NodeRegistryState {
     start_commands: BTreeMap<u16, StartCommand>,
     sessions: u64,
     tickets: u64,
-    /// Whether the nodes have been commanded to leave.
+    /// Whether the nodes have been commanded to leave the cluster.
     shutting_down: bool,
 }
 
@@ -89,8 +89,8 @@ impl NodeRegistry {
         }
     }
 
-    /// Admits a node once its previous session has ended, and returns the new session; or returns why it is
-    /// rejected.
+    /// Admits a node after its previous session has ended. Returns the new session, or the reason why the
+    /// node is rejected.
     fn admit(&self, node: u16, stream: &TcpStream) -> io::Result<Result<u64, String>> {
         let writer = FrameWriter::new(stream.try_clone()?, EPOCH);
         let stream = stream.try_clone()?;
@@ -100,7 +100,7 @@ impl NodeRegistry {
         let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, is_connected);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.shutting_down {
-            // A node admitted now would miss the command to leave.
+            // A node admitted now would miss the command to leave the cluster.
             return Ok(Err("node 0 is shutting down".to_owned()));
         }
         if is_connected(&mut state) {
@@ -122,7 +122,7 @@ impl NodeRegistry {
         Ok(Ok(session))
     }
 
-    /// Reads the events of a node until the connection ends. Returns the cause.
+    /// Reads the events of a node until the connection ends. Returns the reason why it ended.
     fn read_events(&self, stream: TcpStream) -> String {
         let mut reader =
             FrameReader::<_, NodeEvent>::with_body_limit(stream, EPOCH, BODY_BYTES_MAX);
@@ -166,8 +166,8 @@ impl NodeRegistry {
             .for_each(|executor| executor.set_exit(description));
     }
 
-    /// Removes a disconnected node and closes the links of its executors. Returns whether the nodes were
-    /// commanded to leave.
+    /// Removes a disconnected node and closes the links of its executors. Returns whether the nodes have been
+    /// commanded to leave the cluster.
     fn disconnected(&self, node: u16, session: u64, cause: &str) -> bool {
         let mut state = self.lock();
         let node = &mut state.nodes[usize::from(node)];
@@ -212,7 +212,7 @@ impl NodeRegistry {
         self.changed.notify_all();
     }
 
-    /// Orders a node to start the executors of a replica, and closes the links of their predecessors.
+    /// Commands a node to start the executors of a replica, and closes the links of the previous executors.
     pub(super) fn command_start(
         &self,
         replica: Replica,
@@ -230,12 +230,12 @@ impl NodeRegistry {
 
     /// Waits for a change of the registry, for at most `time`.
     pub(super) fn wait_for_change(&self, time: Duration) {
-        // A timeout needs no handling, because callers check their condition again.
+        // The result is ignored, because callers check their condition again after a timeout.
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
-    /// Sends the start command of a replica to its node, unless the node has received it in its current
-    /// session. Returns the progress of the start command.
+    /// Sends the start command of a replica to its node, unless the node has already received the command in
+    /// its current session. Returns the progress of the start command.
     pub(super) fn advance_start(&self, replica: Replica) -> StartCommandProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes, start_commands, tickets, .. } = &mut *state;
@@ -249,7 +249,8 @@ impl NodeRegistry {
         if start_command.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // If the start command was sent in a previous session of the node, its links are closed and not used.
+        // If the start command was sent in a previous session of the node, its links have been closed and are
+        // not used.
         let current = start_command.issued.as_mut().filter(|issued| issued.session == node.session);
         let Some(issued) = current else { return StartCommandProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {
@@ -273,12 +274,13 @@ impl NodeRegistry {
         }
     }
 
-    /// Commands all nodes to leave the cluster. Their executors must have been commanded to stop before.
+    /// Commands all nodes to leave the cluster. Their executors must already have been commanded to stop.
     pub fn shut_down_nodes(&self) {
         let mut state = self.lock();
         state.shutting_down = true;
         for node in state.nodes.iter().flatten() {
-            // If the queue is full, the node misses the command, but detects the end of this process.
+            // If the queue is full, the node misses the command, but the node detects the end of this
+            // process.
             let _ = node.commands.try_send(NodeCommand::Leave);
         }
         drop(state);
@@ -423,8 +425,8 @@ mod tests {
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
-        // The links are closed when the node's connection ends, and the next session of the node receives the
-        // start command again.
+        // The links are closed when the node's connection ends, and the node receives the start command again
+        // in its next session.
         node.stream.shutdown(Shutdown::Both).unwrap();
         assert!(is_closed(client));
         start_command(3);
@@ -468,7 +470,7 @@ mod tests {
         registry.accept_link(offer(first, 1), server);
         node.stream.shutdown(Shutdown::Both).unwrap();
         registry.wait_until_disconnected(LONG);
-        // In the next session of the node, the queue is full and does not accept the start command.
+        // In the next session of the node, the queue is full, so the start command is not queued.
         let (_client, stream) = connected();
         let (commands, outbox) = sync_channel(0);
         registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });

@@ -21,13 +21,13 @@ const ACCEPT_WAIT: Duration = Duration::from_secs(15);
 /// Connection on which node 0 sends commands.
 pub(super) struct NodeZeroConnection {
     stream: TcpStream,
-    /// Reader of the commands. It may have buffered commands already.
+    /// Reader of the commands, which may already have buffered some commands.
     commands: FrameReader<TcpStream, NodeCommand>,
 }
 
 impl NodeZeroConnection {
-    /// Connects to node 0, which may still be starting, and waits until it accepts this node. `None` = a
-    /// signal was received first.
+    /// Connects to node 0, which may still be starting, and waits until node 0 accepts this node. Returns
+    /// `None` if a signal is received first.
     ///
     /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
     pub(super) fn join(

@@ -1,4 +1,4 @@
-//! Executor process on another node, as node 0 tracks it.
+//! Node 0's record of an executor process on another node.
 
 use crate::executors::ExecutorProcessHandle;
 use protocol::Rank;
@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Maximum wait for the exit report from the executor's node, which arrives at about the time the link
-/// closes.
+/// Maximum wait for the exit report from the executor's node; the report arrives at about the time at which
+/// the link closes.
 const EXIT_REPORT_WAIT: Duration = Duration::from_secs(1);
 
 /// Executor process on another node, which is connected to node 0.

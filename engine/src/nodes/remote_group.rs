@@ -1,4 +1,5 @@
-//! Executor group of a replica on another node: the node starts the executors, and they link to node 0.
+//! Executor group of a replica on another node: that node starts the executors, and the executors connect to
+//! node 0.
 
 use super::node_registry::NodeRegistry;
 use super::start_command::{PendingLink, StartCommandProgress};
@@ -23,7 +24,7 @@ pub(crate) struct RemoteExecutorGroup {
     registry: Arc<NodeRegistry>,
 }
 
-/// Start that was ordered from another node and whose executor links are pending.
+/// Start that was commanded on another node and whose executor links are pending.
 pub(crate) struct PendingRemoteStart {
     registry: Arc<NodeRegistry>,
     replica: Replica,
@@ -32,7 +33,7 @@ pub(crate) struct PendingRemoteStart {
 }
 
 impl RemoteExecutorGroup {
-    /// Creates the group without starting its executors. At a start, each rank receives `config` with the
+    /// Creates the group without starting its executors. At each start, every rank receives `config` with the
     /// settings of its host.
     pub(crate) fn new(
         config: ExecutorConfig,
@@ -58,8 +59,8 @@ impl RemoteExecutorGroup {
         self.config.manifest
     }
 
-    /// Orders the node to start the executors of generation `epoch`, and closes the links of their
-    /// predecessors.
+    /// Commands the node to start the executors of generation `epoch`, and closes the links of the previous
+    /// executors.
     pub(crate) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
         let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
@@ -93,8 +94,8 @@ impl JoinDeadline {
 }
 
 impl PendingRemoteStart {
-    /// Waits until all executors are linked; `None` = `is_cancelled` has ended the wait. `join_deadline`
-    /// limits the wait for a missing node.
+    /// Waits until all executors are linked. Returns `None` if `is_cancelled` ends the wait. `join_deadline`
+    /// limits the wait for a node that has not joined.
     pub(crate) fn link(
         self,
         join_deadline: Option<JoinDeadline>,
@@ -135,8 +136,8 @@ impl PendingRemoteStart {
     }
 }
 
-/// Waits for the executor links of a replica on another node; `None` = `is_cancelled` has ended the wait.
-/// `join_deadline` limits the wait for a missing node.
+/// Waits for the executor links of a replica on another node. Returns `None` if `is_cancelled` ends the wait.
+/// `join_deadline` limits the wait for a node that has not joined.
 fn wait_for_links(
     registry: &NodeRegistry,
     replica: Replica,

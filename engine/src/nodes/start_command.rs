@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
-/// Order to start the executors of a replica on a node.
+/// Command to start the executors of a replica on a node.
 pub(super) struct StartCommand {
     pub(super) node: u16,
     pub(super) epoch: Epoch,
@@ -20,8 +20,8 @@ pub(super) struct IssuedStartCommand {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
-    /// Executor links by rank within the replica; `None` = not received yet, or already taken to send the
-    /// executor its settings.
+    /// Executor links by rank within the replica; `None` = not received yet, or already taken in order to
+    /// send the executor settings.
     pub(super) links: Vec<Option<PendingLink>>,
     /// Handles to the streams of all received links, used to close them.
     pub(super) streams: Vec<TcpStream>,
@@ -79,7 +79,7 @@ impl StartCommand {
 }
 
 impl IssuedStartCommand {
-    /// Closes the links of the executors that were started by this command, which ends them.
+    /// Closes the links of the executors started by this command, which ends these executors.
     pub(super) fn close(&self) {
         for stream in &self.streams {
             let _ = stream.shutdown(Shutdown::Both); // The stream may be closed already.

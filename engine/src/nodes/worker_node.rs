@@ -1,8 +1,8 @@
-//! Worker node (any node other than 0): joins node 0, starts executors on its orders, and ends when node 0
-//! ends.
+//! Worker node (any node other than 0): joins node 0, starts executors when node 0 commands it, and ends when
+//! node 0 ends.
 //!
 //! A worker node serves no clients. Its executors communicate with node 0 directly. When the heartbeat of
-//! node 0 times out, the executors end, because node 0 has marked them as failed by then and continues
+//! node 0 times out, the executors end, because by then node 0 has marked them as failed and continues
 //! without them.
 
 use super::cluster::{ClusterConfig, ClusterSecret};
@@ -24,13 +24,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum time of retries to connect one executor to node 0. It is longer than an unauthenticated connection
-/// can occupy a slot of node 0, and shorter than node 0 waits for the link. This node handles no other
-/// commands during the retries.
+/// Maximum duration of the retries to connect one executor to node 0. It is longer than the time for which an
+/// unauthenticated connection can occupy a slot of node 0, and shorter than the time for which node 0 waits
+/// for the link. During the retries, this node handles no other commands.
 const LINK_TIME: Duration = Duration::from_secs(6);
-/// Maximum wait for the last step of the executors after node 0 ordered them to stop.
+/// Maximum wait for the last step of the executors after node 0 has commanded them to stop.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
-/// Timeout of waits that end with an event; it bounds the effect of a missed wake-up.
+/// Timeout of waits for an event; it bounds the effect of a missed wake-up.
 const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
 
 /// Event for the main thread of a worker node.
@@ -103,8 +103,8 @@ pub struct WorkerNode {
 }
 
 impl WorkerNode {
-    /// Connects to node 0, waits until it accepts this node and starts the threads of the connection, which
-    /// send events to `sender`. `None` = a signal was received first.
+    /// Connects to node 0, waits until node 0 accepts this node and starts the threads of the connection,
+    /// which send events to `sender`. Returns `None` if a signal is received first.
     ///
     /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
     pub fn join(
@@ -130,8 +130,9 @@ impl WorkerNode {
         }))
     }
 
-    /// Executes the commands of node 0. Returns after node 0 orders this node to leave, or after the connection to node 0
-    /// fails. After SIGTERM or SIGINT, this node continues until node 0 ends, but at most for `timeout`.
+    /// Executes the commands of node 0. Returns when node 0 commands this node to leave, or when the
+    /// connection to node 0 fails. After SIGTERM or SIGINT, this node continues until node 0 ends, but at
+    /// most for `timeout`.
     pub fn serve(
         &mut self,
         events: &Receiver<WorkerNodeEvent>,
@@ -171,14 +172,14 @@ impl WorkerNode {
                     tracing::warn!("node 0 did not shut down in time: leaving");
                     return WorkerNodeExit::Left;
                 }
-                // Ignore heartbeats, and replies to a join request, which has been accepted already.
+                // Ignore heartbeats and replies to the join request, which has already been accepted.
                 Ok(WorkerNodeEvent::NodeZeroCommand(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return WorkerNodeExit::Disconnected,
             }
         }
     }
 
-    /// Starts the executors of a replica; ends running executors of the replica first.
+    /// Starts the executors of a replica, after stopping any running executors of this replica.
     fn start(&mut self, replica: Replica, epoch: Epoch, ticket: u64) {
         let (config, launch_options) = (&self.config, self.launch_options);
         let new_group =
@@ -205,7 +206,7 @@ impl WorkerNode {
         }
     }
 
-    /// Waits for the end of the executors, which node 0 has ordered to stop.
+    /// Waits for the end of the executors, which node 0 has commanded to stop.
     fn shut_down_executors(&mut self) {
         let deadline = Instant::now() + EXECUTOR_WAIT;
         for group in self.groups.values_mut() {

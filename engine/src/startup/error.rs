@@ -1,4 +1,4 @@
-//! Errors of an executor start, and the failure class of each.
+//! Errors of an executor start, and the failure class of each error.
 
 use super::weights_baseline::DigestConflict;
 use metrics::RestartFailureKind;
@@ -47,8 +47,7 @@ pub enum StartError {
         /// Maximum duration of a start.
         limit: Duration,
     },
-    /// An executor is of another Hadron version, or has another protocol version, epoch or rank than
-    /// expected.
+    /// An executor has another Hadron version, protocol version, epoch or rank than expected.
     #[error("{executor}the executor has {what} {theirs}, this process {ours}")]
     Mismatch {
         /// Executor that reported the unexpected value.
@@ -60,7 +59,7 @@ pub enum StartError {
         /// Value expected by this process.
         ours: String,
     },
-    /// An executor has loaded weights other than those of the first start or of another rank.
+    /// An executor has loaded weights that differ from those of the first start or of another rank.
     #[error("{executor}weights_changed: {change}")]
     WeightsChanged {
         /// Executor with the changed weights.
@@ -84,11 +83,11 @@ pub enum StartError {
     Threads(#[from] std::io::Error),
 }
 
-/// Digests that show that the weights are not those of the first start.
+/// Digests that show that the weights differ from those of the first start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsChange {
-    /// Found before loading: `config.json` differs, or the names, sizes, headers or samples of the weight
-    /// files.
+    /// Detected before loading: `config.json`, or the names, sizes, headers or samples of the weight files,
+    /// differ.
     #[error(
         "the model folder's digest is {theirs:016x}, but was {ours:016x} when this process started"
     )]
@@ -98,7 +97,7 @@ pub enum WeightsChange {
         /// Digest of the model folder that this process computed at its start.
         ours: u64,
     },
-    /// Found after loading: the digests of the loaded weights conflict.
+    /// Detected after loading: the digests of the loaded weights conflict.
     #[error(transparent)]
     Loaded(#[from] DigestConflict),
 }

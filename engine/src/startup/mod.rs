@@ -1,7 +1,7 @@
-//! Executor start-up as the engine coordinates it: hello, progress, warm-up report, KV allocation, ready.
+//! Engine side of executor start-up: hello, progress, warm-up report, KV allocation, ready.
 //!
 //! All ranks start together: the number of KV blocks is the minimum over all ranks, and no rank serves before
-//! all are ready. One thread per rank reads the startup messages.
+//! all ranks are ready. One thread per rank reads the startup messages.
 
 mod error;
 mod startup_barrier;
@@ -28,8 +28,8 @@ const POLL: Duration = Duration::from_millis(100);
 pub struct StartTimeouts {
     /// Maximum time until an executor sends its hello message.
     pub hello: Duration,
-    /// Maximum time without progress; `None` = no limit, because a CPU may take minutes for one forward pass
-    /// of a large model.
+    /// Maximum time without progress; `None` = no limit. A CPU has no limit, because it may take minutes for
+    /// one forward pass of a large model.
     pub stall: Option<Duration>,
     /// Maximum duration of the whole start.
     pub total: Duration,
@@ -40,7 +40,7 @@ pub struct StartTimeouts {
 pub struct ExpectedHello {
     /// Generation of the executors.
     pub epoch: Epoch,
-    /// Digest of the model folder, which the executors must have computed as well.
+    /// Digest of the model folder; every executor must have computed the same digest.
     pub manifest: u64,
 }
 
@@ -69,9 +69,9 @@ pub struct ExecutorStartup {
 }
 
 impl ExecutorStartup {
-    /// Waits until all executors are ready. `size` chooses the number of KV blocks, given the number that
-    /// every executor can hold; `stop` returns the number of a pending signal, if any; `progress` receives
-    /// the startup progress of the first executor.
+    /// Waits until all executors are ready. `size` chooses the number of KV blocks, given the number of
+    /// blocks that every executor can hold. `stop` returns the number of a pending signal, if any. `progress`
+    /// receives the startup progress of the first executor.
     pub fn bring_up(
         self,
         links: &mut [ExecutorLink],
@@ -168,12 +168,13 @@ mod tests {
 
     type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
 
-    /// Starts one executor that behaves as `peer`; returns the outcome as text.
+    /// Starts one executor with the behaviour `peer`; returns the outcome as text.
     fn start(peer: impl FnOnce(FakeExecutorLink) + Send + 'static) -> String {
         start_all(vec![Box::new(peer)])
     }
 
-    /// Starts executors that behave as `peers`, each of them a replica; returns the outcome as text.
+    /// Starts one executor, each in a separate replica, for each behaviour in `peers`; returns the outcome as
+    /// text.
     fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
         let (mut links, mut threads) = (Vec::new(), Vec::new());
         for (peer, rank) in peers.into_iter().zip(0..) {

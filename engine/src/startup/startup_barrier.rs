@@ -1,4 +1,4 @@
-//! Startup barrier: tracks the startup phase of each executor and makes the executors wait for each other.
+//! Startup barrier: tracks the startup phase of each executor and synchronises the phases of all executors.
 
 use super::{
     ExecutorLabel, ExecutorStartup, ExpectedHello, POLL, StartError, StartTimeouts, StartupMessage,
@@ -59,8 +59,8 @@ impl ExecutorStartState {
         (self.phase, self.entered) = (phase, Instant::now());
     }
 
-    /// Whether the executor must make progress; if not, it is ready or waits for other ranks. `all_measured`:
-    /// all executors have reported their warm-up measurements.
+    /// Whether the executor is expected to make progress; otherwise it is ready or waits for other ranks.
+    /// `all_measured`: all executors have reported their warm-up measurements.
     fn has_work(&self, all_measured: bool) -> bool {
         self.ready.is_none() && (self.memory.is_none() || all_measured)
     }
@@ -70,8 +70,8 @@ impl ExecutorStartState {
     }
 }
 
-/// Synchronises executors that start together: they allocate the KV cache once all have measured their
-/// memory, and serve once all are ready.
+/// Synchronises executors that start together: they allocate the KV cache after all executors have measured
+/// their memory, and serve after all executors are ready.
 pub(super) struct StartupBarrier {
     start: ExecutorStartup,
     started_at: Instant,
@@ -168,7 +168,7 @@ impl StartupBarrier {
         })
     }
 
-    /// Chooses the number of KV blocks and sends it to all executors, once all have reported their
+    /// Chooses the number of KV blocks and sends it to all executors, once all executors have reported their
     /// measurements.
     fn size_if_measured(
         &mut self,
@@ -256,7 +256,7 @@ impl StartupBarrier {
     }
 }
 
-/// Returns what all executors of a start have: the minimum number of KV blocks and the graph sizes that every
+/// Combines the reports of all executors: the minimum number of KV blocks, and the graph sizes that every
 /// executor has captured.
 fn common_ready(all: &[&ExecutorReady]) -> ExecutorReady {
     let kv_blocks = all.iter().map(|ready| ready.kv_blocks).min().unwrap_or(0);

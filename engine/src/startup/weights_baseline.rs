@@ -1,18 +1,20 @@
-//! Digests of the weights that the first start loaded, compared with those of later starts and other ranks.
+//! Digests of the weights loaded in the first start, compared with the digests of later starts and of other
+//! ranks.
 
 use protocol::{ParallelConfig, Rank, WeightsDigest};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 
-/// Weight digests of the ranks of a server, kept from the first start on.
+/// Weight digests of the ranks of a server, recorded at the first start of each rank.
 #[derive(Debug, Clone)]
 pub struct WeightsDigestBaseline {
     parallel: ParallelConfig,
     by_rank: BTreeMap<u16, WeightsDigest>,
 }
 
-/// Conflict of digests: two ranks, or two starts of one rank, loaded different bytes where they must agree.
+/// Digest conflict: two ranks, or two starts of one rank, loaded different bytes although they must load the
+/// same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the digest of {part} is {theirs:016x}, but rank {} has {ours:016x}", other.0)]
 pub struct DigestConflict {
@@ -20,8 +22,8 @@ pub struct DigestConflict {
     pub part: WeightsDigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
-    /// Rank with the conflicting digest; equal to the rank that has just loaded if the digest of its own
-    /// previous start differs.
+    /// Rank with the conflicting digest. It is the rank that has just loaded its weights if the digest of its
+    /// own previous start differs.
     pub other: Rank,
     /// Recorded digest of the rank `other`.
     pub ours: u64,
@@ -54,8 +56,8 @@ impl WeightsDigestBaseline {
         Self { parallel, by_rank: BTreeMap::new() }
     }
 
-    /// Compares the digests of a rank with all recorded ones, and records them if they are the first of this
-    /// rank.
+    /// Compares the digests of a rank with all recorded digests, and records them if the rank has no recorded
+    /// digests.
     ///
     /// Errors: two digests that must be equal differ; the rank's own previous digests are compared first.
     pub fn admit(&mut self, rank: Rank, digest: WeightsDigest) -> Result<(), DigestConflict> {
@@ -112,8 +114,8 @@ mod tests {
         WeightsDigest { common, sharded, experts }
     }
 
-    /// Records the digests `loaded`, in order, in the baseline of two replicas of two ranks; returns its
-    /// fingerprint.
+    /// Records the digests `loaded`, in order, in a baseline of two replicas with two ranks each; returns the
+    /// fingerprint of the baseline.
     fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
         let mut baseline = WeightsDigestBaseline::new(ParallelConfig {
             tp_size: 2,

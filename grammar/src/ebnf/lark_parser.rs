@@ -1,11 +1,10 @@
-//! Parser of grammars in Lark's own syntax, as far as they may be regular: without `%ignore`, templates and
-//! lookarounds.
+//! Parser for the regular subset of Lark's own syntax, without `%ignore`, templates and lookarounds.
 
 use super::parser::single;
 use super::{DEPTH_MAX, EbnfGrammar, EbnfNode, EbnfRepeat, REPEAT_MAX, RULES_MAX};
 use std::collections::HashMap;
 
-/// Name of the rule with which a text begins.
+/// Name of the start rule.
 const START: &str = "start";
 /// `INT EXP | DECIMAL EXP?`, where `EXP` is `("e"|"E") SIGNED_INT`; `NUMBER` is also an `INT`.
 const FLOAT: &str = "(?:[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\\.[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?)";
@@ -37,15 +36,15 @@ const COMMON: &[(&str, &str)] = &[
     ("WS", "[ \\t\\f\\r\\n]+"),
     ("WS_INLINE", "[ \\t]+"),
 ];
-/// Parts of regular expressions that Python knows and the grammar engine does not.
+/// Regular expression syntax that Python supports and the grammar engine does not.
 const UNSUPPORTED: &[&str] = &["(?=", "(?!", "(?<", "(?P", "(?#", "(?("];
 
-/// Parser of one grammar. Each method returns `None` at what it does not know.
+/// Parser of one grammar. Each method returns `None` for unsupported syntax.
 pub(super) struct LarkParser<'a> {
     text: &'a str,
     at: usize,
     names: HashMap<&'a str, usize>,
-    /// Body of each rule that was named; `None` = it is not defined yet.
+    /// Body of each rule named so far; `None` = the rule is not defined yet.
     bodies: Vec<Option<EbnfNode>>,
 }
 
@@ -108,7 +107,7 @@ impl<'a> LarkParser<'a> {
         (self.bodies.len() <= RULES_MAX).then_some(index)
     }
 
-    /// Parses alternatives. In groups, line breaks are spaces; elsewhere a line may begin with `|`.
+    /// Parses alternatives. A line may begin with `|`.
     fn choice(&mut self, depth: usize) -> Option<EbnfNode> {
         if depth > DEPTH_MAX {
             return None;
@@ -193,7 +192,7 @@ impl<'a> LarkParser<'a> {
         Some(EbnfNode::Repeat(Box::new(EbnfRepeat { node, min, max })))
     }
 
-    /// Parses a string, which may be the beginning of a range of characters.
+    /// Parses a string, or a character range such as `"a".."z"`.
     fn quoted(&mut self) -> Option<EbnfNode> {
         let first = self.string()?;
         if !self.takes("..") {

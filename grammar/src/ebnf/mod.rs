@@ -1,10 +1,11 @@
-//! Grammars in EBNF as xgrammar and llama.cpp (GBNF) write it: `name ::= body`, from the rule `root` on. They are
-//! converted to Lark.
+//! Grammars in the EBNF syntax of xgrammar and llama.cpp (GBNF): rules `name ::= body`, with the start rule
+//! `root`. They are converted to Lark.
 //!
-//! A rule that does not refer to itself, not even through others, is a terminal, which a lexer matches as a whole. A
-//! text that could belong to a terminal or to what follows it belongs to the terminal.
+//! A rule that does not refer to a recursive rule, directly or indirectly, becomes a terminal, which the
+//! lexer matches as a whole. Text that could belong either to a terminal or to the part after it is assigned
+//! to the terminal.
 //!
-//! Grammars in Lark are parsed too, because a regular one can be enforced for a text within JSON.
+//! Lark grammars are parsed too, because a regular grammar can be enforced for text inside a JSON string.
 
 mod lark_parser;
 mod parser;
@@ -19,7 +20,7 @@ use crate::structural_tag::TagGrammarWriter;
 use parser::EbnfParser;
 pub use pattern::lark_pattern;
 
-/// Name of the rule with which a text begins.
+/// Name of the start rule.
 const ROOT: &str = "root";
 /// Text between the name and the body of a rule.
 const DEFINES: &str = "::=";
@@ -27,9 +28,9 @@ const DEFINES: &str = "::=";
 const RULES_MAX: usize = 512;
 /// Maximum nesting depth of groups.
 const DEPTH_MAX: usize = 64;
-/// Maximum number of repetition operators of one part: each nests the part once more.
+/// Maximum number of repetition operators after one part: each operator adds a nesting level.
 const OPERATORS_MAX: u32 = 4;
-/// Maximum number of repetitions, unless it is unlimited.
+/// Maximum number of repetitions, if the number is limited.
 pub(super) const REPEAT_MAX: u32 = 4_096;
 
 /// Reason why a grammar cannot be converted.
@@ -38,7 +39,7 @@ pub(super) const REPEAT_MAX: u32 = 4_096;
 pub struct EbnfError {
     /// What is wrong.
     pub message: String,
-    /// Number of the line, from 1 on.
+    /// Line number, starting at 1.
     pub line: usize,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct EbnfGrammar {
     root: usize,
 }
 
-/// Part of the body of a rule.
+/// Part of a rule body.
 #[derive(Debug, Clone, PartialEq)]
 enum EbnfNode {
     Text(String),
@@ -74,7 +75,7 @@ struct EbnfRepeat {
 impl EbnfGrammar {
     /// Parses a grammar.
     ///
-    /// Errors: what is wrong, and where.
+    /// Errors: a message and the line of the error.
     pub(super) fn parse(text: &str) -> Result<Self, EbnfError> {
         if text.len() > TEXT_BYTES_MAX {
             let message = format!("at most {TEXT_BYTES_MAX} bytes, got {}", text.len());
@@ -84,7 +85,8 @@ impl EbnfGrammar {
     }
 }
 
-/// Whether a grammar is written in EBNF: a line begins with a name and `::=`. Lark has a colon there.
+/// Whether a grammar is written in EBNF, that is, a line begins with a name and `::=`. Lark uses a colon
+/// instead.
 pub fn is_ebnf(text: &str) -> bool {
     text.lines().any(|line| {
         let rest = line.trim_start().trim_start_matches(parser::is_name_part);
@@ -92,9 +94,9 @@ pub fn is_ebnf(text: &str) -> bool {
     })
 }
 
-/// Converts a grammar in EBNF to Lark.
+/// Converts an EBNF grammar to Lark.
 ///
-/// Errors: what is wrong, and where.
+/// Errors: a message and the line of the error.
 pub fn ebnf_to_lark(text: &str) -> Result<String, EbnfError> {
     let mut writer = TagGrammarWriter::default();
     let whole = writer.ebnf(&EbnfGrammar::parse(text)?);

@@ -1,4 +1,4 @@
-//! Parser of grammars in EBNF.
+//! Parser for EBNF grammars.
 
 use super::{
     DEFINES, DEPTH_MAX, EbnfError, EbnfGrammar, EbnfNode, EbnfRepeat, OPERATORS_MAX, REPEAT_MAX,
@@ -12,13 +12,13 @@ pub(super) struct EbnfParser<'a> {
     text: &'a str,
     at: usize,
     names: HashMap<&'a str, usize>,
-    /// Body of each rule that was named; `None` = it is not defined yet.
+    /// Body of each rule named so far; `None` = the rule is not defined yet.
     bodies: Vec<Option<EbnfNode>>,
 }
 
 type NodeResult = Result<EbnfNode, EbnfError>;
 
-/// Whether a character may be part of the name of a rule.
+/// Whether a character may occur in a rule name.
 pub(super) fn is_name_part(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
 }
@@ -30,7 +30,7 @@ impl<'a> EbnfParser<'a> {
 
     /// Parses the grammar.
     ///
-    /// Errors: what is wrong, and where.
+    /// Errors: a message and the line of the error.
     pub(super) fn grammar(mut self) -> Result<EbnfGrammar, EbnfError> {
         self.skip_space();
         while self.at < self.text.len() {
@@ -99,7 +99,7 @@ impl<'a> EbnfParser<'a> {
         (len > 0).then(|| &rest[..len])
     }
 
-    /// Returns the index of the rule `name`.
+    /// Returns the index of the rule `name`; a new name gets the next index.
     fn rule(&mut self, name: &'a str) -> Result<usize, EbnfError> {
         let next = self.bodies.len();
         let index = *self.names.entry(name).or_insert(next);
@@ -139,7 +139,7 @@ impl<'a> EbnfParser<'a> {
         Ok(single(parts, EbnfNode::Sequence))
     }
 
-    /// Whether a rule begins here.
+    /// Whether a rule definition begins at the current position.
     fn begins_rule(&self) -> bool {
         let rest = self.rest();
         if rest.starts_with('.') {
@@ -149,7 +149,7 @@ impl<'a> EbnfParser<'a> {
         after.len() < rest.len() && after.trim_start().starts_with(DEFINES)
     }
 
-    /// Parses a part without its repetition; `None` = the sequence ends here.
+    /// Parses a part without its repetition operators; `None` if the sequence ends here.
     fn part(&mut self, depth: usize) -> Result<Option<EbnfNode>, EbnfError> {
         Ok(Some(match self.peek() {
             None | Some('|' | ')') => return Ok(None),
@@ -200,7 +200,7 @@ impl<'a> EbnfParser<'a> {
         }
     }
 
-    /// Parses the rest of `{min}`, `{min,}` or `{min,max}`.
+    /// Parses `{min}`, `{min,}` or `{min,max}` after the opening brace; `node` is the repeated part.
     fn counted(&mut self, node: EbnfNode) -> NodeResult {
         let min = self.count()?.ok_or_else(|| self.error("expected a number"))?;
         self.skip_space();
@@ -240,7 +240,7 @@ impl<'a> EbnfParser<'a> {
         }
     }
 
-    /// Parses a class of characters.
+    /// Parses a character class.
     fn class(&mut self) -> NodeResult {
         self.next();
         let mut class = String::from(if self.takes("^") { "[^" } else { "[" });
@@ -274,7 +274,7 @@ impl<'a> EbnfParser<'a> {
         }
     }
 
-    /// Parses the rest of an escape after its backslash.
+    /// Parses an escape sequence after its backslash.
     fn escape(&mut self) -> Result<char, EbnfError> {
         let digits = match self.next() {
             Some('n') => return Ok('\n'),
@@ -294,7 +294,7 @@ impl<'a> EbnfParser<'a> {
     }
 }
 
-/// Returns the only node, or all of them combined.
+/// Returns the node itself if there is only one, otherwise all nodes combined by `combine`.
 pub(super) fn single(
     mut nodes: Vec<EbnfNode>,
     combine: impl Fn(Vec<EbnfNode>) -> EbnfNode,

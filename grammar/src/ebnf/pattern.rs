@@ -1,4 +1,5 @@
-//! Regular expressions of grammars that are regular, for texts within JSON, whose characters may be escaped there.
+//! Converts regular Lark grammars to regular expressions, which can be enforced for text inside a JSON
+//! string, where characters may be escaped.
 
 use super::lark_parser::LarkParser;
 use super::reachability::RuleReachability;
@@ -9,26 +10,28 @@ use std::fmt::Write as _;
 
 /// Maximum length of a regular expression in bytes.
 const PATTERN_BYTES_MAX: usize = 16 << 10;
-/// Maximum number of parts of a grammar that are visited. A short grammar can repeat a part often.
+/// Maximum number of grammar parts that are visited. A limit is needed because a short grammar can contain
+/// many repetitions of a part.
 const PARTS_MAX: u32 = 16_384;
-/// Maximum depth of rules and groups.
+/// Maximum nesting depth of rules and groups.
 const NESTING_MAX: u32 = 128;
 
-/// Returns a regular expression of the texts of a grammar in Lark; `None` if the grammar is recursive, has parts that
-/// no regular expression can express, or exceeds the limits of constraints.
+/// Returns a regular expression for the language of a Lark grammar; `None` if the grammar is recursive,
+/// contains parts that no regular expression can express, or exceeds the limits of constraints.
 pub fn lark_pattern(text: &str) -> Option<String> {
     let grammar = LarkParser::new(text).grammar()?;
     let is_regular = RuleReachability::of(&grammar).is_terminal[grammar.root];
     let mut writer = PatternWriter { grammar: &grammar, pattern: String::new(), parts: PARTS_MAX };
     is_regular.then(|| writer.rule(grammar.root, 0))??;
     let pattern = writer.pattern;
-    // Regular expressions of Python may mean something else to the grammar engine, or be invalid there.
+    // Regular expressions in Python syntax may be invalid in the grammar engine.
     RegexBuilder::new().mk_regex(&pattern).ok()?;
     let constraint = OutputConstraint::new(GrammarSpec::Regex(pattern.clone()), "format");
     engine_grammar::check(&constraint).ok().map(|_| pattern)
 }
 
-/// Returns a text as a regular expression; `None` if it has characters without a form that all dialects share.
+/// Returns a regular expression that matches `text` literally; `None` if a character has no form common to
+/// all regular expression dialects.
 pub(super) fn escaped(text: &str) -> Option<String> {
     let mut escaped = String::new();
     for c in text.chars() {
@@ -45,11 +48,11 @@ pub(super) fn escaped(text: &str) -> Option<String> {
     Some(escaped)
 }
 
-/// Writer of the regular expression of a grammar. Its methods return `None` at a limit.
+/// Writes the regular expression of a grammar. Methods return `None` if a limit is exceeded.
 struct PatternWriter<'a> {
     grammar: &'a EbnfGrammar,
     pattern: String,
-    /// Number of parts that may still be visited.
+    /// Remaining number of parts that may be visited.
     parts: u32,
 }
 

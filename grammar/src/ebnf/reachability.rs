@@ -1,12 +1,12 @@
-//! Rules that a grammar needs, and those that are terminals.
+//! Determines which rules a grammar needs, and which rules can be terminals.
 
 use super::{EbnfGrammar, EbnfNode};
 
-/// What a rule refers to.
+/// Properties of each rule that follow from the references between rules.
 pub(super) struct RuleReachability {
-    /// Whether the root refers to each rule, directly or through others.
+    /// For each rule: whether the root refers to it, directly or indirectly.
     pub(super) is_needed: Vec<bool>,
-    /// Whether each rule refers to no recursive rule, so that it can be a terminal.
+    /// For each rule: whether it refers to no recursive rule, so that it can be a terminal.
     pub(super) is_terminal: Vec<bool>,
 }
 
@@ -29,7 +29,7 @@ impl RuleReachability {
     }
 }
 
-/// Returns whether `rule` refers to each rule, directly or through others.
+/// Returns, for each rule, whether `rule` refers to it directly or indirectly.
 fn reachable(rule: usize, references: &[Vec<usize>]) -> Vec<bool> {
     let mut reached = vec![false; references.len()];
     let mut pending = vec![rule];

@@ -1,4 +1,4 @@
-//! Tests of grammars in EBNF.
+//! Tests of EBNF grammars.
 
 use super::{ebnf_to_lark, is_ebnf};
 use crate::tests::{accepts, compile_with, vocabulary};
@@ -67,7 +67,7 @@ fn long_sequences_are_converted_in_linear_time() {
     let begin = std::time::Instant::now();
     let dots = format!("root ::= {}", ".".repeat(60_000));
     assert!(ebnf_to_lark(&dots).unwrap().len() > 60_000);
-    // Quadratic time would be minutes.
+    // With quadratic time, the conversion would take minutes.
     assert!(begin.elapsed().as_secs() < 20);
 }
 

@@ -1,4 +1,4 @@
-//! Writes a grammar in EBNF as rules and terminals of Lark.
+//! Writes an EBNF grammar as Lark rules and terminals.
 
 use super::reachability::RuleReachability;
 use super::{EbnfGrammar, EbnfNode, EbnfRepeat};
@@ -6,7 +6,7 @@ use crate::lark_text::literal;
 use crate::structural_tag::{LarkExpression, TagGrammarWriter};
 
 impl TagGrammarWriter {
-    /// Adds the rules of a grammar and returns the expression of its root.
+    /// Adds the rules of a grammar and returns the expression for its root.
     pub(crate) fn ebnf(&mut self, grammar: &EbnfGrammar) -> LarkExpression {
         let RuleReachability { is_needed, is_terminal } = RuleReachability::of(grammar);
         let names: Vec<LarkExpression> = is_terminal

@@ -1,6 +1,6 @@
-//! Tests the communication of the engine thread, the mask workers and the timer in random thread
-//! interleavings: every step gets one message with every row, every mask is the one of its position in the
-//! output, and a `MaskEvent::Ready` follows for every overdue row.
+//! Tests the communication between engine thread, mask workers and timer with random thread interleavings.
+//! Every step must get one message with every row, every mask must belong to its position in the output, and
+//! every overdue row must be followed by a `MaskEvent::Ready`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -32,8 +32,8 @@ fn allowed(row: &BitmaskRow) -> Vec<u8> {
     (0..=255).filter(|&byte| row.bitmasks[0].allows(byte.into())).collect()
 }
 
-/// Receives a message of another thread. A blocking receive of the standard library would stop all simulated
-/// threads.
+/// Receives a message from another thread. A blocking receive of the standard library would block all
+/// simulated threads.
 fn next<T>(channel: &Receiver<T>) -> T {
     loop {
         match channel.try_recv() {
@@ -43,7 +43,8 @@ fn next<T>(channel: &Receiver<T>) -> T {
     }
 }
 
-/// Simulated engine thread: the mask workers, the channels that they send to, and the lengths of two outputs.
+/// Simulated engine thread: the mask workers, the channels to which they send, and the lengths of two
+/// outputs.
 struct MaskStepHarness {
     workers: MaskWorkers,
     executor: SyncSender<ExecutorCommand>,
@@ -54,7 +55,7 @@ struct MaskStepHarness {
 }
 
 impl MaskStepHarness {
-    /// Runs a step with one row per incomplete output. Rows whose masks are not overdue commit one token.
+    /// Runs a step with one row per incomplete output. Each row whose mask is not overdue commits one token.
     fn step(&mut self, number: u64) {
         let rows: Vec<MaskedRow> = (0..)
             .zip(self.outputs)
@@ -99,9 +100,9 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
     let report = compiler.dry_run(&constraint).unwrap();
     check_random(
         move || {
-            // Compile a new grammar for each interleaving, because the measured speed of a grammar applies to
-            // later requests. The queue that a session enters depends on processor time, so a failing
-            // interleaving may differ when it is repeated.
+            // Each interleaving compiles a new grammar, because the measured speed of a grammar affects later
+            // requests. The queue of a session depends on processor time, so a failing interleaving may run
+            // differently when repeated.
             let grammar = compiler.compile(&constraint, report).unwrap();
             let (events_tx, mask_events) = channel();
             let listener = Arc::new(move |request, event| {
@@ -115,8 +116,7 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 thread::spawn(move || pool.run_worker(queue(&pool)))
             });
             let (timer, timer_events) = channel();
-            // The simulated timer has no delay: a step waits for its masks at most until this thread runs
-            // next.
+            // The simulated timer has no delay: when its thread runs, it expires all waiting steps.
             let timer_thread = thread::spawn(move || {
                 let overdue = AtomicU64::new(0);
                 loop {
@@ -144,7 +144,7 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 number += 1;
                 harness.step(number);
             }
-            // End a request while its mask may be in progress.
+            // Ends a request whose mask computation may be in progress.
             let end = TokenEvent::finished(RequestId(0), FinishReason::Length);
             harness.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
             harness.outputs[0] = OUTPUT.len() as u32;

@@ -1,4 +1,4 @@
-//! Timer thread of the mask workers: step deadlines and overdue masks.
+//! Timer thread of the mask workers: handles step deadlines and overdue masks.
 
 use crate::limits::MASK_TIME;
 use crate::mask_session::MaskSession;
@@ -12,21 +12,21 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval of the check for overdue masks.
+/// Interval between checks for overdue masks.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Message to the timer thread.
 pub(super) enum MaskTimerCommand {
-    /// A request started; the timer checks from now on whether its masks exceed `MASK_TIME`.
+    /// A request has started; from now on, the timer checks whether its masks exceed `MASK_TIME`.
     Begin(Weak<MaskSession>),
-    /// A step waits for its masks until a deadline.
+    /// A step waits for its masks until the given deadline.
     Step(Instant, Arc<StepMaskCollector>),
 }
 
-/// Timer that sends the masks of a step at its deadline and cancels overdue masks.
+/// Timer that sends a step's masks at the step's deadline, and cancels overdue mask computations.
 #[derive(Default)]
 pub(super) struct MaskTimer {
-    /// Steps ordered by their deadline; the number distinguishes steps with equal deadlines.
+    /// Steps ordered by deadline; the counter distinguishes steps with equal deadlines.
     steps: BTreeMap<Reverse<(Instant, u64)>, Arc<StepMaskCollector>>,
     count: u64,
     sessions: Vec<Weak<MaskSession>>,

@@ -12,13 +12,13 @@ use std::thread;
 
 /// Minimum and maximum number of threads for requests with fast masks.
 const FAST_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
-/// Number of cores per thread for fast masks: mask threads must not take the cores of the forward pass.
+/// Number of cores per thread for fast masks. Mask threads must leave most cores to the forward pass.
 const CORES_PER_THREAD: usize = 4;
-/// Minimum and maximum number of threads for requests with slow masks. On machines with few cores there is
-/// one, so that the threads that run steps keep a core.
+/// Minimum and maximum number of threads for requests with slow masks. A machine with few cores has one such
+/// thread, so that a core remains for the threads that run steps.
 const SLOW_THREADS: std::ops::RangeInclusive<usize> = 1..=2;
 
-/// Worker threads for fast and for slow masks, and their queues.
+/// Worker threads for fast masks and for slow masks, and their queues.
 pub(super) struct MaskWorkerPool {
     pub(super) fast: MaskSessionQueue,
     pub(super) slow: MaskSessionQueue,
@@ -26,7 +26,7 @@ pub(super) struct MaskWorkerPool {
     listener: MaskEventListener,
 }
 
-/// Queue of sessions that wait for a worker thread.
+/// Queue of sessions waiting for a worker thread.
 #[derive(Default)]
 pub(super) struct MaskSessionQueue {
     queue: Mutex<MaskSessionQueueState>,
@@ -68,7 +68,7 @@ impl MaskWorkerPool {
         Ok(())
     }
 
-    /// Passes a command to a session, and queues the session for a worker thread unless it is queued already.
+    /// Passes a command to a session, and queues the session for a worker thread unless it is already queued.
     pub(super) fn enqueue(&self, session: &Arc<MaskSession>, command: MaskCommand) {
         if session.enqueue(command) {
             self.queue_for(session).add(Arc::clone(session));
@@ -79,7 +79,7 @@ impl MaskWorkerPool {
         if session.is_slow() { &self.slow } else { &self.fast }
     }
 
-    /// Closes the queues, so that the worker threads end.
+    /// Closes the queues, which ends the worker threads.
     pub(super) fn close(&self) {
         self.fast.close();
         self.slow.close();
@@ -101,7 +101,7 @@ impl MaskSessionQueue {
         self.added.notify_one();
     }
 
-    /// Waits for a session and returns it; `None` = the queue is closed.
+    /// Waits for a session and returns it; `None` if the queue is closed.
     fn next(&self) -> Option<Arc<MaskSession>> {
         let queue = lock(&self.queue);
         let is_idle =

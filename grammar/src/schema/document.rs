@@ -1,6 +1,6 @@
-//! Index of a schema document: finds the schema that a `$ref` names.
+//! Index of a schema document, used to find the schema to which a `$ref` refers.
 //!
-//! A reference is a URI: the part before `#` names the document or a part of it with an `$id`, the fragment
+//! A reference is a URI. The part before `#` identifies the document, or a part of it by `$id`. The fragment
 //! is a JSON pointer or the name of an anchor. A reference to another document is an error, because schemas
 //! are not fetched.
 
@@ -9,15 +9,15 @@ use super::uri;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// Maximum number of characters of a reference that an error message repeats.
+/// Maximum number of characters of a reference shown in an error message.
 const REFERENCE_SHOWN: usize = 120;
-/// Maximum length of a base URI in bytes. An `$id` that makes it longer is ignored.
+/// Maximum length of a base URI in bytes. An `$id` that would exceed this length is ignored.
 const BASE_BYTES_MAX: usize = 2_048;
 
-/// Schema that a reference names.
+/// Schema to which a reference refers.
 #[derive(Debug, Clone)]
 pub(super) struct SchemaTarget<'a> {
-    /// Member names and indices from the root of the document to the schema.
+    /// JSON pointer tokens (member names and indices) from the document root to the schema.
     pub(super) tokens: Vec<String>,
     /// The schema.
     pub(super) value: &'a Value,
@@ -25,14 +25,14 @@ pub(super) struct SchemaTarget<'a> {
     pub(super) base: String,
 }
 
-/// A schema document and the names of its parts.
+/// Schema document, with an index of its named parts.
 pub(super) struct SchemaDocument<'a> {
     root: &'a Value,
-    /// Location of each part that has an `$id`, by URI.
+    /// Location of each part with an `$id`, by URI.
     parts: HashMap<String, Vec<String>>,
-    /// Location of each anchor, by the URI of its part, `#` and its name.
+    /// Location of each anchor. The key is the URI of the part, `#`, and the anchor name.
     anchors: HashMap<String, Vec<String>>,
-    /// An anchor that two schemas have, if there is one.
+    /// An anchor defined by two schemas; `None` if all anchors are unique.
     duplicate_anchor: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> SchemaDocument<'a> {
         }
     }
 
-    /// Indexes `$id`, `$anchor` and their older forms. Returns the base URI inside the schema.
+    /// Indexes `$id`, `$anchor` and their older forms. Returns the base URI for references inside the schema.
     fn index_names(
         &mut self,
         members: &Map<String, Value>,
@@ -81,7 +81,7 @@ impl<'a> SchemaDocument<'a> {
         if inside != base {
             self.parts.entry(inside.clone()).or_insert_with(|| tokens.to_vec());
         }
-        // Draft-04 names schemas with `id`. It does not change the base URI here, because later drafts use
+        // In draft-04, `id` names a schema. Here it does not change the base URI, because later drafts use
         // `id` for other purposes.
         if let Some(id) = text("id").filter(|id| base.len() + id.len() <= BASE_BYTES_MAX) {
             let named = uri::resolve(base, id);
@@ -136,9 +136,10 @@ impl<'a> SchemaDocument<'a> {
         }
     }
 
-    /// Returns the schema that `reference` names in a schema with the base URI `base`.
+    /// Returns the schema to which `reference` refers; `base` is the base URI of the schema that contains the
+    /// reference.
     ///
-    /// Errors: a text for the client.
+    /// Errors: a message for the client.
     pub(super) fn resolve(&self, base: &str, reference: &str) -> Result<SchemaTarget<'a>, String> {
         let shown: String = reference.chars().take(REFERENCE_SHOWN).collect();
         let uri = uri::resolve(base, reference);
@@ -159,7 +160,8 @@ impl<'a> SchemaDocument<'a> {
         Ok(found)
     }
 
-    /// Returns the schema that a fragment names in the part of the document at `part`.
+    /// Returns the schema to which a fragment refers; `part` is the location of the part of the document that
+    /// contains it.
     fn at_fragment(
         &self,
         document: &str,
@@ -170,7 +172,8 @@ impl<'a> SchemaDocument<'a> {
             return self.at(self.anchors.get(&format!("{document}#{fragment}"))?);
         }
         let pointer = uri::pointer_tokens(fragment)?;
-        // Generators that set `$id` in nested schemas often mean the root of the document.
+        // Schema generators that set `$id` in nested schemas often resolve pointers from the document root,
+        // so the root is tried too.
         let from_part = self.at(&[part, &pointer].concat());
         from_part.or_else(|| self.at(&pointer)).or_else(|| {
             let is_root = fragment == "/";
@@ -178,7 +181,7 @@ impl<'a> SchemaDocument<'a> {
         })
     }
 
-    /// Returns the schema at a location: an object or a boolean.
+    /// Returns the schema at a location; a schema is an object or a boolean.
     fn at(&self, tokens: &[String]) -> Option<SchemaTarget<'a>> {
         let mut target = self.root();
         for token in tokens {
@@ -194,13 +197,13 @@ impl<'a> SchemaDocument<'a> {
     }
 }
 
-/// Parses an array index of a JSON pointer, which has no leading zeros.
+/// Parses an array index in a JSON pointer; leading zeros are invalid.
 fn array_index(token: &str) -> Option<usize> {
     let index = token.parse().ok()?;
     (usize::to_string(&index) == token).then_some(index)
 }
 
-/// Returns the base URI inside a schema whose surroundings have the base URI `base`.
+/// Returns the base URI inside a schema; `base` is the base URI outside of it.
 pub(super) fn base_inside(schema: &Value, base: &str) -> String {
     schema.as_object().map_or_else(|| base.to_owned(), |members| base_of_members(members, base))
 }

@@ -1,11 +1,12 @@
-//! Normalises the keywords of arrays.
+//! Normalises array keywords.
 
 use super::SchemaNormaliser;
 use super::keywords::assertions;
 use crate::compile::GrammarError;
 use serde_json::{Map, Value};
 
-/// Keywords that apply other schemas to the same value, whose evaluated items and properties are not known.
+/// Keywords that apply further schemas to the same value. The items and properties evaluated by these schemas
+/// are unknown.
 const APPLICATORS: [&str; 12] = [
     "$ref",
     "$dynamicRef",
@@ -21,7 +22,7 @@ const APPLICATORS: [&str; 12] = [
     "not",
 ];
 
-/// Whether other schemas of `schema` apply to the same value.
+/// Whether `schema` contains keywords that apply further schemas to the same value.
 pub(super) fn has_applicators(schema: &Map<String, Value>) -> bool {
     assertions(schema).any(|(keyword, _)| APPLICATORS.contains(&keyword))
 }
@@ -36,7 +37,7 @@ pub(super) fn accepts_everything(schema: &Value) -> bool {
 }
 
 impl SchemaNormaliser<'_> {
-    /// Writes one keyword of arrays.
+    /// Writes one array keyword.
     pub(super) fn item_keyword(
         &mut self,
         keyword: &str,
@@ -46,7 +47,7 @@ impl SchemaNormaliser<'_> {
     ) -> Result<(), GrammarError> {
         let is_tuple = schema.get("items").is_some_and(Value::is_array);
         match keyword {
-            // Before draft 2020-12, a list in `items` has the meaning of `prefixItems`.
+            // Before draft 2020-12, a list in `items` had the meaning of `prefixItems`.
             "items" if is_tuple && schema.contains_key("prefixItems") => {
                 return Err(self.rejected("items must be a schema if prefixItems is given"));
             }
@@ -77,14 +78,15 @@ impl SchemaNormaliser<'_> {
             "uniqueItems" if value != &Value::Bool(false) && !has_at_most_one_item(schema) => {
                 return Err(self.unenforceable(keyword));
             }
-            // `additionalItems` needs a list in `items`; `minContains` and `maxContains` need `contains`.
+            // The remaining keywords have no effect alone: `additionalItems` needs a list in `items`;
+            // `minContains` and `maxContains` need `contains`.
             _ => {}
         }
         Ok(())
     }
 }
 
-/// Whether `contains` accepts every array, because no item has to match and any number may.
+/// Whether `contains` accepts every array: no item has to match, and any number of items may match.
 fn is_vacuous_contains(schema: &Map<String, Value>) -> bool {
     schema.get("minContains").and_then(Value::as_f64) == Some(0.0)
         && !schema.contains_key("maxContains")

@@ -1,12 +1,13 @@
-//! Normalises JSON schemas of all drafts before the grammar engine reads them.
+//! Normalises JSON schemas of all drafts for the grammar engine.
 //!
-//! The engine (llguidance) reads a part of draft 2020-12, finds references by plain paths only, and ignores
-//! or rejects everything else. The normaliser writes a new document that contains only keywords which the
-//! engine enforces: each referenced schema becomes a definition, keywords of older drafts and of OpenAPI get
-//! their present form, annotations and unknown keywords are left out. A keyword that cannot be enforced is an
-//! error that names the keyword and its location. The written document never accepts more than the schema.
+//! The engine (llguidance) supports a part of draft 2020-12, resolves only references that are plain paths,
+//! and ignores or rejects everything else. The normaliser writes a new document that contains only keywords
+//! enforced by the engine: each referenced schema becomes a definition, keywords of older drafts and of
+//! OpenAPI are converted to their current form, and annotations and unknown keywords are omitted. A keyword
+//! that cannot be enforced causes an error that names the keyword and its location. The written document
+//! never accepts more than the original schema.
 //!
-//! `docs/structured-output.md` lists the keywords; the tests of this module hold that list.
+//! `docs/structured-output.md` lists the keywords; tests check that list.
 
 mod document;
 mod item_keywords;
@@ -21,19 +22,19 @@ use document::{SchemaDocument, SchemaTarget, base_inside};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
-/// Maximum number of schemas in a written document. A schema inside several referenced schemas is written
+/// Maximum number of schemas in a written document. A schema nested in several referenced schemas is written
 /// once for each of them.
 const SCHEMAS_MAX: usize = 32_768;
 /// Maximum size of a written document in bytes.
 const WRITTEN_BYTES_MAX: usize = 4 * super::limits::TEXT_BYTES_MAX;
-/// Maximum number of characters of a definition's name that are taken from the schema.
+/// Maximum number of characters in a definition's name that are taken from the schema.
 const NAME_CHARS_MAX: usize = 40;
-/// Maximum number of characters of a location in an error message.
+/// Maximum number of characters of a location shown in an error message.
 const LOCATION_SHOWN: usize = 120;
 
 /// Returns the normal form of a schema.
 ///
-/// Errors: a reference names no schema of the document, or a keyword cannot be enforced.
+/// Errors: a reference refers to no schema in the document, or a keyword cannot be enforced.
 pub(super) fn normalise(document: &Value) -> Result<Value, GrammarError> {
     let document = SchemaDocument::of(document);
     let root = document.root();
@@ -56,15 +57,15 @@ pub(super) fn normalise(document: &Value) -> Result<Value, GrammarError> {
     Ok(written)
 }
 
-/// Writes the normal form of the schemas of one document.
+/// Writes the normal form of one schema document.
 struct SchemaNormaliser<'a> {
     document: &'a SchemaDocument<'a>,
-    /// Names of the definitions, by the location of the referenced schema.
+    /// Names of the definitions, by location of the referenced schema.
     names: HashMap<Vec<String>, String>,
-    /// Referenced schemas that are not written yet.
+    /// Referenced schemas that have not been written yet.
     pending: Vec<SchemaTarget<'a>>,
     definitions: Map<String, Value>,
-    /// Number of definition names given so far.
+    /// Number of definition names assigned so far.
     name_count: usize,
     /// Number of schemas written so far.
     schemas: usize,
@@ -88,14 +89,14 @@ impl<'a> SchemaNormaliser<'a> {
         }
     }
 
-    /// Writes the schema at a location of the document.
+    /// Writes the schema at a location in the document.
     fn target(&mut self, target: &SchemaTarget<'_>) -> Result<Value, GrammarError> {
         self.location.clone_from(&target.tokens);
         self.base.clone_from(&target.base);
         self.schema(target.value)
     }
 
-    /// Creates the error that a schema at the current location is rejected.
+    /// Creates the error for a rejected schema at the current location.
     fn rejected(&self, message: &str) -> GrammarError {
         let tokens: Vec<String> = self.location.iter().map(|t| uri::escaped_token(t)).collect();
         let path = if tokens.is_empty() { String::new() } else { format!("/{}", tokens.join("/")) };
@@ -103,12 +104,12 @@ impl<'a> SchemaNormaliser<'a> {
         GrammarError::Invalid(format!("{message}, at #{shown}"))
     }
 
-    /// Creates the error that a keyword cannot be enforced.
+    /// Creates the error for a keyword that cannot be enforced.
     fn unenforceable(&self, keyword: &str) -> GrammarError {
         self.rejected(&format!("{keyword} cannot be enforced"))
     }
 
-    /// Runs `work` on the member `token` of the schema at the current location.
+    /// Runs `work` with the current location extended by `token`.
     fn inside<T>(&mut self, token: &str, work: impl FnOnce(&mut Self) -> T) -> T {
         self.location.push(token.to_owned());
         let result = work(self);
@@ -208,8 +209,8 @@ impl<'a> SchemaNormaliser<'a> {
         indexed.map(|(at, schema)| self.inside(&at.to_string(), |n| n.schema(schema))).collect()
     }
 
-    /// Writes `not` for the schemas whose complement the engine can enforce: those that accept everything or
-    /// nothing, and those that only require one property.
+    /// Writes `not` if the engine can enforce the complement of the negated schema: a schema that accepts
+    /// everything or nothing, or one that only requires a single property.
     fn negation(
         &mut self,
         negated: &Value,
@@ -240,7 +241,7 @@ impl<'a> SchemaNormaliser<'a> {
         Ok(())
     }
 
-    /// Returns the reference to the definition of the schema that a `$ref` names.
+    /// Returns a reference to the definition for the schema to which a `$ref` refers.
     fn reference(&mut self, reference: &Value) -> Result<String, GrammarError> {
         let Some(reference) = reference.as_str() else {
             return Err(self.rejected("$ref must be a string"));
@@ -258,7 +259,8 @@ impl<'a> SchemaNormaliser<'a> {
         Ok(format!("#/$defs/{name}"))
     }
 
-    /// Returns the schema that a reference names, through schemas that consist of a reference only.
+    /// Returns the schema to which a reference refers. References to schemas that consist only of a `$ref`
+    /// are followed.
     fn followed(&self, reference: &str) -> Result<SchemaTarget<'a>, GrammarError> {
         let resolve = |base: &str, reference: &str| {
             self.document.resolve(base, reference).map_err(|message| self.rejected(&message))
@@ -274,7 +276,7 @@ impl<'a> SchemaNormaliser<'a> {
         Ok(target)
     }
 
-    /// Adds a written schema as a definition and returns a schema that refers to it.
+    /// Adds a written schema as a definition and returns a schema that refers to the definition.
     fn shared(&mut self, written: Value) -> Value {
         if matches!(&written, Value::Bool(_)) {
             return written;
@@ -285,7 +287,7 @@ impl<'a> SchemaNormaliser<'a> {
         reference
     }
 
-    /// Returns an unused name of a definition, with the plain characters of `wanted`.
+    /// Returns an unused definition name that contains the alphanumeric characters of `wanted`.
     fn new_name(&mut self, wanted: &str) -> String {
         let is_plain = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
         let plain: String = wanted.chars().filter(is_plain).take(NAME_CHARS_MAX).collect();
@@ -294,7 +296,7 @@ impl<'a> SchemaNormaliser<'a> {
     }
 }
 
-/// Returns the reference of a schema that consists of a reference only.
+/// Returns the `$ref` of a schema that consists only of a `$ref`.
 fn only_reference(schema: &Value) -> Option<&str> {
     let mut assertions = keywords::assertions(schema.as_object()?);
     match (assertions.next(), assertions.next()) {
@@ -303,7 +305,7 @@ fn only_reference(schema: &Value) -> Option<&str> {
     }
 }
 
-/// Adds a schema that must be satisfied too.
+/// Adds a schema that the value must also satisfy.
 fn add_conjunct(written: &mut Map<String, Value>, schema: Value) {
     match schema {
         Value::Object(mut members) if members.len() == 1 && !written.contains_key("$ref") => {
@@ -317,7 +319,7 @@ fn add_conjunct(written: &mut Map<String, Value>, schema: Value) {
     }
 }
 
-/// Adds the list of schemas of `allOf`, `anyOf` or `oneOf`; the keyword may have been added before.
+/// Adds a list of schemas for `allOf`, `anyOf` or `oneOf`, even if the keyword has already been written.
 fn add_combination(written: &mut Map<String, Value>, keyword: &str, mut schemas: Vec<Value>) {
     match written.get_mut(keyword) {
         None => drop(written.insert(keyword.to_owned(), Value::Array(schemas))),
@@ -326,14 +328,14 @@ fn add_combination(written: &mut Map<String, Value>, keyword: &str, mut schemas:
     }
 }
 
-/// Returns a list without values that it contains before.
+/// Returns a list with each value only at its first position.
 fn without_duplicates(value: &Value) -> Value {
     let Some(list) = value.as_array() else { return value.clone() };
     let mut seen = HashSet::new();
     Value::Array(list.iter().filter(|item| seen.insert(item.to_string())).cloned().collect())
 }
 
-/// Returns the types of a schema, with `null` if OpenAPI's `nullable` allows it.
+/// Returns the value of `type`, with `null` added if OpenAPI's `nullable` allows it.
 fn types(value: &Value, schema: &Map<String, Value>) -> Value {
     let mut list = match value {
         Value::Array(list) => list.clone(),
@@ -355,7 +357,7 @@ fn is_annotation_format(format: &Value) -> bool {
     format.as_str().is_some_and(|format| !keywords::ENFORCED_FORMATS.contains(&format))
 }
 
-/// Writes a bound of numbers. In draft-04, `exclusiveMinimum` is a boolean that makes `minimum` exclusive.
+/// Writes a numeric bound. In draft-04, `exclusiveMinimum` is a boolean that makes `minimum` exclusive.
 fn add_bound(
     keyword: &str,
     value: &Value,

@@ -1,4 +1,4 @@
-//! Normalises the keywords of objects.
+//! Normalises object keywords.
 
 use super::item_keywords::{accepts_everything, has_applicators};
 use super::keywords::assertions;
@@ -6,21 +6,22 @@ use super::{SchemaNormaliser, add_conjunct, without_duplicates};
 use crate::compile::GrammarError;
 use serde_json::{Map, Value, json};
 
-/// Maximum number of properties of one schema on which others depend. Each doubles the grammar of the object.
+/// Maximum number of properties in one dependency keyword. Each property doubles the size of the object's
+/// grammar.
 const DEPENDENTS_MAX: usize = 6;
 
 const NAMES_KEYWORD: &str = "propertyNames";
 
-/// What `propertyNames` demands of the names of an object.
+/// Constraint that `propertyNames` puts on the property names of an object.
 enum NameConstraint {
     /// One of these names.
     OneOf(Vec<String>),
-    /// Names that match this pattern.
+    /// Names matching this pattern.
     Matching(String),
 }
 
 impl SchemaNormaliser<'_> {
-    /// Writes one keyword of objects.
+    /// Writes one object keyword.
     pub(super) fn object_keyword(
         &mut self,
         keyword: &str,
@@ -49,7 +50,7 @@ impl SchemaNormaliser<'_> {
             "dependencies" | "dependentRequired" | "dependentSchemas" => {
                 self.dependencies(keyword, value, written)?;
             }
-            // `constrain_names` writes `propertyNames` after the other keywords.
+            // `propertyNames` is written by `constrain_names` after all other keywords.
             _ => {}
         }
         Ok(())
@@ -75,7 +76,8 @@ impl SchemaNormaliser<'_> {
         names.collect::<Option<_>>().ok_or_else(not_names)
     }
 
-    /// Writes dependencies as alternatives: the object lacks the property, or has it and what depends on it.
+    /// Writes dependencies as alternatives: the property is absent, or it is present and the dependent schema
+    /// or properties apply.
     fn dependencies(
         &mut self,
         keyword: &str,
@@ -109,9 +111,9 @@ impl SchemaNormaliser<'_> {
         Ok(())
     }
 
-    /// Expresses `propertyNames` by the other keywords of the written schema.
+    /// Expresses `propertyNames` with other keywords in the written schema.
     ///
-    /// Errors: the names cannot be expressed so.
+    /// Errors: the names cannot be expressed with other keywords.
     pub(super) fn constrain_names(
         &mut self,
         names: &Value,
@@ -148,7 +150,7 @@ impl SchemaNormaliser<'_> {
         Ok(())
     }
 
-    /// Returns what the schema of property names demands; `None` if it accepts every name.
+    /// Returns the constraint that a schema puts on property names; `None` if the schema accepts every name.
     fn name_constraint(&mut self, names: &Value) -> Result<Option<NameConstraint>, GrammarError> {
         let members = match names {
             Value::Bool(true) => return Ok(None),
@@ -196,7 +198,7 @@ impl SchemaNormaliser<'_> {
     }
 }
 
-/// Returns the strings among values.
+/// Returns the strings in `values`.
 fn texts<'a>(values: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
     values.into_iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }

@@ -1,5 +1,5 @@
-//! Tests of the keywords of JSON Schema with the grammar engine: each row of the tables in
-//! `docs/structured-output.md` has a case here, and each case a row.
+//! Tests of JSON Schema keywords with the grammar engine. Each table row in `docs/structured-output.md` has a
+//! test case here, and each test case has a table row.
 
 use super::normalise;
 use crate::compile::{GrammarCompiler, GrammarError};
@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/structured-output.md");
 
-/// Schema with texts that its grammar accepts and texts that it rejects.
+/// Schema, with texts that its grammar accepts and texts that it rejects.
 struct SchemaCase {
-    /// Keywords that the case shows, as in the page.
+    /// Keywords covered by the case, as written in the documentation page.
     keywords: &'static [&'static str],
     schema: Value,
     accepted: &'static [&'static str],
@@ -51,7 +51,7 @@ fn check(cases: &[SchemaCase]) {
     }
 }
 
-/// Words in backticks in the first column of the table under a heading of the page.
+/// Returns the words in backticks in the first column of the table under a heading of the documentation page.
 fn documented(heading: &str) -> BTreeSet<&'static str> {
     let section = PAGE.split_once(&format!("\n### {heading}\n")).expect(heading).1;
     let section = section.split("\n#").next().unwrap_or_default();
@@ -299,7 +299,7 @@ fn object_cases() -> Vec<SchemaCase> {
     ]
 }
 
-/// Each enforced format with a text of the format; `x y` has none of the formats.
+/// Returns a case for each enforced format, with a valid text; `x y` is invalid in all formats.
 fn format_cases() -> Vec<SchemaCase> {
     let examples: [(&'static [&'static str], &'static [&'static str]); 10] = [
         (&["date-time"], &[r#""2024-02-29T23:59:60Z""#]),
@@ -483,7 +483,8 @@ fn property_order_is_that_of_the_schema() {
 
 #[test]
 fn work_is_bounded_by_the_written_document() {
-    // Each schema of a chain is referenced, and so written as a definition together with all schemas inside.
+    // Each schema in the chain is referenced, so it is written as a definition that contains all schemas
+    // nested in it.
     let mut chain = json!({"enum": (0..4_000).collect::<Vec<_>>()});
     for _ in 0..50 {
         chain = json!({"properties": {"a": chain}});

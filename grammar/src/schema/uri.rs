@@ -1,4 +1,4 @@
-//! URI references (RFC 3986) and JSON pointers (RFC 6901), as far as `$id` and `$ref` of a schema need them.
+//! URI references (RFC 3986) and JSON pointers (RFC 6901), as needed for `$id` and `$ref` in schemas.
 
 /// Parts of a URI reference without its fragment.
 struct UriParts<'a> {
@@ -9,7 +9,7 @@ struct UriParts<'a> {
 }
 
 impl<'a> UriParts<'a> {
-    /// Splits a URI reference as in appendix B of RFC 3986.
+    /// Splits a URI reference according to RFC 3986, appendix B.
     fn of(uri: &'a str) -> Self {
         let is_scheme = |text: &&str| {
             text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -37,12 +37,12 @@ impl<'a> UriParts<'a> {
     }
 }
 
-/// URI of a document and the fragment inside it, as written.
+/// URI of a document, and the fragment in its original spelling.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ResolvedUri<'a> {
     /// URI of the document, without fragment.
     pub(super) document: String,
-    /// Fragment after `#`; empty if there is none.
+    /// Fragment after `#`; empty if absent.
     pub(super) fragment: &'a str,
 }
 
@@ -96,7 +96,7 @@ fn without_dot_segments(path: &str) -> String {
     kept.join("/")
 }
 
-/// Decodes the percent escapes of a fragment; `None` if an escape is malformed or the bytes are no UTF-8.
+/// Decodes the percent escapes of a fragment; `None` if an escape is malformed or the result is not UTF-8.
 pub(super) fn percent_decoded(fragment: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();
@@ -116,7 +116,7 @@ pub(super) fn percent_decoded(fragment: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Splits a JSON pointer into its tokens; `None` if an escape is malformed. The empty pointer has no token.
+/// Splits a JSON pointer into its tokens; `None` if an escape is malformed. The empty pointer has no tokens.
 pub(super) fn pointer_tokens(pointer: &str) -> Option<Vec<String>> {
     if pointer.is_empty() {
         return Some(Vec::new());

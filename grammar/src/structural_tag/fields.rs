@@ -1,13 +1,13 @@
-//! Reads the members of a format; members that no code reads are errors.
+//! Reads the members of a format object; unread members are errors.
 
 use super::StructuralTagError;
 use crate::ebnf::REPEAT_MAX;
 use serde_json::{Map, Value};
 
-/// Maximum number of entries of a list.
+/// Maximum number of entries in a list.
 const LIST_MAX: usize = 512;
 
-/// Members of one object that have not been read yet.
+/// Members of one object, with a record of which ones have been read.
 pub(super) struct FormatFields<'a> {
     members: &'a Map<String, Value>,
     read: Vec<&'static str>,
@@ -31,7 +31,7 @@ impl<'a> FormatFields<'a> {
         }
     }
 
-    /// Returns the member `name`; null means that it is absent.
+    /// Returns the member `name`; null counts as absent.
     pub(super) fn take(&mut self, name: &'static str) -> Option<&'a Value> {
         self.read.push(name);
         self.members.get(name).filter(|value| !value.is_null())
@@ -66,7 +66,7 @@ impl<'a> FormatFields<'a> {
         }
     }
 
-    /// Returns a number of repetitions; -1 means that there is no limit.
+    /// Returns a repetition count; -1 means unlimited (`None`).
     pub(super) fn count(&mut self, name: &'static str) -> Result<Option<u32>, StructuralTagError> {
         let path = self.path(name);
         match self.required(name)?.as_i64() {
@@ -81,7 +81,7 @@ impl<'a> FormatFields<'a> {
         }
     }
 
-    /// Returns the token of a format of type `token`, in Lark.
+    /// Returns the token id of a `token` format, in Lark syntax.
     pub(super) fn token(&mut self) -> Result<String, StructuralTagError> {
         const NAME: &str = "token";
         let path = self.path(NAME);
@@ -109,7 +109,7 @@ impl<'a> FormatFields<'a> {
         }
     }
 
-    /// Returns a list of strings that are not empty; an absent list is empty.
+    /// Returns a list of non-empty strings; an absent list counts as empty.
     pub(super) fn texts(&mut self, name: &'static str) -> Result<Vec<String>, StructuralTagError> {
         let list = match self.take(name) {
             None => return Ok(Vec::new()),
@@ -126,7 +126,7 @@ impl<'a> FormatFields<'a> {
         list.iter().enumerate().map(text).collect()
     }
 
-    /// Rejects an option with an effect that the grammar cannot express.
+    /// Rejects an option whose effect the grammar cannot express, unless it has its default value.
     pub(super) fn reject(
         &mut self,
         name: &'static str,
@@ -140,9 +140,9 @@ impl<'a> FormatFields<'a> {
         }
     }
 
-    /// Ends reading.
+    /// Checks that all members have been read.
     ///
-    /// Errors: a member was not read.
+    /// Errors: an unread member.
     pub(super) fn finish(&self) -> Result<(), StructuralTagError> {
         let is_unknown = |name: &&String| !self.read.iter().any(|read| read == name);
         match self.members.keys().find(is_unknown) {

@@ -1,4 +1,4 @@
-//! Converts formats to expressions of a grammar.
+//! Converts formats to Lark expressions.
 
 use super::fields::FormatFields;
 use super::free_text::any_text;
@@ -10,7 +10,7 @@ use crate::limits::TEXT_BYTES_MAX;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Writes the rules and terminals of a grammar.
+/// Writes the rules and terminals of a Lark grammar.
 #[derive(Debug, Default)]
 pub(crate) struct TagGrammarWriter {
     pub(crate) rules: String,
@@ -35,14 +35,14 @@ impl TagGrammarWriter {
         name
     }
 
-    /// Returns a new name of a rule or terminal.
+    /// Returns a new name for a rule or terminal.
     pub(crate) fn reserve(&mut self, prefix: &str) -> String {
         let name = format!("{prefix}_{}", self.names);
         self.names += 1;
         name
     }
 
-    /// Adds the rule or terminal of a name.
+    /// Adds a rule or terminal with the given name.
     pub(crate) fn add(&mut self, name: &str, body: &str) {
         // Writing to a string cannot fail, so the result is ignored.
         let _ = writeln!(self.rules, "{name}: {body}");
@@ -50,7 +50,7 @@ impl TagGrammarWriter {
 
     /// Writes a format that is followed by one of `ends`.
     ///
-    /// Errors: the path of a value that is invalid, or of a format that cannot be enforced.
+    /// Errors: the path of an invalid value, or of a format that cannot be enforced.
     pub(super) fn closed(
         &mut self,
         format: &Value,
@@ -86,9 +86,9 @@ impl TagGrammarWriter {
         Ok(expression)
     }
 
-    /// Writes a format without free text at its end, so that other parts can follow it.
+    /// Writes a format that must not end with free text, so that other parts can follow it.
     ///
-    /// Errors: those of `closed`, or free text.
+    /// Errors: those of `closed`, or the format may end with free text.
     pub(super) fn bounded(
         &mut self,
         format: &Value,
@@ -102,7 +102,7 @@ impl TagGrammarWriter {
         self.closed(format, path, &[], depth)
     }
 
-    /// Writes a format of type `kind`, which has no free text at its end.
+    /// Writes a format of type `kind`, which does not end with free text.
     fn bounded_kind(
         &mut self,
         kind: &str,
@@ -154,7 +154,7 @@ impl TagGrammarWriter {
         }
     }
 
-    /// Writes `sequence`. Free text may be followed by a constant text, which ends it.
+    /// Writes `sequence`. Free text in the sequence may be followed by a constant text, which ends it.
     fn sequence(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -171,7 +171,7 @@ impl TagGrammarWriter {
             let constant = next.filter(|next| next["type"] == "const_string" && ends_free(element));
             let constant = constant.and_then(|next| next["value"].as_str());
             let constant = constant.filter(|text| !text.is_empty());
-            // A token is no text, so it ends free text.
+            // A token is not text, so it ends free text.
             let precedes_token =
                 element["type"] == "any_text" && next.is_some_and(|next| next["type"] == "token");
             parts.push(match (next, constant) {
@@ -204,7 +204,7 @@ impl TagGrammarWriter {
         Ok(LarkExpression::Rule(format!("({})", alternatives.join(" | "))))
     }
 
-    /// Writes a grammar in EBNF, or in Lark.
+    /// Writes a grammar given in EBNF or Lark.
     fn grammar(&mut self, text: &str, path: String) -> Result<LarkExpression, StructuralTagError> {
         if !is_ebnf(text) {
             return Ok(LarkExpression::Rule(self.rule(&format!("%lark {{\n{text}\n}}"))));
@@ -214,7 +214,7 @@ impl TagGrammarWriter {
         Ok(self.ebnf(&grammar))
     }
 
-    /// Returns a choice between expressions.
+    /// Returns an expression for a choice between `parts`.
     pub(crate) fn alternatives(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
         let terminals: Option<Vec<&str>> = parts
             .iter()
@@ -230,7 +230,7 @@ impl TagGrammarWriter {
         LarkExpression::Rule(format!("({})", rules.join(" | ")))
     }
 
-    /// Writes the JSON texts that `schema` accepts.
+    /// Writes an expression for the JSON texts that `schema` accepts.
     pub(super) fn json(
         &mut self,
         schema: &Value,
@@ -248,7 +248,7 @@ impl TagGrammarWriter {
         Ok(LarkExpression::Rule(self.rule(&format!("%json {schema}"))))
     }
 
-    /// Joins expressions; neighbouring terminals become one.
+    /// Concatenates expressions; adjacent terminals are merged into one.
     pub(crate) fn concatenated(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
         let mut joined: Vec<LarkExpression> = Vec::new();
         for part in parts {
@@ -285,7 +285,7 @@ fn ends_free(format: &Value) -> bool {
     match format["type"].as_str() {
         Some("any_text" | "dispatch") => true,
         Some("triggered_tags") => {
-            // Text may also take the place of the first tag.
+            // Free text may also occur instead of the first tag.
             format["stop_after_first"] != true || format["at_least_one"] != true
         }
         Some("tag") => {
@@ -298,7 +298,7 @@ fn ends_free(format: &Value) -> bool {
     }
 }
 
-/// Formats a regular expression for a terminal, in which `/` is a delimiter.
+/// Formats a regular expression for a Lark terminal, which is delimited by `/`.
 fn regex(pattern: &str) -> String {
     if pattern.is_empty() {
         return EMPTY.to_owned();

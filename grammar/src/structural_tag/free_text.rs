@@ -1,4 +1,4 @@
-//! Formats that accept free text.
+//! Formats that contain free text.
 
 use super::fields::FormatFields;
 use super::formats::TagGrammarWriter;
@@ -6,7 +6,7 @@ use super::{EndTexts, LarkExpression, StructuralTagError};
 use crate::lark_text::{ANY, SOME, literal, one_of, up_to, without};
 use serde_json::Value;
 
-/// Writes `any_text`: any text without `excludes`, up to one of `ends`.
+/// Writes `any_text`: free text without `excludes`, up to one of `ends`.
 pub(super) fn any_text(
     fields: &mut FormatFields<'_>,
     ends: &EndTexts,
@@ -19,7 +19,7 @@ pub(super) fn any_text(
 }
 
 impl TagGrammarWriter {
-    /// Writes free text in which a trigger begins one of the branches that belong to it.
+    /// Writes free text in which each trigger starts one of its constrained parts.
     pub(super) fn dispatch(
         &mut self,
         TriggeredText { branches, excluded, is_first_free, is_single }: TriggeredText,
@@ -27,7 +27,8 @@ impl TagGrammarWriter {
     ) -> LarkExpression {
         let triggers = branches.iter().map(|one| &one.trigger);
         let stops: Vec<String> = triggers.chain(&excluded).chain(ends).cloned().collect();
-        // All terminals of free text refer to one terminal of the texts that end it, which may be long.
+        // All free-text terminals refer to one shared terminal for the texts that end free text, because it
+        // may be long.
         let stop = self.terminal(&one_of(&stops));
         let free = self.terminal(&format!("{ANY} & ~({ANY} {stop} {ANY})"));
         let earlier = self.terminal(&format!("~({ANY} {stop} {SOME})"));
@@ -51,35 +52,35 @@ impl TagGrammarWriter {
     }
 }
 
-/// Free text in which triggers begin constrained parts.
+/// Free text in which triggers start constrained parts.
 pub(super) struct TriggeredText {
     pub(super) branches: Vec<TriggerBranch>,
-    /// Texts that the free text does not contain.
+    /// Texts that must not occur in the free text.
     pub(super) excluded: Vec<String>,
-    /// Whether text may come before the first constrained part.
+    /// Whether free text may precede the first constrained part.
     pub(super) is_first_free: bool,
-    /// Whether the first constrained part is the last one.
+    /// Whether at most one constrained part is allowed, after which no free text follows.
     pub(super) is_single: bool,
 }
 
-/// Constrained parts that one trigger begins.
+/// Constrained parts started by one trigger.
 pub(super) struct TriggerBranch {
     pub(super) trigger: String,
-    /// What follows the trigger, as right-hand sides of rules.
+    /// The parts without their trigger, each as the right-hand side of a rule.
     pub(super) rests: Vec<String>,
 }
 
 impl TriggerBranch {
-    /// Returns the parts with their trigger.
+    /// Returns the parts including their trigger.
     fn wholes(&self) -> impl Iterator<Item = String> {
         let trigger = literal(&self.trigger);
         self.rests.iter().map(move |rest| format!("{trigger} {rest}"))
     }
 }
 
-/// Returns the terminal of free text up to one of `ends`.
+/// Returns the terminal for free text up to one of `ends`.
 fn free_text(excluded: &[String], ends: &EndTexts) -> String {
-    // A text that ends the part is no longer a part of the free text.
+    // A text that ends the part needs no exclusion, because it is not inside the free text.
     let excluded: Vec<String> =
         excluded.iter().filter(|text| !ends.contains(text)).cloned().collect();
     if ends.is_empty() { without(&excluded) } else { up_to(ends, &excluded) }

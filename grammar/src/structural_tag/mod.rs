@@ -1,7 +1,7 @@
-//! Structural tags: a tree of formats that mixes free text with constrained parts, in the JSON form of xgrammar.
-//! It is converted to a Lark grammar.
+//! Structural tags: a tree of formats that mixes free text with constrained parts, in xgrammar's JSON form. A
+//! structural tag is converted to a Lark grammar.
 //!
-//! A lexer reads the longest match, so texts and regular expressions that follow each other are one terminal.
+//! A lexer takes the longest match, so adjacent texts and regular expressions are merged into one terminal.
 
 mod fields;
 mod formats;
@@ -42,10 +42,10 @@ impl StructuralTagError {
     }
 }
 
-/// Converts a structural tag to a Lark grammar: an object with `format`, or the older form with `structures` and
-/// `triggers`. `type` must be `structural_tag`, if it is given.
+/// Converts a structural tag to a Lark grammar. The tag is an object with `format`, or has the older form
+/// with `structures` and `triggers`. If `type` is present, it must be `structural_tag`.
 ///
-/// Errors: the path of a value that is invalid, or of a format that cannot be enforced.
+/// Errors: the path of an invalid value, or of a format that cannot be enforced.
 pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError> {
     if tag.to_string().len() > TEXT_BYTES_MAX {
         return Err(StructuralTagError::too_long(""));
@@ -78,7 +78,7 @@ pub(super) enum LarkExpression {
 }
 
 impl LarkExpression {
-    /// Returns the expression at least `min` and at most `max` times; `None` = unlimited.
+    /// Returns the expression repeated `min` to `max` times; `max` = `None` means unlimited.
     pub(super) fn repeated(self, min: u32, max: Option<u32>) -> Self {
         let operator = match (min, max) {
             (0, Some(0)) => return Self::Terminal(EMPTY.to_owned()),
@@ -95,14 +95,15 @@ impl LarkExpression {
     }
 }
 
-/// Lark literal of the empty text.
+/// Lark literal for the empty text.
 const EMPTY: &str = "\"\"";
 
-/// Texts that end a part; none = the part ends with the output.
+/// Texts that may end a part; empty = the part ends with the output.
 type EndTexts = [String];
 
 impl TagGrammarWriter {
-    /// Adds what `expression` needs to the grammar, and returns it for the right-hand side of a rule.
+    /// Returns `expression` in a form that is valid on the right-hand side of a rule; a terminal is first
+    /// added to the grammar under a name.
     pub(super) fn rule_expression(&mut self, expression: LarkExpression) -> String {
         match expression {
             LarkExpression::Rule(text) => text,

@@ -1,4 +1,4 @@
-//! Formats that consist of tags: `tag`, `triggered_tags`, `tags_with_separator` and `dispatch`.
+//! Formats with tags: `tag`, `triggered_tags`, `tags_with_separator` and `dispatch`.
 
 use super::fields::FormatFields;
 use super::formats::TagGrammarWriter;
@@ -7,7 +7,7 @@ use super::{EndTexts, LarkExpression, StructuralTagError};
 use crate::lark_text::{literal, one_of};
 use serde_json::Value;
 
-/// Tag: its content between a begin and one of its ends.
+/// Tag: content between a begin text and one of several end texts.
 struct StructuralTag<'a> {
     begin: String,
     content: TagContent<'a>,
@@ -19,7 +19,7 @@ struct StructuralTag<'a> {
 /// Content of a tag.
 enum TagContent<'a> {
     Format(&'a Value),
-    /// JSON schema, in the older form of structural tags.
+    /// JSON schema, used in the older form of structural tags.
     Schema(&'a Value),
 }
 
@@ -49,8 +49,8 @@ impl<'a> StructuralTag<'a> {
 }
 
 impl TagGrammarWriter {
-    /// Writes a tag, whose members are `fields`. If it has no end of its own, its content ends with one of
-    /// `ends`.
+    /// Writes a tag with the members `fields`. If the tag has no end text of its own, its content ends with
+    /// one of `ends`.
     pub(super) fn tag(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -70,7 +70,7 @@ impl TagGrammarWriter {
         Ok(self.concatenated(vec![begin, rest]))
     }
 
-    /// Writes the content of a tag and its end. Free text needs an end.
+    /// Writes the content of a tag and its end text. Content that is free text needs an end text.
     fn content(
         &mut self,
         tag: &StructuralTag<'_>,
@@ -108,7 +108,7 @@ impl TagGrammarWriter {
         Ok(self.dispatch(dispatch, ends))
     }
 
-    /// Assigns each tag to the trigger that it begins with.
+    /// Assigns each tag to the trigger that is a prefix of its begin text.
     fn branches(
         &mut self,
         triggers: &[String],
@@ -163,7 +163,7 @@ impl TagGrammarWriter {
         Ok(LarkExpression::Rule(format!("({tag} {more}){optional}")))
     }
 
-    /// Writes `dispatch`: free text in which each pattern is followed by its format.
+    /// Writes `dispatch`: free text in which each pattern must be followed by its format.
     pub(super) fn pattern_dispatch(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -189,7 +189,7 @@ impl TagGrammarWriter {
         Ok(self.dispatch(dispatch, ends))
     }
 
-    /// Writes the older form of a structural tag: `structures` with a schema each, and `triggers`.
+    /// Writes the older form of a structural tag: `structures`, each with a schema, and `triggers`.
     pub(super) fn structures(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -211,7 +211,7 @@ impl TagGrammarWriter {
         Ok(self.dispatch(dispatch, &[]))
     }
 
-    /// Returns `expression`, followed by one of `ends`.
+    /// Returns `expression` followed by one of `ends`.
     pub(super) fn ended(&mut self, expression: LarkExpression, ends: &EndTexts) -> LarkExpression {
         if ends.is_empty() {
             return expression;

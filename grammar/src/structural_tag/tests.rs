@@ -1,4 +1,4 @@
-//! Tests of structural tags: the language of each format, and errors.
+//! Tests of structural tags: accepted and rejected texts of each format, and errors.
 
 use super::structural_tag_grammar;
 use crate::tests::{accepts, compile_with, vocabulary};
@@ -179,7 +179,7 @@ fn invalid_and_unsupported_formats_are_named() {
     assert!(structural_tag_grammar(&tag_of(deep)).unwrap_err().message.contains("depth"));
 }
 
-/// Returns a dispatch of `count` patterns of `bytes` bytes, after each of which `1` follows.
+/// Returns a dispatch with `count` patterns of `bytes` bytes; each pattern must be followed by `1`.
 fn dispatch_of(count: usize, bytes: usize) -> Value {
     let one = json!({"type": "const_string", "value": "1"});
     let rule = |at: usize| json!([format!("<{at:04}{}>", "x".repeat(bytes - 6)), one]);
@@ -203,7 +203,7 @@ fn long_structural_tags_are_rejected() {
         let error = structural_tag_grammar(&tag).unwrap_err();
         assert!(error.message.contains("bytes"), "{error}");
     }
-    // Each alternative repeats the ends.
+    // The end texts are repeated in each alternative.
     let ends = vec!["x".repeat(1_000); 30];
     let any = json!({"type": "any_text"});
     let content = json!({"type": "or", "elements": vec![any; 500]});

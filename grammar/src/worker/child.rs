@@ -1,4 +1,4 @@
-//! Worker process: runs dry runs of grammars until the server closes the connection.
+//! Worker process: performs dry runs of grammars until the server closes the connection.
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest, VocabularyMessage};
 use super::starvation_watchdog::{DryRunVerdictSender, GrammarDryRun, take_over_starved};
@@ -16,11 +16,11 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-/// Number of threads that run dry runs, each with a stack of `DRY_RUN_STACK_BYTES`.
+/// Number of threads that perform dry runs; each has a stack of `DRY_RUN_STACK_BYTES`.
 const THREADS: u64 = 2;
 
-/// Runs dry runs for the server at the other end of `stream`, with low priority and limited memory. Returns
-/// when the server closes the connection.
+/// Performs dry runs for the server connected to `stream`, with low priority and limited memory. Returns when
+/// the server closes the connection.
 ///
 /// Errors: the limits cannot be set, or the connection fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
@@ -44,8 +44,8 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
         match (message, &compiler) {
             (GrammarWorkerRequest::LowerPriority, _) => lower_priority(),
             (GrammarWorkerRequest::Vocabulary(message), _) => {
-                // The server has created a compiler from an equal vocabulary, so an error here means that the
-                // process at the other end is not a server.
+                // The server has already created a compiler from the same vocabulary, so an error here means
+                // that the peer is not a server.
                 let new_compiler =
                     GrammarCompiler::new(vocabulary(message)).map_err(|_| LinkError::Closed)?;
                 let new_compiler = compiler.insert(Arc::new(new_compiler));
@@ -64,7 +64,7 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// Starts the thread that takes over a dry run if the dry-run thread gets no processor time.
+/// Starts the watchdog thread, which takes over a dry run if the dry-run thread gets no processor time.
 fn start_starvation_watchdog(
     compiler: &Arc<GrammarCompiler>,
     verdicts: &Arc<DryRunVerdictSender<LinkSocket>>,
@@ -76,8 +76,8 @@ fn start_starvation_watchdog(
     };
     let builder = thread::Builder::new().name("grammar-watch".to_owned());
     builder.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
-        // The thread is never joined: without the abort, the server would wait for a verdict after a panic.
-        // When the server closes the connection, the process ends anyway.
+        // The thread is never joined, so without the abort, the server would wait for a verdict after a
+        // panic. When the server closes the connection, the process ends regardless of this thread.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             process::abort();
         }
@@ -85,8 +85,8 @@ fn start_starvation_watchdog(
     Ok(())
 }
 
-/// Sets the idle scheduling policy of this thread permanently: the system does not allow an unprivileged
-/// thread to raise its priority again.
+/// Gives this thread the idle scheduling policy. This is permanent, because the system does not allow an
+/// unprivileged thread to raise its priority.
 fn set_idle_priority() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
     let idle = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);

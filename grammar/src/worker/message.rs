@@ -18,19 +18,19 @@ const WORKER_REPLY_KIND: u16 = 66;
 /// Message to the worker process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum GrammarWorkerRequest {
-    /// Makes the process load the vocabulary with low priority. Optional; sent before `Vocabulary`.
+    /// The process must load the vocabulary with low priority. Optional; sent before `Vocabulary`.
     LowerPriority,
     /// Vocabulary; sent once, before any constraint.
     Vocabulary(VocabularyMessage),
-    /// Grammar that the process compiles and runs on random tokens (dry run), to measure its cost before
-    /// requests use it.
+    /// Grammar that the process must compile and run on random tokens (dry run), to measure its cost before
+    /// the server uses it.
     Constraint(Arc<OutputConstraint>),
 }
 
 /// Vocabulary without its tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VocabularyMessage {
-    /// Bytes of each token id, as in `GrammarVocabulary::tokens`.
+    /// Bytes of each token, by token id, as in `GrammarVocabulary::tokens`.
     pub(super) tokens: Vec<Vec<u8>>,
     pub(super) special: Vec<Token>,
     pub(super) end_ids: Vec<Token>,
@@ -45,9 +45,9 @@ pub(super) enum GrammarWorkerReply {
     Verdict(Result<DryRunReport, GrammarError>),
 }
 
-/// Encodes the vocabulary frame, which is equal for all worker processes of a server.
+/// Encodes the vocabulary frame, which is the same for all worker processes of a server.
 ///
-/// Errors: the tokens exceed the size of a frame.
+/// Errors: the tokens exceed the maximum frame size.
 pub(crate) fn vocabulary_frame(vocabulary: &GrammarVocabulary) -> Result<Vec<u8>, FrameError> {
     let GrammarVocabulary { tokens, special, end_ids, .. } = vocabulary;
     let message = VocabularyMessage {
@@ -107,7 +107,7 @@ mod tests {
         decoded.message
     }
 
-    /// Returns a schema of maximum nesting depth.
+    /// Returns a schema with the maximum nesting depth.
     fn deep() -> Value {
         (0..crate::NESTING_MAX).fold(json!("(a)"), |inner, _| json!({"items": inner}))
     }

@@ -24,15 +24,15 @@ pub(crate) struct GrammarWorkerProcess {
     replies: FrameReader<UnixStream, GrammarWorkerReply>,
 }
 
-/// Wall-clock and processor time at the start of a dry run.
+/// Wall-clock time and processor time at the start of a dry run.
 #[derive(Clone, Copy)]
 struct DryRunStart {
     at: Instant,
-    /// Processor time of the worker process at the start.
+    /// Processor time used by the worker process before the dry run.
     child_cpu: Duration,
 }
 
-/// Wall-clock and processor time that a dry run has taken.
+/// Wall-clock time and processor time spent on a dry run.
 struct DryRunElapsed {
     wall: Duration,
     /// Processor time of the worker process.
@@ -40,8 +40,8 @@ struct DryRunElapsed {
 }
 
 impl GrammarWorkerProcess {
-    /// Starts the process and waits until it has loaded the vocabulary, with low priority if `low_priority`.
-    /// The process dies with the calling thread.
+    /// Starts the process and waits until it has loaded the vocabulary; `low_priority` applies to this
+    /// loading. The process dies with the calling thread.
     ///
     /// Errors: the process cannot be started, or does not become ready in time.
     pub(crate) fn start(
@@ -59,7 +59,7 @@ impl GrammarWorkerProcess {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()?;
-        // From here on, an error drops the process and so kills it.
+        // From here on, an error drops `process`, which kills the process.
         let requests = FrameWriter::new(ours.try_clone()?, EPOCH);
         let replies = FrameReader::new(ours.try_clone()?, EPOCH);
         let mut process = Self { child, ended: false, requests, replies };
@@ -76,15 +76,15 @@ impl GrammarWorkerProcess {
         Ok(process)
     }
 
-    /// Returns whether the process can receive requests.
+    /// Whether the process can receive requests.
     pub(crate) fn is_alive(&mut self) -> bool {
         !self.ended && matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Runs the dry run of a grammar.
+    /// Performs the dry run of a grammar in the process.
     ///
-    /// Errors: the dry run exceeds its time, or the process ended. The process is killed then and cannot be
-    /// used again.
+    /// Errors: the dry run exceeds its time, or the process exited. In both cases the process is killed and
+    /// cannot be used again.
     pub(crate) fn dry_run(
         &mut self,
         constraint: &Arc<OutputConstraint>,
@@ -100,7 +100,8 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Waits for the reply for `COMPILE_TIME`, and longer while the process gets too little processor time.
+    /// Waits for the reply for `COMPILE_TIME`, and for longer while the process gets too little processor
+    /// time; `None` if the time is over.
     fn wait_reply(&mut self, start: DryRunStart) -> Result<Option<GrammarWorkerReply>, LinkError> {
         const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let mut wait = COMPILE_TIME;
@@ -117,7 +118,7 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Returns wall time and processor time since a start.
+    /// Returns the wall-clock time and processor time since `start`.
     fn elapsed_since(&self, start: DryRunStart) -> DryRunElapsed {
         DryRunElapsed {
             wall: start.at.elapsed(),
@@ -125,8 +126,8 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Kills the process because a dry run exceeds its time. The returned error says whether the grammar is
-    /// too slow or the process got too little processor time.
+    /// Kills the process because a dry run exceeds its time. The returned error distinguishes a grammar that
+    /// is too slow from a process that got too little processor time.
     fn kill_overdue(&mut self, start: DryRunStart) -> GrammarError {
         let DryRunElapsed { wall, child_cpu } = self.elapsed_since(start);
         self.kill();
@@ -145,13 +146,13 @@ impl GrammarWorkerProcess {
     }
 
     /// Returns the processor time of all threads of the process, with a resolution of ten milliseconds; 0 if
-    /// it has exited.
+    /// the process has exited.
     fn child_cpu_time(&self) -> Duration {
         const TICK: Duration = Duration::from_millis(10); // USER_HZ is 100 on all supported architectures.
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         let stat = stat.unwrap_or_default();
-        // In `/proc/PID/stat`, the process name may contain spaces and ends with `) `. The fields after it
-        // start at the 3rd; utime and stime are the 14th and 15th.
+        // In `/proc/PID/stat`, the process name may contain spaces and ends with `) `. The next field is the
+        // 3rd; utime and stime are the 14th and 15th.
         let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
         TICK * ticks.sum::<u32>()

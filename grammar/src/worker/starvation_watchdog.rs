@@ -1,8 +1,9 @@
 //! Watchdog thread that takes over a dry run when the idle-priority thread gets no processor time.
 //!
-//! An idle thread gets about three thousandths of a processor that other threads use fully: too little for
-//! any grammar. The watchdog thread has low priority instead and repeats the dry run when the idle thread is
-//! starved, early enough to get `DRY_RUN_CPU_TIME_MIN` before the end of `COMPILE_TIME`.
+//! A thread with idle priority gets about 0.3 % of a processor that is fully used by other threads, which is
+//! not enough for any grammar. The watchdog thread has low but not idle priority. It repeats the dry run when
+//! the idle-priority thread is starved, early enough to get `DRY_RUN_CPU_TIME_MIN` before the end of
+//! `COMPILE_TIME`.
 
 use super::message::GrammarWorkerReply;
 use crate::compile::{DryRunReport, GrammarError};
@@ -18,20 +19,19 @@ use std::time::{Duration, Instant};
 
 type DryRunVerdict = Result<DryRunReport, GrammarError>;
 
-/// Interval of the starvation check. Waking the thread for every dry run instead would cost the processor
-/// time that the idle priority saves.
+/// Interval between starvation checks. The thread polls, because waking it for every dry run would cost the
+/// processor time that the idle priority saves.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a dry run with less than `DRY_RUN_CPU_TIME_MIN` of processor time counts as starved.
 const STARVED_AFTER: Duration = Duration::from_millis(300);
-/// Number of checks without a dry run after which the thread stops checking and sleeps until the next dry
-/// run.
+/// Number of checks without a dry run after which the thread stops polling and sleeps until the next dry run.
 const IDLE_CHECKS_MAX: u32 = 20;
 
-/// Dry run for which the server waits for a verdict.
+/// Dry run for whose verdict the server waits.
 pub(super) struct GrammarDryRun {
     pub(super) constraint: Arc<OutputConstraint>,
     started_at: Instant,
-    /// Processor time of this process at the start of the dry run.
+    /// Processor time used by this process before the dry run.
     cpu_at_start: Duration,
 }
 
@@ -40,8 +40,8 @@ impl GrammarDryRun {
         Self { constraint, started_at: Instant::now(), cpu_at_start: process_cpu_time() }
     }
 
-    /// Whether the dry run is starved: it has too little processor time, or it runs for longer than
-    /// `COMPILE_TIME`, beyond which the server waits for starved dry runs only.
+    /// Whether the dry run is starved: it has had too little processor time, or it has run for longer than
+    /// `COMPILE_TIME`, after which the server waits only for starved dry runs.
     fn is_starved(&self) -> bool {
         let age = self.started_at.elapsed();
         let cpu_time = process_cpu_time().saturating_sub(self.cpu_at_start);
@@ -55,7 +55,7 @@ fn process_cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Sends the verdict of the current dry run, from the thread that finishes it first.
+/// Sends the verdict of the current dry run; only the first verdict of a dry run is sent.
 pub(super) struct DryRunVerdictSender<W> {
     state: Mutex<DryRunVerdictSenderState<W>>,
     dry_run_started: Condvar,
@@ -63,12 +63,12 @@ pub(super) struct DryRunVerdictSender<W> {
 
 struct DryRunVerdictSenderState<W> {
     replies: FrameWriter<W, GrammarWorkerReply>,
-    /// The current dry run, as long as it has no verdict.
+    /// The current dry run, until its verdict is sent.
     pending: Option<Arc<GrammarDryRun>>,
 }
 
 impl<W: Write> DryRunVerdictSender<W> {
-    /// Creates a sender whose messages are written to `replies`.
+    /// Creates a sender that writes messages to `replies`.
     pub(super) fn new(replies: FrameWriter<W, GrammarWorkerReply>) -> Self {
         Self {
             state: Mutex::new(DryRunVerdictSenderState { replies, pending: None }),
@@ -83,7 +83,7 @@ impl<W: Write> DryRunVerdictSender<W> {
         lock(&self.state).replies.send(message)
     }
 
-    /// Starts a dry run, which must end with a verdict.
+    /// Registers a dry run, for which a verdict must be sent.
     pub(super) fn begin(&self, dry_run: &Arc<GrammarDryRun>) {
         lock(&self.state).pending = Some(Arc::clone(dry_run));
         self.dry_run_started.notify_one();
@@ -116,7 +116,7 @@ impl<W: Write> DryRunVerdictSender<W> {
     }
 }
 
-/// Watches the dry runs and repeats starved ones in this thread, until an error occurs.
+/// Watches the dry runs and repeats starved ones on this thread, until an error occurs.
 ///
 /// Errors: the server has closed the connection.
 pub(super) fn take_over_starved<W: Write>(
@@ -167,7 +167,7 @@ mod tests {
             verdicts.begin(&dry_run);
             dry_run
         };
-        // The watchdog sleeps before the first dry run, and polls before the second.
+        // The watchdog sleeps before the first dry run, and polls when the second one starts.
         for _ in 0..2 {
             let start = Instant::now();
             let first = begin();

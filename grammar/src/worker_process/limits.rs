@@ -3,25 +3,25 @@
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::{fs, io};
 
-/// Value of `oom_score_adj` of worker processes: the out-of-memory killer ends them first.
+/// Value of `oom_score_adj` for worker processes, which makes the out-of-memory killer choose them first.
 const OOM_SCORE: &str = "1000";
 
-/// Environment variable and value of a worker process that let its allocator map memory on demand. By default
-/// the allocator maps 1 GiB at start, which `limit_memory` would not count.
+/// Environment variable and value that make the allocator of a worker process map memory on demand. By
+/// default the allocator maps 1 GiB at start, which `limit_memory` would not count.
 pub const ARENA_RESERVE: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "16MiB");
 
 /// Nice value of low-priority threads.
 const NICENESS: i32 = 10;
 
-/// Lowers the priority of this thread and of threads that it starts later.
+/// Lowers the priority of the calling thread and of threads that it starts later.
 pub fn lower_priority() {
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::debug!(%error, "cannot lower the thread priority");
     }
 }
 
-/// Limits the address space of this process to `bytes` more than it uses now, disables core dumps, and makes
-/// the out-of-memory killer end this process first.
+/// Limits the address space of this process to its current size plus `bytes`, disables core dumps, and makes
+/// the out-of-memory killer choose this process first.
 ///
 /// Errors: the system rejects the limit, or `/proc` cannot be read.
 pub fn limit_memory(bytes: u64) -> io::Result<()> {
@@ -34,7 +34,7 @@ pub fn limit_memory(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the address space of this process in bytes.
+/// Returns the size of this process's address space in bytes.
 fn address_space() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));

@@ -5,10 +5,10 @@ use protocol::codec::CodecError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Epoch of all frames. It is constant, because a connection ends with its worker process.
+/// Epoch of all frames. It is constant, because each worker process has its own connection.
 pub const EPOCH: Epoch = Epoch(1);
 
-/// Appends the body of a message, `value` in MessagePack, to `out`.
+/// Appends a message body, which is `value` encoded as MessagePack, to `out`.
 ///
 /// Errors: the value cannot be represented in MessagePack.
 pub fn encode_message(
@@ -20,7 +20,7 @@ pub fn encode_message(
     rmp_serde::encode::write(out, value).map_err(error)
 }
 
-/// Decodes the body of a message of the kind `expected`.
+/// Decodes a message body; `expected` is the required message kind.
 ///
 /// Errors: the message has another kind, or its body is invalid.
 pub fn decode_message<T: DeserializeOwned>(

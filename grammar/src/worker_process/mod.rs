@@ -1,7 +1,7 @@
-//! Common parts of the server's worker processes: memory limits and messages.
+//! Code shared by the server's worker processes: memory limits and messages.
 //!
-//! Work of a request that no library limit bounds runs in a worker process: dry runs of grammars
-//! (`grammar/worker`) and rendering of chat templates from requests (`text/template`).
+//! Request work that no library limit bounds runs in a worker process: dry runs of grammars
+//! (`grammar/worker`), and rendering of chat templates sent in requests (`text/template`).
 
 mod limits;
 mod message;

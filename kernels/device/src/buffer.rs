@@ -1,15 +1,15 @@
-//! Device memory with one owner, which is freed when its owner is dropped.
+//! Device memory with a single owner; the memory is freed when the owner is dropped.
 //!
-//! A buffer is zero-initialised when it is allocated, so every read yields initialised bytes. Reads take
-//! shared references and writes take unique references, so the borrow checker prevents data races between CPU
-//! kernels.
+//! A buffer is zero-initialised when it is allocated, so that every read returns initialised bytes. Reads use
+//! shared references and writes use unique references, so that the borrow checker prevents data races between
+//! CPU kernels.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::{DType, DeviceError, MatMut, MatRef};
 
-/// Frees the memory of dropped buffers; CPU memory, GPU memory and weight slabs have their own
+/// Frees the memory of dropped buffers. CPU memory, GPU memory and weight slabs have separate
 /// implementations.
 pub trait BufferDeallocator: Send + Sync {
     /// Frees the range `[ptr, ptr + bytes)` of a dropped buffer.
@@ -51,12 +51,12 @@ impl Buffer {
         self.bytes
     }
 
-    /// Returns the device address of the first byte of the buffer.
+    /// Returns the address of the first byte of the buffer in device memory.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
     }
 
-    /// Returns the device address of the first byte of the buffer, for writing.
+    /// Returns the address of the first byte of the buffer in device memory, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }
@@ -81,7 +81,7 @@ impl Buffer {
         Ok(unsafe { MatRef::from_raw(self.as_ptr(), dtype, rows, cols, cols) })
     }
 
-    /// Views `rows` rows of `cols` elements, `stride` elements apart, as a matrix.
+    /// Views `rows` rows of `cols` elements as a matrix; consecutive rows start `stride` elements apart.
     ///
     /// # Panics
     /// If the rows extend beyond the buffer.
@@ -92,8 +92,9 @@ impl Buffer {
         unsafe { MatRef::from_raw(self.as_ptr(), dtype, rows, cols, stride) }
     }
 
-    /// Views the first `rows * cols` elements as a mutable matrix `[rows, cols]`. Its row capacity covers the
-    /// rest of the buffer, so kernels may also overwrite elements after the last row.
+    /// Views the first `rows * cols` elements as a mutable matrix `[rows, cols]`. The row capacity of the
+    /// matrix includes the rest of the buffer, so that kernels may also overwrite elements after the last
+    /// row.
     pub fn mat_mut(
         &mut self,
         dtype: DType,

@@ -1,4 +1,4 @@
-//! Checks of kernel arguments, which every backend runs before it computes or launches a kernel.
+//! Checks of kernel arguments, which every backend performs before it computes or launches a kernel.
 
 use crate::{DType, DeviceError, MatRef};
 

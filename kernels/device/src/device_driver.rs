@@ -4,8 +4,8 @@ use crate::timestamps::HostTimestamps;
 use crate::{Buffer, CopyInFlight, DeviceError, EventTimestamps, PinnedBuffer};
 use std::sync::Arc;
 
-/// Index of a stream: launches on one stream run in submission order. The CPU device runs every launch
-/// synchronously, so it has one stream.
+/// Index of a stream. Launches on the same stream run in submission order. The CPU device runs every launch
+/// synchronously and has only one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceStream(pub usize);
 
@@ -18,11 +18,11 @@ pub struct MemInfo {
     pub total_bytes: u64,
 }
 
-/// Captured graph of launches (CUDA graph, HIP graph), which can be replayed.
+/// Captured graph of launches (CUDA graph or HIP graph) that can be replayed.
 #[derive(Debug)]
 pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
 
-/// Instantiated graph; each device type with graph capture implements its replay.
+/// Instantiated graph of launches; each device type that supports graph capture implements the replay.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "streams are passed as `DeviceDriver` passes them"
@@ -86,8 +86,8 @@ pub trait DeviceDriver: Send + Sync {
         false
     }
 
-    /// Begins graph capture on `s`: launches are captured instead of executed. Memory must not be allocated,
-    /// copied synchronously or freed until `end_capture`.
+    /// Begins graph capture on `s`: launches are captured instead of executed. Until `end_capture`, memory
+    /// must not be allocated, copied synchronously or freed.
     fn begin_capture(&self, _: &DeviceStream) -> Result<(), DeviceError> {
         Err(DeviceError::GraphsUnsupported { device: self.name() })
     }
@@ -102,44 +102,44 @@ pub trait DeviceDriver: Send + Sync {
         graph.0.replay(s)
     }
 
-    /// Begins a dry run: launches do nothing, but the kernels that they need are recorded, so that they can
-    /// be compiled together.
+    /// Begins a dry run: launches do not execute anything, but their kernels are recorded, so that
+    /// `end_dry_run` can compile all of them in parallel.
     fn begin_dry_run(&self) {}
 
     /// Ends the dry run: compiles all recorded kernel modules in parallel, and enables launches again.
-    /// Without a dry run, launches compile the modules one by one. Repeatedly calls `progress` with the
+    /// Without a dry run, each launch compiles its module if needed. Calls `progress` repeatedly with the
     /// number of compiled modules and the total number, until all modules are compiled.
     fn end_dry_run(&self, _progress: &mut dyn FnMut(u64, u64)) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Returns the secondary stream, whose launches overlap with those of the first stream. `None` if the
+    /// Returns the secondary stream, whose launches may overlap launches of the first stream; `None` if the
     /// device runs launches serially, or while per-kernel timestamps are recorded.
     fn secondary_stream(&self) -> Option<DeviceStream> {
         None
     }
 
     /// Makes later launches on `s` wait for all previous launches on `other`. If one of the streams is being
-    /// captured, the other stream joins the capture; the captured stream must wait for it before
-    /// `end_capture`.
+    /// captured, the other stream joins the capture; the captured stream must wait for the joined stream
+    /// before `end_capture`.
     fn stream_wait(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), DeviceError> {
         let _ = (s, other);
         Ok(())
     }
 
-    /// Freezes autotuning before requests are served: no launch is timed afterwards to choose between
+    /// Disables autotuning before requests are served: later launches are not timed to choose between
     /// algorithms, because timing would delay requests.
     fn freeze_autotuning(&self) {}
 
-    /// Allocates `count` GPU event timestamps, which are not recorded yet. The default implementation reads
-    /// the host clock, which is correct for devices that run launches synchronously.
+    /// Allocates `count` GPU event timestamps, which are initially not recorded. The default implementation
+    /// reads the host clock, which is correct for devices that run launches synchronously.
     fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn EventTimestamps>, DeviceError> {
         Ok(Arc::new(HostTimestamps::new(count)))
     }
 
     /// Begins per-kernel timestamps: after each launch, the next event of `timestamps` is recorded, starting
-    /// with event `first`, until all events are used. In this mode, a launch does not overlap the previous
-    /// launch. Devices may ignore the call.
+    /// with the event `first`, until all events are used. While per-kernel timestamps are recorded, launches
+    /// do not overlap each other. Devices may ignore the call.
     fn begin_kernel_timestamps(&self, _timestamps: &Arc<dyn EventTimestamps>, _first: usize) {}
 
     /// Ends per-kernel timestamps. Returns the kernel name of each event that was recorded since

@@ -1,4 +1,4 @@
-//! Element types of device memory (DType), and the Rust types that represent them.
+//! Element types of device memory (`DType`), and the corresponding Rust types.
 
 pub use half::{bf16, f16};
 
@@ -34,24 +34,24 @@ impl DType {
     }
 }
 
-/// Rust type that represents the elements of one [`DType`].
+/// Rust type that corresponds to an element type [`DType`].
 ///
 /// # Safety
 /// `Self` has the size of `DTYPE` and no padding, and every bit pattern is a valid value.
 pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
-    /// Element type that this Rust type represents.
+    /// Element type that corresponds to this Rust type.
     const DTYPE: DType;
 }
 
 /// Floating-point element type. Kernels compute in f32 and round to nearest even when they store.
 pub trait FloatElement: DeviceElement {
-    /// Type to which activation rows are converted before they are multiplied with weights of this type.
+    /// Type to which activations are converted before they are multiplied by weights of this type.
     type Operand: FloatElement;
     /// Converts the element to f32.
     fn load(self) -> f32;
     /// Converts `x` to this type, rounded to nearest even.
     fn store(x: f32) -> Self;
-    /// Converts `x`, which this type represents exactly, so no rounding is needed.
+    /// Converts `x`, which must be exactly representable in this type, so that no rounding is needed.
     fn truncate(x: f32) -> Self {
         Self::store(x)
     }
@@ -100,11 +100,11 @@ impl FloatElement for bf16 {
     }
 }
 
-/// Conversions without branches, so that loops vectorise. The results equal those of the F16C instructions
-/// bit for bit.
+/// Conversions without branches, so that loops vectorise. The results are bit-identical to those of the F16C
+/// instructions.
 impl FloatElement for f16 {
-    /// `Operand` is f32, because no CPU instruction multiplies f16 with f32 accumulation: rows are converted
-    /// to f32 once, instead of at each product.
+    /// `Operand` is f32, because no CPU instruction multiplies f16 values with f32 accumulation: activations
+    /// are converted to f32 once, instead of for each product.
     type Operand = f32;
     #[inline(always)]
     fn load(self) -> f32 {
@@ -114,8 +114,8 @@ impl FloatElement for f16 {
         let magnitude = (bits & 0x7fff) << 13;
         // 112 is the difference between the exponent biases of f32 (127) and f16 (15).
         let normal = magnitude + (112 << 23);
-        // Subnormal numbers: the fraction is combined with the exponent of the smallest normal f16, and that
-        // number is subtracted.
+        // Subnormal numbers: the fraction is combined with the exponent of the smallest normal f16, and the
+        // value of the smallest normal f16 is subtracted.
         let least = f32::from_bits(113 << 23);
         let subnormal = (f32::from_bits(magnitude + (113 << 23)) - least).to_bits();
         let quiet = if magnitude > INFINITY { 0x7fc0_0000 } else { 0x7f80_0000 };
@@ -135,8 +135,8 @@ impl FloatElement for f16 {
         // yields infinity.
         let halfway = 0x0fff + ((bounded >> 13) & 1);
         let normal = bounded.wrapping_sub(112 << 23).wrapping_add(halfway) >> 13;
-        // Subnormal numbers: adding 0.5 aligns the last fraction bit of the f32 with that of a subnormal f16,
-        // so that the addition rounds correctly.
+        // Subnormal numbers: adding 0.5 aligns the last fraction bit of the f32 with the last fraction bit of
+        // a subnormal f16, so that the addition rounds correctly.
         let subnormal = (f32::from_bits(bounded) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         let finite = if bounded < MIN_NORMAL { subnormal } else { normal };
         let quiet = (exact >> 13) & 0x03ff | 0x7e00;
@@ -148,8 +148,8 @@ impl FloatElement for f16 {
 mod tests {
     use super::*;
 
-    /// Tests every f16 value, and the f32 midpoint between it and the next f16 value with both neighbours of
-    /// the midpoint.
+    /// For every f16 value, tests the value itself, the f32 midpoint between the value and the next f16
+    /// value, and both f32 neighbours of the midpoint.
     #[test]
     fn half_conversions_follow_ieee754() {
         for bits in 0..=u16::MAX {

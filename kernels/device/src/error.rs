@@ -3,7 +3,7 @@
 use crate::DType;
 
 /// Error of a device. `Shape` and `Unsupported` are errors of the caller, which are detected before any
-/// memory is accessed. If a launch or a copy returns another error, the device must not be used any more.
+/// memory is accessed. After any other error of a launch or a copy, the device must not be used any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The device has too little free memory.
@@ -26,7 +26,7 @@ pub enum DeviceError {
         /// Expected value of the size.
         expected: usize,
     },
-    /// An index is out of the range of the table or the KV pool that it refers to.
+    /// An index is out of range of the table or the KV pool that is indexed.
     #[error("{kernel}: {what} {index} is outside [0, {limit})")]
     Index {
         /// Kernel that rejected the arguments.
@@ -54,7 +54,7 @@ pub enum DeviceError {
         /// Name of the missing instruction set.
         isa: &'static str,
     },
-    /// A GPU, its runtime or its compiler failed.
+    /// Error of a GPU, its runtime or its compiler.
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
     /// The device does not support graph capture.

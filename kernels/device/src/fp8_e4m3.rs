@@ -5,11 +5,11 @@
 #[repr(transparent)]
 pub struct Fp8E4m3(u8);
 
-/// 2¹²⁰, by which the conversion to f32 multiplies: it corrects the exponent bias from 7 (e4m3) to 127 (f32).
+/// 2¹²⁰: factor in the conversion to f32 that corrects the exponent bias from 7 (e4m3) to 127 (f32).
 const REBIAS: f32 = f32::from_bits((127 + 120) << 23);
 /// Smallest normal e4m3 number; smaller numbers are multiples of 2⁻⁹.
 const MIN_NORMAL: f32 = 1.0 / 64.0;
-/// 1.5 · 2²³: when it is added to a small f32, the sum is rounded to an integer.
+/// 1.5 · 2²³: adding this constant to a small f32 rounds the f32 to an integer.
 const ROUNDER: f32 = 12_582_912.0;
 
 impl Fp8E4m3 {
@@ -40,7 +40,8 @@ impl Fp8E4m3 {
         f32::from_bits(sign << 24 | magnitude << 20) * REBIAS
     }
 
-    /// Rounds `x` to the nearest number, ties to even. Values beyond ±448 become ±448; NaN becomes NaN.
+    /// Rounds `x` to the nearest e4m3 number, ties to even. Values beyond ±448 are clamped to ±448; NaN
+    /// remains NaN.
     #[must_use]
     pub fn from_f32(x: f32) -> Self {
         let sign = if x.is_sign_negative() { 0x80 } else { 0 };

@@ -1,10 +1,10 @@
-//! Devices: CPU and GPU with their runtime libraries, memory, streams, events, graphs, and JIT compiler of
-//! kernels.
+//! Devices: CPU and GPU with their runtime libraries, memory, streams, events and graphs, and the JIT
+//! compiler of GPU kernels.
 //!
-//! [`DeviceDriver`] is the trait of all devices. It is object safe, because a virtual call takes nanoseconds
-//! and a launch microseconds. [`CpuDevice`] exists in every build. [`gpu::GpuDevice`] is one GPU, driven
-//! through the HIP runtime, the CUDA driver or the emulator. The kernels that run on devices are in the crate
-//! `kernels`.
+//! [`DeviceDriver`] is the trait of all devices. It is object-safe, because a virtual call takes nanoseconds
+//! and a launch takes microseconds. [`CpuDevice`] exists in every build. [`gpu::GpuDevice`] is one GPU,
+//! controlled through the HIP runtime, the CUDA driver or the emulator. The kernels that run on devices are
+//! in the crate `kernels`.
 
 #![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
 #![allow(clippy::inline_always, reason = "conversions of elements are inlined into row kernels")]

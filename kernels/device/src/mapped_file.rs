@@ -1,8 +1,8 @@
 //! Read-only memory mapping of a file.
 //!
-//! The module is part of this crate because mapping needs unsafe code: the bytes change if another process
-//! writes to the file, and reading past the end of a truncated file raises SIGBUS. A program cannot prevent
-//! either, so model folders must not be modified while a model is served.
+//! The module is part of this crate because memory mapping needs unsafe code: the bytes change if another
+//! process writes to the file, and reading past the end of a truncated file raises SIGBUS. A program cannot
+//! prevent this, so model folders must not be modified while a model is served.
 
 use memmap2::{Advice, Mmap};
 use std::fs::File;

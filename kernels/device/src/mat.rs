@@ -1,4 +1,5 @@
-//! Matrix views of device memory: address, element type, rows, columns, and row stride in elements.
+//! Matrix views of device memory: address, element type, number of rows and columns, and row stride in
+//! elements.
 //!
 //! A view borrows the memory. Access to elements on the host (`row`, `row_mut`) is only valid for host
 //! memory.
@@ -24,8 +25,8 @@ pub struct MatMut<'a> {
     ptr: *mut u8,
     dtype: DType,
     rows: usize,
-    /// Number of rows for which memory is available, at least `rows`. Kernels may overwrite the memory from
-    /// row `rows` on, which contains no data.
+    /// Number of rows for which memory is available; at least `rows`. Kernels may overwrite the memory after
+    /// the first `rows` rows, which contains no data.
     row_capacity: usize,
     cols: usize,
     stride: usize,
@@ -92,12 +93,12 @@ impl<'a> MatRef<'a> {
         self.stride
     }
 
-    /// Returns the device address of the matrix's first element.
+    /// Returns the address of the first element of the matrix in device memory.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
 
-    /// Returns the device address of the first element of row `r`.
+    /// Returns the address of the first element of row `r` in device memory.
     pub fn row_ptr(&self, r: usize) -> *const u8 {
         assert!(r < self.rows, "row {r} of {}", self.rows);
         // SAFETY: row `r` is inside the matrix.
@@ -143,8 +144,8 @@ impl<'a> MatMut<'a> {
     /// Creates a mutable view of raw memory; `stride` is the row stride in elements.
     ///
     /// # Safety
-    /// Every row consists of `cols` initialised elements of `dtype` that are aligned and used by this view
-    /// only for `'a`.
+    /// Every row consists of `cols` initialised elements of `dtype` that are aligned and that only this view
+    /// accesses for `'a`.
     pub unsafe fn from_raw(
         ptr: *mut u8,
         dtype: DType,
@@ -205,7 +206,7 @@ impl<'a> MatMut<'a> {
         self.stride
     }
 
-    /// Returns the device address of the first element, for writing.
+    /// Returns the address of the first element in device memory, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr
     }

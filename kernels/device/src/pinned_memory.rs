@@ -1,5 +1,5 @@
-//! Pinned host memory for asynchronous copies, and copies in flight, which own this memory until they
-//! complete.
+//! Pinned host memory for asynchronous copies, and copies in flight. A copy in flight owns its pinned memory
+//! until the copy has completed.
 
 use crate::{Buffer, DeviceError};
 
@@ -34,8 +34,8 @@ impl PinnedBuffer {
     }
 }
 
-/// Completion of an asynchronous copy: a fence completes after all work submitted to its stream before it was
-/// recorded.
+/// Fence that signals the completion of an asynchronous copy. A fence completes after all work that was
+/// submitted to its stream before the fence was recorded.
 pub(crate) trait CopyFence: Send + std::fmt::Debug {
     /// Blocks the host until the fence has completed.
     fn wait(&mut self) -> Result<(), DeviceError>;
@@ -55,7 +55,7 @@ impl CopyInFlight {
     }
 
     /// Waits for the copy and returns the pinned buffer. After an error, the buffer is leaked deliberately,
-    /// because the device may still access it.
+    /// because the device may still access the buffer.
     pub fn wait(mut self) -> Result<PinnedBuffer, DeviceError> {
         let memory = self.memory.take().expect("present until the copy completes");
         match self.fence.wait() {
@@ -78,7 +78,7 @@ impl Drop for CopyInFlight {
     }
 }
 
-/// Fence of a copy on a device that runs launches synchronously; it is always complete.
+/// Fence of a copy on a device that runs launches synchronously. The fence is always complete.
 #[derive(Debug)]
 pub(crate) struct CompletedFence;
 

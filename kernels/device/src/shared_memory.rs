@@ -1,7 +1,8 @@
-//! Memory that several processes of one host map and share.
+//! Memory that is shared by several processes of a host.
 //!
-//! The module is part of this crate because mapping needs unsafe code. Every access is atomic, so concurrent
-//! writes by other processes are not data races. The users of the memory define the meaning of its words.
+//! The module is part of this crate because memory mapping needs unsafe code. Every access is atomic, so that
+//! concurrent writes by other processes are not data races. The meaning of the words is defined by the users
+//! of this module.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
@@ -15,8 +16,8 @@ pub struct HostSharedMemory {
 }
 
 impl HostSharedMemory {
-    /// Maps the first `words` words of a file. No process may truncate the file, because an access past its
-    /// end raises SIGBUS.
+    /// Maps the first `words` words of a file. No process may truncate the file, because an access past the
+    /// end of the file raises SIGBUS.
     ///
     /// Errors: the file is too short, or cannot be mapped for reading and writing.
     pub fn map(file: &File, words: usize) -> io::Result<Self> {

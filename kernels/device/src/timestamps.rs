@@ -1,4 +1,4 @@
-//! Timestamps of events between the launches of a stream, on the clock of the device.
+//! Timestamps of events between the launches on a stream, measured with the clock of the device.
 
 use crate::{DeviceError, DeviceStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,18 +14,18 @@ pub trait EventTimestamps: Send + Sync + std::fmt::Debug {
         self.len() == 0
     }
 
-    /// Records event `i` on `s` after all work that was submitted to `s`. During graph capture, the record
-    /// becomes a graph node, which every replay executes.
+    /// Records event `i` on `s`, after all work that was previously submitted to `s`. During graph capture,
+    /// the record becomes a graph node, which is executed in every replay.
     fn record(&self, s: &DeviceStream, i: usize) -> Result<(), DeviceError>;
 
-    /// Blocks until event `i`, which must have been recorded, has completed.
+    /// Blocks until event `i` has completed. The event must have been recorded.
     fn wait(&self, i: usize) -> Result<(), DeviceError>;
 
     /// Returns the time from event `from` to event `to` in nanoseconds. Both events must have completed.
     fn elapsed_ns(&self, from: usize, to: usize) -> Result<i64, DeviceError>;
 }
 
-/// Timestamps of a device that runs launches synchronously; they are read from the host clock.
+/// Timestamps of a device that runs launches synchronously; the host clock is used.
 #[derive(Debug)]
 pub(crate) struct HostTimestamps {
     start: Instant,

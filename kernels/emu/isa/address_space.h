@@ -13,12 +13,13 @@ struct AddressRange {
 
 struct AddressSpace {
     std::vector<AddressRange> ranges;   // sorted
-    // Memory of other processes, whose allocations are not known, can be accessed.
+    // The process has opened memory of other processes; accesses outside of the known ranges are then
+    // allowed.
     bool has_foreign_memory = false;
 
     void add(const void* first, u64 bytes) { ranges.push_back({(u64)first, (u64)first + bytes}); }
     void sort();
-    // Range with [address, address + bytes), or null.
+    // Returns the range that contains [address, address + bytes), or null.
     const AddressRange* find(u64 address, u64 bytes) const;
 };
 

@@ -1,4 +1,4 @@
-// bind.cpp - finds what an instruction does by its name.
+// bind.cpp - looks up the handler of an instruction by the instruction's name.
 #include <unordered_map>
 
 #include "rules.h"

@@ -11,7 +11,7 @@ namespace emu::isa {
 
 namespace {
 
-// The bytes of an ELF file, read with checks.
+// Bounds-checked view of an ELF file.
 struct Image {
     const u8* bytes;
     size_t size;
@@ -53,7 +53,7 @@ void load_segments(const Image& image, CodeObject& object) {
     }
 }
 
-// Metadata is a note: 12 bytes of header, the padded name, then MessagePack.
+// The metadata is an ELF note: a header of 12 bytes, the padded name, then MessagePack.
 MetadataValue read_metadata(const Image& image) {
     for (u32 i = 0; i < image.header().e_phnum; ++i) {
         const Elf64_Phdr segment = image.segment(i);
@@ -82,7 +82,7 @@ void read_descriptor(const CodeObject& object, u64 address, Kernel& k) {
 
 void read_kernel(const MetadataValue& entry, Kernel& k) {
     k.max_threads = (u32)entry.number(".max_flat_workgroup_size");
-    // vector_count counts both register files together; accumulators follow.
+    // On gfx90a and newer, .vgpr_count includes the accumulator registers that .agpr_count counts.
     k.accumulators = std::min<u32>((u32)entry.number(".agpr_count"), 256);
     k.vectors = std::min<u32>((u32)entry.number(".vgpr_count"), 256);
     if (const MetadataValue* arguments = entry.find(".args"))

@@ -64,7 +64,8 @@ const HandlerRule RULES[] = {
     HANDLER("s_sleep", OTHER, w.state = WaveState::SLEEPING;),
     HANDLER("s_endpgm", OTHER, w.state = WaveState::DONE;),
     HANDLER("s_nop", OTHER, ), HANDLER("s_setprio", OTHER, ), HANDLER("s_setreg_imm32_b32", OTHER, ),
-    // Caches are not emulated: every access sees memory. A write-back counts as a vector memory operation.
+    // Caches are not emulated: every access goes to memory. A cache write-back counts as a vector memory
+    // operation.
     HANDLER("buffer_wbl2", OTHER, w.pending.add(MemoryQueue::VECTOR, in, false, false);),
     HANDLER("buffer_inv", OTHER, ), HANDLER("s_dcache_inv", OTHER, ), HANDLER("s_icache_inv", OTHER, ),
 };

@@ -1,14 +1,15 @@
-// conversions.cpp - conversions of fp8, and the steps of an IEEE division. gfx942 has fp8 in the format FNUZ, gfx950 in OCP.
+// conversions.cpp - fp8 conversions, and the steps of an IEEE division. The fp8 format is FNUZ on gfx942, OCP
+// on gfx950.
 #include "rules.h"
 
 namespace emu::isa {
 
 namespace {
 
-// Byte of the source that a conversion of one value reads, as SDWA or op_sel gives it.
+// Index of the source byte that a conversion of one value reads, as selected by SDWA or op_sel.
 u32 first_byte(const Instruction& in) {
     if (in.is_sdwa) return in.sub_dword.source[0] < 4 ? in.sub_dword.source[0] : in.sub_dword.source[0] == 5 ? 2 : 0;
-    // op_sel [low, high] reads byte low * 2 + high on gfx950.
+    // On gfx950, op_sel [low, high] selects byte low * 2 + high.
     return (in.op_sel & 1 ? 2 : 0) + (in.op_sel & 2 ? 1 : 0);
 }
 
@@ -53,8 +54,8 @@ const HandlerRule CONVERSIONS[] = {
 
 bool is_subnormal(float value) { return std::fpclassify(value) == FP_SUBNORMAL; }
 
-// v_div_scale: scales numerator or denominator so that the following steps neither overflow nor lose digits; sets
-// the lane in VCC where v_div_fmas must scale back.
+// v_div_scale: scales the numerator or the denominator so that the following steps neither overflow nor lose
+// precision. Sets VCC for each lane whose result v_div_fmas must scale back.
 void scale_division(Wave& w, const Instruction& in) {
     u32 scratch[3][LANES], result[LANES];
     const u32* s[3];
@@ -106,7 +107,7 @@ void division_step(Wave& w, const Instruction& in) {
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-// Special cases of a division, given the computed quotient.
+// Returns `quotient`, corrected for the special cases of an IEEE division.
 u32 fix_quotient(u32 quotient, u32 denominator, u32 numerator) {
     const float d = as_float(denominator), n = as_float(numerator);
     const u32 sign = (denominator ^ numerator) & 0x80000000, infinity = 0x7f800000;

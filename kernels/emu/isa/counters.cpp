@@ -1,4 +1,4 @@
-// counters.cpp - counters of the process, by kernel; written to HIPEMU_COUNTERS when the process ends.
+// counters.cpp - execution counters of the process, per kernel; written to HIPEMU_COUNTERS at process exit.
 #include "counters.h"
 
 #include <cstdio>

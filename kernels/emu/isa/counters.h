@@ -9,16 +9,18 @@ namespace emu::isa {
 struct Counters {
     u64 instructions[(u32)Unit::COUNT] = {};
     u64 waves = 0, matrix_cycles = 0;
-    // Waits for vector memory (for LDS and scalar loads) that had to wait, and operations in flight at them.
+    // Number of s_waitcnt instructions that had to wait for vector memory (or for LDS and scalar loads), and
+    // total number of operations in flight at those waits.
     u64 vector_waits = 0, vector_in_flight = 0, lds_waits = 0, lds_in_flight = 0;
-    // Cycles of LDS accesses with 32 banks, and without bank conflicts.
+    // Cycles of LDS accesses with 32 banks, and the cycles that the accesses would take without bank
+    // conflicts.
     u64 lds_cycles = 0, lds_ideal_cycles = 0;
     void add(const Counters& other);
 };
 
 // Adds the counters of one launch to those of the process.
 void add_counters(const std::string& kernel, u32 gfx, const Counters& counters);
-// Tab-separated table of all kernels that ran, with a head line.
+// Returns a tab-separated table of all kernels that ran, with a header line.
 std::string counter_table();
 
 }  // namespace emu::isa

@@ -1,4 +1,4 @@
-// decode.cpp - instructions from the text of llvm-objdump: operands, modifiers, and the registers that are used.
+// decode.cpp - decodes instructions from the output of llvm-objdump: operands, modifiers and used registers.
 #include <algorithm>
 #include <cstdlib>
 
@@ -20,7 +20,7 @@ bool strip(std::string& text, const char* suffix) {
 }
 u32 to_number(const std::string& text) { return (u32)strtoul(text.c_str(), nullptr, 0); }
 
-// Splits at `separator` outside of brackets; empty parts are left out.
+// Splits at `separator` outside of brackets; empty parts are dropped.
 std::vector<std::string> split(const std::string& text, char separator) {
     std::vector<std::string> parts(1);
     int depth = 0;
@@ -38,7 +38,7 @@ const NamedRegister NAMED[] = {{"vcc", VCC, 2}, {"vcc_lo", VCC, 1}, {"vcc_hi", V
 {"exec_lo", EXEC, 1},
                                {"exec_hi", EXEC + 1, 1}, {"m0", M0, 1}, {"src_scc", SCC, 1}, {"scc", SCC, 1}};
 
-// Reads v7, a[0:3], s[4:5] and the like.
+// Parses a register operand such as v7, a[0:3] or s[4:5]. Returns false if `text` is not a register.
 bool read_register(const std::string& text, Operand& o) {
     for (const NamedRegister& r : NAMED)
         if (text == r.name) {
@@ -80,7 +80,7 @@ Operand read_operand(std::string text) {
     o.bank = Bank::LITERAL;
     if (begins(text, "0x")) o.literal = strtoull(text.c_str(), nullptr, 16);
     else if (text.find('.') != std::string::npos) {
-        // 1 / (2 pi) is written with fewer digits than it has.
+        // The disassembly abbreviates the constant 1 / (2 pi), so the exact bits are used.
         const u32 bits = begins(text, "0.15915494") ? 0x3e22f983 : as_bits(strtof(text.c_str(), nullptr));
         o.is_float = true;
         o.literal = bits;
@@ -93,7 +93,7 @@ u8 read_select(const std::string& value) {
     if (value == "DWORD") return 6;
     return (u8)((begins(value, "WORD_") ? 4 : 0) + (value.back() - '0'));
 }
-// Bits of a list such as [0,1].
+// Returns the bits of a list such as [0,1]; the first element is bit 0.
 u8 read_bits(const std::string& value) {
     u8 bits = 0;
     u32 count = 0;
@@ -102,7 +102,7 @@ u8 read_bits(const std::string& value) {
     return bits;
 }
 
-// Source lanes of a DPP control; false: not one.
+// Sets the source lanes of a DPP control. Returns false if `key` is not a DPP control.
 bool read_shuffle(LaneShuffle& s, const std::string& key, const std::string& value) {
     u32 quad[4] = {}, count = 0;
     for (const char c : value)
@@ -131,7 +131,7 @@ void read_row_mask(LaneShuffle& s, u32 mask, bool banks) {
         if (!(mask >> (banks ? l / 4 % 4 : l / 16) & 1)) s.written &= ~(1ull << l);
 }
 
-// Offsets of ds_swizzle: patterns within 32 lanes.
+// Sets the source lanes of a ds_swizzle from the pattern in its offset. Patterns apply to groups of 32 lanes.
 void read_swizzle(Instruction& in, const std::string& value) {
     const std::vector<std::string> parts = split(value.substr(8, value.size() - 9), ',');
     for (u32 l = 0; l < LANES; ++l) {
@@ -175,7 +175,7 @@ void read_modifier(Instruction& in, const std::string& text) {
     else if (!read_shuffle(in.shuffle, key, value)) fault("unknown modifier " + text);
 }
 
-// Limit of one counter of s_waitcnt, or `none`.
+// Returns the limit of one counter of an s_waitcnt, or `none` if the instruction does not name the counter.
 u32 read_limit(const std::string& text, const char* counter, u32 none) {
     const size_t at = text.find(counter);
     return at == std::string::npos ? none : to_number(text.substr(at + strlen(counter)));
@@ -204,7 +204,7 @@ u16 number_of(const Operand& o) {
     return (u16)(o.index + (o.bank == Bank::ACCUMULATOR ? 256 : o.bank == Bank::SCALAR ? 512 : 0));
 }
 
-// Whether operand 0 is a source only.
+// Whether the instruction has no destination, so that operand 0 is a source.
 bool has_no_destination(const Instruction& in) {
     const std::string& n = in.name;
     return in.unit == Unit::STORE || (in.unit == Unit::ATOMIC && !in.returns_old) || begins(n, "s_cmp") || begins(n, "s_bitcmp") ||
@@ -222,7 +222,7 @@ void list_registers(Instruction& in) {
     if (in.name == "v_div_fmas_f32" || begins(in.name, "s_cbranch_vcc")) in.registers.push_back({512 + VCC, 2, false});
 }
 
-// Names whose meaning depends on a modifier, or that differ between the assembler's versions.
+// Renames instructions whose meaning depends on a modifier, or whose name differs between assembler versions.
 void adjust(Instruction& in) {
     std::string& n = in.name;
     if (n == "v_mfma_f32_16x16x16bf16_1k") n = "v_mfma_f32_16x16x16_bf16";
@@ -236,7 +236,7 @@ void adjust(Instruction& in) {
     in.is_16_bit = ends(n, "_f16") || ends(n, "_u16") || ends(n, "_i16") || ends(n, "_b16") || n == "v_mad_legacy_u16";
     if (begins(n, "v_cvt_") && n != "v_cvt_f32_f16") in.is_16_bit = false;
     if (n == "v_mad_u32_u16") in.is_16_bit = false;
-    // Inline constants of f16 operations are f16.
+    // Inline constants of f16 operations are converted from f32 to f16.
     for (Operand& o : in.operands)
         if (o.is_float && in.is_16_bit && !begins(n, "v_pk_")) o.literal = half_bits(as_float((u32)o.literal));
     if (begins(n, "v_mfma_")) in.matrix_cycles = (n.find("32x32") != std::string::npos ? 32 : 16) * (ends(n, "x4_f32") || ends(n, "x2_f32") ? 2 : 1);

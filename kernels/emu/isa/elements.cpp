@@ -1,4 +1,5 @@
-// elements.cpp - runs operations with one 32-bit result per lane: operand modifiers, DPP, SDWA, clamp.
+// elements.cpp - runs operations with one 32-bit result per lane, with operand modifiers, DPP, SDWA and
+// clamp.
 #include "rules.h"
 
 namespace emu::isa {
@@ -16,7 +17,7 @@ const u32* sub_dword_source(const u32* from, u32 select, bool sign_extend, u32* 
     return scratch;
 }
 
-// Applies the modifiers of a 32-bit or 16-bit operand `index` (from 0).
+// Applies the modifiers of source operand `index` (from 0), which has 32 or 16 bits.
 static const u32* modified(const Instruction& in, u32 index, const u32* from, u32* scratch) {
     const Operand& o = in.operands[index + 1];
     const bool high = in.is_16_bit && in.op_sel >> index & 1;
@@ -27,7 +28,7 @@ static const u32* modified(const Instruction& in, u32 index, const u32* from, u3
     return scratch;
 }
 
-// Source 0 of a DPP instruction; returns the lanes that have a source and may be written.
+// Writes source 0 of a DPP instruction to `shuffled`. Returns the mask of lanes whose result may be written.
 static u64 shuffle_source(Wave& w, const LaneShuffle& shuffle, const u32* from, u32* shuffled) {
     u64 present = 0;
     for (u32 l = 0; l < LANES; ++l) {
@@ -49,7 +50,7 @@ static void finish_float(const Instruction& in, u32* result) {
     }
 }
 
-// Moves a result into the byte or word that SDWA selects.
+// Moves a result into the destination byte or word that SDWA selects.
 static void place_sub_dword(const SubDword& s, const u32* old, u32* result) {
     const u32 width = s.destination < 4 ? 8 : 16;
     const u32 shift = s.destination < 4 ? 8 * s.destination : 16 * (s.destination - 4);

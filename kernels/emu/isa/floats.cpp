@@ -1,6 +1,6 @@
-// floats.cpp - operations on f32 and f16, and conversions with one 32-bit result. Denormal numbers are kept, as
-// clang sets the mode of kernels. Transcendental operations are those of the C library, more accurate than the
-// hardware's.
+// floats.cpp - operations on f32 and f16, and conversions with one 32-bit result. Denormals are kept, because
+// clang enables them for kernels. Transcendental operations use the C library, which is more accurate than
+// the hardware.
 #include <algorithm>
 
 #include "rules.h"
@@ -27,7 +27,7 @@ static float mantissa(float value) {
     int ignored;
     return value == 0 || !std::isfinite(value) ? value : std::frexp(value, &ignored);
 }
-// Bits of v_cmp_class that describe a float.
+// Returns the class bits of a float, in the encoding of the v_cmp_class mask.
 static u32 class_of(u32 bits) {
     const u32 exponent = bits >> 23 & 255, mantissa = bits & 0x7fffff;
     const bool negative = bits >> 31;
@@ -77,8 +77,9 @@ static const ElementRule TRANSCENDENTAL[] = {
 };
 RuleList<ElementRule> transcendental_elements() { return list_of(TRANSCENDENTAL); }
 
-// f16; the upper half of the result is zero. Sums and products of two f16 numbers are rounded from an f32 that
-// has more than twice as many digits, so that they are rounded once in effect.
+// f16 operations; the upper half of the result is zero. Sums and products of two f16 values are computed in
+// f32 and then rounded. f32 has more than twice the precision of f16, so the result equals that of a single
+// rounding.
 static const ElementRule HALVES[] = {
     ELEMENT("v_add_f16", half_bits(H(x) + H(y))), ELEMENT("v_sub_f16", half_bits(H(x) - H(y))),
     ELEMENT("v_subrev_f16", half_bits(H(y) - H(x))),
@@ -99,7 +100,8 @@ RuleList<ElementRule> half_elements() { return list_of(HALVES); }
 
 namespace {
 
-// Numbers of the condition codes are masks: less 1, equal 2, greater 4, unordered 8.
+// A condition code is a mask of the relations for which the comparison is true: less 1, equal 2, greater 4,
+// unordered 8.
 struct Relation { const char* name; u32 mask; };
 const Relation RELATIONS[] = {{"lt", 1}, {"eq", 2}, {"le", 3}, {"gt", 4}, {"lg", 5}, {"ge", 6}, {"o", 7}, {"u", 8},
 {"nge", 9},

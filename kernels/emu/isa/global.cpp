@@ -1,5 +1,5 @@
-// global.cpp - scalar loads, and loads, stores and atomic operations on global memory. Loads deliver at once; the registers
-// stay pending until an s_waitcnt covers them.
+// global.cpp - scalar loads, and loads, stores and atomic operations on global memory. A load writes its
+// registers immediately, but the registers stay pending until an s_waitcnt covers the load.
 #include <algorithm>
 
 #include "rules.h"
@@ -15,7 +15,7 @@ template <class T> T load_at(const u8* from) {
     return value;
 }
 
-// Operands of an address: a 64-bit vector address, or a scalar base with a 32-bit vector offset.
+// Returns the address of a lane: a 64-bit vector address, or a scalar base plus a 32-bit vector offset.
 u64 address_of(Wave& w, const Operand& address, const Operand& base, i32 offset, u32 lane) {
     const u32 low = row(w, address)[lane];
     if (base.bank == Bank::SCALAR) return w.pair(base.index) + low + (i64)offset;
@@ -31,8 +31,8 @@ template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 addre
     }
 }
 
-// Words of one access are read and written in pieces of eight bytes, each of them at once, as kernels that share memory
-// between devices need.
+// Aligned words are read and written in atomic pieces of eight bytes, on which kernels that share memory
+// between devices rely.
 template <u32 WORDS> void load_words(Wave& w, const Instruction& in) {
     u32* rows[WORDS];
     for (u32 i = 0; i < WORDS; ++i) rows[i] = row(w, in.operands[0], i);
@@ -61,7 +61,7 @@ template <u32 WORDS> void store_words(Wave& w, const Instruction& in) {
     w.pending.add(MemoryQueue::VECTOR, in, false, false);
 }
 
-// Loads of 8 and 16 bits. KEEP: the half of the register that is not loaded keeps its bits.
+// Loads of 8 and 16 bits. KEEP: mask of the destination bits that keep their value.
 template <class T, u32 SHIFT, u32 KEEP> void load_part(Wave& w, const Instruction& in) {
     u32* to = row(w, in.operands[0]);
     for_lanes(w, in, 1, sizeof(T), [&](u32 l, const u8* from) {

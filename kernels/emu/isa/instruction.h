@@ -22,8 +22,8 @@ struct Operand {
 // Scalar registers with fixed numbers.
 enum : u32 { VCC = 106, M0 = 124, EXEC = 126, SCALARS = 128, SCC = 253 };
 
-// What executes an instruction, as far as counters and memory waits distinguish it. LANES: data moves between
-// lanes through LDS hardware, without LDS memory.
+// Execution unit of an instruction, as far as counters and memory waits distinguish it. LANES: data moves
+// between lanes through the LDS hardware, without access to LDS memory.
 enum class Unit : u8 {
     VECTOR, TRANSCENDENTAL, MATRIX, SCALAR, SCALAR_LOAD, LOAD, STORE, ATOMIC, LDS, LANES, BRANCH, WAIT, BARRIER, OTHER,
     COUNT
@@ -35,14 +35,14 @@ typedef void (*Handler)(Wave&, const Instruction&);
 // Computes one 32-bit result for each lane.
 typedef void (*Element)(const u32* x, const u32* y, const u32* z, u32* result);
 
-// Registers that an instruction reads or writes, in the numbering of PendingRegisters.
+// A range of registers that an instruction reads or writes, numbered as in PendingRegisters.
 struct RegisterRange {
     u16 first;
     u8 count;
     bool is_destination;
 };
 
-// Data-parallel primitive: source 0 comes from another lane.
+// Data-parallel primitive (DPP): each lane reads source 0 from another lane.
 struct LaneShuffle {
     u8 source[LANES];
     u64 valid = ~0ull;          // lanes that have a source lane
@@ -50,7 +50,7 @@ struct LaneShuffle {
     bool zero_invalid = false;  // bound_ctrl: a missing source is zero; otherwise the lane is not written
 };
 
-// Sub-dword addressing: a byte (0-3), a word (4, 5) or the dword (6) of an operand.
+// Sub-dword addressing (SDWA): selects a byte (0-3), a word (4, 5) or the dword (6) of an operand.
 struct SubDword {
     u8 destination = 6, source[2] = {6, 6};
     enum Unused : u8 { ZERO, SIGN, KEEP } unused = ZERO;
@@ -107,13 +107,13 @@ struct CodeObject {
     std::map<std::string, Kernel> kernels;
 };
 
-// Ends a launch or a load; the text says why.
+// Thrown to end a launch or the loading of a code object; `text` is the reason.
 struct Fault {
     std::string text;
 };
 [[noreturn]] inline void fault(const std::string& text) { throw Fault{text}; }
 
-// Sets what an instruction does by its name; `run` stays null for an unknown name.
+// Sets the handler of an instruction by the instruction's name; `run` stays null for an unknown name.
 void bind(Instruction& in);
 // Decodes one line of llvm-objdump's disassembly.
 Instruction decode(const std::string& text, u32 address, u32 bytes);

@@ -19,7 +19,8 @@ static i32 signed_bit_field(u32 x, u32 offset, u32 width) {
     width &= 31;
     return width ? (i32)(x >> (offset & 31) << (32 - width)) >> (32 - width) : 0;
 }
-// Selects four bytes of {high, low}; selectors 8-11 repeat a sign, 12 is zero, 13 and above are 0xff.
+// Selects four bytes of {high, low}. Selectors 8-11 replicate a sign bit, 12 gives 0x00, 13 and above give
+// 0xff.
 static u32 permute_bytes(u32 high, u32 low, u32 selectors) {
     const u64 bytes = join(low, high);
     u32 result = 0;
@@ -73,7 +74,7 @@ static const ElementRule RULES[] = {
     ELEMENT("v_mad_u32_u16", (x & 0xffff) * (y & 0xffff) + z),
     ELEMENT("v_mad_legacy_u16", ((x & 0xffff) * (y & 0xffff) + z) & 0xffff),
     ELEMENT("v_mad_u16", ((x & 0xffff) * (y & 0xffff) + z) & 0xffff),
-    // The clamp modifier of integers saturates; decode() renames the instruction.
+    // Integer operations with the clamp modifier saturate; decode() appends `_clamp` to their names.
     ELEMENT("v_add_u32_clamp", x + y < x ? ~0u : x + y), ELEMENT("v_sub_u32_clamp", x < y ? 0 : x - y),
     ELEMENT("v_sub_u16_clamp", (x & 0xffff) < (y & 0xffff) ? 0 : (x - y) & 0xffff),
     ELEMENT("v_add_u16_clamp", std::min((x & 0xffff) + (y & 0xffff), 0xffffu)),

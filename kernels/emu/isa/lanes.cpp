@@ -1,4 +1,5 @@
-// lanes.cpp - moves between lanes, between vector, accumulator and scalar registers, and selections by a mask.
+// lanes.cpp - moves between lanes, moves between vector, accumulator and scalar registers, and selection by a
+// mask.
 #include <utility>
 
 #include "rules.h"
@@ -20,7 +21,8 @@ void select(Wave& w, const Instruction& in) {
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-// Adds the number of set mask bits of lower lanes; the mask is that of lanes from FIRST.
+// v_mbcnt: adds to a base the number of set mask bits of lower-numbered lanes. Bit 0 of the mask is lane
+// FIRST.
 template <u32 FIRST> void count_lower_lanes(Wave& w, const Instruction& in) {
     u32 scratch[2][LANES], result[LANES];
     const u32 *mask = source(w, in.operands[1], scratch[0]), *base = source(w, in.operands[2], scratch[1]);
@@ -63,7 +65,7 @@ template <u32 BITS> void any_function_of_bits(Wave& w, const Instruction& in) {
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-// Swaps rows of 16 or 32 lanes between two registers, whatever the mask (gfx950).
+// Swaps rows of 16 or 32 lanes between two registers, in all lanes, active or not (gfx950).
 template <u32 WIDTH> void swap_rows(Wave& w, const Instruction& in) {
     u32 *a = row(w, in.operands[0]), *b = row(w, in.operands[1]);
     for (u32 l = 0; l < LANES; ++l)

@@ -21,7 +21,7 @@ Launch::Sizes sizes_of(const Kernel& kernel) {
     return sizes;
 }
 
-// Value of an argument that the compiler adds to those of the source.
+// Value of a hidden argument, which the compiler appends to the arguments in the source.
 static u32 hidden_value(const std::string& kind, const Launch& launch) {
     const u32 grid[3] = {launch.grid.x, launch.grid.y, launch.grid.z};
     const u32 axis = std::min<u32>((u32)(kind.back() - 'x'), 2);
@@ -42,7 +42,7 @@ static std::vector<u8> argument_segment(const Kernel& kernel, const Launch& laun
     return segment;
 }
 
-// hsa_kernel_dispatch_packet_t: sizes of a workgroup from byte 4, of the grid in threads from byte 12.
+// hsa_kernel_dispatch_packet_t: the workgroup size is at byte 4, the grid size in threads at byte 12.
 struct DispatchPacket {
     u16 header, setup, workgroup[3], reserved;
     u32 grid[3];

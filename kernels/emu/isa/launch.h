@@ -1,11 +1,12 @@
-// launch.h - runs a kernel of a code object.
+// launch.h - runs a kernel of a machine code object.
 #pragma once
 #include "address_space.h"
 #include "instruction.h"
 
 namespace emu::isa {
 
-// Sizes of the arguments that a caller passes, and the other facts that the driver reports.
+// Returns the sizes of the arguments that a caller passes, and the other kernel attributes that the driver
+// reports.
 Launch::Sizes sizes_of(const Kernel& kernel);
 // Runs the grid. Returns false if a wave failed; last_failure() describes it.
 bool launch(const Kernel& kernel, const Launch& launch, AddressSpace memory);

@@ -1,4 +1,5 @@
-// lds.cpp - loads, stores and atomic operations on LDS, exchanges between lanes, and counts of bank conflicts.
+// lds.cpp - loads, stores and atomic operations on LDS, exchanges between lanes, and counting of bank
+// conflicts.
 #include <algorithm>
 
 #include "rules.h"
@@ -8,8 +9,8 @@ namespace emu::isa {
 
 namespace {
 
-// Adds the cycles of an access: 32 banks of four bytes serve one lane each per cycle, and lanes that read the same word share
-// it. An access of 4 (8, 16) bytes per lane is served for 32 (16, 8) lanes at a time.
+// Counts the cycles of an access. Each of the 32 banks serves one 4-byte word per cycle; lanes that read the
+// same word share it. An access of 4 (8, 16) bytes per lane is served for 32 (16, 8) lanes at a time.
 void count_cycles(Wave& w, const u32* addresses, u32 bytes) {
     const u32 group = bytes >= 16 ? 8 : bytes >= 8 ? 16 : 32, words = std::max(bytes / 4, 1u);
     for (u32 first = 0; first < LANES; first += group) {
@@ -29,7 +30,8 @@ void count_cycles(Wave& w, const u32* addresses, u32 bytes) {
     }
 }
 
-// Calls access(lane, memory) for each active lane. `bytes` per lane at the address in operand `address` plus `offset`.
+// Calls access(lane, memory) for each active lane. Each lane accesses `bytes` bytes, at the LDS address in
+// operand `address` plus `offset`.
 template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 address, u32 offset, u32 bytes, LdsAccess kind, Access access) {
     const u32* base = row(w, in.operands[address]);
     u32 addresses[LANES];
@@ -65,8 +67,8 @@ template <u32 WORDS> void write(Wave& w, const Instruction& in) {
     write_words<WORDS>(w, in, 1, (u32)in.offset);
     w.pending.add(MemoryQueue::LDS, in, false, true);
 }
-// Two accesses of WORDS words; their offsets count units of STRIDE accesses. The address is kept, because the first result
-// may replace it.
+// Two reads of WORDS words each; the offsets are in units of STRIDE reads. The address register is saved,
+// because the first result may overwrite it.
 template <u32 WORDS, u32 STRIDE> void read_two(Wave& w, const Instruction& in) {
     u32 address[LANES], result[WORDS][LANES], *base = row(w, in.operands[1]);
     memcpy(address, base, sizeof address);
@@ -123,7 +125,8 @@ u32 bits_and(u32 old, u32 data) { return old & data; }
 u32 exchange(u32, u32 data) { return data; }
 u32 float_add(u32 old, u32 data) { return as_bits(as_float(old) + as_float(data)); }
 
-// Each lane reads the data of the lane that its address names; inactive lanes give zero.
+// ds_bpermute: each lane reads the data of the lane that its address selects. Data of an inactive lane is
+// zero.
 void pull_from_lane(Wave& w, const Instruction& in) {
     const u32 *address = row(w, in.operands[1]), *data = row(w, in.operands[2]);
     u32 result[LANES];

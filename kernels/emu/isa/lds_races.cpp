@@ -19,7 +19,7 @@ void LdsRaces::begin_interval() {
           " accessed since the last barrier");
 }
 
-// Notes the usual case of four bytes that no other wave writes; false: they must be examined one by one.
+// Fast path for four bytes that no other wave writes. Returns false if the bytes must be checked one by one.
 bool LdsRaces::note_word(u32 address, u8 me, LdsAccess access) {
     const u32 mine = me * 0x01010101u, several = SEVERAL * 0x01010101u;
     u32 reader, writer;

@@ -15,13 +15,14 @@ struct LdsRaces {
         readers.assign(bytes + PADDING, 0);
         writers.assign(bytes + PADDING, 0);
     }
-    // All waves have reached the barrier.
+    // Starts a new interval: all waves have reached a barrier.
     void begin_interval();
-    // Notes an access to at most 16 bytes. Throws if another wave's access conflicts.
+    // Records an access to at most 16 bytes. Throws if it conflicts with another wave's access.
     void note(u32 address, u32 bytes, u32 wave, LdsAccess access);
 
 private:
-    // Wave + 1 that accessed a byte since the barrier; 0: none. Atomic operations of several waves do not conflict.
+    // `readers` and `writers` have, per byte, the wave + 1 that accessed it since the last barrier; 0: none.
+    // Atomic operations of several waves do not conflict.
     static const u8 SEVERAL = 0xff, ATOMICS = 0xfe;
     static const size_t PADDING = 16;
 

@@ -1,8 +1,10 @@
-// matrix.cpp - matrix products (MFMA). Lane layouts are those of the CDNA 3 and CDNA 4 ISA guides, written apart from the
-// kernels' own (csrc/dev/mfma.h). Sums are f32 in ascending k; the order within the hardware is not documented.
+// matrix.cpp - matrix products (MFMA). Lane layouts are those of the CDNA 3 and CDNA 4 ISA guides,
+// implemented independently of the kernels' layouts (csrc/dev/mfma.h). Sums are f32 in ascending k; the order
+// used by the hardware is not documented.
 //
-// A [SIDE, K] and B [K, SIDE]: lane l has row (column) l % SIDE and the elements of one group of k, l / SIDE.
-// C [SIDE, SIDE]: lane l has column l % SIDE. SIDE 16: element i is row l / 16 * 4 + i; SIDE 32: row i / 4 * 8 + l / 32 * 4 + i % 4.
+// A [SIDE, K] and B [K, SIDE]: lane l holds row (of A) or column (of B) l % SIDE, and k group l / SIDE.
+// C [SIDE, SIDE]: lane l holds column l % SIDE. Element i is in row l / 16 * 4 + i if SIDE is 16, and in row
+// i / 4 * 8 + l / 32 * 4 + i % 4 if SIDE is 32.
 #include "rules.h"
 
 namespace emu::isa {
@@ -69,26 +71,28 @@ template <u32 SIDE, u32 K, class Element> void product(Wave& w, const Instructio
     w.counters->matrix_cycles += in.matrix_cycles;
 }
 
-// Formats of cbsz (A) and blgp (B).
+// Element formats, indexed by cbsz (for A) and blgp (for B).
 const SmallFormat* const FORMATS[] = {&FP8_OCP, &BF8_OCP, &FP6, &BF6, &FP4};
 
-// Value of a scale byte (E8M0).
+// Returns the value of a scale byte (E8M0).
 float scale_value(u32 byte) { return byte == 0xff ? NAN : std::ldexp(1.f, (int)byte - 127); }
 
-// Element `i` of the lane: elements are packed without gaps, the first in the lowest bits.
+// Returns the bits of element `i` of a lane. Elements are packed without gaps, the first in the lowest bits.
 u32 small_bits(Wave& w, const Operand& o, u32 lane, u32 i, u32 bits) {
     const u32 at = i * bits, word = at / 32, shift = at % 32;
     const u32 low = row(w, o, word)[lane], high = shift + bits > 32 ? row(w, o, word + 1)[lane] : 0;
     return (u32)(join(low, high) >> shift) & ((1u << bits) - 1);
 }
 
-// k of element `i` of a lane. Elements of eight bits come in two runs of 16, narrower ones in one run of 32.
+// Returns the k index of element `i` of a lane. A lane holds two runs of 16 consecutive k for 8-bit elements,
+// and one run of 32 for narrower elements.
 template <u32 SIDE, u32 K> u32 small_k(u32 lane, u32 i, u32 bits) {
     return bits == 8 ? i / 16 * (K / 2) + lane / SIDE * 16 + i % 16 : lane / SIDE * 32 + i;
 }
 
-// Products of f8f6f4. Lane l has the scale of row (column) l % SIDE for the 32 k of block l / SIDE: SCALED operands 4 and 5, in
-// the byte that op_sel (low bit) and op_sel_hi (high bit) select.
+// f8f6f4 products. If SCALED, operands 4 and 5 are the scales of A and B: lane l has the scale of row
+// (column) l % SIDE for the 32 k of block l / SIDE, in the byte that op_sel (low bit) and op_sel_hi (high
+// bit) select.
 template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instruction& in) {
     Tile<SIDE, K> tile;
     for (u32 side = 0; side < 2; ++side) {
@@ -110,7 +114,7 @@ template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instru
     tile.read_c(w, in.operands[3]);
     tile.multiply();
     tile.write_c(w, in.operands[0]);
-    // Products of two operands of at most six bits take half the cycles.
+    // A product takes half the cycles if both operand formats have at most six bits.
     w.counters->matrix_cycles += in.matrix_cycles * (in.format_a > 1 && in.format_b > 1 ? 1 : 2);
 }
 

@@ -1,4 +1,4 @@
-// metadata.h - MessagePack, as far as the metadata of code objects uses it.
+// metadata.h - MessagePack decoder, limited to what the metadata of code objects uses.
 #pragma once
 #include <string>
 #include <utility>

@@ -21,14 +21,14 @@ inline u32 as_bits(float value) {
 }
 inline u64 join(u32 low, u32 high) { return low | (u64)high << 32; }
 
-// f16. The multiplication corrects the exponent's bias and is exact.
+// f16 to f32. The multiplication corrects the exponent bias and is exact.
 inline float half_value(u32 bits) {
     const u32 sign = (bits & 0x8000) << 16, size = bits & 0x7fff;
     const u32 finite = as_bits(as_float(size << 13) * 0x1p112f);
     return as_float(sign | (size >= 0x7c00 ? 0x7f800000 | (size & 0x3ff) << 13 : finite));
 }
-// Rounds to nearest even. The unit in the last place of 0.5 is the smallest f16, so that an addition rounds
-// subnormal numbers.
+// f32 to f16, rounded to nearest even. The unit in the last place of 0.5 equals the smallest f16 subnormal,
+// so adding 0.5 rounds subnormal results.
 inline u32 half_bits(float value) {
     const u32 sign = as_bits(value) >> 16 & 0x8000, size = as_bits(value) & 0x7fffffff;
     if (size > 0x7f800000) return sign | 0x7e00;
@@ -36,7 +36,7 @@ inline u32 half_bits(float value) {
     if (size < 0x38800000) return sign | (as_bits(as_float(size) + 0.5f) - 0x3f000000);
     return sign | (((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10));
 }
-// Rounds toward zero; finite numbers stay finite.
+// f32 to f16, rounded toward zero; finite numbers stay finite.
 inline u32 half_bits_toward_zero(float value) {
     const u32 sign = as_bits(value) >> 16 & 0x8000, size = as_bits(value) & 0x7fffffff;
     if (size >= 0x7f800000) return half_bits(value);
@@ -44,7 +44,7 @@ inline u32 half_bits_toward_zero(float value) {
     if (size < 0x38800000) return sign | (u32)(as_float(size) * 0x1p24f);
     return sign | ((size >> 13) - (112 << 10));
 }
-// Rounds a double to f16 once: the f32 in between is rounded to odd.
+// f64 to f16 with a single rounding: the intermediate f32 is rounded to odd.
 inline u32 half_bits_of_double(double value) {
     const float near = (float)value;
     if ((double)near == value || near != near) return half_bits(near);
@@ -59,7 +59,7 @@ inline u32 bf16_bits(float value) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-// Formats of eight bits and fewer. `nan`: which bits are not a number.
+// A number format of at most eight bits. `nan`: which bit patterns are NaN.
 struct SmallFormat {
     u32 exponent_bits, mantissa_bits;
     int bias;
@@ -74,7 +74,7 @@ float small_value(u32 bits, const SmallFormat& format);
 // The values of all 256 codes of fp8 or bf8.
 const float* fp8_values(bool fnuz);
 const float* bf8_values(bool fnuz);
-// Rounds to nearest even; values beyond the largest become NaN.
+// f32 to fp8, rounded to nearest even; values above the largest fp8 value become NaN.
 u32 fp8_bits(float value, bool fnuz);
 
 }  // namespace emu::isa

@@ -1,11 +1,12 @@
-// packed.cpp - operations with two results per lane: pairs of f32 registers, halves of a register, mixed f16 and f32.
+// packed.cpp - operations with two results per lane: register pairs of f32, the halves of a register, mixed
+// f16 and f32.
 #include "rules.h"
 
 namespace emu::isa {
 
 namespace {
 
-// Source `index` of result `half` of a packed f32 operation: op_sel selects the register of the pair.
+// Returns source `index` of result `half` of a packed f32 operation; op_sel selects the register of the pair.
 const u32* pair_source(Wave& w, const Instruction& in, u32 index, u32 half, u32* scratch) {
     const Operand& o = in.operands[index + 1];
     const u32 select = (half ? in.op_sel_hi : in.op_sel) >> index & 1;
@@ -26,7 +27,8 @@ template <u32 SOURCES, float (*OPERATION)(float, float, float)> void packed_f32(
     for (u32 half = 0; half < 2; ++half) write_lanes(w, row(w, in.operands[0], half), result[half]);
 }
 
-// 16 bits of source `index` for result `half`; an inline float is given as f32 and has the same value as f16.
+// Returns in `bits` the 16 bits of source `index` for result `half`. An inline float constant is stored as
+// f32 and is converted to f16.
 void half_sources(Wave& w, const Instruction& in, u32 index, u32 half, u32* bits) {
     const Operand& o = in.operands[index + 1];
     u32 scratch[LANES];
@@ -49,7 +51,8 @@ template <u32 SOURCES, u32 (*OPERATION)(u32, u32, u32)> void packed_16(Wave& w, 
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-// f32 fused multiply-add whose sources are f32, or with op_sel_hi an f16 half that op_sel selects.
+// f32 fused multiply-add. Each source is f32, or, if its op_sel_hi bit is set, the f16 half that op_sel
+// selects.
 void mixed(Wave& w, const Instruction& in, u32* result) {
     float values[3][LANES];
     for (u32 i = 0; i < 3; ++i) {
@@ -68,7 +71,7 @@ void mixed(Wave& w, const Instruction& in, u32* result) {
     for (u32 l = 0; l < LANES; ++l) result[l] = as_bits(std::fmaf(values[0][l], values[1][l], values[2][l]));
 }
 
-// Writes f16 results to one half of the destination and keeps the other.
+// Writes f16 results to one half of the destination; the other half keeps its value.
 template <u32 SHIFT> void mixed_to_half(Wave& w, const Instruction& in) {
     u32 result[LANES];
     mixed(w, in, result);

@@ -29,8 +29,8 @@ static bool is_memory(Unit unit) {
     return unit == Unit::LOAD || unit == Unit::ATOMIC || unit == Unit::LDS || unit == Unit::LANES;
 }
 
-// A second load may write a register that an earlier load of the same queue will write, because both complete
-// in order.
+// A load may write a register that an earlier load of the same queue will write, because both complete in
+// order.
 void PendingRegisters::check_each(const Instruction& in) const {
     for (const RegisterRange& range : in.registers)
         for (u32 r = range.first; r < (u32)range.first + range.count; ++r) {

@@ -1,26 +1,27 @@
-// pending.h - memory operations in flight, and the registers that they will write. s_waitcnt completes them; a
-// register that is used before is a missing wait.
+// pending.h - memory operations in flight, and the registers that they will write. s_waitcnt completes
+// operations; use of a register before that is reported as a missing wait.
 //
 // Rules of gfx9: vector memory operations (vmcnt) complete in order; LDS operations complete in order among
-// themselves; scalar loads complete in any order. LDS operations and scalar loads share lgkmcnt, so that a
-// scalar load is complete for certain only when the counter is 0.
+// themselves; scalar loads complete in any order. LDS operations and scalar loads share lgkmcnt, so a scalar
+// load is known to be complete only when the counter is 0.
 #pragma once
 #include "instruction.h"
 
 namespace emu::isa {
 
-// Numbers of registers: vector 0-255, accumulator 256-511, scalar from 512.
+// Register numbers: vector 0-255, accumulator 256-511, scalar from 512.
 const u32 FIRST_ACCUMULATOR = 256, FIRST_SCALAR = 512, REGISTERS = FIRST_SCALAR + SCALARS;
 
 enum class MemoryQueue : u8 { VECTOR, LDS, SCALAR };
 
 struct PendingRegisters {
     void clear();
-    // Checks the registers of an instruction that is about to run.
+    // Checks that no register of the next instruction is pending.
     void check(const Instruction& in) const {
         if (pending_count) check_each(in);
     }
-    // Adds an operation whose results go to the registers marked as destinations, if `has_result`.
+    // Adds an operation. If `has_result`, it will write the registers of `in` that are marked as
+    // destinations.
     void add(MemoryQueue queue, const Instruction& in, bool has_result, bool touches_lds);
     void wait(u32 vector_limit, u32 lds_limit);
     u32 in_flight(MemoryQueue queue) const { return sizes[(u32)queue]; }

@@ -1,4 +1,4 @@
-// rules.h - tables that map names of instructions to what they do. Each file of instructions has one table.
+// rules.h - tables that map instruction names to handlers. Each source file of instructions has one table.
 #pragma once
 #include "wave.h"
 
@@ -21,7 +21,7 @@ template <class Rule> struct RuleList {
 };
 template <class Rule, size_t COUNT> RuleList<Rule> list_of(const Rule (&rules)[COUNT]) { return {rules, COUNT}; }
 
-// Operations of vector lanes on up to three 32-bit sources, run by run_element().
+// Per-lane operations on up to three 32-bit sources, executed by run_element().
 RuleList<ElementRule> integer_elements();
 RuleList<ElementRule> float_elements();
 RuleList<ElementRule> transcendental_elements();
@@ -39,10 +39,10 @@ RuleList<HandlerRule> control_rules();
 RuleList<HandlerRule> global_rules();
 RuleList<HandlerRule> lds_rules();
 RuleList<HandlerRule> matrix_rules();
-// Binds v_cmp_*, if the name is one.
+// Binds a comparison (v_cmp_*). Returns false if the instruction is not a comparison.
 bool bind_comparison(Instruction& in);
 
-// An ElementRule: `result` is an expression of the bits x, y and z of a lane's sources.
+// Defines an ElementRule. `result` is an expression of x, y and z, the bits of a lane's sources.
 #define ELEMENT(name, result)                                                        \
     {name, [](const u32* xs, const u32* ys, const u32* zs, u32* __restrict results) { \
          for (u32 l = 0; l < LANES; ++l) {                                           \
@@ -51,7 +51,7 @@ bool bind_comparison(Instruction& in);
          }                                                                           \
      }}
 
-// A HandlerRule: the statements see the wave `w`, the instruction `in` and its operands `o`.
+// Defines a HandlerRule. The statements can use the wave `w`, the instruction `in` and its operands `o`.
 #define HANDLER(name, unit, ...)                                              \
     {name, []([[maybe_unused]] Wave& w, [[maybe_unused]] const Instruction& in) { \
          [[maybe_unused]] const Operand* const o = in.operands;               \

@@ -1,4 +1,4 @@
-// scalar_pairs.cpp - scalar operations on 64 bits, and on the mask of active lanes.
+// scalar_pairs.cpp - scalar operations on 64 bits and on the execution mask (EXEC).
 #include "rules.h"
 
 namespace emu::isa {
@@ -15,12 +15,12 @@ namespace {
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]);                        \
             const u32 y = scalar_source(w, o[2]) & 63; const u64 r = (u64)(result);       \
             w.scc = r != 0; w.set_pair(o[0].index, r);)
-// Counts of a 64-bit x, into one register.
+// Bit counts of a 64-bit x; the result is one 32-bit register.
 #define COUNT_RULE(name, result, condition)                                                 \
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]);                          \
             [[maybe_unused]] const bool scc = w.scc; const u32 r = (u32)(result);           \
             w.scc = (condition); w.set_scalar(o[0].index, r);)
-// Keeps the mask of active lanes in a register pair and sets a new mask from it and the source x.
+// Saves the execution mask in a register pair, and sets a new mask from the old mask and the source x.
 #define SAVE_RULE(name, result)                                                          \
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]), exec = w.exec;        \
             const u64 r = (u64)(result); w.set_pair(o[0].index, exec); w.set_exec(r); w.scc = r != 0;)

@@ -52,12 +52,12 @@ inline u64 scalar_source_64(const Wave& w, const Operand& o) {
     return o.bank == Bank::SCALAR && o.index != SCC ? w.pair(o.index) : o.bank == Bank::LITERAL ? o.literal : scalar_source(w, o);
 }
 
-// Row of a vector or accumulator register.
+// Returns the 64 lanes of a vector or accumulator register.
 inline u32* row(Wave& w, const Operand& o, u32 word = 0) {
     if (o.bank != Bank::VECTOR && o.bank != Bank::ACCUMULATOR) fault("operand is not a vector register");
     return w.vector[(o.bank == Bank::ACCUMULATOR ? FIRST_ACCUMULATOR : 0) + o.index + word];
 }
-// 64 lanes of the 32-bit word `word` of a source; scalars and literals are spread to `scratch`.
+// Returns the 64 lanes of 32-bit word `word` of a source; scalars and literals are broadcast to `scratch`.
 inline const u32* source(Wave& w, const Operand& o, u32* scratch, u32 word = 0) {
     if (o.bank == Bank::VECTOR || o.bank == Bank::ACCUMULATOR) return row(w, o, word);
     u32 value;
@@ -66,7 +66,7 @@ inline const u32* source(Wave& w, const Operand& o, u32* scratch, u32 word = 0) 
     for (u32 l = 0; l < LANES; ++l) scratch[l] = value;
     return scratch;
 }
-// As `source`, with the modifiers of an f32 operand.
+// As source(), with the absolute-value and negation modifiers of an f32 operand applied.
 inline const u32* float_source(Wave& w, const Operand& o, u32* scratch, u32 word = 0) {
     const u32* from = source(w, o, scratch, word);
     if (!o.absolute && !o.negate) return from;
@@ -74,12 +74,12 @@ inline const u32* float_source(Wave& w, const Operand& o, u32* scratch, u32 word
     for (u32 l = 0; l < LANES; ++l) scratch[l] = (from[l] & keep) ^ flip;
     return scratch;
 }
-// Writes the lanes in `exec`.
+// Writes the active lanes (those in EXEC).
 inline void write_lanes(Wave& w, u32* destination, const u32* result) {
     for (u32 l = 0; l < LANES; ++l)
         destination[l] = (result[l] & w.lane_mask[l]) | (destination[l] & ~w.lane_mask[l]);
 }
-// Reads the source as SDWA selects it.
+// Returns the byte or word of the source that SDWA selects.
 const u32* sub_dword_source(const u32* from, u32 select, bool sign_extend, u32* scratch);
 
 }  // namespace emu::isa

@@ -1,4 +1,4 @@
-// wide.cpp - vector operations with carries, and on 64-bit integers.
+// wide.cpp - vector operations with carries, and vector operations on 64-bit integers.
 #include "rules.h"
 
 namespace emu::isa {
@@ -34,7 +34,8 @@ template <class Operation> void wide(Wave& w, const Operand& destination, Operat
     write_wide(w, destination, result);
 }
 
-// Sums x + y + carry or differences x - y - carry. Operands: result, carry out, x, y, and carry in if given.
+// Sums x + y + carry, and differences x - y - carry. Operands: result, carry out, x, y, and carry in if
+// CARRY_IN.
 enum class CarryKind { ADD, SUBTRACT, SUBTRACT_REVERSED };
 template <CarryKind KIND, bool CARRY_IN> void with_carry(Wave& w, const Instruction& in) {
     const NarrowSource a(w, in.operands[2]), b(w, in.operands[3]);

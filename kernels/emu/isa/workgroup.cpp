@@ -6,9 +6,10 @@
 
 namespace emu::isa {
 
-// Values of registers and LDS that a kernel has not written: NaN as f32 and as f16, large as an integer.
+// Initial contents of registers and LDS. As f32, the vector and LDS patterns are NaN; as integers, all are
+// large.
 static const u32 UNWRITTEN_VECTOR = 0x7fe0beef, UNWRITTEN_SCALAR = 0xdeadbeef, UNWRITTEN_LDS = 0x7fc0dead;
-// Instructions after which a workgroup whose waves are not done lets others run.
+// Number of instructions after which an unfinished workgroup yields to other workgroups.
 static const u64 TURN = 1 << 20;
 
 void AddressSpace::sort() {
@@ -64,7 +65,7 @@ void Workgroup::begin(const LaunchState& s, u64 index) {
     counters.waves = wave_count;
 }
 
-// Initial registers by the AMDGPU ABI of HSA, as the kernel descriptor enables them.
+// Sets the initial registers of a wave as the AMDGPU HSA ABI and the kernel descriptor define them.
 void Workgroup::begin_wave(Wave& w, u32 threads) {
     const Kernel& k = *state->kernel;
     for (u32 first : {0u, FIRST_ACCUMULATOR})
@@ -103,7 +104,7 @@ u64 Workgroup::random() {
     return rng * 0x2545f4914f6cdd1dull >> 32;
 }
 
-// Number of instructions that a wave runs before another wave's turn.
+// Returns the number of instructions that a wave runs before another wave is selected.
 u32 Workgroup::quantum() {
     switch (order) {
         case Order::ROUND_ROBIN: return 16;
@@ -144,7 +145,7 @@ bool Workgroup::run_wave(Wave& w, u32 instructions) {
     return w.state == WaveState::READY;
 }
 
-// Waves that have ended do not take part in a barrier.
+// Releases the barrier if all waves have reached it. Finished waves do not take part in a barrier.
 bool Workgroup::release_barrier() {
     bool waiting = false;
     for (u32 i = 0; i < wave_count; ++i) {
@@ -160,7 +161,7 @@ bool Workgroup::release_barrier() {
 }
 
 Outcome Workgroup::run() {
-    // Sleeping waves have waited for other workgroups to run.
+    // Other workgroups have run since the waves went to sleep, so all sleeping waves are ready again.
     for (u32 i = 0; i < wave_count; ++i)
         if (waves[i]->state == WaveState::SLEEPING) waves[i]->state = WaveState::READY;
     for (u64 instructions = 0; instructions < TURN;) {

@@ -7,7 +7,7 @@
 
 namespace emu::isa {
 
-// What all workgroups of a launch share.
+// State shared by all workgroups of a launch.
 struct LaunchState {
     const Kernel* kernel;
     const Launch* launch;
@@ -20,13 +20,14 @@ struct LaunchState {
 
 struct Workgroup {
     void begin(const LaunchState& state, u64 index);
-    // Runs until all waves are done, or for a number of instructions while waves wait for memory to change.
+    // Runs until all waves are done, until no wave can continue before memory changes, or for a limited
+    // number of instructions.
     Outcome run();
     void note_progress() { state->progress->fetch_add(1, std::memory_order_relaxed); }
 
-    // Address of LDS memory for an access of a wave.
+    // Checks an LDS access of a wave and returns its host address.
     u8* lds_access(const Wave& w, u32 address, u32 bytes, LdsAccess access);
-    // Address of global memory for an access of `lane`.
+    // Checks a global memory access of `lane` and returns its host address.
     u8* global_access(u64 address, u32 bytes, u32 lane) {
         if (!last_range.contains(address, bytes)) find_range(address, bytes, lane);
         return (u8*)address;
@@ -42,7 +43,7 @@ private:
     void find_range(u64 address, u32 bytes, u32 lane);
     Wave* pick();
     u32 quantum();
-    // Returns whether the wave could run on.
+    // Runs at most `instructions` instructions of a wave. Returns whether the wave is still ready to run.
     bool run_wave(Wave& w, u32 instructions);
     bool release_barrier();
     u64 random();

@@ -8,7 +8,8 @@ use libloading::Library;
 
 use crate::GpuApi;
 
-/// Newest major version of a library that is searched. Names of releases to come cost one failed lookup each.
+/// Newest major version for which a library is searched. Each version that does not exist yet costs one
+/// failed lookup.
 const NEWEST_MAJOR: u32 = 20;
 
 /// Error of opening a shared library or of resolving one of its symbols.
@@ -20,7 +21,7 @@ pub enum LibraryOpenError {
         /// Name of the library that was not found, for the error message.
         what: &'static str,
         /// Names and paths in the order in which they were tried, each with the error of the dynamic loader.
-        /// Names that the loader does not find are one entry.
+        /// All names that the loader does not find share one entry.
         tried: Vec<String>,
     },
     /// The library lacks a required symbol: it is too old, or a different library with the same file name.
@@ -196,8 +197,8 @@ pub(crate) fn open(search: &LibrarySearchPaths) -> Result<(Library, PathBuf), Li
     Err(LibraryOpenError::NotFound { what: search.what, tried })
 }
 
-/// Whether the dynamic loader knows no file with the name `path`. An existing library of which a dependency is
-/// missing is not absent: the reason then names the dependency.
+/// Whether the dynamic loader finds no file with the name `path`. A library that exists but lacks a
+/// dependency is not absent: `reason` then names the dependency.
 fn is_absent(path: &Path, reason: &str) -> bool {
     let is_name = path.parent().is_some_and(|folder| folder.as_os_str().is_empty());
     is_name && reason.starts_with(&format!("{}: cannot open", path.display()))

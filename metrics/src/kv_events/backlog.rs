@@ -25,7 +25,7 @@ pub struct EventBacklog {
 struct BacklogEntry {
     /// Order number of the removal of an announced block; `None` = not removed, or never announced.
     removed: Option<u64>,
-    /// New state of the block, if it was stored after the removal or without one and is still cached.
+    /// State of the block, if it was stored (after the removal, if there was one) and is still cached.
     stored: Option<Box<AnnouncedBlock>>,
 }
 

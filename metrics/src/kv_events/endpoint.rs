@@ -1,4 +1,4 @@
-//! Endpoints of the sockets of each DP rank, and the topic of its events.
+//! Socket endpoints of each DP rank, and the topic of the rank's events.
 
 use super::config::BindMode;
 

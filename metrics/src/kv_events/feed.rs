@@ -135,9 +135,9 @@ impl KvEventFeed {
         }
     }
 
-    /// Ends a step: queues its events as one batch, or adds them to the backlog if the queue is full. With a
-    /// backlog, nothing is queued until half of the queue is free; then the whole backlog is queued as one
-    /// entry.
+    /// Ends a step: queues its events as one batch, or adds them to the backlog if the queue is full. While
+    /// there is a backlog, nothing is queued until half of the queue is free; then the whole backlog is
+    /// queued as one entry.
     pub fn flush(&mut self) {
         if self.backlog.is_some() {
             self.add_to_backlog();

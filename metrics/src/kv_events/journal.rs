@@ -27,7 +27,7 @@ pub struct PublishedBatch {
 #[derive(Debug)]
 pub struct ReplayCursor {
     next: u64,
-    /// Sequence number after that of the last batch of the replay.
+    /// One more than the sequence number of the replay's last batch.
     end: u64,
     snapshot: Option<PublishedBatch>,
     /// Whether the replay is, or has continued with, a snapshot: one batch from which a subscriber can
@@ -83,7 +83,7 @@ impl EventJournal {
         (self.next > self.epoch).then(|| self.next - 1)
     }
 
-    /// Creates the next batch. As the first batch of an epoch, the caller must append `[Cleared]`.
+    /// Creates the next batch. The caller must ensure that the first batch of an epoch is `[Cleared]`.
     ///
     /// Errors: the events cannot be encoded; the journal is unchanged.
     pub fn append(&mut self, ts: f64, events: &[KvEvent]) -> io::Result<PublishedBatch> {
@@ -183,7 +183,7 @@ impl EventJournal {
         Ok(batch)
     }
 
-    /// Number of announced blocks, which is the size of a block set of a subscriber that has missed no event.
+    /// Number of announced blocks; a subscriber that has missed no event has a block set of the same size.
     pub fn blocks(&self) -> usize {
         self.announced.len()
     }

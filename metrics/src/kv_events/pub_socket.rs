@@ -167,8 +167,8 @@ impl PubSocket {
             check_detached(connection)
         });
         let subscribed = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
-        // Keep messages in the ring while they are being sent: a message that only its connection owns is
-        // then one that was evicted, as `check_detached` requires.
+        // Keep a message in the ring while it is being sent. A message that only a connection owns is then
+        // always an evicted message, as `check_detached` requires.
         let needed = subscribed
             .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
         self.ring.discard_before(needed.min().unwrap_or(u64::MAX));

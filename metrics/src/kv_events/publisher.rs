@@ -211,7 +211,7 @@ impl PublisherLoop {
         self.send(batch, events.len());
     }
 
-    /// Publishes all cached blocks, in place of steps that were dropped.
+    /// Publishes a batch with a clear and all cached blocks, which replaces the batches of dropped steps.
     fn append_backlog(&mut self, ts: f64, backlog: EventBacklog) {
         let batch = self.journal.append_backlog(ts, backlog);
         self.send(batch, 1 + self.journal.blocks());

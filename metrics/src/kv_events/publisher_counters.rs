@@ -11,8 +11,8 @@ pub struct PublisherCounters {
     pub batches: AtomicU64,
     /// Number of events published.
     pub events: AtomicU64,
-    /// Number of batches dropped because the queue was full. A batch with a clear and all blocks replaces
-    /// them.
+    /// Number of batches dropped because the queue was full. A batch with a clear and all blocks replaces the
+    /// dropped batches.
     pub dropped: AtomicU64,
     /// Number of replay requests served.
     pub replays: AtomicU64,

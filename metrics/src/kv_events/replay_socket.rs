@@ -18,8 +18,9 @@ const PEERS_MAX: usize = 64;
 const BODY_BYTES_MAX: usize = 1 << 10;
 /// Maximum bytes sent to a peer before new batches and other peers are served.
 const BYTES_PER_TURN: usize = 1 << 20;
-/// Maximum number of snapshots that are sent at the same time. A further request that needs one waits; a
-/// replay that needs one because its next batch has left the ring ends with its connection closed.
+/// Maximum number of snapshots that are sent at the same time. At the maximum, a new request that needs a
+/// snapshot waits, and the connection of a running replay that needs one (its next batch has left the ring)
+/// is closed.
 const SNAPSHOTS_MAX: usize = 4;
 /// Time that a peer has to receive a snapshot, in addition to `SNAPSHOT_TIME_PER_MIB` for each MiB.
 const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
@@ -70,7 +71,7 @@ impl ReplayRequestReader {
 #[derive(Debug, Default)]
 struct ReplayPeer {
     frames: ReplayRequestReader,
-    /// Start number of a request whose response has not started.
+    /// First sequence number of a requested replay whose response has not started.
     requested: Option<u64>,
     response: Option<ReplayResponse>,
 }

@@ -17,8 +17,8 @@ impl Request {
             || self.cold_fields.prompt_logprobs_sent >= self.cold_fields.prompt_len
     }
 
-    /// Pins the blocks of a prefix hit, and makes `table`, which then lists them, the block table of the
-    /// request. The request must hold no blocks.
+    /// Pins the blocks of a prefix hit, appends them to the empty table `table`, and makes it the block table
+    /// of the request. The request must hold no blocks.
     pub(crate) fn pin_blocks(
         &mut self,
         mut table: BlockTable,
@@ -36,7 +36,8 @@ impl Request {
         self.block_count += count;
     }
 
-    /// Frees all blocks of the request. Returns its emptied block table, whose memory another request reuses.
+    /// Frees all blocks of the request. Returns the emptied block table, so that another request can reuse
+    /// its memory.
     pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTable {
         let mut table = std::mem::take(&mut self.cold_fields.block_table);
         kv.free(&mut table);

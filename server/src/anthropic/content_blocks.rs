@@ -5,8 +5,8 @@ use crate::openai::chat::messages::{PARTS_MAX, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 
-/// Start of the line that Claude Code puts before the system prompt. It changes with every request and says
-/// nothing to the model, so it would only prevent prefix caching.
+/// Start of the attribution line that Claude Code puts before the system prompt. The line differs between
+/// requests and has no meaning for the model; in the prompt, it would prevent prefix cache hits.
 const ATTRIBUTION_PREFIX: &str = "x-anthropic-billing-header:";
 
 /// Parses a string or a list of blocks, and returns the text of each block.
@@ -46,7 +46,8 @@ pub(super) fn block_text(kind: &str, block: &mut RequestFields) -> Result<String
     match kind {
         "text" => block.required_string("text"),
         "compaction" => Ok(block.string("content", usize::MAX)?.unwrap_or_default()),
-        // All tools are in the prompt already, so the name says which of them are meant.
+        // The definitions of all tools are already in the prompt, so the tool's name is a sufficient
+        // reference.
         "tool_reference" => block.required_string("tool_name"),
         "search_result" => {
             let (title, source) =
@@ -92,8 +93,8 @@ fn document_text(block: &mut RequestFields) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
-/// Parses a system prompt or a system message, and removes the attribution line of Claude Code; `None` if
-/// nothing else is in it.
+/// Parses a system prompt or a system message, and removes Claude Code's attribution line; `None` if no other
+/// text remains.
 pub(super) fn system_text(path: &str, value: JsonValue) -> Result<Option<String>, ApiError> {
     let texts = block_texts(path, value)?;
     let count = texts.len();
@@ -101,7 +102,7 @@ pub(super) fn system_text(path: &str, value: JsonValue) -> Result<Option<String>
     Ok((count == 0 || !texts.is_empty()).then(|| texts.join("\n")))
 }
 
-/// Parses one block of a system message; `None` if it consists of the attribution line of Claude Code.
+/// Parses one block of a system message; `None` if the block contains only Claude Code's attribution line.
 pub(super) fn system_block_text(
     path: String,
     block: JsonValue,
@@ -109,7 +110,7 @@ pub(super) fn system_block_text(
     text_of_entry(path, block).map(without_attribution)
 }
 
-/// Removes the attribution line of Claude Code; `None` if the text consists of it.
+/// Removes Claude Code's attribution line; `None` if no other text remains.
 fn without_attribution(text: String) -> Option<String> {
     if !text.starts_with(ATTRIBUTION_PREFIX) {
         return Some(text);

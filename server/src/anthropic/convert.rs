@@ -1,4 +1,4 @@
-//! Converts the messages of an Anthropic Messages request to messages of a chat template.
+//! Converts the messages of an Anthropic Messages request to chat template messages.
 
 use super::content_blocks::{
     block_text, block_texts, system_text, too_many_blocks, unsupported_block,
@@ -11,17 +11,17 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 
-/// Converts messages one after the other, and collects the resulting template messages.
+/// Converts messages in order, and collects the resulting template messages.
 #[derive(Default)]
 pub(super) struct AnthropicMessageConverter {
     pub(super) messages: Vec<Value>,
-    /// Reasoning effort that the last system message with an effort sets.
+    /// Reasoning effort set by the latest system message that contains one.
     pub(super) effort: Option<String>,
     /// Paths of accepted values that have no effect.
     pub(super) without_effect: Vec<String>,
 }
 
-/// Conversation for a chat template, and what its messages set for the whole request.
+/// Conversation for a chat template, and the request settings found in its messages.
 pub(super) struct ConvertedConversation {
     pub(super) messages: Vec<Value>,
     pub(super) effort: Option<String>,
@@ -72,7 +72,7 @@ impl AnthropicMessageConverter {
         Ok(())
     }
 
-    /// Converts one message of the user or the assistant.
+    /// Converts one user message or assistant message.
     fn message(&mut self, role: &str, fields: &mut RequestFields) -> Result<(), ApiError> {
         let path = fields.path("content");
         let (mut parts, before) = (GroupedContentBlocks::default(), self.messages.len());
@@ -88,8 +88,8 @@ impl AnthropicMessageConverter {
             Some(JsonValue::List(blocks)) => return Err(too_many_blocks(&path, blocks.len())),
             Some(other) => return Err(wrong_type(path, "a string or a list of blocks", &other)),
         }
-        // A message that consists of tool results only has already been converted to one template message per
-        // result.
+        // If a message consists only of tool results, each result has already been appended as a template
+        // message of its own.
         if !parts.is_empty() || self.messages.len() == before {
             self.push(role, parts);
         }

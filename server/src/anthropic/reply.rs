@@ -20,14 +20,14 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use text::partial_arguments;
 
-/// Values from which the reply to a Messages request is written, in addition to the generated tokens.
+/// Values that are needed to format the reply to a Messages request, in addition to the generated tokens.
 pub(super) struct AnthropicReply {
     pub(super) id: String,
     pub(super) model: String,
     pub(super) tool_call_ids: ToolCallIds,
 }
 
-/// JSON form of the message that the reply consists of.
+/// JSON form of the complete message in a non-streaming reply.
 #[derive(Serialize)]
 pub(super) struct AnthropicMessage<'a> {
     id: &'a str,
@@ -86,11 +86,12 @@ pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
     }
 }
 
-/// Returns the input of a tool: the generated text of its arguments, so that numbers keep all digits. Values of
-/// truncated arguments that are not complete are left out.
+/// Returns the `input` of a tool call as the generated JSON text, unparsed, so that numbers keep all their
+/// digits. Incomplete values of truncated arguments are left out.
 pub(super) fn tool_input(arguments: &str) -> Box<RawValue> {
     let text = partial_arguments(arguments);
-    // A raw value may have escapes that are no characters, such as half of a surrogate pair; clients reject them.
+    // `RawValue` accepts escapes that are not characters, such as an unpaired surrogate; clients reject such
+    // JSON, so it is replaced by `{}`.
     let is_valid = serde_json::from_str::<Value>(&text).is_ok();
     let text = if is_valid { text } else { "{}".to_owned() };
     RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
@@ -127,8 +128,8 @@ impl AnthropicReply {
             blocks.push(ContentBlock::Text { text: content });
         }
         blocks.extend(calls.into_iter().map(|call| {
-            // If the output ended inside a call, `input` contains the arguments that are complete, as clients
-            // get when they parse the streamed reply.
+            // If the output ended inside a call, `input` contains only its complete arguments. Clients get
+            // the same value when they parse the streamed reply.
             let input = tool_input(&call.arguments);
             ContentBlock::ToolUse { id: call.id, name: call.name, input }
         }));

@@ -1,5 +1,6 @@
-//! Content blocks of tools that run on Anthropic's servers (web search, web fetch, code execution, tool search, MCP)
-//! in an earlier conversation: the model gets each as a tool call or as the text of its result.
+//! Content blocks of tools that ran on Anthropic's servers (web search, web fetch, code execution, tool
+//! search, MCP) earlier in a conversation. A call becomes a tool call in the prompt; a result becomes a tool
+//! result with its text.
 
 use super::content_blocks::{block_text, block_texts, too_many_blocks, unsupported_block};
 use crate::api_error::ApiError;
@@ -8,7 +9,7 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
 
-/// Types of blocks with the result of a server tool.
+/// Block types that contain the result of a server tool.
 const RESULTS: &[&str] = &[
     "advisor_tool_result",
     "bash_code_execution_tool_result",
@@ -20,13 +21,13 @@ const RESULTS: &[&str] = &[
     "web_search_tool_result",
 ];
 
-/// Whether blocks of type `kind` are the result of a server tool.
+/// Whether blocks of type `kind` contain the result of a server tool.
 pub(super) fn is_result(kind: &str) -> bool {
     RESULTS.contains(&kind)
 }
 
-/// Converts a call of a server tool to a tool call of a chat template. Tools of an MCP server are named after
-/// their server, as in `/v1/responses`.
+/// Converts a server tool call to a tool call for the chat template. The name of an MCP tool becomes
+/// `<server>__<tool>`, as in `/v1/responses`.
 pub(super) fn call(block: &mut RequestFields) -> Result<Value, ApiError> {
     let (id, name) = (block.required_string("id")?, block.required_string("name")?);
     let name = match block.string("server_name", usize::MAX)? {
@@ -59,20 +60,20 @@ pub(super) fn result(block: &mut RequestFields) -> Result<Value, ApiError> {
     Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
-/// Returns the text of an entry in a list: a page that a web search has found, or a block.
+/// Returns the text of an entry in a result list: a string, a web search result, or a content block.
 fn entry_text(path: String, entry: JsonValue) -> Result<String, ApiError> {
     if let JsonValue::Str(text) = entry {
         return Ok(text);
     }
     let mut entry = RequestFields::of(path, entry)?;
     match entry.required_string("type")?.as_str() {
-        // The text of the page is encrypted.
+        // The page content is encrypted, so only the title, URL and age are used.
         "web_search_result" => lines(&mut entry, &["title", "url", "page_age"]),
         kind => block_text(kind, &mut entry),
     }
 }
 
-/// Returns the text of a result that is an object.
+/// Returns the text of a tool result that is an object.
 fn result_text(mut result: RequestFields) -> Result<String, ApiError> {
     let kind = result.required_string("type")?;
     match kind.as_str() {
@@ -108,7 +109,8 @@ fn result_text(mut result: RequestFields) -> Result<String, ApiError> {
     }
 }
 
-/// Returns what a program has printed, its exit status if it failed, and the ids of its files.
+/// Returns the text of a code execution result: stdout, stderr, the exit status if it is not 0, and the ids
+/// of the created files.
 fn execution_text(result: &mut RequestFields) -> Result<String, ApiError> {
     let mut texts = vec![lines(result, &["stdout", "stderr"])?];
     let status = result.int("return_code", i64::MIN..=i64::MAX)?.unwrap_or(0);
@@ -131,7 +133,7 @@ fn execution_text(result: &mut RequestFields) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
-/// Returns the strings of these fields that are not empty, joined by line breaks.
+/// Returns the non-empty strings among these fields, joined by line breaks.
 fn lines(fields: &mut RequestFields, names: &[&str]) -> Result<String, ApiError> {
     let mut lines = Vec::new();
     for name in names {

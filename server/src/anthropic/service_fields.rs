@@ -1,6 +1,6 @@
-//! Fields that control services of Anthropic: billing, caching, context management, MCP servers. Those that do
-//! not change what this server generates are accepted and reported as having no effect; the others are
-//! rejected by name.
+//! Request fields that control services of Anthropic's API: billing, caching, context management, MCP
+//! servers. Fields that do not change what this server generates are accepted and reported as having no
+//! effect; other fields are rejected by name.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -20,16 +20,16 @@ const WITHOUT_EFFECT: &[&str] = &[
     "user_profile_id",
     "workspace_id",
 ];
-/// Fields that request another kind of reply, or a conversation that the server holds.
+/// Fields that request another kind of reply, or a conversation stored on the server.
 const UNSUPPORTED: &[&str] = &["compaction", "thread"];
-/// Prefixes of the types of context edits. An edit only shortens the prompt beyond a threshold, so that the
-/// model sees more of the conversation without it.
+/// Type prefixes of context edits, which are accepted without effect. An edit removes old content once the
+/// prompt exceeds a threshold; without the edit, the model only sees more of the conversation.
 const CONTEXT_EDITS: &[&str] = &["clear_thinking_", "clear_tool_uses_", "compact_"];
 const CONTEXT_EDITS_MAX: usize = 64;
 
-/// Takes all fields that control services of Anthropic.
+/// Takes all fields that control services of Anthropic's API.
 ///
-/// Errors: HTTP status 400 with the name of a field that requests what this server does not have.
+/// Errors: HTTP status 400 with the name of a field that requests an unsupported service.
 pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {
     for name in UNSUPPORTED {
         if fields.take(name).is_some() {
@@ -73,7 +73,7 @@ fn context_management(fields: &mut RequestFields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Rejects MCP servers, whose tools the model could call only from Anthropic's servers.
+/// Rejects MCP servers: in Anthropic's API, the API server calls their tools, which this server cannot do.
 fn mcp_servers(fields: &mut RequestFields) -> Result<(), ApiError> {
     const NAME: &str = "mcp_servers";
     match fields.take(NAME) {
@@ -87,7 +87,7 @@ fn mcp_servers(fields: &mut RequestFields) -> Result<(), ApiError> {
     }
 }
 
-/// Accepts the id of a container, which only the tool for code execution uses; rejects skills.
+/// Accepts a container id, which only code execution tools use; rejects skills.
 fn container(fields: &mut RequestFields) -> Result<(), ApiError> {
     const NAME: &str = "container";
     match fields.take(NAME) {

@@ -1,4 +1,4 @@
-//! Converts system messages within a conversation.
+//! Converts system messages in the middle of a conversation.
 
 use super::content_blocks::{system_block_text, system_text, too_many_blocks, unsupported_block};
 use super::convert::{AnthropicMessageConverter, string_member};
@@ -9,7 +9,7 @@ use crate::strict_json::JsonValue;
 use serde_json::json;
 
 impl AnthropicMessageConverter {
-    /// Converts a system message within the conversation. `is_followed` says whether a user message follows.
+    /// Converts a system message in the middle of a conversation. `is_followed`: a user message follows.
     pub(super) fn system_turn(
         &mut self,
         fields: &mut RequestFields,
@@ -40,7 +40,7 @@ impl AnthropicMessageConverter {
         Ok(())
     }
 
-    /// Parses the blocks of a system message; `None` if none of them has a text.
+    /// Parses the blocks of a system message; `None` if no block contains text.
     fn system_blocks(
         &mut self,
         path: &str,
@@ -61,7 +61,8 @@ impl AnthropicMessageConverter {
         Ok((!texts.is_empty()).then(|| texts.join("\n")))
     }
 
-    /// Accepts a block that offers a tool which is in `tools`: it is offered from the beginning.
+    /// Accepts a `tool_addition` block that references a tool in `tools`. The block has no effect, because
+    /// all tools in `tools` are available from the first message.
     fn tool_addition(&mut self, mut block: RequestFields) -> Result<(), ApiError> {
         let tool = block.required("tool")?;
         if string_member(&tool, "type") != Some("tool_reference") {

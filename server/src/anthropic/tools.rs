@@ -1,5 +1,6 @@
-//! Parses the tools of a Messages request. Tools with a schema become functions of the model. Tools that
-//! Anthropic defines (web search, code execution, bash, …) have no schema in the request and are skipped.
+//! Parses the tools of a Messages request. Tools with an input schema become functions that the model can
+//! call. Tools defined by Anthropic (web search, code execution, bash, …) have no schema in the request and
+//! are skipped.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::tools::{self, RequestTools, ToolChoice};
@@ -10,7 +11,7 @@ use text::ToolDefinition;
 
 /// Maximum number of tools; OpenAI's API has a lower limit.
 const TOOLS_MAX: usize = 1_024;
-/// Types of tools that Anthropic defines, as far as the type does not end with a date.
+/// Types of Anthropic-defined tools that do not end with a date.
 const UNDATED_TYPES: &[&str] = &["mcp_toolset", "tool_search_tool_bm25", "tool_search_tool_regex"];
 
 /// Tools parsed so far.
@@ -19,7 +20,7 @@ struct AnthropicToolList {
     definitions: Vec<ToolDefinition>,
     template_tools: Vec<Value>,
     skipped_names: Vec<String>,
-    /// Paths of values by which tools are strict.
+    /// Paths of the `strict` fields that are true.
     strict_paths: Vec<String>,
     without_effect: Vec<String>,
 }
@@ -98,7 +99,7 @@ impl AnthropicToolList {
     }
 }
 
-/// Whether a tool type is one of Anthropic's, such as `web_search_20250305`.
+/// Whether a tool type is defined by Anthropic, such as `web_search_20250305`.
 fn is_defined_by_anthropic(kind: &str) -> bool {
     let is_date = |date: &str| date.len() == 8 && date.bytes().all(|b| b.is_ascii_digit());
     kind.rsplit_once('_').is_some_and(|(_, date)| is_date(date)) || UNDATED_TYPES.contains(&kind)

@@ -15,7 +15,7 @@ use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
 use text::ChatInput;
 
-/// Parsed fields that determine the prompt, the tools and the constraints on the output.
+/// Parsed fields that determine the prompt, the tools and the output constraint.
 pub(super) struct AnthropicConversation {
     pub(super) input: ChatInput,
     pub(super) tools: RequestTools,
@@ -58,7 +58,7 @@ pub(super) fn take(
 }
 
 impl AnthropicConversation {
-    /// Parses all fields that determine the prompt, the tools and the constraints on the output.
+    /// Parses all fields that determine the prompt, the tools and the output constraint.
     pub(super) fn take(
         fields: &mut RequestFields,
         app: &AppState,
@@ -94,7 +94,8 @@ impl AnthropicConversation {
             kwargs,
             ..ChatInput::default()
         };
-        // Agents set a budget for every model; outputs of a model without reasoning are within any budget.
+        // Agents set a thinking budget for every model. Without a reasoning parser, the budget is accepted
+        // without effect.
         let (budget, unused) = match serving.parsers.reasoning {
             Some(_) => (budget, None),
             None => (None, budget),
@@ -131,7 +132,7 @@ fn output_config(
     Ok((effort, format.or(old)))
 }
 
-/// Parses a format of the output: a JSON schema.
+/// Parses an output format, which must be a JSON schema.
 fn json_schema(path: String, value: JsonValue) -> Result<OutputConstraint, ApiError> {
     let mut format = RequestFields::of(path, value)?;
     if format.string("type", 64)?.as_deref() != Some("json_schema") {
@@ -149,8 +150,8 @@ fn json_schema(path: String, value: JsonValue) -> Result<OutputConstraint, ApiEr
     Ok(OutputConstraint::new(spec, &schema_path))
 }
 
-/// Parses `thinking`: whether the request enables or disables reasoning (if it does either), and its token
-/// budget.
+/// Parses `thinking`: returns whether reasoning is enabled or disabled (`None` = not specified), and the
+/// token budget.
 fn thinking(
     fields: &mut RequestFields,
 ) -> Result<(Option<bool>, Option<thinking_budget::RequestedThinkingBudget>), ApiError> {

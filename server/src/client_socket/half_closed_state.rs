@@ -13,8 +13,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// doubles after each check.
 const CHECK_INTERVAL_FIRST: Duration = Duration::from_millis(1);
 const CHECK_INTERVAL_LAST: Duration = Duration::from_millis(50);
-/// Number of connection checks without a pending write after which hyper gets the end of the input: between
-/// two checks, hyper can write the rest of the last reply.
+/// Number of connection checks without a pending write after which hyper receives the end of the input.
+/// Between two checks, hyper has time to write the rest of the last reply.
 const IDLE_CHECKS: u32 = 2;
 
 /// State of a connection after the client has sent FIN.
@@ -32,8 +32,8 @@ pub(super) struct HalfClosedState {
 }
 
 impl HalfClosedState {
-    /// Creates the state when FIN arrives, and sets the `TCP_USER_TIMEOUT` of the socket to `limit`: the
-    /// kernel then closes a connection with data that is unacknowledged for longer.
+    /// Creates the state when FIN arrives, and sets the socket's `TCP_USER_TIMEOUT` to `limit`: the kernel
+    /// closes the connection if sent data remains unacknowledged for longer than `limit`.
     pub(super) fn new(stream: &TcpStream, limit: Duration) -> Self {
         // If the network fails, no RST arrives; the kernel then closes the connection after `limit`.
         let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
@@ -50,8 +50,8 @@ impl HalfClosedState {
         let _ = self.timer.as_mut().poll(cx);
     }
 
-    /// Returns 1 if a connection check (poll for a socket error) is due, else 0. `cx` is woken for the next
-    /// check.
+    /// Returns 1 if a connection check (poll for a socket error) is due, else 0. `cx` is woken when the next
+    /// check is due.
     pub(super) fn due_checks(&mut self, cx: &mut Context<'_>) -> u32 {
         let mut checks = 0;
         while self.timer.as_mut().poll(cx).is_ready() {
@@ -62,7 +62,8 @@ impl HalfClosedState {
         checks
     }
 
-    /// Counts `checks` connection checks after the last reply. Ready: hyper gets the end of the input.
+    /// Counts `checks` further connection checks after the last reply. Ready: hyper must receive the end of
+    /// the input.
     pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>, checks: u32) -> Poll<()> {
         if self.idle_checks.is_none() {
             self.reset_checks(cx);

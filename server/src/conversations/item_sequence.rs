@@ -1,23 +1,23 @@
-//! Items of a conversation: in order, and found by their ids.
+//! Items of a conversation, ordered and indexed by id.
 
 use crate::template_value_json::TemplateValueJson;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-/// Bytes that an item takes in addition to its text and its id, which a sequence contains twice.
+/// Memory overhead of an item in bytes, in addition to its text and its id, which a sequence stores twice.
 pub(super) const ITEM_BYTES: usize = 240;
 
 /// Item of a conversation or a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConversationItem {
     pub(crate) id: String,
-    /// JSON object of the item, with its id.
+    /// JSON object of the item, including its id.
     pub(crate) body: String,
 }
 
 impl ConversationItem {
-    /// Creates an item from its form as a template value. An item without an id gets the id
-    /// `<prefix of its type>_<scope>_<next>`, and `next` is incremented.
+    /// Creates an item from a template value. A missing id becomes `<type prefix>_<scope>_<next>`, and `next`
+    /// is incremented.
     pub(crate) fn new(mut item: Value, scope: &str, next: &mut u64) -> Self {
         if item["id"].as_str().is_none() {
             let prefix = match item["type"].as_str().unwrap_or_default() {
@@ -36,7 +36,7 @@ impl ConversationItem {
         Self { id, body: TemplateValueJson(&item).text() }
     }
 
-    /// Returns the bytes that the item takes in a store.
+    /// Returns the number of bytes that the item occupies in a store.
     pub(crate) fn stored_bytes(&self) -> usize {
         2 * self.id.len() + self.body.len() + ITEM_BYTES
     }
@@ -46,7 +46,7 @@ impl ConversationItem {
 #[derive(Debug, Default)]
 pub(crate) struct ItemSequence {
     items: BTreeMap<u64, ConversationItem>,
-    /// Key in `items` of each id.
+    /// Key in `items` of each item id.
     keys: HashMap<String, u64>,
     /// Key of the next item.
     next_key: u64,
@@ -59,7 +59,7 @@ impl ItemSequence {
         self.items.values()
     }
 
-    /// Returns the bytes that the items take in a store.
+    /// Returns the number of bytes that the items occupy in a store.
     pub(super) fn stored_bytes(&self) -> usize {
         self.bytes
     }
@@ -69,7 +69,7 @@ impl ItemSequence {
         self.items.get(self.keys.get(id)?)
     }
 
-    /// Appends an item. An earlier item with its id is removed.
+    /// Appends an item. An earlier item with the same id is removed.
     pub(super) fn push(&mut self, item: ConversationItem) {
         self.remove(&item.id);
         self.bytes += item.stored_bytes();
@@ -78,7 +78,7 @@ impl ItemSequence {
         self.next_key += 1;
     }
 
-    /// Removes the item with the id `id`; returns whether there was one.
+    /// Removes the item with the id `id`; returns whether the item existed.
     pub(super) fn remove(&mut self, id: &str) -> bool {
         let item = self.keys.remove(id).and_then(|key| self.items.remove(&key));
         self.bytes -= item.as_ref().map_or(0, ConversationItem::stored_bytes);

@@ -1,4 +1,4 @@
-//! Items of a conversation: the form in which they are stored and returned, and pages of them.
+//! Stored form of conversation items, and pages of items.
 
 use super::item_sequence::ConversationItem;
 use crate::api_error::ApiError;
@@ -41,7 +41,7 @@ pub(crate) fn stored_form(mut item: Value) -> Value {
     item
 }
 
-/// Query of a page of items.
+/// Query parameters that select a page of items.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ItemPageQuery {
     /// Id of the item before the first item of the page.
@@ -76,7 +76,7 @@ impl ItemPageQuery {
                 ("order", "asc") => query.is_ascending = true,
                 ("order", "desc") => query.is_ascending = false,
                 ("order", _) => return Err(ApiError::invalid("order", "must be asc or desc")),
-                // Items contain all that is stored of them.
+                // `include` requests additional item data; items are always returned completely.
                 ("include" | "include[]", _) => {}
                 _ => return Err(ApiError::unsupported(name, "unknown parameter")),
             }
@@ -104,7 +104,7 @@ impl ItemPageQuery {
     }
 }
 
-/// Returns a list object of items as JSON text.
+/// Returns an OpenAI list object with these items as JSON text.
 pub(super) fn list(items: &[&ConversationItem], has_more: bool) -> String {
     let id = |item: Option<&&ConversationItem>| json!(item.map_or("", |item| item.id.as_str()));
     let (first, last) = (id(items.first()), id(items.last()));

@@ -1,5 +1,5 @@
-//! `/v1/conversations`: OpenAI's Conversations API. Conversations are kept in an LRU store with a limit in
-//! bytes. Responses of `/v1/responses` continue them with the field `conversation`.
+//! `/v1/conversations`: OpenAI's Conversations API. Conversations are kept in an LRU store with a byte limit.
+//! Requests to `/v1/responses` continue a conversation with the field `conversation`.
 
 mod item_sequence;
 mod items;
@@ -109,7 +109,7 @@ pub(crate) async fn create_items(
     .await
 }
 
-/// Handles GET of items: returns a page of them.
+/// Handles GET of items: returns a page of the items.
 pub(crate) async fn list_items(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
@@ -148,7 +148,7 @@ pub(crate) async fn delete_item(
     Ok(json_response(conversation_body(&id, &info)))
 }
 
-/// Validates items as those of a request to `/v1/responses`; returns them in their stored form.
+/// Validates items like the input of a `/v1/responses` request; returns the items in their stored form.
 fn checked_items(
     app: &AppState,
     caller: CallerIdentity,

@@ -21,14 +21,14 @@ pub(crate) struct ConversationInfo {
     pub(crate) metadata: Value,
 }
 
-/// Conversation of one caller; it is visible to no other caller.
+/// Conversation of one caller; it is not visible to other callers.
 struct StoredConversation {
     owner: CallerIdentity,
     info: ConversationInfo,
     /// Bytes of the metadata.
     info_bytes: usize,
     items: ItemSequence,
-    /// Number of the next item that gets an id of this conversation.
+    /// Number in the id of the next item that needs an id.
     next: u64,
 }
 
@@ -76,7 +76,7 @@ impl ConversationStore {
         replaced.is_some()
     }
 
-    /// Deletes a conversation; returns whether the caller had it.
+    /// Deletes a conversation; returns whether it existed and belonged to the caller.
     pub(super) fn remove(&self, caller: CallerIdentity, id: &str) -> bool {
         self.with(|store| store.take_owned(caller, id).is_some())
     }
@@ -104,14 +104,14 @@ impl ConversationStore {
         self.items(caller, id, find).flatten()
     }
 
-    /// Deletes an item; returns whether the caller had it.
+    /// Deletes an item; returns whether it existed in a conversation of the caller.
     pub(super) fn remove_item(&self, caller: CallerIdentity, id: &str, item_id: &str) -> bool {
         let removed = self.change(caller, id, |conversation| conversation.items.remove(item_id));
         removed == Some(true)
     }
 
-    /// Appends items, template values; those without an id get one. Returns the appended items; `None` if the caller has no
-    /// such conversation.
+    /// Appends items given as template values; items without an id get one. Returns the appended items;
+    /// `None` if the caller has no such conversation.
     pub(crate) fn append(
         &self,
         caller: CallerIdentity,
@@ -143,8 +143,8 @@ impl ConversationStore {
         extended.is_some()
     }
 
-    /// Removes the conversation, changes it, and stores it again. A conversation that exceeds the limit of
-    /// the store is lost.
+    /// Applies `change` to a conversation by removing it and storing it again. A conversation that exceeds
+    /// the limit of the store is lost.
     fn change<T>(
         &self,
         caller: CallerIdentity,
@@ -206,7 +206,7 @@ mod tests {
         assert!(!store.remove_item(ANONYMOUS, "conv_0a", "msg_0a_0"));
         let left = store.item_bytes(ANONYMOUS, "conv_0a").unwrap();
         assert_eq!(bytes - left, appended[0].stored_bytes());
-        // The id of a removed item is not used again.
+        // The id of a removed item is not reused.
         let again = store.append(ANONYMOUS, "conv_0a", vec![message("y")]).unwrap();
         assert_eq!(again[0].id, "msg_0a_2");
         assert!(store.append(ANONYMOUS, "conv_none", vec![message("y")]).is_none());

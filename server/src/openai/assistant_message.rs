@@ -12,13 +12,13 @@ pub(crate) struct ToolCall {
     pub id: String,
     /// Name of the function.
     pub name: String,
-    /// Arguments: the text of a JSON object, which is incomplete if the call was truncated.
+    /// Arguments as JSON object text; incomplete if the call was truncated.
     pub arguments: String,
     /// Whether the output ended inside this call.
     pub truncated: bool,
 }
 
-/// Complete output of a choice, as a message of the assistant.
+/// Complete output of a choice, as an assistant message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AssistantMessage {
     /// Reasoning text; empty if the output has none or the model has no reasoning parser.
@@ -30,8 +30,8 @@ pub(crate) struct AssistantMessage {
 }
 
 impl AssistantMessage {
-    /// Builds the message of choice `choice_index`. It equals the concatenated chunks of a stream, except for
-    /// malformed calls, whose chunks cannot be retracted.
+    /// Builds the message of choice `choice_index`. The message equals the concatenated chunks of a stream,
+    /// except for malformed calls: chunks already sent cannot be retracted.
     pub(crate) fn of(
         choice: &CollectedChoice,
         choice_index: u32,
@@ -58,8 +58,8 @@ impl AssistantMessage {
                         call.arguments.push_str(text);
                     }
                 }
-                // The output was truncated inside this call, so the call is not malformed; it is kept and
-                // marked as truncated.
+                // A call that the end of the output cuts off is not malformed; it is kept and marked as
+                // truncated.
                 OutputPiece::Broken { .. }
                     if position + 1 == choice.pieces.len()
                         && matches!(choice.end, ChoiceFinish::Length | ChoiceFinish::Abort(_)) =>

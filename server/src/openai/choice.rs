@@ -1,4 +1,4 @@
-//! Output state of one choice: converts token events of the engine to text deltas.
+//! Output state of one choice: converts the engine's token events to text deltas.
 //!
 //! Invariants: the concatenated text of the deltas does not depend on how events are grouped; text is always
 //! valid UTF-8; there is no output after the end. The token that ends a choice counts in `usage`; its text is
@@ -19,13 +19,13 @@ pub(crate) enum ChoiceFinish {
     Length,
     /// The request was aborted: disconnect or slow client, deadline, shutdown, or operator.
     Abort(AbortCause),
-    /// An error ended the choice: of the engine, or only of this choice's row in a batch.
+    /// An error ended the choice: an engine error, or an error in this choice's batch row only.
     Error(RequestError),
     /// The scheduler rejected the request.
     Rejected(RejectReason),
 }
 
-/// What stopped the output: the value of `stop_reason`.
+/// What stopped the output; determines the value of `stop_reason`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StopMatch {
     /// An EOS token; `stop_reason` is null.
@@ -48,7 +48,7 @@ impl ChoiceFinish {
         }
     }
 
-    /// Whether only this choice failed, because of its own logits; the engine works.
+    /// Whether the choice failed because of its own logits only, while the engine continues to work.
     pub(crate) fn is_row_error(&self) -> bool {
         matches!(
             self,
@@ -60,16 +60,16 @@ impl ChoiceFinish {
 /// Output of a choice since the last delta.
 #[derive(Debug, Default)]
 pub(crate) struct ChoiceDelta {
-    /// New text, as generated (not parsed).
+    /// New text as generated, before parsing.
     pub text: String,
     /// New text split into reasoning, content and tool calls, if the choice has a parser.
     pub pieces: OutputPieces,
-    /// New tokens, including tokens whose text is still held back.
+    /// New tokens, including tokens whose text is still withheld.
     pub tokens: Vec<Token>,
     /// Log-probabilities of the new tokens, one entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Whether a token without text arrived while no text was held back. It is streamed as an empty chunk, so
-    /// that clients that count events see progress.
+    /// Whether a token without text arrived while no text was withheld. The delta is then streamed even if it
+    /// is empty, so that clients that count events see progress.
     pub has_textless_token: bool,
     /// Why the choice ended; set only in its last delta.
     pub end: Option<ChoiceFinish>,
@@ -87,7 +87,7 @@ impl ChoiceDelta {
     }
 }
 
-/// Parameters that determine how the text of a choice is stopped.
+/// Parameters of the stop conditions of a choice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChoiceStopParams {
     /// Number of tokens at the start of the output in which stop strings are not matched (`min_tokens`).
@@ -110,7 +110,7 @@ pub(crate) struct ChoiceState {
     pub draft_tokens: u32,
     /// Number of accepted draft tokens so far.
     pub accepted_draft_tokens: u32,
-    /// Number of prompt tokens found in the prefix cache; `None` until this is known.
+    /// Number of prompt tokens found in the prefix cache; `None` until the request is admitted.
     pub cached_tokens: Option<u32>,
     /// Log-probabilities of the prompt tokens received so far.
     pub prompt_logprobs: Vec<TokenLogprobs>,
@@ -196,8 +196,8 @@ impl ChoiceState {
         false
     }
 
-    /// Returns the number of tokens of an event whose text is output: the token that stops the choice has
-    /// none, unless the request includes it.
+    /// Returns the number of tokens in the event whose text is output: all tokens, except a token that stops
+    /// the choice, unless the request includes that token's text.
     fn tokens_with_text(&self, event: &TokenEvent) -> usize {
         let stopped = matches!(
             event.finish_reason,
@@ -207,7 +207,7 @@ impl ChoiceState {
         event.tokens.len().saturating_sub(textless)
     }
 
-    /// Parses the text of `delta` from byte `from` on; finishes the parser if the choice has ended.
+    /// Parses the text of `delta` starting at byte `from`; if the choice has ended, also finishes the parser.
     fn parse(&mut self, from: usize, delta: &mut ChoiceDelta) {
         let Some(parser) = &mut self.parser else { return };
         parser.push(&delta.text[from..], &mut delta.pieces);
@@ -241,7 +241,8 @@ impl ChoiceState {
         true
     }
 
-    /// Ends the choice. If the text held back ends with a stop string, this becomes the finish reason.
+    /// Ends the choice. If the withheld text ends with a stop string, the stop string becomes the finish
+    /// reason.
     fn finish(&mut self, finish: FinishReason, delta: &mut ChoiceDelta) {
         self.ended = true;
         self.scratch.clear();
@@ -253,8 +254,8 @@ impl ChoiceState {
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
             FinishReason::Stop(StopReason::StopToken(id)) => ChoiceFinish::Stop(StopMatch::Id(id)),
-            // `StopString` does not occur here: only this choice matches stop strings, and it has ended once
-            // it finds one.
+            // `StopString` does not occur here: stop strings are matched only by this object, which has
+            // already ended the choice in that case.
             FinishReason::Stop(
                 StopReason::Eos(_) | StopReason::StopString | StopReason::Pooled,
             ) => ChoiceFinish::Stop(StopMatch::Eos),

@@ -14,7 +14,7 @@ use text::OutputPieces;
 /// Complete output of one choice.
 #[derive(Debug)]
 pub(crate) struct CollectedChoice {
-    /// Text, as generated (not parsed).
+    /// Text as generated, before parsing.
     pub text: String,
     /// Text split into reasoning, content and tool calls, if the choice has a parser.
     pub pieces: OutputPieces,
@@ -22,16 +22,17 @@ pub(crate) struct CollectedChoice {
     pub tokens: Vec<Token>,
     /// Log-probabilities, one entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log-probabilities of the prompt tokens except the first one, which has none; empty if not requested.
+    /// Log-probabilities of the prompt tokens from the second token on (the first has none); empty if not
+    /// requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why the choice ended.
     pub end: ChoiceFinish,
 }
 
-/// Waits until every choice has ended. Also returns the generation, which contains the token counts and the
-/// memory reservation.
+/// Waits until all choices have ended. Returns the choices, and the generation, which contains the token
+/// counts and the memory reservation.
 ///
-/// Errors: a failure of the request or of one of its choices, with an HTTP status.
+/// Errors: the failure of the request or of one of its choices, with an HTTP status.
 pub(crate) async fn collect(
     mut generation: RequestGeneration,
 ) -> Result<(Vec<CollectedChoice>, RequestGeneration), ApiError> {
@@ -73,7 +74,7 @@ pub(crate) async fn collect(
     Ok((choices, generation))
 }
 
-/// Waits for the end of a request that has one choice; returns this choice and the generation.
+/// Waits for the end of a request with one choice; returns the choice and the generation.
 pub(crate) async fn collect_one(
     generation: RequestGeneration,
 ) -> Result<(CollectedChoice, RequestGeneration), ApiError> {
@@ -87,7 +88,8 @@ pub(crate) fn body_of(reply: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(reply).map_err(|_| ApiError::internal())
 }
 
-/// Appends entries to a list. The capacity grows by a quarter at a time, because long lists take much memory.
+/// Appends entries to a list. The capacity grows by a quarter instead of doubling, because long lists take
+/// much memory.
 fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
     if list.capacity() - list.len() < more.len() {
         list.reserve_exact(more.len().max(list.len() / 4));

@@ -1,5 +1,5 @@
-//! Handles the requests of all completion endpoints: reads the body, submits the request, and writes a
-//! streaming or a non-streaming reply.
+//! Request handling shared by all completion endpoints: reads the body, submits the request, and writes a
+//! streaming or non-streaming reply.
 
 use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
@@ -32,14 +32,14 @@ pub(crate) struct ReplyMetadata {
     pub id: String,
     /// Creation time: Unix time in seconds.
     pub created: u64,
-    /// Model name that the request contains.
+    /// Requested model name, or the default name.
     pub model: String,
     /// System fingerprint of the model.
     pub fingerprint: String,
 }
 
 impl ReplyMetadata {
-    /// Creates the fields that identify the reply to a request; `kind` is the prefix of the reply id.
+    /// Creates the fields that identify a reply; `kind` is the prefix of the reply id.
     pub(crate) fn new(
         kind: &str,
         request_id: &str,
@@ -50,7 +50,7 @@ impl ReplyMetadata {
         Self { id: format!("{kind}-{request_id}"), created: unix_time(), model, fingerprint }
     }
 
-    /// Writes the start of a non-streaming reply object, whose `object` field is `object`.
+    /// Writes the start of a non-streaming reply object; `object` is the value of its `object` field.
     pub(crate) fn open(&self, object: &str, out: &mut BytesMut) {
         let Self { id, created, model, fingerprint } = self;
         let (id, model, fingerprint) = (json!(id), json!(model), json!(fingerprint));
@@ -68,15 +68,15 @@ impl ReplyMetadata {
 pub(crate) struct HeaderParams {
     /// `X-Request-Id`, if it is well-formed.
     pub request_id: Option<String>,
-    /// Value of `X-data-parallel-rank`, not validated yet.
+    /// Value of `X-data-parallel-rank`, not yet validated.
     pub replica: Option<String>,
     /// Identity of the caller, from its API key.
     pub caller: CallerIdentity,
 }
 
 impl HeaderParams {
-    /// Reads these parameters from the headers of a request. A malformed request id is ignored, because
-    /// proxies send arbitrary values.
+    /// Reads the parameters from the request headers. A malformed request id is ignored, because proxies send
+    /// arbitrary values.
     pub(crate) fn read(headers: &HeaderMap, keys: &ApiKeys) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         Self {
@@ -86,8 +86,8 @@ impl HeaderParams {
         }
     }
 
-    /// Returns the request id: that of the header, else that of the body, else a new one. Also stores it in
-    /// `params` for the engine, and records it in the current log span.
+    /// Returns the request id: from the header, else from the body, else a new one. Also stores the id in
+    /// `params` for the engine, and records it in the current log span if it did not come from the header.
     pub(crate) fn request_id(
         &self,
         params: &mut CompletionParams,
@@ -102,7 +102,7 @@ impl HeaderParams {
         request_id
     }
 
-    /// Returns the requested replica (DP rank): that of the header, else that of the body.
+    /// Returns the requested replica (DP rank): from the header, else from the body.
     pub(crate) fn replica(
         &self,
         body: Option<u16>,
@@ -119,7 +119,7 @@ impl HeaderParams {
     }
 }
 
-/// Request of an endpoint that was read and admitted, and what its handling needs.
+/// Request of an endpoint that has been read and admitted, with the context needed to handle it.
 pub(crate) struct EndpointRequest<'a> {
     /// State of the server.
     pub app: &'a Arc<AppState>,
@@ -133,7 +133,7 @@ pub(crate) struct EndpointRequest<'a> {
     pub permit: AdmissionPermit,
 }
 
-/// Request that was submitted to the engine, and the writer of its reply.
+/// Request that has been submitted to the engine, and the writer of its reply.
 pub(crate) struct PreparedRequest<R> {
     /// Choices of the request, which receive the generated tokens.
     pub generation: RequestGeneration,
@@ -148,7 +148,7 @@ pub(crate) struct PreparedRequest<R> {
 }
 
 impl<R> PreparedRequest<R> {
-    /// Begins the trace of a request that was received at `received` for the route `path`.
+    /// Begins the trace of a request; `received` is its arrival time, `path` its route.
     fn begin_trace(&mut self, tracer: &RequestTracer, received: Instant, path: &str) {
         let head = json!({
             "created": unix_time(),
@@ -160,7 +160,7 @@ impl<R> PreparedRequest<R> {
     }
 }
 
-/// Endpoint of the API that generates text: parses its requests and writes its replies.
+/// API endpoint that submits requests to the engine: parses its requests and writes its replies.
 pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
     /// Writer of the chunks of a streaming reply.
     type StreamWriter: ChunkWriter + 'static;
@@ -178,7 +178,7 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
     ) -> impl Future<Output = Result<Body, ApiError>> + Send;
 }
 
-/// Handles one request of an endpoint: returns its reply.
+/// Handles one request of an endpoint and returns its reply.
 pub(crate) async fn serve<E: CompletionEndpoint>(
     app: Arc<AppState>,
     request: Request,
@@ -217,8 +217,8 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
             if let (Some(access), Ok(prepared)) = (access, &mut prepared) {
                 prepared.generation.record_access(access.clone());
             }
-            // The trace begins here: if the client disconnects now, `prepared` is dropped and no later code
-            // sees it.
+            // The trace begins here because, if the client has disconnected, `prepared` is dropped and no
+            // later code runs.
             if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
                 prepared.begin_trace(tracer, received, parts.uri.path());
             }
@@ -228,7 +228,8 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
     app.text_pool.run(bytes, work).await.map_err(|error| app.complete_engine_error(error))
 }
 
-/// Waits for the first token of a streaming reply, or for the complete output, and returns the reply.
+/// Waits for the first token of a streaming reply, or for the complete output of a non-streaming one, and
+/// returns the reply.
 pub(crate) async fn respond<E: CompletionEndpoint>(
     app: &AppState,
     mut prepared: PreparedRequest<E>,
@@ -237,8 +238,8 @@ pub(crate) async fn respond<E: CompletionEndpoint>(
         prepared.generation.wait_first_event().await?;
         return prepared.reply.collect(prepared.generation).await.map(json_body);
     }
-    // The reply headers are sent after the first token, so that an early failure is reported with its HTTP
-    // status. If there is no token within `keep_alive`, they are sent without one.
+    // The reply headers are sent after the first token, so that an early failure is reported with its own
+    // HTTP status. If no token arrives within `keep_alive`, the headers are sent before the first token.
     let first = prepared.generation.wait_first_event();
     if app.options.keep_alive.is_zero() {
         first.await?;
@@ -268,7 +269,7 @@ pub(crate) fn json_body(body: Body) -> Response<Body> {
     response
 }
 
-/// Adds the request id and the names of the ignored fields as reply headers.
+/// Adds the request id and the names of the ignored fields to the reply headers.
 pub(crate) fn add_reply_headers(
     response: &mut Response<Body>,
     request_id: Option<&str>,
@@ -285,7 +286,7 @@ pub(crate) fn add_reply_headers(
     }
 }
 
-/// Returns the names of the fields that no code has parsed, and the paths of accepted values without effect.
+/// Returns the names of the unparsed fields, and the paths of accepted values without effect.
 ///
 /// Errors: HTTP status 400 if `--strict-fields` is set and a field was not parsed.
 pub(crate) fn ignored_fields(
@@ -308,7 +309,7 @@ pub(crate) fn ignored_fields(
     }
 }
 
-/// Returns the Unix time in seconds; it is used only for `created` fields.
+/// Returns the Unix time in seconds, for timestamp fields such as `created`.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

@@ -1,5 +1,4 @@
-//! Output of all choices of one HTTP request: polls the token events of the engine and converts them to
-//! deltas.
+//! Output of all choices of one HTTP request: polls the engine's token events and converts them to deltas.
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
@@ -18,14 +17,14 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 use tracing::Span;
 
-/// Maximum number of pending chunks of a slow client. If there are more, the chunks of each choice are merged
+/// Maximum number of pending chunks of a slow client. Above this number, the chunks of each choice are merged
 /// into one.
 const PENDING_CHUNKS_MAX: usize = 256;
 
 /// Information about the prompts of a request, for `usage` and errors.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptInfo {
-    /// Number of tokens of each prompt.
+    /// Number of tokens in each prompt.
     pub tokens: Vec<u32>,
     /// Tokens per KV block; 0 = prefix caching is off.
     pub block_tokens: u32,
@@ -39,15 +38,14 @@ pub(crate) struct PromptInfo {
     pub ids: Vec<Vec<Token>>,
 }
 
-/// Output of all choices of a request. The choices are ordered by prompt: choice `i` of a prompt has index
-/// `prompt × n + i`.
+/// Output of all choices of a request, ordered by prompt: choice `i` of prompt `p` has index `p × n + i`.
 pub(crate) struct RequestGeneration {
-    /// Trace of the request; it is written when the generation is dropped. It is the first field, so it is
-    /// dropped before `stream`: the shutdown waits only for the streams.
+    /// Trace of the request; it is written when the generation is dropped. It is the first field so that it
+    /// is dropped before `stream`: shutdown waits only until all streams are dropped.
     trace: Option<Box<RequestTraceRecord>>,
-    /// Record of the request for the access log and its span; `None` = the request has neither.
+    /// Counts for the access log line and span of the request; `None` if the request has neither.
     access: Option<AccessLogRecord>,
-    /// Parameters that the span of the request shows; `None` = it has none.
+    /// Generation parameters shown in the request's span; `None` if it has no span.
     parameters: Option<Box<SpanGenerationParams>>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
@@ -55,17 +53,17 @@ pub(crate) struct RequestGeneration {
     prompts: PromptInfo,
     events: Vec<(u32, TokenEvent)>,
     unfinished: usize,
-    /// Output of each choice that has not been sent, because it has fewer than `stream_interval` tokens.
+    /// Unsent output of each choice; it is sent once it has `stream_interval` tokens or the choice ends.
     pending: Vec<ChoiceDelta>,
     interval: usize,
-    /// Error that ends the whole request; set when a choice ends with such an error.
+    /// Error that ends the whole request, taken from the first choice that ended with such an error.
     request_error: Option<ApiError>,
     /// Log span of the request.
     span: Span,
 }
 
 impl RequestGeneration {
-    /// Creates the output state of `choices`, of which each prompt has `n`.
+    /// Creates the output state of `choices`; each prompt has `n` choices.
     pub(crate) fn new(
         stream: RequestEventStream,
         choices: Vec<ChoiceState>,
@@ -94,8 +92,8 @@ impl RequestGeneration {
         }
     }
 
-    /// Enables the trace of this request, which is written when the generation is dropped; `received` is the
-    /// arrival time of the request.
+    /// Enables the trace of the request, which is written when the generation is dropped; `received` is the
+    /// request's arrival time.
     pub(crate) fn trace(
         &mut self,
         tracer: &RequestTracer,
@@ -109,7 +107,7 @@ impl RequestGeneration {
         self.trace = Some(trace);
     }
 
-    /// Sets the parameters that the span of this request shows.
+    /// Sets the parameters shown in the request's span.
     pub(crate) fn set_span_parameters(&mut self, parameters: SpanGenerationParams) {
         self.parameters = Some(Box::new(parameters));
     }
@@ -130,7 +128,8 @@ impl RequestGeneration {
         self.request_error.take()
     }
 
-    /// Waits for the first token events. If the request fails here, no byte of the reply has been sent.
+    /// Waits for the first token events. A failure reported here can still set the HTTP status, because no
+    /// byte of the reply has been sent.
     ///
     /// Errors: the rejection or failure, with an HTTP status.
     pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
@@ -149,7 +148,7 @@ impl RequestGeneration {
         Err(error)
     }
 
-    /// Waits until there are token events for `drain`.
+    /// Becomes ready when there are token events for `drain`.
     pub(crate) fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.stream.poll_events(cx, &mut self.events) {
             Poll::Pending if self.events.is_empty() => Poll::Pending,
@@ -157,10 +156,10 @@ impl RequestGeneration {
         }
     }
 
-    /// Processes all token events received so far. Passes each delta that is ready to `sink`, with the index
-    /// of its choice and this generation.
+    /// Processes all token events received so far. Calls `sink` with each delta that is ready, the index of
+    /// its choice, and this generation.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(u32, &mut ChoiceDelta, &Self)) {
-        // The chunks of a slow client are merged; its text remains the same.
+        // For a slow client, chunks are merged; the concatenated text is the same.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
         for (index, event) in events.drain(..) {
@@ -247,7 +246,7 @@ impl RequestGeneration {
             usage.reasoning_tokens = Some(tokens);
         }
         for (choices, &len) in self.choices.chunks(self.n).zip(&self.prompts.tokens) {
-            // Later choices of a prompt find the blocks of its first choice in the prefix cache. These hits
+            // Later choices of a prompt find the KV blocks of the first choice in the prefix cache. Such hits
             // do not count as cached tokens.
             let cached = choices.iter().find_map(|c| c.cached_tokens).unwrap_or(0);
             let cacheable = match self.prompts.block_tokens {
@@ -273,40 +272,39 @@ impl RequestGeneration {
         }
     }
 
-    /// Sets the names that errors use for the field of the prompts and for that of the output length.
+    /// Sets the names of the prompt field and of the output length field for error messages.
     pub(crate) fn rename_fields(&mut self, field: &'static str, max_tokens_field: &'static str) {
         (self.prompts.field, self.prompts.max_tokens_field) = (field, max_tokens_field);
     }
 
-    /// Returns the log-probabilities of the prompt of a choice.
+    /// Returns the prompt log-probabilities of a choice.
     pub(crate) fn prompt_logprobs(&self, index: usize) -> &[TokenLogprobs] {
         &self.choices[index].prompt_logprobs
     }
 
-    /// Removes the log-probabilities of the prompt of a choice from this generation and returns them.
+    /// Takes the prompt log-probabilities of a choice from this generation.
     pub(crate) fn take_prompt_logprobs(&mut self, index: usize) -> Vec<TokenLogprobs> {
         mem::take(&mut self.choices[index].prompt_logprobs)
     }
 
-    /// Removes the result of a pooling request from this generation and returns it.
+    /// Takes the pooled vector of a pooling request from this generation.
     pub(crate) fn take_pooled(&mut self, index: usize) -> Vec<f32> {
         mem::take(&mut self.choices[index].pooled)
     }
 
-    /// Returns the memory reservation of the request, which the body of the reply holds while it uses this
-    /// memory.
+    /// Returns the request's memory reservation. The reply body must hold it as long as it uses the memory.
     pub(crate) fn into_memory_reservation(mut self) -> QueuedBytes {
         self.stream.take_queued_bytes()
     }
 
-    /// Returns the number of choices, over all prompts.
+    /// Returns the number of choices of all prompts.
     pub(crate) fn choices(&self) -> usize {
         self.choices.len()
     }
 }
 
-/// A drop before the end means that the client has disconnected. This is only logged, because it cannot be
-/// reported.
+/// A generation dropped before its end means that the client has disconnected. This is only logged, because
+/// no reply can be sent.
 impl Drop for RequestGeneration {
     fn drop(&mut self) {
         if !self.has_ended() {
@@ -361,8 +359,8 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
         RequestError::ReplicaUnavailable => {
             ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
         }
-        // The constraints of the request allow no common token. Which of them is wrong is unknown, because
-        // only their intersection is empty.
+        // The request's constraints have no allowed token in common. The error cannot name the wrong
+        // constraint, because only the intersection of all constraints is empty.
         RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
             "no_token_allowed",
             "",
@@ -374,7 +372,7 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
             "nan_logits",
             "the model produced non-finite logits for this request",
         ),
-        // The scheduler plans a row with an overdue grammar bitmask again, so `MaskOverdue` never ends a
+        // The scheduler reschedules a row whose grammar bitmask is overdue, so `MaskOverdue` never ends a
         // request.
         RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {
             ApiError::internal()
@@ -382,7 +380,7 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
     }
 }
 
-/// Creates the 503 error for requests that the shutdown ends.
+/// Creates the 503 error for requests that are ended by the shutdown.
 pub(crate) fn draining() -> ApiError {
     ApiError::unavailable("draining", "the server is shutting down", 1)
 }

@@ -1,4 +1,4 @@
-//! Reference for tests: builds log-probabilities as JSON values. The row-by-row writer must produce the same
+//! Test reference: builds log-probabilities as JSON values. The row-by-row writer must produce the same
 //! bytes.
 
 use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenFormatter};
@@ -16,7 +16,8 @@ pub(super) fn names(token_format: TokenFormat) -> TokenFormatter {
     TokenFormatter { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), token_format }
 }
 
-/// Creates `count` entries with values that are hard to serialise and tokens that are not valid UTF-8.
+/// Creates `count` entries with `top` top tokens each: floats that are hard to serialise, and tokens that are
+/// not valid UTF-8.
 pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
     let values = [-0.1, -1e-9, -12.345_678, f32::NEG_INFINITY, 0.0, -16_777_216.0, -3.5e-20];
     let value = |position: usize| values[position % values.len()];

@@ -1,7 +1,7 @@
 //! Writes log-probabilities in the three JSON forms of the API: chat, text completion and prompt.
 //!
-//! They are serialised row by row: a JSON value, or the complete text, would take ten times the memory of the
-//! entries.
+//! Log-probabilities are serialised row by row: a JSON value, or the complete text, would take ten times the
+//! memory of the entries.
 
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use text::Tokenizer;
 
-/// Lowest log-probability that is written, because JSON has no infinity.
+/// Lowest log-probability written, because JSON cannot represent negative infinity.
 const FLOOR: f32 = -9999.0;
 
 /// How tokens are shown in log-probabilities.
@@ -34,7 +34,7 @@ pub(crate) struct TokenFormatter {
 }
 
 impl TokenFormatter {
-    /// Returns the form in which a token is shown.
+    /// Returns the text or id form in which the token is shown.
     pub(crate) fn of(&self, token: Token) -> Cow<'_, str> {
         match self.token_format {
             TokenFormat::Text => self.tokenizer.token_text(token),
@@ -42,27 +42,26 @@ impl TokenFormatter {
         }
     }
 
-    /// Returns the number of characters that begin in the text of a token. A character whose bytes are spread
-    /// over several tokens begins in the first of them.
+    /// Returns the number of characters that begin in the token's text. A character whose bytes are spread
+    /// over several tokens begins in the first of these tokens.
     pub(super) fn text_chars(&self, token: Token) -> usize {
         let bytes = self.tokenizer.token_bytes(token);
         bytes.iter().filter(|&&byte| byte & 0b1100_0000 != 0b1000_0000).count()
     }
 }
 
-/// Log-probabilities of one choice, or of one chunk of it.
+/// Log-probabilities of one choice or of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChoiceLogprobs<'a> {
-    /// Token ids of the prompt, if the list contains the prompt before the output (`echo`).
+    /// Token ids of the prompt if its tokens are listed before the output (`echo`), else empty.
     pub echoed: &'a [Token],
-    /// Entries of the prompt tokens except the first one, which has none.
+    /// Entries of the prompt tokens from the second token on; the first token has no log-probability.
     pub prompt: &'a [TokenLogprobs],
     /// Entries of the output tokens.
     pub output: &'a [TokenLogprobs],
 }
 
-/// Token and log-probabilities that one row of a list describes. The first token of a prompt has no
-/// log-probabilities.
+/// Token and log-probabilities in one row of a list. The first prompt token has no log-probabilities.
 #[derive(Debug, Clone, Copy)]
 struct LogprobRow<'a> {
     token: Token,
@@ -96,14 +95,14 @@ pub(crate) enum LogprobsFormat {
     Prompt,
 }
 
-/// One list of a JSON form, for example `token_logprobs` of a text completion.
+/// One list of a JSON form, for example `token_logprobs` in a text completion.
 struct LogprobColumn {
-    /// JSON text before the first row of this list; it also closes the preceding list.
+    /// JSON text before the first row of the list; it also closes the preceding list.
     opening: &'static str,
     cell: LogprobCell,
 }
 
-/// Kind of value that a list contains in each row.
+/// Kind of value in each row of a list.
 #[derive(Debug, Clone, Copy)]
 enum LogprobCell {
     ChatEntry,
@@ -147,13 +146,13 @@ pub(crate) struct LogprobListWriter {
     format: LogprobsFormat,
     column: usize,
     row: usize,
-    /// `text_offset` of the next row: number of characters of all tokens in earlier rows and chunks, in their
-    /// text and not in the form in which they are shown.
+    /// `text_offset` of the next row: number of characters of all tokens in earlier rows and chunks, counted
+    /// in the token texts even if tokens are shown as ids.
     chars: usize,
 }
 
 impl LogprobListWriter {
-    /// Creates a writer; `chars` is the number of characters of the tokens in earlier chunks of the choice.
+    /// Creates a writer; `chars` is the number of characters of the choice's tokens in earlier chunks.
     pub(crate) fn new(format: LogprobsFormat, chars: usize) -> Self {
         Self { format, column: 0, row: 0, chars }
     }
@@ -186,7 +185,7 @@ impl LogprobListWriter {
         self.column < columns.len()
     }
 
-    /// Appends all lists; returns the number of characters of all tokens written.
+    /// Appends all lists; returns the number of characters of all tokens in this chunk and in earlier ones.
     pub(crate) fn write(
         mut self,
         names: &TokenFormatter,
@@ -227,8 +226,8 @@ impl LogprobListWriter {
     }
 }
 
-/// Returns a log-probability, at least `FLOOR`, as a double: it is serialised with all digits of the double
-/// (−0.10000000149 for −0.1), which clients already get.
+/// Returns a log-probability as f64, clamped to at least `FLOOR`. The f32 value is serialised with the digits
+/// of the f64 (−0.1 becomes −0.10000000149), so that the output format of earlier versions does not change.
 fn finite_logprob(logprob: f32) -> f64 {
     f64::from(logprob.max(FLOOR))
 }
@@ -261,8 +260,8 @@ impl<'a> ChatTokenLogprob<'a> {
     }
 }
 
-/// Returns a map from the shown form of `token`, and of each top-k token at its position, to the
-/// log-probability. If two tokens have the same form, the first entry is kept.
+/// Returns a map from token text (or `token_id:N`) to log-probability, for `token` and the top-k tokens at
+/// its position. If two tokens have the same text, the first one is kept.
 fn by_name(names: &TokenFormatter, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
     let mut map = Map::new();
     for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
@@ -271,7 +270,8 @@ fn by_name(names: &TokenFormatter, token: Token, entry: &TokenLogprobs) -> Map<S
     map
 }
 
-/// Writes the log-probabilities and ranks of the prompt token and of the top-k tokens, keyed by token id.
+/// Writes the log-probabilities and ranks of a prompt token and of the top-k tokens at its position, keyed by
+/// token id.
 fn write_ranks(names: &TokenFormatter, entry: &TokenLogprobs, out: &mut BytesMut) {
     let top = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
     let top = top.map(|(rank, &(id, logprob))| (id, logprob, rank));

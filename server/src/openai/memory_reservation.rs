@@ -1,4 +1,4 @@
-//! Estimates and reserves the memory that a request needs in addition to its body, before this memory is
+//! Estimates and reserves the memory that a request needs in addition to its body, before the memory is
 //! allocated.
 
 use super::params::CompletionParams;
@@ -10,32 +10,32 @@ use grammar::GrammarSpec;
 use protocol::{Token, TokenLogprobs};
 use scheduler::RequestSubmission;
 
-/// Bytes per prompt token of a request in progress: its id in the server and in the engine, and its share of
-/// the block hashes.
+/// Bytes per prompt token of a request in progress: the token id in the server and in the engine, and the
+/// token's share of the block hashes.
 const PROMPT_TOKEN_BYTES: u64 = 16;
-/// Bytes per token with log-probabilities, without its top-k tokens: two entries while the list grows, the
-/// token id and its text. Measured, like the following constants, by
-/// `tests/e2e/http/memory_amplification.rs`.
+/// Bytes per token with log-probabilities, excluding its top-k tokens: two entries while the list grows, the
+/// token id and its text. Like the following constants, measured by `tests/e2e/http/memory_amplification.rs`.
 const ENTRY_BYTES: u64 = 3 * size_of::<TokenLogprobs>() as u64;
-/// Bytes of one top-k token id with its log-probability, plus a quarter for the rounding of the allocator.
+/// Bytes of one top-k entry (token id and log-probability), plus a quarter for rounding by the allocator.
 const TOP_LOGPROB_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
-/// Number of copies of a prompt's log-probabilities when they arrive: all arrive at once, and exist both as a
-/// message and as entries of a list.
+/// Number of copies of a prompt's log-probabilities on arrival: all arrive at once, and exist both as a
+/// message and as list entries.
 const PROMPT_COPIES: u64 = 3;
-/// Bytes of text per log-probability of a prompt that a stream echoes; the echo is one event.
+/// Bytes of text per entry in a prompt's log-probabilities if a stream echoes the prompt: the whole echo is
+/// one SSE event.
 const ECHOED_BYTES: u64 = 64;
 
-/// Bytes of one pooled value: it exists as an event and as an entry of a list.
+/// Bytes per pooled value, which exists both in an event and as a list entry.
 const POOLED_VALUE_BYTES: u64 = 2 * size_of::<f32>() as u64;
 
-/// Numbers of choices and tokens of a request, from which its memory is estimated.
+/// Numbers of choices and tokens of a request, used to estimate its memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTokenCounts {
-    /// Number of choices, over all prompts.
+    /// Number of choices of all prompts.
     pub(super) requests: u64,
-    /// Number of prompt tokens over all choices: each choice counts the tokens of its prompt.
+    /// Sum of the prompt lengths of all choices, in tokens; a prompt with `n` choices counts `n` times.
     pub(super) prompt_tokens: u64,
-    /// Maximum number of output tokens, over all choices.
+    /// Sum of the maximum output lengths of all choices, in tokens.
     pub(super) output_tokens: u64,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct RequestMemoryEstimate {
 }
 
 impl RequestMemoryEstimate {
-    /// Estimates the bytes for a request with these counts.
+    /// Estimates the bytes for a request with the given token counts.
     pub(super) fn of(
         serving: &ServingContext,
         params: &CompletionParams,
@@ -79,7 +79,7 @@ impl RequestMemoryEstimate {
             Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
             _ => 0,
         };
-        // A stream sends log-probabilities at once, so it buffers none.
+        // A stream sends log-probabilities immediately, so they are not buffered.
         let output_token_bytes = if params.stream { 0 } else { buffered_bytes(sampling.logprobs) };
         Self {
             prompts: prompt_bytes.saturating_add(all_requests_bytes).saturating_add(schema),
@@ -92,16 +92,17 @@ impl RequestMemoryEstimate {
         self.prompts.saturating_add(self.outputs)
     }
 
-    /// Returns the name of the field that causes most of the memory: the prompt field or the output field.
+    /// Returns the name of the field that accounts for most of the memory: the prompt field or the output
+    /// length field.
     pub(super) fn field<'a>(self, prompt_field: &'a str, output_field: &'a str) -> &'a str {
         if self.outputs > self.prompts { output_field } else { prompt_field }
     }
 }
 
-/// Reserves `bytes`, which a request will need, in the memory budget of all requests.
+/// Reserves `bytes` for a request in the memory budget shared by all requests.
 ///
-/// Errors: HTTP status 400 if `bytes` exceeds the whole budget, 429 or 503 if other requests use too much of
-/// it now.
+/// Errors: HTTP status 400 if `bytes` exceeds the whole budget, 429 or 503 if other requests currently use
+/// too much of the budget.
 pub(crate) fn reserve(
     app: &AppState,
     permit: &mut AdmissionPermit,

@@ -1,5 +1,5 @@
-//! Routes of the OpenAI API. The folder of an endpoint contains types and validation, conversion, reply and
-//! handler.
+//! Routes of the OpenAI API. The folder of each endpoint contains its field types, validation, conversion,
+//! reply and handler.
 
 pub(crate) mod assistant_message;
 pub mod chat;

@@ -1,5 +1,4 @@
-//! Parses the request fields that chat and text completions share: checks types and ranges, and sets
-//! defaults.
+//! Parses the request fields shared by chat and text completions: checks types and ranges, and sets defaults.
 
 use super::logprobs::{TokenFormat, TokenFormatter};
 use super::{structured_outputs, unsupported_fields};
@@ -11,12 +10,12 @@ use grammar::OutputConstraint;
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
-/// Ranges of request fields that depend on the model or the command line.
+/// Ranges of request fields, as far as they depend on the model or the command line.
 #[derive(Debug, Clone)]
 pub struct FieldBounds {
-    /// Vocabulary size; valid token ids are below it.
+    /// Vocabulary size; valid token ids are smaller.
     pub vocab_size: u32,
-    /// Maximum number of prompt tokens and output tokens together.
+    /// Maximum number of prompt tokens and output tokens in total.
     pub max_model_len: u32,
     /// Maximum number of log-probabilities per token (`--max-logprobs`); `None` = the whole vocabulary.
     pub logprobs_max: Option<u32>,
@@ -26,8 +25,7 @@ pub struct FieldBounds {
     pub priorities: bool,
 }
 
-/// Sampling parameters for requests that do not set them: from `generation_config.json`, or values without
-/// effect.
+/// Default sampling parameters: from `generation_config.json`, or neutral values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingDefaults {
     /// Softmax temperature.
@@ -67,24 +65,24 @@ pub(crate) enum PromptTruncation {
     KeepFirst(u32),
 }
 
-/// Validated parameters that chat and text completions share.
+/// Validated parameters shared by chat and text completions.
 #[derive(Debug, Clone)]
 pub(crate) struct CompletionParams {
     /// Model name in the request.
     pub model: Option<String>,
-    /// Sampling parameters, except stop ids, bad words and log-probabilities: these also depend on the
+    /// Sampling parameters, except stop token ids, bad words and log-probabilities, which also depend on the
     /// tokenizer or the endpoint.
     pub sampling: SamplingParams,
-    /// Structured output constraint. If the request sets none, a chat request may set it later to force tool
+    /// Structured output constraint. If the request sets none, a chat request may later set one to force tool
     /// calls.
     pub constraint: Option<Arc<OutputConstraint>>,
     /// Number of choices per prompt.
     pub n: u32,
     /// Seed of the random number generator; `None` = a random seed.
     pub seed: Option<i64>,
-    /// Maximum number of output tokens; `None` = the request sets none.
+    /// Maximum number of output tokens; `None` if the request sets no limit.
     pub max_tokens: Option<u32>,
-    /// Name of the field that set `max_tokens`, or that error messages suggest for it.
+    /// Name of the field that set `max_tokens`, or that error messages suggest.
     pub max_tokens_field: &'static str,
     /// Stop strings (`stop`).
     pub stop: Vec<String>,
@@ -110,7 +108,7 @@ pub(crate) struct CompletionParams {
     pub stream_interval: u32,
     /// Truncation of prompts that are too long (`truncate_prompt_tokens`).
     pub truncate: Option<PromptTruncation>,
-    /// Salt of the block hashes: requests with different salts do not share cached KV blocks.
+    /// Salt of the KV block hashes: requests with different salts do not share cached KV blocks.
     pub cache_salt: Option<String>,
     /// Request id that the client has set in the body.
     pub request_id: Option<String>,
@@ -133,7 +131,7 @@ const STOP_IDS_MAX: usize = 128;
 const LOGIT_BIAS_MAX: usize = 1_024;
 
 impl CompletionParams {
-    /// Parses the fields that chat and text completions share.
+    /// Parses the fields shared by chat and text completions.
     ///
     /// Errors: HTTP status 400; the error names the first invalid field.
     pub(crate) fn take(
@@ -164,7 +162,8 @@ impl CompletionParams {
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
             bad_words: {
-                // The field has no effect: no supported decoder puts spaces between special tokens.
+                // The field has no effect, because no supported detokenizer inserts spaces between special
+                // tokens.
                 fields.bool("spaces_between_special_tokens")?;
                 fields.strings("bad_words", STRING_BYTES_MAX, BAD_WORDS_MAX)?.unwrap_or_default()
             },
@@ -173,7 +172,7 @@ impl CompletionParams {
             stream,
             stream_options: stream_options(fields, stream)?,
             stream_interval: fields.int("stream_interval", 1..=1_000_000)?.unwrap_or(1) as u32,
-            // −1 keeps as many tokens as the context length allows with one output token.
+            // −1 keeps as many prompt tokens as the context length allows, leaving room for one output token.
             truncate: truncation(
                 fields,
                 bounds,
@@ -213,10 +212,10 @@ impl CompletionParams {
         TokenFormatter { tokenizer: Arc::clone(&serving.tokenizer), token_format }
     }
 
-    /// Sets the output constraint from a field that only one API has, such as `text.format` of a Responses
+    /// Sets the output constraint from a field that only one API has, such as `text.format` in a Responses
     /// request.
     ///
-    /// Errors: HTTP status 400 if the request has another constraint.
+    /// Errors: HTTP status 400 if the request already has another constraint.
     pub(crate) fn add_constraint(
         &mut self,
         constraint: Option<OutputConstraint>,
@@ -230,7 +229,7 @@ impl CompletionParams {
         Ok(())
     }
 
-    /// Rejects parameters that endpoints whose replies have one choice do not support.
+    /// Rejects parameters that are not supported by endpoints whose reply has one choice.
     pub(crate) fn check_single(&self) -> Result<(), ApiError> {
         let checks = [
             ("n", self.n != 1),
@@ -271,7 +270,8 @@ impl CompletionParams {
     }
 }
 
-/// Parses `logprobs`, `top_logprobs` or `prompt_logprobs`: 0 up to the limit; −1 = the whole vocabulary.
+/// Parses `logprobs`, `top_logprobs` or `prompt_logprobs`: a number from 0 to the limit, or −1 for the whole
+/// vocabulary.
 pub(crate) fn count_of_logprobs(
     fields: &mut RequestFields,
     name: &str,
@@ -281,7 +281,7 @@ pub(crate) fn count_of_logprobs(
         Some(cap) => (i64::from(cap), None),
         None => (i64::from(bounds.vocab_size), Some(u32::MAX)),
     };
-    // If the server has no limit, −1 is allowed and means the whole vocabulary.
+    // −1 (whole vocabulary) is accepted only if the server has no limit.
     let Some(count) = fields.int(name, -1..=cap)? else { return Ok(None) };
     match (count, all) {
         (-1, None) => {
@@ -378,7 +378,7 @@ fn logit_bias(
     let entries = pairs.into_iter().map(|(key, value)| logit_bias_entry(&key, &value, bounds));
     let mut biases: Vec<(Token, f32)> = entries.collect::<Result<_, _>>()?;
     biases.sort_unstable_by_key(|(id, _)| *id);
-    // The keys "7" and "07" are different but mean the same token id.
+    // The keys "7" and "07" are different strings for the same token id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(biases),
         Some(pair) => {
@@ -400,8 +400,8 @@ fn stream_options(fields: &mut RequestFields, stream: bool) -> Result<StreamOpti
     })
 }
 
-/// Parses `truncate_prompt_tokens` and `truncation_side`. `default_side` applies without the latter; `longest`
-/// is the number of tokens that −1 keeps.
+/// Parses `truncate_prompt_tokens` and `truncation_side`. `default_side` applies if `truncation_side` is
+/// absent; `longest` is the number of tokens kept for −1.
 pub(super) fn truncation(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
@@ -412,7 +412,7 @@ pub(super) fn truncation(
     let side = fields.string("truncation_side", 16)?;
     let truncation = match side.as_deref() {
         None => default_side,
-        // The cut side is named, the other side is kept.
+        // `truncation_side` names the side that is cut; the other side is kept.
         Some("left") => PromptTruncation::KeepLast,
         Some("right") => PromptTruncation::KeepFirst,
         Some(_) => {
@@ -444,7 +444,7 @@ pub(super) fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, A
     }
 }
 
-/// Whether a request id that a client has set is well-formed.
+/// Whether a request id sent by a client is well-formed.
 pub(crate) fn is_request_id(id: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
     (1..=128).contains(&id.len()) && id.bytes().all(allowed)

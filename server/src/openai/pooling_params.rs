@@ -1,4 +1,4 @@
-//! Parses the fields that pooling requests share, and submits their prompts to the engine.
+//! Parses the fields shared by pooling requests, and submits their prompts to the engine.
 
 use super::endpoint::HeaderParams;
 use super::generation::RequestGeneration;
@@ -14,7 +14,7 @@ use crate::strict_json::JsonValue;
 use engine::AdmissionPermit;
 use protocol::Token;
 
-/// Parses the fields that pooling requests share.
+/// Parses the fields shared by pooling requests.
 ///
 /// Errors: HTTP status 400; the error names the first invalid field.
 pub(crate) fn take(
@@ -31,7 +31,8 @@ pub(crate) fn take(
             return Err(ApiError::unsupported(name, "only text is supported"));
         }
     }
-    // As in vLLM, the first tokens are kept by default, and −1 keeps as many as the context length allows.
+    // As in vLLM, the first tokens are kept by default, and −1 keeps as many tokens as the context length
+    // allows.
     let truncate = truncation(fields, bounds, PromptTruncation::KeepFirst, bounds.max_model_len)?;
     Ok(CompletionParams {
         model: fields.string("model", 512)?,
@@ -47,7 +48,7 @@ pub(crate) fn take(
     })
 }
 
-/// Parses `use_activation`, and its older name `normalize`.
+/// Parses `use_activation`, or its older name `normalize`.
 pub(crate) fn take_activation(fields: &mut RequestFields) -> Result<Option<bool>, ApiError> {
     let (new, old) = (fields.bool("use_activation")?, fields.bool("normalize")?);
     if new.is_some() && old.is_some_and(|old| Some(old) != new) {
@@ -81,7 +82,7 @@ pub(crate) fn submit_pooling(
 }
 
 impl HeaderParams {
-    /// Returns the request id of a pooling request, and sets the replica that its headers request.
+    /// Returns the request id of a pooling request, and sets the replica requested by its headers.
     pub(crate) fn pooling_request_id(
         &self,
         params: &mut CompletionParams,

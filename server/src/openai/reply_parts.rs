@@ -1,5 +1,5 @@
-//! Buffers a non-streaming reply as text and log-probabilities. The log-probabilities are serialised only
-//! when the client reads them, because their text is larger.
+//! Buffers a non-streaming reply as text and log-probabilities. Log-probabilities are serialised only while
+//! the client reads the reply, because their JSON text is larger than the values.
 
 use super::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
 use crate::piece_body::{IncrementalBodyWriter, body_of};
@@ -11,12 +11,12 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-/// Log-probabilities of one choice, which are kept until they are serialised.
+/// Log-probabilities of one choice, stored until they are serialised.
 #[derive(Debug, Default)]
 pub(crate) struct BufferedLogprobs {
-    /// Token ids of the prompt, if the list contains the prompt before the output (`echo`).
+    /// Token ids of the prompt if its tokens are listed before the output (`echo`), else empty.
     pub echoed: Arc<[Token]>,
-    /// Entries of the prompt tokens except the first one, which has none.
+    /// Entries of the prompt tokens from the second token on; the first token has no log-probability.
     pub prompt: Vec<TokenLogprobs>,
     /// Entries of the output tokens.
     pub output: Vec<TokenLogprobs>,
@@ -29,11 +29,11 @@ enum BufferedReplyPart {
     Lists { writer: LogprobListWriter, buffered: Arc<BufferedLogprobs> },
 }
 
-/// Reply that is built in order and then written in pieces; the memory of each part is freed once it is
+/// Reply that is built in order and then written in pieces. The memory of each part is freed once the part is
 /// written.
 #[derive(Debug)]
 pub(crate) struct BufferedReply {
-    /// Text that follows the last list of log-probabilities.
+    /// Text after the last list of log-probabilities.
     pub text: BytesMut,
     names: TokenFormatter,
     parts: VecDeque<BufferedReplyPart>,
@@ -52,8 +52,7 @@ impl BufferedReply {
         self.parts.push_back(BufferedReplyPart::Lists { writer, buffered: Arc::clone(buffered) });
     }
 
-    /// Returns the body of the response. The body holds `memory_reservation`, the reservation of the request,
-    /// until it is dropped.
+    /// Returns the response body, which holds the request's `memory_reservation` until the body is dropped.
     pub(crate) fn into_body(mut self, memory_reservation: QueuedBytes) -> Body {
         if self.parts.is_empty() {
             return Body::from(self.text.freeze());
@@ -102,7 +101,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     impl BufferedReply {
-        /// Returns the whole reply text, written in pieces of about `bytes` bytes.
+        /// Returns the whole reply text, serialised in pieces of about `bytes` bytes.
         pub(in crate::openai) fn into_text(mut self, bytes: usize) -> String {
             self.end_text();
             let mut out = BytesMut::new();

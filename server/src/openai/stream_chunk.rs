@@ -1,4 +1,5 @@
-//! Writes the fields that all chunks of a streaming completion share: those before `choices`, and `usage`.
+//! Writes the fields shared by all chunks of a streaming completion: the fields before `choices`, and
+//! `usage`.
 
 use super::endpoint::ReplyMetadata;
 use super::generation::RequestGeneration;
@@ -9,9 +10,9 @@ use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
 
-/// Fields that all chunks of a stream share, and the set of choices that have already sent a chunk.
+/// Fields shared by all chunks of a stream, and for each choice whether a chunk has been sent.
 pub(super) struct StreamChunkFields {
-    /// JSON text of each chunk up to and including `"choices":[`.
+    /// JSON text of each chunk up to and including `"choices":[`, with the prefix `data: `.
     head: Vec<u8>,
     options: StreamOptions,
     started: Vec<bool>,
@@ -33,7 +34,7 @@ impl StreamChunkFields {
         Self { head: head.to_vec(), options, started: Vec::new() }
     }
 
-    /// Whether the next chunk is the first one of this choice.
+    /// Whether the next chunk is the first one of the choice; later calls for the same choice return false.
     pub(super) fn is_first_chunk(&mut self, choice: usize) -> bool {
         if self.started.len() <= choice {
             self.started.resize(choice + 1, false);

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// Members of a structural tag in `response_format`.
 const MEMBERS: [&str; 3] = ["format", "structures", "triggers"];
 
-/// Converts the structural tag whose members are those of `response_format`.
+/// Converts a structural tag whose members are directly in `response_format`.
 ///
 /// Errors: HTTP status 400 with the path of the invalid or unsupported value.
 pub(super) fn of_response_format(format: &mut RequestFields) -> Result<GrammarSpec, ApiError> {
@@ -21,7 +21,7 @@ pub(super) fn of_response_format(format: &mut RequestFields) -> Result<GrammarSp
     grammar_of(&Value::Object(members), format.own_path())
 }
 
-/// Converts the structural tag in the field `path`, an object or its text.
+/// Converts a structural tag in the field `path`, given as an object or as JSON text.
 ///
 /// Errors: HTTP status 400 with the path of the invalid or unsupported value.
 pub(super) fn of_field(path: &str, value: JsonValue) -> Result<GrammarSpec, ApiError> {

@@ -1,6 +1,6 @@
-//! Parses the fields of structured outputs: `response_format`, `structured_outputs` and their aliases.
+//! Parses the structured output fields: `response_format`, `structured_outputs` and their aliases.
 //!
-//! A request has at most one constraint. Unknown keys are rejected, because a client may rely on the
+//! A request has at most one constraint. Unknown keys are rejected, because the client may rely on the
 //! restriction that they express.
 
 use super::structural_tags;
@@ -69,8 +69,8 @@ fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint
     Ok(found)
 }
 
-/// Parses `{"name", "description", "schema", "strict"}`. The schema is enforced whatever the value of
-/// `strict` is.
+/// Parses `{"name", "description", "schema", "strict"}`. The schema is always enforced, even if `strict` is
+/// false.
 fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError> {
     let path = format.path("json_schema");
     let Some(value) = format.take("json_schema") else {
@@ -90,7 +90,7 @@ fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError
 }
 
 /// Parses `structured_outputs`: exactly one of `json`, `regex`, `choice`, `grammar`, `structural_tag` and
-/// `json_object`, and options for JSON.
+/// `json_object`, plus options for JSON.
 fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     const NAME: &str = "structured_outputs";
     let Some(value) = fields.take(NAME) else { return Ok(None) };
@@ -129,7 +129,7 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     Ok(Some(OutputConstraint::new(spec, keys.path(key))))
 }
 
-/// Parses a grammar in EBNF or in Lark.
+/// Parses a grammar in EBNF or Lark syntax.
 fn grammar(text: String, path: &str) -> Result<GrammarSpec, ApiError> {
     if !is_ebnf(&text) {
         return Ok(GrammarSpec::Lark(text));
@@ -141,7 +141,7 @@ fn grammar(text: String, path: &str) -> Result<GrammarSpec, ApiError> {
 /// Options of constraints on JSON outputs.
 struct JsonConstraintOptions {
     whitespace: JsonWhitespace,
-    /// Whether objects may only have the properties that their schema names.
+    /// Whether objects may contain only the properties named in their schema.
     no_additional_properties: bool,
 }
 
@@ -161,7 +161,7 @@ impl JsonConstraintOptions {
         Ok(Self { whitespace, no_additional_properties })
     }
 
-    /// Rejects JSON options if the constraint, given by its key `key`, is not for JSON.
+    /// Rejects JSON options if the constraint with the key `key` does not support them.
     fn check(&self, key: &str, keys: &RequestFields) -> Result<(), ApiError> {
         let option = match self.whitespace {
             _ if self.no_additional_properties && key != "json" => {
@@ -180,7 +180,7 @@ impl JsonConstraintOptions {
     }
 }
 
-/// Parses `choice`: a non-empty list of non-empty strings, one of which is the output.
+/// Parses `choice`: a non-empty list of non-empty strings; the output is one of them.
 fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let path = keys.path("choice");
     let Some(value) = keys.take("choice") else { return Ok(None) };
@@ -191,7 +191,7 @@ fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     Ok(Some(texts))
 }
 
-/// Parses a JSON schema, given as an object or as text.
+/// Parses a JSON schema, given as an object or as JSON text.
 fn schema(path: &str, value: JsonValue) -> Result<Value, ApiError> {
     match value {
         JsonValue::Object(_) | JsonValue::Bool(_) => Ok(value.into_value()),
@@ -208,8 +208,8 @@ fn schema(path: &str, value: JsonValue) -> Result<Value, ApiError> {
     }
 }
 
-/// Sets `additionalProperties: false` in every schema that has `properties` or `patternProperties` and does
-/// not set it.
+/// Sets `additionalProperties: false` in every schema that has `properties` or `patternProperties` but no
+/// `additionalProperties`.
 fn forbid_additional_properties(schema: &mut Value) {
     match schema {
         Value::Array(list) => list.iter_mut().for_each(forbid_additional_properties),

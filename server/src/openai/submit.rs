@@ -22,10 +22,10 @@ use tracing::Span;
 /// Maximum number of choices of one HTTP request (number of prompts × `n`).
 const CHOICES_MAX: usize = 256;
 
-/// `Retry-After` in seconds if other requests use the memory budget for tokenisation.
+/// `Retry-After` in seconds if other requests currently use the memory budget for tokenisation.
 const MEMORY_RETRY_S: u32 = 5;
 
-/// Parameters that depend on the endpoint, in addition to the fields that all endpoints share.
+/// Parameters that depend on the endpoint, in addition to the fields shared by all endpoints.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndpointParams<'a> {
     /// Number of top-k log-probabilities per output token.
@@ -36,7 +36,7 @@ pub(crate) struct EndpointParams<'a> {
     pub max_tokens_default: Option<u32>,
     /// Name of the field that contains the prompt.
     pub prompt_field: &'static str,
-    /// Output parser, and the special tokens that it needs as text.
+    /// Output parser, and the special tokens whose text the parser needs.
     pub parser: Option<(&'a OutputParser, &'a Arc<[Token]>)>,
     /// Thinking budget of the outputs; `None` = no budget.
     pub thinking: Option<&'a ActiveThinkingBudget>,
@@ -55,7 +55,8 @@ pub(crate) fn start_generation(
     mut permit: AdmissionPermit,
 ) -> Result<RequestGeneration, ApiError> {
     let n = params.n as usize;
-    // The inputs of pooling requests are limited where they are parsed, so only the queue limits them here.
+    // The number of prompts of a pooling request is already limited by its parser, so here only the queue
+    // limits it.
     let is_pooling = params.sampling.pooling.is_some();
     if prompts.len() * n > CHOICES_MAX && !is_pooling {
         let message = format!(
@@ -74,8 +75,8 @@ pub(crate) fn start_generation(
         prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
         output_tokens: max_tokens.iter().map(|&limit| u64::from(limit)).sum::<u64>() * n as u64,
     };
-    // The memory is reserved before anything is allocated: a short body may request many copies of a long
-    // prompt.
+    // The memory is reserved before anything is allocated, because a short body may request many copies of a
+    // long prompt.
     let admitted = permit.grow(counts.requests, counts.prompt_tokens);
     admitted.map_err(|overload| app.overloaded(&overload))?;
     let request_bytes = RequestMemoryEstimate::of(serving, params, &template, counts);
@@ -129,7 +130,7 @@ pub(crate) fn start_generation(
     Ok(generation)
 }
 
-/// Returns the parameters that the span of a request shows.
+/// Returns the parameters shown in the request's span.
 fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> SpanGenerationParams {
     let model = params.model.as_deref().unwrap_or_else(|| serving.card.names.first());
     SpanGenerationParams {
@@ -140,7 +141,7 @@ fn span_parameters(serving: &ServingContext, params: &CompletionParams) -> SpanG
     }
 }
 
-/// Returns the sampling parameters that the span of a request shows.
+/// Returns the sampling parameters shown in the request's span.
 fn span_sampling(params: &CompletionParams) -> SpanSamplingParams {
     let sampling = &params.sampling;
     SpanSamplingParams {
@@ -156,7 +157,7 @@ fn span_sampling(params: &CompletionParams) -> SpanSamplingParams {
     }
 }
 
-/// What the engine requests of one HTTP request are.
+/// Kind of engine requests that one HTTP request is split into, for error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EngineRequestKind {
     /// Choices of prompts.
@@ -165,8 +166,8 @@ enum EngineRequestKind {
     Texts,
 }
 
-/// Rejects a request with more engine requests than the queue of the server has places: it could never be
-/// accepted. `prompt_field` is the name of the field that contains the prompts.
+/// Rejects a request with more engine requests than the capacity of the server's queue, because it could
+/// never be accepted. `prompt_field` is the name of the field that contains the prompts.
 fn check_queue(
     count: usize,
     permit: &AdmissionPermit,
@@ -189,7 +190,7 @@ fn check_queue(
     }
 }
 
-/// Creates one submission to the engine per choice of each prompt. `max_tokens_by_prompt` is the maximum
+/// Creates one engine submission per choice of each prompt. `max_tokens_by_prompt` contains the maximum
 /// number of output tokens for each prompt.
 fn build_submissions(
     template: &RequestSubmission,
@@ -209,7 +210,7 @@ fn build_submissions(
     submissions
 }
 
-/// Creates the detokenizer of one output; `visible_special` are special tokens that stay in the text.
+/// Creates the detokenizer of one output; `visible_special` lists special tokens that are kept in the text.
 pub(crate) fn detokenizer(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -223,7 +224,7 @@ pub(crate) fn detokenizer(
     }
 }
 
-/// Submits requests that start only once their grammar is compiled; a grammar error rejects them.
+/// Submits requests that start once their grammar is compiled; a grammar error rejects the requests.
 fn submit_constrained(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -261,7 +262,7 @@ fn log_grammar_error(error: &GrammarError, param: &str) {
     }
 }
 
-/// Converts a grammar error to a rejection by the engine.
+/// Converts a grammar error to an engine rejection.
 fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     let message = error.to_string();
     match error {
@@ -280,7 +281,7 @@ fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     }
 }
 
-/// Builds the engine submission that is copied for each choice.
+/// Builds the engine submission that is cloned for each choice.
 fn template(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -290,15 +291,15 @@ fn template(
     sampling.logprobs = extra.logprobs;
     sampling.prompt_logprobs = extra.prompt_logprobs;
     sampling.bad_words = bad_words(serving, params)?;
-    // With `ignore_eos`, a grammar allows EOS only where the output must end, so EOS tokens end constrained
-    // outputs.
+    // With `ignore_eos`, a grammar allows EOS only where the output must end. So EOS tokens end constrained
+    // outputs even with `ignore_eos`.
     let constrained = params.constraint.is_some();
     let allows_eos = !params.ignore_eos || constrained;
     let eos_ids = if allows_eos { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
     if let Some(thinking) = extra.thinking {
         thinking.check(&sampling, &params.stop_ids)?;
     }
-    // Until `min_tokens` are generated, the sampler masks these token ids.
+    // The sampler masks these token ids until `min_tokens` tokens are generated.
     sampling.stop_token_ids.clone_from(&params.stop_ids);
     sampling.stop_token_ids.extend(&eos_ids);
     Ok(RequestSubmission {
@@ -321,8 +322,8 @@ fn template(
     })
 }
 
-/// Rejects a text whose lower bound on the token count exceeds the context length, because tokenising it
-/// could take seconds.
+/// Rejects a text whose minimum token count exceeds the context length, because tokenising it could take
+/// seconds.
 pub(crate) fn reject_if_too_long(
     serving: &ServingContext,
     text: &str,
@@ -342,7 +343,7 @@ pub(crate) fn reject_if_too_long(
     }
 }
 
-/// Returns the token counts of a request that exceeds the context length.
+/// Returns the token counts for the error about an exceeded context length.
 fn context_overflow(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -356,12 +357,12 @@ fn context_overflow(
     }
 }
 
-/// Returns the minimum number of output tokens: 0 if the prompt is only pooled.
+/// Returns the minimum number of output tokens: 0 for pooling requests, else 1.
 fn output_tokens_min(params: &CompletionParams) -> u32 {
     u32::from(params.sampling.pooling.is_none())
 }
 
-/// Returns the number of tokens at which a prompt is too long.
+/// Returns the length in tokens from which a prompt is too long.
 fn prompt_end(serving: &ServingContext, params: &CompletionParams) -> usize {
     (serving.field_bounds.max_model_len + 1 - output_tokens_min(params)) as usize
 }
@@ -407,12 +408,13 @@ pub(crate) fn max_tokens(
     if requested > remaining {
         return Err(overflow());
     }
-    // The scheduler checks whether one choice fits in the KV cache. If all choices together do not fit, they
-    // run one after another.
+    // The scheduler checks whether one choice fits in the KV cache. Choices that do not fit together run one
+    // after another.
     Ok(requested)
 }
 
-/// Returns the token sequences of the bad words: of each word as given, and with a leading space.
+/// Returns the token sequences of the bad words: each word as given and, where this yields another first
+/// token and the same number of tokens, with a leading space.
 fn bad_words(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -430,7 +432,7 @@ fn bad_words(
     Ok(words)
 }
 
-/// Truncates the token ids of a prompt as the field `truncate_prompt_tokens` requires.
+/// Truncates the token ids of a prompt as specified by the field `truncate_prompt_tokens`.
 pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
     match truncate {
         Some(PromptTruncation::KeepLast(count)) => {
@@ -442,8 +444,8 @@ pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>)
     }
 }
 
-/// Converts an error of tokenizer or chat template to 400, or to the overload status if other requests use
-/// the memory. Its details are logged.
+/// Converts an error of the tokenizer or the chat template to status 400, or to 429 if other requests use the
+/// available memory or processes. Its details are logged.
 pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
     let detail = match error {
         TextError::Template(detail)
@@ -467,8 +469,8 @@ pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
 }
 
 impl AppState {
-    /// Completes an error of the engine: adds `Retry-After` if the engine is unavailable, and sets the
-    /// configured HTTP status if it is overloaded.
+    /// Completes an engine error: sets `Retry-After` if the engine is unavailable, and the configured HTTP
+    /// status if the server is overloaded.
     pub fn complete_engine_error(&self, error: ApiError) -> ApiError {
         match error.reason {
             "engine_unavailable" => {

@@ -1,4 +1,5 @@
-//! `thinking_token_budget`: after this number of reasoning tokens, the end marker (`</think>`) is forced.
+//! `thinking_token_budget`: once an output has this number of reasoning tokens, the end marker (`</think>`)
+//! is forced.
 
 use super::submit::text_error;
 use crate::api_error::ApiError;
@@ -9,16 +10,17 @@ use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
-/// State at the start of an output: its reasoning state, and the message that it continues.
+/// State at the start of an output: the reasoning state, and the message that the output continues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutputStartState<'a> {
     /// Reasoning state at the start of the output; `None` = there is no reasoning parser.
     pub reasoning: Option<ReasoningStart>,
-    /// Assistant message that the output continues, if any. Its reasoning tokens count towards the budget.
+    /// Assistant message that the output continues, if any. The message's reasoning tokens count towards the
+    /// budget.
     pub continued: Option<&'a str>,
 }
 
-/// Thinking budget as set by a request; it is not checked against the model yet.
+/// Thinking budget set by a request, not yet checked against the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestedThinkingBudget {
     /// Maximum number of reasoning tokens.
@@ -27,10 +29,10 @@ pub(crate) struct RequestedThinkingBudget {
     pub param: &'static str,
 }
 
-/// Thinking budget that applies to the outputs of a request.
+/// Thinking budget in force for the outputs of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct ActiveThinkingBudget {
-    /// Budget and end marker, as the grammar engine enforces them.
+    /// Budget and end marker, in the form enforced by the grammar engine.
     pub budget: ThinkingBudget,
     /// Name of the request field that sets the budget.
     pub param: &'static str,
@@ -39,7 +41,7 @@ pub(crate) struct ActiveThinkingBudget {
 impl RequestedThinkingBudget {
     /// Parses `thinking_token_budget`.
     ///
-    /// Errors: HTTP status 400 if it is negative or not an integer.
+    /// Errors: HTTP status 400 if the value is negative or not an integer.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "thinking_token_budget";
         Self::take_named(fields, NAME, NAME)
@@ -55,8 +57,8 @@ impl RequestedThinkingBudget {
         Ok(tokens.map(|tokens| Self { tokens: tokens as u32, param }))
     }
 
-    /// Creates the budget of outputs that begin at `start` and are parsed by `parser`; `None` = they contain
-    /// no more reasoning.
+    /// Creates the budget for outputs that begin in the state `start` and are parsed by `parser`; `None` if
+    /// these outputs contain no further reasoning.
     ///
     /// Errors: HTTP status 400 if there is no reasoning parser, or if the end marker cannot be forced.
     pub(crate) fn activate(
@@ -100,8 +102,8 @@ fn encode(
 }
 
 impl ActiveThinkingBudget {
-    /// Rejects parameters that forbid a token of the end marker: where the marker is forced, no other token
-    /// is allowed.
+    /// Rejects parameters that forbid a token of the end marker, because no other token is allowed where the
+    /// marker is forced.
     ///
     /// Errors: HTTP status 400; the error names the parameter.
     pub(crate) fn check(

@@ -1,11 +1,11 @@
-//! Rejects unsupported fields that restrict the output: if they were ignored, the output could violate a
-//! restriction that the client relies on.
+//! Rejects unsupported fields that restrict the output: if such a field were ignored, the output could
+//! violate a restriction that the client relies on.
 
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 
-/// Fields of other servers that have another name here or no equivalent; the first three are structured
-/// output fields.
+/// Fields of other servers that have another name or no equivalent in this server; the first three are
+/// structured output fields.
 const UNSUPPORTED_FIELDS: &[&str] =
     &["ebnf", "grammar", "structural_tag", "prompt_embeds", "kv_transfer_params"];
 
@@ -37,7 +37,8 @@ pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Rejects `best_of` above `n`: choosing the best outputs is not supported.
+/// Rejects `best_of` greater than `n`, because generating extra outputs and choosing the best is not
+/// supported.
 pub(crate) fn reject_best_of(fields: &mut RequestFields, n: u32) -> Result<(), ApiError> {
     match fields.int("best_of", 1..=1_000_000)? {
         Some(best_of) if best_of > i64::from(n) => {

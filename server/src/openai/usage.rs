@@ -8,25 +8,27 @@ use std::io::Write;
 pub(crate) struct UsageInfo {
     /// Number of prompt tokens, counted once per prompt.
     pub prompt_tokens: u64,
-    /// Number of generated tokens over all choices, including the tokens that ended them.
+    /// Number of generated tokens of all choices, including the tokens that ended the choices.
     pub completion_tokens: u64,
     /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Number of prompt tokens in blocks that this request added to the prefix cache.
+    /// Number of prompt tokens in full KV blocks that were not found in the prefix cache and that this
+    /// request added to the cache.
     pub created_cache_tokens: u64,
     /// Whether `prompt_tokens_details` is written.
     pub details: bool,
     /// Number of reasoning tokens; `None` without a reasoning parser.
     pub reasoning_tokens: Option<u64>,
-    /// Number of draft tokens that speculative decoding verified, accepted or rejected; 0 without drafts.
+    /// Number of draft tokens verified by speculative decoding, accepted or rejected; 0 without speculative
+    /// decoding.
     pub draft_tokens: u64,
     /// Number of accepted draft tokens.
     pub accepted_draft_tokens: u64,
 }
 
 impl UsageInfo {
-    /// Appends the JSON object. It is formatted without serde, because with `continuous_usage_stats` every
-    /// chunk contains one.
+    /// Appends the `usage` JSON object. The object is formatted without serde for speed, because every chunk
+    /// contains it with `continuous_usage_stats`.
     pub(crate) fn write(&self, out: &mut BytesMut) {
         let Self { prompt_tokens, completion_tokens, cached_tokens, created_cache_tokens, .. } =
             *self;
@@ -48,7 +50,7 @@ impl UsageInfo {
         out.put_u8(b'}');
     }
 
-    /// Appends `completion_tokens_details` if the output has reasoning tokens or draft tokens to report.
+    /// Appends `completion_tokens_details` if there is a count of reasoning tokens or draft tokens.
     fn write_completion_details(&self, out: &mut BytesMut) {
         let has_drafts = self.draft_tokens > 0;
         if self.reasoning_tokens.is_none() && !has_drafts {

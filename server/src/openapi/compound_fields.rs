@@ -1,10 +1,10 @@
-//! Schemas of request fields that are objects or unions, by field name. In all of them null means that the
-//! field is absent.
+//! Schemas of request fields that are objects or unions, by field name. Null always means that the field is
+//! absent.
 
 use crate::pooling::PROMPTS_MAX;
 use serde_json::{Value, json};
 
-/// Returns the schema of the field `name`, if it is listed here. A field name has the same meaning in every
+/// Returns the schema of the field `name` if it is listed here. A field name has the same meaning in every
 /// request body.
 pub(super) fn of(name: &str) -> Option<Value> {
     let text = json!({"type": "string"});
@@ -64,7 +64,7 @@ pub(super) fn of(name: &str) -> Option<Value> {
     })
 }
 
-/// Returns the schema of a field with one prompt, or at most `prompts_max` prompts, as text or token ids.
+/// Returns the schema of a prompt field: one prompt, or at most `prompts_max` prompts, as text or token ids.
 fn prompts(prompts_max: usize) -> Value {
     let id = json!({"type": "integer", "minimum": 0});
     json!({"oneOf": [

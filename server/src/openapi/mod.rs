@@ -1,8 +1,8 @@
 //! `/openapi.json`: request and reply schemas of the routes, as OpenAPI 3.1.
 //!
-//! No range is written twice: the routes come from the route table, and the fields of bodies from the code
-//! that validates requests, which is run on a small body while its field lookups are recorded. Schemas of
-//! fields that this code does not describe by a type are in `compound_fields.rs`; tests send such fields.
+//! Ranges are not written a second time here. The routes come from the route table. The body fields come from
+//! the code that validates requests: it runs on a small example body while its field lookups are recorded.
+//! Fields without a simple type have a schema in `compound_fields.rs`; tests send requests with such fields.
 
 mod bodies;
 mod compound_fields;
@@ -27,8 +27,8 @@ pub async fn serve(State(app): State<Arc<AppState>>) -> Response<Body> {
     response
 }
 
-/// Builds the OpenAPI document. It is the same for every model: bounds that depend on the model or the
-/// command line are omitted.
+/// Builds the OpenAPI document. The document is the same for every model: bounds that depend on the model or
+/// the command line are omitted.
 pub fn document() -> Value {
     let mut paths = Map::new();
     for route in table() {
@@ -81,7 +81,7 @@ fn operation(route: &HttpRoute) -> Value {
         let content = json!({"application/json": {"schema": schema}});
         operation["requestBody"] = json!({"required": true, "content": content});
     }
-    // The query parameters of a path belong to its methods without a body.
+    // The query parameters of a path apply to its methods without a request body.
     let parameters = parameters(route.path, body.is_none());
     if !parameters.is_empty() {
         operation["parameters"] = Value::from(parameters);
@@ -89,8 +89,9 @@ fn operation(route: &HttpRoute) -> Value {
     operation
 }
 
-/// Returns the schema of an error body. On paths of the Anthropic API it is Anthropic's. The error for a
-/// malformed request head may have the common JSON form, because its path may be unknown.
+/// Returns the schema of an error body. Routes of the Anthropic API have Anthropic's schema, or the common
+/// one, because the error for a malformed request head may have the common JSON form if the path cannot be
+/// read.
 fn error_schema(path: &str) -> Value {
     let common = json!({"$ref": "#/components/schemas/Error"});
     if path.starts_with("/v1/messages") {
@@ -106,7 +107,7 @@ fn operation_id(route: &HttpRoute) -> String {
     format!("{}_{}", route.method, parts.join("_"))
 }
 
-/// Returns the parameters in the path, and with `with_queries` those in the query.
+/// Returns the path parameters and, if `with_queries` is set, the query parameters of a route.
 fn parameters(path: &str, with_queries: bool) -> Vec<Value> {
     let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let in_path = |name: &str| {

@@ -12,7 +12,7 @@ pub(super) enum OperationReply {
     JsonOrEvents(&'static str),
     /// No body.
     Empty,
-    /// Body of this media type.
+    /// Body with this media type.
     Text(&'static str),
     /// JSON without a schema.
     AnyJson,
@@ -22,12 +22,12 @@ pub(super) enum OperationReply {
 #[derive(Clone, Copy)]
 pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
-    /// Name of the schema of the request body of method POST.
+    /// Name of the schema of the request body, for method POST.
     pub(super) body: Option<&'static str>,
     pub(super) reply: OperationReply,
 }
 
-/// Documentation of the routes at some paths.
+/// Documentation shared by the routes at several paths.
 struct DocumentedPaths {
     paths: &'static [&'static str],
     doc: OperationDoc,
@@ -188,13 +188,13 @@ const DOCUMENTED: &[DocumentedPaths] = &[
     ),
 ];
 
-/// Returns the documentation of the route at `path`; a path that is not listed gets a generic entry.
+/// Returns the documentation of the route at `path`; an unlisted path gets a generic entry.
 pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
     let found = DOCUMENTED.iter().find(|documented| documented.paths.contains(&path));
     found.map_or(OperationDoc { summary: "", body: None, reply: AnyJson }, |found| found.doc)
 }
 
-/// Returns the query parameters of the route at `path`: their names and schemas.
+/// Returns the names and schemas of the query parameters of the route at `path`.
 pub(super) fn queries(path: &str) -> Vec<(&'static str, Value)> {
     match path {
         "/reset_prefix_cache" | "/flush_cache" => {

@@ -3,7 +3,7 @@
 use super::operations::OperationReply;
 use serde_json::{Map, Value, json};
 
-/// Returns the OpenAPI `responses` entry of a route with this reply.
+/// Returns the OpenAPI entry for a successful response with this reply.
 pub(super) fn reply(reply: OperationReply) -> Value {
     let of = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match reply {
@@ -27,7 +27,7 @@ pub(super) fn reply(reply: OperationReply) -> Value {
     }
 }
 
-/// Returns the schema of one SSE event: in OpenAPI 3.1 `schema` describes each event of a stream.
+/// Returns the schema of one SSE event: in the OpenAPI document, `schema` describes each event of the stream.
 fn server_sent_event() -> Value {
     let text = json!({"type": "string"});
     json!({"type": "object", "properties": {"event": text, "data": text}, "required": ["data"]})
@@ -48,7 +48,7 @@ fn list_of(name: &str) -> Value {
 pub(super) fn schemas() -> Map<String, Value> {
     let [text, int, flag] = ["string", "integer", "boolean"].map(|kind| json!({"type": kind}));
     let nullable_text = json!({"type": ["string", "null"]});
-    // Errors about the context length have OpenAI's code, the others the HTTP status.
+    // `code` is OpenAI's string code for context length errors, and the HTTP status for other errors.
     let code = json!({"type": ["integer", "string"]});
     let error = object(&json!({
         "message": text, "type": text, "param": nullable_text, "code": code, "reason": text,

@@ -1,5 +1,5 @@
-//! Reply of `/v1/embeddings`, which is serialised in pieces while the client reads it: the text of a vector
-//! takes three times the memory of its numbers.
+//! Reply of `/v1/embeddings`, which is serialised in pieces while the client reads it, because the JSON text
+//! of a vector takes three times the memory of its numbers.
 
 use crate::api_error::ApiError;
 use crate::openai::endpoint::ReplyMetadata;
@@ -9,20 +9,20 @@ use crate::request_fields::RequestFields;
 use bytes::{BufMut, BytesMut};
 use std::io::Write as _;
 
-/// Characters of base64, in the order of their values.
+/// Base64 alphabet.
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Form of the vectors in the reply (`encoding_format`).
+/// Encoding of the vectors in the reply (`encoding_format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EncodingFormat {
     /// List of numbers.
     Float,
-    /// Base64 of little-endian f32 values.
+    /// Base64 of the little-endian bytes of the f32 values.
     Base64,
 }
 
 impl EncodingFormat {
-    /// Parses `encoding_format`, and the fields of vLLM that choose the type of encoded numbers.
+    /// Parses `encoding_format`, and the vLLM fields that select the number type of encoded vectors.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         for (name, supported) in
             [("embed_dtype", &["float32"][..]), ("endianness", &["native", "little"])]
@@ -102,7 +102,7 @@ impl IncrementalBodyWriter for EmbeddingWriter {
     }
 }
 
-/// Appends a vector as a JSON list, with as many digits as each f32 value needs.
+/// Appends a vector as a JSON list, with the shortest decimal form that identifies each f32 value.
 fn write_floats(vector: &[f32], out: &mut BytesMut) {
     out.put_u8(b'[');
     for (index, value) in vector.iter().enumerate() {
@@ -113,7 +113,7 @@ fn write_floats(vector: &[f32], out: &mut BytesMut) {
     out.put_u8(b']');
 }
 
-/// Appends a vector as a JSON string: the base64 text of its little-endian bytes.
+/// Appends a vector as a JSON string: the base64 encoding of its little-endian bytes.
 fn write_base64(vector: &[f32], out: &mut BytesMut) {
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     out.put_u8(b'"');

@@ -51,7 +51,7 @@ impl EmbeddingRequest {
         })
     }
 
-    /// Returns the token ids of each prompt, truncated if the request requires it.
+    /// Returns the token ids of each prompt, truncated if the request sets a truncation.
     fn encode(&self, serving: &ServingContext) -> Result<Vec<Vec<Token>>, ApiError> {
         let (special, params) = (self.add_special_tokens, &self.params);
         let ids = |prompt: &CompletionPrompt| match prompt {
@@ -66,7 +66,7 @@ impl EmbeddingRequest {
     }
 }
 
-/// Values from which the reply to an embedding request is written, in addition to the pooled vectors.
+/// Values needed to format the reply to an embedding request, in addition to the pooled vectors.
 pub(super) struct EmbeddingReply {
     head: ReplyMetadata,
     format: EncodingFormat,
@@ -89,7 +89,8 @@ impl CompletionEndpoint for EmbeddingReply {
         }
         let model = serving.check_model(request.params.model.as_deref())?;
         let dimensions = pooler.dimensions(request.dimensions)?;
-        // The limits of a prompt depend on the pooling method, because pooling leaves no place for output tokens.
+        // The pooling method must be set before tokenisation, because the prompt length limit depends on it:
+        // pooling needs no room for output tokens.
         request.params.sampling.pooling = Some(pooler.method.clone());
         let prompts = request.encode(serving)?;
         let params = &mut request.params;

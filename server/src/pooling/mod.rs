@@ -1,7 +1,8 @@
 //! Routes of a server with `--runner pooling`: embeddings, scores of text pairs, and reranking.
 //!
-//! A pooling request has no output tokens: the engine returns one vector per prompt. An embedding model scores
-//! a pair by the cosine similarity of its two embeddings, a reranker by one prompt that contains both texts.
+//! A pooling request has no output tokens: the engine returns one vector per prompt. An embedding model
+//! scores a pair by the cosine similarity of the two embeddings; a reranker scores it with one prompt that
+//! contains both texts.
 
 mod embedding_reply;
 mod embeddings;
@@ -68,7 +69,7 @@ pub(crate) fn check_embeddings(
     EmbeddingRequest::take(fields, bounds).map(|_| ())
 }
 
-/// Writer of the chunks of a pooling reply. It has no values, because pooling replies are not streamed.
+/// Chunk writer type for pooling replies. The type has no values, because pooling replies are not streamed.
 pub(crate) enum NoStreamWriter {}
 
 impl ChunkWriter for NoStreamWriter {

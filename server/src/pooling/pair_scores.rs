@@ -1,4 +1,4 @@
-//! Scores of text pairs: submits their prompts and computes the scores from the pooled vectors.
+//! Scores of text pairs: submits the prompts and computes the scores from the pooled vectors.
 
 use super::text_pairs::{PairFields, TextPair, TextPairs};
 use super::{PoolingTask, prompts, vectors};
@@ -17,17 +17,17 @@ use protocol::Token;
 use serde_json::json;
 use text::ChatInput;
 
-/// Maximum size of all prompts of a reranker, as a multiple of the maximum size of a request body.
+/// Maximum total size of a reranker's prompts, as a multiple of the maximum request body size.
 const PROMPT_BYTES_FACTOR: usize = 4;
 
-/// Parameters that score and rerank requests share.
+/// Parameters shared by score and rerank requests.
 pub(super) struct PairParams {
     pub(super) params: CompletionParams,
     use_activation: Option<bool>,
 }
 
 impl PairParams {
-    /// Parses the fields that score and rerank requests share.
+    /// Parses the fields shared by score and rerank requests.
     ///
     /// Errors: HTTP status 400; the error names the invalid field.
     pub(super) fn take(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<Self, ApiError> {
@@ -42,11 +42,11 @@ impl PairParams {
     }
 }
 
-/// How scores are computed from the pooled vectors of a request.
+/// Computes scores from the pooled vectors of a request.
 pub(super) struct PairScorer {
     task: PoolingTask,
     use_activation: bool,
-    /// Number of embedding dimensions that are compared.
+    /// Number of embedding dimensions used for the similarity.
     dimensions: usize,
     queries: usize,
     documents: usize,
@@ -59,13 +59,14 @@ pub(super) struct SubmittedPairs {
     pub(super) request_id: String,
 }
 
-/// Scores of all pairs, in the order of the documents, and the generation with the token counts.
+/// Scores of all pairs in document order, and the generation, which contains the token counts.
 pub(super) struct ScoredPairs {
     pub(super) scores: Vec<f32>,
     pub(super) generation: RequestGeneration,
 }
 
-/// Submits the prompts of text pairs: one per text for an embedding model, one per pair for a reranker.
+/// Submits the prompts of text pairs: one prompt per text for an embedding model, one prompt per pair for a
+/// reranker.
 pub(super) fn submit_pairs(
     app: &AppState,
     serving: &ServingContext,
@@ -76,7 +77,8 @@ pub(super) fn submit_pairs(
 ) -> Result<SubmittedPairs, ApiError> {
     let pooler = serving.pooler()?;
     let params = &mut request.params;
-    // The limits of a prompt depend on the pooling method, because pooling leaves no place for output tokens.
+    // The pooling method must be set before tokenisation, because the prompt length limit depends on it:
+    // pooling needs no room for output tokens.
     params.sampling.pooling = Some(pooler.method.clone());
     let prompts = match pooler.task {
         PoolingTask::Embed => text_prompts(serving, pairs, params)?,
@@ -99,7 +101,7 @@ pub(super) fn submit_pairs(
     Ok(SubmittedPairs { generation, scorer, request_id })
 }
 
-/// Returns the prompts of an embedding model: those of the queries, then those of the documents.
+/// Returns the prompts for an embedding model: first all queries, then all documents.
 fn text_prompts(
     serving: &ServingContext,
     pairs: &TextPairs,
@@ -111,7 +113,7 @@ fn text_prompts(
     first.chain(pairs.documents.iter().map(|text| ids(text, documents))).collect()
 }
 
-/// Returns the prompt in which a reranker reads both texts of a pair. Errors name the field of the longer text.
+/// Returns the reranker prompt that contains both texts of a pair. Errors name the field of the longer text.
 fn pair_prompt(
     serving: &ServingContext,
     pair: TextPair<'_>,
@@ -129,7 +131,8 @@ fn pair_prompt(
         {"role": "document", "content": document},
     ]);
     let input = ChatInput { messages, ..ChatInput::default() };
-    // Only a pair of long texts can be so long that its prompt must not be tokenised.
+    // Only for long texts can the prompt exceed the context length; shorter texts need no check before
+    // tokenisation.
     if query.len() + document.len() >= serving.field_bounds.max_model_len as usize {
         let text = render_text(serving, input.clone(), field)?;
         reject_if_too_long(serving, &text, params, field)?;
@@ -158,7 +161,8 @@ impl PairScorer {
         Ok(ScoredPairs { scores, generation })
     }
 
-    /// Returns the cosine similarity of each pair of embeddings; the queries come first.
+    /// Returns the cosine similarity of each pair. `pooled` contains the embeddings of the queries, then
+    /// those of the documents.
     fn similarities(&self, pooled: Vec<Vec<f32>>) -> Vec<f32> {
         let cut = |hidden| vectors::embedding(hidden, self.dimensions, false);
         let embeddings: Vec<Vec<f32>> = pooled.into_iter().map(cut).collect();
@@ -167,8 +171,8 @@ impl PairScorer {
         pairs.map(|(query, document)| vectors::cosine(query, document)).collect()
     }
 
-    /// Returns the score of a reranker: one logit, or the difference of the log-probabilities of its two
-    /// tokens, which is the difference of their logits.
+    /// Returns a reranker's score from one logit, or from the log-probabilities of the tokens "no" and "yes":
+    /// their difference equals the difference of the two logits.
     fn activated(&self, values: &[f32]) -> f32 {
         let logit = match values {
             [no, yes] => yes - no,

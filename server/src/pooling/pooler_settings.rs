@@ -1,14 +1,14 @@
-//! Settings of pooling, which depend on the model and the command line.
+//! Pooling settings, which depend on the model and the command line.
 
 use crate::api_error::ApiError;
 use protocol::PoolingMethod;
 
-/// What a server with `--runner pooling` computes.
+/// Result computed by a server with `--runner pooling`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolingTask {
     /// Embeddings of texts.
     Embed,
-    /// Scores of text pairs, computed from one prompt per pair (reranker, cross-encoder).
+    /// Scores of text pairs, with one prompt per pair (reranker, cross-encoder).
     Score,
 }
 
@@ -19,7 +19,7 @@ pub enum MatryoshkaDimensions {
     Unsupported,
     /// Any number of dimensions up to the hidden size.
     Any,
-    /// These numbers of dimensions only.
+    /// Only these numbers of dimensions.
     Listed(Vec<u32>),
 }
 
@@ -30,16 +30,17 @@ pub struct PoolerSettings {
     pub task: PoolingTask,
     /// Pooling method of every request.
     pub method: PoolingMethod,
-    /// Number of channels of a hidden state, which is the number of dimensions of a whole embedding.
+    /// Number of channels of a hidden state, which is the number of dimensions of a full embedding.
     pub hidden_size: u32,
-    /// Whether embeddings are normalised and scores are passed through a sigmoid, unless a request sets
+    /// Whether embeddings are normalised and a sigmoid is applied to scores, unless a request sets
     /// `use_activation`.
     pub use_activation: bool,
-    /// Number of dimensions of embeddings, unless a request sets `dimensions`; `None` = the hidden size.
+    /// Default number of embedding dimensions, used unless a request sets `dimensions`; `None` = the hidden
+    /// size.
     pub dimensions: Option<u32>,
-    /// Embedding dimensions that requests may set.
+    /// Numbers of embedding dimensions that requests may set.
     pub matryoshka: MatryoshkaDimensions,
-    /// Whether `--chat-template` renders the prompt of a text pair; otherwise both texts are concatenated.
+    /// Whether `--chat-template` renders the prompt of a text pair; otherwise the two texts are concatenated.
     pub has_pair_template: bool,
 }
 
@@ -59,12 +60,13 @@ impl PoolerSettings {
 
     /// Checks the default number of dimensions.
     ///
-    /// Errors: the reason for which the model does not support it.
+    /// Errors: the reason why the model does not support it.
     pub fn check(&self) -> Result<(), String> {
         self.dimensions.and_then(|dimensions| self.dimensions_error(dimensions)).map_or(Ok(()), Err)
     }
 
-    /// Returns why the model does not support this number of dimensions, or `None`.
+    /// Returns the reason why the model does not support this number of dimensions; `None` if it is
+    /// supported.
     fn dimensions_error(&self, dimensions: u32) -> Option<String> {
         match &self.matryoshka {
             MatryoshkaDimensions::Unsupported => Some(
@@ -82,7 +84,7 @@ impl PoolerSettings {
         }
     }
 
-    /// Returns the number of values that the engine returns for a prompt.
+    /// Returns the number of pooled values that the engine returns per prompt.
     pub(crate) fn values_per_prompt(&self) -> u64 {
         match &self.method {
             PoolingMethod::LastToken | PoolingMethod::Mean => self.hidden_size.into(),

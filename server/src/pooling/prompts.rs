@@ -1,4 +1,4 @@
-//! Token ids of the texts of pooling requests.
+//! Tokenises the texts of pooling requests.
 
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
@@ -6,8 +6,8 @@ use crate::openai::params::{CompletionParams, PromptTruncation};
 use crate::openai::submit::{check_prompt_len, reject_if_too_long, text_error};
 use protocol::Token;
 
-/// Encodes a text and truncates it as the request requires. The special tokens that the tokenizer adds are
-/// kept, because last-token pooling reads the end-of-sequence token.
+/// Tokenises a text, and truncates it if the request sets a truncation. Truncation keeps the special tokens
+/// added by the tokenizer, because last-token pooling reads the end-of-sequence token.
 ///
 /// Errors: HTTP status 400 naming `field` if the prompt is empty or too long.
 pub(super) fn encode(
@@ -33,14 +33,14 @@ pub(super) fn encode(
     Ok(ids)
 }
 
-/// Returns the number of tokens that a truncation keeps.
+/// Returns the maximum number of tokens that a truncation keeps.
 fn token_count_max(truncation: PromptTruncation) -> usize {
     let (PromptTruncation::KeepLast(count) | PromptTruncation::KeepFirst(count)) = truncation;
     count as usize
 }
 
-/// Truncates `all`, the tokens of a text with special tokens around its plain tokens `plain`. Special tokens
-/// are removed only if nothing else is left.
+/// Truncates `all`: the tokens `plain` of a text, surrounded by special tokens. Plain tokens are removed
+/// first; special tokens are removed only if removing all plain tokens is not enough.
 fn truncate_around(
     mut all: Vec<Token>,
     plain: &[Token],

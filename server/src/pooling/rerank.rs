@@ -1,4 +1,4 @@
-//! POST `/rerank`: orders documents by their relevance for a query, in the form of Jina's and Cohere's APIs.
+//! POST `/rerank`: orders documents by their relevance to a query, in the format of Jina's and Cohere's APIs.
 
 use super::NoStreamWriter;
 use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, submit_pairs};
@@ -11,13 +11,13 @@ use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
 use serde_json::{Value, json};
 
-/// Values from which the reply to a rerank request is written, in addition to the pooled vectors.
+/// Values needed to format the reply to a rerank request, in addition to the pooled vectors.
 pub(super) struct RerankReply {
     head: ReplyMetadata,
     scorer: PairScorer,
     /// Maximum number of results.
     top_n: usize,
-    /// Texts of the documents, if the reply repeats them.
+    /// Texts of the documents if the reply repeats them, else `None`.
     documents: Option<Vec<String>>,
 }
 
@@ -28,7 +28,7 @@ impl CompletionEndpoint for RerankReply {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let mut request = PairParams::take(&mut fields, &serving.field_bounds)?;
         let pairs = TextPairs::take_query(&mut fields)?;
-        // 0 = all documents, as in vLLM.
+        // 0 means all documents, as in vLLM.
         let top_n = fields.int("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
         let returns_documents = fields.bool("return_documents")?.unwrap_or(true);
         let ignored = ignored_fields(app, &fields)?;
@@ -66,7 +66,8 @@ impl CompletionEndpoint for RerankReply {
     }
 }
 
-/// Returns the indices of documents by descending score; equal scores keep the order of the request.
+/// Returns the document indices in descending order of score; documents with equal scores keep their request
+/// order.
 fn ranking(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

@@ -12,7 +12,7 @@ use axum::body::Body;
 use bytes::{BufMut, BytesMut};
 use std::io::Write as _;
 
-/// Values from which the reply to a score request is written, in addition to the pooled vectors.
+/// Values needed to format the reply to a score request, in addition to the pooled vectors.
 pub(super) struct ScoreReply {
     head: ReplyMetadata,
     scorer: PairScorer,

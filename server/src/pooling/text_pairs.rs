@@ -5,7 +5,7 @@ use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 
-/// Names of the two fields that contain the texts of a request.
+/// Names of the two request fields that contain the texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PairFields {
     pub(super) queries: &'static str,
@@ -15,13 +15,13 @@ pub(super) struct PairFields {
 /// Texts to be scored in pairs: one query for all documents, or one query per document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TextPairs {
-    /// Field names in errors about the texts.
+    /// Field names for errors about the texts.
     pub(super) fields: PairFields,
     pub(super) queries: Vec<String>,
     pub(super) documents: Vec<String>,
 }
 
-/// Names of the fields that contain the texts of a score request, as in vLLM.
+/// Pairs of field names for the texts of a score request, as in vLLM.
 const SCORE_FIELDS: [PairFields; 4] = [
     PairFields { queries: "text_1", documents: "text_2" },
     PairFields { queries: "queries", documents: "documents" },
@@ -33,8 +33,8 @@ const SCORE_FIELDS: [PairFields; 4] = [
 const RERANK_FIELDS: PairFields = PairFields { queries: "query", documents: "documents" };
 
 impl PairFields {
-    /// Returns the names that a score request uses: names of which it has both fields, else names of which it
-    /// has one field, so that the error names the missing one.
+    /// Returns the pair of field names used by a score request: a pair of which both fields are present, else
+    /// a pair of which one is present, so that the error names the missing field.
     fn of_score(fields: &RequestFields) -> Self {
         let has = |names: &Self, field: fn(&Self) -> &'static str| fields.contains(field(names));
         let has_both = |names: &Self| has(names, |n| n.queries) && has(names, |n| n.documents);
@@ -45,7 +45,7 @@ impl PairFields {
 }
 
 impl TextPairs {
-    /// Parses the texts of a score request, under any of their names.
+    /// Parses the texts of a score request, under any of the supported field names.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let names = PairFields::of_score(fields);
         let PairFields { queries, documents } = names;
@@ -72,8 +72,8 @@ impl TextPairs {
         Ok(Self { fields: RERANK_FIELDS, queries: vec![query], documents })
     }
 
-    /// Rejects pairs whose prompts have more than `bytes_max` bytes in total. A query that all documents share
-    /// is tokenised once per document, so a short body can require much work.
+    /// Rejects pairs whose prompts have more than `bytes_max` bytes in total. A query shared by all documents
+    /// is tokenised once per document, so a short body can cause much work.
     pub(super) fn check_prompt_bytes(&self, bytes_max: usize) -> Result<(), ApiError> {
         let bytes: usize = self.iter().map(|pair| pair.query.len() + pair.document.len()).sum();
         if bytes <= bytes_max {
@@ -87,7 +87,7 @@ impl TextPairs {
         Err(ApiError::invalid(self.fields.queries, message))
     }
 
-    /// Returns the pairs in the order of the documents.
+    /// Returns the pairs in document order.
     pub(super) fn iter(&self) -> impl Iterator<Item = TextPair<'_>> {
         let queries = self.queries.iter().map(String::as_str).cycle();
         let documents = self.documents.iter().map(String::as_str);
@@ -102,7 +102,7 @@ pub(super) struct TextPair<'a> {
     pub(super) document: &'a str,
 }
 
-/// Parses the field `name`: a text, or a list of texts.
+/// Parses the field `name`: one text or a list of texts.
 fn take_texts(fields: &mut RequestFields, name: &str) -> Result<Vec<String>, ApiError> {
     match fields.required(name)? {
         JsonValue::List(list) if list.is_empty() || list.len() > PROMPTS_MAX => {
@@ -117,7 +117,7 @@ fn take_texts(fields: &mut RequestFields, name: &str) -> Result<Vec<String>, Api
     }
 }
 
-/// Parses one text: a string, or an object with the member `text`, as clients of rerank services send it.
+/// Parses one text: a string, or an object with the member `text`, which clients of rerank services send.
 fn text(path: String, value: JsonValue) -> Result<String, ApiError> {
     match value {
         JsonValue::Str(text) => Ok(text),

@@ -1,13 +1,13 @@
 //! Arithmetic on pooled vectors: normalisation, cosine similarity, sigmoid. Sums are computed in f64, so that
-//! results do not depend on the order of summation; results are f32.
+//! the f32 results do not depend on the order of summation.
 
-/// Lower bound of a norm that a vector is divided by.
+/// Lower bound of the norm by which a vector is divided.
 const NORM_MIN: f64 = 1e-12;
-/// Lower bound of the product of two norms in a cosine similarity.
+/// Lower bound of the product of two norms, by which a cosine similarity divides.
 const NORM_PRODUCT_MIN: f64 = 1e-8;
 
-/// Cuts a pooled hidden state to its first `dimensions` channels and, with `normalise`, scales it to unit
-/// length.
+/// Truncates a pooled hidden state to its first `dimensions` channels; if `normalise` is set, scales it to
+/// unit length.
 pub(super) fn embedding(mut hidden: Vec<f32>, dimensions: usize, normalise: bool) -> Vec<f32> {
     hidden.truncate(dimensions);
     if normalise {
@@ -25,7 +25,7 @@ pub(super) fn cosine(a: &[f32], b: &[f32]) -> f32 {
     (dot(a, b) / norms) as f32
 }
 
-/// Returns the logistic function of a logit.
+/// Returns the logistic function of a logit: 1 / (1 + exp(−logit)).
 pub(super) fn sigmoid(logit: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(logit)).exp())) as f32
 }

@@ -1,4 +1,5 @@
-//! Background responses of the Responses API: they are generated after the request has been answered.
+//! Background responses of the Responses API: the HTTP request returns at once, and the response is generated
+//! afterwards.
 
 use super::items::ResponseOutputItem;
 use super::reply::{ResponseStatus, ResponsesReply};
@@ -11,8 +12,8 @@ use axum::http::Response;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Replies with a queued response, which a new task generates. Aborting the task aborts the request in the
-/// engine.
+/// Replies with a queued response and spawns a task that generates it. Aborting the task aborts the request
+/// in the engine.
 pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Response<Body>, ApiError> {
     let PreparedRequest { generation, reply, .. } = prepared;
     let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
@@ -20,8 +21,8 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     let input = reply.input_items();
     let (stored, stored_rx) = oneshot::channel();
     let task = tokio::spawn(async move {
-        // The task waits until the response is stored, so that it never finishes a response that is not in
-        // the store.
+        // The task waits until the response is stored, so that it cannot finish a response that is not in the
+        // store.
         if stored_rx.await.is_err() {
             return;
         }
@@ -31,7 +32,7 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     });
     let background_task = task.abort_handle();
     if !app.responses.put_in_progress(owner, &id, body.clone(), input, background_task) {
-        // `stored` is dropped on return. This ends the task, which aborts the request in the engine.
+        // `stored` is dropped on return. The task then ends, which aborts the request in the engine.
         let message = "the response is too large to be stored: send it without background";
         return Err(ApiError::invalid("background", message));
     }

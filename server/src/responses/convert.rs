@@ -1,4 +1,4 @@
-//! Converts the input items of a Responses request to messages of a chat template.
+//! Converts the input items of a Responses request to chat template messages.
 
 use super::foreign_items::{HostedToolCall, HostedToolItem};
 use super::items::{template_arguments, template_call};
@@ -15,18 +15,18 @@ use serde_json::{Value, json};
 /// Converts input items and appends them to a conversation.
 pub(super) struct InputItemConverter<'a, 'b> {
     messages: &'a mut Vec<Value>,
-    /// Stored items, to which input items may refer.
+    /// Stored items to which input items may refer.
     stored: &'a mut StoredContextReader<'b>,
-    /// Receives the paths of items that contain nothing for the model.
+    /// Collects the paths of items that contain nothing for the model.
     hints: &'a mut IgnoredRequestParts,
-    /// Reasoning items that will be part of the next assistant message or tool call.
+    /// Text of reasoning items that will become part of the next assistant message or tool call.
     pending_reasoning: String,
-    /// Input items to be appended to a conversation, without references; `None` = not needed.
+    /// Input items to be appended to a stored conversation, with references resolved; `None` = not recorded.
     recorded: Option<Vec<Value>>,
 }
 
 impl<'a, 'b> InputItemConverter<'a, 'b> {
-    /// Creates a converter that appends to `messages`, the earlier conversation.
+    /// Creates a converter that appends to `messages`, the earlier part of the conversation.
     pub(super) fn new(
         messages: &'a mut Vec<Value>,
         stored: &'a mut StoredContextReader<'b>,
@@ -35,7 +35,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         Self { messages, stored, hints, pending_reasoning: String::new(), recorded: None }
     }
 
-    /// Records the input items from now on.
+    /// Starts recording the input items.
     pub(super) fn record(&mut self) {
         self.recorded = Some(Vec::new());
     }
@@ -45,7 +45,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         self.recorded.unwrap_or_default()
     }
 
-    /// Converts the items of the stored conversation `id`. Returns the bytes of the conversation.
+    /// Converts the items of the stored conversation `id`. Returns the size of the conversation in bytes.
     pub(super) fn conversation(&mut self, id: &str) -> Result<usize, ApiError> {
         const FIELD: &str = "conversation";
         let StoredItems { items, bytes } = self.stored.conversation(id, FIELD)?;
@@ -55,7 +55,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         Ok(bytes)
     }
 
-    /// Converts the field `input`: a user message as text, or a list of items.
+    /// Converts the field `input`: a string, which is a user message, or a list of items.
     pub(super) fn input(&mut self, input: Option<JsonValue>) -> Result<(), ApiError> {
         match input {
             None => Err(ApiError::invalid("input", "is missing")),
@@ -93,7 +93,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         Ok(())
     }
 
-    /// Returns the stored item that a reference names; other items are returned as they are.
+    /// Resolves an item reference to the stored item; other items are returned unchanged.
     fn resolved(&mut self, path: &str, item: JsonValue) -> Result<JsonValue, ApiError> {
         if !is_reference(&item) {
             return Ok(item);
@@ -128,7 +128,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         let role = match item.string("role", 64)?.as_deref() {
             Some("user") => "user",
             Some("assistant") => "assistant",
-            // Chat templates use the older role name `system` for `developer`.
+            // Chat templates use the older role name `system` instead of `developer`.
             Some("system" | "developer") => "system",
             Some(_) => {
                 let message = "must be user, assistant, system or developer";
@@ -198,7 +198,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         }
     }
 
-    /// Parses the reasoning of an item: its text, or else its summary.
+    /// Parses the reasoning text of an item: its content, or its summary if the content is empty.
     fn reasoning(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
         let mut text = String::new();
         for name in ["content", "summary"] {
@@ -223,7 +223,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     }
 }
 
-/// Whether an item is a reference to a stored item: its type may be omitted.
+/// Whether an item is a reference to a stored item. The type of a reference may be omitted.
 fn is_reference(item: &JsonValue) -> bool {
     let JsonValue::Object(pairs) = item else { return false };
     let value_of = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
@@ -236,7 +236,7 @@ fn is_reference(item: &JsonValue) -> bool {
     }
 }
 
-/// Parses the arguments of an earlier call. The text may be incomplete JSON, if the call was truncated.
+/// Parses the arguments of an earlier call. The text is incomplete JSON if the call was truncated.
 fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     match value {
         None => Ok(json!({})),
@@ -274,7 +274,8 @@ fn refusal_as_text(part: JsonValue) -> JsonValue {
     }
 }
 
-/// Validates the items in the field `field` of a conversation; returns them without references, as template values.
+/// Validates the items in the field `field` of a conversation; returns them as template values with
+/// references resolved.
 ///
 /// Errors: HTTP status 400 with the name of the invalid field; 404 for an item that is not stored.
 pub(crate) fn input_items(

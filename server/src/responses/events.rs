@@ -6,7 +6,7 @@ use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 use std::io::Write;
 
-/// JSON fields of an event, except for its type and sequence number.
+/// JSON fields of an event, in addition to its type and sequence number.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum ResponseEventBody<'a> {
@@ -39,7 +39,7 @@ pub(super) enum ResponseEventBody<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         logprobs: Option<[(); 0]>,
     },
-    /// Next part of the arguments of a function, or of the input of a custom tool.
+    /// Next part of a function's arguments or of a custom tool's input.
     CallDelta {
         item_id: &'a str,
         output_index: usize,

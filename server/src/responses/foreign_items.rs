@@ -1,5 +1,5 @@
-//! Input items of tools that run on other servers: what the model gets of them. A history that was begun on
-//! another server contains such items.
+//! Converts input items of tools that run on other servers. Such items occur in a conversation that began on
+//! another server.
 
 use super::tool_names::function_name;
 use crate::api_error::ApiError;
@@ -8,7 +8,7 @@ use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 use text::json_text;
 
-/// Types of items that contain nothing for the model.
+/// Item types that contain nothing for the model.
 const SKIPPED: &[&str] = &[
     "compaction_trigger",
     "computer_call",
@@ -19,7 +19,7 @@ const SKIPPED: &[&str] = &[
     "mcp_list_tools",
     "web_search_call",
 ];
-/// Fields that may contain text for the model, in items of unknown types.
+/// Fields that may contain text for the model, in items of unknown type.
 const TEXT_FIELDS: &[&str] = &[
     "arguments",
     "code",
@@ -43,7 +43,7 @@ pub(super) struct HostedToolItem {
     pub(super) output: Option<String>,
 }
 
-/// Function and arguments of a call.
+/// Function name and arguments of a call.
 #[derive(Debug, PartialEq)]
 pub(super) struct HostedToolCall {
     pub(super) name: String,
@@ -51,9 +51,9 @@ pub(super) struct HostedToolCall {
 }
 
 impl HostedToolItem {
-    /// Parses an item of type `kind`; `None` if it contains nothing for the model.
+    /// Parses an item of type `kind`; `None` if the item contains nothing for the model.
     ///
-    /// Errors: HTTP status 400 for items whose content the model cannot get.
+    /// Errors: HTTP status 400 for items with content that cannot be passed to the model.
     pub(super) fn take(kind: &str, item: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         let call_id = match item.string("call_id", usize::MAX)? {
             Some(call_id) => call_id,
@@ -95,7 +95,7 @@ impl HostedToolItem {
     }
 }
 
-/// Parses a call that an MCP server has answered.
+/// Parses a call to an MCP server, with its output or error.
 fn mcp_call(item: &mut RequestFields, call_id: String) -> Result<HostedToolItem, ApiError> {
     let server = item.string("server_label", usize::MAX)?;
     let name = function_name(server.as_deref(), &item.required_string("name")?);
@@ -123,7 +123,7 @@ fn reject_text(item: &mut RequestFields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Returns an object as the arguments of a call, without its type.
+/// Returns the members of an object, except `type`, as the arguments of a call.
 fn members(value: JsonValue) -> Value {
     match value {
         JsonValue::Object(mut pairs) => {
@@ -135,7 +135,7 @@ fn members(value: JsonValue) -> Value {
     }
 }
 
-/// Returns a text as it is, and other values as JSON.
+/// Returns a string unchanged, and other values as JSON text.
 fn text(value: JsonValue) -> String {
     match value {
         JsonValue::Str(text) => text,

@@ -1,14 +1,16 @@
-//! Part of an item id that names the objects in which the item is stored, so that a reference finds the item.
+//! Scope of an item id: the part that names the objects that store the item, so that a reference to the item
+//! can be resolved.
 //!
-//! Ids: `msg_<response>_<number>`, `msg_<conversation>_<number>`, or `msg_<response>_<conversation>_<number>` for items
-//! of a response that extends a conversation; each part is the hexadecimal part of an object id.
+//! Ids: `msg_<response>_<number>`, `msg_<conversation>_<number>`, or `msg_<response>_<conversation>_<number>`
+//! for items of a response that extends a conversation; each part is the hexadecimal part of an object id.
 
 /// Hexadecimal parts of the ids of a response and its conversation, joined by `_`.
 #[derive(Debug, Clone)]
 pub(super) struct ItemIdScope(String);
 
 impl ItemIdScope {
-    /// Creates the scope of the items of a response. `conversation` is the id of the conversation that it extends.
+    /// Creates the scope of the items of a response. `conversation` is the id of the conversation that the
+    /// response extends.
     pub(super) fn new(response_hex: &str, conversation: Option<&str>) -> Self {
         match conversation.and_then(|id| id.strip_prefix("conv_")) {
             Some(conversation_hex) => Self(format!("{response_hex}_{conversation_hex}")),
@@ -22,8 +24,8 @@ impl ItemIdScope {
     }
 }
 
-/// Returns the hexadecimal parts of the ids of the objects that may contain the item `item_id`; none if the id has not
-/// the form of this server's ids.
+/// Returns the hexadecimal parts of the ids of the objects that may contain the item `item_id`; empty if the
+/// id does not have the form of this server's item ids.
 pub(super) fn object_hexes_of(item_id: &str) -> Vec<&str> {
     let parts: Vec<&str> = item_id.splitn(5, '_').collect();
     let (hexes, number) = match parts.as_slice() {

@@ -1,4 +1,4 @@
-//! Output items of the Responses API: reasoning, messages, and calls of functions and custom tools.
+//! Output items of the Responses API: reasoning, messages, function calls and custom tool calls.
 
 use super::item_scope::ItemIdScope;
 use super::tool_names::{CalledTool, ToolNames, function_name};
@@ -46,7 +46,7 @@ pub(super) enum ResponseOutputItem {
     },
 }
 
-/// JSON form of the text content of an item.
+/// JSON form of one content part of an item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum OutputItemContent {
@@ -81,11 +81,11 @@ impl OutputItemContent {
     }
 }
 
-/// Generates the item ids of one response, and the items of its calls.
+/// Generates the output item ids of one response, and builds its tool call items.
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
     pub(super) scope: ItemIdScope,
-    /// Number of items of the response before its output.
+    /// Number of input items, which precede the output items in the numbering of ids.
     pub(super) input_items: usize,
     pub(super) tool_call_ids: ToolCallIds,
     pub(super) tool_names: ToolNames,
@@ -106,7 +106,7 @@ impl OutputItemIds {
         format!("{prefix}_{}_{}", self.scope.as_str(), self.input_items + index)
     }
 
-    /// Builds the item of a call of the function `function`.
+    /// Builds the output item for a call of `function`: a function call or a custom tool call.
     pub(super) fn call(
         &self,
         index: usize,
@@ -132,8 +132,8 @@ impl OutputItemIds {
     }
 }
 
-/// Builds the output items of a complete output; they equal those of a stream. If the output was truncated,
-/// the last item is incomplete.
+/// Builds the output items of a complete output; they equal the items of a stream. If the output was
+/// truncated, the last item has the status incomplete.
 pub(super) fn of_message(
     message: AssistantMessage,
     item_ids: &OutputItemIds,
@@ -170,7 +170,7 @@ pub(super) fn of_message(
     items
 }
 
-/// Builds a message item that contains one text.
+/// Builds a message item with one text part.
 pub(super) fn message_item(
     id: String,
     text: String,
@@ -184,7 +184,7 @@ pub(super) fn message_item(
     }
 }
 
-/// Builds a tool call of a chat template.
+/// Builds a tool call in the form expected by chat templates.
 pub(super) fn template_call(
     call_id: &str,
     namespace: Option<&str>,
@@ -195,12 +195,12 @@ pub(super) fn template_call(
     json!({"id": call_id, "type": "function", "function": function})
 }
 
-/// Parses the arguments of an earlier call, which may be truncated, for a chat template.
+/// Parses the arguments of an earlier call, which may be truncated, for use in a chat template.
 pub(super) fn template_arguments(arguments: &str) -> Value {
     Value::Object(closed_arguments(arguments))
 }
 
-/// Converts the output items to an assistant message of a chat template, for requests that continue the
+/// Converts the output items to an assistant message for the chat template, for requests that continue the
 /// response.
 pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
     let (mut output_text, mut reasoning_text, mut calls) =

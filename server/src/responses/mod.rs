@@ -1,7 +1,7 @@
 //! `/v1/responses`: OpenAI's Responses API, implemented with the code of chat completions.
 //!
-//! Finished responses are kept in an LRU store with a limit in bytes, so that later requests can continue
-//! them (`previous_response_id`), refer to their items (`item_reference`), and GET requests can return them.
+//! Finished responses are kept in an LRU store with a byte limit. Later requests can continue a stored
+//! response (`previous_response_id`), refer to its items (`item_reference`), and fetch it with GET.
 
 mod background;
 mod convert;
@@ -69,7 +69,7 @@ pub(crate) async fn retrieve(
         .ok_or_else(not_found)
 }
 
-/// Handles GET of input items: returns a page of the items from which a stored response was generated.
+/// Handles GET of input items: returns a page of the input items of a stored response.
 pub(crate) async fn list_input_items(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
@@ -97,7 +97,7 @@ pub(crate) async fn delete(
     Ok(json_response(body.to_string()))
 }
 
-/// Handles the cancellation of a background response.
+/// Handles the cancellation request for a background response.
 pub(crate) async fn cancel(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,

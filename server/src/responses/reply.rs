@@ -28,21 +28,21 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 
-/// Values from which the reply to a Responses request is written, in addition to the generated tokens.
+/// Values needed to format the reply to a Responses request, in addition to the generated tokens.
 pub(super) struct ResponsesReply {
     pub(super) app: Arc<AppState>,
     pub(super) id: String,
-    /// Identity of the caller; only this caller can use the stored response.
+    /// Identity of the caller; only this caller can access the stored response.
     pub(super) owner: CallerIdentity,
     pub(super) item_ids: OutputItemIds,
     created: u64,
-    /// Time at which the response was completed.
+    /// Completion time of the response: Unix time in seconds.
     completed: OnceLock<u64>,
     model: String,
     echoed_fields: Map<String, Value>,
-    /// Conversation before this response, as template messages.
+    /// Conversation before this response's output, as chat template messages.
     history: Vec<Value>,
-    /// Id of the conversation to which the input and the output are appended.
+    /// Id of the conversation to which the input and output items are appended.
     conversation: Option<String>,
     /// Input of the response.
     input: ResponseItems,
@@ -50,7 +50,7 @@ pub(super) struct ResponsesReply {
     background: bool,
 }
 
-/// Value of a response's `status`.
+/// Value of `status` in a response object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ResponseStatus {
@@ -61,7 +61,7 @@ pub(super) enum ResponseStatus {
     Failed,
 }
 
-/// JSON form of a response.
+/// JSON form of a response object.
 #[derive(Serialize)]
 pub(super) struct ResponseObject<'a> {
     id: &'a str,
@@ -83,7 +83,7 @@ impl ResponsesReply {
         self.background
     }
 
-    /// Builds the response object from the output so far.
+    /// Builds the response object with the given output items.
     pub(super) fn body<'a>(
         &'a self,
         state: ResponseStatus,
@@ -107,7 +107,7 @@ impl ResponsesReply {
         }
     }
 
-    /// Builds the object of a failed response.
+    /// Builds the response object of a failed response.
     pub(super) fn failed<'a>(
         &'a self,
         error: &ApiError,
@@ -117,31 +117,31 @@ impl ResponsesReply {
         ResponseObject { error: Some(error), ..self.body(ResponseStatus::Failed, output, None) }
     }
 
-    /// Returns the conversation including this response, as template messages.
+    /// Returns the conversation including this response's output, as chat template messages.
     fn history(&self, output: &[ResponseOutputItem]) -> Value {
         self.history.iter().cloned().chain([assistant_turn(output)]).collect()
     }
 
-    /// Stores a finished response, if the request set `store`.
+    /// Stores a finished response if the request set `store`.
     pub(super) fn store_response(&self, body: &str, output: &[ResponseOutputItem]) {
         if self.store {
             self.app.responses.put(self.owner, &self.id, self.finished(body.to_owned(), output));
         }
     }
 
-    /// Returns what is stored of the response.
+    /// Returns the data of the finished response that is stored.
     pub(super) fn finished(&self, body: String, output: &[ResponseOutputItem]) -> FinishedResponse {
         let items = self.input.with_output(output);
         FinishedResponse { body, history: self.history(output), items }
     }
 
-    /// Returns the items of the response before its output.
+    /// Returns the response's items without output items.
     pub(super) fn input_items(&self) -> ResponseItems {
         self.input.with_output(&[])
     }
 
-    /// Appends the input and the output to the conversation of the request, unless it was deleted or evicted
-    /// in the meantime.
+    /// Appends the input and output items to the conversation of the request, unless the conversation has
+    /// been deleted or evicted.
     pub(super) fn extend_conversation(&self, output: &[ResponseOutputItem]) {
         let Some(id) = &self.conversation else { return };
         let items = self.input.with_output(output);
@@ -150,7 +150,7 @@ impl ResponsesReply {
         }
     }
 
-    /// Waits for the complete output and returns the response object as JSON, with its output items.
+    /// Waits for the complete output; returns the response object as JSON text, and the output items.
     pub(super) async fn finish(
         &self,
         generation: RequestGeneration,
@@ -167,7 +167,7 @@ impl ResponsesReply {
     }
 }
 
-/// Returns the status of a response from the reason why its choice ended.
+/// Returns the status of a response, given the reason why its choice ended.
 pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
     match end {
         ChoiceFinish::Stop(_) | ChoiceFinish::Calls(_) => ResponseStatus::Completed,
@@ -216,8 +216,8 @@ impl CompletionEndpoint for ResponsesReply {
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;
-        // The id does not contain the request id: clients choose request ids, so a client could overwrite the
-        // response of another client.
+        // The id does not contain the request id: request ids are chosen by clients, so a client could
+        // overwrite another client's response.
         let response_hex = app.id_generator.id();
         let scope = ItemIdScope::new(&response_hex, conversation.as_deref());
         let input = ResponseItems::of_input(previous, input, &scope);

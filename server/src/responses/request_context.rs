@@ -1,5 +1,5 @@
-//! Parses what a Responses request continues and adds: instructions, an earlier response or conversation, and
-//! the input.
+//! Parses the context of a Responses request: instructions, the earlier response or conversation that it
+//! continues, and the input.
 
 use super::convert::InputItemConverter;
 use super::stored_context::StoredContextReader;
@@ -16,15 +16,15 @@ pub(super) struct RequestContext {
     pub(super) previous: Option<String>,
     /// Id of the conversation that the response continues and extends.
     pub(super) conversation: Option<String>,
-    /// Input items of the request, if they are stored.
+    /// Input items of the request; empty if they are not stored.
     pub(super) input: Vec<Value>,
-    /// Conversation with the input, without instructions, as template messages.
+    /// Conversation including the input but not the instructions, as chat template messages.
     pub(super) history: Vec<Value>,
 }
 
 impl RequestContext {
-    /// Parses the context of a request, and adds it to the fields of the response object. `stored` are the
-    /// objects that the request may continue or refer to; `stores_input` says whether the input is stored with the
+    /// Parses the context of a request, and adds its fields to the response object. `stored` reads the stored
+    /// objects that the request continues or refers to; `stores_input`: the input is stored with the
     /// response.
     ///
     /// Errors: HTTP status 400 with the name of the invalid field; 404 for an object that is not stored.
@@ -69,7 +69,7 @@ impl RequestContext {
     }
 }
 
-/// Parses `conversation`: an id, or an object with an id.
+/// Parses `conversation`: an id, or an object that contains an id.
 fn conversation_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     const NAME: &str = "conversation";
     match fields.take(NAME) {

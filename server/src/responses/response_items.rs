@@ -1,4 +1,4 @@
-//! Items of a stored response: its input and its output, which GET requests list and later requests refer to.
+//! Input and output items of a stored response. GET requests list them, and later requests refer to them.
 
 use super::item_scope::ItemIdScope;
 use super::items::ResponseOutputItem;
@@ -9,14 +9,15 @@ use std::sync::Arc;
 /// Items of one stored response.
 #[derive(Debug, Default)]
 pub(super) struct ResponseItems {
-    /// Id of the response that it continues.
+    /// Id of the response that this response continues.
     pub(super) previous: Option<String>,
     pub(super) input: Arc<[ConversationItem]>,
     pub(super) output: Vec<ConversationItem>,
 }
 
 impl ResponseItems {
-    /// Creates the items of a response without output: template values, which get ids of `scope`.
+    /// Creates the items of a response without output. `input` contains template values, which get ids with
+    /// the scope `scope`.
     pub(super) fn of_input(
         previous: Option<String>,
         input: Vec<Value>,
@@ -27,7 +28,7 @@ impl ResponseItems {
         Self { previous, input: input.into_iter().map(item).collect(), output: Vec::new() }
     }
 
-    /// Returns the items with the output of the response.
+    /// Returns a copy of the items with the given output.
     pub(super) fn with_output(&self, output: &[ResponseOutputItem]) -> Self {
         let stored = |item: &ResponseOutputItem| {
             let body = serde_json::to_string(item).unwrap_or_default();
@@ -37,7 +38,7 @@ impl ResponseItems {
         Self { previous: self.previous.clone(), input: Arc::clone(&self.input), output }
     }
 
-    /// Returns the item with the id `item_id`, whose number is its position.
+    /// Returns the item with the id `item_id`. The number at the end of the id is the position of the item.
     pub(super) fn item(&self, item_id: &str) -> Option<&ConversationItem> {
         let position: usize = item_id.rsplit('_').next()?.parse().ok()?;
         let inputs = self.input.len();
@@ -48,12 +49,12 @@ impl ResponseItems {
         item.filter(|item| item.id == item_id)
     }
 
-    /// Returns all items, the input first.
+    /// Returns all items: first the input, then the output.
     pub(super) fn all(&self) -> impl Iterator<Item = &ConversationItem> {
         self.input.iter().chain(&self.output)
     }
 
-    /// Returns the bytes that the items take in a store.
+    /// Returns the number of bytes that the items occupy in a store.
     pub(super) fn stored_bytes(&self) -> usize {
         self.all().map(ConversationItem::stored_bytes).sum()
     }

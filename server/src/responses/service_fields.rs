@@ -1,9 +1,9 @@
-//! Fields of a Responses request that control services of OpenAI. They are accepted and have no effect.
+//! Fields of a Responses request that control services of OpenAI's API. They are accepted and have no effect.
 
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 
-/// Fields that OpenAI's servers use for caching, billing and moderation, and that clients set by themselves.
+/// Fields used by OpenAI's servers for caching, billing and moderation; many clients set them by default.
 const FIELDS: &[&str] = &[
     "client_metadata",
     "context_management",
@@ -16,7 +16,7 @@ const FIELDS: &[&str] = &[
     "user",
 ];
 
-/// Takes the fields that have no effect whatever their value is.
+/// Takes the fields that have no effect, regardless of their values.
 ///
 /// Errors: HTTP status 400 for values of `include` that request log-probabilities, and for stream options
 /// that are not an object.
@@ -31,8 +31,8 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {
         fields.accept_without_effect("stream_options".to_owned());
     }
     let included = fields.strings("include", 256, 64)?.unwrap_or_default();
-    // The other values name parts of items that this server does not generate. Reasoning is always returned
-    // as plain text, so its encrypted form is not needed.
+    // The other values of `include` request data that this server does not generate, or encrypted reasoning,
+    // which is not needed because reasoning is always returned as plain text.
     if included.iter().any(|name| name == "message.output_text.logprobs") {
         return Err(no_logprobs("include"));
     }

@@ -1,5 +1,5 @@
-//! Store of responses. Responses in progress are never evicted: their generation ends in any case, and
-//! admission limits their number.
+//! Store of responses. Responses in progress are never evicted. They cannot accumulate, because every
+//! generation ends and admission control limits their number.
 
 use super::response_items::ResponseItems;
 use crate::api_error::ApiError;
@@ -14,16 +14,16 @@ use tokio::task::AbortHandle;
 /// Maximum size of all stored responses and their conversations, in bytes.
 pub(super) const STORE_BYTES: usize = 64 << 20;
 
-/// Entry of the store: one response and its conversation.
+/// Store entry: one response and its conversation.
 struct StoredResponse {
-    /// Identity of the caller that created the response; it is visible to no other caller.
+    /// Identity of the caller that created the response; the response is not visible to other callers.
     owner: CallerIdentity,
     /// JSON response object.
     body: String,
-    /// Conversation up to and including the response, as a JSON list of template messages.
+    /// Conversation up to and including the response, as a JSON list of chat template messages.
     history: String,
     items: Arc<ResponseItems>,
-    /// Handle to abort the background task that generates the response, if there is one.
+    /// Handle to abort the background task that generates the response; `None` if there is no such task.
     background_task: Option<AbortHandle>,
 }
 
@@ -41,11 +41,11 @@ impl StoredObject for StoredResponse {
     }
 }
 
-/// What is stored of a finished response.
+/// Data of a finished response that is stored.
 pub(super) struct FinishedResponse {
     /// JSON response object.
     pub(super) body: String,
-    /// Conversation up to and including the response, as a JSON list of template messages.
+    /// Conversation up to and including the response, as a JSON list of chat template messages.
     pub(super) history: Value,
     pub(super) items: ResponseItems,
 }
@@ -62,8 +62,8 @@ impl Default for ResponseStore {
 }
 
 impl ResponseStore {
-    /// Stores a response and evicts the least recently used ones. A response that exceeds the limit alone is
-    /// not stored.
+    /// Stores a response and evicts the least recently used ones. A response that by itself exceeds the byte
+    /// limit is not stored.
     pub(super) fn put(&self, owner: CallerIdentity, id: &str, response: FinishedResponse) {
         let FinishedResponse { body, history, items } = response;
         let (history, items) = (history.to_string(), Arc::new(items));
@@ -71,7 +71,7 @@ impl ResponseStore {
         self.with(|store| store.put(id, entry));
     }
 
-    /// Stores a response in progress; returns false if it exceeds the limit alone.
+    /// Stores a response in progress; returns false if the response by itself exceeds the byte limit.
     pub(super) fn put_in_progress(
         &self,
         owner: CallerIdentity,
@@ -86,8 +86,8 @@ impl ResponseStore {
         self.with(|store| store.put(id, entry))
     }
 
-    /// Returns the items of a response and of the responses that it continues, oldest first; empty if the caller has
-    /// no such response. Earlier responses that are no longer stored are missing.
+    /// Returns the items of a response and of its predecessors (`previous`), oldest first; empty if the
+    /// caller has no such response. The chain ends at the first predecessor that is no longer stored.
     pub(super) fn items(&self, caller: CallerIdentity, id: &str) -> Vec<Arc<ResponseItems>> {
         self.with(|store| {
             let (mut chain, mut next) = (Vec::new(), Some(id.to_owned()));
@@ -111,7 +111,7 @@ impl ResponseStore {
         self.with(|store| store.touch(caller, id).map(|entry| entry.body.clone()))
     }
 
-    /// Returns the conversation of a finished response, as a JSON list of template messages.
+    /// Returns the conversation of a finished response, as a JSON list of chat template messages.
     pub fn history(&self, caller: CallerIdentity, id: &str) -> Option<String> {
         let text = self.with(|store| store.touch(caller, id).map(|entry| entry.history.clone()))?;
         Some(text).filter(|text| !text.is_empty())
@@ -128,7 +128,7 @@ impl ResponseStore {
         })
     }
 
-    /// Cancels a response in progress; `None` = no response with this id is visible to the caller.
+    /// Cancels a background response in progress; `None` if the caller has no response with this id.
     ///
     /// Errors: HTTP status 400 if the response is finished, or is not a background response.
     pub fn cancel(&self, caller: CallerIdentity, id: &str) -> Option<Result<(), ApiError>> {
@@ -151,7 +151,7 @@ impl ResponseStore {
         })
     }
 
-    /// Replaces the response object of a response in progress, once it has output.
+    /// Replaces the response object of a response in progress, unless the response was cancelled or deleted.
     pub(super) fn update_in_progress(&self, id: &str, body: String) {
         self.with(|store| {
             if let Some(entry) = store.take_if(id, StoredResponse::is_pinned) {
@@ -160,7 +160,7 @@ impl ResponseStore {
         });
     }
 
-    /// Replaces a response in progress by its final form, unless it was cancelled or deleted in the meantime.
+    /// Replaces a response in progress by its final form, unless the response was cancelled or deleted.
     pub(super) fn finish(&self, id: &str, response: FinishedResponse) {
         let FinishedResponse { body, history, items } = response;
         let (history, items) = (history.to_string(), Arc::new(items));
@@ -182,12 +182,12 @@ fn status_of(body: &str) -> Option<String> {
     parsed(body)?["status"].as_str().map(str::to_owned)
 }
 
-/// Parses a response object; its integers keep all digits.
+/// Parses a response object; large integers keep all their digits.
 fn parsed(body: &str) -> Option<Value> {
     serde_json::from_str(&mark_large_integers(body)).ok()
 }
 
-/// Returns the response object `body` with another `status`.
+/// Returns the response object `body` with `status` replaced.
 pub(super) fn with_status(body: &str, status: &str) -> String {
     let Some(mut value) = parsed(body) else { return body.to_owned() };
     value["status"] = Value::from(status);

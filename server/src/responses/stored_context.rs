@@ -1,5 +1,5 @@
-//! Stored responses and conversations that a request continues or refers to. The memory for reading them is
-//! reserved first, because a short request can name long ones.
+//! Reads the stored responses and conversations that a request continues or refers to. The memory for reading
+//! is reserved first, because a short request can name long objects.
 
 use super::item_scope::object_hexes_of;
 use crate::api_error::ApiError;
@@ -11,17 +11,17 @@ use axum::http::StatusCode;
 use engine::AdmissionPermit;
 use serde_json::Value;
 
-/// Bytes of memory per byte of a stored text: the text, its parsed values, and the prompt.
+/// Bytes of memory reserved per byte of stored text: for the text, its parsed values, and the prompt.
 const COPIES: u64 = 4;
 
 /// Items of a stored conversation.
 pub(super) struct StoredItems {
     pub(super) items: Vec<JsonValue>,
-    /// Bytes that the conversation takes in its store.
+    /// Number of bytes that the conversation occupies in its store.
     pub(super) bytes: usize,
 }
 
-/// Reads what one request names of the caller's stored responses and conversations.
+/// Reads stored responses and conversations of the caller that one request names.
 pub(crate) struct StoredContextReader<'a> {
     app: &'a AppState,
     caller: CallerIdentity,
@@ -29,7 +29,7 @@ pub(crate) struct StoredContextReader<'a> {
 }
 
 impl<'a> StoredContextReader<'a> {
-    /// Creates the context of a request of `caller`, which holds `permit`.
+    /// Creates the reader for a request of `caller`; memory is reserved through `permit`.
     pub(crate) fn new(
         app: &'a AppState,
         caller: CallerIdentity,
@@ -38,9 +38,11 @@ impl<'a> StoredContextReader<'a> {
         Self { app, caller, permit }
     }
 
-    /// Returns the conversation of the response `id`, as template messages; `field` names it in errors.
+    /// Returns the conversation of the response `id`, as chat template messages; `field` is the field name in
+    /// errors.
     ///
-    /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
+    /// Errors: HTTP status 404 if the response is not stored; 400, 429 or 503 if the memory budget does not
+    /// suffice.
     pub(super) fn history(&mut self, id: &str, field: &str) -> Result<Vec<Value>, ApiError> {
         let text = self.app.responses.history(self.caller, id);
         let text = text.ok_or_else(|| not_stored("unknown_response", "response", id, field))?;
@@ -48,9 +50,10 @@ impl<'a> StoredContextReader<'a> {
         serde_json::from_str(&text).map_err(|_| ApiError::internal())
     }
 
-    /// Returns the stored item `id`; `field` names it in errors.
+    /// Returns the stored item `id`; `field` is the field name in errors.
     ///
-    /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
+    /// Errors: HTTP status 404 if the item is not stored; 400, 429 or 503 if the memory budget does not
+    /// suffice.
     pub(super) fn item(&mut self, id: &str, field: &str) -> Result<JsonValue, ApiError> {
         let item = object_hexes_of(id).into_iter().find_map(|hex| {
             let item = self.app.responses.item(self.caller, &format!("resp_{hex}"), id);
@@ -61,9 +64,10 @@ impl<'a> StoredContextReader<'a> {
         JsonValue::parse(item.as_bytes()).map_err(|_| ApiError::internal())
     }
 
-    /// Returns the items of the conversation `id`; `field` names it in errors.
+    /// Returns the items of the conversation `id`; `field` is the field name in errors.
     ///
-    /// Errors: HTTP status 404 if it is not stored; 400, 429 or 503 if too little memory is left.
+    /// Errors: HTTP status 404 if the conversation is not stored; 400, 429 or 503 if the memory budget does
+    /// not suffice.
     pub(super) fn conversation(&mut self, id: &str, field: &str) -> Result<StoredItems, ApiError> {
         let unknown = || not_stored("unknown_conversation", "conversation", id, field);
         let conversations = &self.app.conversations;
@@ -84,7 +88,7 @@ impl<'a> StoredContextReader<'a> {
     }
 }
 
-/// Creates the 404 error: the object `id`, which `field` names, is not stored.
+/// Creates the 404 error: the object with the id `id` in the field `field` is not stored.
 fn not_stored(reason: &'static str, object: &str, id: &str, field: &str) -> ApiError {
     const ID_SHOWN: usize = 128;
     let shown: String = id.chars().take(ID_SHOWN).collect();

@@ -1,4 +1,4 @@
-//! Writer of a streaming response: SSE events, with sequence numbers from 0.
+//! Writes a streaming response as SSE events with sequence numbers from 0.
 
 use super::events::{ResponseEventBody, write};
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
@@ -21,7 +21,7 @@ pub(super) struct ResponsesEventWriter {
     /// Output items that are complete.
     output: Vec<ResponseOutputItem>,
     open: Option<ResponseOutputItem>,
-    /// Decoder of the arguments of the open call of a custom tool.
+    /// Decoder for the arguments of the open custom tool call.
     input_decoder: CustomInputDecoder,
     state: ResponseStatus,
 }
@@ -72,7 +72,7 @@ impl ResponsesEventWriter {
         self.open = Some(item);
     }
 
-    /// Opens a reasoning item or a message item, unless an item of this kind is open.
+    /// Opens a reasoning item or a message item, unless an item of the same kind is open.
     fn enter_text(&mut self, reasoning: bool, out: &mut BytesMut) {
         match (&self.open, reasoning) {
             (Some(ResponseOutputItem::Reasoning { .. }), true)
@@ -110,7 +110,7 @@ impl ResponsesEventWriter {
         }
     }
 
-    /// Appends a part of the arguments to the open call.
+    /// Appends part of the arguments to the open call.
     fn arguments(&mut self, delta: &str, out: &mut BytesMut) {
         let (output_index, number) = (self.output.len(), &mut self.number);
         match &mut self.open {
@@ -127,7 +127,7 @@ impl ResponsesEventWriter {
         }
     }
 
-    /// Appends text to the input of the open call of a custom tool.
+    /// Appends text to the input of the open custom tool call.
     fn input(&mut self, delta: &str, out: &mut BytesMut) {
         let output_index = self.output.len();
         let Some(ResponseOutputItem::CustomToolCall { id, input, .. }) = &mut self.open else {
@@ -167,7 +167,7 @@ impl ResponsesEventWriter {
         write(kind, number, body, out);
     }
 
-    /// Ends the open item with status `as_status`.
+    /// Ends the open item with the status `as_status`.
     fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
         let rest = mem::take(&mut self.input_decoder).finish();
         self.input(&rest, out);
@@ -209,7 +209,7 @@ impl ResponsesEventWriter {
     }
 }
 
-/// Returns the type and the body of the event that ends the text of a content part.
+/// Returns the type and body of the event for the end of a content part's text.
 fn part_done<'a>(
     item_id: &'a str,
     output_index: usize,

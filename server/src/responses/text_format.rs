@@ -1,4 +1,4 @@
-//! `text` of a Responses request: the output format, which applies to messages and not to tool calls.
+//! `text` in a Responses request: the output format, which applies to messages but not to tool calls.
 
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
@@ -12,12 +12,12 @@ use text::{ToolCallSyntax, ToolDefinition};
 /// Values of `text`.
 pub(super) struct TextSettings {
     pub(super) constraint: Option<OutputConstraint>,
-    /// Value that the response object repeats.
+    /// Value repeated in the response object.
     pub(super) echoed: Value,
 }
 
 impl TextSettings {
-    /// Parses `text`: the output format, and the verbosity, which has no effect.
+    /// Parses `text`: the output format, and `verbosity`, which has no effect.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let plain = json!({"type": "text"});
         let Some(value) = fields.take("text") else {
@@ -62,10 +62,10 @@ fn format(mut format: RequestFields) -> Result<Option<OutputConstraint>, ApiErro
     Ok(Some(OutputConstraint::new(spec, "text.format")))
 }
 
-/// Returns the constraint of the whole output: the format of a message, or tool calls, if the model may call
-/// tools. A forced call leaves no message, so it does not use the format.
+/// Returns the constraint on the whole output: a message in the requested format or, if the model may call
+/// tools, tool calls. A forced call leaves no message, so the format then has no effect.
 ///
-/// Errors: HTTP status 400 if the schema of a tool is not supported.
+/// Errors: HTTP status 400 if a tool schema is not supported.
 pub(super) fn apply(
     format: Option<OutputConstraint>,
     tools: &RequestTools,
@@ -77,8 +77,8 @@ pub(super) fn apply(
         return Ok(Some(format));
     };
     tools.check_schemas()?;
-    // The arguments of calls that are not forced need not match their schemas, unless the tool is strict.
-    // Syntaxes that write each parameter by itself need the schema.
+    // Unforced calls of non-strict tools may have any arguments. But syntaxes that write each parameter
+    // separately need the parameter schema.
     let any_arguments = |tool: &ToolDefinition| match syntax {
         _ if tool.is_strict => tool.clone(),
         ToolCallSyntax::Hermes

@@ -13,14 +13,14 @@ const NAME: &str = "tool_choice";
 /// Tool choice of a Responses request.
 pub(super) struct ResponsesToolChoice {
     pub(super) selection: ToolSelection,
-    /// Value that the response object repeats.
+    /// Value repeated in the response object.
     pub(super) echoed: Value,
 }
 
 impl ResponsesToolChoice {
-    /// Parses the tool choice of a request with the tools `list`.
+    /// Parses the tool choice of a request whose parsed tools are `list`.
     ///
-    /// Errors: HTTP status 400 if the choice is invalid, or names a tool that is skipped or missing.
+    /// Errors: HTTP status 400 if the choice is invalid, or names a tool that was skipped or is missing.
     pub(super) fn take(
         fields: &mut RequestFields,
         list: &ResponsesToolList,
@@ -39,7 +39,7 @@ impl ResponsesToolChoice {
     }
 }
 
-/// Parses a tool choice that is an object.
+/// Parses a tool choice given as an object.
 fn selected(
     mut choice: RequestFields,
     list: &ResponsesToolList,
@@ -56,8 +56,8 @@ fn selected(
     Ok(ToolSelection::of(ToolChoice::Named(chosen.name)))
 }
 
-/// Returns the name of the function of the tool that `fields` name. `kind` is the type of the tool; `None` =
-/// the type is unknown.
+/// Returns the function name of the tool described by `fields`. `kind` is the tool type; `None` if the type
+/// is unknown.
 fn named_function(
     fields: &mut RequestFields,
     kind: &str,

@@ -1,18 +1,18 @@
-//! Names of tools: each callable tool of a request is one function of the model, whose calls are reported as
-//! calls of a function or of a custom tool, in a namespace or in none.
+//! Maps each callable tool of a request to one function name in the prompt, and maps calls of that function
+//! back to the tool: a function or a custom tool, with or without a namespace.
 
 use std::collections::HashMap;
 
-/// Tool that a call is reported for.
+/// Tool under which a call is reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CalledTool {
     pub(super) namespace: Option<String>,
     pub(super) name: String,
-    /// Whether it is a custom tool, whose input is a text and not a JSON object.
+    /// Whether the tool is a custom tool, whose input is plain text instead of a JSON object.
     pub(super) is_custom: bool,
 }
 
-/// Tools of a request by the names of their functions. Functions without a namespace are not listed.
+/// Tools of a request by function name. Plain functions without a namespace are not listed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ToolNames {
     by_function: HashMap<String, CalledTool>,
@@ -27,7 +27,7 @@ impl ToolNames {
         }
     }
 
-    /// Returns the tool that a call of `function` is reported for.
+    /// Returns the tool under which a call of `function` is reported.
     pub(super) fn called(&self, function: &str) -> CalledTool {
         self.by_function.get(function).cloned().unwrap_or_else(|| CalledTool {
             namespace: None,
@@ -37,7 +37,7 @@ impl ToolNames {
     }
 }
 
-/// Returns the name of the function that the model calls for a tool.
+/// Returns the function name that represents a tool in the prompt.
 pub(super) fn function_name(namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{namespace}__{name}"),

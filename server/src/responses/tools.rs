@@ -1,6 +1,6 @@
 //! Parses the tools of a Responses request. Functions, custom tools and the tools of namespaces become
-//! functions of the model. Tools of other types run on OpenAI's servers or need a model that knows them; they
-//! are skipped.
+//! functions that the model can call. Tools of other types run on OpenAI's servers or need a model trained
+//! for them; they are skipped.
 
 use super::tool_choice::ResponsesToolChoice;
 use super::tool_names::{CalledTool, ToolNames, function_name};
@@ -12,14 +12,14 @@ use crate::request_fields::RequestFields;
 use serde_json::{Map, Value, json};
 use text::ToolDefinition;
 
-/// Maximum number of functions, over all namespaces.
+/// Maximum total number of functions in all namespaces.
 const FUNCTIONS_MAX: usize = 512;
 
 /// Validated tools of a Responses request.
 pub(super) struct ResponsesTools {
     /// Functions that the model may call, and the tool choice.
     pub(super) tools: RequestTools,
-    /// Tools that calls of these functions are reported for.
+    /// Tools under which calls of these functions are reported.
     pub(super) names: ToolNames,
 }
 
@@ -34,8 +34,7 @@ pub(super) struct ResponsesToolList {
     strict_paths: Vec<String>,
 }
 
-/// Parses `tools`, `tool_choice` and `parallel_tool_calls`, and adds them to the fields of the response
-/// object.
+/// Parses `tools`, `tool_choice` and `parallel_tool_calls`, and adds them to the response object.
 ///
 /// Errors: HTTP status 400; the error names the invalid field.
 pub(super) fn take(
@@ -91,8 +90,8 @@ impl ResponsesToolList {
         }
     }
 
-    /// Parses the tools of a namespace. The description of the namespace is added to that of its first tool,
-    /// because chat templates have no place for it.
+    /// Parses the tools of a namespace. The namespace description is prepended to the description of its
+    /// first tool, because chat templates do not support namespaces.
     fn namespace(
         &mut self,
         mut item: RequestFields,

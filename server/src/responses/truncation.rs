@@ -1,7 +1,10 @@
-//! `truncation: "auto"`: drops the oldest messages of a conversation until its prompt fits into the context.
+//! `truncation: "auto"`: drops the oldest messages of a conversation until its prompt fits into the context
+//! length.
 //!
-//! Messages are dropped in units, oldest first: a user message with the answer to it, and after the last user
-//! message a call with its output. System messages, the last user message and the last unit after it are kept.
+//! Messages are dropped in units, oldest first. Before the last user message, a unit is a turn: a user
+//! message and the assistant's messages after it. After the last user message, a unit is an assistant message
+//! and the outputs of its tool calls. System messages, the last user message and the last unit after it are
+//! never dropped.
 
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
@@ -14,15 +17,15 @@ use text::ChatInput;
 /// Order in which the messages of a conversation are dropped.
 #[derive(Debug, PartialEq)]
 struct DropOrder {
-    /// Index of the unit of each message; `None` = the message is kept.
+    /// Index of each message's unit; `None` = the message is never dropped.
     units: Vec<Option<usize>>,
     /// Number of units that may be dropped.
     count: usize,
 }
 
-/// Drops the oldest of `messages` until the prompt of a request and `max_output_tokens` fit into the context
-/// length. Returns the messages of the prompt: `place` places the system messages of a conversation. If they
-/// cannot fit, nothing is dropped, and the request is rejected later.
+/// Drops the oldest messages until the prompt and the maximum number of output tokens fit into the context
+/// length. Returns the messages of the prompt; `place` places system messages in a conversation. If the
+/// prompt can never fit, nothing is dropped, and the request is rejected later.
 ///
 /// Errors: an error of the chat template.
 pub(super) fn truncate(
@@ -73,7 +76,8 @@ impl DropOrder {
         Self { units, count }.keeping_the_last_unit()
     }
 
-    /// Keeps the unit of the last message, unless the last user message is the last one.
+    /// Marks the unit of the last message as never dropped, unless the conversation ends with the last user
+    /// message.
     fn keeping_the_last_unit(mut self) -> Self {
         let Some(Some(last)) = self.units.last().copied() else { return self };
         for unit in &mut self.units {
@@ -87,8 +91,8 @@ impl DropOrder {
         self
     }
 
-    /// Returns the smallest number of units without which the conversation fits; 0 if it never fits. `fits`
-    /// says whether it fits without a number of units.
+    /// Returns the smallest number of units to drop so that the conversation fits; 0 if it never fits. `fits`
+    /// returns whether the conversation fits after dropping a given number of units.
     ///
     /// Errors: an error of `fits` for the whole conversation.
     fn units_to_drop(
@@ -98,7 +102,8 @@ impl DropOrder {
         if fits(0)? || self.count == 0 {
             return Ok(0);
         }
-        // A template may reject the beginning of a truncated conversation; then more is dropped.
+        // A template may reject a truncated conversation because of its first message; this counts as not
+        // fitting, so more is dropped.
         let fits = |dropped: usize| fits(dropped).unwrap_or(false);
         if !fits(self.count) {
             return Ok(0);
@@ -128,7 +133,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Units of messages given by their first letters: `c1` calls tool 1, `t1` is its output.
+    /// Returns the unit of each message and the number of droppable units. Messages are given by letters:
+    /// `c1` calls tool 1, `t1` is the output of that call.
     fn units(conversation: &str) -> String {
         let message = |word: &str| {
             let id = word.get(1..).unwrap_or_default();
@@ -155,7 +161,7 @@ mod tests {
             ("s u", "-- 0"),
             ("u c1 t1 c2 t2 c3 t3", "-0011-- 2"),
             ("u a u c1 t1 c2 t2 a", "00-1122- 3"),
-            // The output of a call is dropped with its call, wherever it is.
+            // The output of a call belongs to the same unit as the call, regardless of its position.
             ("u c1 u t1 u", "0010- 2"),
             ("u c1 u t1", "---- 0"),
             ("u c1 t1 u c1 t1 u", "000111- 2"),

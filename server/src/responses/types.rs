@@ -31,18 +31,18 @@ pub(super) struct ResponsesRequest {
     pub(super) previous: Option<String>,
     /// Id of the conversation that the response continues and extends.
     pub(super) conversation: Option<String>,
-    /// Input items of the request, if they are stored.
+    /// Input items of the request; empty if they are not stored.
     pub(super) input: Vec<Value>,
-    /// Fields of the response object that repeat the request.
+    /// Request fields that the response object repeats.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNames,
-    /// Whether old messages are dropped if the prompt does not fit into the context.
+    /// Whether the oldest messages are dropped if the prompt does not fit into the context length.
     pub(super) truncates: bool,
     pub(super) store: bool,
     pub(super) background: bool,
 }
 
-/// How a response is generated, stored and returned.
+/// Parameters for how a response is generated, stored and returned.
 struct DeliveryOptions {
     metadata: Value,
     store: bool,
@@ -50,7 +50,8 @@ struct DeliveryOptions {
     truncates: bool,
 }
 
-/// Parses all fields of a Responses request. `stored` are the objects that it may continue or refer to.
+/// Parses all fields of a Responses request. `stored` reads the stored objects that the request continues or
+/// refers to.
 ///
 /// Errors: HTTP status 400 with the name of the invalid field; 404 for an object that is not stored.
 pub(super) fn take(
@@ -70,7 +71,7 @@ pub(super) fn take(
     let RequestContext { instructions, previous, conversation, input: input_items, history } =
         RequestContext::take(fields, stored, delivery.store, &mut echoed_fields)?;
     let constraint = text_format::apply(constraint, &tools, serving)?;
-    // The grammar of a format that is combined with calls enforces the schemas of strict tools.
+    // A grammar that combines an output format with tool calls also enforces the schemas of strict tools.
     if matches!(&constraint, Some(OutputConstraint { spec: GrammarSpec::Lark(_), .. })) {
         tools.strict_paths.clear();
     }
@@ -111,7 +112,7 @@ impl DeliveryOptions {
         Ok(Self { metadata, store, background, truncates: truncation(fields)? })
     }
 
-    /// Adds the fields of the response object.
+    /// Adds these values to the fields that the response object repeats.
     fn echo(&self, echoed_fields: &mut Map<String, Value>) {
         echoed_fields.extend([
             ("background".to_owned(), json!(self.background)),
@@ -122,7 +123,7 @@ impl DeliveryOptions {
     }
 }
 
-/// Parses the output limits and the fields that the Responses API shares with other endpoints.
+/// Parses the output limits and the fields shared with other endpoints.
 fn completion_params(
     fields: &mut RequestFields,
     serving: &ServingContext,
@@ -130,7 +131,8 @@ fn completion_params(
     echoed_fields: &mut Map<String, Value>,
 ) -> Result<CompletionParams, ApiError> {
     let max_tokens = fields.int("max_output_tokens", 1..=i64::from(u32::MAX))?;
-    // It limits the calls of tools that run on the server, of which there are none.
+    // `max_tool_calls` limits only tools that run on the server; this server runs none, so the value has no
+    // effect.
     let max_tool_calls = fields.int("max_tool_calls", 1..=i64::MAX)?;
     let (bounds, defaults) = (&serving.field_bounds, &serving.sampling_defaults);
     let mut params = CompletionParams::take(fields, bounds, defaults)?;
@@ -160,7 +162,8 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Parses `truncation`: whether old messages are dropped if the prompt does not fit into the context.
+/// Parses `truncation`: whether the oldest messages are dropped if the prompt does not fit into the context
+/// length.
 fn truncation(fields: &mut RequestFields) -> Result<bool, ApiError> {
     match fields.string("truncation", 64)?.as_deref() {
         None | Some("disabled") => Ok(false),
@@ -169,7 +172,7 @@ fn truncation(fields: &mut RequestFields) -> Result<bool, ApiError> {
     }
 }
 
-/// Parses `background`: whether the reply is sent at once and the response is generated afterwards.
+/// Parses `background`: whether the reply is sent immediately and the response is generated afterwards.
 fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError> {
     let background = fields.bool("background")?.unwrap_or(false);
     if background && !store {
@@ -178,7 +181,7 @@ fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError>
     Ok(background)
 }
 
-/// Parses `metadata`: up to 16 short strings, which the object repeats.
+/// Parses `metadata`: up to 16 short strings, which the response object repeats.
 pub(crate) fn take_metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let pairs = match fields.take("metadata") {
         None => return Ok(json!({})),
@@ -212,7 +215,7 @@ fn kwargs(
     if let Some(value) = fields.take("reasoning") {
         let mut reasoning = RequestFields::of("reasoning".to_owned(), value)?;
         effort = messages::effort(&mut reasoning, "effort")?;
-        // Reasoning is returned as it is, so there are no summaries.
+        // Reasoning is returned in full, so no summary is generated.
         summary = fields.accept_keyword(&mut reasoning, "summary", &SUMMARIES)?;
         fields.accept_keyword(&mut reasoning, "generate_summary", &SUMMARIES)?;
         fields.accept_rest(&reasoning);

@@ -1,14 +1,14 @@
-//! Converts the fields of a `/generate` request into those of a text completion.
+//! Converts the fields of a `/generate` request to those of a text completion.
 
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 
-/// `max_new_tokens` of requests that do not set it, as in SGLang.
+/// Default of `max_new_tokens`, as in SGLang.
 const MAX_NEW_TOKENS_DEFAULT: i64 = 128;
 const SAMPLING: &str = "sampling_params";
 
-/// Sampling parameters by their name in SGLang and in a text completion.
+/// Sampling parameters: SGLang's name and the name in a text completion.
 const SAMPLING_NAMES: [(&str, &str); 21] = [
     ("max_new_tokens", "max_tokens"),
     ("min_new_tokens", "min_tokens"),
@@ -32,9 +32,9 @@ const SAMPLING_NAMES: [(&str, &str); 21] = [
     ("stream_interval", "stream_interval"),
     ("logit_bias", "logit_bias"),
 ];
-/// Sampling parameters that would change the output and are not supported.
+/// Unsupported sampling parameters that would change the output.
 const UNSUPPORTED_SAMPLING: [&str; 4] = ["ebnf", "structural_tag", "stop_regex", "custom_params"];
-/// Fields that keep their name.
+/// Fields with the same name in both APIs.
 const SHARED_NAMES: [&str; 8] = [
     "stream",
     "rid",
@@ -45,7 +45,8 @@ const SHARED_NAMES: [&str; 8] = [
     "data_parallel_rank",
     "model",
 ];
-/// Fields that would change the reply and are not supported. False and an empty list count as absent.
+/// Unsupported fields that would change the reply. `false`, empty objects, and lists of nulls count as
+/// absent.
 const UNSUPPORTED: [&str; 26] = [
     "input_embeds",
     "image_data",
@@ -75,22 +76,23 @@ const UNSUPPORTED: [&str; 26] = [
     "background",
 ];
 
-/// Log-probabilities that a `/generate` request asks for.
+/// Log-probabilities requested by a `/generate` request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GenerateLogprobs {
     /// Number of top-k log-probabilities per token.
     pub(super) top: u32,
-    /// Index of the first prompt token with log-probabilities; `None` = only output tokens have them.
+    /// Index of the first prompt token whose log-probabilities are returned; `None` = only output tokens.
     pub(super) prompt_start: Option<usize>,
     /// Whether each entry contains the text of its token.
     pub(super) with_text: bool,
 }
 
-/// `/generate` request as a text completion.
+/// `/generate` request, converted to a text completion.
 pub(super) struct GenerateRequest {
     /// Fields of the text completion.
     pub(super) completion: RequestFields,
-    /// Whether the reply is a list: the prompts are a list, or there are several choices.
+    /// Whether the reply is a list: the request contains a list of prompts, or more than one choice per
+    /// prompt.
     pub(super) is_batch: bool,
     pub(super) logprobs: Option<GenerateLogprobs>,
     /// Name of the field that contains the prompts.
@@ -142,7 +144,7 @@ impl GenerateRequest {
     }
 }
 
-/// Takes `text` or `input_ids`. Returns the name of the field and its value.
+/// Takes the prompts from `text` or `input_ids`. Returns the name of the field and its value.
 fn prompt(fields: &mut RequestFields) -> Result<(&'static str, JsonValue), ApiError> {
     match (fields.take("text"), fields.take("input_ids")) {
         (Some(text), None) => Ok(("text", text)),
@@ -178,7 +180,7 @@ fn sampling(fields: &mut RequestFields) -> Result<RequestFields, ApiError> {
     RequestFields::of(SAMPLING.to_owned(), value)
 }
 
-/// Rejects fields whose value asks for something.
+/// Rejects unsupported fields, unless their value counts as absent.
 fn reject_unsupported(fields: &mut RequestFields, names: &[&str]) -> Result<(), ApiError> {
     for name in names {
         let is_absent = match fields.take(name) {
@@ -195,7 +197,7 @@ fn reject_unsupported(fields: &mut RequestFields, names: &[&str]) -> Result<(), 
     Ok(())
 }
 
-/// Takes the fields of log-probabilities. In a batch each may be a list of equal values.
+/// Takes the log-probability fields. In a batch, each field may be a list of equal values.
 fn logprobs(fields: &mut RequestFields) -> Result<Option<GenerateLogprobs>, ApiError> {
     for name in ["return_logprob", "logprob_start_len", "top_logprobs_num"] {
         replace_uniform_list(fields, name)?;
@@ -208,7 +210,7 @@ fn logprobs(fields: &mut RequestFields) -> Result<Option<GenerateLogprobs>, ApiE
     Ok(requested.then_some(GenerateLogprobs { top, prompt_start, with_text }))
 }
 
-/// Replaces a list of equal values of the field `name` by one of them.
+/// Replaces a list of equal values in the field `name` by one of these values.
 fn replace_uniform_list(fields: &mut RequestFields, name: &str) -> Result<(), ApiError> {
     let Some(value) = fields.take(name) else { return Ok(()) };
     let list = match value {
@@ -229,7 +231,7 @@ fn replace_uniform_list(fields: &mut RequestFields, name: &str) -> Result<(), Ap
     Ok(())
 }
 
-/// Renames the field of an error about a text completion to the field of the `/generate` request.
+/// Replaces the text completion field name in an error by the field name in the `/generate` request.
 pub(super) fn rename_field(error: ApiError, prompt_field: &str) -> ApiError {
     let Some(param) = &error.param else { return error };
     let sampling = SAMPLING_NAMES.iter().find(|(_, completion_name)| {

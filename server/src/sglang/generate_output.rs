@@ -9,25 +9,25 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::time::Instant;
 
-/// Values that all outputs of a request share.
+/// Values shared by all outputs of a request.
 pub(super) struct GenerateMeta {
     pub(super) request_id: String,
     pub(super) weight_version: String,
-    /// Whether the reply is a list, so that each output has an id of its own.
+    /// Whether the reply is a list; each output then has its own id.
     pub(super) is_batch: bool,
     pub(super) logprobs: Option<GenerateLogprobs>,
     pub(super) tokens: TokenFormatter,
     pub(super) received: Instant,
 }
 
-/// Output of one choice so far: each event of a stream repeats all of it.
+/// Output of one choice so far. Each event of a stream repeats the whole output.
 #[derive(Default)]
 pub(super) struct GenerateOutput {
     pub(super) text: String,
     pub(super) ids: Vec<Token>,
-    /// Rows of `output_token_logprobs`, as JSON separated by commas.
+    /// Rows of `output_token_logprobs`, as comma-separated JSON.
     rows: String,
-    /// Rows of `output_top_logprobs`, as JSON separated by commas.
+    /// Rows of `output_top_logprobs`, as comma-separated JSON.
     top_rows: String,
     pub(super) end: Option<ChoiceFinish>,
 }
@@ -49,7 +49,8 @@ impl GenerateOutput {
         }
     }
 
-    /// Returns the JSON object of the output. `prompt_logprobs` are the members about the prompt.
+    /// Returns the JSON object of the output. `prompt_logprobs` contains JSON members with the prompt
+    /// log-probabilities.
     pub(super) fn json(
         &self,
         meta: &GenerateMeta,
@@ -84,8 +85,8 @@ impl GenerateOutput {
     }
 }
 
-/// Returns the members about the log-probabilities of a prompt; empty if they were not requested.
-/// `entries` are those of the prompt tokens except the first one, which has none.
+/// Returns the JSON members with the prompt log-probabilities; empty if no log-probabilities were requested.
+/// `entries` start at the second prompt token, because the first has no log-probability.
 pub(super) fn prompt_members(
     meta: &GenerateMeta,
     prompt: &[Token],

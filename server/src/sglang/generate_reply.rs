@@ -1,4 +1,4 @@
-//! Endpoint `/generate`: submits the request as a text completion and writes the reply in SGLang's form.
+//! Endpoint `/generate`: submits the request as a text completion and writes the reply in SGLang's format.
 
 use super::generate_fields::{GenerateRequest, rename_field};
 use super::generate_output::{GenerateMeta, GenerateOutput, prompt_members};
@@ -18,10 +18,10 @@ use protocol::Token;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Values from which the reply to a `/generate` request is written.
+/// Values needed to format the reply to a `/generate` request.
 pub(super) struct GenerateReply {
     meta: GenerateMeta,
-    /// Token ids of each prompt, if the reply contains their log-probabilities; else empty.
+    /// Token ids of each prompt if the reply contains prompt log-probabilities, else empty.
     prompts: Vec<Arc<[Token]>>,
     n: usize,
 }

@@ -1,5 +1,5 @@
-//! Probe `/health_generate`: runs one request through the engine, with a deadline: of one generated token, or
-//! of one pooled prompt if the server pools.
+//! Probe `/health_generate`: runs one request through the engine within a deadline. The request generates one
+//! token or, on a pooling server, pools one prompt.
 
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
@@ -22,12 +22,12 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Interval at which the probe checks whether other requests make progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Reasons of rejections for load.
+/// Rejection reasons that mean overload.
 const OVERLOAD_REASONS: [&str; 4] =
     ["max_num_queued_reqs", "max_num_queued_tokens", "max_queued_bytes", "text_memory"];
 
-/// Handles `/health_generate`: succeeds once the engine has computed a result, for the probe or, if the engine
-/// is busy, for another request. At most one probe is in the engine; others wait for their turn.
+/// Handles `/health_generate`: succeeds once the engine has computed a result, either for the probe or, if
+/// the engine is busy, for another request. At most one probe runs at a time; other probes wait.
 pub(crate) async fn health_generate(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     let serving = Arc::clone(app.accepting()?);
     let generated = timeout(DEADLINE, async {
@@ -36,7 +36,8 @@ pub(crate) async fn health_generate(State(app): State<Arc<AppState>>) -> Result<
         tokio::select! {
             result = run_request(&app, &serving) => match result {
                 Ok(()) => Ok(()),
-                // An overloaded server rejects the probe; it is healthy if other requests make progress.
+                // An overloaded server rejects the probe request, but counts as healthy if other requests
+                // make progress.
                 Err(error) if OVERLOAD_REASONS.contains(&error.reason) => {
                     other_progress(&serving, before).await;
                     Ok(())
@@ -52,7 +53,7 @@ pub(crate) async fn health_generate(State(app): State<Arc<AppState>>) -> Result<
     })
 }
 
-/// Runs the request of the probe.
+/// Runs the probe's request.
 async fn run_request(app: &Arc<AppState>, serving: &Arc<ServingContext>) -> Result<(), ApiError> {
     let admission = serving.client.admission();
     let permit = admission.admit(admission.queue_body()).map_err(|o| app.overloaded(&o))?;
@@ -97,8 +98,8 @@ fn submit_pooled_prompt(
     submit_pooling(app, serving, &mut params, &[vec![0]], "input", permit)
 }
 
-/// Returns a count that grows while the engine computes results: generated tokens, or the steps of a server
-/// that pools, because it generates no tokens.
+/// Returns a counter that grows while the engine computes results: generated tokens or, on a pooling server,
+/// steps.
 fn progress(serving: &ServingContext) -> u64 {
     let count = |stats: &SchedulerStats| match serving.pooler {
         Some(_) => stats.steps_total,
@@ -107,7 +108,7 @@ fn progress(serving: &ServingContext) -> u64 {
     serving.client.replica_stats().iter().map(count).sum()
 }
 
-/// Waits until the progress of the engine exceeds `before`.
+/// Waits until the engine's progress counter exceeds `before`.
 async fn other_progress(serving: &ServingContext, before: u64) {
     while progress(serving) <= before {
         sleep(PROGRESS_INTERVAL).await;

@@ -1,5 +1,5 @@
-//! Native routes of SGLang: `/generate`, `/health_generate`, `/model_info` and `/server_info` under their
-//! names there. `/generate` is a text completion with other field names and another reply.
+//! SGLang's native routes: `/generate`, `/health_generate`, `/model_info` and `/server_info`. `/generate` is
+//! a text completion with other field names and another reply format.
 
 mod generate_fields;
 mod generate_output;

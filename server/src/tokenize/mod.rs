@@ -28,7 +28,7 @@ use std::sync::Arc;
 use text::ChatTemplate;
 use types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
-/// Bytes per token id that are reserved for a reply.
+/// Bytes reserved per token id in a reply.
 const ID_BYTES: u64 = size_of::<Token>() as u64;
 
 /// Handles `/tokenize`: returns the token ids of a text or a conversation.
@@ -76,8 +76,7 @@ pub(crate) async fn detokenize(
     .await
 }
 
-/// Handles `/tokenizer_info`, if enabled: returns the tokenizer's configuration and the chat template that is
-/// used.
+/// Handles `/tokenizer_info`, if enabled: returns the tokenizer configuration and the active chat template.
 pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
     if !app.options.tokenizer_info {
         return Err(unknown_route());
@@ -91,8 +90,9 @@ pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Bo
     Ok(json_response(Value::Object(info).to_string()))
 }
 
-/// Handles a request of either route: checks limits, admits it, runs `work` on the text pool and returns its
-/// reply. `work` gets the request's admission permit, which reserves memory until the reply is sent.
+/// Handles a request of one of these routes: checks limits, admits the request, runs `work` on the text pool
+/// and returns its reply. `work` receives the admission permit, which reserves memory until the reply is
+/// sent.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     request: Request,

@@ -1,7 +1,7 @@
-//! Replies of `/tokenize` and `/detokenize`, which are serialised in pieces while the client reads them.
+//! Replies of `/tokenize` and `/detokenize`, serialised in pieces while the client reads them.
 //!
-//! Only the token ids, of four bytes each, are kept in memory: the complete text of a reply would take ten
-//! times as much.
+//! Only the token ids (four bytes each) are kept in memory; the complete reply text would take ten times as
+//! much memory.
 
 use crate::piece_body::IncrementalBodyWriter;
 use crate::sse::escape;
@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
-/// Part of the `/tokenize` reply that is being written.
+/// Position in the `/tokenize` reply that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TokenizeReplyState {
     Head,
@@ -24,7 +24,7 @@ enum TokenizeReplyState {
 pub(super) struct TokenizeReplyWriter {
     pub(super) ids: Vec<Token>,
     pub(super) max_model_len: u32,
-    /// Tokenizer that gives the vocabulary spelling of tokens (`token_strs`), if the request sets
+    /// Tokenizer for `token_strs`, the vocabulary spelling of each token; `None` unless the request sets
     /// `return_token_strs`.
     pub(super) token_strs_tokenizer: Option<Arc<Tokenizer>>,
     state: TokenizeReplyState,
@@ -98,7 +98,7 @@ impl IncrementalBodyWriter for TokenizeReplyWriter {
     }
 }
 
-/// Writes the `/detokenize` reply: `{"prompt"}`, the text of the token ids.
+/// Writes the `/detokenize` reply: `{"prompt"}` with the text of the token ids.
 pub(super) struct DetokenizeReplyWriter {
     ids: std::vec::IntoIter<Token>,
     detokenizer: Detokenizer,

@@ -11,7 +11,7 @@ use text::ChatInput;
 pub(super) enum TokenizeInput {
     /// Plain text.
     Text(String),
-    /// Conversation, which is rendered with the chat template.
+    /// Conversation to be rendered with the chat template.
     Chat(Box<ChatInput>),
 }
 

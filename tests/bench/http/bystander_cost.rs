@@ -2,10 +2,10 @@
 //! that never read, compared with the same load without them.
 //!
 //! Both runs have the same 256 streams and publish the same KV events, so their batches are equal. In one
-//! run, 200 of the readers take a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
-//! publisher's subscribers are stuck. The step time is the server's own record: scheduling, hand-over and the
-//! time until the output arrives. Both runs send `/livez` requests 20 times per second. Runs alternate in the
-//! order without, with, with, without, so that other load of the machine affects both.
+//! run, 200 of the stream clients read a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
+//! KV-event subscribers never read. Step times are from the server's step records: scheduling, hand-over to
+//! the executor, and the time until the output arrives. Both runs send `/livez` requests 20 times per second.
+//! Runs alternate in the order without, with, with, without, so that other load of the machine affects both.
 
 use super::stuck_subscribers::StuckSubscribers;
 use crate::kv_event_replay;

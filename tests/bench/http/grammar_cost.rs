@@ -1,9 +1,11 @@
-//! Cost of an expensive grammar for other requests: the step times of 64 plain streams. They run alone, next
-//! to four clients with consecutive requests constrained by the grammar, next to four clients with a new,
-//! rejected grammar per request, and next to the same requests rejected before their grammar is processed.
-//! The four cases alternate several times, so that other load of the machine affects all of them.
+//! Cost of an expensive grammar for other requests: the step times of 64 plain streams. Four cases are
+//! compared: the plain streams alone; with four clients that send requests constrained by the grammar; with
+//! four clients that send a new, rejected grammar per request; and with the same requests, rejected before
+//! their grammar is processed. The four cases alternate several times, so that other load of the machine
+//! affects all of them.
 //!
-//! The step time is the server's own record: scheduling, hand-over and the time until the output arrives.
+//! Step times are from the server's step records: scheduling, hand-over to the executor, and the time until
+//! the output arrives.
 
 use super::bystander_cost::{median, read, spread, steps};
 use crate::small_tokenizer::TokenizerAlphabet;

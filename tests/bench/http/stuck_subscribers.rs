@@ -68,7 +68,8 @@ fn raw_subscriber(address: SocketAddr) -> TcpStream {
     socket.set_nonblocking(false).unwrap();
     socket.write_all(&GREETING).unwrap();
     socket.write_all(READY).unwrap();
-    // The publisher treats a peer as broken that sends a subscription before the publisher has sent READY.
+    // If a peer sends a subscription before the publisher has sent READY, the publisher treats the peer as
+    // broken.
     let (mut greeting, mut head) = ([0; 64], [0; 2]);
     socket.read_exact(&mut greeting).unwrap();
     socket.read_exact(&mut head).unwrap();

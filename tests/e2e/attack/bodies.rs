@@ -7,8 +7,7 @@ use crate::rng::SimRng;
 /// Number of requests on one connection.
 const BURST: u64 = 40;
 
-/// Request bodies of up to 40 MB, of which only the length or all bytes are sent: one string, nested lists,
-/// or spaces.
+/// Sends a request body of up to 40 MB: one string, nested lists, one long list, or spaces.
 pub(super) fn huge(target: &AttackTarget, rng: &mut SimRng) {
     let bytes = rng.scaled(1_000, 40_000_000) as usize;
     let body = match rng.below(4) {

@@ -70,7 +70,8 @@ pub(super) fn many_topics(target: &AttackTarget, rng: &mut SimRng) {
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// Sends a frame that announces more bytes than any machine has, for as many bytes as the server reads.
+/// Announces a frame of 100 MiB or more and sends its body until the server closes the connection or until
+/// `ENDLESS_BYTES` or `ENDLESS_TIME` is reached.
 pub(super) fn endless_frames(target: &AttackTarget, rng: &mut SimRng) {
     let (at, kind) = rng.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
     let Some(mut stream) = peer(at, kind) else { return };

@@ -15,8 +15,8 @@ const SLOPE_KIB_MAX: f64 = 256.0 * 1024.0;
 /// Maximum growth at any time in KiB: the bound of `docs/operations.md` with the limits of the attacked
 /// server, plus compiled grammars.
 const GROWTH_KIB_MAX: u64 = 1_280 << 10;
-/// Maximum number of file descriptors after a run in excess of those at its start; the number of executors
-/// and pool threads varies.
+/// Maximum increase in open file descriptors over a run. It is above 0, because the number of executors and
+/// pool threads varies.
 const DESCRIPTORS_MORE: u64 = 16;
 /// Minimum duration of a run for which the growth per hour is meaningful.
 const SLOPE_TIME_MIN: Duration = Duration::from_mins(20);
@@ -47,8 +47,8 @@ impl MemorySampler {
         }
     }
 
-    /// Whether the server has closed the descriptors of disconnected clients: the number of open ones is
-    /// within the bound.
+    /// Whether the server has closed the descriptors of disconnected clients: whether the number of open
+    /// descriptors is within the bound.
     pub(super) fn has_closed(&self) -> bool {
         self.open_descriptors().is_none()
     }

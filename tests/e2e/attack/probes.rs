@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pause between two rounds of probes.
+/// Pause between two rounds; a round requests every probe once.
 const PAUSE: Duration = Duration::from_millis(25);
 /// Maximum latency of a probe; the attacks use the same machine.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -34,8 +34,8 @@ impl HealthProbeChecker {
         let (before, began) = (target.outage(), Instant::now());
         let status = status_of(target, path);
         let took = began.elapsed();
-        // The status is checked only if no executor failed or was restored meanwhile: a step past its
-        // deadline makes all probes report unready.
+        // `calm`: no executor outage that an attack caused overlapped the probe. During such an outage 503 is
+        // correct: a step past its deadline makes all probes report unready.
         let calm = before == target.outage() && !AttackTarget::is_outage(before);
         match status {
             Some(200) => {}
@@ -48,8 +48,8 @@ impl HealthProbeChecker {
         status.is_some()
     }
 
-    /// Whether an executor failure without an attack explains a 503 reply. Waits until the executors' process
-    /// ids differ from those that served last, or until the probe succeeds again.
+    /// Whether a 503 reply is explained by an executor failure that no attack caused. Waits until the
+    /// executors' process ids differ from the last observed ones, or until the probe succeeds again.
     fn is_executor_outage(target: &AttackTarget, path: &str) -> bool {
         let since = Instant::now();
         while since.elapsed() < REPLY_TIMEOUT && target.is_alive() {

@@ -32,8 +32,8 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(found().unwrap(), signal);
         }
         "prefill" => {
-            // A new prompt; its second request has a salt, so that it is no prefix hit and is prefilled at
-            // the signal.
+            // Records the output of a new prompt, then repeats the request with a cache salt, so that the
+            // second request is no prefix hit and is in prefill when the signal arrives.
             let mut other = long.clone();
             other["prompt"] = "dog ".repeat(480).into();
             let expected = text_of(at, &other);

@@ -81,8 +81,8 @@ fn corrupted_requests_are_rejected_or_harmless() {
     for words in 0..40 {
         let mut client = HttpClient::connect(proxy.address);
         proxy.set(LinkFault::Corrupt);
-        // The proxy flips a bit in the middle of the request, whose length depends on `words`, so that each
-        // request is corrupt at another position.
+        // The proxy flips a bit in the middle of the request. The length of the request depends on `words`,
+        // so that each request is corrupted at a different position.
         client.send("POST", "/v1/completions", "", body(words, 2, false).to_string().as_bytes());
         if let Some(reply) = client.read() {
             assert!(reply.status < 500, "{}", String::from_utf8_lossy(&reply.body));

@@ -14,12 +14,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Timeout of a request during a fault. A hung device is detected after the step deadline, and a replacement
-/// is started then.
+/// Timeout of a request during a fault. A hung device is detected only at the step deadline; then a
+/// replacement executor is started.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A folder with the wrapping driver library and the files that request faults, and the flags that select the
-/// library.
+/// Folder with the wrapping driver library and with the files that trigger faults, and the server flags that
+/// select the library.
 struct FaultyDriver {
     folder: tempfile::TempDir,
     flags: Vec<String>,

@@ -1,4 +1,5 @@
-//! Runs one server: its executors are killed as often as it survives, it is paused, and it is shut down.
+//! Runs one server of the test: kills its executors as many times as the server survives, pauses the server,
+//! and shuts it down.
 
 use super::DETECTION_LIMIT;
 use super::prober::{HealthProber, ProbeSample};
@@ -33,8 +34,8 @@ pub(super) struct ObservedFault {
 }
 
 impl ObservedFault {
-    /// Describes the fault if the probes did not report it within `bound`, or if they were wrong while no
-    /// other tests ran.
+    /// Describes the fault if the probes did not report its start and its end within `bound`; with the strict
+    /// bound `DETECTION_LIMIT`, also if a probe contradicted the server's state.
     pub(super) fn violation(&self, bound: Duration) -> Option<String> {
         let late = |detected: Option<Duration>| detected.is_none_or(|after| after > bound);
         // A fault shorter than the bound need not be detected: on a busy machine the prober may miss it.
@@ -96,8 +97,8 @@ fn time_until(since: Instant, sample: Option<&ProbeSample>) -> Option<Duration> 
     sample.map(|sample| sample.to - since)
 }
 
-/// Kills one rank or all ranks. A request sent at once is completed once the replacements serve, which shows
-/// the end of the fault.
+/// Kills one rank or all ranks. The fault ends once a request has completed and the killed processes have
+/// been replaced.
 fn kill_executors(
     process: &ServerProcess,
     watch: &HealthProber,
@@ -169,8 +170,8 @@ fn stop_server(process: &ServerProcess, watch: &HealthProber) -> ObservedFault {
     }
 }
 
-/// Ends the server and checks the probes. After SIGTERM they must report not ready but alive until the exit,
-/// and be unreachable then; after SIGKILL they must be unreachable.
+/// Ends the server and checks the probes. After SIGTERM, they must report not ready but alive until the exit,
+/// and be unreachable after the exit; after SIGKILL, they must be unreachable.
 fn end_server(
     process: &mut ServerProcess,
     watch: &HealthProber,
@@ -196,8 +197,8 @@ fn end_server(
             || died
     });
     let wrong = wrong.copied().collect();
-    // The server is not restarted, so there is no recovery to observe; the fault counts until the probes must
-    // have reported the exit.
+    // The server is not restarted, so no recovery is observed. The fault lasts until `DETECTION_LIMIT` after
+    // the exit, when the probes must have reported it.
     let duration = exited_at - since + DETECTION_LIMIT;
     ObservedFault {
         kind,

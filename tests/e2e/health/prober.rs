@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 /// Timeout of one probe request.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
-/// Pause between two rounds of probes.
+/// Pause between two rounds; a round requests every probe once.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Results of all probes in one round.
+/// Results of one round, which requests every probe once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProbeSample {
     pub(super) from: Instant,
@@ -22,7 +22,7 @@ pub(super) struct ProbeSample {
     pub(super) health: Option<u16>,
 }
 
-/// Requests all probes of a server in rounds until dropped.
+/// Requests all probes of a server repeatedly until dropped.
 pub(super) struct HealthProber {
     samples: Arc<Mutex<Vec<ProbeSample>>>,
     stopped: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
-//! Prefix caching over the turns of an agent: each request repeats the conversation so far, with the tool call of the
-//! model and its result appended.
+//! Prefix caching over the turns of an agent: each request repeats the conversation so far and appends the
+//! model's tool call and the tool result.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -7,12 +7,13 @@ use serde_json::{Value, json};
 use text::ToolCallSyntax;
 
 const TURNS: u64 = 20;
-/// Minimum share of the tokens that could be cached: whole blocks of the preceding prompt and its output. Outputs of
-/// the test are single bytes, which the tokenizer merges when they return in a prompt: the share is about 0.98.
+/// Minimum ratio of cached tokens to cacheable tokens, which are the full blocks of the preceding prompt and
+/// output. The ratio is about 0.98, because the model outputs single-byte tokens, some of which the tokenizer
+/// merges when the output is part of the next prompt.
 const CACHED_SHARE_MIN: f64 = 0.95;
 const SCRIPT: &str = "I look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\": \
     \"src/main.rs\", \"lines\": [1, 200]}}\n</tool_call>";
-/// Shows tools, calls and results as the templates of Qwen3 do.
+/// Chat template that renders tools, tool calls and tool results like the Qwen3 templates.
 const TEMPLATE: &str = "{% for m in messages %}<|{{ m.role }}|>{% if loop.first and tools %}\
     {% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}{{ m.content or '' }}\
     {% for c in m.tool_calls or [] %}{% if m.content or not loop.first %}{{ '\\n' }}{% endif %}<tool_call>\n\
@@ -42,7 +43,7 @@ fn schema() -> Value {
         "path": {"type": "string"}, "lines": {"type": "array", "items": {"type": "integer"}}}})
 }
 
-/// Text of the result of a turn's tool call.
+/// Tool result text of turn `turn`.
 fn tool_result(turn: u64) -> String {
     format!("line {turn}: let x = f({turn});\n").repeat(12)
 }

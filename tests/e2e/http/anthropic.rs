@@ -1,4 +1,4 @@
-//! `/v1/messages`: the Anthropic API, served by the code of chat completions.
+//! `/v1/messages`: the Anthropic API, implemented on top of the chat completions code.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};

@@ -51,7 +51,7 @@ fn every_route_but_probes_requires_the_api_key() {
     for route in table() {
         let (method, path) = (route.method.to_uppercase(), example(route.path));
         let ask = |headers: &str| send(at, &method, &path, headers);
-        // `/v1/messages` has a different error format (`anthropic.rs`).
+        // `/v1/messages` has a different error format, which `anthropic.rs` tests.
         if path.starts_with("/v1/messages") {
             assert_eq!((ask("").status, ask(&bearer("three")).status), (401, 401), "{path}");
             assert_ne!(ask(&bearer("one")).status, 401, "{path}");

@@ -1,4 +1,5 @@
-//! Chat templates over HTTP: conversations in the forms that clients send, and what a template leaves out.
+//! Chat templates over HTTP: message formats that clients send, and request fields that a template does not
+//! render.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 use server::ServerOptions;
 
 const CHAT: &str = "/v1/chat/completions";
-/// Template for content that is a list of parts and arguments that are text.
+/// Chat template that requires message content as a list of parts and tool-call arguments as a string.
 const PARTS: &str = "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}<{{ m.role }}>\
     {% for p in m.content or [] %}{{ p.text }}{% endfor %}\
     {% for c in m.tool_calls or [] %}{{ '|' + c.function.arguments }}{% endfor %}\
@@ -17,7 +18,7 @@ fn start(template: &'static str, strict_fields: bool) -> TestServer {
     TestServer::start(&ServerSetup { template: Some(template), options, ..ServerSetup::default() })
 }
 
-/// Renders a conversation: the text of its prompt, or the error message.
+/// Renders a conversation. Returns the prompt text, or the error message.
 fn prompt(server: &TestServer, messages: &Value) -> Result<String, String> {
     let body = json!({"messages": messages, "add_special_tokens": false});
     let reply = post(server.address, "/tokenize", &body);

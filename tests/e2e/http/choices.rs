@@ -19,7 +19,7 @@ fn body(n: usize, stream: bool) -> Value {
         "temperature": 0.9, "return_token_ids": true, "stream": stream})
 }
 
-/// Output token ids of each of the `n` choices of a reply.
+/// Output token ids of the `n` choices of a reply, one list per choice.
 fn token_ids(reply: &HttpReply, n: usize, stream: bool) -> Vec<Vec<u64>> {
     let whole = if stream { reply.events() } else { vec![reply.json()] };
     let mut choices = vec![Vec::new(); n];
@@ -47,8 +47,8 @@ fn baseline() -> Vec<Vec<u64>> {
     choices
 }
 
-/// Requests every number of choices in `counts`, streamed and not, and compares the outputs with those of
-/// choices that ran alone.
+/// Sends a request for each number of choices in `counts`, streamed and not, and compares the outputs with
+/// those of choices that ran alone.
 fn check_all(setup: &ServerSetup, counts: &[usize]) {
     let expected = baseline();
     let server = TestServer::start(setup);

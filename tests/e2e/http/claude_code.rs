@@ -1,5 +1,5 @@
-//! `/v1/messages` as coding agents use it: fields for Anthropic's services, tools that Anthropic defines,
-//! system messages within a conversation.
+//! `/v1/messages` as coding agents use it: fields that only Anthropic's services interpret, tools defined by
+//! Anthropic, and system messages within a conversation.
 
 use crate::http_client::{HttpClient, HttpReply, get};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -8,13 +8,13 @@ use server::ServerOptions;
 use text::ToolCallSyntax;
 
 const PATH: &str = "/v1/messages";
-/// Template that shows messages of all roles anywhere.
+/// Chat template that renders messages of any role at any position.
 const OPEN_TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}<assistant>{% endif %}";
 /// Template that shows tools.
 const TOOLS_TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}\
     {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-/// Template that accepts a system message at the start only, and requires alternating roles.
+/// Chat template that accepts a system message only at the start, and requires alternating roles.
 const STRICT_TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' %}\
     {% if not loop.first %}{{ raise_exception('system must be first') }}{% endif %}\
     {% elif loop.previtem is defined and loop.previtem.role == m.role %}\
@@ -86,7 +86,7 @@ fn request_of_a_coding_agent_is_served() {
     body["thinking"] = json!({"type": "enabled", "budget_tokens": 1_024});
     let reply = client.post(PATH, &body);
     assert!(ignored(&reply).contains(&"thinking.budget_tokens"), "{}", reply.json());
-    // Fields without effect are known; `--strict-fields` rejects unknown ones.
+    // `--strict-fields` accepts known fields without effect and rejects unknown fields.
     body["unheard_of"] = json!(1);
     assert_eq!(client.post(PATH, &body).status, 400);
 }
@@ -121,7 +121,7 @@ fn system_messages_reach_the_model_at_their_place() {
     assert_prompt(&mut HttpClient::connect(strict.address), &messages, prompt);
 }
 
-/// As in Anthropic's API, consecutive user messages are one turn.
+/// Consecutive user messages are merged into one turn, as in Anthropic's API.
 #[test]
 fn consecutive_user_messages_are_one_turn() {
     let server = start(STRICT_TEMPLATE);

@@ -148,7 +148,7 @@ fn responses_continue_and_extend_a_conversation() {
     let list = ok(&send(&mut client, "GET", &items));
     assert_eq!(ids(&list).len(), 9);
 
-    // Items of a conversation can be referred to, by requests without it too.
+    // A request outside the conversation can reference the conversation's items too.
     let refer = json!([{"type": "item_reference", "id": list["data"][1]["id"]}]);
     let reply = ok(&client.post(RESPONSES, &json!({"input": refer, "max_output_tokens": 1})));
     assert_eq!(reply["usage"]["input_tokens"], short_count);

@@ -10,7 +10,7 @@ const IGNORED: &str = "x-hadron-ignored-fields";
 const CALLS: &str = "Ok.<tool_call>\n{\"name\": \"patch\", \"arguments\": \
     {\"input\": \"*** \\\"a\\\"\\n+\\u00e9\"}}\n</tool_call>\n<tool_call>\n\
     {\"name\": \"find\", \"arguments\": {\"q\": 1}}\n</tool_call>";
-/// Prints the names and descriptions of the tools, and the calls of the conversation.
+/// Chat template that prints the names and descriptions of the tools, and the calls of the conversation.
 const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.function.description }}]\
     {% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
     {{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
@@ -93,7 +93,7 @@ fn custom_tool_calls_equal_unary_and_streamed() {
     let events = client.post(PATH, &body(&tools, &json!({"stream": true, "n": 1}))).events();
     assert_eq!(json!(joined_calls(&events)), expected);
 
-    // A template gets such a call as a call of a function.
+    // The chat template receives a custom tool call as a function call with the argument `input`.
     let messages = json!([{"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "tool_calls": sent_back},
         {"role": "tool", "tool_call_id": sent_back[0]["id"], "content": "done"}]);

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-/// Request number `which`: each has a distinct prompt; those with odd numbers are sampled, the others are
+/// Request number `which`. Each number has a distinct prompt; odd numbers are sampled, even numbers are
 /// greedy.
 fn body(which: u32, tokens: u32) -> Value {
     let prompt: Vec<u32> =

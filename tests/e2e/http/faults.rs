@@ -39,8 +39,8 @@ fn client_disconnect_frees_blocks_within_a_step() {
         drop(client);
         let start = Instant::now();
         server.wait_idle(Duration::from_secs(20));
-        // The abort takes one step and 50 ms on an idle machine; on any machine nearly all remaining steps
-        // are saved.
+        // On an idle machine the abort takes one step and 50 ms; on any machine, nearly all remaining steps
+        // must be skipped.
         let steps = server.client().stats().steps_total - before;
         assert!(steps < 100, "{steps} steps, {:?}", start.elapsed());
     }

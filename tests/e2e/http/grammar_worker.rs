@@ -143,8 +143,7 @@ fn state(pid: u32) -> Option<char> {
 fn endless_grammars_leave_no_running_process() {
     let (server, _) = server_with_workers();
     let address = server.address;
-    // Most of these grammars would compile for many seconds; the others fail earlier at the limit of parser
-    // work.
+    // Most of these grammars would compile for many seconds; the others exceed the parser work limit earlier.
     let endless = |number: usize| {
         let regex = format!("{}({})*x{{1000}}", "b".repeat(number), "a?".repeat(2_000));
         json!({"prompt": "x", "max_tokens": 9, "structured_outputs": {"regex": regex}})

@@ -1,5 +1,5 @@
-//! Clients that close their sending half, and clients that disconnect: both send FIN, but only the former
-//! wait for the reply.
+//! Clients that close their sending half, and clients that disconnect: both send FIN, but only clients that
+//! close their sending half wait for the reply.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{ServerSetup, TestServer};

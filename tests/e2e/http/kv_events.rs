@@ -107,8 +107,8 @@ impl IndexSubscriber {
         live
     }
 
-    /// Receives batches until one after `batch` has arrived and the subscriber's set has `blocks` blocks:
-    /// events of a request may be published after its reply.
+    /// Receives batches until a batch after `batch` has arrived and the subscriber's set has `blocks` blocks.
+    /// One call of `follow` may not suffice, because events of a request may be published after its reply.
     fn follow_beyond(&mut self, batch: Option<u64>, blocks: usize) {
         let start = Instant::now();
         loop {
@@ -138,7 +138,7 @@ fn index(server: &TestServer) -> BTreeSet<String> {
     resident[0].hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
-/// Prompt `number` of a set of prompts that share prefixes as in a tree.
+/// Prompt number `number`; the prompts share prefixes and form a tree.
 fn prompt(number: u32) -> Vec<u32> {
     let shared = number % 3;
     (0..40 + number % 5 * 16)
@@ -251,7 +251,7 @@ fn stalled_subscriber_does_not_slow_requests() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    // Other load on the machine varies, so one unaffected trial of five is enough.
+    // Other load on the machine varies, so the test passes if at least one of five trials is fast enough.
     let unaffected = (0..5).any(|_| {
         let without = took(None, false);
         let with = took(Some(config(&json!({"hwm": 1}))), true);

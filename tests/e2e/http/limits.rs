@@ -89,7 +89,7 @@ fn unreadable_head_is_rejected_in_json() {
 #[test]
 fn slow_clients_hit_deadlines() {
     let ms = Duration::from_millis;
-    // Only one deadline is short at a time, so that this deadline must be the one that closes the connection.
+    // In each case only one timeout is short, so that timeout must be the one that closes the connection.
     let (never, soon) = (Duration::from_mins(10), ms(300));
     let closes = |deadlines: ConnectionTimeouts, body_timeout: Duration, bytes: &[u8]| {
         let options = ServerOptions { body_timeout, ..ServerOptions::default() };
@@ -203,8 +203,8 @@ fn bodies_count_as_queued_bytes_while_read() {
     let within = |begun: Instant| assert!(begun.elapsed() < Duration::from_secs(20), "too long");
     let (mut held, begun) = (Vec::new(), Instant::now());
     loop {
-        // Starts an incomplete body that nearly exhausts the limit of queued bytes. It may be rejected itself
-        // if the previous small request still counts; the next iteration then starts another one.
+        // Starts an incomplete body that nearly exhausts the limit of queued bytes. This body may itself be
+        // rejected if the previous small request still counts; the next iteration then starts another body.
         let mut client = HttpClient::connect(at);
         client.send_raw(slow.as_bytes()).unwrap();
         held.push(client);

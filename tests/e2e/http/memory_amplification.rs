@@ -29,7 +29,7 @@ struct CostlyBody {
     /// Maximum memory of one request in bytes per byte of the body.
     factor: u64,
     statuses: &'static [u16],
-    /// Flags of the server, in addition to those of all bodies.
+    /// Server flags for this body, in addition to the flags for all bodies.
     flags: &'static [&'static str],
 }
 
@@ -110,7 +110,7 @@ fn token_ids_and_logprobs() -> Vec<CostlyBody> {
     ]
 }
 
-/// Bodies of a reranker, which reads the query once per document.
+/// Bodies for a reranker, which repeats the query in the prompt of every document.
 fn pairs() -> Vec<CostlyBody> {
     const OVERRIDES: &str = r#"{"architectures": ["Qwen3ForSequenceClassification"],
         "classifier_from_token": ["n", "y"], "is_original_qwen3_reranker": true}"#;
@@ -159,8 +159,8 @@ fn schemas() -> Vec<CostlyBody> {
     ]
 }
 
-/// Two short bodies that request log-probabilities of as many tokens as fit the context: some 20 MiB of
-/// output.
+/// Two bodies with a short prompt that request four outputs of 1,900 tokens with 20 top log-probabilities per
+/// token: about 20 MiB of output.
 fn outputs() -> Vec<CostlyBody> {
     let long = |mut body: Value| {
         body["n"] = json!(4);
@@ -176,7 +176,7 @@ fn outputs() -> Vec<CostlyBody> {
     ]
 }
 
-/// A value of `/proc/PID/status`, which is given in KiB, in bytes.
+/// Returns a field of `/proc/PID/status` in bytes; the file states KiB.
 pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();

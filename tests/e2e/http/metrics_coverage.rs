@@ -101,7 +101,7 @@ fn sample(line: &str) -> (String, f64) {
     (series, value.parse().unwrap())
 }
 
-/// Names of the series that have differed from those of an idle server in any scrape.
+/// Names of the series whose value differed from that of an idle server in at least one scrape.
 #[derive(Clone)]
 struct ChangedSeries {
     idle: MetricsPage,
@@ -164,7 +164,7 @@ fn prompt(number: u32, tokens: usize) -> Vec<u32> {
     digits.into_iter().cycle().take(tokens).collect()
 }
 
-/// Changes the series of the queue and of preemption: with few blocks and sequence slots, requests wait, are
+/// Makes the queue and preemption series change: with few blocks and sequence slots, requests wait, are
 /// preempted, and finally become non-preemptible.
 fn preempt_requests(moved: &mut ChangedSeries) {
     let setup =
@@ -191,7 +191,7 @@ fn preempt_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Changes the series of block lifetimes: a prompt is a prefix hit twice before other requests evict its
+/// Makes the block lifetime series change: a prompt is a prefix hit twice before other requests evict its
 /// blocks.
 fn evicted(moved: &mut ChangedSeries) {
     // With this step time, block lifetimes are milliseconds instead of nearly 0.
@@ -207,8 +207,7 @@ fn evicted(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Changes the series of finish reasons with requests that end for each reason, and with requests that never
-/// start.
+/// Makes the finish reason series change: requests end for each reason, and some requests never start.
 fn finish_requests(moved: &mut ChangedSeries) {
     let setup = ServerSetup { step_time: Duration::from_millis(5), ..ServerSetup::default() };
     let server = TestServer::start(&setup);
@@ -234,7 +233,7 @@ fn finish_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Changes the series of grammars: one grammar is used, others are rejected after a long time.
+/// Makes the grammar series change: one grammar is used, others are rejected after a long time.
 fn grammars(moved: &mut ChangedSeries) {
     let server = TestServer::start(&ServerSetup::default());
     let at = server.address;
@@ -254,7 +253,7 @@ fn grammars(moved: &mut ChangedSeries) {
     });
 }
 
-/// Changes the series of requests that are rejected because of load or of the server's state.
+/// Makes the rejection series change: requests are rejected because of load or of the server's state.
 fn reject_requests(moved: &mut ChangedSeries) {
     let one = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
     for (admission, prompt) in [
@@ -279,7 +278,8 @@ fn reject_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Changes the series of the KV-event publisher, which clients keep busy with requests for full replays.
+/// Makes the KV-event publisher series change: clients keep the publisher busy with requests for full
+/// replays.
 fn publisher(moved: &mut ChangedSeries) {
     let keys = json!({"max_queue_size": 1, "buffer_steps": 0});
     let kv_events = Some(kv_event_replay::config(&keys));
@@ -306,7 +306,7 @@ fn publisher(moved: &mut ChangedSeries) {
     moved.scrape(at);
 }
 
-/// Changes the series of step timeouts: a device in this process sends heartbeats but no outputs.
+/// Makes the step timeout series change: a device in this process sends heartbeats but no outputs.
 fn stall_device(moved: &mut ChangedSeries) {
     let step_deadline = Some(Duration::from_millis(300));
     let server = TestServer::start(&ServerSetup {
@@ -326,7 +326,7 @@ fn stall_device(moved: &mut ChangedSeries) {
     moved.wait_for(at, &series);
 }
 
-/// Changes the series of executor failures: an executor process exits, and another one hangs.
+/// Makes the executor failure series change: one executor process exits, and another one hangs.
 fn fail_executors(moved: &mut ChangedSeries) {
     let process = ServerProcess::start(&["--executor", "process", "--threads", "1"]);
     let at = process.address;

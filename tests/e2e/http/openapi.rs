@@ -42,7 +42,7 @@ fn documented_routes_match_the_server() {
     assert!(undescribed.is_empty(), "no word in server/src/openapi/operations.rs: {undescribed:?}");
 }
 
-/// Valid request bodies to which fields are added, each with the name of its schema and its path.
+/// Valid base bodies to which the tests add fields, each with its schema name and its path.
 fn forms() -> Vec<(&'static str, &'static str, Value)> {
     let messages = json!([{"role": "user", "content": "x"}]);
     vec![
@@ -102,8 +102,8 @@ fn every_documented_field_is_accepted() {
     assert!(nowhere.is_empty(), "{nowhere:?}");
 }
 
-/// Whether the endpoint uses this field in this body: a value of an unexpected type is then not reported as
-/// ignored.
+/// Whether the endpoint uses the field `name` in the body `form`: then a value of an unexpected type is not
+/// reported as ignored.
 fn is_field_known(at: SocketAddr, path: &str, form: &Value, name: &str) -> bool {
     let strange = json!({"strange": {"strange": []}});
     form.get(name).is_some() || post(at, path, &with(form, name, strange)).header(IGNORED).is_none()

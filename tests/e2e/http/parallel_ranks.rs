@@ -149,7 +149,7 @@ fn two_replicas_of_two_tp_ranks_serve() {
     assert_eq!(loads["dp_rank_count"], 2);
     let blocks = |rank: usize| loads["loads"][rank]["max_total_num_tokens"].as_u64().unwrap();
     assert_eq!(blocks(0), blocks(1), "what each of the four can hold");
-    // On both ranks of a replica the same grammar bitmasks restrict a constrained output.
+    // The same grammar bitmasks restrict a constrained output on both ranks of a replica.
     let mut constrained = body(40, false);
     constrained["structured_outputs"] = json!({"regex": "[a-c]{30}"});
     let reply = post(at, "/v1/completions", &constrained).json();
@@ -213,7 +213,7 @@ fn expert_and_tensor_parallel_experts_are_equal() {
         let body = json!({"prompt": [5, 6, 7, 8, 9], "max_tokens": 100, "ignore_eos": true,
                           "temperature": 0, "return_token_ids": true});
         let reply = post(process.address, "/v1/completions", &body).json();
-        // The last layer computes only the position of the prompt that is sampled.
+        // Of the prompt, the last layer computes only the position that is sampled.
         check_experts_counted(process.address, [2 * (5 + 99), 2 * (1 + 99)]);
         reply["choices"][0]["token_ids"].clone()
     };

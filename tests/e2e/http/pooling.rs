@@ -43,7 +43,7 @@ fn ok(server: &TestServer, path: &str, body: &Value) -> Value {
     reply.json()
 }
 
-/// Numbers of a JSON list.
+/// Parses a JSON list of numbers.
 fn floats(list: &Value) -> Vec<f32> {
     let list = list.as_array().unwrap_or_else(|| panic!("{list}"));
     list.iter().map(|value| value.as_f64().unwrap() as f32).collect()
@@ -288,7 +288,7 @@ fn reranker_scores_pairs_by_two_tokens() {
     assert_eq!(reply.json()["error"]["reason"], "no_embeddings");
 }
 
-/// Checks that a request is rejected within the time in which a few prompts are tokenised.
+/// Checks that a request is rejected within 10 s, that is, without tokenising all of its prompts.
 fn check_fast_error(server: &TestServer, path: &str, body: &Value, param: &str) {
     let started_at = Instant::now();
     check_error(&post(server.address, path, body), 400, param);
@@ -314,7 +314,7 @@ fn repeated_long_query_is_rejected_before_its_prompts() {
         check_fast_error(&server, "/rerank", &body, "query");
         let scored = json!({"queries": query, "documents": documents});
         check_fast_error(&server, "/score", &scored, "queries");
-        // One pair is within the bound, but its prompt exceeds the context.
+        // One pair is below the limit on the total prompt size, but its prompt exceeds the context length.
         let one = json!({"query": query, "documents": ["a"]});
         check_fast_error(&server, "/rerank", &one, "query");
         let short = json!({"query": "q", "documents": vec!["a"; 500]});
@@ -371,7 +371,8 @@ fn health_probe_passes_on_a_busy_pooling_server() {
     while server.client().requests_in_flight() < 64 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The queue is full, so the probe is rejected and passes because other requests make progress.
+    // The queue is full, so the request of the probe is rejected. The probe succeeds nevertheless, because
+    // other requests make progress.
     assert_eq!(get(server.address, "/health_generate").status, 200);
     assert!(server.client().requests_in_flight() > 0, "the probe waited for other requests");
 }

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Tolerance relative to the largest value of a vector: f32 sums have another order than those of
+/// Tolerance relative to the largest value of a vector; f32 sums are computed in a different order than in HF
 /// transformers.
 const TOLERANCE: f64 = 2e-4;
 
@@ -27,14 +27,15 @@ const FLAGS: [&str; 8] = [
     "m",
 ];
 
-/// Results of HF transformers for a model with synthetic weights.
+/// Reads a golden file: results of HF transformers for a model with synthetic weights.
 fn golden(name: &str) -> Value {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/pooling");
     let text = fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-/// The checkpoint of a golden file in a temporary folder; `class` replaces the last part of its architecture.
+/// Writes the checkpoint that a golden file describes to a temporary folder. `class` replaces `ForCausalLM`
+/// in the architecture name.
 fn checkpoint(golden: &Value, class: &str) -> tempfile::TempDir {
     let config = golden["config"].as_str().unwrap().replace("ForCausalLM", class);
     let mut config: Value = serde_json::from_str(&config).unwrap();

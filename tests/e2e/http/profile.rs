@@ -25,7 +25,7 @@ fn complete(address: SocketAddr) {
     assert_eq!(post(address, "/v1/completions", &body).status, 200);
 }
 
-/// Numbers of events in a trace file: steps on the device, submits of a step, and waits for a step.
+/// Event counts of a trace file: device steps, step submissions, and waits for a step.
 fn steps(path: &Path) -> [usize; 3] {
     let text = std::fs::read_to_string(path).unwrap();
     count(&serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
@@ -41,8 +41,8 @@ fn count(trace: &Value) -> [usize; 3] {
     ]
 }
 
-/// Waits until a trace file has the wanted numbers of events. The file may be incomplete at a read, because
-/// the server is writing it.
+/// Waits until a trace file has the expected event counts. A read may find the file incomplete, because the
+/// server is still writing it.
 fn comes_to(path: &Path, wanted: [usize; 3]) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

@@ -1,4 +1,4 @@
-//! Replies to valid requests: a streamed reply has the content of the unary one.
+//! Replies to valid requests: a streamed reply has the same content as a unary reply.
 
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};

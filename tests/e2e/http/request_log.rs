@@ -1,4 +1,4 @@
-//! Log lines about requests: the access line, and rejections with their rate limit.
+//! Log lines about requests: the access log line, and rejections, whose log lines are rate-limited.
 
 use super::server_process::{ServerProcess, command};
 use crate::http_client::{HttpClient, get, post};

@@ -1,4 +1,5 @@
-//! Fields of `/v1/responses` that have no effect: they are accepted, named in a reply header and counted.
+//! Fields of `/v1/responses` that have no effect: the server accepts them, lists them in a reply header and
+//! counts them.
 
 use crate::http_client::{HttpClient, get};
 use crate::test_server::{ServerSetup, TestServer};

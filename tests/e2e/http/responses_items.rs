@@ -1,4 +1,5 @@
-//! Input items of `/v1/responses`: references to stored items, and items of other servers' tools.
+//! Input items of `/v1/responses`: references to stored items, and items that other servers produced, such as
+//! `mcp_call`.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -31,7 +32,7 @@ fn ok(reply: &HttpReply) -> Value {
     reply.json()
 }
 
-/// Checks that a reply is to a prompt of the same length as `prompt`.
+/// Checks that the prompt of a reply has as many tokens as `prompt`.
 fn assert_prompt(client: &mut HttpClient, reply: &Value, prompt: &str) {
     let body = json!({"prompt": prompt, "add_special_tokens": false});
     let count = client.post("/tokenize", &body).json()["count"].clone();
@@ -90,7 +91,7 @@ fn item_references_name_stored_items() {
     let text = json!({"prompt": prompt, "add_special_tokens": false});
     let count = send("/tokenize", "one", &text).json()["count"].clone();
     assert_eq!(second["usage"]["input_tokens"], count);
-    // The type may be omitted.
+    // The `type` of an item reference may be omitted.
     let untyped = json!([{"role": "user", "content": "hi"}, {"id": output[1]["id"]}]);
     ok(&send(PATH, "one", &body(&untyped)));
 
@@ -158,7 +159,7 @@ fn input_items_of_a_response_are_listed() {
     let rest = ok(&list(&first["id"], &rest));
     assert_eq!((&rest["data"][0]["output"], &rest["has_more"]), (&json!("sun"), &json!(false)));
 
-    // The input of the second response is that of the first one, its output, and a message.
+    // The input of the second response consists of the first response's input and output, and a new message.
     let all = ok(&list(&second["id"], "?order=asc"));
     let output_ids = ids(&json!({"data": first["output"]}));
     let expected = [ids(&page), ids(&rest), output_ids].concat();

@@ -1,4 +1,4 @@
-//! Prompts of `/v1/responses`: truncation, and the places of system messages.
+//! Prompts of `/v1/responses`: truncation, and the positions of system messages.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/responses";
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
     {{ c.function.name }}{% endfor %}{% endfor %}";
-/// Shows system messages at any place.
+/// Chat template that renders system messages at any position.
 const INLINE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}<assistant>{% endif %}";
-/// Rejects system messages except the first message.
+/// Chat template that rejects system messages after the first message.
 const FIRST_ONLY: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
     {{ raise_exception('only first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-/// Omits system messages except the first message.
+/// Chat template that omits system messages after the first message.
 const OMITS_LATER: &str = "{% for m in messages %}{% if m.role != 'system' or loop.first %}\
     <{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
 /// Context length, in tokens of one byte each.
@@ -48,8 +48,8 @@ fn count(client: &mut HttpClient, prompt: &str) -> usize {
     client.post("/tokenize", &body).json()["count"].as_u64().unwrap() as usize
 }
 
-/// Returns the smallest number of dropped parts with which a prompt and its output fit into the context, and
-/// checks that the reply is to this prompt.
+/// Checks that the server dropped the minimum number of parts with which the prompt and the output fit into
+/// the context: the reply's prompt has as many tokens as `prompt(minimum)`.
 fn assert_fewest_dropped(
     client: &mut HttpClient,
     reply: &HttpReply,
@@ -68,7 +68,7 @@ fn assert_fewest_dropped(
 fn truncation_drops_the_oldest_turns() {
     let server = server(TEMPLATE, CONTEXT);
     let mut client = HttpClient::connect(server.address);
-    // Each set of turns has its own length.
+    // Every turn has a different length.
     let text = |i: usize| "x y".repeat(4 + i);
     let turn = |i: usize| [message("user", &text(i)), message("assistant", &text(i))];
     let turns = 10;
@@ -88,7 +88,8 @@ fn truncation_drops_the_oldest_turns() {
         format!("<system>rules\n\nkept{left}<user>last question")
     });
 
-    // The stored conversation is whole: a later response truncates it again.
+    // The conversation is stored untruncated, so the next response, without `truncation`, exceeds the
+    // context.
     let next = json!({"previous_response_id": reply.json()["id"], "input": "more",
         "max_output_tokens": OUTPUT_TOKENS});
     assert_eq!(client.post(PATH, &next).status, 400);
@@ -116,7 +117,7 @@ fn truncation_keeps_calls_with_their_outputs() {
         format!("<system>rules<user>work{}", left.collect::<String>())
     });
 
-    // The last output does not fit even alone.
+    // The last tool output alone exceeds the context.
     let call = json!({"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"});
     let long = "o".repeat(CONTEXT as usize);
     let output = json!({"type": "function_call_output", "call_id": "x", "output": long});

@@ -11,7 +11,7 @@ const PATCH_CALL: &str = "<tool_call>\n{\"name\": \"patch\", \"arguments\": \
     {\"input\": \"*** \\\"a\\\"\\n+\\u00e9\"}}\n</tool_call>";
 const NAMESPACE_CALLS: &str = "<tool_call>\n{\"name\": \"mcp__find\", \"arguments\": {\"q\": 1}}\n\
     </tool_call>\n<tool_call>\n{\"name\": \"mcp__patch\", \"arguments\": {\"input\": \"x\"}}\n</tool_call>";
-/// Prints the names and descriptions of the tools, and the calls of the conversation.
+/// Chat template that prints the names and descriptions of the tools, and the calls of the conversation.
 const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.function.description }}]\
     {% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
     {{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
@@ -149,7 +149,8 @@ fn namespaces_are_flattened_and_given_back() {
     let head = "[mcp__find:Functions mcp__*: Files.\n\nd][mcp__patch:c]<user>hi";
     assert_eq!(first["usage"]["input_tokens"], tokens_of(&mut client, head));
 
-    // The template gets the calls under the names of the functions, stored or sent back.
+    // In the next prompt, calls have their flattened names (`mcp__find`), whether their items are stored or
+    // sent by the client.
     let results = json!([
         {"type": "function_call_output", "call_id": output[0]["call_id"], "output": "one"},
         {"type": "custom_tool_call_output", "call_id": output[1]["call_id"], "output": "two"},
@@ -215,7 +216,8 @@ fn forced_custom_calls_match_their_regex() {
         let matches = input.len() == 3 && input.chars().all(|c| "ab\"".contains(c));
         assert!(matches || input == "xyz", "{input}");
     }
-    // Free calls match it too. A grammar that is not enforced is named.
+    // With `tool_choice` `auto`, calls match the regex too. A grammar that is not enforced is listed in the
+    // header of ignored fields.
     for (choice, ignored) in [("auto", None), ("none", Some("tools[0].format"))] {
         let short = json!({"max_output_tokens": 2, "tool_choice": choice});
         let reply = client.post(PATH, &body(&json!([tool]), &short));

@@ -17,7 +17,7 @@ pub(crate) struct ServerProcess {
     pub(crate) address: SocketAddr,
 }
 
-/// Flags that set the size of the KV cache, or select a GPU, whose memory sets it.
+/// Flags that set the KV cache size, or that select a GPU, whose memory determines the size.
 const SIZES: [&str; 4] = [
     "--kv-cache-memory-bytes",
     "--num-gpu-blocks-override",
@@ -62,7 +62,7 @@ impl ServerProcess {
         Self { child, stderr, stderr_text: text, address }
     }
 
-    /// Everything on stderr until its end; for a process that has exited.
+    /// Returns everything on stderr; the process must have exited.
     pub(crate) fn stderr_text(&mut self) -> String {
         self.stderr.read_to_string(&mut self.stderr_text).unwrap();
         self.stderr_text.clone()

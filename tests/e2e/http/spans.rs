@@ -79,7 +79,7 @@ fn text(value: &str) -> AttributeValue {
     AttributeValue::StringValue(value.to_owned())
 }
 
-/// Returns the bytes of an id in the form of `traceparent`.
+/// Decodes a hexadecimal id, as in `traceparent`.
 fn id_bytes(hex: &str) -> Vec<u8> {
     let digits = hex.as_bytes().chunks(2).map(|pair| str::from_utf8(pair).unwrap());
     digits.map(|digits| u8::from_str_radix(digits, 16).unwrap()).collect()

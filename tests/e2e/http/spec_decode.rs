@@ -51,7 +51,7 @@ fn rules() -> Vec<Value> {
     ]
 }
 
-/// A repetitive prompt, which gives a repetitive output; one in four prompts shares a prefix with others.
+/// A repetitive prompt, which makes the output repetitive; one in four prompts shares a prefix with others.
 fn body(which: usize, rule: &Value) -> Value {
     let notes = "For beni the price is 178. For dupo the price is 154. ".repeat(5);
     let prompt = format!("Note {}. {notes}For sutuvi the price is {which}. For", which % 4);
@@ -113,8 +113,8 @@ fn spec_decode_changes_no_output() {
     }
 }
 
-/// Requests whose outputs follow a schema, a grammar of a forced call, a choice or a regular expression, with
-/// further sampling rules.
+/// Requests whose outputs are constrained by a JSON schema, a Lark grammar, a choice or a regular expression,
+/// some with further sampling parameters.
 fn constrained_bodies() -> Vec<Value> {
     let item = json!({"type": "object", "additionalProperties": false, "required": ["item", "price"],
         "properties": {"item": {"enum": ["beni", "dupo"]},
@@ -143,7 +143,8 @@ fn constrained_bodies() -> Vec<Value> {
     constraints.iter().enumerate().map(body).collect()
 }
 
-/// Draft tokens under a grammar are accepted, the outputs are those without drafts, and JSON is valid.
+/// Draft tokens under a grammar are accepted, the outputs equal those without draft tokens, and JSON is
+/// valid.
 #[test]
 fn drafts_under_grammars_change_no_output() {
     let bodies = constrained_bodies();
@@ -348,8 +349,8 @@ fn mtp_changes_no_output() {
     }
 }
 
-/// The model is its own draft model. Its draft tokens are always accepted for greedy requests, which are half
-/// of all.
+/// The model is its own draft model, so all draft tokens of greedy requests, which are half of the requests,
+/// are accepted.
 #[test]
 fn draft_model_changes_no_output() {
     let model = model();

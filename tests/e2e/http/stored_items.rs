@@ -1,4 +1,4 @@
-//! References to items of responses and conversations, and the numbers in stored items.
+//! References to items of responses and conversations, and large integers in stored items.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -31,7 +31,8 @@ fn send(client: &mut HttpClient, method: &str, path: &str, body: &str) -> HttpRe
     client.read().unwrap()
 }
 
-/// Whether a request that refers to the item `id` has the prompt `prompt`; `None` = the item is not stored.
+/// Whether the prompt of a request that references the item `id` has as many tokens as `prompt`; `None` = the
+/// item is not stored.
 fn refers(client: &mut HttpClient, id: &Value, prompt: &str) -> Option<bool> {
     let input = json!([{"type": "item_reference", "id": id}]);
     let reply = client.post(PATH, &json!({"input": input, "store": false}));
@@ -137,7 +138,7 @@ fn stored_numbers_keep_all_digits() {
         assert!(data.contains(&format!(r#""minimum":{LARGE}"#)), "{data}");
     }
 
-    // The items of the conversation and those of the response, in the next prompt.
+    // The next prompt contains the initial items of the conversation and the items of the response.
     let body = json!({"conversation": made["id"], "input": "more"});
     let next = ok(&client.post(PATH, &body));
     let calls =

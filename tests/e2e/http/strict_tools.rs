@@ -1,5 +1,5 @@
-//! Strict tools if the model is free whether to call, structural tags, and values that are reported as having no
-//! effect, over HTTP.
+//! Strict tools with `tool_choice` `auto`, structural tags, and fields that are reported as ignored, over
+//! HTTP.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -8,10 +8,10 @@ use text::ToolCallSyntax;
 
 const CHAT: &str = "/v1/chat/completions";
 const IGNORED: &str = "x-hadron-ignored-fields";
-/// Prints the names of the tools.
+/// Chat template that prints the names of the tools.
 const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}\
     {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-/// Call that the schema of the tool does not accept.
+/// Scripted output with a tool call whose arguments violate the tool's schema.
 const CALL: &str =
     "Ok.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": \"bad\"}}\n</tool_call>";
 
@@ -97,7 +97,8 @@ fn structural_tags_constrain_the_output() {
     let format = json!({"type": "triggered_tags", "triggers": ["<n"], "tags": [tag],
         "at_least_one": true, "stop_after_first": true});
     let tag = json!({"type": "structural_tag", "format": format});
-    // White space between JSON tokens is free: the random output of the model needs room for it.
+    // The grammar allows whitespace between JSON tokens, and the model's random output contains much of it,
+    // hence the large `max_tokens`.
     for extra in [
         json!({"seed": 1, "max_tokens": 400, "response_format": tag}),
         json!({"seed": 2, "max_tokens": 400, "structured_outputs": {"structural_tag": tag.to_string()}}),

@@ -1,5 +1,5 @@
-//! Structured output on the hash model: every kind of grammar, the end of constrained outputs, and the cost
-//! for other requests.
+//! Structured output on the hash model: every kind of grammar, how constrained outputs end, and the cost for
+//! other requests.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -229,7 +229,8 @@ fn grammar_errors_are_explained() {
     let server = TestServer::start(&ServerSetup::default());
     let rejected = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
-        // The server rejects a request with 429 if the dry run of its grammar gets no processor time; the test repeats it.
+        // The server rejects a request with 429 if the dry run of its grammar gets no processor time; the
+        // test then repeats the request.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
         let reply = replies.find(|reply| reply.status != 429).expect("a worker within 20 requests");
         assert_eq!(reply.status, 400, "{body}");

@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TWO_CALLS: &str = "<think>\nhm, both\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \
     \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \
     \"arguments\": {}}\n</tool_call>";
-/// Chat template that renders every variable that a template may use.
+/// Chat template that renders tool names, message content, reasoning, tool calls and tool call ids.
 const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}\
     {% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.reasoning_content }}\
     {% for c in m.tool_calls or [] %}{{ c.function.name }}={{ c.function.arguments.city }}\

@@ -27,7 +27,8 @@ fn failures(replica: u16, cause: &str) -> String {
     )
 }
 
-/// A small checkpoint and another one of equal size, with functions that replace the weights of the first.
+/// A small checkpoint, another checkpoint of equal size, and functions that replace the weights of the first
+/// checkpoint.
 struct SwappableCheckpoint {
     folder: TempDir,
     other: TempDir,
@@ -106,8 +107,8 @@ fn pinned(replica: u16) -> Value {
            "data_parallel_rank": replica})
 }
 
-/// Kills the executor during a greedy stream after `bytes` have replaced its weights file. The server must
-/// exit and log the cause, and the stream must contain no token that other weights would give.
+/// Replaces the weights file with `bytes` and kills the executor during a greedy stream. The server must exit
+/// and log the cause, and the stream must contain no token computed with other weights.
 fn assert_named_failure(
     checkpoint: &SwappableCheckpoint,
     flags: &[&str],

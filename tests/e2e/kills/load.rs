@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 /// hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Numbers of a kill test's requests by result.
+/// Request counts of a kill test, by result.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamResults {
     pub(super) correct: usize,
     pub(super) tokens: usize,
     /// Number of requests that were rejected, cut off, or ended with an error or before their last token.
     pub(super) failed: usize,
-    /// Number of requests that got other tokens than those of an undisturbed server, or more tokens.
+    /// Number of requests that got different tokens, or more tokens, than an undisturbed server returns.
     pub(super) wrong_tokens: usize,
     pub(super) hung: usize,
     /// Descriptions of all requests that failed, hung or got wrong tokens.

@@ -1,5 +1,5 @@
-//! The kill test: executors are killed and stopped at random under load, and no client may miss or get a
-//! wrong or repeated token.
+//! The kill test: executors are killed and stopped at random under load, and no client may miss a token or
+//! get a wrong or repeated token.
 //!
 //! `just kills` runs the long kill test, every test run a short one; a failure prints the seed.
 
@@ -100,8 +100,8 @@ fn killed_and_hung_executors_lose_no_token() {
     assert!(kills >= 6 && stops >= 2, "{kills} kills, {stops} stops");
 }
 
-/// Sends two hundred SIGKILL and fifty SIGSTOP, or as many as `HADRON_KILLS` sets. Executors run on CPUs, or
-/// on the GPUs that `HADRON_GPU` selects: two, or `HADRON_GPU_RANKS`.
+/// Sends `HADRON_KILLS` SIGKILL signals (default 200) and a quarter as many SIGSTOP signals. Executors run on
+/// CPUs, or on the GPUs that `HADRON_GPU` selects: `HADRON_GPU_RANKS` GPUs (default 2).
 #[test]
 #[ignore = "minutes: `just kills`"]
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]

@@ -1,5 +1,5 @@
-//! Runs one server of a kill test: its executors fail as often as the server survives, then the server is
-//! killed.
+//! Runs one server of a kill test: fails its executors as many times as the server survives, then kills the
+//! server.
 
 use super::load::{open, send_requests};
 use super::logged_server::{ExecutorGroupEvent, LogWatchedServer};

@@ -1,5 +1,5 @@
-//! Compiles thousands of hostile grammars, and of harmless distinct ones: each one ends in time, and memory
-//! is bounded.
+//! Compiles thousands of hostile grammars and of distinct harmless grammars: every compilation ends in time,
+//! and memory is bounded.
 
 mod specs;
 
@@ -91,8 +91,8 @@ fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     tally
 }
 
-/// Resident memory of this process in KiB. Dry runs take place in worker processes with a memory bound of
-/// their own.
+/// Resident memory of this process in KiB. Dry runs take place in worker processes, which have their own
+/// memory limit.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

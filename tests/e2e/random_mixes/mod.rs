@@ -1,6 +1,6 @@
-//! Random requests over the real scheduler and executor, in a random mix. Whatever other requests,
-//! disconnects, preemptions and executor failures there are, the output of each request has the bits that it
-//! has alone.
+//! Random requests with random engine limits and faults, on the real scheduler and executor. Whatever other
+//! requests, disconnects, preemptions and executor failures occur, the output of each request is
+//! bit-identical to its output when it runs alone.
 //!
 //! The oracle is a run of each request alone on the demo model in f32, with an empty cache and no faults. A
 //! failure prints its seed.

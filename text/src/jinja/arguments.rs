@@ -38,7 +38,7 @@ impl CallArguments {
 
     /// Adds the entries of a dict as keyword arguments.
     ///
-    /// Errors: `values` is no dict with string keys, or repeats an argument.
+    /// Errors: `values` is not a dict with string keys, or repeats an argument name.
     pub(crate) fn spread_keyword(&mut self, values: &JinjaValue) -> JinjaResult<()> {
         let JinjaValue::Dict(dict) = values else {
             let kind = values.type_name();
@@ -55,9 +55,9 @@ impl CallArguments {
         Ok(())
     }
 
-    /// Assigns the arguments to parameters, of which the first `required` need an argument.
+    /// Binds the arguments to the named parameters; the first `required` parameters are mandatory.
     ///
-    /// Errors: an argument is missing, or has no parameter.
+    /// Errors: a mandatory argument is missing, or an argument matches no parameter.
     pub(crate) fn bind<const N: usize>(
         self,
         function: &str,
@@ -91,9 +91,9 @@ impl CallArguments {
         Ok(bound)
     }
 
-    /// Assigns the arguments to parameters that have no names, of which the first `required` need an argument.
+    /// Binds the arguments to positional-only parameters; the first `required` parameters are mandatory.
     ///
-    /// Errors: an argument is missing, or has no parameter.
+    /// Errors: a mandatory argument is missing, or an argument matches no parameter.
     pub(crate) fn bind_positional<const N: usize>(
         self,
         function: &str,
@@ -115,7 +115,7 @@ impl CallArguments {
 
 /// Returns the text of a string argument.
 ///
-/// Errors: the value is no string.
+/// Errors: the value is not a string.
 pub(crate) fn text_argument(function: &str, value: &JinjaValue) -> JinjaResult<Arc<str>> {
     match value {
         JinjaValue::Undefined(cause) => Err(cause.error()),
@@ -126,9 +126,9 @@ pub(crate) fn text_argument(function: &str, value: &JinjaValue) -> JinjaResult<A
     }
 }
 
-/// Returns the number of an integer argument. An integer of more than 64 bits becomes the nearest one.
+/// Returns an integer argument; an integer of more than 64 bits is clamped to the `i64` range.
 ///
-/// Errors: the value is no integer.
+/// Errors: the value is not an integer.
 pub(crate) fn integer_argument(value: &JinjaValue) -> JinjaResult<i64> {
     match PythonNumber::of(value) {
         Some(PythonNumber::Int(number)) => Ok(number),
@@ -148,19 +148,19 @@ pub(crate) fn integer_argument(value: &JinjaValue) -> JinjaResult<i64> {
     }
 }
 
-/// Returns the number of an integer argument that may be absent.
+/// Returns an optional integer argument, or `default` if the argument is absent.
 ///
-/// Errors: the value is no integer.
+/// Errors: the value is not an integer.
 pub(crate) fn integer_or(value: Option<&JinjaValue>, default: i64) -> JinjaResult<i64> {
     value.map_or(Ok(default), integer_argument)
 }
 
-/// Whether an argument that may be absent is true.
+/// Returns the truth value of an optional argument, or `default` if the argument is absent.
 pub(crate) fn flag(value: Option<&JinjaValue>, default: bool) -> bool {
     value.map_or(default, JinjaValue::is_true)
 }
 
-/// Returns an argument that may be absent or `none`.
+/// Returns an optional argument; `none` counts as absent.
 pub(crate) fn given(value: Option<JinjaValue>) -> Option<JinjaValue> {
     value.filter(|value| !matches!(value, JinjaValue::None))
 }

@@ -10,7 +10,8 @@ use super::value::{JinjaValue, SequenceValue};
 use num_bigint::{BigInt, Sign};
 use std::rc::Rc;
 
-/// Maximum size of an integer in bits; Python writes integers of at most 14,285 bits.
+/// Maximum size of an integer in bits. Python converts integers of at most 14,285 bits (4,300 digits) to
+/// text.
 const BITS_MAX: u64 = 1 << 17;
 
 /// Applies an arithmetic operator.
@@ -263,7 +264,7 @@ fn float_power(a: f64, b: f64) -> JinjaResult<JinjaValue> {
     Ok(JinjaValue::Float(result))
 }
 
-/// Applies the sign `-`, or `+` if not `is_negative`.
+/// Applies unary minus if `is_negative`, else unary plus.
 ///
 /// Errors: the value is not a number.
 pub(crate) fn signed(value: &JinjaValue, is_negative: bool) -> JinjaResult<JinjaValue> {

@@ -1,10 +1,10 @@
-//! Syntax tree of a template. It is shared between threads, so it contains no values of a rendering.
+//! Syntax tree of a template. The tree is shared between threads, so it contains no render-time values.
 
 use super::filters::FilterFunction;
 use super::value_tests::JinjaTestFunction;
 use std::sync::Arc;
 
-/// Index of a name in the names of a template.
+/// Index into the list of names of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NameId(pub(crate) u32);
 
@@ -170,7 +170,7 @@ pub(crate) struct FilterExpression {
     pub(crate) target: Option<ExpressionNode>,
     /// Name.
     pub(crate) name: Arc<str>,
-    /// Function; `None` if no filter has the name, which is an error when it is evaluated.
+    /// Function; `None` if no filter has this name: evaluating the node is then an error.
     pub(crate) function: Option<FilterFunction>,
     /// Arguments.
     pub(crate) arguments: ArgumentList,
@@ -183,13 +183,13 @@ pub(crate) struct JinjaTestExpression {
     pub(crate) target: ExpressionNode,
     /// Name.
     pub(crate) name: Arc<str>,
-    /// Function; `None` if no test has the name, which is an error when it is evaluated.
+    /// Function; `None` if no test has this name: evaluating the node is then an error.
     pub(crate) function: Option<JinjaTestFunction>,
     /// Arguments.
     pub(crate) arguments: ArgumentList,
 }
 
-/// Operator of a comparison with its right operand.
+/// Comparison operator with its right operand.
 #[derive(Debug)]
 pub(crate) struct CompareOperand {
     /// Operator.
@@ -218,7 +218,7 @@ pub(crate) enum AssignTarget {
     Name(NameId),
     /// Attribute of a namespace.
     Attribute(NameId, Arc<str>),
-    /// Targets of the items of a sequence.
+    /// Targets to which the items of a sequence are assigned.
     Tuple(Vec<AssignTarget>),
 }
 
@@ -253,7 +253,7 @@ pub(crate) enum JinjaStatement {
     Macro(NameId, Arc<MacroNode>),
     /// `{% call %}`
     CallBlock(Arc<MacroNode>, CallExpression),
-    /// `{% generation %}` of transformers, which renders its statements in a scope of their own.
+    /// `{% generation %}` of transformers, which renders its statements in a new scope.
     Generation(Arc<MacroNode>),
     /// `{% filter %}`
     FilterBlock(ExpressionNode, StatementList),
@@ -267,8 +267,8 @@ pub(crate) enum JinjaStatement {
     Break,
     /// `{% continue %}`
     Continue,
-    /// `{% include %}`, `{% import %}`, `{% from %}` or `{% extends %}`: templates of transformers have no
-    /// loader.
+    /// `{% include %}`, `{% import %}`, `{% from %}` or `{% extends %}`; they fail when executed, because
+    /// templates have no loader in transformers.
     LoadTemplate(ExpressionNode),
 }
 
@@ -292,15 +292,15 @@ pub(crate) struct ForNode {
     pub(crate) test: Option<ExpressionNode>,
     /// Statements for each item.
     pub(crate) body: StatementList,
-    /// Statements if no iteration reaches the end of the body.
+    /// Statements of `{% else %}`, executed if no iteration reaches the end of the body.
     pub(crate) otherwise: StatementList,
-    /// Whether `loop(…)` renders the body for other items.
+    /// Whether the loop is declared `recursive`, so that `loop(items)` renders the body for other items.
     pub(crate) is_recursive: bool,
     /// Whether the body uses `loop`.
     pub(crate) uses_loop: bool,
 }
 
-/// Macro or body of a call block.
+/// Macro, or body of a call block.
 #[derive(Debug)]
 pub(crate) struct MacroNode {
     /// Name; `None` for the body of a call block.
@@ -313,7 +313,7 @@ pub(crate) struct MacroNode {
     pub(crate) uses: SpecialParameters,
 }
 
-/// Special parameters of a macro.
+/// Special parameters that a macro body uses.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SpecialParameters {
     /// `caller`
@@ -331,7 +331,7 @@ pub(crate) struct MacroParameter {
     pub(crate) id: NameId,
     /// Name.
     pub(crate) name: Arc<str>,
-    /// Value if the call has no argument for it.
+    /// Default value, used if a call has no argument for the parameter.
     pub(crate) default: Option<ExpressionNode>,
 }
 
@@ -349,9 +349,9 @@ pub(crate) struct WithVariable {
 pub(crate) struct BlockNode {
     /// Name.
     pub(crate) name: Arc<str>,
-    /// Whether the block sees the variables of its place.
+    /// Whether the block is `scoped`: it can read the variables of the enclosing scope.
     pub(crate) is_scoped: bool,
-    /// Whether another template must define the block.
+    /// Whether the block is `required`: a child template must override it.
     pub(crate) is_required: bool,
     /// Statements.
     pub(crate) body: StatementList,

@@ -15,8 +15,8 @@ const LIST_CHANGES: [&str; 8] =
 /// Methods that change a dict, which the sandbox rejects.
 const DICT_CHANGES: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
-/// Attributes of every Python object, which the sandbox rejects. Other names that begin with an underscore are
-/// no attributes of any value here.
+/// Attributes of every Python object, which the sandbox rejects. No value here has another attribute whose
+/// name begins with an underscore.
 const OBJECT_ATTRIBUTES: [&str; 22] = [
     "__class__",
     "__delattr__",
@@ -50,7 +50,7 @@ enum FoundAttribute {
 }
 
 impl TemplateEvaluator {
-    /// Returns `value.name`: an attribute, or else an element.
+    /// Returns `value.name`: the attribute, or the element with this key if there is no such attribute.
     ///
     /// Errors: the value is undefined, or computing the attribute fails.
     pub(crate) fn attribute(
@@ -77,7 +77,7 @@ impl TemplateEvaluator {
         }
     }
 
-    /// Returns `value[index]`: an element, or else an attribute.
+    /// Returns `value[index]`: the element, or the attribute with this name if there is no such element.
     ///
     /// Errors: the value is undefined, or computing the attribute fails.
     pub(crate) fn item(
@@ -136,7 +136,7 @@ impl TemplateEvaluator {
         })
     }
 
-    /// Returns the attribute that `getattr` of Python finds, or whether the sandbox rejects it.
+    /// Looks up an attribute as Python's `getattr` does: found, missing, or rejected by the sandbox.
     fn find_attribute(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<FoundAttribute> {
         if let JinjaValue::Undefined(cause) = value {
             let is_known = OBJECT_ATTRIBUTES.contains(&name);
@@ -172,7 +172,7 @@ impl TemplateEvaluator {
         })
     }
 
-    /// Returns an attribute that is no method.
+    /// Returns an attribute that is not a method.
     fn property(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<Option<JinjaValue>> {
         let integer = |number: usize| JinjaValue::Int(number as i64);
         Ok(Some(match (value, name) {
@@ -242,13 +242,13 @@ impl TemplateEvaluator {
         }))
     }
 
-    /// Whether a value has an attribute, as the filter `attr` checks.
+    /// Whether a value has an attribute, by the rules of the filter `attr`.
     pub(crate) fn has_attribute(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<bool> {
         Ok(!matches!(self.find_attribute(value, name)?, FoundAttribute::Missing))
     }
 }
 
-/// Converts an index that may count from the end.
+/// Converts a Python index, which may be negative, to an offset from the start; `None` if out of range.
 pub(crate) fn absolute(index: i64, length: usize) -> Option<usize> {
     let index = if index < 0 { index.checked_add(length as i64)? } else { index };
     usize::try_from(index).ok().filter(|index| *index < length)

@@ -1,4 +1,4 @@
-//! Calls of macros, of functions of the environment, and of other values that can be called.
+//! Calls of macros, of environment functions, and of other callable values.
 
 use super::arguments::{CallArguments, NamedValue, integer_argument, text_argument};
 use super::dict::DictValue;
@@ -185,7 +185,8 @@ impl TemplateEvaluator {
         }
     }
 
-    /// Creates a dict as Python's `dict` does: from a dict or pairs, and keyword arguments.
+    /// Creates a dict as Python's `dict` does: from a dict or a sequence of pairs, and from keyword
+    /// arguments.
     fn dict(&mut self, arguments: CallArguments) -> JinjaResult<DictValue> {
         let CallArguments { mut positional, keyword } = arguments;
         if positional.len() > 1 {
@@ -246,7 +247,7 @@ fn range(arguments: CallArguments) -> JinjaResult<JinjaValue> {
     Ok(JinjaValue::Range(range))
 }
 
-/// Assigns the arguments without a parameter to `kwargs` and `varargs`.
+/// Assigns the arguments that match no parameter to `kwargs` and `varargs`.
 fn bind_rest(
     definition: &MacroValue,
     keyword: Vec<NamedValue>,

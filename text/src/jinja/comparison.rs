@@ -87,7 +87,7 @@ pub(crate) fn equal(
     })
 }
 
-/// Whether two values are one object.
+/// Whether two values are the same object (Python's `is`).
 pub(crate) fn identical(left: &JinjaValue, right: &JinjaValue) -> bool {
     match (left, right) {
         (JinjaValue::None, JinjaValue::None) => true,
@@ -116,7 +116,7 @@ fn same_or_equal(
     Ok(identical(left, right) || equal(evaluator, left, right)?)
 }
 
-/// Index of the first items that differ.
+/// Returns the index of the first pair of items that differ.
 fn first_difference(
     evaluator: &mut TemplateEvaluator,
     left: &Rc<SequenceValue>,
@@ -130,7 +130,7 @@ fn first_difference(
     Ok(None)
 }
 
-/// Order of two values; `None` if a number is not a number (NaN).
+/// Returns the order of two values; `None` if one of them is NaN.
 ///
 /// Errors: the values have no order.
 pub(crate) fn order(
@@ -166,7 +166,7 @@ pub(crate) fn order(
 
 /// Whether `container` contains `item`.
 ///
-/// Errors: the value is not a container, or the item cannot be in it.
+/// Errors: `container` is not a container, or cannot contain an item of this type.
 pub(crate) fn contains(
     evaluator: &mut TemplateEvaluator,
     container: &JinjaValue,

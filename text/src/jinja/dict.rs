@@ -1,4 +1,4 @@
-//! Dicts in order of insertion, with keys that are equal as in Python: `1`, `1.0` and `true` are one key.
+//! Dicts in insertion order. Keys are equal by Python's rules: `1`, `1.0` and `true` are one key.
 
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::value::{JinjaValue, VALUE_DEPTH_MAX};
@@ -6,17 +6,18 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Number of entries from which a dict has an index of its keys.
+/// Minimum number of entries of a dict with a hash index of its keys.
 const INDEXED_MIN: usize = 9;
 
-/// Maximum number of parts of a key: a tuple may contain another one many times.
+/// Maximum number of values in a key. A nested tuple in a key may repeat the same tuple many times, so a
+/// small value can expand to a huge key.
 const KEY_PARTS_MAX: usize = 10_000;
 
 /// Dict.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DictValue {
     entries: Vec<DictEntry>,
-    /// Position of each key; empty for a small dict.
+    /// Position of each key in the entries; empty for a small dict.
     index: HashMap<DictKey, usize>,
     depth: u16,
 }
@@ -31,12 +32,12 @@ pub(crate) struct DictEntry {
     hashed: DictKey,
 }
 
-/// Key in the form that decides equality.
+/// Normalised form of a key: two keys are equal if their normalised forms are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum DictKey {
     /// `none`
     None,
-    /// Undefined value; all are equal.
+    /// Undefined value; all undefined values are equal.
     Undefined,
     /// Boolean, integer, or float with an integer value.
     Int(i64),
@@ -57,9 +58,9 @@ pub(crate) enum DictKey {
 }
 
 impl DictKey {
-    /// Returns the form of `value` as a key.
+    /// Returns the normalised form of `value` as a key.
     ///
-    /// Errors: the value cannot be a key.
+    /// Errors: the value is not hashable.
     pub(crate) fn new(value: &JinjaValue) -> JinjaResult<Self> {
         Self::build(value, &mut { KEY_PARTS_MAX })
     }
@@ -104,7 +105,7 @@ impl DictKey {
     }
 
     fn of_float(number: f64) -> Self {
-        // Floats of this size convert to an integer and back without loss.
+        // Floats of this magnitude convert to an integer and back without loss.
         if number.fract() == 0.0 && number.abs() < 9e18 {
             return Self::Int(number as i64);
         }
@@ -161,7 +162,7 @@ impl DictValue {
         position.map(|position| &self.entries[position].value)
     }
 
-    /// Sets the value of a key. A key that exists keeps its position.
+    /// Sets the value of a key. An existing key keeps its position.
     ///
     /// Errors: the value cannot be a key, or is nested too deeply.
     pub(crate) fn insert(&mut self, key: JinjaValue, value: JinjaValue) -> JinjaResult<()> {
@@ -193,7 +194,7 @@ impl DictValue {
     }
 }
 
-/// What a view of a dict shows.
+/// Contents of a dict view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ViewKind {
     /// `keys()`
@@ -204,7 +205,7 @@ pub(crate) enum ViewKind {
     Items,
 }
 
-/// Keys, values or items of a dict.
+/// View of a dict: its keys, values or items.
 #[derive(Debug)]
 pub(crate) struct DictView {
     /// Dict.

@@ -1,8 +1,9 @@
-//! Errors of templates: what Python raises in Jinja2, and the limits of a rendering.
+//! Errors of templates: equivalents of the Python exceptions that Jinja2 raises, and exceeded rendering
+//! limits.
 
 use std::fmt;
 
-/// Kind of an error, after the Python exception that Jinja2 raises in its place.
+/// Kind of an error, named after the Python exception that Jinja2 raises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JinjaErrorKind {
     /// The template text is invalid.
@@ -21,12 +22,12 @@ pub(crate) enum JinjaErrorKind {
     Security,
     /// Another error of the template (`TemplateRuntimeError`, `ZeroDivisionError`).
     Runtime,
-    /// The template uses a feature of Jinja2 that is unsupported, or whose text differs between runs of Python, such as
-    /// the order of a set.
+    /// The template uses an unsupported feature of Jinja2, or one whose output differs between runs of
+    /// Python, such as the order of a set.
     Unsupported,
     /// The template called `raise_exception`.
     Raised,
-    /// The rendering exceeds its number of instructions.
+    /// The rendering exceeds its instruction limit.
     Fuel,
     /// The rendered text exceeds its maximum size.
     Output,
@@ -66,7 +67,7 @@ impl JinjaError {
         Self::new(JinjaErrorKind::Value, message)
     }
 
-    /// Creates an error of another kind of the template's own.
+    /// Creates an error of the kind `Runtime`.
     pub(crate) fn runtime(message: impl Into<String>) -> Self {
         Self::new(JinjaErrorKind::Runtime, message)
     }
@@ -76,7 +77,7 @@ impl JinjaError {
         Self::new(JinjaErrorKind::Unsupported, message)
     }
 
-    /// Creates an error of the template text.
+    /// Creates a syntax error at a line of the template.
     pub(crate) fn syntax(message: impl Into<String>, line: u32) -> Self {
         Self::new(JinjaErrorKind::Syntax, message).at_line(line)
     }

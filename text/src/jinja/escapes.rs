@@ -10,7 +10,8 @@ pub(crate) fn unescape(literal: &str) -> Result<String, String> {
     if !literal.contains('\\') {
         return Ok(literal.to_owned());
     }
-    // Jinja2 writes other characters as escapes first, so that a backslash before one escapes a backslash.
+    // Jinja2 first encodes non-ASCII characters as escapes, so a backslash before such a character escapes
+    // the backslash of that encoding.
     let mut ascii = String::with_capacity(literal.len());
     for c in literal.chars() {
         let _infallible = match c as u32 {

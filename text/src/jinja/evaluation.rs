@@ -178,7 +178,7 @@ impl TemplateEvaluator {
         Ok(arguments)
     }
 
-    /// Evaluates a filter; `text` is the value of a filter block.
+    /// Evaluates a filter; `text` is the rendered text of the enclosing filter block, if any.
     pub(crate) fn evaluate_filter(
         &mut self,
         filter: &FilterExpression,
@@ -186,7 +186,7 @@ impl TemplateEvaluator {
         scope: &VariableScope,
     ) -> JinjaResult<JinjaValue> {
         let target = match (&filter.target, text) {
-            // The text of a filter block is the value of its innermost filter.
+            // The rendered text of a filter block is the input of the innermost filter.
             (Some(ExpressionNode::Filter(inner)), Some(text)) => {
                 self.evaluate_filter(inner, Some(text), scope)?
             }
@@ -214,7 +214,7 @@ impl TemplateEvaluator {
         Ok(JinjaValue::Bool(function(self, &target, arguments)?))
     }
 
-    /// Evaluates a call; `caller` is the macro of a call block.
+    /// Evaluates a call; `caller` is the macro made from the body of a call block.
     pub(crate) fn evaluate_call(
         &mut self,
         call: &CallExpression,

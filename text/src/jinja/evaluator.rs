@@ -11,10 +11,10 @@ use super::value::{JinjaValue, NamespaceValue, SpecialVariableIds, UndefinedValu
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Maximum nesting of expressions, statements and calls in a rendering, so that none exhausts the stack.
+/// Maximum nesting of expressions, statements and calls in a rendering; it prevents a stack overflow.
 const DEPTH_MAX: u32 = 600;
 
-/// Number of bytes that an instruction may process.
+/// Number of processed bytes that count as one instruction.
 const BYTES_PER_INSTRUCTION: usize = 256;
 
 /// Limits of a rendering.
@@ -33,7 +33,7 @@ pub(crate) struct TemplateEvaluator {
     code: Arc<CompiledTemplateTree>,
     /// Variables of the template.
     slots: Vec<Option<JinjaValue>>,
-    /// Rendered text, and the texts of the enclosing macros and blocks.
+    /// Output buffers: the rendered text, followed by the texts of the enclosing macros and blocks.
     buffers: Vec<String>,
     limits: RenderLimits,
     /// Instructions left.
@@ -44,14 +44,16 @@ pub(crate) struct TemplateEvaluator {
     special: SpecialVariableIds,
     /// Formats the present time.
     strftime_now: fn(&str) -> String,
-    /// All namespaces, which are emptied at the end: one may contain itself.
+    /// All namespaces. They are emptied at the end of the rendering: a namespace that contains itself would
+    /// never be freed.
     namespaces: Vec<Rc<NamespaceValue>>,
-    /// Scopes of macros, which are emptied at the end: one may contain the macro.
+    /// Captured scopes of macros. They are emptied at the end of the rendering: a scope that contains its own
+    /// macro would never be freed.
     captured: Vec<Rc<ScopeFrame>>,
 }
 
 impl TemplateEvaluator {
-    /// Creates the state of a rendering; `slots` has the values of the template's names.
+    /// Creates the state of a rendering; `slots` holds the value of each name of the template.
     pub(crate) fn new(
         code: &Arc<CompiledTemplateTree>,
         slots: Vec<Option<JinjaValue>>,
@@ -90,9 +92,9 @@ impl TemplateEvaluator {
         rendered
     }
 
-    /// Counts instructions.
+    /// Subtracts `instructions` from the remaining instructions.
     ///
-    /// Errors: no instruction is left.
+    /// Errors: the instruction limit is exceeded.
     pub(crate) fn spend(&mut self, instructions: u64) -> JinjaResult<()> {
         match self.fuel.checked_sub(instructions) {
             Some(fuel) => {
@@ -103,14 +105,14 @@ impl TemplateEvaluator {
         }
     }
 
-    /// Counts the instructions of processing `bytes` bytes.
+    /// Subtracts the instructions that processing `bytes` bytes costs.
     ///
-    /// Errors: no instruction is left.
+    /// Errors: the instruction limit is exceeded.
     pub(crate) fn spend_bytes(&mut self, bytes: usize) -> JinjaResult<()> {
         self.spend((bytes / BYTES_PER_INSTRUCTION) as u64)
     }
 
-    /// Counts the bytes of a new value.
+    /// Subtracts the size of a new value from the remaining value bytes.
     ///
     /// Errors: the values of the template exceed their maximum size.
     pub(crate) fn charge(&mut self, bytes: usize) -> JinjaResult<()> {
@@ -123,7 +125,7 @@ impl TemplateEvaluator {
         Err(JinjaError::new(JinjaErrorKind::Memory, message))
     }
 
-    /// Runs `work` one level deeper.
+    /// Runs `work` one nesting level deeper.
     ///
     /// Errors: the nesting is too deep, or `work` fails.
     pub(crate) fn nested<T>(
@@ -182,7 +184,7 @@ impl TemplateEvaluator {
         self.write(&text)
     }
 
-    /// Identifiers of the special variables.
+    /// Returns the name ids of the special variables.
     pub(crate) fn special(&self) -> SpecialVariableIds {
         self.special
     }
@@ -217,7 +219,8 @@ impl TemplateEvaluator {
 
     /// Assigns a value to a target.
     ///
-    /// Errors: the target is no namespace, or the value has another number of items than the target.
+    /// Errors: the target is an attribute of a value that is not a namespace, or a tuple target and the value
+    /// have different numbers of items.
     pub(crate) fn assign(
         &mut self,
         target: &AssignTarget,

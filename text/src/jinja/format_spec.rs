@@ -57,7 +57,7 @@ impl FormatSpec {
         }
     }
 
-    /// Pads `text` to the width. Zeros and other fill characters of the alignment `=` follow the sign.
+    /// Pads `text` to the width. With the alignment `=`, the fill characters are inserted after the sign.
     fn pad(&self, text: String, default_align: char) -> String {
         let missing = self.width.saturating_sub(text.chars().count());
         let fill = |count: usize| self.fill.unwrap_or(' ').to_string().repeat(count);
@@ -123,7 +123,7 @@ fn digits(rest: &mut Vec<char>) -> JinjaResult<Option<usize>> {
     Ok(number)
 }
 
-/// Formats a value as Python's `format(value, spec)`.
+/// Formats a value as Python's `format(value, spec)` does.
 ///
 /// Errors: the specification does not fit the value, or a limit is exceeded.
 pub(crate) fn format_value(
@@ -166,7 +166,7 @@ fn format_text(text: &str, spec: &FormatSpec) -> JinjaResult<String> {
     if let Some(kind) = spec.kind.filter(|kind| *kind != 's') {
         return Err(unknown_kind(kind, "str"));
     }
-    // The zero before the width alone does not align a string after its sign.
+    // A zero before the width sets the alignment `=`, which is an error for a string only if it is explicit.
     let aligned_by_zero = spec.fill == Some('0') && spec.align == Some('=');
     let invalid = spec.sign.is_some() || spec.alternate || spec.grouping.is_some();
     if invalid || spec.align == Some('=') && !aligned_by_zero {
@@ -235,7 +235,8 @@ fn format_float_spec(number: f64, kind: Option<char>, spec: &FormatSpec) -> Jinj
     Ok(spec.pad(spec.signed(is_negative, &digits), '>'))
 }
 
-/// Writes a float in the format `g` with at least one digit after the point, as without a type.
+/// Formats a float as Python does without a presentation type: as `g`, but with at least one digit after the
+/// decimal point.
 fn plain_float(number: f64, precision: usize, alternate: bool) -> String {
     let magnitude = number.abs();
     let precision = precision.max(1);
@@ -243,7 +244,7 @@ fn plain_float(number: f64, precision: usize, alternate: bool) -> String {
     if !magnitude.is_finite() || text.contains(['.', 'e']) {
         return text;
     }
-    // A fixed number without a fraction would need one more digit than the precision.
+    // In fixed notation, `.0` would exceed the precision by one digit, so exponential notation is used.
     if decimal_exponent(magnitude, precision) >= precision as i64 - 1 {
         let text = super::number_format::format_float(magnitude, 'e', precision - 1, alternate);
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "+00"));

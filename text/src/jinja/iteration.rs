@@ -1,5 +1,5 @@
-//! Iteration over values. The filters that are generators in Jinja2 return an iterator, which computes its items
-//! when they are taken and can be consumed once.
+//! Iteration over values. Filters that are generators in Jinja2 return an iterator, which computes its items
+//! lazily and can be consumed once.
 
 use super::dict::{DictValue, ViewKind};
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
@@ -42,7 +42,7 @@ impl IteratorValue {
         Ok(JinjaValue::Iterator(Rc::new(Self { next: RefCell::new(Some(next)), depth })))
     }
 
-    /// Nesting of the iterator's source.
+    /// Nesting depth of the iterator's source.
     pub(crate) fn depth(&self) -> u16 {
         self.depth
     }
@@ -63,7 +63,7 @@ impl IteratorValue {
 pub(crate) enum ValueIterator {
     /// Items of a list or a tuple.
     Sequence(Rc<SequenceValue>, usize),
-    /// Items of a list or a tuple from the end; the number is that of the items left.
+    /// Items of a list or a tuple in reverse order, with the number of items left.
     Reversed(Rc<SequenceValue>, usize),
     /// Keys, values or items of a dict.
     Entries(Rc<DictValue>, ViewKind, usize),
@@ -75,7 +75,7 @@ pub(crate) enum ValueIterator {
     Range(RangeValue, u64),
     /// Items of an iterator.
     Iterator(Rc<IteratorValue>),
-    /// Items of a loop's iteration, which `loop` can take as well.
+    /// Items of another loop, taken through its `loop` variable.
     Loop(Rc<super::loop_state::LoopValue>),
 }
 
@@ -162,7 +162,7 @@ impl ValueIterator {
     }
 }
 
-/// Number of items of a value as Python's `len`; `None` if it has none.
+/// Number of items of a value, as Python's `len` returns it; `None` if the value has no length.
 pub(crate) fn length(value: &JinjaValue) -> Option<usize> {
     Some(match value {
         JinjaValue::Undefined(_) => 0,

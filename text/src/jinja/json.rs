@@ -39,7 +39,7 @@ pub(crate) fn to_json(
     Ok(JinjaValue::text(out))
 }
 
-/// Text of one level of indentation: a string, or a number of spaces.
+/// Returns the text of one indentation level; `indent` is a string or a number of spaces.
 fn indent_text(evaluator: &mut TemplateEvaluator, indent: &JinjaValue) -> JinjaResult<Arc<str>> {
     if let Some(text) = indent.as_text() {
         return Ok(Arc::clone(text));

@@ -1,4 +1,4 @@
-//! Converts the variables of a request to values. Integers keep all their digits.
+//! Converts the template variables of a request from JSON to values. Integers keep all their digits.
 
 use super::dict::DictValue;
 use super::error::JinjaResult;

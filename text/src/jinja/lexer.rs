@@ -58,7 +58,7 @@ impl<'a> TemplateLexer<'a> {
         self.tokens.push(JinjaToken { kind, line: self.line });
     }
 
-    /// Moves past `bytes` bytes, and counts their lines.
+    /// Advances by `bytes` bytes and counts the line breaks in them.
     fn advance(&mut self, bytes: usize) {
         let passed = &self.rest()[..bytes];
         self.line += passed.matches('\n').count() as u32;
@@ -144,7 +144,7 @@ impl<'a> TemplateLexer<'a> {
         Err(JinjaError::syntax("Missing end of raw directive", self.line))
     }
 
-    /// Reads the tokens of a tag and its end.
+    /// Reads the tokens of a tag up to and including its end.
     fn tag(&mut self, is_block: bool) -> JinjaResult<()> {
         let mut brackets = Vec::new();
         while !self.rest().is_empty() {
@@ -244,7 +244,7 @@ fn next_tag(text: &str) -> Option<(usize, TagKind)> {
     }
 }
 
-/// Template data before a tag, without the white space that the tag removes.
+/// Returns the template data before a tag, without the white space that the tag strips.
 fn kept_data(text: &str, sign: Option<char>, is_variable: bool, line_starting: bool) -> &str {
     match sign {
         Some('-') => text.trim_end_matches(is_space),
@@ -263,7 +263,8 @@ fn space_length(text: &str) -> usize {
     text.len() - text.trim_start_matches(is_space).len()
 }
 
-/// Length of the tag `{% word %}` at the start of `text`, with the white space that its end removes.
+/// Returns the length of the tag `{% word %}` at the start of `text`, including the white space that its end
+/// strips.
 fn raw_tag_length(text: &str, word: &str, trims_line: bool) -> Option<usize> {
     let inner = text.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start_matches(is_space);
@@ -279,7 +280,7 @@ fn raw_tag_length(text: &str, word: &str, trims_line: bool) -> Option<usize> {
     Some(text.len() - end.len())
 }
 
-/// Length of the end of a tag at the start of `text`, with the white space that it removes.
+/// Returns the length of the end of a tag at the start of `text`, including the white space that it strips.
 fn tag_end_length(text: &str, is_block: bool) -> Option<usize> {
     let close = if is_block { "%}" } else { "}}" };
     if let Some(rest) = text.strip_prefix('-')

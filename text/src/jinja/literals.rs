@@ -1,4 +1,4 @@
-//! Names, numbers and strings at the start of a text.
+//! Scans names, numbers and string literals at the start of a text.
 
 use num_bigint::BigInt;
 

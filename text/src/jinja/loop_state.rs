@@ -1,4 +1,4 @@
-//! State of a loop, which a template reads as `loop`.
+//! State of a `for` loop, which a template reads through the variable `loop`.
 
 use super::ast::ForNode;
 use super::error::JinjaResult;
@@ -66,21 +66,22 @@ pub(crate) struct LoopValue {
     position: RefCell<LoopPosition>,
     /// Arguments of the last call of `changed`.
     last_changed: RefCell<Option<JinjaValue>>,
-    /// Number of enclosing iterations of a recursive loop.
+    /// Nesting depth of a recursive loop, from 0.
     pub(crate) depth0: usize,
-    /// Loop that `loop(…)` renders again, in this scope.
+    /// Loop node that `loop(…)` renders recursively, in the scope `scope`; `None` if the loop is not
+    /// recursive.
     pub(crate) recursive: Option<Arc<ForNode>>,
     /// Scope of the loop.
     pub(crate) scope: VariableScope,
     depth: u16,
 }
 
-/// Items around the current one.
+/// Neighbours of the current item.
 #[derive(Debug, Default)]
 struct LoopPosition {
     before: Option<JinjaValue>,
     current: Option<JinjaValue>,
-    /// Next item if it was taken in advance.
+    /// Next item, if it was taken in advance.
     after: Option<JinjaValue>,
 }
 
@@ -106,7 +107,7 @@ impl LoopValue {
         }))
     }
 
-    /// Nesting of the iterated value.
+    /// Nesting depth of the iterated value.
     pub(crate) fn depth(&self) -> u16 {
         self.depth
     }
@@ -161,7 +162,7 @@ impl LoopValue {
         self.position.borrow().before.clone()
     }
 
-    /// Returns the number of items. The items of an iterator are all taken for this.
+    /// Returns the number of items. To count the items of an iterator, all of them are taken.
     pub(crate) fn length(&self, evaluator: &mut TemplateEvaluator) -> JinjaResult<usize> {
         if let Some(length) = self.length.get() {
             return Ok(length);

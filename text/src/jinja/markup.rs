@@ -1,4 +1,4 @@
-//! HTML escapes of `Markup` strings.
+//! HTML escaping for `Markup` strings.
 
 use super::error::JinjaResult;
 use super::evaluator::TemplateEvaluator;
@@ -21,9 +21,9 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
-/// Returns the text of a value with escapes; that of a `Markup` string unchanged.
+/// Returns the HTML-escaped text of a value; a `Markup` string is returned unchanged.
 ///
-/// Errors: the text of the value varies between runs, or a limit is exceeded.
+/// Errors: the text of the value varies between runs of Python, or a limit is exceeded.
 pub(crate) fn escape_value(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,

@@ -1,8 +1,8 @@
-//! Interpreter of Jinja2 templates as transformers renders them: Jinja2 3.1 in its immutable sandbox, without
-//! loader and automatic escaping, with `trim_blocks`, `lstrip_blocks`, loop controls and the tag
-//! `{% generation %}`. Values have the types, operators, methods and texts of Python, so that a rendered prompt
-//! equals that of transformers byte for byte; what cannot be equal is an error. Instructions, sizes and nesting
-//! are limited.
+//! Interpreter of Jinja2 templates compatible with transformers, which uses Jinja2 3.1 in its immutable
+//! sandbox, without loader and automatic escaping, with `trim_blocks`, `lstrip_blocks`, loop controls and the
+//! tag `{% generation %}`. Values have the types, operators, methods and text forms of Python, so that a
+//! rendered prompt equals that of transformers byte for byte; a feature for which this is impossible is an
+//! error. Instructions, sizes and nesting are limited.
 
 mod arguments;
 mod arithmetic;
@@ -96,7 +96,7 @@ impl JinjaTemplate {
         Ok(Self { code: Arc::new(CompiledTemplateTree { body, names, blocks, special }) })
     }
 
-    /// Renders the template with `variables`; `strftime_now` formats the present time.
+    /// Renders the template with `variables`; `strftime_now` formats the current time.
     ///
     /// Errors: the template fails, or a limit is exceeded.
     pub(crate) fn render(
@@ -111,7 +111,8 @@ impl JinjaTemplate {
     }
 }
 
-/// Value of a name before the template assigns it: a variable, or else a function of the environment.
+/// Returns the value of a name before the template assigns it: a variable, or else a function of the
+/// environment.
 fn initial_value(name: &str, variables: &Map<String, Value>) -> JinjaResult<Option<JinjaValue>> {
     if name == "self" {
         return Ok(Some(JinjaValue::TemplateBlocks));

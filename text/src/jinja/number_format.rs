@@ -2,11 +2,11 @@
 
 use super::numbers::with_python_exponent;
 
-/// Maximum number of digits after the point that a float has.
+/// Maximum number of decimal places that a float can have.
 const FLOAT_DIGITS_MAX: usize = 1_100;
 
-/// Writes the absolute value of a float in the format `e`, `f` or `g`, in lower case. `alternate` keeps the
-/// point and trailing zeros of `g`.
+/// Writes the absolute value of a float in the format `e`, `f` or `g`, in lower case. With `alternate`, the
+/// format `g` keeps the decimal point and trailing zeros.
 pub(crate) fn format_float(number: f64, kind: char, precision: usize, alternate: bool) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -60,14 +60,14 @@ fn general(number: f64, precision: usize, alternate: bool) -> String {
     without_zeros(&text).to_owned()
 }
 
-/// Exponent of a number after rounding to `precision` significant digits.
+/// Returns the decimal exponent of a number rounded to `precision` significant digits.
 pub(crate) fn decimal_exponent(number: f64, precision: usize) -> i64 {
     let digits = precision.clamp(1, FLOAT_DIGITS_MAX) - 1;
     let text = format!("{number:.digits$e}");
     text.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0)
 }
 
-/// Removes zeros at the end of a fraction.
+/// Removes trailing zeros of a fraction.
 pub(crate) fn without_zeros(text: &str) -> &str {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
 }

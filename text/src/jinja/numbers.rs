@@ -6,10 +6,10 @@ use num_bigint::{BigInt, Sign};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-/// Maximum number of digits that Python converts between an integer and text.
+/// Maximum number of digits of an integer that Python converts to or from text.
 const DIGITS_MAX: usize = 4_300;
 
-/// Number: `true` and `false` are 1 and 0.
+/// Number; `true` and `false` count as 1 and 0.
 #[derive(Debug, Clone)]
 pub(crate) enum PythonNumber {
     /// Integer of 64 bits.
@@ -21,7 +21,7 @@ pub(crate) enum PythonNumber {
 }
 
 impl PythonNumber {
-    /// Returns the number of a value.
+    /// Returns a value as a number; `None` if the value is not a number.
     pub(crate) fn of(value: &JinjaValue) -> Option<Self> {
         Some(match value {
             JinjaValue::Bool(value) => Self::Int(i64::from(*value)),
@@ -50,7 +50,7 @@ impl PythonNumber {
         }
     }
 
-    /// Compares two numbers; `None` if one is not a number (NaN).
+    /// Compares two numbers; `None` if one of them is NaN.
     pub(crate) fn compare(&self, other: &Self) -> Option<Ordering> {
         match (self, other) {
             (Self::Int(a), Self::Int(b)) => Some(a.cmp(b)),
@@ -61,7 +61,7 @@ impl PythonNumber {
         }
     }
 
-    /// Returns the number as a large integer; a float without its fraction.
+    /// Returns the number as a large integer; a float is truncated.
     pub(crate) fn to_big(&self) -> BigInt {
         match self {
             Self::Int(number) => BigInt::from(*number),
@@ -71,7 +71,7 @@ impl PythonNumber {
     }
 }
 
-/// Converts a float without its fraction to an integer.
+/// Truncates a float to an integer.
 pub(crate) fn float_to_big(number: f64) -> BigInt {
     format!("{:.0}", number.trunc()).parse().unwrap_or_default()
 }
@@ -103,9 +103,9 @@ pub(crate) fn integer(number: BigInt) -> JinjaValue {
     }
 }
 
-/// Converts a float without its fraction to an integer value, as Python's `int`.
+/// Truncates a float to an integer value, as Python's `int` does.
 ///
-/// Errors: the float is infinite or not a number.
+/// Errors: the float is infinite or NaN.
 pub(crate) fn integer_of_float(number: f64) -> JinjaResult<JinjaValue> {
     if number.is_nan() {
         return Err(JinjaError::value_error("cannot convert float NaN to integer"));
@@ -196,7 +196,7 @@ fn digits_error() -> JinjaError {
 
 /// Writes a large integer in decimal.
 ///
-/// Errors: it has more digits than Python writes.
+/// Errors: the integer has more digits than Python converts to text.
 pub(crate) fn big_text(number: &BigInt) -> JinjaResult<String> {
     // A digit takes more than 3.32 bits.
     if number.bits() > (DIGITS_MAX as u64) * 10 / 3 {
@@ -209,8 +209,8 @@ pub(crate) fn big_text(number: &BigInt) -> JinjaResult<String> {
     Ok(text)
 }
 
-/// Writes a float as Python's `repr`: the shortest digits that round-trip, with an exponent below 1e-4 and from
-/// 1e16.
+/// Writes a float as Python's `repr` does: with the shortest digits that round-trip, in exponential notation
+/// below 1e-4 and from 1e16.
 pub(crate) fn float_text(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -225,7 +225,7 @@ pub(crate) fn float_text(number: f64) -> String {
     with_python_exponent(&format!("{number:e}"))
 }
 
-/// Converts an exponent that Rust writes (`1e5`) to Python's form (`1e+05`).
+/// Converts exponential notation from Rust's form (`1e5`) to Python's form (`1e+05`).
 pub(crate) fn with_python_exponent(text: &str) -> String {
     let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
     let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));

@@ -8,7 +8,7 @@ use super::variable_usage::VariableUsage;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum nesting of statements. Python, to which Jinja2 compiles a template, permits as many levels of
+/// Maximum nesting of statements. Jinja2 compiles templates to Python, which permits as many levels of
 /// indentation.
 const STATEMENT_DEPTH_MAX: u32 = 100;
 
@@ -17,7 +17,7 @@ const STATEMENT_DEPTH_MAX: u32 = 100;
 pub(crate) struct ParsedTemplate {
     /// Statements.
     pub(crate) body: StatementList,
-    /// Names of variables; a `NameId` is an index of this list.
+    /// Variable names; a `NameId` is an index into this list.
     pub(crate) names: Vec<Arc<str>>,
     /// Named blocks.
     pub(crate) blocks: Vec<Arc<BlockNode>>,
@@ -52,16 +52,16 @@ pub(crate) fn parse(source: &str) -> JinjaResult<ParsedTemplate> {
     Ok(ParsedTemplate { body, names: parser.names, blocks: parser.blocks })
 }
 
-/// Where a statement is in the template.
+/// Context of the statement being parsed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StatementPlace {
     /// Nesting of statements.
     pub(super) depth: u32,
-    /// Number of loops that `break` may end.
+    /// Number of enclosing loops that `break` and `continue` may refer to.
     pub(super) loops: u32,
-    /// Number of loops around the statement, also outside of its macro.
+    /// Number of enclosing loops, including those outside the enclosing macro.
     pub(super) enclosing_loops: u32,
-    /// Whether an unknown filter or test is an error only when it is evaluated.
+    /// Whether an unknown filter or test is an error only when it is evaluated, not when it is parsed.
     pub(super) is_soft: bool,
     /// Whether the statement is outside of loops, macros and scopes.
     pub(super) is_top: bool,
@@ -76,11 +76,11 @@ pub(super) struct TemplateParser {
     pub(super) blocks: Vec<Arc<BlockNode>>,
     pub(super) usage: VariableUsage,
     pub(super) place: StatementPlace,
-    /// Nesting of the expression that is being parsed.
+    /// Nesting depth of the expression being parsed.
     pub(super) nesting: u32,
-    /// Height of the tree of the last parsed expression.
+    /// Tree height of the last parsed expression.
     pub(super) height: u32,
-    /// Filters and tests that do not exist.
+    /// Errors of filters and tests that do not exist.
     pub(super) unknown_names: Vec<JinjaError>,
 }
 
@@ -157,7 +157,7 @@ impl TemplateParser {
         Ok(name)
     }
 
-    /// Returns the identifier of a name.
+    /// Returns the id of a name.
     pub(super) fn name_id(&mut self, name: &Arc<str>) -> NameId {
         if let Some(&id) = self.name_ids.get(name) {
             return id;
@@ -168,7 +168,8 @@ impl TemplateParser {
         id
     }
 
-    /// Parses statements up to a tag named by one of `ends`, which becomes the current token, or to the end.
+    /// Parses statements up to a tag whose name is one of `ends`, which becomes the current token, or to the
+    /// end of the template.
     fn statements_until(&mut self, ends: &[&str]) -> JinjaResult<StatementList> {
         let mut body = StatementList::new();
         loop {
@@ -226,8 +227,8 @@ impl TemplateParser {
         Ok(())
     }
 
-    /// Parses the end of a tag, then statements up to a tag named by one of `ends`. Returns with the name of
-    /// that tag as the current token.
+    /// Parses the end of a tag, then statements up to a tag whose name is one of `ends`. Afterwards the name
+    /// of that tag is the current token.
     pub(super) fn body(&mut self, ends: &[&str]) -> JinjaResult<StatementList> {
         self.skip_operator(":");
         self.block_end()?;
@@ -241,7 +242,7 @@ impl TemplateParser {
         Ok(body)
     }
 
-    /// Parses with another place, and restores the present one.
+    /// Runs `parse` in a context modified by `change`, then restores the previous context.
     pub(super) fn within<T>(
         &mut self,
         change: impl FnOnce(&mut StatementPlace),
@@ -254,7 +255,7 @@ impl TemplateParser {
         parsed
     }
 
-    /// Parses the statements of a scope of its own.
+    /// Parses statements that have a new variable scope, up to the tag `end`.
     pub(super) fn scoped_body(&mut self, end: &str) -> JinjaResult<StatementList> {
         let inner = |place: &mut StatementPlace| {
             place.is_soft = false;
@@ -263,7 +264,7 @@ impl TemplateParser {
         self.within(inner, |parser| parser.body_to(end))
     }
 
-    /// Parses a statement after `{%`; `None` for `print`, whose values are appended to `body`.
+    /// Parses a statement after `{%`. Returns `None` for `print`, whose values are appended to `body`.
     fn statement(&mut self, body: &mut StatementList) -> JinjaResult<Option<JinjaStatement>> {
         let JinjaTokenValue::Name(tag) = self.current() else {
             return Err(self.fail("tag name expected"));

@@ -1,4 +1,4 @@
-//! Parser of expressions, with the precedence of Jinja2.
+//! Parser of expressions, with Jinja2's operator precedence.
 
 use super::ast::{
     BinaryOperator, CompareOperand, CompareOperator, ConditionalExpression, ExpressionNode,
@@ -9,15 +9,15 @@ use super::parser::TemplateParser;
 use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
-/// Maximum nesting of brackets and prefix operators. Jinja2 fails at about the same one, at the recursion limit
-/// of Python.
+/// Maximum nesting of brackets and prefix operators. Jinja2 fails at about this depth, at Python's recursion
+/// limit.
 const NESTING_MAX: u32 = 80;
 
-/// Maximum height of the tree of an expression, for which `a + b + c` counts 3.
+/// Maximum height of an expression tree; `a + b + c` has height 3.
 const HEIGHT_MAX: u32 = 200;
 
 impl TemplateParser {
-    /// Parses with one more level of nested expressions.
+    /// Runs a parser function one expression nesting level deeper.
     pub(super) fn deepen<T>(
         &mut self,
         parse: impl FnOnce(&mut Self) -> JinjaResult<T>,
@@ -31,7 +31,8 @@ impl TemplateParser {
         parsed
     }
 
-    /// Sets the height of an expression whose parts are the last parsed one and one of height `height`.
+    /// Sets the height of an expression that consists of the last parsed expression and an expression of
+    /// height `height`.
     pub(super) fn join(&mut self, height: u32) -> JinjaResult<()> {
         self.height = self.height.max(height) + 1;
         if self.height > HEIGHT_MAX {
@@ -233,7 +234,7 @@ impl TemplateParser {
         if with_filter { self.filter_expression(node) } else { Ok(node) }
     }
 
-    /// Parses the operand of a sign.
+    /// Parses the operand of a unary `+` or `-`.
     fn operand(&mut self) -> JinjaResult<ExpressionNode> {
         let operand = self.deepen(|parser| parser.unary(false))?;
         self.join(0)?;

@@ -33,7 +33,7 @@ impl TemplateParser {
         Ok(JinjaStatement::CallBlock(Arc::new(node), *call))
     }
 
-    /// Parses the body of a generation block, which transformers calls as a call block.
+    /// Parses the body of a generation block, which transformers implements as a call block.
     pub(super) fn generation_body(&mut self) -> JinjaResult<Arc<MacroNode>> {
         Ok(Arc::new(self.function_body(None, Vec::new(), "endgeneration")?))
     }
@@ -103,7 +103,7 @@ impl TemplateParser {
         Ok(())
     }
 
-    /// Parses the target of an assignment. Attributes of namespaces are targets if `with_namespace`.
+    /// Parses the target of an assignment. With `with_namespace`, attributes of namespaces are valid targets.
     pub(super) fn assign_target(&mut self, with_namespace: bool) -> JinjaResult<AssignTarget> {
         let mut targets = Vec::new();
         let mut is_tuple = false;
@@ -157,7 +157,7 @@ impl TemplateParser {
     }
 }
 
-/// Place of the statements of a macro.
+/// Changes the parsing context to the body of a macro.
 fn enter_function(place: &mut StatementPlace) {
     place.is_soft = false;
     place.is_top = false;

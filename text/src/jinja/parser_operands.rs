@@ -1,4 +1,5 @@
-//! Parser of the parts of expressions: lists and dicts, attributes, elements, calls, filters and tests.
+//! Parser of the parts of expressions: list and dict literals, attributes, elements, calls, filters and
+//! tests.
 
 use super::ast::{
     ArgumentList, CallExpression, DictPair, ExpressionNode, FilterExpression, JinjaTestExpression,
@@ -213,7 +214,7 @@ impl TemplateParser {
         Ok(Arc::from(name))
     }
 
-    /// Parses filters applied to `target`; `starts_inline` if the first one has no `|`.
+    /// Parses the filters applied to `target`. With `starts_inline`, no `|` precedes the first filter.
     pub(super) fn filter_chain(
         &mut self,
         target: Option<ExpressionNode>,

@@ -10,7 +10,7 @@ use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
 impl TemplateParser {
-    /// Parses a loop after its tag name.
+    /// Parses a `for` loop after its tag name.
     pub(super) fn for_statement(&mut self) -> JinjaResult<JinjaStatement> {
         let strict = |place: &mut StatementPlace| {
             place.is_soft = false;
@@ -50,7 +50,7 @@ impl TemplateParser {
         Ok(JinjaStatement::For(Arc::new(node)))
     }
 
-    /// Parses a condition after its tag name.
+    /// Parses an `if` statement after its tag name.
     pub(super) fn if_statement(&mut self) -> JinjaResult<JinjaStatement> {
         self.within(
             |place| place.is_soft = true,
@@ -104,7 +104,7 @@ impl TemplateParser {
     }
 
     fn with_target(&mut self) -> JinjaResult<AssignTarget> {
-        // The variables of a with block may be named `loop`, as parameters may.
+        // The variables of a with block may be named `loop`, like macro parameters.
         self.within(|place| place.enclosing_loops = 0, |parser| parser.assign_target(false))
     }
 
@@ -133,7 +133,7 @@ impl TemplateParser {
         Ok(JinjaStatement::Block(block))
     }
 
-    /// Parses a statement that loads another template, which fails when it is executed.
+    /// Parses a statement that loads another template; executing the statement fails.
     pub(super) fn load_statement(&mut self, tag: &str) -> JinjaResult<JinjaStatement> {
         if tag == "extends" && !self.place.is_top {
             return Err(self.fail("cannot use extend from a non top-level scope"));

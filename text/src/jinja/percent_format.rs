@@ -11,7 +11,7 @@ use num_bigint::{BigInt, Sign};
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Formats `format % value`. The inserted texts are escaped if `is_markup`.
+/// Formats `format % value`. If `is_markup`, the inserted texts are HTML-escaped.
 ///
 /// Errors: the values do not fit the format, or a limit is exceeded.
 pub(crate) fn percent_format(
@@ -151,7 +151,7 @@ impl PercentFormatter<'_> {
         }
     }
 
-    /// Reads a number, or takes it from the values for `*`.
+    /// Reads a number from the format; for `*`, the number is taken from the values.
     fn number(&mut self, chars: &mut Peekable<Chars<'_>>) -> JinjaResult<i64> {
         if chars.next_if_eq(&'*').is_some() {
             return match self.next_value()? {
@@ -272,7 +272,7 @@ fn absolute(number: &BigInt) -> BigInt {
     if number.sign() == Sign::Minus { -number } else { number.clone() }
 }
 
-/// Adds zeros up to the precision, which is the minimum number of digits of an integer.
+/// Adds leading zeros up to the precision, which is the minimum number of digits of an integer.
 fn with_digits(digits: String, spec: &ConversionSpec) -> String {
     let missing = spec.precision.unwrap_or(0).saturating_sub(digits.len());
     if missing == 0 { digits } else { "0".repeat(missing) + &digits }
@@ -306,7 +306,7 @@ fn character(value: &JinjaValue) -> JinjaResult<String> {
     found.map(String::from).ok_or_else(|| JinjaError::type_error("%c requires int or char"))
 }
 
-/// Escapes characters outside of ASCII.
+/// Escapes non-ASCII characters.
 pub(crate) fn ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Text of values as Python's `str` and `repr` write it.
+//! Text of values in the formats of Python's `str` and `repr`.
 
 use super::dict::ViewKind;
 use super::error::{JinjaError, JinjaResult};
@@ -25,7 +25,7 @@ pub(crate) fn is_printable(c: char) -> bool {
     c.is_ascii_graphic() || c == ' ' || !is_in(UNPRINTABLE, c) || may_be_sentinel(c)
 }
 
-/// Writes a string as `repr` does.
+/// Writes a string in the format of `repr`.
 pub(crate) fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     write_quoted(text, &mut out);
@@ -52,7 +52,7 @@ fn write_quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Writes the escape of a character.
+/// Writes the escape sequence of a character.
 pub(crate) fn write_code(c: char, out: &mut String) {
     let _infallible = match c as u32 {
         code @ 0..=0xff => write!(out, "\\x{code:02x}"),
@@ -94,9 +94,9 @@ fn write_range(range: RangeValue, out: &mut String) {
 }
 
 impl TemplateEvaluator {
-    /// Appends a value as `str` writes it.
+    /// Appends a value in the format of `str`.
     ///
-    /// Errors: the text of the value varies between runs, or a limit is exceeded.
+    /// Errors: the text of the value varies between runs of Python, or a limit is exceeded.
     pub(crate) fn write_str(&mut self, value: &JinjaValue, out: &mut String) -> JinjaResult<()> {
         match value {
             JinjaValue::Str(text) | JinjaValue::Markup(text) => out.push_str(text),
@@ -106,9 +106,9 @@ impl TemplateEvaluator {
         Ok(())
     }
 
-    /// Returns the text of a value as `str` writes it.
+    /// Returns the text of a value in the format of `str`.
     ///
-    /// Errors: the text of the value varies between runs, or a limit is exceeded.
+    /// Errors: the text of the value varies between runs of Python, or a limit is exceeded.
     pub(crate) fn str_of(&mut self, value: &JinjaValue) -> JinjaResult<Arc<str>> {
         if let Some(text) = value.as_text() {
             return Ok(Arc::clone(text));
@@ -119,9 +119,9 @@ impl TemplateEvaluator {
         Ok(Arc::from(out))
     }
 
-    /// Returns the text of a value as `repr` writes it.
+    /// Returns the text of a value in the format of `repr`.
     ///
-    /// Errors: the text of the value varies between runs, or a limit is exceeded.
+    /// Errors: the text of the value varies between runs of Python, or a limit is exceeded.
     pub(crate) fn repr_of(&mut self, value: &JinjaValue) -> JinjaResult<String> {
         let mut out = String::new();
         self.write_repr(value, &mut out)?;
@@ -129,9 +129,9 @@ impl TemplateEvaluator {
         Ok(out)
     }
 
-    /// Appends a value as `repr` writes it.
+    /// Appends a value in the format of `repr`.
     ///
-    /// Errors: the text of the value varies between runs, or a limit is exceeded.
+    /// Errors: the text of the value varies between runs of Python, or a limit is exceeded.
     pub(crate) fn write_repr(&mut self, value: &JinjaValue, out: &mut String) -> JinjaResult<()> {
         self.spend(1)?;
         match value {

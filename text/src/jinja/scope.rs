@@ -1,12 +1,12 @@
-//! Scopes of variables: the variables of the template are slots of the evaluator, and each loop iteration, macro
-//! call or scoped block has a scope that refers to the scope around it.
+//! Variable scopes: the variables of the template are slots of the evaluator; each loop iteration, macro call
+//! and scoped block has a scope that refers to its enclosing scope.
 
 use super::ast::NameId;
 use super::value::JinjaValue;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Scope of a statement; `None` = the variables of the template.
+/// Scope of a statement; `None` is the scope of the template itself.
 pub(crate) type VariableScope = Option<Rc<ScopeFrame>>;
 
 /// Variables of one scope.
@@ -44,13 +44,15 @@ impl ScopeFrame {
 
     /// Removes all variables.
     pub(crate) fn clear(&self) {
-        // The values are dropped after the borrow, because dropping one may drop other values of scopes.
+        // The values are dropped after the borrow ends, because dropping a value may drop other scopes and
+        // their values.
         let variables = std::mem::take(&mut *self.variables.borrow_mut());
         drop(variables);
     }
 }
 
-/// Returns the value of a variable in `scope` or the scopes around it, except those of the template.
+/// Returns the value of a variable from `scope` or its enclosing scopes, except for the scope of the template
+/// itself.
 pub(crate) fn find_variable(scope: &VariableScope, id: NameId) -> Option<JinjaValue> {
     let mut frame = scope.as_ref();
     while let Some(current) = frame {

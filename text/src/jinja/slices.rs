@@ -72,7 +72,7 @@ impl TemplateEvaluator {
     }
 }
 
-/// Bounds of a slice; absent ones are the ends of the sequence.
+/// Bounds of a slice; an absent bound is an end of the sequence.
 #[derive(Clone, Copy)]
 struct SliceBounds {
     start: Option<i64>,
@@ -81,7 +81,7 @@ struct SliceBounds {
 }
 
 impl SliceBounds {
-    /// Indices of the slice in a sequence of `length` items.
+    /// Returns the indices of the slice in a sequence of `length` items.
     fn over(self, length: usize) -> RangeValue {
         let length = length as i64;
         let (low, high) = if self.step > 0 { (0, length) } else { (-1, length - 1) };

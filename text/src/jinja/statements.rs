@@ -132,7 +132,7 @@ impl TemplateEvaluator {
         self.execute(otherwise, scope)
     }
 
-    /// Executes a loop over `iterable`; `depth` is the number of enclosing iterations of a recursive loop.
+    /// Executes a loop over `iterable`; `depth` is the nesting depth of a recursive loop.
     fn execute_for(
         &mut self,
         node: &Arc<ForNode>,
@@ -166,14 +166,15 @@ impl TemplateEvaluator {
                 ControlFlow::Break => break,
             }
         }
-        // As in Jinja2, `break` and `continue` count as iterations that do not reach the end.
+        // As in Jinja2, an iteration ended by `break` or `continue` does not count as having reached the end
+        // of the body.
         if reached_end || node.otherwise.is_empty() {
             return Ok(ControlFlow::Next);
         }
         self.execute(&node.otherwise, &Some(ScopeFrame::new(scope)))
     }
 
-    /// Returns the text of a loop over `iterable`.
+    /// Returns the text that a loop over `iterable` renders.
     ///
     /// Errors: the loop fails, or a limit is exceeded.
     pub(crate) fn render_loop(
@@ -249,7 +250,8 @@ impl TemplateEvaluator {
         self.execute(body, &inner)
     }
 
-    /// Executes a named block, which sees the variables of the template, and those of its place if it is scoped.
+    /// Executes a named block. The block can read the variables of the template, and, if it is scoped, those
+    /// of the enclosing scope.
     fn execute_block(
         &mut self,
         block: &super::ast::BlockNode,
@@ -271,7 +273,7 @@ enum IterationSource {
     Plain(ValueIterator),
     /// Items that satisfy a condition.
     Items(LoopItems),
-    /// Items of a loop whose state the body reads.
+    /// Items of a loop whose body uses the variable `loop`.
     Loop(Rc<LoopValue>),
 }
 

@@ -1,5 +1,5 @@
-//! `str.format` and `str.format_map` as Jinja2's sandbox runs them: fields look up attributes and elements with
-//! the rules of templates.
+//! `str.format` and `str.format_map` with the semantics of Jinja2's sandbox: fields look up attributes and
+//! elements by the rules of templates.
 
 use super::arguments::CallArguments;
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
@@ -10,7 +10,7 @@ use super::percent_format::ascii;
 use super::value::JinjaValue;
 use std::sync::Arc;
 
-/// Formats a string with `str.format`. The inserted texts are escaped if `is_markup`.
+/// Formats a string with `str.format`. If `is_markup`, the inserted texts are HTML-escaped.
 ///
 /// Errors: the arguments do not fit the string, or a limit is exceeded.
 pub(crate) fn str_format(
@@ -24,7 +24,7 @@ pub(crate) fn str_format(
     Ok(if is_markup { JinjaValue::Markup(text.into()) } else { JinjaValue::text(text) })
 }
 
-/// How the fields of a string are numbered.
+/// Numbering of the fields of a format string.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FieldNumbering {
     Unknown,
@@ -41,7 +41,7 @@ struct FieldFormatter<'a> {
 }
 
 impl FieldFormatter<'_> {
-    /// Formats a string whose fields may be nested `depth` deep.
+    /// Formats a string; fields may be nested up to depth `depth`.
     fn format(
         &mut self,
         evaluator: &mut TemplateEvaluator,
@@ -181,7 +181,7 @@ fn mixed_numbering() -> JinjaError {
     JinjaError::value_error("cannot mix manual field specification and automatic field numbering")
 }
 
-/// Position of the bracket that ends a field.
+/// Returns the position of the bracket that closes a field.
 fn field_end(text: &str) -> JinjaResult<usize> {
     let mut depth = 1;
     for (at, c) in text.char_indices() {

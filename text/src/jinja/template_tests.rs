@@ -5,7 +5,7 @@ use super::{JinjaTemplate, RenderLimits};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Variables of the first line, and a template with its text in each other line.
+/// Line 1: the template variables. Each other line: a template and its expected text.
 const RENDERINGS: &str = include_str!("../../../tests/data/jinja/renderings.jsonl");
 
 const LIMITS: RenderLimits =
@@ -100,7 +100,7 @@ fn sizes_and_nesting_are_limited() {
     assert_eq!(render(&blocks, &Map::new()), Err(JinjaErrorKind::Syntax));
 }
 
-/// The chain of namespaces is dropped without a call for each one.
+/// A long chain of namespaces is dropped without one recursive call per namespace.
 #[test]
 fn long_chains_of_namespaces_are_dropped() {
     let chain = "{% set ns = namespace() %}{% for i in range(50000) %}\

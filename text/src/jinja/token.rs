@@ -27,7 +27,7 @@ pub(crate) enum JinjaTokenValue {
     BlockEnd,
     /// Name or keyword.
     Name(Arc<str>),
-    /// String literal without its escapes.
+    /// String literal with its escapes decoded.
     Text(String),
     /// Digits of an integer literal in base 10, without underscores.
     Integer(String),

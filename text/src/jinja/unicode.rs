@@ -1,12 +1,12 @@
-//! Classes of characters as Python has them (Unicode 14), which the standard library lacks. Each table lists the
-//! characters at which membership changes, from none at U+0000.
+//! Character classes of Python (Unicode 14) that the Rust standard library lacks. Each table lists the code
+//! points at which membership in the class toggles; U+0000 is initially not a member.
 
 /// Whether `c` belongs to the class of characters that `table` describes.
 pub(crate) fn is_in(table: &[u32], c: char) -> bool {
     table.partition_point(|&bound| bound <= c as u32) % 2 == 1
 }
 
-/// Characters that `repr` escapes: other than letters, marks, numbers, punctuation, symbols and the space.
+/// Characters that `repr` escapes: all except letters, marks, numbers, punctuation, symbols and the space.
 pub(crate) const UNPRINTABLE: &[u32] = &[
     0x0, 0x20, 0x7f, 0xa1, 0xad, 0xae, 0x378, 0x37a, 0x380, 0x384, 0x38b, 0x38c, 0x38d, 0x38e,
     0x3a2, 0x3a3, 0x530, 0x531, 0x557, 0x559, 0x58b, 0x58d, 0x590, 0x591, 0x5c8, 0x5d0, 0x5eb,

@@ -1,5 +1,5 @@
 //! Values of a rendering. Strings, lists, tuples and dicts are immutable: the sandbox of transformers rejects
-//! the methods that change them. Namespaces, cyclers, joiners and loops change.
+//! the methods that change them. Namespaces, cyclers, joiners and loops are mutable.
 
 use super::ast::{MacroNode, NameId};
 use super::dict::{DictValue, DictView};
@@ -13,8 +13,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Maximum nesting of lists, tuples, dicts and iterators. A deeper value is an error when it is created, so
-/// that no operation on values exhausts the stack.
+/// Maximum nesting of lists, tuples, dicts and iterators. Creating a deeper value is an error, so no
+/// operation on values can overflow the stack.
 pub(crate) const VALUE_DEPTH_MAX: u16 = 200;
 
 /// Value of a template variable or an expression.
@@ -64,7 +64,7 @@ pub(crate) enum JinjaValue {
     Method(Rc<BoundMethod>),
     /// Function of the environment.
     Function(BuiltinFunction),
-    /// `self`: the blocks of the template.
+    /// `self`, whose attributes are the blocks of the template.
     TemplateBlocks,
     /// Block that renders when it is called.
     Block(Arc<str>),
@@ -139,7 +139,7 @@ pub(crate) struct SequenceValue {
 pub(crate) struct RangeValue {
     /// First integer.
     pub(crate) start: i64,
-    /// End of the range, which it does not contain.
+    /// Exclusive end of the range.
     pub(crate) stop: i64,
     /// Difference of successive integers.
     pub(crate) step: i64,
@@ -176,18 +176,18 @@ pub(crate) struct NamespaceValue {
     pub(crate) attributes: RefCell<DictValue>,
 }
 
-/// Macro with the scope where it is defined.
+/// Macro with its defining scope.
 #[derive(Debug)]
 pub(crate) struct MacroValue {
     /// Parameters and statements.
     pub(crate) node: Arc<MacroNode>,
     /// Scope of the definition.
     pub(crate) scope: VariableScope,
-    /// Variables that the special parameters `caller`, `kwargs` and `varargs` have.
+    /// Name ids of the special parameters `caller`, `kwargs` and `varargs`.
     pub(crate) special: SpecialVariableIds,
 }
 
-/// Identifiers of the special variables.
+/// Name ids of the special variables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SpecialVariableIds {
     /// `caller`
@@ -212,9 +212,9 @@ pub(crate) struct CyclerValue {
 /// Joiner.
 #[derive(Debug)]
 pub(crate) struct JoinerValue {
-    /// Separator, which is returned from the second call on.
+    /// Separator, which every call except the first returns.
     pub(crate) separator: JinjaValue,
-    /// Whether the joiner was called.
+    /// Whether the joiner has been called.
     pub(crate) used: Cell<bool>,
 }
 
@@ -244,7 +244,7 @@ impl SequenceValue {
     }
 }
 
-/// Depth of a container of `items`.
+/// Returns the nesting depth of a container of `items`.
 ///
 /// Errors: the depth exceeds its maximum.
 pub(crate) fn depth_around<'a>(items: impl Iterator<Item = &'a JinjaValue>) -> JinjaResult<u16> {
@@ -261,7 +261,7 @@ impl JinjaValue {
         Self::Str(text.into())
     }
 
-    /// Creates a string of the kind of `like`: `Markup` if that is `Markup`.
+    /// Creates a string of the same type as `like`: a `Markup` string if `like` is one, else a plain string.
     pub(crate) fn text_like(like: &Self, text: impl Into<Arc<str>>) -> Self {
         if matches!(like, Self::Markup(_)) {
             Self::Markup(text.into())
@@ -285,13 +285,13 @@ impl JinjaValue {
         Self::Dict(Rc::new(dict))
     }
 
-    /// Creates an undefined value for another cause than a name or an attribute.
+    /// Creates an undefined value whose cause is neither a missing name nor a missing attribute.
     pub(crate) fn undefined(hint: impl Into<String>) -> Self {
         Self::Undefined(Rc::new(UndefinedValue::Hint(hint.into())))
     }
 
-    /// Nesting of containers in the value. A namespace counts as none: the evaluator keeps each one until the
-    /// rendering ends, so that dropping a value ends at a namespace.
+    /// Returns the nesting depth of containers in the value. A namespace has depth 0: the evaluator keeps
+    /// every namespace alive until the rendering ends, so dropping a value never recurses into a namespace.
     pub(crate) fn depth(&self) -> u16 {
         match self {
             Self::List(sequence) | Self::Tuple(sequence) => sequence.depth,
@@ -324,7 +324,7 @@ impl JinjaValue {
         matches!(self, Self::Undefined(_))
     }
 
-    /// Whether the value counts as true.
+    /// Whether the value is true in a condition.
     pub(crate) fn is_true(&self) -> bool {
         match self {
             Self::Undefined(_) | Self::None => false,
@@ -370,7 +370,7 @@ impl JinjaValue {
         }
     }
 
-    /// Description of the value's type in messages about undefined values.
+    /// Returns the description of the value's type for messages about undefined values.
     pub(crate) fn object_name(&self) -> &'static str {
         match self {
             Self::None => "None",

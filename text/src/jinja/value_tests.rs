@@ -1,4 +1,4 @@
-//! Tests of values: `value is test`.
+//! Jinja tests, which are applied as `value is test`.
 
 use super::arguments::CallArguments;
 use super::arithmetic::binary;
@@ -17,7 +17,7 @@ use super::value::JinjaValue;
 pub(crate) type JinjaTestFunction =
     fn(&mut TemplateEvaluator, &JinjaValue, CallArguments) -> JinjaResult<bool>;
 
-/// Returns the test with a name.
+/// Returns the Jinja test `name`.
 pub(crate) fn find(name: &str) -> Option<JinjaTestFunction> {
     Some(match name {
         "defined" => |_, value, arguments| plain("defined", arguments, !value.is_undefined()),
@@ -123,7 +123,7 @@ fn find_comparison(name: &str) -> Option<JinjaTestFunction> {
     })
 }
 
-/// Result of a test without parameters.
+/// Returns the result of a Jinja test without parameters.
 fn plain(name: &str, arguments: CallArguments, result: bool) -> JinjaResult<bool> {
     arguments.expect_none(name)?;
     Ok(result)

@@ -1,5 +1,5 @@
-//! Which special variables the macros and loops around the parsed statement use: Jinja2 passes `caller`,
-//! `kwargs`, `varargs` and `loop` only to bodies that load them before they assign them.
+//! Records which special variables the enclosing macros and loops of the parsed statement use: Jinja2 passes
+//! `caller`, `kwargs`, `varargs` and `loop` only to bodies that load them before assigning them.
 
 use super::ast::SpecialParameters;
 

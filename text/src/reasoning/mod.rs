@@ -18,14 +18,14 @@ pub enum ReasoningFamily {
     /// The output starts with reasoning unless the prompt ends with `</think>`.
     DeepSeekR1,
     /// The output is reasoning if it begins with `<think>`, or if the prompt ends with `<think>`. Templates
-    /// write `<think>` there if `thinking` is true in `chat_template_kwargs`.
+    /// end the prompt with `<think>` if `thinking` is true in `chat_template_kwargs`.
     DeepSeekV3,
-    /// As `Qwen3`, with the markers `<seed:think>` and `</seed:think>`.
+    /// Same as `Qwen3`, with the markers `<seed:think>` and `</seed:think>`.
     SeedOss,
-    /// As `Qwen3`, with the markers `[THINK]` and `[/THINK]`.
+    /// Same as `Qwen3`, with the markers `[THINK]` and `[/THINK]`.
     Mistral,
-    /// As `Qwen3`, with sentences as markers: `Here is my thought process:` and `Here is my response:`, or
-    /// `Here's …`.
+    /// Same as `Qwen3`, with sentences as markers: `Here is my thought process:` and `Here is my response:`,
+    /// or the same sentences with `Here's`.
     Granite,
 }
 
@@ -80,7 +80,7 @@ impl ReasoningFamily {
         self.all_markers()[0]
     }
 
-    /// Returns all markers around the reasoning: some models write them in several forms.
+    /// Returns all forms of the markers around the reasoning: some models write the markers in several forms.
     pub fn all_markers(self) -> &'static [ReasoningMarkers] {
         match self {
             Self::Qwen3 | Self::DeepSeekR1 | Self::DeepSeekV3 => {
@@ -101,13 +101,13 @@ impl ReasoningFamily {
         }
     }
 
-    /// Returns the end of the last opening marker of `text`.
+    /// Returns the end offset of the last opening marker in `text`.
     fn last_open(self, text: &str) -> Option<usize> {
         let ends = self.all_markers().iter();
         ends.filter_map(|one| text.rfind(one.open).map(|at| at + one.open.len())).max()
     }
 
-    /// Returns the end of the last closing marker of `text`.
+    /// Returns the end offset of the last closing marker in `text`.
     fn last_close(self, text: &str) -> Option<usize> {
         let ends = self.all_markers().iter();
         ends.filter_map(|one| text.rfind(one.close).map(|at| at + one.close.len())).max()

@@ -1,5 +1,5 @@
-//! Finds the end of an output's reasoning for the thinking budget, with the parser that also splits the
-//! replies.
+//! Finds the end of an output's reasoning for the thinking budget, with the same parser that splits replies
+//! into reasoning and content.
 
 use super::ReasoningSplitter;
 use crate::detokenizer::Detokenizer;

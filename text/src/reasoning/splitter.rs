@@ -26,13 +26,13 @@ pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     scanner: MarkerScanner,
     space: String,
-    /// Markers that may begin the output: the opening ones, and if the prompt has opened the reasoning already
-    /// the closing ones, because the reasoning may be empty.
+    /// Markers that may begin the output: the opening markers, and, if the prompt has already opened the
+    /// reasoning, the closing markers, because the reasoning may be empty.
     start_markers: Vec<&'static str>,
-    /// Markers that end the reasoning: the closing ones, and optionally the marker that opens a tool call, which
-    /// some models generate without closing the reasoning first.
+    /// Markers that end the reasoning: the closing markers, and optionally the marker that opens a tool call,
+    /// which some models generate without closing the reasoning first.
     end_markers: Vec<&'static str>,
-    /// Number of forms of the opening marker, and of the closing marker.
+    /// Number of forms of the opening marker, which equals that of the closing marker.
     forms: usize,
 }
 

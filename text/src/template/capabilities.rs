@@ -1,11 +1,11 @@
-//! What a chat template accepts and shows, determined by trial renderings.
+//! Message forms that a chat template accepts and shows, determined by trial renderings.
 
 use super::trial::{
     ArgumentsForm, CallContent, ContentForm, MessageTrial, TrialOutcome, TrialRenderer, shows_call,
     shows_call_repr, shows_call_text,
 };
 
-/// Role that the trials take as an example of all roles that are not listed in `TemplateCapabilities`.
+/// Role used in the trials for all roles that are not listed in `TemplateCapabilities`.
 const UNLISTED_ROLE: &str = "qzxrole";
 
 /// Forms of content that a template shows in the messages of one role.
@@ -13,7 +13,7 @@ const UNLISTED_ROLE: &str = "qzxrole";
 pub(super) struct RoleCapability {
     /// Whether the template shows content that is a string.
     pub(super) text: bool,
-    /// Whether the template shows content that is a list of parts wherever it shows a string.
+    /// Whether the template shows content given as a list of parts in every case in which it shows a string.
     pub(super) parts: bool,
     /// Whether the template shows a message of the role in its usual position.
     pub(super) shown_first: bool,
@@ -22,7 +22,7 @@ pub(super) struct RoleCapability {
 }
 
 impl RoleCapability {
-    /// Capability that is assumed for a role about which the trials say nothing.
+    /// Capability assumed for a role that the trials do not cover.
     pub(super) const ONLY_TEXT: Self =
         Self { text: true, parts: false, shown_first: false, rendered: false };
 
@@ -31,7 +31,7 @@ impl RoleCapability {
         self.text || self.parts
     }
 
-    /// Whether the template leaves out the messages of the role without an error.
+    /// Whether the template silently omits the messages of the role.
     pub(super) fn is_hidden(self) -> bool {
         self.rendered && !self.is_shown()
     }
@@ -41,7 +41,7 @@ impl RoleCapability {
     }
 }
 
-/// What a template accepts and shows.
+/// Message forms that a template accepts and shows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct TemplateCapabilities {
     system: RoleCapability,
@@ -50,7 +50,7 @@ pub(super) struct TemplateCapabilities {
     assistant: RoleCapability,
     tool: RoleCapability,
     unlisted: RoleCapability,
-    /// Form of the arguments of tool calls.
+    /// Form of the arguments of tool calls that the template expects.
     pub(super) arguments: ArgumentsForm,
     /// Whether the template shows the tool calls of earlier messages.
     pub(super) shows_calls: bool,
@@ -93,14 +93,15 @@ impl TemplateCapabilities {
             "user" => self.user,
             "assistant" => self.assistant,
             "tool" => self.tool,
-            // A template that compares roles with a list may know this one, but the trial role is not in it.
+            // A template that checks roles against a list may support this role, although it omits the trial
+            // role.
             _ if self.unlisted.is_hidden() => return None,
             _ => self.unlisted,
         })
     }
 
-    /// Whether the template shows the messages of users. If it does not, it shows messages in no ordinary
-    /// way, and the trials say nothing about other roles.
+    /// Whether the template shows user messages. If not, the template does not show messages in the usual
+    /// way, and the trials give no information about other roles.
     pub(super) fn shows_users(&self) -> bool {
         self.user.is_shown()
     }
@@ -126,8 +127,8 @@ fn role_capability(
     }
 }
 
-/// Returns the form in which the template shows the arguments of tool calls, and whether it shows them. An
-/// object is preferred unless the template prints it as a value, as Python does, and shows text unchanged.
+/// Returns the form in which the template takes the arguments of tool calls, and whether it shows them. An
+/// object is preferred, unless the template prints an object as a Python value and prints text unchanged.
 fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsForm, bool) {
     let outputs = |form| {
         let contents = [CallContent::Empty, CallContent::Absent];
@@ -148,8 +149,8 @@ fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsFo
     }
 }
 
-/// Whether a message with tool calls may have no content: the template does not fail, and prints neither
-/// `None` or `null` nor less of the call than with empty content.
+/// Whether a message with tool calls may have no content: without content the template does not fail, prints
+/// neither `None` nor `null`, and prints no less of the call than with empty content.
 fn accepts_absent_content(
     trial: &TrialRenderer<'_>,
     arguments: ArgumentsForm,

@@ -12,8 +12,8 @@ use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSen
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;
 
-/// Renders the chat template received through `stream`. A template that exceeds the limit of memory or CPU
-/// time ends this process.
+/// Renders the chat template received through `stream`. A template that exceeds the memory or CPU time limit
+/// terminates this process.
 ///
 /// Errors: the limits cannot be set, or reading from or writing to `stream` fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {

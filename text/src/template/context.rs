@@ -1,6 +1,6 @@
 //! Variables of a chat template for one conversation, and post-processing of the rendered text: special
-//! tokens typed by a user remain plain text, and a message to be continued is left without its end-of-turn
-//! text.
+//! tokens typed by a user remain plain text, and the end-of-turn text of a message to be continued is
+//! removed.
 
 use super::super::error::TextError;
 use super::super::special_token_guard::{SpecialTokenFinder, remove_sentinels, unused_characters};
@@ -18,16 +18,17 @@ pub(super) struct SpecialTokens {
     named: Vec<(String, String)>,
 }
 
-/// Template variables of one conversation, and what is needed to post-process the rendered text.
+/// Template variables of one conversation, and the data needed to post-process the rendered text.
 pub(super) struct TemplateContext {
     /// Variables by name.
     pub(super) variables: Map<String, Value>,
-    /// Arguments of the tool calls in `messages` in their other form: `other_argument_forms`.
+    /// Arguments of the tool calls in `messages` in the other form (object or JSON text): result of
+    /// `other_argument_forms`.
     pub(super) other_arguments: Vec<Value>,
     /// Sentinel: character inserted before characters that must not become part of a special token.
     sentinel: char,
-    /// Character inserted at the end of the message to be continued, so that its end is found in the rendered
-    /// text.
+    /// Character inserted at the end of the message to be continued, which marks this position in the
+    /// rendered text.
     continued: Option<char>,
 }
 
@@ -52,8 +53,8 @@ impl SpecialTokens {
             .ok_or_else(|| TextError::Template("no unused character for a sentinel".to_owned()))?;
         if input.continue_final_message {
             let text = last_text(&mut input.messages).ok_or(TextError::NothingToContinue)?;
-            // The space after the end character shows whether the template trims its messages: the rendered
-            // text then lacks it.
+            // The space after the end character reveals whether the template trims its messages: if so, the
+            // space is missing in the rendered text.
             let _infallible = write!(text, "{end} ");
         }
         let mut variables = self.variables();
@@ -63,7 +64,7 @@ impl SpecialTokens {
         }
         let [messages, tools, documents, kwargs, other_arguments] = values;
         variables.insert("messages".to_owned(), messages);
-        // As in transformers, tools and documents that the request does not give are none, not undefined.
+        // As in transformers, `tools` and `documents` that the request does not give are none, not undefined.
         variables.insert("tools".to_owned(), tools);
         variables.insert("documents".to_owned(), documents);
         variables.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
@@ -118,7 +119,7 @@ fn last_text(messages: &mut Value) -> Option<&mut String> {
     }
 }
 
-/// Cuts the rendered text at the end character of the message to be continued. If the space after that
+/// Cuts the rendered text at the end character of the message to be continued. If the space after the end
 /// character is missing, the template trims its messages; then trailing whitespace of the message is removed
 /// too.
 fn cut_at(text: &mut String, end: char) -> Result<(), TextError> {

@@ -1,7 +1,7 @@
 //! Converts the messages of a conversation to the forms that a chat template takes: content as a string or as
-//! parts, arguments of tool calls as an object or as text, the role `developer`.
+//! parts, tool call arguments as an object or as JSON text, the role `developer` as `system` if needed.
 //!
-//! Messages that the template shows as they were sent remain unchanged.
+//! Messages that the template shows in their original form remain unchanged.
 
 use super::super::error::TextError;
 use super::super::json_text::json_text;
@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 /// Separator of content parts in a string, as in vLLM.
 const PART_SEPARATOR: &str = "\n";
 
-/// Returns the other form of the arguments of each tool call in order: the object for arguments that are
-/// text, JSON text for an object. They are built before sentinels are inserted, because an escaped character
-/// of JSON text becomes visible only in the object.
+/// Returns the other form of the arguments of each tool call, in order: an object for arguments given as JSON
+/// text, JSON text for arguments given as an object. The forms are built before sentinels are inserted,
+/// because a character that is escaped in JSON text is visible only in the object.
 pub(super) fn other_argument_forms(messages: &mut Value) -> Vec<Value> {
     let mut forms = Vec::new();
     for_each_arguments(messages, |arguments| {
@@ -28,7 +28,7 @@ pub(super) fn other_argument_forms(messages: &mut Value) -> Vec<Value> {
 }
 
 /// Converts `messages` to the forms that the template takes. `other_arguments` is the result of
-/// `other_argument_forms`; `mentions` says whether the source of the template contains a text.
+/// `other_argument_forms`; `mentions` returns whether the template source contains a text.
 ///
 /// Errors: the template shows no messages of a role.
 pub(super) fn adapt(
@@ -71,7 +71,7 @@ fn for_each_arguments(messages: &mut Value, mut action: impl FnMut(&mut Value)) 
 }
 
 /// Returns the capability for the role of a message. A developer message becomes a system message if the
-/// template shows only the latter.
+/// template shows system messages but not developer messages.
 ///
 /// Errors: the template shows no messages of this role.
 fn shown_role(
@@ -100,7 +100,7 @@ fn shown_role(
     Ok(capability)
 }
 
-/// Whether content has no text that the template could leave out.
+/// Whether content is blank, so that a template that omits it loses no text.
 fn is_blank(content: &Value) -> bool {
     match content {
         Value::String(text) => text.trim().is_empty(),
@@ -135,8 +135,8 @@ fn joined(parts: &Value) -> Value {
     Value::String(texts.join(PART_SEPARATOR))
 }
 
-/// Prepares a message as transformers does: keys whose value is null are left out, and reasoning is passed
-/// under each name that templates read.
+/// Prepares a message as transformers does: keys with the value null are removed, and reasoning is stored
+/// under each key that templates read.
 fn normalize(message: &mut Map<String, Value>) {
     message.retain(|_, value| !value.is_null());
     let sent = ["reasoning_content", "thinking", "reasoning"];

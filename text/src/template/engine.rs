@@ -14,7 +14,7 @@ const FUEL: u64 = 500_000;
 /// Maximum size in bytes of all values that a template creates in one rendering.
 const VALUE_BYTES_MAX: usize = 512 << 20;
 
-/// Name of the template engine in panic errors. No template should cause a panic; one that does fails with an
+/// Name of the template engine in panic errors. No template should cause a panic; a panic is reported as an
 /// ordinary error.
 const ENGINE_NAME: &str = "template engine";
 
@@ -55,9 +55,9 @@ impl NamedTemplateSet {
         Ok(engine)
     }
 
-    /// Compiles a template under a name.
+    /// Compiles a template and stores it under `name`.
     ///
-    /// Errors: the message of the template engine.
+    /// Errors: the error message of the template engine.
     pub(super) fn add(&mut self, name: String, text: &str) -> Result<(), String> {
         let compiled = catch_panic(ENGINE_NAME, || JinjaTemplate::compile(text))?;
         let template = compiled.map_err(|error| error.to_string())?;

@@ -15,9 +15,9 @@ struct InsertionTrial {
 }
 
 impl ChatTemplate {
-    /// Whether the template shows a system message in the middle and at the end of a conversation, as a
-    /// message of its own: with a role marker, not as a user message, and without a change of the text around
-    /// it.
+    /// Whether the template shows a system message in the middle and at the end of a conversation as a
+    /// separate message: with a role marker, not as a user message, and without changes to the surrounding
+    /// text.
     pub fn shows_inline_system(&self) -> bool {
         let shows = |tools: &Value| trials().iter().all(|trial| self.shows_insertion(trial, tools));
         shows(&Value::Null) && shows(&json!([trial_tool()]))
@@ -45,7 +45,7 @@ impl ChatTemplate {
                 && insertion.text.matches(NOTE).count() == 1
                 && insertion.text.trim() != NOTE
         });
-        // After the opening of an assistant turn, the message would be part of the output.
+        // If the system message followed the opening of an assistant turn, it would be part of the output.
         let is_last = trial.index == trial.messages.len();
         let ends_prompt = is_last && after.starts_with(&before);
         is_message && !ends_prompt && render(Some(note("user"))).as_ref() != Some(&after)
@@ -59,7 +59,7 @@ struct TextInsertion {
     text: String,
 }
 
-/// Returns the insertion into `before` that gives `after`; `None` if `after` differs in another way.
+/// Returns the single insertion that turns `before` into `after`; `None` if the texts differ in another way.
 fn insertion(before: &str, after: &str) -> Option<TextInsertion> {
     let (old, new) = (before.as_bytes(), after.as_bytes());
     let inserted = new.len().checked_sub(old.len())?;

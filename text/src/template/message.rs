@@ -17,7 +17,7 @@ pub(super) struct TemplateRequest {
     pub(super) template: String,
     /// Variables of the template.
     pub(super) variables: Map<String, Value>,
-    /// Arguments of the tool calls in their other form.
+    /// Arguments of the tool calls in the other form (object or JSON text).
     pub(super) other_arguments: Vec<Value>,
     /// Maximum size of the output in bytes.
     pub(super) output_bytes_max: usize,

@@ -6,8 +6,8 @@
 //! The template of a request is rendered by a child process with limits on memory and CPU time:
 //! `request_template.rs`.
 //!
-//! Templates take messages in different forms. Trial renderings find the forms that a template takes
-//! (`trial.rs`, `capabilities.rs`), and messages are converted to them (`conversation.rs`).
+//! Templates take messages in different forms. Trial renderings determine the forms that a template takes
+//! (`trial.rs`, `capabilities.rs`), and messages are converted to these forms (`conversation.rs`).
 
 mod capabilities;
 mod child;
@@ -43,11 +43,11 @@ const TOOL_USE_NAME: &str = "tool_use";
 /// Input of a chat template. Special tokens in its strings, except in `template`, remain plain text.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
-    /// Chat template sent in the request, or the name of a template of the model; `None` = the template of
-    /// the model.
+    /// Chat template sent in the request, or the name of one of the model's templates; `None` selects one of
+    /// the model's templates automatically.
     pub template: Option<String>,
     /// Messages: a JSON array of objects as in the request. Content is a string, or a list of parts of type
-    /// `text`; arguments of tool calls are an object or the text of an object.
+    /// `text`; tool call arguments are an object or the JSON text of an object.
     pub messages: Value,
     /// Tool definitions as in the request, or null.
     pub tools: Value,
@@ -57,7 +57,7 @@ pub struct ChatInput {
     pub add_generation_prompt: bool,
     /// Whether the end of the last message is omitted, so that the model continues this message.
     pub continue_final_message: bool,
-    /// `chat_template_kwargs` of the request, completed by the defaults of the server.
+    /// `chat_template_kwargs` of the request, merged with the server's defaults.
     pub kwargs: Map<String, Value>,
 }
 
@@ -151,8 +151,8 @@ impl ChatTemplate {
         self.templates.len() > 1 && self.templates.contains_key(name)
     }
 
-    /// Returns the names of the parts of a conversation that the template does not show: tools, and tool calls
-    /// in messages.
+    /// Returns the names of the fields of a conversation that the template does not show: tools, and tool
+    /// calls in messages.
     pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<&'static str> {
         let name = input.template.as_deref();
         if name.is_some_and(|name| !self.has_named(name)) {

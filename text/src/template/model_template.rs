@@ -1,4 +1,4 @@
-//! One compiled template of a model, with the capabilities that trial renderings found.
+//! One compiled template of a model, with the capabilities found by trial renderings.
 
 use super::super::error::TextError;
 use super::capabilities::TemplateCapabilities;
@@ -14,7 +14,7 @@ pub(super) struct AnalysedTemplate {
     engine: NamedTemplateSet,
     /// Capabilities for conversations without tools.
     plain: TemplateCapabilities,
-    /// Capabilities for conversations with tools, which some templates render in other ways.
+    /// Capabilities for conversations with tools, which some templates render differently.
     with_tools: TemplateCapabilities,
 }
 

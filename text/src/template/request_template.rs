@@ -1,8 +1,8 @@
 //! Renders chat templates sent in requests, if the operator allows them (`--trust-request-chat-template`).
 //!
 //! The template engine limits instructions and output, but a template can double the size of a string with
-//! each instruction. So each template of a request is rendered by a worker process of its own (`hadron
-//! template-worker`), which the kernel ends if it exceeds its limit of memory or CPU time.
+//! each instruction. So each request template is rendered by a separate worker process (`hadron
+//! template-worker`), which the kernel terminates if the process exceeds its memory or CPU time limit.
 
 use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
@@ -19,17 +19,17 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Address space limit of one worker process in bytes. While it runs, as much of `--max-text-memory` is
-/// reserved.
+/// Address space limit of one worker process in bytes. The same number of bytes is reserved from
+/// `--max-text-memory` while the process runs.
 const TEMPLATE_MEMORY: u64 = 512 << 20;
-/// Maximum number of templates rendered at a time: each one blocks a thread of the text pool while its worker
-/// process runs.
+/// Maximum number of templates rendered concurrently: each rendering blocks a thread of the text pool while
+/// its worker process runs.
 const TEMPLATES_MAX: u64 = 2;
-/// Maximum time that a request waits for other templates, and for memory in use by long texts.
+/// Maximum time that a request waits for a rendering slot, and for memory in use by long texts.
 const SLOT_WAIT: Duration = Duration::from_secs(1);
 /// CPU time limit of one worker process, in seconds.
 pub(super) const TEMPLATE_CPU_S: u64 = 5;
-/// Maximum time until the worker process replies; afterwards it is killed.
+/// Maximum time until the worker process replies; after this time the process is killed.
 const TEMPLATE_TIME: Duration = Duration::from_secs(30);
 
 /// Renders chat templates sent in requests, each in a worker process.
@@ -38,7 +38,7 @@ pub struct RequestTemplateRenderer {
     program: WorkerProgram,
     special_tokens: SpecialTokens,
     output_bytes_max: usize,
-    /// Semaphore of `TEMPLATES_MAX` units; each template being rendered acquires one unit (not bytes).
+    /// Semaphore of `TEMPLATES_MAX` units; each rendering acquires one unit (not bytes).
     render_slots: TextMemoryBudget,
 }
 
@@ -93,7 +93,7 @@ struct TemplateProcess {
 }
 
 impl TemplateProcess {
-    /// Starts the worker process. The kernel ends it when the calling thread ends.
+    /// Starts the worker process. The kernel terminates the process when the calling thread ends.
     ///
     /// Errors: no process or file descriptor is available.
     fn start(program: &WorkerProgram) -> io::Result<Self> {

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 /// Name of the template for conversations without tools.
 pub(super) const DEFAULT_NAME: &str = "default";
-/// Folder of further named templates in a model folder.
+/// Subfolder of a model folder with additional named templates.
 const ADDITIONAL_FOLDER: &str = "additional_chat_templates";
 /// Extension of template files.
 const EXTENSION: &str = "jinja";
-/// Maximum number of templates of a model.
+/// Maximum number of templates per model.
 const TEMPLATES_MAX: usize = 64;
 
 /// Source of a template, its name, and the file that it was read from.
@@ -57,7 +57,7 @@ impl TemplateSource {
         Ok(Vec::new())
     }
 
-    /// Reads the templates in the folder of additional templates, whose names are their file names.
+    /// Reads the templates in the folder of additional templates; the name of a template is its file name.
     fn additional(folder: &Path) -> Result<Vec<Self>, TextLoadError> {
         let unreadable = |source| TextLoadError::Read { path: folder.to_owned(), source };
         let entries = match std::fs::read_dir(folder) {

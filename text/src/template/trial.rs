@@ -1,5 +1,5 @@
-//! Trial renderings: renders short conversations with a chat template and looks for their texts in the
-//! output, which shows in what form the template takes them.
+//! Trial renderings: renders short conversations with a chat template and searches the output for the message
+//! texts, to find the message forms that the template takes.
 
 use super::super::error::TextError;
 use super::engine::NamedTemplateSet;
@@ -41,7 +41,7 @@ impl ContentForm {
 /// Form of the arguments of a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum ArgumentsForm {
-    /// A JSON object, as transformers documents it.
+    /// A JSON object, the form documented by transformers.
     #[default]
     Object,
     /// JSON text, as in OpenAI's API.
@@ -71,13 +71,13 @@ pub(super) enum CallContent {
 pub(super) enum TrialOutcome {
     /// The template failed.
     Failed,
-    /// The output lacks the text, or contains it only in a list that was printed as a value.
+    /// The output lacks the text, or contains the text only because a list was printed as a Python value.
     Hidden,
     /// The output contains the text.
     Shown,
 }
 
-/// Outcomes for the two forms of content in one conversation.
+/// Trial outcomes for the two forms of content in one conversation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MessageTrial {
     /// Outcome with content that is a string.
@@ -95,7 +95,7 @@ impl MessageTrial {
             Some(_) if shows => TrialOutcome::Shown,
             Some(_) => TrialOutcome::Hidden,
         };
-        // A template that prints a string as JSON prints a list as JSON on purpose.
+        // A template that prints strings as JSON is also meant to print lists as JSON.
         let prints_json = text.is_some_and(|output| output.contains(&format!("\"{TEXT}\"")));
         let shows_parts = |output: &str| {
             output.contains(TEXT)
@@ -117,7 +117,7 @@ pub(super) struct TrialRenderer<'a> {
     variables: &'a Map<String, Value>,
     /// Whether the trial conversations define a tool.
     tools: bool,
-    /// Whether a trial exceeded a limit. There are no further trials then, because each may be expensive.
+    /// Whether a trial exceeded a limit. No further trials are run then, because each may be expensive.
     exhausted: Cell<bool>,
 }
 
@@ -187,8 +187,8 @@ impl<'a> TrialRenderer<'a> {
         conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
     }
 
-    /// Whether the template shows the tools of a request. `other`: form of `content` for a second trial, if the first one
-    /// shows none.
+    /// Whether the template shows the tools of a request. `other` is the form of `content` for a second
+    /// trial, which is run if the first trial shows no tools.
     pub(super) fn shows_tools(&self, other: ContentForm) -> bool {
         let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
         let system = json!({"role": "system", "content": other.of(OTHER_TEXT)});

@@ -170,7 +170,7 @@ fn template_errors_and_limits_are_typed() {
     assert!(matches!(no_tag, Err(TextError::InvalidRequestTemplate(_))));
     assert_eq!(render("{{ messages[0].content[0:0][::-1] }}").unwrap().text, "");
     assert_eq!(render("{{ 'x' * 1000000000 }}"), Err(TextError::TemplateMemory(512 << 20)));
-    // A value that contains itself is formatted neither in the output nor in an error.
+    // A value that contains itself cannot be formatted, neither in the output nor in an error message.
     for shown in ["ns", "[ns]", "ns.n.n + 1"] {
         let cycle = format!("{{% set ns = namespace() %}}{{% set ns.n = ns %}}{{{{ {shown} }}}}");
         assert!(matches!(render(&cycle), Err(TextError::Template(_))), "{cycle}");

@@ -1,4 +1,4 @@
-//! Which tokens are special, and which of them are BOS and EOS, by all tokenizer files of a folder together.
+//! Tests that special tokens, BOS and EOS are determined from all tokenizer files of a folder together.
 
 use super::{TokenizerFileContents, byte_level, write};
 use crate::{TextLoadError, Tokenizer};

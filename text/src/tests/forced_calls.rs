@@ -1,5 +1,5 @@
-//! Forced calls: random outputs of the grammar of every tool call syntax are parsed into complete calls, whose
-//! arguments the schema accepts.
+//! Forced calls: random outputs that the grammar of each tool call syntax allows are parsed into complete
+//! calls, whose arguments must satisfy the schema.
 
 use super::random_output::RandomOutput;
 use super::{added, byte_level, load};
@@ -11,13 +11,13 @@ use grammar::{GrammarCompiler, GrammarSpec, OutputConstraint};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Texts with which a random output ends the values that have begun.
+/// Texts with which a random output closes its open values.
 const JSON_ENDS: &[&str] = &["\"", "a\"", "]", "}", ")"];
 const DELIMITED_ENDS: &[&str] = &["<escape>", "<|\"|>", "]", "}", "<end_function_call>"];
 const TAG_ENDS: &[&str] =
     &["\n</parameter>", "</parameter>", "</arg_value>", "</｜DSML｜parameter>", "\"", "]", "}"];
 
-/// Schemas of a property `v`; definitions that they refer to are `DEFINITIONS`.
+/// Schemas of a property `v`; their references refer to `DEFINITIONS`.
 fn value_schemas() -> Vec<Value> {
     vec![
         json!({"type": "string"}),
@@ -50,7 +50,7 @@ fn value_schemas() -> Vec<Value> {
     ]
 }
 
-/// Schemas of the whole arguments.
+/// Schemas of complete argument objects.
 pub(super) fn object_schemas() -> Vec<Value> {
     let definitions = json!({
         "colour": {"type": "string", "enum": ["red", "blue"]},
@@ -80,7 +80,8 @@ pub(super) fn object_schemas() -> Vec<Value> {
     schemas
 }
 
-/// Returns a tokenizer whose vocabulary contains the markers of `syntax`, as special tokens or not at all.
+/// Returns a tokenizer. If `has_special`, the markers of `syntax` are special tokens, otherwise they are not
+/// in the vocabulary.
 fn tokenizer(syntax: ToolCallSyntax, has_special: bool) -> Arc<Tokenizer> {
     let mut files = byte_level();
     if has_special {
@@ -93,7 +94,7 @@ fn tokenizer(syntax: ToolCallSyntax, has_special: bool) -> Arc<Tokenizer> {
     Arc::new(load(&files).1)
 }
 
-/// Returns the arguments of the calls of an output that contains nothing else.
+/// Returns the arguments of the calls in an output that consists only of calls.
 ///
 /// Errors: the part of the output that is not a complete call.
 fn calls(
@@ -119,7 +120,7 @@ fn calls(
     Ok(calls)
 }
 
-/// Syntax of tool calls, with the vocabulary for which its grammars are compiled.
+/// Tool call syntax, with the vocabulary for which its grammars are compiled.
 pub(super) struct ForcedSyntax {
     pub syntax: ToolCallSyntax,
     pub tokenizer: Arc<Tokenizer>,
@@ -174,7 +175,7 @@ impl ForcedSyntax {
             let calls =
                 calls(self.syntax, &tools, &output).map_err(|e| format!("{e} {output:?}"))?;
             let parsed = calls.iter().map(|arguments| match serde_json::from_str(arguments) {
-                // Numbers may exceed the range of a double.
+                // A generated number may exceed the range of a double.
                 Err(error) if error.to_string().contains("out of range") => true,
                 result => result.is_ok_and(|arguments| valid.is_valid(&arguments)),
             });
@@ -232,7 +233,7 @@ fn forced_grammar(syntax: ToolCallSyntax, parameters: Value) -> Result<String, C
     syntax.grammar([&tool], false, &tokenizer(syntax, false))
 }
 
-/// Returns definitions that each refer to the next one a hundred times; the last one is `last`.
+/// Returns definitions each of which refers to the next one a hundred times; the last definition is `last`.
 fn branching_definitions(kind: &Value, last: &Value) -> Value {
     let choices = |next: usize| vec![json!({"$ref": format!("#/$defs/d{next}")}); 100];
     let mut definitions = json!({"d7": last});

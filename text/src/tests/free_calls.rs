@@ -1,5 +1,6 @@
-//! Calls of strict tools if the model is free whether to call: random outputs of the grammar of every tool call
-//! syntax are parsed into content and complete calls, whose arguments the schema of a strict tool accepts.
+//! Calls of strict tools when the model may choose not to call: random outputs that the grammar of each tool
+//! call syntax allows are parsed into content and complete calls, and the arguments of strict tools must
+//! satisfy the schema.
 
 use super::forced_calls::{ForcedSyntax, object_schemas};
 use super::random_output::RandomOutput;
@@ -64,7 +65,7 @@ fn opening(syntax: ToolCallSyntax) -> &'static str {
     }
 }
 
-/// Generates outputs of a strict tool `f` and a tool `g` that is not strict, and checks their calls. Returns the
+/// Generates outputs with a strict tool `f` and a non-strict tool `g`, and checks their calls. Returns the
 /// number of calls of `f`.
 fn check(forced: &ForcedSyntax, schema: &Value, seed: u64) -> Result<usize, String> {
     let loose = json!({"type": "object", "properties": {"a": {"type": "array"}, "b": {}},

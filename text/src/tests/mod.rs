@@ -1,4 +1,5 @@
-//! Tests against the `tokenizers` crate and against expected renderings, with small tokenizers built here.
+//! Tests against the `tokenizers` crate and against expected renderings, with small tokenizers built in this
+//! module.
 
 mod chat;
 mod declared_tokens;

@@ -268,7 +268,8 @@ fn calls_beyond_the_limit_are_dropped() {
     assert_eq!(show(&pieces, text), "call 0 time\n  0 {}\nend 0\n");
 }
 
-/// Outputs that never become a tool call: the text held back stays bounded, whatever their length.
+/// Outputs that never become a tool call: the size of the held-back text is bounded, regardless of the output
+/// length.
 #[test]
 fn held_back_output_is_bounded() {
     const HELD_BACK_MAX: usize = 256 << 10;
@@ -388,8 +389,9 @@ fn megabyte_output_parses_fast_in_bounded_memory() {
             parser.push(&text, &mut pieces);
             parser.finish(&mut pieces);
             let took = processor_time().saturating_sub(start);
-            // `tests/bench/output_parsers.rs` measures a release build alone on its CPU. Here only a parser
-            // that is not linear takes longer than the limit, whatever the build and the load of the machine.
+            // `tests/bench/output_parsers.rs` measures a release build on an idle CPU. Here the limit is so
+            // generous that only a parser with non-linear time exceeds it, regardless of the build profile
+            // and the machine load.
             assert!(took < Duration::from_secs(5), "{syntax:?} {unit:?} took {took:?}");
             worst = worst.max(took);
         }

@@ -1,5 +1,5 @@
-//! Properties of the output parsers for random outputs: the result does not depend on the chunks, and the
-//! content and the texts of the calls are the whole output.
+//! Properties of the output parsers for random outputs: the result does not depend on the chunking, and the
+//! content and the texts of the calls together are the whole output.
 
 use super::output_parsers::{parser, run};
 use crate::{OutputPiece, OutputPieces, ReasoningStart, ToolCallSyntax};
@@ -100,8 +100,8 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     LONG_WORD,
 ];
 
-/// Placeholders in `OUTPUT_FRAGMENTS`: they are replaced by more spaces, and a longer name, than a parser
-/// holds back.
+/// Placeholders in `OUTPUT_FRAGMENTS`: replaced by more spaces, and by a longer name, than a parser holds
+/// back.
 const MANY_SPACES: &str = "\u{1}";
 const LONG_WORD: &str = "\u{2}";
 
@@ -170,7 +170,7 @@ fn expanded(text: &str) -> String {
     text.replace(MANY_SPACES, &" ".repeat(300)).replace(LONG_WORD, &"n".repeat(600))
 }
 
-/// Call of an output, and the offset at which its text begins.
+/// Tool call in an output, and the offset at which its text begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ParsedCall {
     from: usize,
@@ -178,8 +178,8 @@ struct ParsedCall {
     arguments: String,
 }
 
-/// Output in order: content, and groups of calls without content between them. The content of a malformed call
-/// is its text.
+/// Sections of an output in order: content, and groups of adjacent calls. A malformed call counts as content
+/// with the call's text.
 #[derive(Debug, PartialEq, Eq)]
 enum OutputRun {
     Content(String),
@@ -250,7 +250,7 @@ proptest! {
         check_sources(ToolCallSyntax::ALL[syntax], &expanded(&text))?;
     }
 
-    /// No text is lost or doubled if one character of a valid call is removed, doubled or replaced.
+    /// If one character of a valid call is removed, doubled or replaced, no text is lost or duplicated.
     #[test]
     fn broken_calls_lose_and_double_no_text(
         syntax in 0..ToolCallSyntax::ALL.len(),
@@ -274,7 +274,7 @@ proptest! {
     }
 }
 
-/// Returns an output with content and two calls, if the syntax has a place for content.
+/// Returns an output with two calls, and with content if the syntax allows content.
 fn valid_output(syntax: ToolCallSyntax) -> String {
     let json = |key: &str| {
         format!("{{\"name\": \"weather\", \"{key}\": {{\"city\": \"B\\n\", \"tags\": [1, {{}}]}}}}")

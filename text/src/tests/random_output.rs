@@ -4,9 +4,9 @@ use crate::Tokenizer;
 use grammar::GrammarSession;
 use protocol::Token;
 
-/// Number of tokens in which a random output tries the same end first.
+/// Number of consecutive tokens for which a random output tries the same ending first.
 const TURN_TOKENS: usize = 30;
-/// Number of tokens after which a random output ends its values.
+/// Number of tokens after which a random output closes its open values.
 const FREE_TOKENS: usize = 60;
 const TOKENS_MAX: usize = 1_500;
 
@@ -24,15 +24,15 @@ impl RandomOutputRng {
 /// Generator of one random output.
 pub(super) struct RandomOutput<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// Texts with which the output ends what has begun.
+    /// Texts with which the output closes its open values.
     pub ends: Vec<&'a str>,
-    /// The output ends with a chance of one in this number, wherever it may end.
+    /// Wherever the output may end, it ends with probability 1 / `stop_chance`.
     pub stop_chance: usize,
-    /// Number of tokens after which the output ends wherever it may end.
+    /// Number of tokens after which the output ends at the first position at which it may end.
     pub stops_after: usize,
-    /// Text that the output begins with, as far as it is allowed.
+    /// Text that the output begins with, as far as the grammar allows this text.
     pub start: &'a str,
-    /// Whether a special token is always wanted, where values end.
+    /// Whether special tokens are always preferred while values are being closed.
     pub prefers_special: bool,
     pub seed: u64,
 }
@@ -62,7 +62,8 @@ impl RandomOutput<'_> {
                 };
             }
             let ending = step > FREE_TOKENS || random.below(8) == 0;
-            // A text that ends a value may be allowed inside a string, so each has its turn.
+            // The text of an ending may also be allowed inside a string and then closes nothing, so the
+            // endings are tried first in rotation.
             let turn = step / TURN_TOKENS % ends.len();
             let in_turn = || ends[turn..].iter().chain(&ends[..turn]);
             let ends = || in_turn().filter_map(|end| next_byte(&output, end.as_bytes()));
@@ -87,7 +88,7 @@ impl RandomOutput<'_> {
     }
 }
 
-/// Next byte of a text whose beginning an output ends with.
+/// State of matching a text against the end of an output, to find the next byte of the text.
 struct NextByte {
     matched: usize,
     token: Token,

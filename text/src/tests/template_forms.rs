@@ -1,4 +1,5 @@
-//! Tests of the forms in which templates get conversations: none, content, arguments, roles, named templates.
+//! Tests of the forms in which templates take conversations: content, tool call arguments, roles, named
+//! templates, and templates that take no messages.
 
 use serde_json::{Value, json};
 
@@ -16,7 +17,8 @@ fn render(template: &str, messages: Value) -> Result<String, TextError> {
     compile(template).1.render(input).map(|rendered| rendered.text)
 }
 
-/// A template that calls `content` for the content of each message, in the roles that it lists.
+/// Returns a template that prints each message whose role is in `roles`; `content` is the expression that
+/// prints the content.
 fn of_roles(roles: &str, content: &str) -> String {
     format!(
         "{{% for m in messages %}}{{% if m.role in [{roles}] %}}[{{{{ m.role }}}}]{content}{{% endif %}}{{% endfor %}}"
@@ -84,7 +86,7 @@ fn with_call(content: &Value, arguments: &Value) -> Value {
         {"role": "assistant", "content": content, "tool_calls": [call]}])
 }
 
-/// A template that shows tool calls, whose arguments `shown` prints.
+/// Returns a template that shows tool calls; `shown` is the expression that prints the arguments.
 fn of_calls(shown: &str) -> String {
     format!(
         "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls or [] %}}<{shown}>\
@@ -167,7 +169,7 @@ fn messages_that_a_template_leaves_out_are_errors() {
     assert_eq!(render(&three, empty).unwrap(), "[user]u", "nothing is lost");
     let critic = of_roles("'user', 'critic'", PLAIN);
     assert_eq!(render(&critic, of("critic")).unwrap(), "[user]u[critic]x");
-    // A template that shows no messages at all has another purpose.
+    // A template that shows no messages at all serves another purpose, so it is accepted.
     assert_eq!(render("{{ messages|length }}", of("critic")).unwrap(), "2");
 }
 

@@ -1,4 +1,4 @@
-//! Encoding, decoding and streaming must give the results of the `tokenizers` crate.
+//! Tests that encoding, decoding and streaming give the same results as the `tokenizers` crate.
 
 use models::synth::SynthOptions;
 use std::sync::{Arc, LazyLock};
@@ -171,8 +171,9 @@ proptest! {
         prop_assert_eq!(pair.tokenizer.decode(&ids, true), text);
     }
 
-    /// Random ids, so most byte sequences are invalid UTF-8. With byte fallback the `tokenizers` crate
-    /// replaces a partly valid run as a whole, so there runs are limited to one byte.
+    /// Random ids, so most byte sequences are invalid UTF-8. With byte fallback, the `tokenizers` crate
+    /// replaces a partly valid byte run as a whole, so for these tokenizers byte runs are limited to one
+    /// byte.
     #[test]
     fn detokenizer_deltas_join_to_library_decoding(
         ids in prop::collection::vec(0_u32..275, 0..40),
@@ -217,7 +218,8 @@ fn long_text_has_a_large_token_count_bound() {
         let tokens = pair.encoded(&text).len();
         assert!((1_500..=tokens).contains(&lower_bound), "{lower_bound} of {tokens}");
     }
-    // Normaliser and pre-tokenizer steps that join or drop text make every lower bound uncertain.
+    // Normaliser and pre-tokenizer steps that join or drop text invalidate every lower bound on the token
+    // count.
     let files = byte_level();
     let with = |key: &str, value: serde_json::Value| {
         let mut files = files.clone();

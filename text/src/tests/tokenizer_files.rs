@@ -1,4 +1,4 @@
-//! Tokenizer files of every kind, compared with ids of reference libraries
+//! Tokenizer files of every kind: token ids are compared with those of reference libraries
 //! (`tests/conformance/tokenizers/fixtures.py`).
 
 use super::{TokenizerFileContents, byte_level, write};
@@ -13,7 +13,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tests/tokenizers").join(name)
 }
 
-/// Returns a copy of the fixture `name`, whose `tokenizer_config.json` has other members too.
+/// Returns a copy of the fixture `name` with other values for `members` in `tokenizer_config.json`.
 fn changed(name: &str, members: &Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(fixture(name)).unwrap() {

@@ -1,4 +1,5 @@
-//! Long texts are tokenised window by window, with the same tokens as if tokenised as a whole.
+//! Tests that long texts, which are tokenised window by window, give the same tokens as when tokenised as a
+//! whole.
 
 use super::{TokenizerFileContents, byte_level, load, sentence_piece};
 use crate::pre_tokenizer_patterns as patterns;

@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 
 /// Parts of a byte-level BPE tokenizer.
 pub(super) struct ByteLevelParts {
-    /// Ids by the spelling of their tokens.
+    /// Ids by token string.
     pub(super) vocab: Map<String, Value>,
-    /// Pairs of spellings, the first merged first.
+    /// Merges as pairs of token strings, in merge order.
     pub(super) merges: Vec<Value>,
-    /// Whether a pre-token that is a token needs no merges.
+    /// Whether merges are skipped for a pre-token that is itself a token.
     pub(super) ignore_merges: bool,
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,

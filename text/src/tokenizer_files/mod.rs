@@ -1,9 +1,9 @@
-//! Files that define the tokenizer of a model folder. `tokenizer.json` is read as it is; every other file is
-//! converted to the form of `tokenizer.json`, as transformers converts it, so that all tokenizers share one
-//! code path.
+//! Files that define the tokenizer of a model folder. `tokenizer.json` is used directly; every other file is
+//! converted to the format of `tokenizer.json` in the same way as in transformers, so that all tokenizers
+//! share one code path.
 //!
-//! A file is converted only if the result is known to be exact for its tokenizer class: these files contain
-//! no pre-tokenizer pattern, which is code of the class.
+//! A file is converted only if the result is known to be exact for its tokenizer class: these files do not
+//! contain the pre-tokenizer pattern, which is part of the code of the class.
 
 mod byte_level;
 mod post_processor_template;
@@ -33,7 +33,8 @@ pub const TOKENIZER_FILES: [&str; 6] = [
     "vocab.json",
 ];
 
-/// Maximum length of a token in bytes: merges are found by trying all splits of each token.
+/// Maximum length of a token in bytes. The limit exists because merges are found by trying all splits of each
+/// token.
 const TOKEN_BYTES_MAX: usize = 4 << 10;
 
 /// Definition of a tokenizer in the form of `tokenizer.json`.
@@ -46,20 +47,21 @@ pub(super) struct TokenizerDefinition {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What the other files of a model folder say about its tokenizer.
+/// Information about the tokenizer from the other files of a model folder.
 struct ConversionContext<'a> {
     dir: &'a Path,
-    /// Tokenizer class without `Fast`; `None` if neither the tokenizer nor the model is of a known class.
+    /// Name of the tokenizer class without the suffix `Fast`; `None` if neither the tokenizer class nor the
+    /// model type is known.
     class: Option<String>,
     /// Declared tokens; a conversion adds the roles that its tokenizer class defines.
     declared: &'a mut DeclaredTokens,
 }
 
 impl TokenizerDefinition {
-    /// Reads the first of `TOKENIZER_FILES` that exists in `dir`, and adds roles that its tokenizer class
+    /// Reads the first of `TOKENIZER_FILES` that exists in `dir`, and adds the roles that its tokenizer class
     /// defines to `declared`.
     ///
-    /// Errors: there is no such file; the file is invalid, or cannot be converted exactly.
+    /// Errors: no such file exists; the file is invalid, or cannot be converted exactly.
     pub(super) fn read(dir: &Path, declared: &mut DeclaredTokens) -> Result<Self, TextLoadError> {
         for name in TOKENIZER_FILES {
             let path = dir.join(name);
@@ -100,7 +102,7 @@ impl ConversionContext<'_> {
         self.declared.config[name].as_bool()
     }
 
-    /// Returns the error for a tokenizer class whose files cannot be converted exactly.
+    /// Returns the error for a tokenizer class whose tokenizer file cannot be converted exactly.
     fn unsupported_class(&self) -> String {
         let class = self.class.as_deref().map_or_else(
             || "no known tokenizer_class".to_owned(),

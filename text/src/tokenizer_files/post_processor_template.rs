@@ -37,8 +37,9 @@ pub(super) fn post_processor(
 }
 
 impl ConversionContext<'_> {
-    /// Returns the post-processor that `add_bos_token` and `add_eos_token` of `tokenizer_config.json` define;
-    /// `id_of` returns the id of a token. Without `add_bos_token`, `default_bos` says whether BOS is added.
+    /// Returns the post-processor that `add_bos_token` and `add_eos_token` of `tokenizer_config.json` define.
+    /// `id_of` returns the id of a token. If `add_bos_token` is absent, `default_bos` determines whether BOS
+    /// is added.
     pub(super) fn post_processor(
         &self,
         default_bos: bool,

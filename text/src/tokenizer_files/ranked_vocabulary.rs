@@ -1,5 +1,5 @@
-//! Vocabularies of tiktoken: bytes of tokens in the order of their ranks. The rank of a token is the priority
-//! of every merge that makes it.
+//! tiktoken vocabularies: the bytes of the tokens in rank order. The rank of a token is also the priority of
+//! every merge that produces this token.
 
 use super::TOKEN_BYTES_MAX;
 use crate::byte_alphabet::byte_level_spelling;
@@ -14,7 +14,7 @@ pub(super) struct RankedVocabulary {
     tokens: Vec<Vec<u8>>,
 }
 
-/// A merge of two tokens to one whose bytes are split at `at`.
+/// Merge of two tokens into one token; `at` is the byte offset between the two parts.
 struct TokenMerge {
     left: usize,
     right: usize,
@@ -22,7 +22,7 @@ struct TokenMerge {
 }
 
 impl RankedVocabulary {
-    /// Appends the token of rank `rank`, which must be the next one, with its bytes in base64.
+    /// Appends a token given as base64. `rank` must be the next rank.
     pub(super) fn push(&mut self, rank: usize, base64: &[u8]) -> Result<(), String> {
         let bytes = base64::engine::general_purpose::STANDARD.decode(base64);
         let bytes = bytes.map_err(|error| format!("token of rank {rank}: {error}"))?;
@@ -44,9 +44,9 @@ impl RankedVocabulary {
         self.tokens.len()
     }
 
-    /// Returns the ids by spelling, where rank 0 has the id `first_id`.
+    /// Returns the ids by token string; rank 0 has the id `first_id`.
     ///
-    /// Errors: two tokens are equal, or a byte is no token.
+    /// Errors: two tokens are equal, or some byte is not a token.
     pub(super) fn vocab(&self, first_id: Token) -> Result<Map<String, Value>, String> {
         let mut vocab = Map::with_capacity(self.len());
         for (id, token) in (first_id..).zip(&self.tokens) {
@@ -60,7 +60,7 @@ impl RankedVocabulary {
         }
     }
 
-    /// Returns all merges, in the order of the ranks of their results.
+    /// Returns all merges, ordered by the rank of the merged token.
     pub(super) fn merges(&self) -> Vec<Value> {
         let ranks: HashMap<&[u8], usize> =
             self.tokens.iter().enumerate().map(|(rank, token)| (token.as_slice(), rank)).collect();

@@ -9,10 +9,11 @@ use protocol::Token;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// Difference between the score of a piece that no text is encoded to and the lowest score of the others.
+/// Difference between the lowest score of the pieces that occur in encoded texts and the score of the pieces
+/// that must not.
 const UNUSED_PIECE_COST: f32 = 1e6;
 
-/// A piece under its id.
+/// A vocabulary piece with its token string.
 struct NamedPiece {
     text: String,
     score: f32,
@@ -20,13 +21,13 @@ struct NamedPiece {
 }
 
 impl NamedPiece {
-    /// Whether texts are encoded to this piece.
+    /// Whether encoding a text can produce this piece.
     fn is_text(&self) -> bool {
         matches!(self.kind, SentencePieceKind::Normal | SentencePieceKind::UserDefined)
     }
 }
 
-/// A merge of two pieces to `text`, split at byte `at`.
+/// Merge of two pieces into `text`; `at` is the byte offset between the two pieces.
 struct PieceMerge<'a> {
     text: &'a str,
     score: f32,
@@ -78,7 +79,7 @@ pub(super) fn convert(
     }))
 }
 
-/// Checks that the model has no property that the `tokenizers` crate lacks.
+/// Checks that the model has no property that the `tokenizers` crate does not support.
 fn check_supported(model: &SentencePieceModel) -> Result<(), String> {
     let spec = model.trainer_spec.clone().unwrap_or_default();
     let normalizer = model.normalizer_spec.clone().unwrap_or_default();
@@ -99,7 +100,8 @@ fn check_supported(model: &SentencePieceModel) -> Result<(), String> {
     }
 }
 
-/// Returns the pieces with their names: a declared token replaces the piece of its id.
+/// Returns the vocabulary pieces with their token strings; a declared added token overrides the piece with
+/// the same id.
 fn named_pieces<'a>(
     pieces: impl Iterator<Item = &'a ScoredPiece>,
     context: &ConversionContext<'_>,
@@ -130,8 +132,8 @@ fn model_json(spec: &TrainerSpec, pieces: &[NamedPiece], ids: &HashMap<&str, Tok
         "merges": merges(pieces, ids)})
 }
 
-/// Returns the pieces with their scores. A text that spells a byte or a control token is not that token in
-/// SentencePiece, so these pieces get a score that no path through a text takes.
+/// Returns the pieces with their scores. In SentencePiece, a text that equals the string of a byte or control
+/// piece is not encoded as that piece, so these pieces get a score so low that no segmentation uses them.
 fn scored_vocab(pieces: &[NamedPiece]) -> Vec<Value> {
     let texts = pieces.iter().filter(|piece| piece.is_text());
     let lowest = texts.map(|piece| piece.score).fold(0.0, f32::min);
@@ -141,8 +143,8 @@ fn scored_vocab(pieces: &[NamedPiece]) -> Vec<Value> {
     pieces.iter().map(|piece| json!([piece.text, score(piece)])).collect()
 }
 
-/// Returns all merges of two pieces to a piece. A piece with a higher score is merged first; of several splits
-/// of one piece, the one with the longest left part.
+/// Returns all merges of two pieces into one piece, in merge order: by descending score of the merged piece.
+/// If a piece can be split in several ways, the split with the longest left part comes first.
 fn merges(pieces: &[NamedPiece], ids: &HashMap<&str, Token>) -> Vec<Value> {
     let id_of = |text: &str| ids.get(text).copied().filter(|id| pieces[*id as usize].is_text());
     let mut splits = Vec::new();

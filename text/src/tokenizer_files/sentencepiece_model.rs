@@ -1,4 +1,4 @@
-//! SentencePiece models: the members of their protobuf messages (`sentencepiece_model.proto`) that a
+//! SentencePiece model files: the fields of the protobuf messages (`sentencepiece_model.proto`) that the
 //! conversion needs.
 
 use prost::Message;
@@ -67,18 +67,18 @@ pub(super) struct NormalizerSpec {
 pub(super) enum SentencePieceKind {
     Normal,
     Unknown,
-    /// Special token, which no text contains.
+    /// Special token, which encoding a text never produces.
     Control,
-    /// Text that is always one token.
+    /// Text that is always encoded as one token.
     UserDefined,
-    /// Piece that no text is encoded to.
+    /// Piece that encoding a text never produces.
     Unused,
     /// Byte `<0xNN>`.
     Byte,
 }
 
 impl ScoredPiece {
-    /// Returns the kind of the piece; `None` for a kind that does not exist.
+    /// Returns the kind of the piece; `None` if the value is unknown.
     pub(super) fn piece_kind(&self) -> Option<SentencePieceKind> {
         match self.kind.unwrap_or(1) {
             1 => Some(SentencePieceKind::Normal),
@@ -93,7 +93,7 @@ impl ScoredPiece {
 }
 
 impl SentencePieceModel {
-    /// Returns the model of a file.
+    /// Parses the contents of a model file.
     pub(super) fn read(contents: &[u8]) -> Result<Self, String> {
         let model = Self::decode(contents)
             .map_err(|error| format!("not a SentencePiece model: {error}"))?;

@@ -1,14 +1,15 @@
-//! How a SentencePiece model treats white space, in the form of `tokenizer.json`.
+//! Converts the white space handling of a SentencePiece model to the format of `tokenizer.json`.
 //!
-//! `legacy` of `tokenizer_config.json`, which is true by default, encodes each text between two special tokens
-//! as SentencePiece encodes a whole text. Otherwise only the start of the whole text gets a space.
+//! If `legacy` in `tokenizer_config.json` is true (the default), each text between two special tokens is
+//! encoded like a separate text, with a space prepended. Otherwise a space is prepended only to the whole
+//! text.
 
 use super::ConversionContext;
 use super::sentencepiece_model::NormalizerSpec;
 use base64::Engine as _;
 use serde_json::{Value, json};
 
-/// Steps before and after the model.
+/// Normaliser and pre-tokenizer before the model, and decoder after it.
 pub(super) struct SentencePieceStages {
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,
@@ -53,7 +54,7 @@ impl SentencePieceStages {
     }
 }
 
-/// Returns the steps that replace characters and remove spaces.
+/// Returns the normaliser steps that replace characters and remove spaces.
 fn rewriting_steps(spec: &NormalizerSpec) -> Vec<Value> {
     let mut steps = Vec::new();
     let characters = spec.precompiled_charsmap();
@@ -64,7 +65,7 @@ fn rewriting_steps(spec: &NormalizerSpec) -> Vec<Value> {
     if spec.remove_extra_whitespaces() {
         let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": content});
         steps.push(replace(r"\A +", ""));
-        // The look-behind keeps the search linear: no match begins within a run.
+        // The lookbehind keeps the search linear: no match begins inside a run of spaces.
         steps.push(replace(r"(?<![ ▁])[ ▁]++\z", ""));
         steps.push(replace(" {2,}", " "));
     }

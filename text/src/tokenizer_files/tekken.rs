@@ -1,4 +1,5 @@
-//! `tekken.json` of Mistral: a vocabulary of tiktoken after the special tokens, which have the first ids.
+//! `tekken.json` of Mistral: the special tokens, which have the lowest ids, are followed by a tiktoken
+//! vocabulary.
 
 use super::byte_level::{ByteLevelParts, split_by};
 use super::ranked_vocabulary::RankedVocabulary;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Special tokens of files that list none, in the order of their ids.
+/// Special tokens, in id order, for files that list no special tokens.
 const FIRST_SPECIAL_TOKENS: [&str; 20] = [
     "<unk>",
     "<s>",
@@ -32,10 +33,10 @@ const FIRST_SPECIAL_TOKENS: [&str; 20] = [
     "[TOOL_CONTENT]",
 ];
 
-/// Maximum number of special tokens: each of them is an added token.
+/// Maximum number of special tokens; each of them becomes an added token.
 const SPECIAL_TOKENS_MAX: usize = 1 << 16;
 
-/// Contents of `tekken.json`; members for images and audio do not concern texts.
+/// Contents of `tekken.json`, without the members for images and audio, which do not affect text.
 #[derive(Deserialize)]
 struct TekkenFile {
     config: TekkenConfig,
@@ -110,7 +111,7 @@ pub(super) fn convert(
     Ok(parts.into_json())
 }
 
-/// Returns the special tokens in the order of their ids, `count` in all.
+/// Returns the `count` special tokens in id order.
 fn special_tokens(
     listed: Option<Vec<TekkenSpecialToken>>,
     count: Option<usize>,

@@ -1,5 +1,5 @@
-//! Text files of tiktoken: one token per line, its bytes in base64 and its rank. The special tokens and the
-//! pattern are code of the tokenizer class.
+//! tiktoken text files: each line contains the bytes of one token in base64, and its rank. The special tokens
+//! and the pre-tokenizer pattern are not in the file; they are part of the code of the tokenizer class.
 
 use super::byte_level::{ByteLevelParts, split_by};
 use super::ranked_vocabulary::RankedVocabulary;
@@ -28,13 +28,13 @@ const LLAMA3_SPECIAL: [&str; 12] = [
     "<|image|>",
 ];
 
-/// A line of the file.
+/// One line of a tiktoken file.
 struct TiktokenLine<'a> {
     base64: &'a str,
     rank: usize,
 }
 
-/// Families of tokenizers with tiktoken files.
+/// Tokenizer families that use tiktoken files.
 #[derive(Clone, Copy)]
 enum TiktokenFamily {
     Llama3,
@@ -42,7 +42,7 @@ enum TiktokenFamily {
     FirstQwen,
 }
 
-/// Whether `contents` is a text file of tiktoken, not a SentencePiece model.
+/// Whether `contents` is a tiktoken text file, not a SentencePiece model.
 pub(super) fn is_tiktoken(contents: &[u8]) -> bool {
     let line = contents.split(|&byte| byte == b'\n').next().unwrap_or_default();
     line.is_ascii() && split_line(line).is_some()
@@ -110,8 +110,8 @@ fn family(context: &ConversionContext<'_>, ranked: &RankedVocabulary) -> Option<
     }
 }
 
-/// Returns the special tokens, the first of which has the id `first`. A declared token replaces the name that
-/// the tokenizer class gives to its id.
+/// Returns the special tokens; the first one has the id `first`. A declared token overrides the token that
+/// the tokenizer class defines for the same id.
 fn special_tokens(
     family: TiktokenFamily,
     context: &ConversionContext<'_>,

@@ -1,16 +1,16 @@
-//! Tokenizer class of a model folder, by which its tokenizer file is converted.
+//! Tokenizer class of a model folder, which determines how its tokenizer file is converted.
 
 use crate::error::TextLoadError;
 use crate::tokenizer::read_json;
 use serde_json::Value;
 use std::path::Path;
 
-/// Classes of transformers that say nothing about the tokenizer.
+/// Generic classes of transformers, which do not identify the tokenizer.
 const GENERIC_CLASSES: [&str; 3] =
     ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"];
 
-/// Returns the tokenizer class without `Fast`: `tokenizer_class` of `tokenizer_config.json` or `config.json`,
-/// or else the class that transformers uses for the `model_type`.
+/// Returns the name of the tokenizer class without the suffix `Fast`: `tokenizer_class` of
+/// `tokenizer_config.json` or `config.json`, or else the class that transformers uses for the `model_type`.
 pub(super) fn read(dir: &Path, tokenizer_config: &Value) -> Result<Option<String>, TextLoadError> {
     let config = read_json(&dir.join("config.json"))?.unwrap_or(Value::Null);
     let declared = [tokenizer_config, &config]

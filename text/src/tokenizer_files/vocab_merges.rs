@@ -1,4 +1,4 @@
-//! `vocab.json` and `merges.txt`: byte-level BPE of GPT-2 and of its successors.
+//! `vocab.json` and `merges.txt`: the byte-level BPE format of GPT-2 and its successors.
 
 use super::ConversionContext;
 use super::byte_level::{ByteLevelParts, split_by};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const MERGES_FILE: &str = "merges.txt";
-/// Token that these tokenizer classes use for every role without a declared token.
+/// Token that these tokenizer classes use for each role without a declared token.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 pub(super) fn convert(

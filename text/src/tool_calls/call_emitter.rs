@@ -1,24 +1,24 @@
-//! Emits content and numbered tool calls; the tool call parsers of all model families use it.
+//! Emits content and numbered tool calls for the tool call parsers of all model families.
 //!
-//! Whitespace between content and a call, or between two calls, belongs to neither and is dropped.
+//! Whitespace between content and a call, or between two calls, is dropped.
 
 use crate::output_pieces::OutputPieceWriter;
 
-/// Maximum number of whitespace bytes that are held back before a possible tool call; the rest of a longer
-/// run is emitted as content.
+/// Maximum number of whitespace bytes held back before a possible tool call; in a longer run, the excess is
+/// emitted as content.
 const SPACE_MAX: usize = 256;
 
 /// Emits the content and the tool calls of one output.
 #[derive(Debug, Clone)]
 pub(super) struct ToolCallEmitter {
-    /// Whitespace held back: it is emitted as content unless a call follows.
+    /// Whitespace held back; it is emitted as content unless a call follows.
     space: String,
     /// Index of the next tool call in the output.
     next: u32,
     /// Maximum number of calls to emit; further calls are parsed and dropped.
     calls_max: u32,
     open: bool,
-    /// Number of calls that were emitted and are complete.
+    /// Number of complete calls that were emitted.
     complete: u32,
     /// Whether only whitespace has followed the last complete call.
     after_call: bool,
@@ -30,7 +30,7 @@ impl ToolCallEmitter {
         Self { space, next, calls_max, open: false, complete, after_call: false }
     }
 
-    /// Returns the number of calls that were emitted and are complete.
+    /// Returns the number of complete calls that were emitted.
     pub(super) fn complete(&self) -> u32 {
         self.complete
     }
@@ -53,21 +53,22 @@ impl ToolCallEmitter {
         out.content(c);
     }
 
-    /// Whether only whitespace has followed the last complete call, so that a marker that closes this call is
-    /// part of its syntax.
+    /// Whether only whitespace has followed the last complete call. If so, a closing marker belongs to the
+    /// syntax of this call.
     pub(super) fn is_after_call(&self) -> bool {
         self.after_call
     }
 
-    /// Drops the whitespace held back, because a marker that closes the last call follows it.
+    /// Drops the whitespace held back between the last call and its closing marker.
     pub(super) fn drop_space(&mut self) {
         self.space.clear();
     }
 
     /// Begins a call whose syntax begins at byte `from` of the output.
     pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut OutputPieceWriter<'_>) {
-        // Whitespace before the call is counted as part of it, so that it is restored if the call turns out to
-        // be content. It is directly before the call: a marker that closes an earlier call drops it.
+        // The whitespace held back is counted as part of the call, so that it is restored if the call turns
+        // out to be content. The whitespace is directly before the call, because a closing marker of an
+        // earlier call drops earlier whitespace.
         let from = from - self.space.len();
         self.space.clear();
         (self.open, self.after_call) = (true, false);
@@ -101,7 +102,7 @@ impl ToolCallEmitter {
         }
     }
 
-    /// Ends the open call, if there is one, as malformed; its syntax ends before byte `to` of the output.
+    /// Ends the open call, if any, as malformed; the text of the call ends before byte `to` of the output.
     pub(super) fn break_call(&mut self, to: usize, out: &mut OutputPieceWriter<'_>) {
         if std::mem::take(&mut self.open) && self.is_within_limit() {
             out.broken_call(self.next - 1, to);

@@ -1,7 +1,8 @@
-//! Builds the Lark grammar of a model family's tool calls: the family's markers, and arguments that match the
-//! schema of each tool.
+//! Builds the Lark grammar of a model family's tool calls, from the family's markers and each tool's argument
+//! schema.
 //!
-//! Each tool's schema is a rule of its own, so that `$ref` references are resolved inside it.
+//! The schema of each tool is a separate grammar rule, so that `$ref` references are resolved within the
+//! schema.
 
 use super::delimited_calls::LABEL;
 use super::json_sections::{CallHeadForm, FENCE};
@@ -12,10 +13,10 @@ use grammar::lark_text::{ANY, literal, up_to, without};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Reason why calls of a tool cannot be forced in the syntax of a model family.
+/// Reason why a grammar cannot enforce the calls of a tool in the syntax of a model family.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallGrammarError {
-    /// The schema has a keyword that cannot be enforced where the syntax writes arguments without JSON.
+    /// The schema has a keyword that cannot be enforced in a syntax that does not write arguments as JSON.
     #[error(
         "the keyword {keyword} of tool {tool} cannot be enforced in this model's tool call syntax"
     )]
@@ -25,7 +26,7 @@ pub enum CallGrammarError {
         /// Keyword of the schema.
         keyword: &'static str,
     },
-    /// The syntax has no form for the name of a required parameter.
+    /// The syntax cannot represent the name of a required parameter.
     #[error(
         "the parameter {key:?} of tool {tool} cannot be written in this model's tool call syntax"
     )]
@@ -35,18 +36,19 @@ pub enum CallGrammarError {
         /// Name of the parameter.
         key: String,
     },
-    /// The schema accepts no object.
+    /// The schema of the parameters accepts no object.
     #[error("the parameters of tool {tool} must be an object")]
     NoObject {
         /// Name of the tool.
         tool: String,
     },
-    /// The grammar is longer than the grammar compiler accepts.
+    /// The grammar exceeds the maximum length of the grammar compiler.
     #[error("the grammar of the tools has more than {TEXT_BYTES_MAX} bytes")]
     TooLong,
 }
 
-/// Returns the Lark form of a marker that is a special token; `None` if it is plain text.
+/// Function that returns the Lark form of a marker that is a special token; `None` if the marker is plain
+/// text.
 pub(super) type SpecialMarkerFn<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Writes the rules of a grammar.
@@ -56,15 +58,15 @@ pub(super) struct CallGrammarWriter<'a> {
     markers: Vec<&'static str>,
     /// Rules and terminals that the calls refer to.
     pub rules: String,
-    /// Whether a rule was left out, because the rules would be longer than a grammar may be.
+    /// Whether a rule was omitted because the grammar would exceed its maximum length.
     is_too_long: bool,
 }
 
-/// Text at the end of a value, in the two parts that a grammar needs.
+/// Text split at its first special token, for use at the end of a value.
 pub(super) struct ValueEndText {
-    /// Plain text up to the first special token, as it is.
+    /// Plain text before the first special token, not escaped.
     pub plain: String,
-    /// Rest in Lark; empty if there is no special token.
+    /// Rest of the text, in Lark syntax; empty if the text contains no special token.
     pub rest: String,
 }
 
@@ -79,7 +81,7 @@ impl<'a> CallGrammarWriter<'a> {
         }
     }
 
-    /// Formats `text` in Lark; the markers in it that are special tokens are written as such.
+    /// Converts `text` to Lark; markers in `text` that are special tokens are written as special tokens.
     pub(super) fn text(&self, text: &str) -> String {
         let ValueEndText { plain, rest } = self.split(text);
         let plain = if plain.is_empty() { String::new() } else { literal(&plain) };
@@ -106,15 +108,15 @@ impl<'a> CallGrammarWriter<'a> {
         (self.special)(marker).is_some()
     }
 
-    /// Checks that no rule was left out.
+    /// Checks that no rule was omitted.
     ///
-    /// Errors: the rules are longer than a grammar may be.
+    /// Errors: the grammar exceeds its maximum length.
     pub(super) fn check_length(&self) -> Result<(), CallGrammarError> {
         if self.is_too_long { Err(CallGrammarError::TooLong) } else { Ok(()) }
     }
 
-    /// Adds a rule or a terminal. Rules beyond the maximum length of a grammar are left out; `check_length`
-    /// reports it.
+    /// Adds a rule or a terminal. Rules beyond the maximum length of a grammar are omitted; `check_length`
+    /// then fails.
     pub(super) fn rule(&mut self, name: &str, body: &str) {
         if self.rules.len() + name.len() + body.len() > TEXT_BYTES_MAX {
             self.is_too_long = true;
@@ -124,22 +126,22 @@ impl<'a> CallGrammarWriter<'a> {
         let _ = writeln!(self.rules, "{name}: {body}");
     }
 
-    /// Adds the terminal `name` of the text up to and with the first `end`, which contains none of `excluded`;
-    /// returns the text in Lark.
+    /// Adds the terminal `name` for the text up to and including the first `end`; the text contains none of
+    /// `excluded`. Returns the Lark expression of this text.
     pub(super) fn text_up_to(&mut self, name: &str, end: &str, excluded: &[String]) -> String {
         let ValueEndText { plain, rest } = self.split(end);
         if rest.is_empty() {
             self.rule(name, &up_to(&[plain], excluded));
             return name.to_owned();
         }
-        // A special token is no part of a text, so it ends every terminal. Parsers read the text of the token
-        // in plain text too.
+        // A terminal cannot contain a special token, so a special token ends every terminal. `end` is
+        // excluded because the output parsers also recognise the text of the special token in plain text.
         let excluded: Vec<String> = excluded.iter().cloned().chain([end.to_owned()]).collect();
         self.rule(name, &format!("{} & {ANY} {}", without(&excluded), literal(&plain)));
         format!("{name} {rest}")
     }
 
-    /// Adds the rule `name` of the JSON texts that `schema` accepts.
+    /// Adds the rule `name` for the JSON texts that `schema` accepts.
     pub(super) fn json_rule(&mut self, name: &str, schema: &Value) {
         let schema = with_python_whitespace(schema);
         self.rule(name, &format!("%json {schema}"));
@@ -153,17 +155,17 @@ pub(super) struct CallDelimiters {
     pub close: String,
 }
 
-/// Text of a call before and after its arguments.
+/// Text of one call before and after its arguments.
 pub(super) struct CallText {
     pub head: String,
-    /// Rest of the text before the arguments, in Lark.
+    /// Rest of the text before the arguments, in Lark syntax.
     pub infix: String,
     pub tail: String,
 }
 
 impl CallText {
-    /// Returns the call with the arguments of the rule `arguments`, in Lark. The call is preceded by `open`, and
-    /// the text `read` at the beginning of both is left out.
+    /// Returns the Lark expression of `open`, followed by the call with the arguments of the rule named
+    /// `arguments`. The prefix `read` of this text is omitted, because it has already been matched.
     pub(super) fn written(
         &self,
         open: &str,
@@ -178,9 +180,9 @@ impl CallText {
     }
 }
 
-/// Builds the grammar of one call, or with `multiple` of one or more calls, of any of `tools`.
+/// Builds the grammar of one call of any of `tools`; with `multiple`, of one or more calls.
 ///
-/// Errors: the arguments of a tool cannot be written in this syntax as its schema requires.
+/// Errors: this syntax cannot represent the arguments of a tool as its schema requires.
 pub(super) fn lark_grammar<'a>(
     syntax: ToolCallSyntax,
     tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -208,13 +210,13 @@ pub(super) fn lark_grammar<'a>(
     Ok(format!("start: {open} call {more} {close}\ncall: {calls}\n{rules}"))
 }
 
-/// Whether a grammar can allow several calls. Llama's syntax has no marker at the end of a call, which could
+/// Whether a grammar can allow several calls. Llama's syntax has no closing marker, so the parser could not
 /// separate several calls from the text that follows.
 pub(super) fn allows_several(syntax: ToolCallSyntax) -> bool {
     syntax != ToolCallSyntax::Llama3Json
 }
 
-/// Returns the text around and between all calls of an output.
+/// Returns the text before, between and after the calls of an output.
 pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>) -> CallDelimiters {
     let delimiters = |open: &str, between: &str, close: &str| CallDelimiters {
         open: open.to_owned(),
@@ -256,7 +258,7 @@ pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>)
     }
 }
 
-/// Adds the rule `args_N` of the arguments of tool N.
+/// Adds the rule `args_N` for the arguments of tool N.
 pub(super) fn add_arguments(
     syntax: ToolCallSyntax,
     index: usize,
@@ -278,7 +280,7 @@ pub(super) fn add_arguments(
     writer.check_length()
 }
 
-/// Returns the text of a call of the function `name`.
+/// Returns the text around the arguments in a call of the function `name`.
 pub(super) fn call_text(
     syntax: ToolCallSyntax,
     name: &str,
@@ -343,8 +345,8 @@ fn object_schema(tool: &ToolDefinition) -> Result<Value, CallGrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// Returns the schema with the restriction that JSON contains only the whitespace that chat templates print;
-/// otherwise a model could generate any amount of whitespace.
+/// Returns the schema with whitespace restricted to the form that chat templates print; without the
+/// restriction, a model could generate unlimited whitespace.
 fn with_python_whitespace(schema: &Value) -> Value {
     let mut object = schema.as_object().cloned().unwrap_or_default();
     let options =

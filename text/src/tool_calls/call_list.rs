@@ -37,13 +37,13 @@ impl CallListParser {
         matches!(self.state, CallListState::End)
     }
 
-    /// Whether the last character ended a call object, or whitespace follows one.
+    /// Whether the last character completed a call object, or is whitespace after a call object.
     pub(super) fn is_after_object(&self) -> bool {
         matches!(self.state, CallListState::Next)
     }
 
-    /// Processes the next character. The end of an object and the end of the array are both reported as the end
-    /// of a call.
+    /// Processes the next character. `Done` is returned both at the end of a call object and at the end of
+    /// the array.
     pub(super) fn push(
         &mut self,
         c: char,

@@ -1,20 +1,20 @@
 //! Parsers of a tool call written as a JSON object, `{"name": …, "arguments": {…}}` (`parameters` is an alias
 //! of `arguments`), and of an arguments object alone.
 //!
-//! The arguments are emitted while they are generated once the name is known. If they come before the name,
-//! they are held back until it is known.
+//! Once the name is known, the arguments are emitted while they are generated. Arguments that come before the
+//! name are held back until the name is known.
 
 use super::call_emitter::ToolCallEmitter;
 use super::json_scanner::{JsonScanStatus, JsonScanner, is_space};
 use crate::output_pieces::OutputPieceWriter;
 use std::sync::Arc;
 
-/// Maximum number of bytes of a function name in its JSON form.
+/// Maximum length of a function name in bytes, in JSON form.
 const NAME_MAX: usize = 512;
-/// Maximum number of bytes of arguments that are held back before the name.
+/// Maximum number of argument bytes held back until the name is known.
 const BUFFERED_ARGUMENTS_MAX: usize = 64 << 10;
 
-/// State of a tool call after one more character.
+/// State of a tool call after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallParseStatus {
     /// The call continues.
@@ -25,7 +25,7 @@ pub(super) enum CallParseStatus {
     Invalid,
 }
 
-/// Names of the functions that may be called; `None` = any function.
+/// Names of the functions that may be called; `None` allows any function.
 pub(super) type FunctionNames = Option<Arc<[String]>>;
 
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ enum CallObjectState {
 enum CallMember {
     Name,
     Arguments,
-    /// `id` and `type`, whose values are dropped.
+    /// `id` or `type`, whose value is dropped.
     Other,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct CallObjectParser {
     has_name: bool,
     /// Whether arguments have been read.
     has_arguments: bool,
-    /// Arguments that came before the name, held back.
+    /// Arguments that came before the name and are held back.
     buffered_arguments: String,
     from: usize,
 }
@@ -151,8 +151,8 @@ impl CallObjectParser {
                     return CallParseStatus::Invalid;
                 }
                 if is_first {
-                    // `token_text` only shows that the value has begun: further characters of the arguments
-                    // are not added to it.
+                    // A non-empty `token_text` marks that the value has begun; further characters of the
+                    // arguments are not added.
                     self.token_text.push(c);
                 }
                 self.argument(c, emitter, out);
@@ -232,7 +232,7 @@ impl CallObjectParser {
     }
 }
 
-/// Parser of the arguments of a call whose function name is not part of the JSON. The arguments are one JSON
+/// Parser of the arguments of a call whose function name is outside the JSON. The arguments are one JSON
 /// object, which is emitted while it is generated.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallArgumentsParser {

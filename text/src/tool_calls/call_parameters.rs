@@ -1,4 +1,4 @@
-//! Parameters of a tool, listed from its schema for syntaxes that write each parameter separately.
+//! Lists the parameters of a tool from its schema, for syntaxes that write each parameter separately.
 
 use super::call_grammar::CallGrammarError;
 use super::schema_refs::target;
@@ -10,9 +10,10 @@ use std::cell::Cell;
 const VARIANTS_MAX: usize = 32;
 /// Maximum depth of references and combined schemas.
 const DEPTH_MAX: usize = 16;
-/// Maximum work on the objects of one tool: number of schemas and members, for each alternative that they restrict.
+/// Maximum work for the object schemas of one tool: the number of visited schemas and members, each
+/// multiplied by the number of alternatives that it restricts.
 const WORK_MAX: usize = 8_192;
-/// Keywords that relate parameters to each other, which a sequence of parameters cannot express.
+/// Keywords that express dependencies between parameters, which a sequence of parameters cannot express.
 const UNSUPPORTED: &[&str] = &[
     "not",
     "if",
@@ -27,7 +28,7 @@ const UNSUPPORTED: &[&str] = &[
     "const",
 ];
 
-/// Parameters that a call may have together: one alternative of a schema.
+/// Set of parameters that a call may have: one alternative of a schema.
 #[derive(Debug, Clone)]
 pub(super) struct CallParameters {
     /// Parameters in the order of the schema.
@@ -38,12 +39,13 @@ pub(super) struct CallParameters {
 #[derive(Debug, Clone)]
 pub(super) struct CallParameter {
     pub key: String,
-    /// Schema of the value, a part of the tool's schema.
+    /// Schema of the value: a part of the tool's schema.
     pub schema: Value,
     pub is_required: bool,
 }
 
-/// Work that may still be done on the schema of one tool. A short schema can refer to an exponential number of schemas.
+/// Remaining work budget for the schema of one tool. The budget is needed because a short schema can refer to
+/// an exponential number of schemas.
 #[derive(Debug)]
 pub(super) struct SchemaBudget(Cell<usize>);
 
@@ -53,7 +55,7 @@ impl SchemaBudget {
         Self(Cell::new(WORK_MAX))
     }
 
-    /// Deducts `work`; returns whether it was left.
+    /// Deducts `work`; returns whether the budget was sufficient.
     pub(super) fn spend(&self, work: usize) -> bool {
         let left = self.0.get().checked_sub(work);
         self.0.set(left.unwrap_or(0));
@@ -61,18 +63,19 @@ impl SchemaBudget {
     }
 }
 
-/// Returns the alternatives of a tool's schema: a call has the parameters of one of them.
+/// Returns the alternatives of a tool's schema; a call has the parameters of one alternative.
 ///
-/// Errors: the schema has a keyword that relates parameters to each other, or accepts no object.
+/// Errors: the schema has a keyword that expresses dependencies between parameters, or accepts no object.
 pub(super) fn call_variants(
     tool: &ToolDefinition,
 ) -> Result<Vec<CallParameters>, CallGrammarError> {
     call_variants_of(tool, &tool.parameters, &SchemaBudget::new())
 }
 
-/// Returns the alternatives of an object within the arguments of a tool; `part` is its schema.
+/// Returns the alternatives of an object nested in the arguments of a tool; `part` is the schema of the
+/// object.
 ///
-/// Errors: those of `call_variants`.
+/// Errors: the same as for `call_variants`.
 pub(super) fn call_variants_of(
     tool: &ToolDefinition,
     part: &Value,
@@ -100,16 +103,17 @@ pub(super) fn call_variants_of(
     Ok(variants)
 }
 
-/// Alternative of a schema while schemas are combined. It borrows the tool's schema, so that a copy is small.
+/// Alternative of a schema, while schemas are being combined. The alternative borrows from the tool's schema,
+/// so copies are small.
 #[derive(Debug, Clone, Default)]
 struct ObjectVariant<'a> {
     members: Vec<VariantMember<'a>>,
     required: Vec<&'a str>,
-    /// Properties of each schema without additional properties; no other parameters are allowed.
+    /// `properties` of each schema with `additionalProperties: false`, which forbids all other parameters.
     allowed: Vec<Option<&'a Map<String, Value>>>,
 }
 
-/// Parameter of an alternative, with all schemas that its value must match.
+/// Parameter of an alternative, with all schemas that the value must match.
 #[derive(Debug, Clone)]
 struct VariantMember<'a> {
     key: &'a str,
@@ -117,8 +121,8 @@ struct VariantMember<'a> {
 }
 
 impl<'a> ObjectVariant<'a> {
-    /// Adds a required parameter that no schema describes, and drops the parameters that a schema forbids; `None`
-    /// if a required one is forbidden.
+    /// Adds the required parameters that no schema describes, and drops the parameters that a schema forbids.
+    /// Returns `None` if a required parameter is forbidden.
     fn completed(self) -> Option<CallParameters> {
         let mut parameters = Vec::new();
         for VariantMember { key, schemas } in &self.members {
@@ -144,13 +148,13 @@ impl<'a> ObjectVariant<'a> {
         Some(CallParameters { parameters })
     }
 
-    /// Whether a schema without additional properties does not name `key`.
+    /// Whether a schema with `additionalProperties: false` does not list `key`.
     fn forbids(&self, key: &str) -> bool {
         let names = |properties: &Map<String, Value>| properties.contains_key(key);
         !self.allowed.iter().all(|properties| properties.is_some_and(names))
     }
 
-    /// Adds the schema of a parameter, in addition to the schemas that it has already.
+    /// Adds a schema to the schemas of a parameter.
     fn add(&mut self, key: &'a str, schema: &'a Value) {
         match self.members.iter_mut().find(|one| one.key == key) {
             Some(known) if known.schemas.contains(&schema) => {}
@@ -159,7 +163,7 @@ impl<'a> ObjectVariant<'a> {
         }
     }
 
-    /// Adds the parameters that `schema` itself names.
+    /// Adds the parameters listed in `schema` itself, without its references and combinations.
     fn add_members(&mut self, schema: &'a Value) {
         let properties = schema["properties"].as_object();
         properties.into_iter().flatten().for_each(|(key, schema)| self.add(key, schema));
@@ -181,7 +185,7 @@ impl<'a> ObjectVariant<'a> {
         }
     }
 
-    /// Returns the values of a parameter that has `enum` or `const`.
+    /// Returns the allowed values of a parameter whose schema has `enum` or `const`.
     fn constants(&self, key: &str) -> Option<Vec<&'a Value>> {
         let member = self.members.iter().find(|member| member.key == key)?;
         let [schema] = member.schemas[..] else { return None };
@@ -269,7 +273,7 @@ impl<'a> ObjectSchema<'a> {
             }
             chosen.push(with_choice);
         }
-        // An object that several alternatives of `oneOf` accept is invalid.
+        // `oneOf` rejects an object that several alternatives accept.
         let overlap = |i: usize| chosen[..i].iter().any(|one| !are_disjoint(one, &chosen[i]));
         if keyword == "oneOf" && (0..chosen.len()).any(overlap) {
             return Err(self.unsupported("oneOf"));
@@ -279,8 +283,9 @@ impl<'a> ObjectSchema<'a> {
     }
 }
 
-/// Whether no object has the parameters of a variant of both lists: a required parameter has different
-/// constants, or one list requires a parameter that the other one forbids.
+/// Whether no object matches both a variant of `left` and a variant of `right`: for each pair of variants, a
+/// required parameter has different constants, or one variant requires a parameter that the other variant
+/// forbids.
 fn are_disjoint(left: &[ObjectVariant<'_>], right: &[ObjectVariant<'_>]) -> bool {
     left.iter().all(|left| right.iter().all(|right| variants_differ(left, right)))
 }

@@ -1,14 +1,15 @@
-//! Completes the arguments of a tool call that was cut off, so that a later request can contain the call.
+//! Completes the truncated arguments of a tool call, so that a later request can contain the call.
 
 use super::partial_arguments::partial_arguments;
 use crate::large_integers::parse_object;
 use serde_json::{Map, Value};
 
-/// Parses the text of a JSON object that may be cut off: an open string ends where the text ends, and open
-/// objects and lists are closed. If this gives no object, the result has the members that are complete.
+/// Parses the text of a JSON object that may be truncated: an open string ends at the end of the text, and
+/// open objects and lists are closed. If the result is not a valid object, only the complete members are
+/// returned.
 ///
-/// Chat templates that take arguments as an object then show the model what it wrote, with all digits of its
-/// integers: they are in the form of values for templates.
+/// Chat templates that take arguments as an object can then show the model its own output. Large integers
+/// keep all digits: they are in the form used for template values.
 pub fn closed_arguments(text: &str) -> Map<String, Value> {
     if let Ok(members) = parse_object(text) {
         return members;
@@ -25,7 +26,7 @@ pub fn closed_arguments(text: &str) -> Map<String, Value> {
 /// Length of an escape such as `\ud83d` in bytes.
 const ESCAPE_BYTES: usize = 6;
 
-/// Removes the escape of a leading surrogate at the end of a text: without the second half, it is no
+/// Removes the escape of a leading surrogate at the end of a text: without the trailing surrogate it is not a
 /// character.
 fn without_half_pair(text: &str) -> &str {
     let start = text.len().saturating_sub(ESCAPE_BYTES);
@@ -36,11 +37,11 @@ fn without_half_pair(text: &str) -> &str {
     if is_half { &text[..start] } else { text }
 }
 
-/// What is open at the end of a JSON text.
+/// Open parts at the end of a truncated JSON text.
 struct UnclosedJson {
     /// Closing brackets of the open objects and lists, outermost first.
     closings: Vec<char>,
-    /// Byte position after the last whole character of an open string.
+    /// Byte position after the last complete character of an open string.
     string_end: Option<usize>,
 }
 
@@ -67,7 +68,7 @@ impl UnclosedJson {
     }
 }
 
-/// Whether an escape that begins with a backslash is complete.
+/// Whether `escape`, which begins with a backslash, is a complete escape sequence.
 fn ends_escape(escape: &str) -> bool {
     match escape.as_bytes() {
         [_] => false,
@@ -116,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Every prefix of valid arguments is accepted, and adds to the text of the shorter ones.
+    /// Every prefix of valid arguments is accepted; a longer prefix never gives a shorter string.
     #[test]
     fn every_prefix_gives_an_object() {
         let text = "{\"path\": \"a\\n\\u00e9\\ud83d\\ude00\", \"list\": [1.5e3, true, {\"k\": null}], \"z\": \"é\"}";

@@ -1,4 +1,4 @@
-//! Gemma: `call:NAME{key:value,…}` between two markers, with strings between delimiters.
+//! Gemma: `call:NAME{key:value,…}` between two markers; strings are enclosed in delimiters.
 //!
 //! Sources: the chat templates of google/functiongemma-270m-it and google/gemma-4-E4B-it.
 

@@ -1,9 +1,9 @@
-//! Constant lists and objects in Gemma's syntax.
+//! List and object constants in Gemma's syntax.
 
 use super::delimited_calls::DelimitedSyntax;
 use serde_json::Value;
 
-/// Writes a value as the model writes it.
+/// Formats a value in the syntax that the model generates.
 pub(super) fn constant_text(syntax: &DelimitedSyntax, value: &Value) -> String {
     let delimiter = syntax.delimiter;
     match value {

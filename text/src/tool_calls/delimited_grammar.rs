@@ -1,5 +1,5 @@
-//! Grammar of the arguments of a call in Gemma's syntax. The syntax is not JSON, so each schema within the tool's
-//! schema becomes a rule of its own.
+//! Grammar of the arguments of a call in Gemma's syntax. The syntax is not JSON, so each subschema of the
+//! tool's schema becomes a separate rule.
 
 use super::call_grammar::{CallGrammarError, CallGrammarWriter};
 use super::call_parameters::{CallParameters, SchemaBudget, call_variants_of};
@@ -14,14 +14,14 @@ use grammar::lark_text::{literal, without};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// Maximum number of schemas within the schema of a tool.
+/// Maximum number of subschemas in the schema of a tool.
 const SCHEMAS_MAX: usize = 1_024;
-/// Maximum number of references and combinations that are followed to one schema.
+/// Maximum number of references and combinations followed from one schema.
 const DEPTH_MAX: usize = 16;
-/// Keywords of lists that the grammar cannot express.
+/// List keywords that the grammar cannot express.
 const UNSUPPORTED: &[&str] =
     &["contains", "unevaluatedItems", "additionalItems", "if", "then", "else", "not"];
-/// Keywords that say which lists and objects are accepted.
+/// Keywords that restrict lists and objects.
 const COMPOUND_KEYWORDS: &[&str] = &[
     "type",
     "properties",
@@ -37,9 +37,9 @@ const COMPOUND_KEYWORDS: &[&str] = &[
     "$ref",
 ];
 
-/// Builds the right-hand side of the rule of the arguments of tool `index`.
+/// Builds the right-hand side of the rule for the arguments of tool `index`.
 ///
-/// Errors: the arguments of the tool cannot be written in this syntax as its schema requires.
+/// Errors: this syntax cannot represent the arguments of the tool as its schema requires.
 pub(super) fn delimited_arguments(
     syntax: &'static DelimitedSyntax,
     index: usize,
@@ -51,7 +51,7 @@ pub(super) fn delimited_arguments(
     schemas.object(&tool.parameters)
 }
 
-/// Builds the right-hand side of a rule of any arguments.
+/// Builds the right-hand side of a rule that accepts any arguments.
 pub(super) fn any_object(
     syntax: &'static DelimitedSyntax,
     writer: &mut CallGrammarWriter<'_>,
@@ -65,8 +65,8 @@ pub(super) fn any_object(
     "any_object".to_owned()
 }
 
-/// Adds the terminal `name` of a string whose text is in `language`, with its delimiters; returns the string in
-/// Lark.
+/// Adds the terminal `name` for a string with its delimiters; `language` defines the allowed texts of the
+/// string. Returns the Lark expression of the string.
 fn text_terminal(
     name: &str,
     language: &str,
@@ -78,15 +78,16 @@ fn text_terminal(
     format!("{} {name} {}", writer.text(syntax.delimiter), end.rest)
 }
 
-/// Converts the schemas within the schema of one tool.
+/// Converts the subschemas of one tool's schema to grammar rules.
 struct DelimitedSchemas<'a, 'b> {
     syntax: &'static DelimitedSyntax,
     index: usize,
     tool: &'a ToolDefinition,
     writer: &'a mut CallGrammarWriter<'b>,
-    /// Names of the rules of schemas, by their JSON text; `None` = the schema accepts nothing.
+    /// Rule name of each subschema, by the JSON text of the subschema; `None` = the subschema accepts no
+    /// value.
     names: HashMap<String, Option<String>>,
-    /// Number of member chains that have been written.
+    /// Number of objects whose member rules have been added; it makes the rule names unique.
     chains: usize,
     budget: SchemaBudget,
 }
@@ -96,7 +97,8 @@ impl DelimitedSchemas<'_, '_> {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }
 
-    /// Returns the rule of the values that `schema` accepts; `None` if there are none.
+    /// Returns the name of the rule for the values that `schema` accepts; `None` if `schema` accepts no
+    /// value.
     fn value(&mut self, schema: &Value) -> Result<Option<String>, CallGrammarError> {
         let key = schema.to_string();
         if let Some(known) = self.names.get(&key) {
@@ -130,7 +132,8 @@ impl DelimitedSchemas<'_, '_> {
         }))
     }
 
-    /// Returns the numbers and constants that `schema` accepts, which are written as in JSON.
+    /// Adds a rule for the numbers, booleans and nulls that `schema` accepts, which are written as in JSON.
+    /// Returns its name, or `None` if `schema` accepts none.
     fn scalar(&mut self, schema: &Value, name: &str) -> Option<String> {
         if *schema == Value::Bool(false) {
             return None;
@@ -147,7 +150,7 @@ impl DelimitedSchemas<'_, '_> {
         Some(rule)
     }
 
-    /// Returns the lists and objects that `schema` accepts.
+    /// Returns the Lark alternatives for the lists and objects that `schema` accepts.
     fn compound(&mut self, schema: &Value, depth: usize) -> Result<Vec<String>, CallGrammarError> {
         let depth = depth.checked_sub(1).filter(|_| self.budget.spend(1));
         let Some(depth) = depth else { return Err(self.unsupported("$ref")) };
@@ -174,13 +177,14 @@ impl DelimitedSchemas<'_, '_> {
         match combined[..] {
             [] => self.own_compound(schema),
             [keyword] if others == 0 => self.combination(schema, keyword, depth),
-            // Objects may be combined from several schemas.
+            // For objects, several schemas can be combined; for lists, they cannot.
             [keyword, ..] if allows(schema, "array") => Err(self.unsupported(keyword)),
             _ => self.object(schema).map(|object| vec![object]),
         }
     }
 
-    /// Returns the lists and objects of a schema that consists of one combination.
+    /// Returns the Lark alternatives for the lists and objects of a schema that consists of a single
+    /// combination keyword.
     fn combination(
         &mut self,
         schema: &Value,
@@ -199,7 +203,7 @@ impl DelimitedSchemas<'_, '_> {
         let (mut written, mut bytes) = (Vec::new(), 0);
         for choice in choices {
             let one = self.compound(choice, depth)?;
-            // A value that several alternatives of `oneOf` accept is invalid.
+            // `oneOf` rejects a value that several alternatives accept.
             if keyword == "oneOf" && !one.is_empty() && !written.is_empty() {
                 return Err(self.unsupported("oneOf"));
             }
@@ -212,7 +216,7 @@ impl DelimitedSchemas<'_, '_> {
         Ok(written)
     }
 
-    /// Returns the lists and objects of a schema without combinations.
+    /// Returns the Lark alternatives for the lists and objects of a schema without combination keywords.
     fn own_compound(&mut self, schema: &Value) -> Result<Vec<String>, CallGrammarError> {
         let mut alternatives = Vec::new();
         if allows(schema, "array") {
@@ -237,7 +241,7 @@ impl DelimitedSchemas<'_, '_> {
         let mut items = Vec::new();
         for schema in prefix.iter().take(max.unwrap_or(usize::MAX)) {
             let Some(item) = self.value(schema)? else {
-                // The list ends before an item that no value matches.
+                // No value matches this item's schema, so the list must end before this item.
                 max = Some(items.len());
                 break;
             };
@@ -259,7 +263,7 @@ impl DelimitedSchemas<'_, '_> {
         Ok(Some(format!("\"[\" {} {more} \"]\"", items.join(" \",\" "))))
     }
 
-    /// Returns the objects that `schema` accepts, as a rule.
+    /// Returns the Lark expression of the objects that `schema` accepts.
     fn object(&mut self, schema: &Value) -> Result<String, CallGrammarError> {
         let mut alternatives = Vec::new();
         for variant in call_variants_of(self.tool, schema, &self.budget)? {
@@ -268,8 +272,8 @@ impl DelimitedSchemas<'_, '_> {
         Ok(format!("\"{{\" ({}) \"}}\"", alternatives.join(" | ")))
     }
 
-    /// Adds the rules of the members of an object and returns the name of the first one. There are two rules per
-    /// member, because a comma is written before a member only if it is not the first one.
+    /// Adds the rules for the members of an object and returns the name of the first rule. Each member has
+    /// two rules, because a comma precedes every member except the first one.
     fn members(&mut self, variant: &CallParameters) -> Result<String, CallGrammarError> {
         let chain = format!("{}_{}", self.index, self.chains);
         self.chains += 1;
@@ -306,7 +310,7 @@ impl DelimitedSchemas<'_, '_> {
     }
 }
 
-/// Returns the values of `enum` or `const`.
+/// Returns the values listed in `enum` or `const`.
 fn constants(schema: &Value) -> Option<Vec<Value>> {
     let listed = schema["enum"].as_array().cloned();
     listed.or_else(|| schema.get("const").map(|value| vec![value.clone()]))
@@ -321,8 +325,8 @@ fn allows(schema: &Value, name: &str) -> bool {
     }
 }
 
-/// Returns at least `min` items with commas between them. `is_first` says whether no item precedes them; `max` is
-/// empty if there is no limit.
+/// Returns the Lark expression of `min` to `max` items separated by commas. `is_first`: no item precedes
+/// these items. An empty `max` means no limit.
 fn repeated(item: &str, is_first: bool, min: usize, max: &str) -> String {
     let more = |min: usize, max: &str| match (min, max) {
         (0, "") => format!("(\",\" {item})*"),

@@ -1,6 +1,6 @@
-//! Translates an object of Gemma's syntax to JSON character by character: `{key:value,…}` with keys without quotes,
-//! strings between two delimiters, numbers, `true`, `false`, `null`, objects and lists. A value that is none of
-//! these is a string.
+//! Translates an object in Gemma's syntax to JSON character by character: `{key:value,…}` with unquoted keys,
+//! strings between two delimiters, numbers, `true`, `false`, `null`, objects and lists. Any other value is
+//! translated to a string.
 
 use super::json_escape::escape;
 use super::marker_scanner::MarkerScanner;
@@ -12,7 +12,7 @@ const DEPTH_MAX: usize = 127;
 /// Maximum number of bytes of a value without delimiters.
 const WORD_MAX: usize = 512;
 
-/// State of an object after one more character.
+/// State of an object after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DelimitedScanStatus {
     /// The object continues.
@@ -45,7 +45,7 @@ enum DelimitedState {
 #[derive(Debug, Clone, Copy)]
 struct OpenContainer {
     is_object: bool,
-    /// Whether it has a member, so that a comma comes before the next one.
+    /// Whether the container has a member, so that a comma precedes the next member.
     has_members: bool,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct DelimitedObjectParser {
 }
 
 impl DelimitedObjectParser {
-    /// Creates a translator of an object that begins after its `{`; `delimiter` is the text around strings.
+    /// Creates a translator for an object, starting after its `{`; `delimiter` encloses strings.
     pub(super) fn new(delimiter: &'static str, out: &mut dyn FnMut(&str)) -> Self {
         let (scanner, open) = (MarkerScanner::default(), Vec::new());
         let state = DelimitedState::Next;
@@ -164,7 +164,7 @@ impl DelimitedObjectParser {
         DelimitedScanStatus::Continues
     }
 
-    /// Begins an entry of a list; the entries of objects begin with their keys.
+    /// Begins a list item by writing its comma if needed; object members begin with their keys instead.
     fn member(&mut self, out: &mut dyn FnMut(&str)) {
         if let Some(open) = self.open.last_mut().filter(|open| !open.is_object)
             && std::mem::replace(&mut open.has_members, true)
@@ -210,7 +210,7 @@ impl DelimitedObjectParser {
     }
 }
 
-/// Returns the state at the start of a list or an object, and after a comma in it.
+/// Returns the state at the start of a list or an object, which is also the state after a comma.
 fn first_state(is_object: bool) -> DelimitedState {
     if is_object {
         DelimitedState::Key { text: String::new(), is_delimited: false }

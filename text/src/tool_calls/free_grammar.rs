@@ -1,5 +1,5 @@
-//! Grammar of an output whose calls follow the schemas of strict tools, while the model is free whether to call:
-//! free text up to a marker that opens calls, the calls, and free text again.
+//! Grammar of an output in which the model may choose whether to call tools, but calls of strict tools must
+//! follow their schemas: free text up to a marker that opens calls, the calls, and free text again.
 
 use super::call_grammar::{
     CallDelimiters, CallGrammarError, CallGrammarWriter, CallText, SpecialMarkerFn, add_arguments,
@@ -12,32 +12,33 @@ use grammar::lark_text::without;
 use serde_json::json;
 use std::fmt::Write as _;
 
-/// Beginning of a JSON object that is a call.
+/// Regular expression of the beginning of a JSON object that is a call.
 const OBJECT_START: &str = "\\{\\s*\"(?:name|type|function|parameters|arguments|id)\"";
 
-/// Where calls begin in a syntax.
+/// Positions at which calls can begin in a syntax.
 struct CallOpenings {
     openings: Vec<CallOpening>,
-    /// Regular expressions of the beginning of calls that need no marker: free text does not begin like them.
+    /// Regular expressions of the beginning of calls that need no marker; free text must not begin with a
+    /// match.
     bare_starts: Vec<String>,
-    /// Texts that free text does not contain, in addition to the markers.
+    /// Texts, in addition to the markers, that free text must not contain.
     excluded: Vec<&'static str>,
 }
 
-/// Marker after which calls follow. An empty marker is the start of the output.
+/// Marker that is followed by calls. An empty marker means the start of the output.
 struct CallOpening {
     marker: &'static str,
     delimiters: CallDelimiters,
-    /// Whether several calls follow one marker.
+    /// Whether several calls may follow one marker.
     is_list: bool,
-    /// Whether the calls have no wrapper of their own.
+    /// Whether each call is written without a wrapper.
     is_bare: bool,
 }
 
-/// Builds the grammar of free text and calls of any of `tools`; without `multiple` of at most one call. The
-/// arguments of tools that are not strict are not constrained.
+/// Builds the grammar of free text and calls of any of `tools`; without `multiple`, of at most one call. The
+/// arguments of non-strict tools are not constrained.
 ///
-/// Errors: the arguments of a strict tool cannot be written in this syntax as its schema requires.
+/// Errors: this syntax cannot represent the arguments of a strict tool as its schema requires.
 pub(super) fn free_grammar<'a>(
     syntax: ToolCallSyntax,
     tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -64,7 +65,7 @@ pub(super) fn free_grammar<'a>(
     Ok(format!("start: {start}\n{}", grammar.writer.rules))
 }
 
-/// Adds the rule of any arguments.
+/// Adds the rule `any_args`, which accepts any arguments.
 fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut CallGrammarWriter<'_>) {
     let body = if let Some(tags) = syntax.tags() {
         tag_grammar::any_parameters(tags, writer)
@@ -114,7 +115,7 @@ impl FreeCallGrammar<'_> {
         format!("chunk{} FREE", if self.multiple { "*" } else { "?" })
     }
 
-    /// Returns the calls after an opening marker, in Lark.
+    /// Returns the Lark expression of the calls after an opening marker.
     fn calls(&mut self, at: usize, opening: &CallOpening) -> String {
         let CallOpening { marker, delimiters, is_list, .. } = opening;
         let texts: Vec<CallText> =
@@ -181,7 +182,7 @@ impl FreeCallGrammar<'_> {
         }
     }
 
-    /// Returns the openings of a syntax in which every call has a marker.
+    /// Returns the opening markers of a syntax in which a marker precedes every call.
     fn marker_openings(&self) -> Vec<CallOpening> {
         if let Some(tags) = self.syntax.tags() {
             return match tags.wrapper {
@@ -199,13 +200,13 @@ impl FreeCallGrammar<'_> {
         vec![single(delimited.map_or(hermes::OPEN, |delimited| delimited.open), false)]
     }
 
-    /// Returns the opening of several calls in the form that the model writes.
+    /// Returns the opening of a list of calls in the form that the model generates.
     fn list(&self, marker: &'static str) -> CallOpening {
         let delimiters = delimiters(self.syntax, &self.writer);
         CallOpening { marker, delimiters, is_list: true, is_bare: false }
     }
 
-    /// Returns the openings of a JSON array of calls after each of `markers`.
+    /// Returns one opening per marker in `markers`; each marker is followed by a JSON array of calls.
     fn array_openings(&self, markers: &[&'static str]) -> Vec<CallOpening> {
         let opening = |&marker: &&'static str| CallOpening {
             marker,
@@ -224,7 +225,7 @@ impl FreeCallGrammar<'_> {
     }
 }
 
-/// Returns the opening of one call.
+/// Returns the opening of a single call.
 fn single(marker: &'static str, is_bare: bool) -> CallOpening {
     let delimiters =
         CallDelimiters { open: String::new(), between: String::new(), close: String::new() };

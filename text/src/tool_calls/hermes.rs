@@ -1,5 +1,5 @@
-//! A JSON object per call after a marker, any number of times: between `<tool_call>` and `</tool_call>` in Hermes,
-//! Qwen2.5 and Qwen3, after `<function_call>` in Granite 20B.
+//! One JSON object per call after a marker; an output may contain several calls. Hermes, Qwen2.5 and Qwen3
+//! write the object between `<tool_call>` and `</tool_call>`, Granite 20B after `<function_call>`.
 //!
 //! Source: the chat templates of Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen3-8B and
 //! ibm-granite/granite-20b-functioncalling.
@@ -12,10 +12,10 @@ use crate::output_pieces::OutputPieceWriter;
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
-/// Marker of calls in Granite 20B.
+/// Opening marker of a call in Granite 20B.
 pub(super) const FUNCTION_CALL: &str = "<function_call>";
 
-/// Markers of a syntax: the opening one, and the closing one if there is any.
+/// Markers of a syntax: the opening marker, and the closing marker if the syntax has one.
 #[derive(Debug)]
 pub(super) struct HermesMarkers {
     markers: &'static [&'static str],

@@ -1,5 +1,5 @@
-//! Tool calls as a JSON array of call objects: Granite, Phi-4-mini and xLAM. The array follows a marker, or it
-//! is the beginning of the output.
+//! Tool calls as a JSON array of call objects: Granite, Phi-4-mini and xLAM. The array follows a marker, or
+//! is at the beginning of the output.
 //!
 //! Sources: the chat templates of ibm-granite/granite-3.1-8b-instruct, microsoft/Phi-4-mini-instruct and
 //! Salesforce/Llama-xLAM-2-8b-fc-r.
@@ -12,8 +12,8 @@ use super::json_scanner::is_space;
 use super::marked_text::MarkedText;
 use crate::output_pieces::OutputPieceWriter;
 
-/// Markers around the array of one model family. The array at the beginning of an output needs no marker if
-/// `allows_bare`; its functions must then be known.
+/// Markers around the array of one model family. If `allows_bare`, an array at the beginning of an output
+/// needs no marker, but its function names must be known.
 #[derive(Debug)]
 pub(super) struct ListSyntax {
     pub openers: &'static [&'static str],
@@ -156,7 +156,7 @@ impl ListToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
-        // A code fence or an array is a common content, so the functions of its calls must be known.
+        // Code fences and arrays are common in ordinary content, so a call in one requires a known function.
         let names = self.names.clone().filter(|_| self.syntax.label == "json");
         let mut list = CallListParser::new(names, self.text.unparsed.from);
         let step = list.push(c, emitter, out);

@@ -1,16 +1,16 @@
-//! Validates one JSON value character by character (RFC 8259). The memory is one flag per open container.
+//! Validates one JSON value character by character (RFC 8259). The memory use is one flag per open container.
 
 /// Maximum nesting depth of objects and arrays, as in `serde_json`.
 const DEPTH_MAX: usize = 127;
 
-/// State of a JSON value after one more character.
+/// State of a JSON value after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JsonScanStatus {
     /// The value continues.
     Continues,
     /// The value is complete with this character.
     Done,
-    /// The value, a number, ended before this character, which is not part of it.
+    /// The value, a number, ended before this character.
     EndedBefore,
     /// The text is not valid JSON.
     Invalid,
@@ -102,8 +102,8 @@ impl JsonScanner {
         }
     }
 
-    /// Whether closing the open objects and arrays would complete the value: one of them has just begun, or a
-    /// value inside it has ended.
+    /// Whether closing the open objects and arrays here would complete the value: the innermost container is
+    /// empty, or its last value has ended.
     pub(super) fn may_close(&self) -> bool {
         match self.state {
             JsonScannerState::Value { may_close } | JsonScannerState::Key { may_close } => {
@@ -129,7 +129,7 @@ impl JsonScanner {
         }
     }
 
-    /// Returns the closing brackets that the open containers lack, innermost first.
+    /// Returns the missing closing brackets of the open containers, innermost first.
     pub(super) fn closings(&self) -> impl Iterator<Item = char> {
         self.open.iter().rev().map(|object| if *object { '}' } else { ']' })
     }
@@ -223,7 +223,7 @@ impl JsonScanner {
         self.ended()
     }
 
-    /// Handles the end of the whole value, or of a value inside a container.
+    /// Updates the state at the end of the whole value, or of a value inside a container.
     fn ended(&mut self) -> JsonScanStatus {
         if self.open.is_empty() {
             return JsonScanStatus::Done;
@@ -246,7 +246,7 @@ pub(super) fn is_space(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Scans `text` and returns the result of its last character; invalid if the value ends earlier.
+    /// Scans `text` and returns the status after its last character; `Invalid` if the value ends earlier.
     fn scan(text: &str) -> JsonScanStatus {
         let mut json = JsonScanner::default();
         let mut last = JsonScanStatus::Continues;

@@ -1,6 +1,6 @@
 //! Tool calls between markers, with the function name before the JSON of the arguments: DeepSeek V3, R1, V3.1
-//! and Kimi K2. DeepSeek V3 and R1 write a type, a function name and JSON in a code fence; V3.1 a function
-//! name and JSON; Kimi K2 `functions.NAME:INDEX` and JSON.
+//! and Kimi K2. DeepSeek V3 and R1 write a type, a function name and JSON in a code fence; V3.1 writes a
+//! function name and JSON; Kimi K2 writes `functions.NAME:INDEX` and JSON.
 //!
 //! Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324, deepseek-ai/DeepSeek-V3.1 and
 //! moonshotai/Kimi-K2-Instruct.
@@ -17,12 +17,12 @@ const FENCE_END: &str = "```";
 /// Maximum number of bytes between the opening marker of a call and its arguments.
 const HEAD_MAX: usize = 512;
 
-/// How the text before the separator gives the function name.
+/// Content of the text before the separator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallHeadForm {
     /// It is the name.
     Name,
-    /// It is a type, and the name is between the separator and a code fence.
+    /// The call type; the function name is between the separator and a code fence.
     Type,
     /// It is `functions.NAME:INDEX`.
     Index,
@@ -36,10 +36,10 @@ pub(super) struct SectionSyntax {
     pub section_close: &'static str,
     pub call_open: &'static str,
     pub call_close: &'static str,
-    /// Marker before the arguments, or before the name of a fenced call.
+    /// Marker before the arguments, or, in a fenced call, before the function name.
     pub separator: &'static str,
     pub head: CallHeadForm,
-    /// Text between the calls that the model generates.
+    /// Text that the model generates between calls.
     pub between: &'static str,
 }
 
@@ -83,8 +83,8 @@ pub(super) struct SectionToolParser {
     syntax: &'static SectionSyntax,
     text: MarkedText,
     state: SectionParserState,
-    /// Number of closing markers of the last call that have been read or passed over: the end of its code
-    /// fence, of the call and of the section, in this order.
+    /// Number of closing markers of the last call that have been read or skipped: those of its code fence, of
+    /// the call and of the section, in this order.
     closed: usize,
 }
 
@@ -119,7 +119,7 @@ impl SectionToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         if matches!(self.state, SectionParserState::Text) {
-            // An opening marker without a call is content.
+            // An opening marker that is not followed by a call is content.
             self.text.unparsed.release(emitter, out);
             self.text.finish(emitter, out);
         } else {
@@ -159,8 +159,8 @@ impl SectionToolParser {
         }
     }
 
-    /// Drops the closing marker `marker`, number `order` of the closing markers of a call, if it follows a call;
-    /// otherwise it is content.
+    /// Processes the closing marker `marker`. It is dropped if it follows a call, otherwise it is content.
+    /// `order` is its index among the closing markers of a call.
     fn close(
         &mut self,
         order: usize,

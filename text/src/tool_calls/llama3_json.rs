@@ -1,6 +1,6 @@
-//! Llama 3.1 and later: the whole output is a JSON object, or several separated by semicolons, optionally
-//! after `<|python_tag|>`. The syntax has no opening marker, so an object is a call only if its function is
-//! known.
+//! Llama 3.1 and later: the whole output is one JSON object, or several JSON objects separated by semicolons,
+//! optionally after `<|python_tag|>`. The syntax has no opening marker, so an object is parsed as a call only
+//! if its function is known.
 //!
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 
@@ -15,7 +15,7 @@ pub(super) const TAG: &str = "<|python_tag|>";
 
 #[derive(Debug, Clone)]
 enum LlamaParserState {
-    /// The output is only whitespace so far, and possibly `<|python_tag|>`.
+    /// So far, the output consists of whitespace and optionally `<|python_tag|>`.
     Start {
         tagged: bool,
     },
@@ -94,7 +94,7 @@ impl LlamaToolParser {
         }
     }
 
-    /// Holds back a character before a call or between two calls, which may become content.
+    /// Holds back a character before or between calls, because the character may turn out to be content.
     fn hold_back(
         &mut self,
         c: char,

@@ -1,5 +1,5 @@
-//! Text of an output around its calls: finds the markers of calls, and keeps the syntax of a call until the call
-//! begins. The parsers of the syntaxes with markers share it.
+//! Text of an output outside of calls: finds the markers of calls, and holds back the text of a call until
+//! the call begins to be emitted. It is shared by the parsers of all syntaxes with markers.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
@@ -7,12 +7,12 @@ use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
-/// State of the text around calls.
+/// State of the text outside of calls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MarkedText {
-    /// Scanner of the markers, also of those within a call.
+    /// Scanner of the markers, including the markers inside a call.
     pub scanner: MarkerScanner,
-    /// Syntax of a call that has not begun.
+    /// Text held back of a call that has not begun to be emitted.
     pub unparsed: UnparsedCallText,
     /// Whether a call is complete, but its closing marker has not been read.
     pub closing: bool,
@@ -56,8 +56,9 @@ impl MarkedText {
         }
     }
 
-    /// Keeps or drops the syntax of a call after a character of the call, whose parse state is `step`. If the
-    /// character is not part of a call, rejects the call and returns false.
+    /// Holds back or drops the text of a call after the next character of the call; `step` is the parse
+    /// status after this character. If the character is not part of a call, rejects the call and returns
+    /// false.
     pub(super) fn apply_step(
         &mut self,
         c: char,

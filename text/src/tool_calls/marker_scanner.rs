@@ -3,16 +3,16 @@
 /// Finds markers, and holds back text that is a prefix of a marker.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MarkerScanner {
-    /// Marker that the text held back is a prefix of; this text may be a prefix of other markers too.
+    /// Marker of which the text held back is a prefix; the text may be a prefix of other markers too.
     marker: &'static str,
     /// Number of bytes held back.
     len: usize,
 }
 
 impl MarkerScanner {
-    /// Processes the next character. If it completes a marker, drops the marker and returns its index; else
-    /// passes each character that cannot belong to a marker to `release`. No marker may be a prefix of
-    /// another one, and all must begin with an ASCII character.
+    /// Processes the next character. If it completes a marker, drops the marker and returns its index;
+    /// otherwise passes each character that cannot belong to a marker to `release`. No marker may be a prefix
+    /// of another marker, and all markers must begin with an ASCII character.
     #[inline]
     pub(crate) fn push(
         &mut self,
@@ -26,7 +26,7 @@ impl MarkerScanner {
                 self.len += c.len_utf8();
                 return None; // The text held back is still a prefix of this marker.
             }
-            // Find the longest suffix of the text held back that, with the character, is a prefix of a
+            // Find the longest suffix of the text held back that, followed by the character, is a prefix of a
             // marker.
             for (from, _) in held_back
                 .char_indices()
@@ -73,8 +73,8 @@ fn begins(marker: &str, c: char) -> bool {
     c.is_ascii() && marker.as_bytes().first() == Some(&(c as u8))
 }
 
-/// Whether `marker` begins with the text `end` followed by `c`. Comparing one byte is enough to reject most
-/// markers.
+/// Whether `marker` begins with `end` followed by `c`. For most markers, comparing one byte is enough to
+/// return false.
 #[inline]
 fn continues(marker: &str, end: &str, c: char) -> bool {
     let first = c.encode_utf8(&mut [0; 4]).as_bytes()[0];

@@ -1,4 +1,4 @@
-//! Mistral: `[TOOL_CALLS]` and an array of call objects, or (tokenizers from v11 on)
+//! Mistral: `[TOOL_CALLS]` followed by an array of call objects, or (tokenizer versions from v11)
 //! `[TOOL_CALLS]name{…}` for each call, with `[CALL_ID]…` and `[ARGS]` in some versions.
 //!
 //! Source: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2.
@@ -13,7 +13,8 @@ use crate::output_pieces::OutputPieceWriter;
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
 pub(super) const ARGS: &str = "[ARGS]";
-/// Maximum number of bytes between `[TOOL_CALLS]` and arguments that follow a name.
+/// Maximum number of bytes between `[TOOL_CALLS]` and the arguments, in the form with a name before the
+/// arguments.
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]

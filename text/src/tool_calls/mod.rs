@@ -1,9 +1,9 @@
-//! Parses tool calls in a model's output: one parser per kind of syntax, which processes one character at a
-//! time, with tables of the markers of each model family.
+//! Parses tool calls in a model's output. There is one parser per kind of syntax, which processes one
+//! character at a time and is parameterised with the markers of each model family.
 //!
 //! A parser reads each character once and holds back a bounded amount of text, so its time is linear and its
-//! result does not depend on how the output is split. The content, and the text from which each complete call
-//! was parsed, are the whole output: a malformed call becomes content.
+//! result does not depend on how the output is split into chunks. No text is lost: the content and the source
+//! texts of all complete calls together are the whole output; a malformed call becomes content.
 
 mod call_emitter;
 mod call_grammar;
@@ -59,16 +59,16 @@ pub use syntax_names::{ToolCallIdFormat, ToolCallSyntax};
 use tagged_calls::TaggedToolParser;
 pub use tool_definition::ToolDefinition;
 
-/// Which tool calls the parser of one output recognises.
+/// Options of the tool call parser of one output.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolCallParserOptions<'a> {
     /// Syntax of the tool calls.
     pub syntax: ToolCallSyntax,
     /// Tools that the model may call.
     pub tools: &'a Arc<[ToolDefinition]>,
-    /// Maximum number of tool calls; further ones are dropped.
+    /// Maximum number of tool calls; further calls are dropped.
     pub max_calls: u32,
-    /// Calls whose JSON is valid because of a grammar. Text in it is then never taken for a marker.
+    /// Calls whose JSON a grammar enforces. In such JSON, no text is interpreted as a marker.
     pub enforcement: CallEnforcement,
 }
 

@@ -2,9 +2,9 @@
 
 use super::json_scanner::{JsonScanStatus, JsonScanner};
 
-/// Returns the text of a JSON object for a prefix of one, or for the whole object. A member with an incomplete string, number or constant is omitted; an
-/// incomplete list or object keeps the values that are complete. The text of each value remains as it is, so that
-/// numbers keep all digits.
+/// Returns a valid JSON object for the text of a JSON object that may be truncated. A member with an
+/// incomplete string, number or constant is omitted; an incomplete list or object keeps its complete values.
+/// The text of each value is copied unchanged, so numbers keep all digits.
 ///
 /// Anthropic's clients parse partial tool input in the same way (jiter's `partial_mode`, in Python's
 /// `anthropic` 2.12).
@@ -18,13 +18,14 @@ pub fn partial_arguments(truncated: &str) -> String {
     if text.trim_start().starts_with('{') { text } else { "{}".to_owned() }
 }
 
-/// Returns the length in bytes of the longest prefix that lacks only the ends of open objects and lists.
+/// Returns the length in bytes of the longest prefix that is complete except for closing brackets of objects
+/// and lists.
 fn complete_prefix_bytes(truncated: &str) -> usize {
     let (mut json, mut complete) = (JsonScanner::default(), 0);
     for (at, c) in truncated.char_indices() {
         let number = json.number();
         let scan = json.push(c);
-        // A number is known to be complete only at the next character, which is not part of it.
+        // The end of a number is known only at the next character, which is not part of the number.
         if number == Some(true) && json.number().is_none() {
             complete = at;
         }

@@ -1,4 +1,4 @@
-//! Grammar of a Python call, whose values are written as JSON: `name(key="text", other=[1, 2])`.
+//! Grammar of a call in Python syntax with values in JSON syntax: `name(key="text", other=[1, 2])`.
 
 use super::call_grammar::{CallGrammarError, CallGrammarWriter};
 use super::call_parameters::{CallParameters, call_variants};
@@ -7,7 +7,7 @@ use super::tool_definition::ToolDefinition;
 use grammar::lark_text::literal;
 use serde_json::json;
 
-/// Builds the right-hand side of the rule of the arguments of a call.
+/// Builds the right-hand side of the rule for the arguments of a call.
 ///
 /// Errors: the arguments of the tool cannot be written as keyword arguments.
 pub(super) fn python_arguments(
@@ -22,7 +22,7 @@ pub(super) fn python_arguments(
     Ok(alternatives.join(" | "))
 }
 
-/// Builds the right-hand side of a rule of any keyword arguments.
+/// Builds the right-hand side of a rule that accepts any keyword arguments.
 pub(super) fn any_arguments(writer: &mut CallGrammarWriter<'_>) -> String {
     writer.json_rule("any_text", &json!({"type": "string"}));
     writer.json_rule("any_scalar", &json!({"type": ["number", "boolean", "null"]}));
@@ -37,8 +37,8 @@ pub(super) fn any_arguments(writer: &mut CallGrammarWriter<'_>) -> String {
     "(ANY_KEY any_value (\", \" ANY_KEY any_value)*)?".to_owned()
 }
 
-/// Adds the rules of the arguments of one variant and returns the name of the first one. There are two rules
-/// per argument, because a comma is written before an argument only if it is not the first one.
+/// Adds the rules for the arguments of one variant and returns the name of the first rule. Each argument has
+/// two rules, because a comma precedes every argument except the first one.
 fn arguments(
     variant: &str,
     CallParameters { parameters, .. }: &CallParameters,

@@ -1,13 +1,13 @@
-//! Translates the text of a Python string to the text of a JSON string.
+//! Translates the text of a Python string literal to the text of a JSON string.
 
 use super::json_escape::escape;
 
-/// Translator of one string, which is open.
+/// Translator of one string literal, whose opening quote has been read.
 #[derive(Debug, Clone)]
 pub(super) struct PythonTextParser {
     quote: char,
     escape: PythonEscape,
-    /// First half of a surrogate pair, whose second half must follow.
+    /// Leading surrogate that has been read; the trailing surrogate must follow.
     high: Option<u32>,
 }
 
@@ -16,12 +16,12 @@ enum PythonEscape {
     None,
     /// After a backslash.
     Begun,
-    /// Hexadecimal digits of a character.
+    /// Inside a hexadecimal escape of a character.
     Hex {
         left: u8,
         code: u32,
     },
-    /// Octal digits of a character.
+    /// Inside an octal escape of a character.
     Octal {
         left: u8,
         code: u32,
@@ -29,12 +29,12 @@ enum PythonEscape {
 }
 
 impl PythonTextParser {
-    /// Creates a translator of a string that begins after its quote.
+    /// Creates a translator that starts after the opening quote `quote`.
     pub(super) fn new(quote: char) -> Self {
         Self { quote, escape: PythonEscape::None, high: None }
     }
 
-    /// Processes the next character; returns whether it ends the string, `None` if it is invalid.
+    /// Processes the next character. Returns whether it ends the string; `None` if the character is invalid.
     pub(super) fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) -> Option<bool> {
         match self.escape {
             PythonEscape::None if c == '\\' => self.escape = PythonEscape::Begun,
@@ -97,7 +97,7 @@ impl PythonTextParser {
         self.character(u32::from(code), out);
     }
 
-    /// Emits the character `code`; halves of surrogate pairs are joined.
+    /// Emits the character `code`; surrogate pairs are combined.
     fn character(&mut self, code: u32, out: &mut dyn FnMut(&str)) {
         if let (Some(high), 0xdc00..=0xdfff) = (self.high, code) {
             self.high = None;
@@ -110,7 +110,7 @@ impl PythonTextParser {
         }
     }
 
-    /// Emits the replacement character for half a surrogate pair.
+    /// Emits the replacement character for an unpaired leading surrogate.
     fn flush(&mut self, out: &mut dyn FnMut(&str)) {
         if self.high.take().is_some() {
             emit(0xfffd, out);

@@ -9,14 +9,14 @@ const DEPTH_MAX: usize = 127;
 /// Maximum number of bytes of a number or a name.
 const WORD_MAX: usize = 512;
 
-/// State of a literal after one more character.
+/// State of a literal after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PythonScanStatus {
     /// The literal continues.
     Continues,
     /// The literal is complete with this character.
     Done,
-    /// The literal, a number or a name, ended before this character, which is not part of it.
+    /// The literal, a number or a name, ended before this character.
     EndedBefore,
     /// The text is not a literal that can be written as JSON.
     Invalid,
@@ -46,7 +46,7 @@ pub(super) struct PythonValueParser {
     state: PythonValueState,
     /// Open containers, outermost first; true = dictionary, false = list.
     open: Vec<bool>,
-    /// Whether the innermost container has a member, so that a comma comes before the next one.
+    /// For each open container, whether it has a member, so that a comma precedes the next member.
     has_members: Vec<bool>,
 }
 

@@ -18,12 +18,12 @@ use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const OPEN: &str = "<|python_start|>";
 pub(super) const CLOSE: &str = "<|python_end|>";
-/// Opening fence of calls in lines.
+/// Fence that opens calls written one per line.
 pub(super) const TOOL_CODE: &str = "```tool_code";
-/// Character of the closing fence, and its number.
+/// Character of the closing fence, and its repeat count.
 const FENCE: char = '`';
 const FENCE_CHARS: u8 = 3;
-/// Function that programs call with the result of a call.
+/// Function that model-written code may apply to the result of a call.
 const PRINT: &str = "print";
 
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ enum PythonicState {
     NextArgument,
     /// After a call.
     NextCall,
-    /// Within the closing fence: number of its characters.
+    /// Within the closing fence; the number of its characters read so far.
     ClosingFence(u8),
     Text,
 }
@@ -56,7 +56,7 @@ enum PythonicState {
 #[derive(Debug, Clone)]
 pub(super) struct PythonicToolParser {
     names: FunctionNames,
-    /// Whether calls are lines in a fence.
+    /// Whether calls are written one per line in a fence.
     in_fence: bool,
     state: PythonicState,
     scanner: MarkerScanner,
@@ -64,13 +64,14 @@ pub(super) struct PythonicToolParser {
     has_arguments: bool,
     /// Whether the list is complete, but `CLOSE` has not been read.
     closing: bool,
-    /// Whether the call is the argument of `print`, which has not ended.
+    /// Whether the call is the argument of a `print(…)` that has not been closed yet.
     is_printed: bool,
     unparsed: UnparsedCallText,
 }
 
 impl PythonicToolParser {
-    /// Creates a parser of calls in a list, or with `in_fence` of calls in lines; `names` are the known functions.
+    /// Creates a parser of calls in a list, or, with `in_fence`, of calls written one per line in a fence.
+    /// `names` are the known functions.
     pub(super) fn new(names: FunctionNames, in_fence: bool) -> Self {
         Self {
             names,
@@ -216,7 +217,7 @@ impl PythonicToolParser {
         }
     }
 
-    /// Parses a character after a call in a line.
+    /// Parses a character after a call that is written on its own line.
     fn next_line(&mut self, c: char) -> CallParseStatus {
         match c {
             ')' if std::mem::take(&mut self.is_printed) => CallParseStatus::Continues,

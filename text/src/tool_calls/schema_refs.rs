@@ -1,5 +1,5 @@
-//! Resolves `$ref` references inside a tool's schema, and cuts out a part of the schema with everything that
-//! its references need.
+//! Resolves `$ref` references in a tool's schema, and extracts a part of the schema together with all
+//! definitions that its references need.
 
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -14,9 +14,9 @@ pub(super) fn target<'a>(root: &'a Value, schema: &Value) -> Option<&'a Value> {
     root.pointer(&percent_decoded(fragment)?)
 }
 
-/// Returns the part `schema` of the schema `root` as a schema of its own: every schema that it refers to,
-/// directly or indirectly, is a definition in it. References that do not point into `root` stay as they are,
-/// so that the grammar compiler rejects them.
+/// Returns the part `schema` of the schema `root` as a standalone schema: every schema that it references,
+/// directly or indirectly, is included as a definition. References that do not point into `root` are
+/// unchanged, so that the grammar compiler rejects them.
 pub(super) fn extracted(root: &Value, schema: &Value) -> Value {
     let mut references = Vec::new();
     let mut part = with_local_references(root, schema, &mut references);
@@ -36,8 +36,8 @@ pub(super) fn extracted(root: &Value, schema: &Value) -> Value {
     part
 }
 
-/// Copies `schema` and replaces each reference by one to a numbered definition; `references` are the original
-/// references by number.
+/// Copies `schema` and replaces each reference by a reference to a numbered definition; `references[n]` is
+/// the original reference of definition `n`.
 fn with_local_references(root: &Value, schema: &Value, references: &mut Vec<String>) -> Value {
     match schema {
         Value::Array(parts) => {

@@ -1,5 +1,5 @@
-//! JSON types that a tool's schema allows for an argument, by which values that a model writes as plain text
-//! are converted.
+//! JSON types that a tool's schema allows for an argument. They determine how a value that a model writes as
+//! plain text is converted.
 //!
 //! Text that cannot be parsed as one of these types becomes a JSON string, so that the client receives the
 //! model's text.
@@ -11,8 +11,8 @@ use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum number of schemas visited to determine the types of one argument, because `$ref` references may be
-/// cyclic.
+/// Maximum number of schemas visited to determine the types of one argument; needed because `$ref` references
+/// may be cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 128;
 /// Maximum number of values of one `enum` that are visited to determine the types of an argument.
 const VALUES_VISITED_MAX: usize = 128;
@@ -30,7 +30,8 @@ const NULL: u8 = 16;
 const COMPOUND: u8 = 32;
 const ALL: u8 = 63;
 
-/// Keywords that apply to one type only. A schema without `type` that has one of them is meant for this type.
+/// Keywords that apply to only one type. A schema without `type` that has such a keyword is assumed to be of
+/// this type.
 const KEYWORD_TYPES: &[(&str, u8)] = &[
     ("properties", COMPOUND),
     ("additionalProperties", COMPOUND),
@@ -55,14 +56,14 @@ impl SchemaTypes {
         Self(ALL & !TEXT)
     }
 
-    /// Returns the types of property `key` of an object schema; a property without types is a string.
+    /// Returns the types of property `key` of an object schema; a property without any type is a string.
     pub(super) fn of(schema: &Json, key: &str) -> Self {
         let mut left = SCHEMAS_VISITED_MAX;
         let types = property_types(schema, schema, key, &mut left).unwrap_or(ALL);
         if types == ALL || types == 0 || left == 0 { Self::text() } else { Self(types) }
     }
 
-    /// Returns the types that `schema`, a part of the schema `root`, allows.
+    /// Returns the types that `schema` allows; `schema` is a part of the schema `root`.
     pub(super) fn of_value(root: &Json, schema: &Json) -> Self {
         Self(allowed_types(root, schema, &mut { SCHEMAS_VISITED_MAX }))
     }
@@ -92,7 +93,7 @@ impl SchemaTypes {
         self.0 & NULL != 0
     }
 
-    /// Returns the names of the types other than strings, as in `type`.
+    /// Returns the names, as used in `type`, of all types in the set except strings.
     pub(super) fn names_except_text(self) -> Vec<&'static str> {
         let mut names = Vec::new();
         match self.0 & (INTEGER | FRACTION) {
@@ -112,7 +113,8 @@ impl SchemaTypes {
         names
     }
 
-    /// Returns `text`, which is a value of one of these types, as JSON; if it is none, as a JSON string.
+    /// Converts `text` to JSON: a value of one of these types is returned as that value, any other text as a
+    /// JSON string.
     pub(super) fn json_text(self, text: &str) -> String {
         let trimmed = text.trim();
         let is = |name: &str| trimmed.eq_ignore_ascii_case(name);
@@ -127,7 +129,7 @@ impl SchemaTypes {
         }
     }
 
-    /// Whether `text` is a number, an array or an object of these types.
+    /// Whether `text` is a number, an array or an object and its type is in the set.
     fn allows_json(self, text: &str) -> bool {
         let is_allowed = match text.as_bytes().first() {
             Some(b'[' | b'{') => self.allows_compound(),
@@ -155,8 +157,8 @@ pub(super) fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-/// Returns the types of property `key` of `schema`, a part of the schema `root`; `None` if the schema does
-/// not mention the property.
+/// Returns the types of property `key` of `schema`, which is a part of the schema `root`; `None` if the
+/// schema does not mention the property.
 fn property_types(root: &Json, schema: &Json, key: &str, left: &mut u32) -> Option<u8> {
     *left = left.checked_sub(1)?;
     let additional = schema.get("additionalProperties").filter(|schema| schema.is_object());
@@ -182,8 +184,8 @@ fn property_types(root: &Json, schema: &Json, key: &str, left: &mut u32) -> Opti
     types
 }
 
-/// Returns the types that `schema` allows. `root` is the schema in which `$ref` references are resolved, and
-/// `left` the number of schemas that may still be visited.
+/// Returns the types that `schema` allows. `$ref` references are resolved in `root`; `left` is the number of
+/// schemas that may still be visited.
 fn allowed_types(root: &Json, schema: &Json, left: &mut u32) -> u8 {
     let Some(remaining) = left.checked_sub(1) else { return ALL };
     *left = remaining;
@@ -242,8 +244,8 @@ fn value_type(value: &Json) -> u8 {
     }
 }
 
-/// Types of the arguments of each tool, determined once per argument: a schema may be long, and an argument
-/// may occur often.
+/// Cache of the argument types of each tool: a schema may be long and an argument may occur often, so the
+/// types of each argument are determined only once.
 #[derive(Debug, Clone)]
 pub(super) struct ArgumentTypeCache {
     tools: Arc<[ToolDefinition]>,
@@ -264,7 +266,7 @@ impl ArgumentTypeCache {
         self.tools.iter().position(|tool| tool.name == function)
     }
 
-    /// Returns the types of argument `key` of a tool; arguments of an unknown function are strings.
+    /// Returns the types of argument `key` of a tool; all arguments of an unknown function are strings.
     pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> SchemaTypes {
         let Some(index) = tool else { return SchemaTypes::text() };
         let cache = self.by_member.entry(index).or_default();

@@ -13,11 +13,11 @@ pub enum ToolCallSyntax {
     Hermes,
     /// XML-like `<function=…>` and `<parameter=…>`: Qwen3-Coder.
     Qwen3Coder,
-    /// Qwen3-Coder's tags in `<seed:tool_call>`: Seed-OSS.
+    /// Qwen3-Coder's tags inside `<seed:tool_call>`: Seed-OSS.
     SeedOss,
     /// `<invoke name="…">` and `<parameter name="…">`: MiniMax M2.
     MiniMaxM2,
-    /// `<arg_key>` and `<arg_value>`, a line for each tag: GLM 4.5, GLM 4.6.
+    /// `<arg_key>` and `<arg_value>`, each tag on its own line: GLM 4.5, GLM 4.6.
     Glm45,
     /// `<arg_key>` and `<arg_value>` without line breaks: GLM 4.7.
     Glm47,
@@ -51,20 +51,20 @@ pub enum ToolCallSyntax {
     Gemma4,
 }
 
-/// Format of the tool call ids in replies.
+/// Format of tool call ids in replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallIdFormat {
     /// `call_` and 24 alphanumeric characters.
     Long,
     /// 9 alphanumeric characters, which Mistral's templates require.
     Nine,
-    /// `functions.NAME:INDEX` with the index of the call in the conversation, as Kimi K2 writes it.
+    /// `functions.NAME:INDEX`, the format of Kimi K2; INDEX is the index of the call in the conversation.
     Function,
 }
 
 impl ToolCallSyntax {
-    /// Command-line names of the syntaxes, which are those of vLLM, except `gemma3_tool_code`, which vLLM does not
-    /// have.
+    /// Command-line names of the syntaxes. They equal vLLM's names, except `gemma3_tool_code`, which vLLM
+    /// does not have.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
         ("qwen3_coder", Self::Qwen3Coder),
@@ -125,8 +125,8 @@ impl ToolCallSyntax {
         }
     }
 
-    /// Returns the markers that may be special tokens of a tokenizer; the detokenizer must keep their text
-    /// for the parser.
+    /// Returns the markers that may be special tokens of a tokenizer; the detokenizer must keep their text,
+    /// because the tool call parser needs it.
     pub fn special_markers(self) -> Vec<&'static str> {
         if let Some(tags) = self.tags() {
             return tags.special.to_vec();
@@ -153,10 +153,10 @@ impl ToolCallSyntax {
         }
     }
 
-    /// Builds a grammar in llguidance's dialect of Lark: one call, or with `multiple` one or more calls, of
-    /// any of `tools`.
+    /// Builds a grammar in llguidance's dialect of Lark: one call of any of `tools`, or, with `multiple`, one
+    /// or more calls.
     ///
-    /// Errors: the arguments of a tool cannot be written in this syntax as its schema requires.
+    /// Errors: this syntax cannot represent the arguments of a tool as its schema requires.
     pub fn grammar<'a>(
         self,
         tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -167,8 +167,8 @@ impl ToolCallSyntax {
         call_grammar::lark_grammar(self, tools, multiple, &special)
     }
 
-    /// Builds a grammar of free text and calls: the model is free whether to call, and the arguments of calls of
-    /// strict tools match their schema. Without `multiple` it allows at most one call.
+    /// Builds a grammar of free text and calls: the model may choose whether to call tools, and the arguments
+    /// of strict tools must match their schemas. Without `multiple`, the grammar allows at most one call.
     ///
     /// Errors: those of `grammar`, for strict tools.
     pub fn free_grammar<'a>(
@@ -198,7 +198,7 @@ impl ToolCallSyntax {
         }
     }
 
-    /// Whether the arguments of calls are those of Python.
+    /// Whether calls have Python keyword arguments.
     pub(super) fn is_pythonic(self) -> bool {
         matches!(self, Self::Pythonic | Self::ToolCode)
     }

@@ -1,8 +1,8 @@
-//! Grammar of a call that is written as tags: each parameter of the schema in order, with a value in the form
-//! that the parser converts to JSON that the schema accepts.
+//! Grammar of a call that is written as tags: the parameters of the schema in order, each with a value that
+//! the output parser converts to JSON that the schema accepts.
 //!
-//! A string is written as plain text. It must not contain a text that ends the value, and where other types
-//! are allowed too, it must not look like one of their values.
+//! A string is written as plain text. It must not contain a text that ends the value. If the schema also
+//! allows other types, the string must not look like a value of one of those types.
 
 use super::call_grammar::{CallGrammarError, CallGrammarWriter, CallText, ValueEndText};
 use super::call_parameters::{CallParameter, call_variants};
@@ -15,9 +15,9 @@ use super::tool_definition::ToolDefinition;
 use grammar::lark_text::literal;
 use serde_json::{Value, json};
 
-/// Builds the right-hand side of the rule of the parameters of a call.
+/// Builds the right-hand side of the rule for the parameters of a call.
 ///
-/// Errors: the arguments of the tool cannot be written in this syntax as its schema requires.
+/// Errors: this syntax cannot represent the arguments of the tool as its schema requires.
 pub(super) fn tagged_parameters(
     syntax: &TagSyntax,
     index: usize,
@@ -57,7 +57,7 @@ pub(super) fn tagged_parameters(
 pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallText {
     let TagSyntax { call, line_break, .. } = syntax;
     let wrapper = syntax.wrapper.filter(|_| syntax.wraps_each_call);
-    // A name that a line break or another tag ends has no end of its own.
+    // If the name is ended only by a line break or by another tag, `name_end` is empty after trimming.
     let name_end = syntax.name_ends[0].trim();
     let mut head = format!("{}{name}{name_end}{line_break}", call.open);
     let mut tail = call.close.to_owned();
@@ -68,7 +68,7 @@ pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallText {
     CallText { head, infix: String::new(), tail }
 }
 
-/// Builds the right-hand side of a rule of any parameters.
+/// Builds the right-hand side of a rule that accepts any parameters.
 pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut CallGrammarWriter<'_>) -> String {
     let ValueEndText { plain, rest } = writer.split(syntax.key_end);
     writer.rule("ANY_KEY", &format!("/[^<>\"\\n]{{1,64}}/ {}", literal(&plain)));
@@ -89,7 +89,7 @@ pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut CallGrammarWriter<
     format!("({open} ANY_KEY {rest} {openings} {value} {line_break})*")
 }
 
-/// Whether the parser reads the key `key` as it is.
+/// Whether the output parser reads the parameter key `key` back unchanged.
 fn is_writable(syntax: &TagSyntax, key: &str) -> bool {
     let fits = !key.is_empty() && key.len() <= NAME_MAX && key.trim() == key;
     fits && !key.contains(['<', '\n']) && !key.contains(syntax.key_end)
@@ -100,13 +100,13 @@ struct TaggedParameter<'a> {
     syntax: &'a TagSyntax,
     tool: &'a ToolDefinition,
     parameter: &'a CallParameter,
-    /// Name of the rule of its value.
+    /// Name of the grammar rule for the parameter's value.
     rule: String,
 }
 
 impl TaggedParameter<'_> {
-    /// Adds the rules of the value and returns the parameter in Lark; `None` if the schema accepts no value that
-    /// the syntax can express.
+    /// Adds the rules for the value and returns the Lark expression of the parameter; `None` if the schema
+    /// accepts no value that the syntax can express.
     fn write(
         &self,
         writer: &mut CallGrammarWriter<'_>,
@@ -118,7 +118,7 @@ impl TaggedParameter<'_> {
         let opening = |form| syntax.value_openings.iter().find(|opening| opening.form == form);
         let mut alternatives = Vec::new();
         if let (Some(text), Some(json)) = (opening(ValueForm::Text), opening(ValueForm::Json)) {
-            // The syntax itself says whether a value is a string.
+            // In this syntax, the tag itself states whether the value is a string.
             if let Some(value) = self.text_value(SchemaTypes::text(), types, writer)? {
                 alternatives
                     .push(format!("{} {value}", writer.text(&format!("{head}{}", text.text))));
@@ -134,8 +134,8 @@ impl TaggedParameter<'_> {
         let head = writer.text(&format!("{head}{opening}{line_break}"));
         let mut names = types.names_except_text();
         if types.allows_text() {
-            // `true`, `false` and `null` are a part of the text's terminal, because a lexer could not
-            // separate them from texts that begin like them.
+            // `true`, `false` and `null` are part of the string terminal, because the lexer could not
+            // distinguish them from strings that begin with the same characters.
             names.retain(|name| !matches!(*name, "boolean" | "null"));
         }
         alternatives.extend(self.text_value(types, types, writer)?);
@@ -150,8 +150,8 @@ impl TaggedParameter<'_> {
         format!("{line_break}{}{}", self.syntax.value_ends[0], self.syntax.line_break)
     }
 
-    /// Adds the terminal of a string, and of the constants that are parsed by their text, if `types` allow other
-    /// values; returns the value in Lark, `None` if no string is allowed.
+    /// Adds the terminal for a string and, if `types` allow them, for the constants `true`, `false` and
+    /// `null`. Returns the Lark expression of the value; `None` if no string is allowed.
     fn text_value(
         &self,
         types: SchemaTypes,
@@ -193,8 +193,8 @@ impl TaggedParameter<'_> {
         Ok(Some(format!("{terminal} {rest}")))
     }
 
-    /// Adds the rule of a value of the types `names`, which is written as JSON; returns it in Lark, `None` if there
-    /// are no types.
+    /// Adds the rule for a value that has one of the types `names` and is written as JSON. Returns the Lark
+    /// expression of the value; `None` if `names` is empty.
     fn json_value(
         &self,
         names: &[&'static str],
@@ -213,7 +213,7 @@ impl TaggedParameter<'_> {
         Some(format!("{rule} {}", writer.text(&self.end())))
     }
 
-    /// Terminal of the texts that contain an end of the value.
+    /// Returns the terminal of all texts that contain an end of the value.
     fn ends(&self) -> String {
         let ends: Vec<String> =
             self.syntax.value_ends.iter().map(|end| regex_literal(end)).collect();
@@ -221,7 +221,7 @@ impl TaggedParameter<'_> {
     }
 }
 
-/// Terminals of the texts that are parsed as a value of a type other than string.
+/// Returns the terminals of all texts that the output parser would convert to a non-string type.
 fn other_types(types: SchemaTypes) -> Vec<&'static str> {
     let mut terminals = Vec::new();
     if types.allows_null() {

@@ -1,4 +1,4 @@
-//! Tags of the model families that write a tool call as tags around the plain text of its values.
+//! Tags of the model families that write a tool call as tags around plain-text values.
 //!
 //! Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B-Instruct,
 //! MiniMaxAI/MiniMax-M2, zai-org/GLM-4.5 and GLM-4.7; the encoding of deepseek-ai/DeepSeek-V3.2.
@@ -12,18 +12,18 @@ pub(super) struct TagPair {
     pub close: &'static str,
 }
 
-/// How the text of a value is converted to JSON.
+/// Conversion of the text of a value to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueForm {
-    /// By the type of the parameter in the tool's schema.
+    /// Converted to the type of the parameter in the tool's schema.
     Typed,
     /// As a string.
     Text,
-    /// As JSON; other text is a string.
+    /// Parsed as JSON; text that is not valid JSON becomes a string.
     Json,
 }
 
-/// Text between a key and its value, and the form of the value.
+/// Text between a key and its value, and the resulting form of the value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ValueOpening {
     pub text: &'static str,
@@ -42,15 +42,17 @@ pub(super) struct TagSyntax {
     pub name_ends: &'static [&'static str],
     pub parameter_open: &'static str,
     pub key_end: &'static str,
-    /// Texts that may follow `key_end` and open the value; none = the value follows directly and is typed.
+    /// Texts that may follow `key_end` and open the value; if empty, the value follows directly and has the
+    /// form `Typed`.
     pub value_openings: &'static [ValueOpening],
     /// Texts that end a value: its closing tag, and for some families the tags that may follow it.
     pub value_ends: &'static [&'static str],
-    /// Whether a line break after the opening and before the closing tag of a value is syntax.
+    /// Whether the line breaks after the opening tag and before the closing tag of a value are syntax, not
+    /// part of the value.
     pub wraps_values: bool,
-    /// Whether each call has a wrapper of its own.
+    /// Whether each call has its own wrapper.
     pub wraps_each_call: bool,
-    /// Text between tags in a call that the model generates.
+    /// Text that the model generates between the tags of a call.
     pub line_break: &'static str,
     /// Text between `key_end` and the text that opens the value.
     pub value_gap: &'static str,
@@ -75,7 +77,7 @@ pub(super) static QWEN3_CODER: TagSyntax = TagSyntax {
     special: &[hermes::OPEN, hermes::CLOSE],
 };
 
-/// Qwen3-Coder's tags in `<seed:tool_call>`, with values that are directly between their tags.
+/// Qwen3-Coder's tags inside `<seed:tool_call>`, without line breaks around values.
 pub(super) static SEED_OSS: TagSyntax = TagSyntax {
     wrapper: Some(TagPair { open: "<seed:tool_call>", close: "</seed:tool_call>" }),
     value_ends: &["</parameter>", "<parameter=", "</function>", "</seed:tool_call>"],
@@ -124,7 +126,8 @@ pub(super) static DEEPSEEK_V32: TagSyntax = TagSyntax {
     special: &["｜DSML｜"],
 };
 
-/// `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>value</arg_value> … </tool_call>`, a line for each tag.
+/// `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>value</arg_value> … </tool_call>`, each tag on its own
+/// line.
 pub(super) static GLM45: TagSyntax = TagSyntax {
     wrapper: None,
     call: TagPair { open: hermes::OPEN, close: hermes::CLOSE },

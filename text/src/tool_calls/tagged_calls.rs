@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Maximum number of bytes of a function name or a parameter key.
 pub(super) const NAME_MAX: usize = 256;
-/// Characters that a function name does not contain; text with one of them is not a call.
+/// Characters that cannot occur in a function name; text that contains one is not a call.
 const NO_NAME: &[char] = &['<', '>', '{', '}', '"', '\'', '\n'];
 
 #[derive(Debug, Clone, Default)]
@@ -37,7 +37,7 @@ enum TaggedParserState {
 pub(super) struct TaggedToolParser {
     syntax: &'static TagSyntax,
     schemas: ArgumentTypeCache,
-    /// Whether the JSON values of calls of each tool are valid because of a grammar.
+    /// For each tool, whether a grammar guarantees that the JSON values in its calls are valid.
     is_enforced: Vec<bool>,
     /// Texts that are searched for outside of calls.
     text_markers: Vec<&'static str>,
@@ -45,7 +45,7 @@ pub(super) struct TaggedToolParser {
     value_markers: Vec<&'static str>,
     text: MarkedText,
     state: TaggedParserState,
-    /// Index of the tool being called; `None` = no tool has the name in the call.
+    /// Index of the called tool; `None` = no tool has this name.
     tool: Option<usize>,
     /// Whether a parameter of the call has been emitted.
     has_parameters: bool,
@@ -180,7 +180,7 @@ impl TaggedToolParser {
         is_valid
     }
 
-    /// Begins the call of function `name`, which the text `end` followed.
+    /// Begins the call of the function `name`; `end` is the text that ended the name.
     fn begin(
         &mut self,
         name: &str,

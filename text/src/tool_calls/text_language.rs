@@ -1,18 +1,18 @@
-//! Regular language of the strings that a JSON schema accepts, as a terminal of a Lark grammar.
+//! Converts the strings that a JSON schema accepts to a terminal of a Lark grammar.
 
 use super::schema_refs::target;
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::literal;
 use serde_json::Value;
 
-/// Maximum number of schemas visited for one language, because `$ref` references may be cyclic.
+/// Maximum number of schemas visited to build one terminal; needed because `$ref` references may be cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 256;
 /// Keywords whose terminals may be long.
 const LONG_KEYWORDS: &[&str] = &["oneOf", "anyOf", "allOf", "enum", "const", "pattern"];
 /// Terminal of all strings.
 const ANY: &str = "/(?s:.*)/";
 
-/// Builds the languages of the parts of one schema.
+/// Builds terminals for the parts of one schema.
 pub(super) struct SchemaTextTerminals<'a> {
     root: &'a Value,
     left: u32,
@@ -24,7 +24,8 @@ impl<'a> SchemaTextTerminals<'a> {
         Self { root, left: SCHEMAS_VISITED_MAX }
     }
 
-    /// Returns a terminal that matches exactly the strings that `schema` accepts; `None` if it accepts none.
+    /// Returns a terminal that matches exactly the strings that `schema` accepts; `None` if `schema` accepts
+    /// no string.
     ///
     /// Errors: the keyword that cannot be enforced.
     pub(super) fn of(&mut self, schema: &Value) -> Result<Option<String>, &'static str> {
@@ -70,7 +71,8 @@ impl<'a> SchemaTextTerminals<'a> {
         Ok(Some(intersection(&conjuncts)))
     }
 
-    /// Returns the terminal of the strings that any of `choices` accepts, or with `oneOf` exactly one.
+    /// Returns the terminal of the strings that at least one of `choices` accepts, or, with `oneOf`, exactly
+    /// one.
     fn choice(
         &mut self,
         keyword: &'static str,
@@ -82,7 +84,7 @@ impl<'a> SchemaTextTerminals<'a> {
         if languages.is_empty() {
             return Ok(None);
         }
-        // `oneOf` repeats all languages for each of them.
+        // The terminal for `oneOf` contains a copy of all languages per language.
         let copies = if keyword == "anyOf" { 1 } else { languages.len() };
         if bytes(&languages) * copies > TEXT_BYTES_MAX {
             return Err(keyword);
@@ -91,21 +93,21 @@ impl<'a> SchemaTextTerminals<'a> {
     }
 }
 
-/// Returns the length of all terminals together.
+/// Returns the total length of the terminals in bytes.
 fn bytes(terminals: &[String]) -> usize {
     terminals.iter().map(String::len).sum()
 }
 
-/// Returns the terminal of the strings that all of `conjuncts` match.
+/// Returns the terminal of the strings that match all of `conjuncts`.
 pub(super) fn intersection(conjuncts: &[String]) -> String {
     let mut parts = vec![ANY.to_owned()];
     parts.extend(conjuncts.iter().filter(|part| *part != ANY).map(|part| format!("({part})")));
-    // Every part is also intersected with the terminal of all strings, because the complement of a terminal
-    // contains bytes that are not text.
+    // The intersection includes the terminal of all strings, because the complement of a terminal contains
+    // byte sequences that are not valid text.
     parts.join(" & ")
 }
 
-/// Returns the terminal of the strings that exactly one of `languages` matches.
+/// Returns the terminal of the strings that match exactly one of `languages`.
 fn exactly_one(languages: &[String]) -> String {
     let one = |(at, language): (usize, &String)| {
         let others = languages.iter().enumerate().filter(|(other, _)| *other != at);
@@ -116,7 +118,7 @@ fn exactly_one(languages: &[String]) -> String {
     languages.iter().enumerate().map(one).collect::<Vec<_>>().join(" | ")
 }
 
-/// Returns terminals for the keywords that assert something about strings.
+/// Returns one terminal for each keyword that restricts strings.
 fn assertions(schema: &Value) -> Result<Vec<String>, &'static str> {
     let mut terminals = Vec::new();
     if let Some(keyword) = ["if", "then", "else"].into_iter().find(|key| schema.get(*key).is_some())
@@ -154,8 +156,8 @@ fn allows_type(schema: &Value, name: &str) -> bool {
     }
 }
 
-/// Converts the pattern of a schema, which may match anywhere in a string, to a terminal that matches the whole
-/// string. Anchors are supported at the ends of the alternatives of the pattern.
+/// Converts the `pattern` of a schema, which may match anywhere in a string, to a terminal that matches the
+/// whole string. Anchors are supported at the ends of the alternatives of the pattern.
 fn pattern_regex(pattern: &str) -> String {
     let whole = |alternative: &str| {
         let (start, rest) = match alternative.strip_prefix('^') {
@@ -200,8 +202,8 @@ fn alternatives(pattern: &str) -> Vec<&str> {
     parts
 }
 
-/// Writes a pattern with ECMAScript's classes `\d` and `\w` in the syntax of the grammar engine, without the
-/// delimiter `/`.
+/// Converts a pattern with the ECMAScript classes `\d` and `\w` to the regex syntax of the grammar engine,
+/// without the delimiters `/`.
 fn ecma_regex(pattern: &str) -> String {
     let mut regex = String::new();
     let mut chars = pattern.chars();
@@ -225,7 +227,7 @@ fn ecma_regex(pattern: &str) -> String {
     regex
 }
 
-/// Returns a regular expression that matches `text` only, without the delimiter `/`.
+/// Returns a regular expression that matches only `text`, without the delimiters `/`.
 pub(super) fn regex_literal(text: &str) -> String {
     let mut regex = String::new();
     for c in text.chars() {
@@ -237,7 +239,7 @@ pub(super) fn regex_literal(text: &str) -> String {
     regex
 }
 
-/// Returns the regular expression of the common formats; other formats are annotations.
+/// Returns the regular expression of a common `format`; other formats are annotations and are not enforced.
 fn format_regex(format: &str) -> Option<&'static str> {
     const DATE: &str = "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
     Some(match format {
@@ -259,8 +261,8 @@ fn format_regex(format: &str) -> Option<&'static str> {
     })
 }
 
-/// Whether `schema` accepts `value`, which is `null`, `true`, `false` or the empty string. A pattern is taken to
-/// reject the empty string.
+/// Whether `schema` accepts `value`, which is `null`, `true`, `false` or the empty string. A `pattern` is
+/// assumed to reject the empty string.
 pub(super) fn accepts_constant(root: &Value, schema: &Value, value: &Value) -> bool {
     accepts(root, schema, value, &mut { SCHEMAS_VISITED_MAX }) == Some(true)
 }

@@ -1,4 +1,4 @@
-//! Definition of a tool, as parsers and grammars of tool calls use it.
+//! Definition of a tool for the tool call parsers and grammars.
 
 use serde_json::Value;
 
@@ -9,6 +9,6 @@ pub struct ToolDefinition {
     pub name: String,
     /// JSON schema of the arguments, an object.
     pub parameters: Value,
-    /// Whether the arguments match the schema also if the model is free to call the tool.
+    /// Whether the arguments must match the schema even when the model may choose whether to call the tool.
     pub is_strict: bool,
 }

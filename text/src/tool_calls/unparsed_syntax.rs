@@ -1,11 +1,11 @@
-//! Text of a tool call before its arguments. It is kept unchanged, because it becomes content if the call is
-//! malformed.
+//! Text of a tool call before its arguments. The text is held back unchanged, because it becomes content if
+//! the call is malformed.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
 use crate::output_pieces::OutputPieceWriter;
 
-/// Maximum number of bytes of a call's syntax that are kept until the call begins; longer text is emitted as
+/// Maximum number of bytes of a call that are held back until the call begins; a longer text is emitted as
 /// content.
 const UNPARSED_MAX: usize = 128 << 10;
 
@@ -13,13 +13,13 @@ const UNPARSED_MAX: usize = 128 << 10;
 #[derive(Debug, Clone, Default)]
 pub(super) struct UnparsedCallText {
     text: String,
-    /// Byte offset in the output at which the kept text begins.
+    /// Byte offset in the output at which the held-back text begins.
     pub(super) from: usize,
 }
 
 impl UnparsedCallText {
-    /// Starts to keep text at an opening marker (such as `<tool_call>`): if no valid tool call follows, the
-    /// kept text is emitted as content. Text that is kept already belongs to the same attempt.
+    /// Starts to hold back text at an opening marker (such as `<tool_call>`). If no valid tool call follows,
+    /// the text is emitted as content. If text is already held back, the marker is appended to it.
     pub(super) fn open(
         &mut self,
         marker: &str,
@@ -33,8 +33,8 @@ impl UnparsedCallText {
         self.text.push_str(marker);
     }
 
-    /// Keeps or drops the text after the next character, whose parse state is `step`; returns false if the
-    /// character is not part of a call.
+    /// Holds back or drops the text after the next character; `step` is the parse status after this
+    /// character. Returns false if the character is not part of a call.
     pub(super) fn apply_step(
         &mut self,
         c: char,
@@ -50,7 +50,7 @@ impl UnparsedCallText {
         true
     }
 
-    /// Keeps a character that is outside of any call (between markers).
+    /// Holds back a character that is outside of any call (between markers).
     pub(super) fn push(&mut self, c: char) {
         self.text.push(c);
     }
@@ -63,12 +63,13 @@ impl UnparsedCallText {
         self.text.is_empty()
     }
 
-    /// Whether the kept text has reached `UNPARSED_MAX` bytes, so that further text is emitted as content.
+    /// Whether the held-back text has reached `UNPARSED_MAX` bytes, so that further text is emitted as
+    /// content.
     pub(super) fn is_full(&self) -> bool {
         self.text.len() >= UNPARSED_MAX
     }
 
-    /// Emits the kept text as content.
+    /// Emits the held-back text as content.
     pub(super) fn release(
         &mut self,
         emitter: &mut ToolCallEmitter,
@@ -77,8 +78,8 @@ impl UnparsedCallText {
         self.text.drain(..).for_each(|c| emitter.content(c, out));
     }
 
-    /// Rejects the call, whose syntax ends before byte `to` of the output: if it has begun, it is reported as
-    /// malformed, else its text becomes content.
+    /// Rejects the call, whose text ends before byte `to` of the output. A call that has begun is reported as
+    /// malformed; otherwise the text of the call becomes content.
     pub(super) fn reject_call(
         &mut self,
         to: usize,

@@ -14,22 +14,22 @@ pub(super) struct ArgumentValueParser {
     types: SchemaTypes,
     text: String,
     started: bool,
-    /// Whether a line break directly after the opening tag and one directly before the closing tag are syntax
-    /// and not part of the value.
+    /// Whether a line break directly after the opening tag and a line break directly before the closing tag
+    /// are syntax and not part of the value.
     is_wrapped: bool,
-    /// Whether the first character was read.
+    /// Whether the first character has been read.
     skipped: bool,
-    /// Whether a line break is held back, which may be the one before the closing tag.
+    /// Whether a line break is held back, because it may be the one before the closing tag.
     line_break: bool,
-    /// Whether the value is valid JSON if it begins like a list or an object.
+    /// Whether a value that begins like a list or an object is guaranteed to be valid JSON.
     is_exact: bool,
-    /// Scanner of the list or object that the value is, if it is exact and has not ended.
+    /// Scanner of the value's list or object; set only if `is_exact` and the list or object has not ended.
     json: Option<JsonScanner>,
 }
 
 impl ArgumentValueParser {
-    /// Creates a parser of a value. If the value `is_exact`, a list or object is valid JSON, so that text in
-    /// its strings is never a tag.
+    /// Creates a parser of a value. With `is_exact`, a list or object is guaranteed to be valid JSON, so text
+    /// in its strings is never interpreted as a tag.
     pub(super) fn new(types: SchemaTypes, is_wrapped: bool, is_exact: bool) -> Self {
         Self {
             types,
@@ -43,7 +43,7 @@ impl ArgumentValueParser {
         }
     }
 
-    /// Whether the position is inside a list or an object, so that the next character is part of the value.
+    /// Whether the position is inside a list or an object, so that the next character belongs to the value.
     pub(super) fn is_inside_json(&self) -> bool {
         self.json.is_some()
     }
@@ -64,7 +64,7 @@ impl ArgumentValueParser {
         self.text.len() <= BUFFER_MAX
     }
 
-    /// Ends the value: emits what has not been emitted yet.
+    /// Ends the value: emits the rest of the value.
     pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
         if self.types != SchemaTypes::text() {
             return out(&self.types.json_text(&self.text));

@@ -1,4 +1,4 @@
-//! CPU of the host as a device: thread pool, memory and synchronous copies.
+//! Host CPU as a device: thread pool, memory and synchronous copies.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::{Buffer, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemIn
 pub struct CpuConfig {
     /// Number of compute threads, including the calling thread; 0 = one per physical core.
     pub threads: usize,
-    /// Instruction set of the kernels. Tests select instruction sets that are slower than the best available
-    /// one.
+    /// Instruction set of the kernels. Tests may select an instruction set that is slower than the best
+    /// available one.
     pub isa: CpuIsa,
 }
 
@@ -26,7 +26,7 @@ impl Default for CpuConfig {
     }
 }
 
-/// CPU of the host as a device. It runs every launch synchronously.
+/// Host CPU as a device. All launches run synchronously.
 #[derive(Debug)]
 pub struct CpuDevice {
     threads: ThreadPool,
@@ -37,7 +37,7 @@ pub struct CpuDevice {
 impl CpuDevice {
     /// Creates the device and starts its threads.
     ///
-    /// Errors: the CPU lacks the instruction set, or a thread could not be started.
+    /// Errors: the CPU does not support the instruction set, or a thread could not be started.
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
         if !config.isa.available() {
             return Err(DeviceError::MissingIsa { isa: config.isa.name() });

@@ -1,4 +1,4 @@
-//! CPU instruction sets that have their own kernels, and their detection.
+//! CPU instruction sets with specialised kernels, and their detection.
 
 /// CPU instruction set for which kernels exist, in ascending order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,7 +14,7 @@ pub enum CpuIsa {
 }
 
 impl CpuIsa {
-    /// All instruction sets, from the slowest to the fastest kernels.
+    /// All instruction sets, ordered from the slowest to the fastest kernels.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// Returns the best instruction set that this CPU supports.

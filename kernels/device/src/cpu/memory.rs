@@ -1,8 +1,8 @@
 //! Memory of the CPU device: zeroed and aligned to 64 bytes; large ranges use huge pages.
 //!
-//! With 4 KiB pages, page walks take 10 % of the bandwidth when gigabytes of weights are read. Ranges of 2
-//! MiB and more are therefore separate memory mappings with `MADV_HUGEPAGE`. The operating system provides
-//! zero pages on the first access, so an unused KV pool takes no physical memory.
+//! With 4 KiB pages, page walks take 10 % of the memory bandwidth when gigabytes of weights are read. Ranges
+//! of 2 MiB and more are therefore separate memory mappings with `MADV_HUGEPAGE`. The operating system
+//! allocates zero pages on the first access, so that an unused KV pool takes no physical memory.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -76,7 +76,7 @@ pub(crate) fn host_memory() -> (u64, u64) {
     (bytes("MemAvailable:").unwrap_or(0), bytes("MemTotal:").unwrap_or(0))
 }
 
-/// Memory mappings with huge pages, not backed by a file.
+/// Anonymous memory mappings with huge pages.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod mapped {
     use std::ffi::{c_int, c_long, c_void};
@@ -89,7 +89,7 @@ mod mapped {
     const PRIVATE_ANONYMOUS: c_int = 0x22;
     const ADVISE_HUGE_PAGES: c_int = 14;
 
-    // Declarations of C library functions, which std links in any case.
+    // Declarations of C library functions; std already links the C library.
     unsafe extern "C" {
         fn mmap(
             at: *mut c_void,
@@ -103,15 +103,15 @@ mod mapped {
         fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
     }
 
-    /// Returns the size of the mapping for a range of `bytes` bytes, so that `free` only needs the requested
-    /// size.
+    /// Returns the size of the mapping for a range of `bytes` bytes. `free` computes the size with the same
+    /// function.
     fn mapped_bytes(bytes: usize) -> usize {
         bytes.next_multiple_of(HUGE_PAGE)
     }
 
     pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let size = mapped_bytes(bytes);
-        // One more huge page than needed is mapped, so that the mapping contains a range that is aligned to a
+        // The mapping is one huge page larger than needed, so that it contains a range that is aligned to a
         // huge page; the rest is unmapped.
         let wide = size.checked_add(HUGE_PAGE)?;
         // SAFETY: a new anonymous mapping does not affect existing memory.

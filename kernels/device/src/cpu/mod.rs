@@ -1,4 +1,4 @@
-//! CPU of the host as a device: thread pool, memory and instruction set.
+//! Host CPU as a device: thread pool, memory and instruction set.
 
 mod device;
 mod isa;

@@ -1,8 +1,10 @@
-//! Fork-join thread pool: all threads run one closure (a parallel region), then wait for the next region.
+//! Fork-join thread pool: all threads run the same closure (a parallel region), then wait for the next
+//! region.
 //!
-//! A region costs 1 to 2 µs. The calling thread publishes a closure and a region number, runs the closure
-//! itself, and spins until the worker threads have finished. Workers spin briefly between regions and then
-//! sleep, so that an idle process uses no CPU. The closure divides the work by thread index.
+//! A parallel region has an overhead of 1 to 2 µs. The calling thread publishes a closure and a region
+//! number, runs the closure itself, and spins until the worker threads have finished. Workers spin briefly
+//! between regions and then sleep, so that an idle process uses no CPU. The closure divides the work by
+//! thread index.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -14,25 +16,26 @@ use std::thread::{JoinHandle, Thread};
 
 use crate::DeviceError;
 
-/// Number of times that a worker polls for the next parallel region before it sleeps: about 100 µs, longer
-/// than the pauses between the kernels of a step.
+/// Number of times that a worker polls for the next parallel region before it sleeps: about 100 µs, which is
+/// longer than the gaps between the kernels of a step.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
-/// Number of times that the calling thread polls whether workers are still busy before it yields its core to
-/// them.
+/// Number of times that the calling thread polls whether workers are still busy before it yields its core, on
+/// which a worker may be waiting to run.
 const SPINS_BEFORE_YIELD: u32 = 4_000;
 
 type PoolJob = *const (dyn Fn(usize) + Sync);
 
-/// Fixed set of compute threads. The thread that calls [`ThreadPool::run`] takes part with index 0.
+/// Fixed set of compute threads. The thread that calls [`ThreadPool::run`] also runs the closure, with the
+/// index 0.
 pub struct ThreadPool {
     shared: Arc<ThreadPoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// Serialises parallel regions: the calling thread has the lock for the duration of a region.
+    /// Serialises parallel regions: the calling thread holds the lock for the duration of a region.
     region_lock: Mutex<()>,
 }
 
-/// Value on cache lines of its own, to avoid false sharing: workers poll the region number while other
-/// workers decrement the counter of busy workers.
+/// Value in separate cache lines, to avoid false sharing: workers poll the region number while other workers
+/// decrement the counter of busy workers.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -100,8 +103,8 @@ impl ThreadPool {
     }
 
     /// Splits `[0, items)` into one contiguous range per thread, and runs `job` on the ranges in parallel.
-    /// The length of every range but the last is a multiple of `unit`. Fewer than `min_items` items run on
-    /// the calling thread only, because waking the workers would cost more.
+    /// The length of every range except the last is a multiple of `unit`. If there are fewer than `min_items`
+    /// items, only the calling thread runs `job`, because waking the workers would take longer.
     pub fn split(
         &self,
         items: usize,
@@ -132,8 +135,8 @@ impl ThreadPoolState {
             *self.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), PoolJob>(job));
         }
         self.busy.0.store(workers.len(), Ordering::Relaxed);
-        // Sequentially consistent, like the store to `asleep`: either the worker observes the new region
-        // number or this thread observes `asleep`.
+        // This increment and the store to `asleep` are sequentially consistent, so that either the worker
+        // observes the new region number or this thread observes `asleep`.
         self.region.0.fetch_add(1, Ordering::SeqCst);
         for (asleep, worker) in self.asleep.iter().zip(workers) {
             if asleep.0.load(Ordering::SeqCst) {
@@ -205,7 +208,7 @@ impl Drop for ThreadPool {
         self.shared.region.0.fetch_add(1, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             wake(worker.thread());
-            // Joining cannot fail: `run` has caught and reported panics of jobs.
+            // `join` returns no error here, because `run` has caught and reported panics of jobs.
             let _ = worker.join();
         }
     }

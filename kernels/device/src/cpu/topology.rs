@@ -1,4 +1,4 @@
-//! Number of physical cores that the process may use, which is the default number of compute threads.
+//! Number of physical cores that are available to the process; this is the default number of compute threads.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -12,8 +12,8 @@ pub fn physical_cores() -> usize {
     cores_of(Path::new("/sys/devices/system/cpu")).map_or(allowed, |cores| cores.min(allowed))
 }
 
-/// Counts the distinct sets of sibling hardware threads in the sysfs folder `cpus`; `None` if it does not
-/// exist.
+/// Counts the distinct sets of sibling hardware threads in the sysfs folder `cpus`; `None` if the folder does
+/// not exist.
 fn cores_of(cpus: &Path) -> Option<usize> {
     let siblings: HashSet<String> = std::fs::read_dir(cpus)
         .ok()?

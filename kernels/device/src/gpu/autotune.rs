@@ -1,4 +1,4 @@
-//! Timer for autotuning: measures launches while the caches are cold, as they are within a step.
+//! Timer for autotuning: measures launches with cold caches, as in a step of the model.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use super::gpu_runtime::GpuRuntime;
 use super::memory;
 use crate::{Buffer, DeviceStream};
 
-/// Number of timed launches. The mean of the faster half is used: other work on the device can only lengthen
-/// a launch, and one launch alone is too short for the resolution of event timestamps.
+/// Number of timed launches. The mean of the faster half is used: other work on the device can only make a
+/// launch slower, and a single launch is too short for the resolution of event timestamps.
 const TRIALS: usize = 8;
 
-/// Largest fraction of the memory of the device that is filled to evict its caches.
+/// At most `1 / MAX_SWEEP_FRACTION` of the device memory is overwritten to evict the caches.
 const MAX_SWEEP_FRACTION: u64 = 64;
 
-/// Returns the number of bytes whose writes evict a cache of `cache_bytes` bytes, for a device with `total_bytes`
-/// bytes of memory.
+/// Returns the number of bytes to overwrite in order to evict a cache of `cache_bytes` bytes, on a device
+/// with `total_bytes` bytes of memory.
 fn sweep_bytes(cache_bytes: u64, total_bytes: u64) -> u64 {
     (2 * cache_bytes).min(total_bytes / MAX_SWEEP_FRACTION)
 }
 
-/// Timer for the launches on one stream; it records an event before and after each launch.
+/// Timer for launches on one stream; it records an event before and after each launch.
 pub(super) struct AutotuneTimer<'a> {
     runtime: &'a GpuRuntime,
     stream: DriverPtr,
     events: Vec<DriverPtr>,
-    /// Buffer that is filled before each launch, which evicts the caches. `None` if memory is short or the size of
-    /// the caches is unknown; launches are then timed with warm caches.
+    /// Buffer that is overwritten before each launch to evict the caches. `None` if too little memory is free
+    /// or the cache size is unknown; launches are then timed with warm caches.
     sweep: Option<Buffer>,
 }
 
 impl<'a> AutotuneTimer<'a> {
-    /// Creates a timer for stream `s`, which must not be captured into a graph.
+    /// Creates a timer for stream `s`. The stream must not be in graph capture.
     pub(super) fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         let sweep =
             match sweep_bytes(runtime.properties.last_level_cache_bytes, runtime.mem_info().1) {
@@ -51,7 +51,7 @@ impl<'a> AutotuneTimer<'a> {
         Ok(timer)
     }
 
-    /// Returns the duration of `launch` in milliseconds. `launch` must launch on the stream of the timer.
+    /// Returns the duration of `launch` in milliseconds. `launch` must use the stream of the timer.
     pub(super) fn time(
         &mut self,
         mut launch: impl FnMut() -> Result<(), GpuError>,

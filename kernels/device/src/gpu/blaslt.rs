@@ -1,12 +1,14 @@
-//! GEMM by hipBLASLt or cuBLASLt: `y = x Wᵀ (+ bias)` for row-major `x [M, K]`, `W [N, K]` and `y [M, N]`,
-//! where M is the number of rows, K of input features and N of output features.
+//! GEMM with hipBLASLt or cuBLASLt: `y = x Wᵀ (+ bias)` for row-major `x [M, K]`, `W [N, K]` and `y [M, N]`,
+//! where M is the number of rows, K the number of input features and N the number of output features.
 //!
 //! BLASLt libraries are column-major: they compute `yᵀ = W xᵀ` with `W` transposed, and the bias has one
-//! element per row of `yᵀ`. The heuristic is queried once per problem and bucket of `M`, so that captured and
-//! later launches use the same algorithm. For small `M`, the first results of the heuristic are autotuned,
-//! because their ranking is wrong by a factor of up to 10. Problems without an algorithm are cached as well.
-//! For f32 inputs, split-K is disabled in cuBLASLt, which has a preference for it: with split-K, the last
-//! bits of a row would depend on the number of rows.
+//! element per row of `yᵀ`. The heuristic is queried once per problem and bucket of `M`, so that captured
+//! launches and later launches use the same algorithm. For small `M`, the first results of the heuristic are
+//! autotuned, because their ranking may be wrong by a factor of up to 10. A problem for which the library has
+//! no algorithm is also cached.
+//!
+//! For f32 inputs, split-K is disabled in cuBLASLt by a preference attribute, because with split-K the last bits
+//! of a row depend on the number of rows. hipBLASLt has no such attribute.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,24 +28,24 @@ use crate::DeviceStream;
 /// Size of the GEMM workspace in bytes, as NVIDIA recommends for Hopper GPUs.
 const WORKSPACE: usize = 32 << 20;
 
-/// Name of the call in [`GpuError::Blas`] if the heuristic returns no algorithm.
+/// Value of the field `call` of [`GpuError::Blas`] if the heuristic returns no algorithm.
 pub const HEURISTIC: &str = "heuristic";
 /// Maximum number of heuristic results that are autotuned.
 const CANDIDATES: usize = 8;
-/// Autotuning replaces the first heuristic result by the fastest candidate only if the candidate's time is
-/// below this fraction of the time of the first result.
+/// The fastest candidate replaces the first heuristic result only if its time is below this fraction of the
+/// time of the first result.
 const MIN_SPEEDUP_RATIO: f32 = 0.97;
-/// Largest `M` for which algorithms are autotuned. For more rows, the first heuristic result is good, and
+/// Largest `M` for which algorithms are autotuned. For larger `M`, the first heuristic result is good, and
 /// timing takes long.
 const AUTOTUNED_ROWS: usize = 512;
-/// Size of a heuristic result in 64-bit words; results of hipBLASLt and cuBLASLt are not larger.
+/// Space for a heuristic result of hipBLASLt or cuBLASLt, in 64-bit words.
 const HEURISTIC_RESULT_WORDS: usize = 12;
 
 static ZERO: f32 = 0.0;
 static ONE: f32 = 1.0;
 static TWO: f32 = 2.0;
 
-/// hipBLASLt or cuBLASLt, opened for one device, with the cached plans of its GEMM problems.
+/// hipBLASLt or cuBLASLt, opened for one device, with cached plans of GEMM problems.
 pub struct BlasLtLibrary {
     table: BlasLtApi,
     constants: BlasLtConstants,
@@ -61,10 +63,10 @@ unsafe impl Send for BlasLtLibrary {}
 // SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
 unsafe impl Sync for BlasLtLibrary {}
 
-/// Sizes, strides and element types of a GEMM, by which plans are cached.
+/// Sizes, strides and element types of a GEMM; the key of the plan cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
-    /// Number of rows of x and y. In the key of a cached plan, the largest number of rows for which the plan
+    /// Number of rows of x and y. In the key of a cached plan: the largest number of rows for which the plan
     /// is used.
     pub m: usize,
     /// Number of output features: rows of W and columns of y.
@@ -114,7 +116,8 @@ pub struct GemmOperands {
     pub scales: [*const u8; 2],
 }
 
-/// Cached algorithm of one bucket of GEMM problems, which differ only in their number of rows (`m`).
+/// Cached plan of the GEMM problems in a bucket; the problems of a bucket differ only in their number of rows
+/// (`m`).
 struct GemmPlan {
     operation: MatmulDescriptor,
     /// Opaque algorithm descriptor of hipBLASLt or cuBLASLt.
@@ -124,8 +127,8 @@ struct GemmPlan {
 }
 
 impl GemmPlan {
-    /// Replaces the algorithm by the autotuned algorithm of a problem with a similar `m`, if the heuristic
-    /// also lists it for this problem.
+    /// Replaces the algorithm by `nearest_algorithm`, the autotuned algorithm of a problem with a similar
+    /// `m`, if the heuristic also returned this algorithm for the plan's problem.
     fn use_nearest_algorithm(&mut self, nearest_algorithm: Option<[u64; 8]>) {
         if let Some(algorithm) =
             nearest_algorithm.filter(|algorithm| self.candidates.contains(algorithm))
@@ -172,8 +175,8 @@ impl BlasLtLibrary {
         self.scale_modes(scaling).is_some()
     }
 
-    /// Returns the scale modes of W and x; `None` if they are not scaled, or if the library does not support
-    /// this granularity.
+    /// Returns the scale modes of W and x; `None` if W and x are not scaled, or if the library does not
+    /// support this granularity.
     fn scale_modes(&self, scaling: Fp8Scaling) -> Option<[c_int; 2]> {
         match scaling {
             Fp8Scaling::None => None,
@@ -229,7 +232,7 @@ impl BlasLtLibrary {
             let Some(plan) = plan else { continue };
             // SAFETY: the caller guarantees the addresses of the operands.
             match unsafe { self.launch(plan, &layouts, &stream_state, problem, operands) } {
-                // The algorithm of the bucket may not support this `m`. In that case, a plan for the exact
+                // The algorithm of the bucket may not support this `m`; in that case, a plan for the exact
                 // problem is used.
                 Err(GpuError::Blas { .. }) if key != *problem => {}
                 result => return result,
@@ -238,8 +241,8 @@ impl BlasLtLibrary {
         Err(GpuError::Blas { call: HEURISTIC, status: 0, what: problem.text() })
     }
 
-    /// Times the candidates of a plan. Selects the fastest if its speed-up is large enough, otherwise the
-    /// first.
+    /// Times the candidates of a plan, and selects the fastest candidate if its speed-up is large enough,
+    /// otherwise the first.
     ///
     /// # Safety
     /// The addresses are valid for the sizes, strides and types of the problem until the launches have
@@ -333,7 +336,7 @@ impl BlasLtLibrary {
         stream_state: &GemmStreamState<'_>,
     ) -> Result<Option<GemmPlan>, GpuError> {
         let operation = match self.operation(problem, stream_state.workspace) {
-            // The release of the library is too old for an attribute of this problem.
+            // The library version is too old for an attribute of this problem.
             Err(GpuError::Blas { .. }) => return Ok(None),
             operation => operation?,
         };
@@ -401,7 +404,7 @@ impl BlasLtLibrary {
         Ok(descriptor)
     }
 
-    /// Sets the granularity of the fp8 scales of an operation. `placeholder` is a valid address.
+    /// Sets the granularity of the fp8 scales of an operation. `placeholder` is any valid device address.
     fn set_scale_modes(
         &self,
         operation: DriverPtr,
@@ -541,8 +544,8 @@ impl Drop for MatmulPreference<'_> {
 }
 
 impl GemmProblem {
-    /// Returns the factor of the product. On GPUs with FNUZ fp8, the bits of W are those of OCP fp8, which
-    /// represent half of the value there (`fp8_to_fnuz` in `fp8_quantize.hip`).
+    /// Returns the factor by which the product is multiplied. On GPUs with FNUZ fp8, W contains the bits of
+    /// OCP fp8, which represent half of the value in FNUZ fp8 (`fp8_to_fnuz` in `fp8_quantize.hip`).
     fn alpha(&self) -> &'static f32 {
         if self.input == BlasDataType::E4M3Fnuz { &TWO } else { &ONE }
     }
@@ -553,7 +556,8 @@ impl GemmProblem {
     }
 }
 
-/// Returns the algorithm of the cached GEMM problem that differs only in `m` and has the nearest `m`.
+/// Returns the algorithm of the cached GEMM problem that differs from `problem` only in `m` and has the
+/// nearest `m`.
 fn nearest(
     plans: &HashMap<GemmProblem, Option<GemmPlan>>,
     problem: &GemmProblem,
@@ -564,7 +568,7 @@ fn nearest(
     found.min_by_key(|&(m, _)| (m.abs_diff(problem.m), m)).map(|(_, algorithm)| algorithm)
 }
 
-/// Rounds the number of rows `m` up to the end of its bucket, within which all `m` use the same plan.
+/// Rounds the number of rows `m` up to the largest `m` of its bucket. All `m` in a bucket use the same plan.
 fn bucket(m: usize) -> usize {
     let step = match m {
         0..=256 => 16,

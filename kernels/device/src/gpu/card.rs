@@ -1,17 +1,17 @@
-//! Facts about GPU models that no driver call returns.
+//! Properties of GPU models that no driver call returns.
 
-/// GPU model with the facts that no driver call returns.
+/// GPU model with the properties that no driver call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuProductSpec {
-    /// Name of the model, as it occurs in product names such as `AMD Instinct MI300X VF`.
+    /// Model name, as contained in product names such as `AMD Instinct MI300X VF`.
     pub name: &'static str,
-    /// Number of compute units of the whole card. A partition of the card has fewer.
+    /// Number of compute units of the whole GPU. A partition of the GPU has fewer.
     pub compute_units: u32,
-    /// Whether the GPU and the host share one memory.
+    /// Whether the GPU and the host CPU share the same memory.
     pub has_unified_memory: bool,
 }
 
-/// AMD Instinct cards for which kernels are compiled.
+/// AMD Instinct GPU models for which kernels are compiled.
 const CARDS: &[GpuProductSpec] = &[
     GpuProductSpec { name: "MI300X", compute_units: 304, has_unified_memory: false },
     GpuProductSpec { name: "MI300A", compute_units: 228, has_unified_memory: true },
@@ -20,19 +20,19 @@ const CARDS: &[GpuProductSpec] = &[
     GpuProductSpec { name: "MI355X", compute_units: 256, has_unified_memory: false },
 ];
 
-/// Size in bytes of the memory-side cache (Infinity Cache) of all CDNA 3 and CDNA 4 cards.
+/// Size in bytes of the memory-side cache (Infinity Cache) of all CDNA 3 and CDNA 4 GPUs.
 const INFINITY_CACHE_BYTES: u64 = 256 << 20;
 
 impl GpuProductSpec {
-    /// Returns the card with the product name `name`; `None` if it is not in the table.
+    /// Returns the GPU model with the product name `name`; `None` if the model is not in the table.
     #[must_use]
     pub fn of_name(name: &str) -> Option<&'static Self> {
         CARDS.iter().find(|card| name.contains(card.name))
     }
 }
 
-/// Returns the size in bytes of the last cache before memory. AMD's drivers report the L2 of one XCD only, but
-/// weights stay in the Infinity Cache; on NVIDIA the last cache is L2.
+/// Returns the size in bytes of the last-level cache. AMD drivers only report the L2 cache of one XCD, but
+/// the last-level cache is the Infinity Cache. On NVIDIA GPUs the last-level cache is L2.
 pub(super) fn last_level_cache_bytes(arch: &str, l2_bytes: u32) -> u64 {
     match arch {
         "gfx942" | "gfx950" => INFINITY_CACHE_BYTES,

@@ -6,12 +6,12 @@ use hip_runtime_sys::{GpuApi, LibrarySearchPaths};
 
 use super::half_dtype::HalfDtype;
 
-/// Selects the libraries that are used as driver, run-time compiler, BLASLt library and collective library.
+/// Selects the driver, run-time compiler, BLASLt library and collective library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuLibraries {
-    /// AMD's libraries, in the folders of ROCm or in the loader's search path.
+    /// AMD libraries, in the ROCm folders or in the search path of the dynamic loader.
     Rocm,
-    /// NVIDIA's libraries, in the loader's search path.
+    /// NVIDIA libraries, in the search path of the dynamic loader.
     Cuda,
     /// Libraries at the paths given in the fields.
     Named {
@@ -33,11 +33,12 @@ pub enum GpuLibraries {
 pub struct GpuConfig {
     /// Runtime libraries of the device.
     pub libraries: GpuLibraries,
-    /// Folders in which libraries are searched first.
+    /// Folders that are searched for libraries first.
     pub folders: Vec<PathBuf>,
-    /// Index of the GPU among the devices that the driver finds.
+    /// Index of the GPU among the devices that the driver lists.
     pub device: usize,
-    /// Environment variables that restrict the GPUs that the driver finds, for error messages; empty = none.
+    /// Environment variables that restrict which GPUs the driver lists, with their values, for error
+    /// messages; empty if there are none.
     pub visibility: String,
     /// Folder in which compiled kernels are cached; `None` = kernels are compiled at every start.
     pub cache_dir: Option<PathBuf>,

@@ -6,8 +6,8 @@ use crate::check::check_range;
 use crate::{Buffer, CopyInFlight, DeviceError, DeviceStream, PinnedBuffer};
 
 impl GpuDevice {
-    /// Copies host bytes to a buffer on the first stream, after all launches on it. Blocks until the copy has
-    /// completed.
+    /// Copies host bytes to a buffer on the first stream, after all previous launches on this stream. Blocks
+    /// until the copy has completed.
     pub fn copy_in(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
         check_range("upload", offset, from.len(), to.bytes())?;
         let (runtime, s) = (self.runtime(), DeviceStream::default());
@@ -24,7 +24,8 @@ impl GpuDevice {
         Ok(copied?)
     }
 
-    /// Copies a part of a buffer to the host, after all launches on `s`. Blocks until the copy has completed.
+    /// Copies a part of a buffer to the host, after all previous launches on `s`. Blocks until the copy has
+    /// completed.
     pub fn copy_out(
         &self,
         s: &DeviceStream,
@@ -106,7 +107,8 @@ impl GpuDevice {
         Ok(runtime.check(code, "fill")?)
     }
 
-    /// Records a fence after the last copy on `s`, and returns the copy in flight, which owns `memory`.
+    /// Records a fence after the last copy on `s`, and returns a `CopyInFlight` that owns `memory` until the
+    /// copy has completed.
     fn in_flight(
         &self,
         s: &DeviceStream,

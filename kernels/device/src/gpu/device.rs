@@ -20,10 +20,11 @@ use crate::{
     MemInfo, PinnedBuffer,
 };
 
-/// Stream for launches that overlap with those of the step on stream 0. Stream 1 is used for copies.
+/// Stream for launches that overlap the launches of the step, which are on stream 0. Stream 1 is used for
+/// copies.
 const SECONDARY_STREAM: DeviceStream = DeviceStream(2);
 
-/// One GPU, driven through the HIP runtime, the CUDA driver or the emulator.
+/// One GPU, controlled through the HIP runtime, the CUDA driver or the emulator.
 #[derive(Debug)]
 pub struct GpuDevice {
     pub(crate) half_dtype: HalfDtype,
@@ -32,21 +33,21 @@ pub struct GpuDevice {
     modules: KernelModules,
     /// hipBLASLt or cuBLASLt; `None` if it could not be opened.
     blaslt: Option<BlasLtLibrary>,
-    /// Scratch memory of each stream, whose content launches may overwrite.
+    /// Scratch memory of each stream; every launch may overwrite its content.
     scratch: [ScratchMemory; STREAMS],
-    /// Device counters of each stream, with which the thread blocks of a kernel count arrivals or distribute
-    /// work. They are 0 before and after each kernel.
+    /// Device counters of each stream, which the thread blocks of a kernel use to count arrivals or to
+    /// distribute work. The counters are 0 before and after each kernel.
     counters: [ScratchMemory; STREAMS],
     weights: WeightAllocator,
-    /// Paths at which RCCL or NCCL is searched when a device group is created; `None` if neither is
-    /// configured.
+    /// Paths at which RCCL or NCCL is searched for when a device group is created; `None` if no collective
+    /// library is configured.
     collectives: Option<LibrarySearchPaths>,
 }
 
 impl GpuDevice {
     /// Opens the runtime libraries and the device. `headers` are the headers that kernel sources may include.
     ///
-    /// Errors: a library or the device is missing, or the driver fails.
+    /// Errors: a library or the device does not exist, or the driver fails.
     pub fn open(config: &GpuConfig, headers: KernelHeaders) -> Result<Self, DeviceError> {
         let searches = config.searches();
         let runtime = Arc::new(GpuRuntime::open(config, &searches)?);
@@ -86,7 +87,7 @@ impl GpuDevice {
         self.runtime.properties.multiprocessors
     }
 
-    /// Whether the device has warpgroup MMA (WGMMA): four warps multiply one tile together.
+    /// Whether the device supports warpgroup MMA (WGMMA), with which four warps multiply a tile together.
     pub fn has_warpgroups(&self) -> bool {
         self.arch() == "sm_90a" || (self.arch() == "emulated" && self.warp_size() == 32)
     }
@@ -97,8 +98,8 @@ impl GpuDevice {
         self.runtime.properties.shared_bytes
     }
 
-    /// Compiles and loads several kernel sources in parallel. Without this call, launches compile them one by
-    /// one.
+    /// Compiles several kernel sources in parallel, and loads them. Without this call, each source is
+    /// compiled when a launch first uses it.
     pub fn compile(
         &self,
         builds: &[(&'static KernelSource, Vec<KernelDefine>)],
@@ -106,7 +107,7 @@ impl GpuDevice {
         Ok(self.modules.load_all(&self.runtime, &self.jit, builds, &mut |_, _| {})?)
     }
 
-    /// Returns the runtime state, which launches, copies and fences of the device share.
+    /// Returns the runtime state that is shared by the launches, copies and fences of the device.
     pub fn runtime(&self) -> &Arc<GpuRuntime> {
         &self.runtime
     }
@@ -116,7 +117,7 @@ impl GpuDevice {
         self.blaslt.as_ref()
     }
 
-    /// Returns the paths at which RCCL or NCCL is searched.
+    /// Returns the paths at which RCCL or NCCL is searched for.
     pub fn collectives(&self) -> Option<&LibrarySearchPaths> {
         self.collectives.as_ref()
     }
@@ -126,8 +127,9 @@ impl GpuDevice {
         &self.weights
     }
 
-    /// Returns the kernel `name` of `source`, specialised by `defines`. The first call compiles the kernel,
-    /// which is not possible during graph capture: every launch must run once before it is captured.
+    /// Returns the kernel `name` of `source`, compiled with the preprocessor definitions `defines`. The first
+    /// call compiles the kernel, which is not possible during graph capture: every launch must run once
+    /// before it is captured.
     pub fn kernel(
         &self,
         source: &'static KernelSource,
@@ -137,16 +139,17 @@ impl GpuDevice {
         Ok(self.modules.function(&self.runtime, &self.jit, source, name, defines)?)
     }
 
-    /// Returns at least `bytes` bytes of scratch memory of stream `s`, which other streams do not use. The
-    /// address changes only when more bytes are requested; earlier addresses remain valid. Each launch on `s`
-    /// may overwrite the content.
+    /// Returns at least `bytes` bytes of scratch memory that only stream `s` uses. The address changes only
+    /// if more bytes are requested than before; earlier addresses remain valid. Every launch on `s` may
+    /// overwrite the content.
     pub fn scratch(&self, s: &DeviceStream, bytes: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;
         Ok(self.scratch[s.0].at_least(&self.runtime, bytes)?)
     }
 
-    /// Returns at least `words` 32-bit device counters of stream `s`, which are 0. With them, thread blocks
-    /// of a kernel count arrivals or distribute work. Every kernel that uses them must reset them to 0.
+    /// Returns at least `words` 32-bit device counters of stream `s`, all 0. The thread blocks of a kernel
+    /// use the counters to count arrivals or to distribute work. Every kernel that uses counters must reset
+    /// them to 0.
     pub fn counters(&self, s: &DeviceStream, words: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;
         Ok(self.counters[s.0].at_least(&self.runtime, words * 4)?)

@@ -45,7 +45,7 @@ pub enum GpuError {
         "out of {place} memory on {device}: {bytes} bytes requested, {free_bytes} of {total_bytes} free"
     )]
     OutOfMemory {
-        /// Place of the memory: `device`, or `pinned host`.
+        /// Kind of memory: `device`, or `pinned host`.
         place: &'static str,
         /// Number of bytes requested.
         bytes: usize,
@@ -102,13 +102,13 @@ pub enum GpuError {
         /// Name of the missing driver function.
         what: &'static str,
     },
-    /// A rank has not sent a handle of its peer memory.
+    /// A rank has not published a handle of its peer memory.
     #[error("rank {rank} has published no peer memory")]
     NoPeerMemory {
-        /// Index of the rank that has sent no handle.
+        /// Index of the rank that has not published a handle.
         rank: usize,
     },
-    /// The libraries were configured by path, without a collective library (RCCL or NCCL).
+    /// Libraries are configured by path, and no collective library (RCCL or NCCL) is configured.
     #[error("no collective library (RCCL or NCCL) is configured")]
     NoCollectiveLibrary,
     /// The collective library is too old.
@@ -118,10 +118,10 @@ pub enum GpuError {
         library: String,
         /// Version found: 10,000 × major + 100 × minor + patch.
         version: i32,
-        /// Oldest supported version, encoded as `version`.
+        /// Oldest supported version, in the same encoding as `version`.
         oldest: i32,
     },
-    /// A function of RCCL or NCCL returned an error, because of this rank or another rank.
+    /// A function of RCCL or NCCL returned an error, which may be caused by this rank or by another rank.
     #[error("{call} of the collective library failed with status {status}: {what}")]
     Collective {
         /// Name of the RCCL or NCCL function.

@@ -1,4 +1,4 @@
-//! Fences: GPU events for which the host can wait from any thread, and dependencies between streams.
+//! Fences: GPU events on which the host can wait from any thread, and dependencies between streams.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::gpu_runtime::GpuRuntime;
 use crate::pinned_memory::CopyFence;
 use crate::{DeviceError, DeviceStream};
 
-/// GPU event that completes after all work submitted to a stream before it was recorded.
+/// GPU event that completes after all work that was submitted to a stream before the event was recorded.
 pub struct GpuFence {
     runtime: Arc<GpuRuntime>,
     event: DriverPtr,
@@ -26,7 +26,7 @@ impl GpuFence {
         Self::record_for_stream(runtime, s)
     }
 
-    /// Records a fence for which another stream waits. During graph capture, the fence becomes a dependency
+    /// Records a fence on which another stream can wait. During graph capture, the fence becomes a dependency
     /// in the graph.
     fn record_for_stream(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         runtime.enter()?;
@@ -70,13 +70,13 @@ fn create(runtime: &GpuRuntime) -> Result<DriverPtr, GpuError> {
 
 impl GpuDevice {
     /// Implements `DeviceDriver::stream_wait`. The next launch on `s` does not overlap the previous launches
-    /// of both streams: it starts after all of them have ended.
+    /// on `s` and `other`: it starts after all of them have ended.
     pub fn wait_for_stream(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), GpuError> {
         let runtime = self.runtime();
         if runtime.is_dry_run() {
             return Ok(());
         }
-        // The event can be reused immediately: a wait refers to the state of the event when the wait was
+        // The event can be reused immediately: a wait refers to the record at the time when the wait was
         // submitted, even if the event is recorded again later.
         GpuFence::record_for_stream(runtime, other)?.block_stream(s)?;
         runtime.set_stream_wait(s);
@@ -92,7 +92,8 @@ impl CopyFence for GpuFence {
 
 impl Drop for GpuFence {
     fn drop(&mut self) {
-        // The event may be reused while it is pending, because earlier waits do not refer to a later record.
+        // The event may be reused before it has completed, because earlier waits do not refer to later
+        // records.
         self.runtime.events().push(self.event);
     }
 }

@@ -1,4 +1,4 @@
-//! Properties of a GPU, as its driver reports them.
+//! Properties of a GPU, as reported by its driver.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use super::card::{GpuProductSpec, last_level_cache_bytes};
 use super::error::GpuError;
 use super::gpu_runtime::check;
 
-/// Properties of a GPU on which kernels and their launches depend.
+/// Properties of a GPU that affect kernels and their launches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GpuProperties {
     /// Product name of the GPU.
@@ -21,18 +21,19 @@ pub(super) struct GpuProperties {
     pub multiprocessors: u32,
     /// Maximum shared memory per thread block, in bytes.
     pub shared_bytes: u32,
-    /// Size of the last cache before memory, in bytes; 0 if it is not known.
+    /// Size of the last-level cache in bytes; 0 if it is unknown.
     pub last_level_cache_bytes: u64,
-    /// Whether the GPU and the host share one memory.
+    /// Whether the GPU and the host CPU share the same memory.
     pub has_unified_memory: bool,
 }
 
-/// Maximum shared memory per thread block, in bytes, when the emulator runs with 32 lanes per warp: 227 KiB
-/// as on Hopper.
+/// Maximum shared memory per thread block of the emulator with 32 lanes per warp, in bytes: 227 KiB, as on
+/// Hopper.
 const NVIDIA_SHARED_BYTES: u32 = 227 << 10;
 
 impl GpuProperties {
-    /// Reads the properties of a device. `emulated` is the number of lanes per warp of the emulator.
+    /// Reads the properties of a device. `emulated` is the number of lanes per warp if the device is
+    /// emulated.
     pub(super) fn read(
         driver: &DriverApi,
         device: c_int,
@@ -91,8 +92,8 @@ fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
     Ok(name.split(':').next().unwrap_or_default().to_owned())
 }
 
-/// Returns the NVIDIA architecture name. From compute capability 9.0 on, it has the suffix `a`, which enables
-/// architecture-specific instructions.
+/// Returns the NVIDIA architecture name. Names from compute capability 9.0 on have the suffix `a`, which
+/// enables architecture-specific instructions.
 fn cuda_arch(major: u32, minor: u32) -> String {
     let suffix = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{suffix}")

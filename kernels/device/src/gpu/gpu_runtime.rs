@@ -13,42 +13,44 @@ use super::timestamps::KernelTimestamper;
 use crate::cpu::host_memory;
 use crate::{DeviceError, DeviceStream};
 
-/// Number of streams of a device: stream 0 for steps, stream 1 for copies, stream 2 for overlapped launches.
+/// Number of streams of a device: stream 0 for steps of the model, stream 1 for copies, stream 2 for launches
+/// that overlap launches on stream 0.
 pub(super) const STREAMS: usize = 3;
 
-/// State of an opened GPU that its launches, copies and fences share.
+/// State of an opened GPU that is shared by its launches, copies and fences.
 pub struct GpuRuntime {
     /// Function table of the HIP runtime or the CUDA driver.
     pub driver: DriverApi,
     /// Properties of the device.
     pub(super) properties: GpuProperties,
-    /// Index of the device among those that the driver lists.
+    /// Index of the device in the device list of the driver.
     ordinal: c_int,
     context: DriverPtr,
     streams: Vec<DriverPtr>,
     /// Whether a graph capture is active on any stream.
     capturing: AtomicBool,
-    /// Whether a dry run is active: launches do nothing.
+    /// Whether a dry run is active, in which launches do not execute anything.
     dry_run: AtomicBool,
     autotuning_frozen: AtomicBool,
     /// For each stream, whether `stream_wait` was called since the last launch, so that the next launch must
     /// also wait for another stream.
     stream_waits: [AtomicBool; STREAMS],
-    /// Whether `kernel_timestamper` is set. Launches read this flag first, so that they lock the mutex only
+    /// Whether `kernel_timestamper` is set. Launches check this flag first, so that they lock the mutex only
     /// if per-kernel timestamps are enabled.
     timestamping: AtomicBool,
     kernel_timestamper: Mutex<Option<KernelTimestamper>>,
     /// GPU events that are not in use and can be recorded again.
     events: Mutex<Vec<DriverPtr>>,
-    /// Memory that was dropped during a graph capture. It is freed after the capture, because freeing is not
-    /// allowed during it.
+    /// Memory that was dropped during graph capture. It is freed after the capture, because memory must not
+    /// be freed during capture.
     dropped: Mutex<Vec<(MemoryKind, DriverPtr)>>,
 }
 
-/// Address of a device in its process: HIP enables peer access by the index of the device, CUDA by its context.
+/// Identification of a device within its process, for peer access: HIP identifies the device by index, CUDA
+/// by context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerDeviceAddress {
-    /// Index of the device among those that the driver lists.
+    /// Index of the device in the device list of the driver.
     pub ordinal: i32,
     /// Driver context of the device.
     pub context: u64,
@@ -115,7 +117,7 @@ impl GpuRuntime {
         self.driver.api
     }
 
-    /// Returns the address of this device in its process, with which other devices of the process enable peer
+    /// Returns the identification of this device, with which other devices of the same process enable peer
     /// access.
     pub fn peer_address(&self) -> PeerDeviceAddress {
         PeerDeviceAddress { ordinal: self.ordinal, context: self.context as u64 }
@@ -123,7 +125,7 @@ impl GpuRuntime {
 
     /// Enables access from this device to the memory of another device of this process.
     ///
-    /// Errors: the driver does not support peer access, or the devices have no link that supports it.
+    /// Errors: the driver does not support peer access, or the link between the devices does not support it.
     pub fn enable_peer_access(&self, peer: PeerDeviceAddress) -> Result<(), GpuError> {
         self.enter()?;
         let code = match (self.driver.hip_peer_enable, self.driver.cuda_peer_enable) {
@@ -142,7 +144,7 @@ impl GpuRuntime {
         }
     }
 
-    /// Returns the PCI address of the device; `None` if the driver does not return it.
+    /// Returns the PCI address of the device; `None` if the driver does not report it.
     pub fn pci_bus_id(&self) -> Option<String> {
         let get = self.driver.pci_bus_id?;
         let mut text = [0u8; 32];
@@ -156,8 +158,8 @@ impl GpuRuntime {
         self.context
     }
 
-    /// Makes the context of this device current on the calling thread. The call is cheap, so it precedes
-    /// every driver call.
+    /// Makes the context of this device current on the calling thread. The call is cheap and precedes every
+    /// driver call.
     pub fn enter(&self) -> Result<(), GpuError> {
         // SAFETY: the context outlives this value.
         self.check(unsafe { (self.driver.context_set)(self.context) }, "set context")
@@ -169,13 +171,13 @@ impl GpuRuntime {
         self.streams.get(s.0).copied().ok_or(none)
     }
 
-    /// Returns [`GpuError::Call`] for every result code other than success.
+    /// Returns [`GpuError::Call`] if the result code `code` is not success.
     pub fn check(&self, code: DriverStatus, call: &'static str) -> Result<(), GpuError> {
         check(&self.driver, code, call)
     }
 
-    /// Returns [`GpuError::Capturing`] during graph capture. Callers check it before a driver call that would
-    /// invalidate the captured graph.
+    /// Returns [`GpuError::Capturing`] during graph capture. Must precede driver calls that would invalidate
+    /// the captured graph.
     pub fn not_capturing(&self, call: &'static str) -> Result<(), GpuError> {
         if self.is_capturing() { Err(GpuError::Capturing { call }) } else { Ok(()) }
     }
@@ -190,29 +192,29 @@ impl GpuRuntime {
         self.capturing.store(capturing, Ordering::Relaxed);
     }
 
-    /// Whether autotuning is frozen: launches are not timed any more.
+    /// Whether autotuning is disabled, so that launches are not timed any more.
     pub fn is_autotuning_frozen(&self) -> bool {
         self.autotuning_frozen.load(Ordering::Relaxed)
     }
 
-    /// Freezes autotuning: launches are not timed afterwards.
+    /// Disables autotuning permanently: later launches are not timed.
     pub fn freeze_autotuning(&self) {
         self.autotuning_frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the next launch on `s` must also wait for another stream. `s` must be a stream of this
-    /// device.
+    /// Sets the flag that the next launch on `s` must also wait for another stream. `s` must be a stream of
+    /// this device.
     pub fn set_stream_wait(&self, s: &DeviceStream) {
         self.stream_waits[s.0].store(true, Ordering::Relaxed);
     }
 
-    /// Returns and clears the flag that `set_stream_wait` sets: the next launch on `s` must also wait for
-    /// another stream. `s` must be a stream of this device.
+    /// Returns and clears the flag that `set_stream_wait` sets, which states that the next launch on `s` must
+    /// also wait for another stream. `s` must be a stream of this device.
     pub fn take_stream_wait(&self, s: &DeviceStream) -> bool {
         self.stream_waits[s.0].swap(false, Ordering::Relaxed)
     }
 
-    /// Whether a dry run is active: launches only collect the kernels that they need.
+    /// Whether a dry run is active, in which launches only record the kernels that they need.
     pub fn is_dry_run(&self) -> bool {
         self.dry_run.load(Ordering::Relaxed)
     }
@@ -222,14 +224,14 @@ impl GpuRuntime {
         self.dry_run.store(active, Ordering::Relaxed);
     }
 
-    /// Whether an event timestamp is recorded after each launch. If so, a launch must not overlap the
-    /// previous launch.
+    /// Whether an event timestamp is recorded after each launch. In this case, launches must not overlap each
+    /// other.
     pub fn is_timestamping(&self) -> bool {
         self.timestamping.load(Ordering::Relaxed)
     }
 
-    /// Sets the recorder of per-kernel timestamps, or disables them with `None`. Returns the previous
-    /// recorder.
+    /// Sets the recorder of per-kernel timestamps, or disables per-kernel timestamps if it is `None`. Returns
+    /// the previous recorder.
     pub fn set_timestamping(
         &self,
         timestamper: Option<KernelTimestamper>,
@@ -262,7 +264,7 @@ impl GpuRuntime {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees memory: immediately, or after the active graph capture.
+    /// Frees memory: immediately, or after the graph capture if one is active.
     ///
     /// # Safety
     /// The memory is of kind `kind` and is not used again.
@@ -275,7 +277,7 @@ impl GpuRuntime {
             MemoryKind::Device => self.driver.free,
             MemoryKind::Host => self.driver.host_free,
         };
-        // `enter` fails only if the device has failed already; the next driver call reports that failure.
+        // `enter` only fails if the device has already failed, which the next driver call reports.
         if self.enter().is_ok() {
             // SAFETY: the caller guarantees the kind of the memory and that it is not used again.
             unsafe { free(memory) };
@@ -295,8 +297,8 @@ impl GpuRuntime {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the free and the total bytes of the device; 0 if the driver call fails. If the host shares the
-    /// memory, free memory is at most what the host has available.
+    /// Returns the free and the total number of bytes of the device; 0 if the driver call fails. If GPU and
+    /// host CPU share the same memory, the free bytes are limited to the available host memory.
     pub fn mem_info(&self) -> (u64, u64) {
         let (mut free, mut total) = (0usize, 0usize);
         if self.enter().is_ok() {

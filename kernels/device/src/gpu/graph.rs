@@ -9,7 +9,7 @@ use super::gpu_runtime::GpuRuntime;
 use crate::device_driver::ReplayableGraph;
 use crate::{DeviceError, DeviceStream};
 
-/// Instantiated GPU graph, which can be replayed.
+/// Instantiated GPU graph that can be replayed.
 pub(super) struct GpuGraph {
     runtime: Arc<GpuRuntime>,
     executable: DriverPtr,

@@ -1,4 +1,5 @@
-//! 16-bit data type of the weights, activations and KV cache of a device; kernels are compiled for it.
+//! 16-bit data type of the weights, activations and KV cache of a device. Kernels are compiled for this data
+//! type.
 
 use std::ffi::c_int;
 
@@ -7,7 +8,7 @@ use hip_runtime_sys::BlasDataType;
 use super::device::GpuDevice;
 use crate::{DType, DeviceError};
 
-/// 16-bit floating-point type with which a GPU computes, in addition to f32.
+/// 16-bit floating-point type that a GPU uses for the computation, in addition to f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HalfDtype {
     /// bfloat16.
@@ -35,7 +36,7 @@ impl HalfDtype {
         }
     }
 
-    /// Returns the number of this data type in TMA descriptors (`CUtensorMapDataType`).
+    /// Returns the `CUtensorMapDataType` value of this data type, for TMA descriptors.
     pub const fn in_tensor_map(self) -> c_int {
         match self {
             Self::BF16 => 9,

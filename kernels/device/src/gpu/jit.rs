@@ -1,5 +1,5 @@
-//! JIT compiler of GPU kernels: compiles kernel sources for this device with the run-time compiler, and
-//! caches the compiled images on disk.
+//! JIT compiler of GPU kernels: compiles kernel sources for the architecture of this device with the run-time
+//! compiler, and caches the compiled images on disk.
 
 use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,8 +17,8 @@ use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
 /// Maximum number of parallel compilations. Each compilation needs a core and several hundred megabytes of
 /// memory.
 const MAX_COMPILERS: usize = 16;
-/// Maximum interval between progress reports during compilation, so that the supervisor does not treat the
-/// process as stalled.
+/// Maximum interval between progress reports during compilation. Regular reports prevent the supervisor from
+/// treating the process as stalled.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// JIT compiler of kernels for one GPU architecture.
@@ -27,15 +27,15 @@ pub(super) struct JitCompiler {
     rtc: RtcApi,
     arch: String,
     options: Vec<String>,
-    /// Part of the cache key: compiler version, architecture and options. A compiled image depends on them
-    /// and on its source.
+    /// Part of the cache key: compiler version, architecture and options. A compiled image depends on these
+    /// values and on the source.
     identity: String,
     compilers: usize,
     cache: Option<KernelCache>,
     headers: KernelHeaders,
 }
 
-/// Result of one compilation, which a compiler thread sends to the thread that called `images`.
+/// Result of a compilation, which a compiler thread sends to the thread that called `images`.
 struct CompiledImage {
     /// Index of the source in the list of sources to compile.
     index: usize,
@@ -54,7 +54,7 @@ impl JitCompiler {
         options.extend(config.half_dtype.option().map(str::to_owned));
         let compiler = compiler_version(&rtc, config.emulated_warp_size.is_some())?;
         let identity = format!("{compiler} {} {}", properties.arch, options.join(" "));
-        // hiprtc can compile only one program at a time, so its compilations are not parallel.
+        // hiprtc compiles only one program at a time, so that parallel compilations would not be faster.
         let parallel = searches.api == GpuApi::Cuda || config.emulated_warp_size.is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let compilers = if parallel { cores.min(MAX_COMPILERS) } else { 1 };
@@ -70,7 +70,8 @@ impl JitCompiler {
         })
     }
 
-    /// Returns the compiled image of one source: from the cache if it contains the image, otherwise compiled.
+    /// Returns the compiled image of a source from the cache, or compiles the source if the image is not
+    /// cached.
     pub(super) fn image(
         &self,
         source: &'static KernelSource,
@@ -91,9 +92,9 @@ impl JitCompiler {
         Ok(image)
     }
 
-    /// Compiles several sources in parallel and returns their images in order. Calls `progress` with the
-    /// number of finished images and the total number: after each image, and at least every
-    /// `PROGRESS_INTERVAL`.
+    /// Compiles several sources in parallel and returns the images in the order of the sources. Calls
+    /// `progress` with the number of compiled images and the total number after each image, and at least
+    /// every `PROGRESS_INTERVAL`.
     pub(super) fn images(
         &self,
         builds: &[(&'static KernelSource, Vec<KernelDefine>)],
@@ -142,8 +143,8 @@ impl JitCompiler {
     }
 }
 
-/// Receives compiled images until all compiler threads have ended, and stores them by the index of their
-/// source. Calls `progress` after each image, and at least every `PROGRESS_INTERVAL`.
+/// Receives compiled images until all compiler threads have ended, and stores each image in `images` at the
+/// index of its source. Calls `progress` after each image, and at least every `PROGRESS_INTERVAL`.
 fn receive_images(
     compiled: &Receiver<CompiledImage>,
     images: &mut [Option<Result<Vec<u8>, GpuError>>],
@@ -170,8 +171,8 @@ fn compiler_version(rtc: &RtcApi, is_emulator: bool) -> Result<String, GpuError>
     let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
     rtc_check(code, "version")?;
     let library = if is_emulator {
-        // The emulator has no version number. The name of its folder is a hash of the emulator, and its
-        // copies in one folder generate equal images.
+        // The emulator has no version number. The name of its folder contains a hash of the emulator, so that
+        // the folder identifies the images that the emulator generates.
         rtc.library.parent().unwrap_or(&rtc.library).display().to_string()
     } else {
         format!("{:?}", rtc.api)
@@ -179,7 +180,7 @@ fn compiler_version(rtc: &RtcApi, is_emulator: bool) -> Result<String, GpuError>
     Ok(format!("{library} {major}.{minor}"))
 }
 
-/// Compiler options with which every source is compiled.
+/// Compiler options that are used for every source.
 fn options(api: GpuApi, emulated_warp_size: Option<u32>, arch: &str) -> Vec<String> {
     let common: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
     match (emulated_warp_size, api) {
@@ -202,7 +203,7 @@ fn rtc_check(code: c_int, call: &'static str) -> Result<(), GpuError> {
     Err(GpuError::Call { call, code, name: "run-time compiler".to_owned() })
 }
 
-/// Program of the run-time compiler, which is created from one kernel source.
+/// Program of the run-time compiler, created from a kernel source.
 struct RtcProgram<'a> {
     rtc: &'a RtcApi,
     raw: DriverPtr,

@@ -2,8 +2,8 @@
 //! verified when it is read.
 //!
 //! File format: magic number (16 bytes), checksum of the image (16 bytes), image. A missing, truncated or
-//! modified file is a cache miss and is replaced. If the folder is not writable, kernels are compiled again
-//! at the next start.
+//! modified file is a cache miss and is replaced. If the folder is not writable, kernels are recompiled at
+//! the next start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ const HEAD: usize = MAGIC.len() + 16;
 #[derive(Debug)]
 pub(super) struct KernelCache {
     folder: PathBuf,
-    /// Number of images written so far. It is part of the names of temporary files, so that threads use
-    /// different names.
+    /// Number of images written so far. The number is part of the name of a temporary file, so that threads
+    /// use different names.
     writes: AtomicU32,
 }
 
@@ -28,8 +28,8 @@ impl KernelCache {
         Self { folder, writes: AtomicU32::new(0) }
     }
 
-    /// Hashes all inputs of a compilation to the key of its image. The length of each part is hashed too, so
-    /// that `"a", "bc"` and `"ab", "c"` have different keys.
+    /// Cache key of a compiled image: hash of all inputs of the compilation. The length of each part is
+    /// hashed too, so that `"a", "bc"` and `"ab", "c"` have different keys.
     pub(super) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> u128 {
         let mut hash = Xxh3::new();
         for part in parts {
@@ -56,7 +56,8 @@ impl KernelCache {
         let sequence = self.writes.fetch_add(1, Ordering::Relaxed);
         let temporary =
             self.folder.join(format!("{key:032x}.{}.{sequence}.part", std::process::id()));
-        // A failed write only causes a later recompilation, so it is not reported as an error.
+        // A failed write is not reported as an error, because it only causes a recompilation at the next
+        // start.
         let result = fs::create_dir_all(&self.folder)
             .and_then(|()| fs::write(&temporary, bytes))
             .and_then(|()| fs::rename(&temporary, self.path(key)));
@@ -125,8 +126,8 @@ mod tests {
         (0..len).map(|i| i as u8 ^ key as u8).collect()
     }
 
-    /// Returns an `unshare` command that runs a program in its own mount namespace, with the permission to
-    /// mount.
+    /// Returns an `unshare` command that runs a program in a separate mount namespace, where it may mount
+    /// file systems.
     fn unshare_mount_namespace() -> std::process::Command {
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--map-root-user", "--mount"]);
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(cache.read(1), None);
     }
 
-    /// Simulates ranks of one host that start at the same time: all ranks miss the cache, and all write the
+    /// Simulates ranks of one host that start at the same time: all ranks miss the cache and write the same
     /// image.
     #[test]
     fn concurrent_writers_leave_one_complete_file() {
@@ -206,8 +207,8 @@ mod tests {
         let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                // Every thread starts with `writes = 0`, so the names of temporary files are equal, as for
-                // processes with equal process ids in different containers.
+                // Every thread starts with `writes = 0`, so that all threads use the same temporary file
+                // name, as processes with the same process id in different containers do.
                 let cache = KernelCache { folder: folder.clone(), writes: AtomicU32::new(0) };
                 let image = &image;
                 scope.spawn(move || {

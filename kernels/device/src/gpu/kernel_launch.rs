@@ -1,5 +1,5 @@
-//! Builder of a kernel launch: arguments are added in the order of the kernel parameters, then `launch` is
-//! called.
+//! Builder of a kernel launch: arguments are added in the order of the kernel parameters, then the kernel is
+//! launched.
 
 use hip_runtime_sys::{DriverPtr, LaunchAttribute, LaunchConfig};
 
@@ -7,7 +7,7 @@ use super::device::GpuDevice;
 use super::kernel_module::KernelFunction;
 use crate::{DeviceError, DeviceStream, MatMut, MatRef};
 
-/// Maximum total size of the arguments of a kernel, in 64-bit words; no kernel has more.
+/// Maximum total size of the arguments of a kernel, in 64-bit words.
 const MAX_WORDS: usize = 56;
 
 /// Kernel launch under construction: kernel, grid, block size and arguments.
@@ -99,8 +99,8 @@ impl KernelLaunch {
     }
 
     /// Enables programmatic dependent launch: the kernel may start before the previous kernel has ended, and
-    /// waits for it with `griddepcontrol.wait`. The setting has no effect if the driver does not support it,
-    /// directly after a wait for another stream, and with per-kernel timestamps.
+    /// waits for the previous kernel with `griddepcontrol.wait`. The setting has no effect if the driver does
+    /// not support it, directly after a wait for another stream, or while per-kernel timestamps are recorded.
     #[must_use]
     pub fn overlaps_predecessor(mut self) -> Self {
         self.overlaps = true;
@@ -115,7 +115,7 @@ impl KernelLaunch {
         self
     }
 
-    /// Launches the kernel on stream `s`. With an empty grid, nothing is launched.
+    /// Launches the kernel on stream `s`. If a grid dimension is 0, nothing is launched.
     ///
     /// # Safety
     /// The arguments match the kernel parameters in number, order and type, and every address is valid for
@@ -140,8 +140,8 @@ impl KernelLaunch {
             *argument = std::ptr::from_mut(&mut self.words[usize::from(*offset)..]).cast();
         }
         let arguments = arguments.as_mut_ptr();
-        // Programmatic dependent launch is only defined for one preceding kernel, so it is disabled after a
-        // wait for another stream.
+        // Programmatic dependent launch is only defined for a dependency on one preceding kernel, so it is
+        // disabled after a wait for another stream.
         let overlaps = !runtime.take_stream_wait(s) && self.overlaps && !runtime.is_timestamping();
         let clustered = self.cluster > 1;
         let all_attributes =

@@ -1,4 +1,4 @@
-//! Compiled kernel modules that are loaded on the device, and their kernels.
+//! Compiled kernel modules on the device, and their kernels.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -11,7 +11,7 @@ use super::gpu_runtime::GpuRuntime;
 use super::jit::JitCompiler;
 use super::kernel_source::{KernelDefine, KernelSource};
 
-/// Kernel of a loaded module, which can be launched.
+/// Launchable kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelFunction {
     /// Function handle of the driver; null during a dry run.
@@ -34,7 +34,7 @@ unsafe impl Send for KernelModule {}
 
 type ModuleKey = (&'static str, Vec<KernelDefine>);
 
-/// Registry of all kernel modules that are compiled and loaded on the device.
+/// Registry of all kernel modules that have been compiled and loaded on the device.
 #[derive(Debug, Default)]
 pub(super) struct KernelModules {
     loaded: Mutex<LoadedModules>,
@@ -49,10 +49,10 @@ struct LoadedModules {
 }
 
 impl KernelModules {
-    /// Returns the kernel `name` of `source`; compiles and loads it if necessary. During a dry run, the
-    /// kernel is only added to the requested kernels.
+    /// Returns the kernel `name` of `source`, after compiling and loading it if necessary. During a dry run,
+    /// the kernel is only added to the requested kernels.
     ///
-    /// Errors: the kernel is not loaded and a graph capture is active; compiler and driver errors.
+    /// Errors: the kernel is not loaded and a graph capture is active; the compiler or the driver fails.
     pub(super) fn function(
         &self,
         runtime: &GpuRuntime,
@@ -100,7 +100,8 @@ impl KernelModules {
         Ok(())
     }
 
-    /// Compiles several sources and loads them. Up to the compiler's limit, sources are compiled in parallel.
+    /// Compiles and loads several sources. They are compiled in parallel, up to the maximum number of
+    /// parallel compilations of `jit`.
     pub(super) fn load_all(
         &self,
         runtime: &GpuRuntime,
@@ -156,8 +157,8 @@ fn find(
     Ok(function)
 }
 
-/// Allows the kernel more than 48 KiB of dynamic shared memory per thread block, which NVIDIA requires. The
-/// setting does not slow down the kernel.
+/// Allows more than 48 KiB of dynamic shared memory per thread block for the kernel, which must be enabled
+/// explicitly on NVIDIA GPUs. The setting does not slow down the kernel.
 fn allow_large_shared(runtime: &GpuRuntime, function: KernelFunction) -> Result<(), GpuError> {
     const STATIC_SHARED: c_int = 1;
     let (GpuApi::Cuda, Some(set), Some(get)) =

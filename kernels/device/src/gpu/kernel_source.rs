@@ -1,4 +1,4 @@
-//! Kernel sources and their headers, which are embedded in the binary as text.
+//! Kernel sources and their headers, which are embedded as text in the binary.
 
 /// Names and texts of all headers that kernel sources may include.
 pub type KernelHeaders = &'static [(&'static str, &'static str)];
@@ -8,7 +8,7 @@ pub type KernelHeaders = &'static [(&'static str, &'static str)];
 pub struct KernelSource {
     /// Path of the file relative to `kernels/csrc`.
     pub name: &'static str,
-    /// Source text. The [`KernelHeaders`] of the device contain all headers that it includes.
+    /// Source text. All headers that it includes must be in the [`KernelHeaders`] of the device.
     pub text: &'static str,
 }
 

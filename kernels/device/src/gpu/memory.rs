@@ -9,11 +9,11 @@ use super::error::GpuError;
 use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
-/// Allocations are rounded up to a multiple of this number of bytes, so that vector loads of kernels may read
-/// past the end of the requested size.
+/// Allocations are rounded up to a multiple of this number of bytes, so that vectorised loads of kernels may
+/// read past the requested size.
 const GRANULARITY: usize = 256;
 
-/// Frees the memory of dropped device buffers or pinned host buffers, depending on its `kind`.
+/// Frees the memory of dropped device buffers or pinned host buffers, according to `kind`.
 #[derive(Debug)]
 struct GpuDeallocator {
     runtime: Arc<GpuRuntime>,
@@ -89,10 +89,11 @@ fn check_allocation(
     runtime.check(code, "alloc")
 }
 
-/// Scratch memory that all launches of one stream share; its address never changes for a given size.
+/// Scratch memory that is shared by all launches on one stream. Requests of the same size always return the
+/// same address.
 ///
-/// A larger request allocates a new block and keeps the old block, because captured graphs contain its
-/// address.
+/// If a request exceeds the existing blocks, a larger block is allocated; the old blocks are kept, because
+/// captured graphs contain their addresses.
 #[derive(Debug, Default)]
 pub struct ScratchMemory {
     blocks: Mutex<Vec<Buffer>>,

@@ -1,5 +1,5 @@
-//! GPU device. It uses the HIP runtime (AMD), the CUDA driver (NVIDIA) or the SIMT emulator, through the
-//! symbol tables of `hip-runtime-sys`.
+//! GPU device, which uses the HIP runtime (AMD), the CUDA driver (NVIDIA) or the SIMT emulator, through the
+//! function tables of `hip-runtime-sys`.
 
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 

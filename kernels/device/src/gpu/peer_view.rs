@@ -1,31 +1,31 @@
-//! Peer memory of all GPUs of one host, with the addresses that one of the GPUs uses.
+//! Peer memory of all GPUs of a host, as addresses that are valid on one of the GPUs.
 
 use hip_runtime_sys::DriverPtr;
 
 use super::device::GpuDevice;
 use crate::{DeviceError, check_size};
 
-/// Fields of a [`PeerMemoryView`], for its constructor.
+/// Fields of a [`PeerMemoryView`], passed to its constructor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerMemoryViewParts {
-    /// Driver context of the device whose kernels use the addresses.
+    /// Driver context of the device on which the addresses are valid.
     pub context: DriverPtr,
     /// Index of the rank that uses this device.
     pub rank: usize,
-    /// Address of the peer memory of every rank. It has two areas of [`PeerMemoryView::area_bytes`] bytes for
-    /// each rank.
+    /// Address of the peer memory of every rank. The peer memory of a rank has two areas of
+    /// [`PeerMemoryView::area_bytes`] bytes for each rank.
     pub memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     pub limit_bytes: usize,
-    /// Address of two 32-bit counters in device memory, with which kernels count the launches of one-shot
+    /// Address of two 32-bit counters in device memory, which kernels use to count the launches of one-shot
     /// all-reduces.
     pub launch_counters: *const u8,
-    /// Address of a 32-bit abort flag in host memory. Kernels stop waiting for other ranks once it is not 0.
+    /// Address of a 32-bit abort flag in host memory. Kernels stop waiting for other ranks when the flag is
+    /// not 0.
     pub aborted: *const u8,
 }
 
-/// Peer memory of all ranks, with the addresses that kernels of one rank use in one-shot (custom)
-/// all-reduces.
+/// Peer memory of all ranks, as addresses that the kernels of one rank use for one-shot (custom) all-reduces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerMemoryView {
     parts: PeerMemoryViewParts,
@@ -46,16 +46,16 @@ impl PeerMemoryView {
         Self { parts }
     }
 
-    /// Returns the size in bytes of an area of peer memory. It is twice `limit_bytes`, because half of each
-    /// word is data, and the other half is the number of the launch that wrote it.
+    /// Returns the size of an area of peer memory in bytes. The size is twice `limit_bytes`, because one half
+    /// of each word is data and the other half is the number of the launch that wrote the word.
     #[must_use]
     pub fn area_bytes(limit_bytes: usize) -> usize {
         2 * limit_bytes
     }
 
-    /// Checks that the addresses of the view are those of `device`.
+    /// Checks that the addresses of the view belong to `device`.
     ///
-    /// Errors: the addresses are those of another device.
+    /// Errors: the addresses belong to another device.
     pub fn check_device(
         &self,
         kernel: &'static str,
@@ -83,8 +83,8 @@ impl PeerMemoryView {
         self.parts.limit_bytes
     }
 
-    /// Returns the addresses of the peer memory: first that of this rank, then those of the other ranks,
-    /// ascending.
+    /// Returns the addresses of the peer memory of all ranks: first of this rank, then of the other ranks in
+    /// ascending order.
     #[must_use]
     pub fn addresses(&self) -> Vec<u64> {
         let (lower, from_own) = self.parts.memory.split_at(self.parts.rank);

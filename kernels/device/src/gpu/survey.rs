@@ -1,5 +1,5 @@
-//! Survey of the GPUs of a machine: which libraries are found, which devices the driver lists, and which of them
-//! can access each other's memory. It never fails; what cannot be found out is part of the result.
+//! Survey of the GPUs of a machine: which libraries are found, which devices the driver lists, and which
+//! devices can access each other's memory. The survey never fails; errors are part of the result.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -19,36 +19,36 @@ pub enum LibraryRole {
     Driver,
     /// Run-time compiler of kernels.
     Compiler,
-    /// Matrix products: hipBLASLt or cuBLASLt.
+    /// Matrix multiplication: hipBLASLt or cuBLASLt.
     Blas,
-    /// Collectives between ranks: RCCL or NCCL.
+    /// Collective operations between ranks: RCCL or NCCL.
     Collectives,
 }
 
-/// Result of the search for one library.
+/// Result of searching for one library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibrarySearchResult {
     /// Role of the library.
     pub role: LibraryRole,
-    /// Path or file name with which it was opened, and its version; or why it was not.
+    /// Path and version of the library, or the reason why it could not be opened.
     pub found: Result<FoundLibrary, LibraryOpenError>,
 }
 
 /// Library that was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundLibrary {
-    /// Path or file name with which the library was opened.
+    /// Path or file name from which the library was opened.
     pub path: PathBuf,
-    /// Version number that the library reports; `None` if it reports none.
+    /// Version number that the library reports; `None` if it does not report one.
     pub version: Option<String>,
 }
 
 /// Device that a driver lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedGpu {
-    /// Index of the device among those that the driver lists.
+    /// Index of the device in the device list of the driver.
     pub index: usize,
-    /// Product name; empty if the driver has none.
+    /// Product name; empty if the driver does not report one.
     pub name: String,
     /// Architecture, for example `gfx942` or `sm_90a`.
     pub arch: String,
@@ -58,15 +58,15 @@ pub struct ListedGpu {
     pub warp_size: u32,
     /// Maximum shared memory per thread block, in bytes.
     pub shared_bytes: u32,
-    /// Size of the last cache before memory, in bytes; 0 if it is not known.
+    /// Size of the last-level cache in bytes; 0 if it is unknown.
     pub last_level_cache_bytes: u64,
     /// Free memory in bytes.
     pub free_bytes: u64,
     /// Total memory in bytes.
     pub total_bytes: u64,
-    /// Whether the GPU and the host share one memory.
+    /// Whether the GPU and the host CPU share the same memory.
     pub has_unified_memory: bool,
-    /// Model of the card; `None` if it is not known.
+    /// GPU model; `None` if it is unknown.
     pub card: Option<GpuProductSpec>,
     /// PCI address, such as `0000:c1:00.0`.
     pub pci_bus_id: Option<String>,
@@ -92,7 +92,7 @@ impl GpuInventory {
         let searches = config.searches();
         let libraries = probe_libraries(&searches);
         let (mut devices, mut errors) = (Vec::new(), Vec::new());
-        // The missing driver is among the libraries.
+        // If the driver cannot be opened, the error is in `libraries`.
         let driver = DriverApi::open(searches.api, &searches.driver).ok();
         for index in 0..driver.as_ref().map_or(0, device_count) {
             match open_device(config, &searches, index) {
@@ -160,7 +160,7 @@ fn driver_version(driver: &DriverApi) -> Option<String> {
     // SAFETY: the output pointer is valid for writes.
     let status = unsafe { get(&raw mut version) };
     (status == code::SUCCESS).then(|| match driver.api {
-        // HIP encodes 7.1.25424 as 70125424, CUDA 13.0 as 13000.
+        // HIP encodes version 7.1.25424 as 70125424; CUDA encodes version 13.0 as 13000.
         hip_runtime_sys::GpuApi::Hip => {
             format!("{}.{}.{}", version / 10_000_000, version / 100_000 % 100, version % 100_000)
         }
@@ -193,7 +193,7 @@ fn open_collectives(search: &LibrarySearchPaths) -> Result<FoundLibrary, Library
     Ok(FoundLibrary { path: library.path().to_owned(), version })
 }
 
-/// Returns the number of devices; 0 if the driver finds none or fails.
+/// Returns the number of devices; 0 if the driver lists none or fails.
 fn device_count(driver: &DriverApi) -> usize {
     let mut count: c_int = 0;
     // SAFETY: initialisation may be repeated; the output pointer is valid for writes.

@@ -1,4 +1,5 @@
-//! TMA descriptors (tensor maps) of matrices: the kernel argument `TENSOR_MAP` (`csrc/dev/tensor_map.h`).
+//! TMA descriptors (tensor maps) of matrices, which are passed to kernels as `TENSOR_MAP` arguments
+//! (`csrc/dev/tensor_map.h`).
 
 use std::ffi::{c_int, c_uint};
 
@@ -7,7 +8,7 @@ use crate::DeviceError;
 
 /// Number of rows of a TMA box; must equal `BOX_ROWS` in `csrc/dev/tensor_map.h`.
 pub const BOX_ROWS: usize = 16;
-/// Number of columns of a TMA box: 64 columns of 16-bit elements have 128 bytes.
+/// Number of columns of a TMA box: 64 columns of 16-bit elements are 128 bytes.
 const BOX_COLUMNS: c_uint = 64;
 /// `CU_TENSOR_MAP_SWIZZLE_128B`: permutes the 16-byte chunks of each 128-byte row, as WGMMA requires.
 const SWIZZLE_128B: c_int = 3;
@@ -20,7 +21,7 @@ const L2_PROMOTION_256B: c_int = 3;
 pub struct TensorMap(pub [u64; 16]);
 
 impl TensorMap {
-    /// Empty TMA descriptor, for kernels that do not read it.
+    /// Empty TMA descriptor, for kernels that do not use TMA.
     pub const NONE: Self = Self([0; 16]);
 }
 
@@ -40,9 +41,9 @@ pub struct TmaMatrix {
 }
 
 impl GpuDevice {
-    /// Encodes the TMA descriptor of the contiguous matrix `[rows, columns]` at `matrix`, with elements of
-    /// the device's 16-bit type and boxes of [`BOX_ROWS`] rows. Returns an empty descriptor if the driver
-    /// does not support TMA.
+    /// Encodes the TMA descriptor of the contiguous matrix `[rows, columns]` at the address `matrix`. The
+    /// elements have the device's 16-bit type, and the boxes have [`BOX_ROWS`] rows. Returns an empty
+    /// descriptor if the driver does not support TMA.
     pub fn tensor_map(
         &self,
         matrix: *const u8,
@@ -53,8 +54,8 @@ impl GpuDevice {
         self.encode_tensor_map(&TmaMatrix { matrix, rows, columns, stride, box_rows: BOX_ROWS })
     }
 
-    /// Encodes the TMA descriptor of a matrix with any row stride and box height. Returns an empty descriptor
-    /// if the driver does not support TMA.
+    /// Encodes the TMA descriptor of a matrix with any row stride and number of box rows. Returns an empty
+    /// descriptor if the driver does not support TMA.
     pub fn encode_tensor_map(&self, m: &TmaMatrix) -> Result<TensorMap, DeviceError> {
         let mut map = TensorMap::NONE;
         let runtime = self.runtime();

@@ -1,4 +1,4 @@
-//! GPU event timestamps, which are recorded eagerly or as nodes of captured graphs.
+//! GPU event timestamps. They are recorded directly, or as nodes of captured graphs.
 
 use std::sync::Arc;
 
@@ -122,7 +122,8 @@ pub struct KernelTimestamper {
 }
 
 impl KernelTimestamper {
-    /// Records the next event after the launch of kernel `name` on `s`. Does nothing if all events are used.
+    /// Records the next event after the launch of the kernel `name` on `s`. Does nothing if all events have
+    /// been used.
     pub fn launched(&mut self, s: &DeviceStream, name: &'static str) -> Result<(), DeviceError> {
         if self.next >= self.timestamps.len() {
             return Ok(());

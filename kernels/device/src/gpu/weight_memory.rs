@@ -1,5 +1,5 @@
-//! Allocator of weight memory. A driver allocation takes a multiple of 2 MiB and about 1 ms, and many weights
-//! are small, so small weights share large allocations (slabs).
+//! Allocator of weight memory. A driver allocation is a multiple of 2 MiB and takes about 1 ms, and many
+//! weights are small; therefore small weights share large allocations (slabs).
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,17 +11,17 @@ use crate::{Buffer, BufferDeallocator, DeviceStream};
 
 /// Size in bytes of a slab, a device allocation that small weights share.
 const SLAB_BYTES: usize = 64 << 20;
-/// Minimum size in bytes of a weight that gets its own allocation.
+/// Minimum size in bytes of a weight that is allocated separately.
 const OWN_ALLOCATION_BYTES: usize = 8 << 20;
 const ALIGNMENT: usize = 256;
 
-/// Slab allocator of weight memory: the slab that is being filled, and its number of used bytes.
+/// Slab allocator of weight memory: the slab that is being filled, and the number of used bytes in it.
 #[derive(Debug, Default)]
 pub struct WeightAllocator {
     open: Mutex<Option<(Arc<WeightSlab>, usize)>>,
 }
 
-/// Device allocation that several weights share. It is freed with the last weight in it.
+/// Device allocation that several weights share. It is freed when the last of these weights is dropped.
 #[derive(Debug)]
 struct WeightSlab {
     runtime: Arc<GpuRuntime>,
@@ -35,7 +35,7 @@ unsafe impl Send for WeightSlab {}
 unsafe impl Sync for WeightSlab {}
 
 impl BufferDeallocator for WeightSlab {
-    /// Frees nothing: when the buffer is dropped, its `Arc` of the slab is dropped.
+    /// Frees nothing: dropping a buffer drops its `Arc<WeightSlab>`, and the last `Arc` frees the slab.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
@@ -59,7 +59,7 @@ impl WeightSlab {
         Ok(slab)
     }
 
-    /// Returns the range `[at, at + bytes)` of the slab as a buffer.
+    /// Returns the bytes `[at, at + bytes)` of the slab as a buffer.
     ///
     /// # Safety
     /// The range is inside the slab and allocated only once.
@@ -71,7 +71,7 @@ impl WeightSlab {
 }
 
 impl WeightAllocator {
-    /// Allocates zeroed device memory for a weight: in a slab, or as an allocation of its own.
+    /// Allocates zeroed device memory for a weight: in a slab, or separately if the weight is large.
     pub fn alloc(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
         let size = bytes.max(1).next_multiple_of(ALIGNMENT);
         if size >= OWN_ALLOCATION_BYTES {

@@ -337,7 +337,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// Writes the pending commands, or else the rest of the message that is being sent or that `next`
+    /// Writes the rest of the current message, else the pending commands, else the message that `next`
     /// returns, as far as the peer's buffer allows. `None` = nothing can be sent now.
     fn write_next(
         &mut self,

@@ -6,8 +6,8 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 /// Flag COMMAND: the frame is a command, not part of a message.
 const COMMAND: u8 = 4;
-/// Maximum length of a peer's frame, in bytes; a longer frame ends the connection. Frames up to this limit
-/// are skipped if they are longer than the reader keeps.
+/// Maximum length of a peer's frame, in bytes; a longer frame ends the connection. The reader skips shorter
+/// frames whose body exceeds `body_bytes_max`.
 const FRAME_BYTES_MAX: u64 = 64 << 10;
 
 /// Reason why bytes are rejected as a frame.

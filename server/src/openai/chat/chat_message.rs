@@ -1,4 +1,4 @@
-//! Parses one message of a conversation: content, and the tool calls of earlier assistant messages.
+//! Parses one message of a conversation: its content and, for assistant messages, its tool calls.
 
 use super::custom_tools::INPUT;
 use super::messages::{ASSISTANT_PARTS, PARTS_MAX, REFUSAL, TEXT_PARTS, arguments, part, text_of};
@@ -11,12 +11,12 @@ use serde_json::{Map, Value, json};
 const CALLS_MAX: usize = 128;
 /// Maximum length of a role in bytes.
 const ROLE_MAX: usize = 64;
-/// Optional keys of messages: null means that the key is absent, as in all fields of the API.
+/// Optional message keys. As in all fields of the API, null means that the key is absent.
 const OPTIONAL_KEYS: &[&str] =
     &["function_call", "name", "reasoning", "reasoning_content", "tool_call_id"];
 
-/// Parses a message. Its keys remain in the order of the request, and keys that have no meaning here are
-/// passed to the template unchanged, because some templates print whole messages.
+/// Parses a message. Keys remain in the order of the request, and unknown keys are passed to the template
+/// unchanged, because some templates print whole messages.
 pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
     let JsonValue::Object(pairs) = value else {
         return Err(wrong_type(path, "an object", &value));
@@ -49,7 +49,8 @@ pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// Makes the refusal of an assistant message without content its content: templates show content only.
+/// Copies `refusal` to the content of an assistant message without content, because templates print only the
+/// content.
 fn show_refusal(message: &mut Map<String, Value>, role: &str) {
     let has_content = message.get("content").is_some_and(|content| !content.is_null());
     if role == "assistant"
@@ -80,7 +81,7 @@ fn role(path: &str, pairs: &[(String, JsonValue)]) -> Result<String, ApiError> {
     }
 }
 
-/// Parses content for a chat template: a string, or a list of text parts, which remain parts.
+/// Parses message content for a chat template: a string or a list of text parts. A list remains a list.
 fn content_value(path: &str, value: JsonValue, role: &str) -> Result<Value, ApiError> {
     let kinds = if role == "assistant" { ASSISTANT_PARTS } else { TEXT_PARTS };
     match value {
@@ -93,7 +94,7 @@ fn content_value(path: &str, value: JsonValue, role: &str) -> Result<Value, ApiE
     }
 }
 
-/// Parses a text part; in the result its type is `text`, the only name that templates know.
+/// Parses a text part. The part's type becomes `text`, the only part type that templates handle.
 fn template_part(path: String, value: JsonValue, kinds: &[&str]) -> Result<Value, ApiError> {
     let text = part(path, value.clone(), kinds)?;
     let pairs = match value {
@@ -136,7 +137,7 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
         let field = format!("{path}.{key}");
         let value = match (key.as_str(), value) {
             ("type" | "function" | "custom", JsonValue::Null) => continue,
-            // Templates know functions only: a call of a custom tool is a call of its function.
+            // Templates handle only function calls, so a custom tool call is converted to a function call.
             ("type", JsonValue::Str(kind)) if kind == "function" || kind == "custom" => {
                 Value::from("function")
             }
@@ -160,15 +161,15 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(call))
 }
 
-/// Parses name and input of a call of a custom tool, and returns the call of its function.
+/// Parses the name and input of a custom tool call, and returns an equivalent function call.
 fn called_custom_tool(path: String, value: JsonValue) -> Result<Value, ApiError> {
     let mut custom = RequestFields::of(path, value)?;
     let (name, input) = (custom.required_string("name")?, custom.required_string("input")?);
     Ok(json!({"name": name, "arguments": {INPUT: input}}))
 }
 
-/// Parses name and arguments of a tool call. Arguments that are text remain text, which some templates print
-/// unchanged.
+/// Parses the name and arguments of a tool call. Arguments given as text remain text, because some templates
+/// print them unchanged.
 fn called_function(path: &str, value: JsonValue) -> Result<Value, ApiError> {
     let JsonValue::Object(pairs) = value else {
         return Err(wrong_type(path.to_owned(), "an object", &value));

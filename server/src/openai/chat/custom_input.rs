@@ -1,32 +1,32 @@
-//! Decodes the arguments of the function of a custom tool, the JSON object `{"input": text}`, to the text.
-//! The arguments arrive in parts; the concatenated results do not depend on where the parts are split.
+//! Decodes the arguments of a custom tool's function, the JSON object `{"input": text}`, to the text. The
+//! arguments arrive in parts; the decoded text does not depend on where the arguments are split.
 
 use std::mem;
 
-/// Start of the arguments, in which whitespace is allowed before some of the characters.
+/// Expected start of the arguments; whitespace is allowed at the positions in `SPACED`.
 const START: &[u8] = b"{\"input\":\"";
 /// Indices in `START` before which JSON allows whitespace.
 const SPACED: [usize; 4] = [0, 1, 8, 9];
 
-/// Part of the arguments that the decoder is in.
+/// Position of the decoder within the arguments.
 #[derive(Debug, Clone, Default)]
 enum InputDecoderState {
-    /// In `START`, of which `matched` characters are read; `head` is the text read so far.
+    /// Inside `START`: `matched` characters of it have been read, and `head` contains all text read so far.
     #[default]
     Start,
     /// In the text.
     Text,
     /// After a backslash.
     Escape,
-    /// In `\uXXXX`: the digits read so far, and their value.
+    /// Inside `\uXXXX`: the number of digits read so far, and their value.
     Unicode { digits: u8, value: u16 },
-    /// After the text; the rest of the object is dropped.
+    /// After the text; the rest of the object is ignored.
     End,
-    /// The arguments are not of the form `{"input": text}`, so all of them are the text.
+    /// The arguments do not have the form `{"input": text}`, so they are returned unchanged.
     Raw,
 }
 
-/// Incremental decoder of the arguments of one call.
+/// Incremental decoder for the arguments of one call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CustomInputDecoder {
     state: InputDecoderState,
@@ -54,7 +54,7 @@ impl CustomInputDecoder {
         text
     }
 
-    /// Ends the arguments, which may be incomplete; returns the rest of the text.
+    /// Ends the arguments, which may be incomplete; returns the remaining text.
     pub(crate) fn finish(&mut self) -> String {
         let mut text = mem::take(&mut self.head);
         self.end_surrogate(&mut text);
@@ -106,7 +106,7 @@ impl CustomInputDecoder {
         }
     }
 
-    /// Appends the character of a `\uXXXX` escape; two surrogates form one character.
+    /// Appends the character of a `\uXXXX` escape; a surrogate pair forms one character.
     fn code_unit(&mut self, unit: u16, text: &mut String) {
         match (self.high.take(), unit) {
             (Some(high), 0xdc00..=0xdfff) => {
@@ -130,7 +130,7 @@ impl CustomInputDecoder {
         text.push(c);
     }
 
-    /// Replaces a high surrogate that no low surrogate follows.
+    /// Replaces an unpaired high surrogate by U+FFFD.
     fn end_surrogate(&mut self, text: &mut String) {
         if self.high.take().is_some() {
             text.push(char::REPLACEMENT_CHARACTER);
@@ -138,7 +138,7 @@ impl CustomInputDecoder {
     }
 }
 
-/// Returns the character that a backslash and `c` mean in JSON.
+/// Returns the character of the JSON escape `\c`.
 fn unescaped(c: char) -> char {
     match c {
         'n' => '\n',

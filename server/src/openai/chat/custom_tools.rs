@@ -1,5 +1,5 @@
-//! Custom tools, whose input is a text: each is a function of the model with one parameter, `input`. Chat
-//! completions and `/v1/responses` have them.
+//! Custom tools, whose input is plain text. The model sees each custom tool as a function with one parameter,
+//! `input`. Supported by chat completions and `/v1/responses`.
 
 use super::tools;
 use crate::accepted_hints::IgnoredRequestParts;
@@ -11,32 +11,32 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Name of the only parameter of the function of a custom tool.
+/// Name of the only parameter of a custom tool's function.
 pub(crate) const INPUT: &str = "input";
 
 /// Validated custom tool.
 pub(crate) struct CustomTool {
     pub(crate) name: String,
-    /// JSON schema of the arguments of its function.
+    /// JSON schema of the function's arguments.
     pub(crate) parameters: Value,
-    /// Description, with the rule of its format.
+    /// Description of the tool, including a description of the input format.
     pub(crate) description: Option<String>,
-    /// Grammar of its input; `None` = any text.
+    /// Grammar of the input; `None` = any text.
     pub(crate) format: Option<CustomToolFormat>,
 }
 
-/// Grammar of the input of a custom tool.
+/// Grammar of a custom tool's input.
 pub(crate) struct CustomToolFormat {
-    /// Name of the field, for the header of ignored fields.
+    /// Path of the field `format`, for the header of ignored fields.
     pub(crate) path: String,
-    /// Whether the schema of the arguments enforces it, as a regular expression. Other grammars are only described
-    /// to the model.
+    /// Whether the grammar is enforced, as a regular expression in the argument schema. Other grammars are
+    /// only described to the model in the prompt.
     pub(crate) is_enforced: bool,
 }
 
 impl CustomToolFormat {
-    /// Returns whether a grammar can enforce a format, and adds its path to `strict_paths`, or to `hints` if it
-    /// has no effect.
+    /// Returns whether the format can be enforced. The path of an enforceable format is added to
+    /// `strict_paths`, the path of another format to `hints`, because it has no effect.
     pub(crate) fn enforced(
         format: Option<Self>,
         strict_paths: &mut Vec<String>,
@@ -57,7 +57,7 @@ impl CustomTool {
     ///
     /// Errors: HTTP status 400; the error names the invalid field.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
-        // A custom tool has no parameters; the name is parsed as that of a function.
+        // A custom tool has no parameters; its name is parsed like a function name.
         let name = tools::function(fields, "parameters")?.tool.name;
         let description = fields.string("description", usize::MAX)?;
         let (mut input, mut rule, mut format) = (json!({"type": "string"}), None, None);
@@ -80,15 +80,15 @@ impl CustomTool {
     }
 }
 
-/// Grammar that the input of a custom tool must match.
+/// Grammar that the custom tool's input must match.
 struct CustomGrammar {
     is_regex: bool,
     definition: String,
 }
 
 impl CustomGrammar {
-    /// Parses the `format` of a custom tool; `None` = any text. The members of a grammar may be in an object
-    /// `grammar`, as in chat completions.
+    /// Parses the `format` of a custom tool; `None` = any text. In chat completions, the grammar's fields are
+    /// inside an object `grammar`; this form is always accepted.
     fn take(format: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         let path = format.path("type");
         match format.string("type", 64)?.as_deref() {
@@ -120,12 +120,13 @@ impl CustomGrammar {
         Ok(Self { is_regex, definition })
     }
 
-    /// Returns the grammar as a regular expression; `None` if it is not regular.
+    /// Returns the grammar as a regular expression; `None` if the language is not regular.
     fn pattern(&self) -> Option<String> {
         if self.is_regex { Some(self.definition.clone()) } else { lark_pattern(&self.definition) }
     }
 
-    /// Returns the rule for the model: without a constraint, it follows the grammar only if it knows it.
+    /// Returns a description of the grammar for the prompt: where the grammar is not enforced, the model can
+    /// follow it only if the prompt contains it.
     fn description(&self) -> String {
         let syntax = if self.is_regex { "regular expression" } else { "Lark grammar" };
         format!("The value of `{INPUT}` must match this {syntax}:\n{}", self.definition)
@@ -145,7 +146,7 @@ pub(crate) struct CustomToolNames {
 }
 
 impl CustomToolNames {
-    /// Creates the set of these names.
+    /// Creates the set from `names`.
     pub(crate) fn new(names: HashSet<String>) -> Self {
         Self { names: names.into() }
     }

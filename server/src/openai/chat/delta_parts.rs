@@ -1,5 +1,5 @@
-//! Parts of the output that a streaming chat completion sends: pieces of the parsed output, with the arguments of
-//! custom tools decoded to their input.
+//! Output parts that a streaming chat completion sends: pieces of the parsed output, in which the arguments
+//! of custom tools are decoded to plain input text.
 
 use super::custom_input::CustomInputDecoder;
 use super::custom_tools::CustomToolNames;
@@ -27,15 +27,15 @@ pub(super) enum ChatDeltaPart<'a> {
     },
 }
 
-/// Decoders of the open calls of custom tools, by choice.
+/// Decoders of unfinished custom tool calls, by choice.
 #[derive(Debug, Default)]
 pub(super) struct CustomCallDecoders {
     by_choice: HashMap<u32, CustomInputDecoder>,
 }
 
 impl CustomCallDecoders {
-    /// Returns the part that is sent for a piece of the output of `choice`; `None` = nothing is sent. For a
-    /// malformed call nothing more is sent: its earlier chunks cannot be retracted.
+    /// Returns the part to send for a piece of the output of `choice`; `None` = send nothing. Once a call is
+    /// malformed, nothing more of it is sent; its earlier chunks cannot be retracted.
     pub(super) fn part<'a>(
         &mut self,
         choice: u32,

@@ -26,14 +26,14 @@ use text::{
     TextError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
 };
 
-/// Number of bytes at the end of a prompt from which it is determined whether the output starts inside the
-/// reasoning.
+/// Number of bytes at the end of the prompt that are inspected to determine whether the output starts inside
+/// the reasoning.
 const PROMPT_TAIL_BYTES: usize = 64;
 /// Request field that forces tool calls.
 const TOOL_CHOICE: &str = "tool_choice";
 const TOOLS: &str = "tools";
 
-/// Submitted request, with the values that its reply needs.
+/// Submitted request, with the values needed to format its reply.
 pub(crate) struct StartedGeneration {
     /// Choices of the request, which receive the generated tokens.
     pub generation: RequestGeneration,
@@ -41,7 +41,7 @@ pub(crate) struct StartedGeneration {
     pub model: String,
     /// Request id reported to the client.
     pub request_id: String,
-    /// Request parameters from which the reply is formatted.
+    /// Request parameters that the reply format depends on.
     pub params: CompletionParams,
     /// Token ids of the prompt.
     pub prompt: Vec<Token>,
@@ -121,7 +121,7 @@ pub(crate) fn start(
     Ok(StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids })
 }
 
-/// Returns which tool calls the parser of the outputs recognises.
+/// Returns the options of the tool call parser: syntax, tools, maximum number of calls, and enforced schemas.
 fn call_options(
     syntax: ToolCallSyntax,
     tools: &RequestTools,
@@ -131,7 +131,7 @@ fn call_options(
     ToolCallParserOptions { syntax, tools: &tools.definitions, max_calls, enforcement }
 }
 
-/// Creates the parser of the outputs.
+/// Creates the output parser for reasoning and tool calls.
 fn output_parser(
     serving: &ServingContext,
     calls: Option<ToolCallParserOptions<'_>>,
@@ -142,7 +142,7 @@ fn output_parser(
     OutputParser::new(reasoning, calls)
 }
 
-/// Returns the calls whose arguments the grammar of a request enforces.
+/// Returns for which tools the grammar of the request enforces the argument schemas.
 fn enforcement(serving: &ServingContext, request: &ChatCompletionRequest) -> CallEnforcement {
     match enforces_strict_tools(serving, request) {
         true if request.tools.must_call() => CallEnforcement::AllTools,
@@ -151,10 +151,10 @@ fn enforcement(serving: &ServingContext, request: &ChatCompletionRequest) -> Cal
     }
 }
 
-/// Returns the output constraint: the one that the request sets, or a grammar of the tool calls, if they are
-/// forced or a tool is strict. It applies after the reasoning, if the output has any.
+/// Returns the output constraint: the requested constraint, or a tool call grammar if tool calls are forced
+/// or a tool is strict. If the output starts with reasoning, the constraint applies after the reasoning.
 ///
-/// Errors: HTTP status 400 if a forced tool call is combined with another constraint, or is not possible.
+/// Errors: HTTP status 400 if a forced tool call is impossible or combined with another constraint.
 fn constraint(
     serving: &ServingContext,
     requested: Option<Arc<OutputConstraint>>,
@@ -187,7 +187,7 @@ fn constraint(
     Ok(constraint.map(after_reasoning))
 }
 
-/// Creates the grammar of the tool calls; `None` if calls are neither forced nor parsed.
+/// Creates the tool call grammar; `None` if tool calls are neither forced nor parsed.
 ///
 /// Errors: HTTP status 400 for forced calls without a tool call parser, or if a parameter schema is not
 /// supported.
@@ -223,7 +223,7 @@ fn reasoning_start(
     })
 }
 
-/// Renders and tokenises a conversation of any length; `field` is the field name in errors.
+/// Renders and tokenises a conversation without a length limit; `field` is the field name in errors.
 ///
 /// Errors: HTTP status 400 with reason `no_chat_template`, or an error of the template.
 pub(crate) fn render(
@@ -245,7 +245,7 @@ pub(crate) fn prompt_fits(
     field: &str,
 ) -> Result<bool, ApiError> {
     let rendered = template(serving, input, field)?;
-    // The lower bound avoids tokenising a text that is much too long.
+    // The lower bound avoids tokenising a text that is far too long.
     if serving.tokenizer.min_token_count(&rendered.text) > tokens_max {
         return Ok(false);
     }

@@ -1,12 +1,12 @@
-//! Values of a conversation that do not reach the model, or that no grammar enforces. They are listed in the reply
-//! header of ignored fields and counted.
+//! Values of a conversation that the chat template does not show or that no grammar enforces. They are listed
+//! in the reply header of ignored fields and counted.
 
 use super::types::ChatCompletionRequest;
 use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 
-/// Adds the values of a request without effect to `ignored`.
+/// Adds the names of request values without effect to `ignored`.
 ///
 /// Errors: HTTP status 400 if `--strict-fields` is set and the chat template does not show a field.
 pub(crate) fn report_ignored(
@@ -31,8 +31,8 @@ pub(crate) fn report_ignored(
     Ok(())
 }
 
-/// Whether a grammar enforces the schemas of strict tools. If the model is free whether to call, a request has
-/// no place for another constraint.
+/// Whether a grammar enforces the schemas of strict tools: if calls are forced, or if a callable tool is
+/// strict and the request has no other constraint.
 pub(super) fn enforces_strict_tools(
     serving: &ServingContext,
     ChatCompletionRequest { tools, params, .. }: &ChatCompletionRequest,
@@ -41,8 +41,8 @@ pub(super) fn enforces_strict_tools(
     tools.must_call() || is_free && serving.parsers.tool_call_syntax.is_some()
 }
 
-/// Returns the names of fields that the request gives but the model's chat template does not show. Nothing is
-/// known about a template in a request.
+/// Returns the names of fields in the request that the model's chat template does not show. A template sent
+/// in the request is not inspected.
 fn hidden_fields(serving: &ServingContext, request: &ChatCompletionRequest) -> Vec<&'static str> {
     let has_tools = !request.tools.definitions.is_empty();
     let template = serving.template.as_ref();

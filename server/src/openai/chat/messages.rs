@@ -1,4 +1,4 @@
-//! Parses conversations: messages and the other inputs of the chat template. `/tokenize` uses this code too.
+//! Parses conversations: messages and the other inputs of the chat template. `/tokenize` also uses this code.
 
 use super::chat_message;
 use crate::api_error::ApiError;
@@ -12,10 +12,10 @@ pub(crate) const MESSAGES_MAX: usize = 4_096;
 /// Maximum number of content parts in a message.
 pub(crate) const PARTS_MAX: usize = 4_096;
 const KWARGS_MAX: usize = 32;
-/// Maximum length of all template variables of a request as JSON text.
+/// Maximum size of all template variables of a request, in bytes of JSON text.
 const KWARGS_BYTES_MAX: usize = 16_384;
 const DOCUMENTS_MAX: usize = 64;
-/// Template variables that only the server sets; a request must not override them.
+/// Template variables that only the server sets; requests must not override them.
 const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "add_generation_prompt",
     "bos_token",
@@ -35,9 +35,9 @@ const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "tools",
     "unk_token",
 ];
-/// Types of content parts with text, in OpenAI's APIs.
+/// Types of text parts in message content, in OpenAI's APIs.
 pub(crate) const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
-/// Types of content parts with text in messages of the assistant.
+/// Types of text parts in the content of assistant messages.
 pub(super) const ASSISTANT_PARTS: &[&str] = &["text", "input_text", "output_text", REFUSAL];
 /// Type of a content part in which the assistant refuses a request, and its member with the text.
 pub(super) const REFUSAL: &str = "refusal";
@@ -65,7 +65,7 @@ pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     })
 }
 
-/// Returns the text of the last message if it is an assistant message, else an empty text.
+/// Returns the text of the last message if it is an assistant message, else an empty string.
 pub(crate) fn last_assistant_text(messages: &Value) -> String {
     let last = messages.as_array().and_then(|list| list.last());
     let last = last.filter(|message| message["role"] == "assistant");
@@ -104,8 +104,8 @@ pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonVal
     }
 }
 
-/// Parses the arguments of a tool call: a JSON object, usually given as text. The text may be cut off, because
-/// clients send back calls of outputs that ended at `max_tokens`.
+/// Parses the arguments of a tool call: a JSON object, usually given as text. The text may be truncated,
+/// because clients send back calls from outputs that ended at `max_tokens`.
 pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     let value = match value {
         None => return Ok(json!({})),
@@ -181,8 +181,8 @@ pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<St
     Ok(effort)
 }
 
-/// Returns the length of a value as JSON text, or a number above `limit` if it is longer. A character that JSON
-/// escapes counts as one.
+/// Returns the approximate length of a value as JSON text, or a number above `limit` if the length exceeds
+/// `limit`. An escaped character counts as one.
 fn json_bytes(value: &JsonValue, limit: usize) -> usize {
     let sum = |sizes: &mut dyn Iterator<Item = usize>| {
         let mut total = 2;

@@ -1,10 +1,10 @@
-//! Reasoning before the constrained part of an output.
+//! Describes the unconstrained reasoning before the constrained part of an output.
 
 use grammar::{PreambleEnd, UnconstrainedPreamble};
 use text::{ReasoningFamily, ReasoningMarkers, Tokenizer};
 
-/// Returns the reasoning before a constrained part. Where the tokenizer has a token for a marker, this token ends
-/// the reasoning.
+/// Returns the description of the reasoning before the constrained part. If the tokenizer has a token for an
+/// end marker, that token ends the reasoning.
 pub(super) fn reasoning_head(
     tokenizer: &Tokenizer,
     family: ReasoningFamily,

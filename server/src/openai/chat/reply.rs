@@ -25,7 +25,7 @@ use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
 
-/// Values from which the reply to a chat completion request is written, in addition to the generated tokens.
+/// Values needed to format the reply to a chat completion request, in addition to the generated tokens.
 pub(super) struct ChatCompletionReply {
     pub(super) head: ReplyMetadata,
     /// Formatter of the tokens in log-probabilities.
@@ -65,7 +65,7 @@ impl CompletionEndpoint for ChatCompletionReply {
 
 impl ChatCompletionReply {
     fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
-        // All choices have the same prompt, so its log-probabilities are taken from the first choice.
+        // All choices have the same prompt, so the prompt log-probabilities are taken from the first choice.
         let prompt = choices.first_mut().map(|choice| mem::take(&mut choice.prompt_logprobs));
         let mut reply = BufferedReply::new(self.tokens.clone());
         self.head.open("chat.completion", &mut reply.text);
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Builds the choice that the reply must contain, as a JSON value.
+    /// Builds the expected choice of the reply as a JSON value.
     fn choice(reply: &ChatCompletionReply, index: usize, output: &CollectedChoice) -> Value {
         let logprobs = ChoiceLogprobs { output: &output.logprobs, ..ChoiceLogprobs::default() };
         let mut choice = json!({

@@ -49,7 +49,7 @@ impl ChatChunkWriter {
         self.chunk_fields.close(generation, out);
     }
 
-    /// Returns the parts of the output that are sent for `delta`.
+    /// Returns the parts of the output to send for `delta`.
     fn parts<'a>(&mut self, choice: u32, delta: &'a ChoiceDelta) -> Vec<ChatDeltaPart<'a>> {
         let Self { reply, decoders, .. } = self;
         let is_shown = |piece: &OutputPiece<'_>| {
@@ -126,7 +126,7 @@ impl ChunkWriter for ChatChunkWriter {
         if !has_content && !ids && !with_logprobs {
             return;
         }
-        // Token ids and log-probabilities of all parts are sent in the chunk of the last part.
+        // The chunk of the last part contains the token ids and log-probabilities of all parts.
         let (last, earlier) = match parts.split_last() {
             Some((last, earlier)) => (Some(last), earlier),
             None => (None, &[][..]),

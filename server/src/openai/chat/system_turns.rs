@@ -1,18 +1,19 @@
-//! Places the system messages that clients of `/v1/messages` and `/v1/responses` send between the other messages of
-//! a conversation.
+//! Places system messages that clients of `/v1/messages` and `/v1/responses` send in the middle of a
+//! conversation.
 //!
-//! Such a message remains where it is if the chat template shows it there, else its text becomes part of the
-//! message before or after it. Either way each request extends the prompt of the preceding one, which prefix
-//! caching needs. As in vLLM, a conversation without a system prompt never gets one in the middle, because
-//! some templates print the tools at the first system message.
+//! If the chat template shows such a message at its position, the message stays there. Otherwise its text is
+//! merged into the message before or after it. Either way, each request's prompt extends the prompt of the
+//! preceding request, which prefix caching requires. As in vLLM, system messages are always merged if the
+//! conversation does not start with a system prompt, because some templates print the tools at the first
+//! system message.
 
 use serde_json::{Value, json};
 
-/// Separator between a folded system message and the text of its neighbour.
+/// Separator between a merged system message and the text of the neighbouring message.
 const SEPARATOR: &str = "\n\n";
 
-/// Joins the system messages at the start of a conversation, and places the others. `is_shown_inline` returns
-/// whether the chat template shows system messages in the middle of a conversation.
+/// Joins the system messages at the start of a conversation, and places the other system messages.
+/// `is_shown_inline` returns whether the chat template shows system messages in the middle of a conversation.
 pub(crate) fn place_system_turns(
     messages: Vec<Value>,
     is_shown_inline: impl FnOnce() -> bool,
@@ -37,7 +38,7 @@ pub(crate) fn place_system_turns(
     placed
 }
 
-/// Moves system messages between tool calls and their results after the results.
+/// Moves a system message that is between tool calls and their results to the position after the results.
 fn after_tool_results(messages: impl Iterator<Item = Value>) -> Vec<Value> {
     let (mut moved, mut held, mut after_calls) = (Vec::new(), Vec::new(), false);
     for message in messages {
@@ -55,11 +56,11 @@ fn after_tool_results(messages: impl Iterator<Item = Value>) -> Vec<Value> {
     moved
 }
 
-/// Appends messages to `placed`; the text of each system message becomes part of the user message or tool
-/// result before it, else of the user message after it.
+/// Appends messages to `placed`. The text of each system message is merged into the preceding user message or
+/// tool result, or else into the following user message.
 fn fold(messages: Vec<Value>, placed: &mut Vec<Value>) {
     let mut pending: Vec<String> = Vec::new();
-    // Whether the last message is a user message with the text of a system message.
+    // Whether the last placed message is a user message that contains the text of a system message.
     let mut is_extended = false;
     for message in messages {
         if has_role(&message, "system") {
@@ -96,7 +97,7 @@ fn fold(messages: Vec<Value>, placed: &mut Vec<Value>) {
     }
 }
 
-/// Appends a user message. Consecutive user messages become one, as in Anthropic's API.
+/// Appends a user message. Consecutive user messages are merged, as in Anthropic's API.
 pub(crate) fn push_user(text: &str, messages: &mut Vec<Value>) {
     match messages.last_mut() {
         Some(last) if has_role(last, "user") => append(last, "\n", text),
@@ -184,7 +185,8 @@ mod tests {
         assert_eq!(placed[2..], turns(&[["tool", "b\n\nT"], ["user", "c"], ["user", "d"]]));
     }
 
-    /// Without a system prompt, a system message in the middle would be the first one of the prompt.
+    /// Without a leading system prompt, a message in the middle would become the first system message of the
+    /// prompt.
     #[test]
     fn system_turn_without_system_prompt_is_folded() {
         let sent = turns(&[["user", "a"], ["system", "T"], ["user", "b"]]);
@@ -192,7 +194,7 @@ mod tests {
         assert_eq!(placed, turns(&[["user", "a\n\nT\nb"]]));
     }
 
-    /// The prompt of each turn is a prefix of that of the next one, whatever is appended.
+    /// The prompt of each turn is a prefix of the next turn's prompt, regardless of the appended messages.
     #[test]
     fn folding_extends_the_preceding_prompt() {
         let all = turns(&[

@@ -34,7 +34,7 @@ pub(crate) struct ChosenToolName {
     pub(crate) path: String,
 }
 
-/// Tool choice of a request, and the tools that it allows.
+/// Tool choice of a request, and the tools that the choice allows.
 #[derive(Debug, Default)]
 pub(crate) struct ToolSelection {
     pub(crate) choice: ToolChoice,
@@ -71,13 +71,13 @@ impl ToolSelection {
         }
     }
 
-    /// Creates the selection of a choice between all tools.
+    /// Creates a selection that allows all tools.
     pub(crate) fn of(choice: ToolChoice) -> Self {
         Self { choice, allowed: None }
     }
 
-    /// Parses the members `mode` and `tools` of a list of allowed tools. `name_of` parses a tool of a type, and
-    /// returns the name of its function; `None` = the type is unknown.
+    /// Parses the members `mode` and `tools` of a list of allowed tools. `name_of` parses a tool entry of the
+    /// given type and returns the function name; `None` = the type is unknown.
     pub(crate) fn allowed(
         fields: &mut RequestFields,
         tools: &[ToolDefinition],
@@ -113,8 +113,8 @@ impl ToolSelection {
         Ok(Self { choice, allowed: Some(allowed) })
     }
 
-    /// Drops the tools that are not allowed. Each entry of `template_tools` is the form of the tool at its
-    /// index for chat templates.
+    /// Removes the tools that are not allowed. `template_tools` contains the chat template forms of `tools`,
+    /// in the same order.
     pub(crate) fn retain(&self, tools: &mut Vec<ToolDefinition>, template_tools: &mut Vec<Value>) {
         let Some(allowed) = &self.allowed else { return };
         let is_allowed = |tool: &ToolDefinition| allowed.contains(&tool.name);

@@ -13,23 +13,23 @@ use std::sync::Arc;
 use text::ToolDefinition;
 
 const TOOLS_MAX: usize = 128;
-/// Maximum length of the name of a function in bytes.
+/// Maximum length of a function name in bytes.
 const NAME_MAX: usize = 128;
 
 /// Validated tools of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RequestTools {
-    /// Tool definitions, from which parsers and grammars are built.
+    /// Tool definitions, from which the tool call parser and the grammar are built.
     pub definitions: Arc<[ToolDefinition]>,
-    /// Tools in the form that is passed to the chat template; null if the request does not give the field.
+    /// Tools in the form that is passed to the chat template; null if the request has no field `tools`.
     pub template_value: Value,
     /// `tool_choice` of the request.
     pub choice: ToolChoice,
     /// Whether an output may contain more than one call (`parallel_tool_calls`).
     pub parallel: bool,
-    /// Tools whose calls chat completions report as calls of custom tools.
+    /// Names of the tools whose calls chat completions report as custom tool calls.
     pub custom: CustomToolNames,
-    /// Names of the values by which tools are strict; they have no effect if no grammar constrains the calls.
+    /// Paths of the fields that make tools strict. They have no effect if no grammar constrains the calls.
     pub strict_paths: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// Checks that the tool choice is possible with these tools; `field` is the field name of the tool choice
+    /// Checks that the tool choice is possible with these tools; `field` is the name of the tool choice field
     /// in errors.
     pub(crate) fn check(&self, field: &str) -> Result<(), ApiError> {
         match &self.choice {
@@ -111,8 +111,8 @@ impl RequestTools {
         self.definitions.iter().filter(named)
     }
 
-    /// Rejects tool schemas with the key `x-guidance`, which sets options of the grammar compiler; one of its
-    /// options would let outputs deviate from the schema.
+    /// Rejects tool schemas with the key `x-guidance`, which sets options of the grammar compiler, because
+    /// one of these options lets outputs deviate from the schema.
     pub(crate) fn check_schemas(&self) -> Result<(), ApiError> {
         let has_guidance = |tool: &ToolDefinition| {
             let schema = &tool.parameters;
@@ -140,7 +140,7 @@ impl RequestTools {
     }
 }
 
-/// Returns the list in field `tools`, which has at most `TOOLS_MAX` entries; without the field, an empty list.
+/// Returns the list in field `tools`, with at most `TOOLS_MAX` entries; an empty list if the field is absent.
 pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
     let path = fields.path("tools");
     fields.take("tools").map_or(Ok(Vec::new()), |value| entries(path, value))
@@ -157,7 +157,7 @@ fn entries(path: String, value: JsonValue) -> Result<Vec<JsonValue>, ApiError> {
     }
 }
 
-/// Rejects a tool whose name another tool of the request has.
+/// Rejects a tool name that occurs more than once in a request.
 pub(crate) fn check_unique(
     tools: &[ToolDefinition],
     name: &str,
@@ -217,8 +217,8 @@ pub(crate) fn template_tool(name: &str, description: Option<String>, schema: Val
     json!({"type": "function", "function": function})
 }
 
-/// Whether a name is unambiguous in every syntax of tool calls: it contains no quotes, brackets, spaces or
-/// parts of markers.
+/// Whether a name is unambiguous in every tool call syntax: it contains no quotes, brackets, spaces or parts
+/// of markers.
 fn is_name(name: &str) -> bool {
     let fits = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
     (1..=NAME_MAX).contains(&name.len()) && name.chars().all(fits)
@@ -241,7 +241,8 @@ impl ChatToolList {
                 inner.string("description", usize::MAX)?;
                 tool.is_strict = inner.bool("strict")?.unwrap_or(false);
                 self.strict_paths.extend(tool.is_strict.then(|| inner.path("strict")));
-                // Templates print tools, so they get each function exactly as the client sent it.
+                // Templates print whole tool definitions, so the function is passed exactly as the client
+                // sent it.
                 self.push(tool, sent.into_template_value(), &inner)
             }
             Some("custom") => {
@@ -272,14 +273,14 @@ impl ChatToolList {
     }
 }
 
-/// Takes the member `name` of a tool, an object.
+/// Takes the member `name` of a tool; the member must be an object.
 fn member(item: &mut RequestFields, name: &str) -> Result<RequestFields, ApiError> {
     let value = item.required(name)?;
     RequestFields::of(item.path(name), value)
 }
 
-/// Parses the name of a tool of type `kind` in the form of chat completions: in an object of the name of the
-/// type; `None` = the type is unknown.
+/// Parses a tool name in the form of chat completions: `name` is inside an object whose key is the tool type
+/// `kind`. `None` = the type is unknown.
 pub(super) fn named_tool(
     fields: &mut RequestFields,
     kind: &str,
@@ -295,7 +296,7 @@ pub(super) fn named_tool(
     }
 }
 
-/// Parses a tool choice given as an object with the `name` of a function.
+/// Parses a tool choice object that contains the `name` of a function.
 pub(crate) fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;

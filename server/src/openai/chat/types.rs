@@ -8,16 +8,16 @@ use crate::openai::thinking_budget;
 use crate::request_fields::RequestFields;
 use text::ChatInput;
 
-/// Validated request of any chat endpoint.
+/// Validated request, used by all chat endpoints.
 pub(crate) struct ChatCompletionRequest {
-    /// Parameters that chat and text completions share.
+    /// Parameters shared by chat completions and text completions.
     pub params: CompletionParams,
     /// Inputs of the chat template, except for the tools.
     pub input: ChatInput,
     /// Tool definitions and tool choice.
     pub tools: RequestTools,
-    /// Number of top-k log-probabilities per output token, in addition to the sampled token's; `None` = no
-    /// log-probabilities.
+    /// Number of most likely tokens whose log-probabilities are returned per output token, in addition to the
+    /// sampled token's; `None` = no log-probabilities.
     pub logprobs: Option<u32>,
     /// Thinking budget: maximum number of reasoning tokens.
     pub thinking: Option<thinking_budget::RequestedThinkingBudget>,

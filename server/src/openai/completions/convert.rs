@@ -32,7 +32,8 @@ pub(super) fn prepare(
 
     let prompts = encode(serving, &request.prompts, request.add_special_tokens, &params)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
-    // If the prompt is echoed, it gets as many log-probabilities per token as the output.
+    // The log-probabilities of an echoed prompt contain as many top tokens per position as those of the
+    // output.
     let echo_logprobs = request.logprobs.filter(|_| params.echo);
     let extra = EndpointParams {
         thinking: None,
@@ -79,8 +80,8 @@ pub(super) fn encode(
     prompts.iter().map(ids).collect()
 }
 
-/// Returns text and token ids of each prompt if the reply contains them (`echo`, `return_token_ids`), else an
-/// empty list.
+/// Returns the text and token ids of each prompt if the reply contains them (`echo`, `return_token_ids`),
+/// else an empty list.
 fn echoes(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],

@@ -30,7 +30,7 @@ pub async fn handle(
     endpoint::serve::<CompletionReply>(app, request).await
 }
 
-/// Submitted text completion, the reply of which another endpoint writes.
+/// Submitted text completion whose reply is written by another endpoint.
 pub(crate) struct SubmittedCompletion {
     /// Choices of the request, which receive the generated tokens.
     pub generation: RequestGeneration,

@@ -21,13 +21,13 @@ use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 
-/// Text and token ids of a prompt that the reply repeats.
+/// Text and token ids of a prompt, for a reply that repeats the prompt.
 pub(super) struct EchoedPrompt {
     pub(super) text: String,
     pub(super) ids: Arc<[Token]>,
 }
 
-/// Values from which the reply to a text completion request is written, in addition to the generated tokens.
+/// Values needed to format the reply to a text completion request, in addition to the generated tokens.
 pub(super) struct CompletionReply {
     pub(super) head: ReplyMetadata,
     /// Formatter of the tokens in log-probabilities.
@@ -36,7 +36,7 @@ pub(super) struct CompletionReply {
     pub(super) prompt_logprobs: bool,
     pub(super) echo: bool,
     pub(super) return_token_ids: bool,
-    /// Text and token ids of each prompt, if the reply repeats either of them; else empty.
+    /// Text and token ids of each prompt if the reply repeats them, else empty.
     pub(super) echoes: Vec<EchoedPrompt>,
     pub(super) n: usize,
     pub(super) stream_options: StreamOptions,
@@ -120,7 +120,8 @@ fn put_token_ids(tokens: &[Token], prompt: &[Token], out: &mut BytesMut) {
 pub(super) struct CompletionChunkWriter {
     reply: CompletionReply,
     chunk_fields: StreamChunkFields,
-    /// `text_offset` of the next token of each choice: number of characters of its tokens listed so far.
+    /// `text_offset` of the next token of each choice: number of characters of the choice's tokens listed so
+    /// far.
     shown_chars: Vec<usize>,
 }
 
@@ -242,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Builds the choice that the reply must contain, as a JSON value.
+    /// Builds the expected choice of the reply as a JSON value.
     fn choice(reply: &CompletionReply, index: usize, output: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {

@@ -1,5 +1,5 @@
-//! Chooses combinations of field values greedily, so that few requests cover all pairs of values of two
-//! fields.
+//! Greedily chooses combinations of field values, so that few requests cover all pairs of values of two
+//! different fields.
 
 use std::collections::BTreeSet;
 
@@ -39,8 +39,8 @@ impl PairCoverage {
         Self { fields, pairs: open.len(), open, tried: BTreeSet::new() }
     }
 
-    /// A combination that contains an uncovered pair that was not tried before, and as many other uncovered
-    /// pairs as a greedy choice per field gives.
+    /// Returns a combination that contains an uncovered pair that was not tried before. The values of the
+    /// other fields are chosen greedily to cover further uncovered pairs.
     pub(super) fn next(&mut self) -> Option<FieldChoices> {
         let pair = *self.open.iter().find(|pair| !self.tried.contains(pair))?;
         self.tried.insert(pair);

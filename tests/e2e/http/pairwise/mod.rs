@@ -95,8 +95,8 @@ fn allowed(
     }
 }
 
-/// Puts one invalid value, or two of different fields, into accepted combinations: the rejection must name
-/// one of the fields. Each invalid value is combined with every fifth of the others. Returns the number of
+/// Puts one or two invalid values into accepted combinations; the rejection must name one of their fields.
+/// Each invalid value is tried alone and with every fifth of the values after it. Returns the number of
 /// requests.
 fn forbidden(
     at: SocketAddr,
@@ -122,8 +122,8 @@ fn forbidden(
             check(&reply, &body);
             let rejected = (400..500).contains(&reply.status);
             let blames = if rejected { rejected_field(&reply, &body) } else { String::new() };
-            // If `max_tokens` is invalid, the rejection may name `min_tokens`, which is then too large, or
-            // the prompt, which exceeds the context length together with `max_tokens`.
+            // If `max_tokens` is invalid, the rejection may instead name `min_tokens`, which then exceeds
+            // `max_tokens`, or the prompt, which together with `max_tokens` exceeds the context length.
             let affected = ["min_tokens", "prompt", "messages"].contains(&blames.as_str());
             let meets = affected && [*name, *other].contains(&"max_tokens");
             if blames != *name && blames != *other && !meets {

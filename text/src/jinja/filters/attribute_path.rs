@@ -1,4 +1,4 @@
-//! Paths of attributes such as `function.name`, which filters get as an argument.
+//! Attribute paths such as `function.name`, which filters take as an argument.
 
 use super::super::error::JinjaResult;
 use super::super::evaluator::TemplateEvaluator;
@@ -9,12 +9,12 @@ use super::super::value::JinjaValue;
 #[derive(Debug, Clone, Default)]
 pub(super) struct AttributePath {
     parts: Vec<JinjaValue>,
-    /// Value of an attribute that is undefined.
+    /// Value that replaces an undefined attribute.
     default: Option<JinjaValue>,
 }
 
 impl AttributePath {
-    /// Creates the path that an argument describes.
+    /// Creates the path given by a filter argument.
     pub(super) fn new(attribute: Option<&JinjaValue>) -> Self {
         let parts = match attribute {
             None | Some(JinjaValue::None) => Vec::new(),
@@ -26,7 +26,7 @@ impl AttributePath {
         Self { parts, default: None }
     }
 
-    /// Creates the paths of an argument that separates them by commas.
+    /// Creates the paths given by a filter argument, in which they are separated by commas.
     pub(super) fn list(attribute: Option<&JinjaValue>) -> Vec<Self> {
         match attribute.and_then(JinjaValue::as_str) {
             Some(paths) => {
@@ -36,7 +36,7 @@ impl AttributePath {
         }
     }
 
-    /// Sets the value of an attribute that is undefined.
+    /// Sets the value that replaces an undefined attribute.
     pub(super) fn with_default(mut self, default: Option<JinjaValue>) -> Self {
         self.default = default.filter(|default| !matches!(default, JinjaValue::None));
         self
@@ -60,7 +60,8 @@ impl AttributePath {
         Ok(value)
     }
 
-    /// Returns the value at the path as it is compared: a string in lower case unless `case_sensitive`.
+    /// Returns the value at the path as a comparison key: a string is converted to lower case unless
+    /// `case_sensitive`.
     ///
     /// Errors: a value on the path is undefined.
     pub(super) fn key(
@@ -77,7 +78,7 @@ impl AttributePath {
     }
 }
 
-/// Returns a string in lower case, and another value unchanged.
+/// Converts a string to lower case and returns any other value unchanged.
 ///
 /// Errors: a limit is exceeded.
 pub(super) fn folded(

@@ -1,4 +1,4 @@
-//! Filters of numbers, and those that convert values to text for other programs.
+//! Number filters, and filters that convert values to text for other programs.
 
 use super::super::arguments::{CallArguments, flag, integer_or, text_argument};
 use super::super::error::{JinjaError, JinjaErrorKind, JinjaResult};
@@ -41,7 +41,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Whether Python's `int` filter ignores an error of a conversion.
+/// Whether Python's `int` filter ignores this error of a conversion.
 fn is_conversion_error(error: &JinjaError) -> bool {
     matches!(error.kind(), JinjaErrorKind::Type | JinjaErrorKind::Value)
 }
@@ -72,7 +72,7 @@ fn int(
     Ok(converted.or(default).unwrap_or(JinjaValue::Int(0)))
 }
 
-/// Converts a value as Python's `float`; `None` if it is no number.
+/// Converts a value as Python's `float` does; `None` if the value is not a number.
 fn float_of(value: &JinjaValue) -> JinjaResult<Option<f64>> {
     match value {
         JinjaValue::Str(text) | JinjaValue::Markup(text) => Ok(parse_float(text)),
@@ -123,7 +123,8 @@ fn rounded(number: f64, precision: i64) -> f64 {
     if let Ok(digits) = usize::try_from(precision) {
         return format!("{number:.digits$}").parse().unwrap_or(number);
     }
-    // The digits before the point are rounded in the exponential form, whose first digit has this exponent.
+    // A negative precision rounds digits before the decimal point. The number is rounded in exponential form;
+    // `exponent` is the decimal exponent of its first digit.
     let text = format!("{number:e}");
     let exponent: i64 = text.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
     if let Ok(digits) = usize::try_from(exponent.saturating_add(precision)) {
@@ -134,7 +135,7 @@ fn rounded(number: f64, precision: i64) -> f64 {
     if is_above_half { unit.copysign(number) } else { 0.0_f64.copysign(number) }
 }
 
-/// Rounds an integer to a power of ten, and a half to the even one.
+/// Rounds an integer to a multiple of a power of ten, half to even.
 fn rounded_integer(number: &BigInt, precision: i64) -> JinjaValue {
     if precision >= 0 {
         return integer(number.clone());

@@ -12,7 +12,7 @@ use super::FilterFunction;
 use crate::special_token_guard::may_be_sentinel;
 use std::fmt::Write as _;
 
-/// Named characters of HTML that are decoded; a text with others is an error.
+/// HTML named character references that are decoded; any other reference in a text is an error.
 const ENTITIES: [(&str, char); 12] = [
     ("amp", '&'),
     ("lt", '<'),
@@ -57,9 +57,9 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Removes comments and tags, collapses white space and decodes named characters.
+/// Removes comments and tags, collapses white space and decodes named character references.
 ///
-/// Errors: a named character is unknown, or a limit is exceeded.
+/// Errors: a named character reference is unknown, or a limit is exceeded.
 pub(crate) fn strip_tags(evaluator: &mut TemplateEvaluator, text: &str) -> JinjaResult<JinjaValue> {
     evaluator.charge(text.len().saturating_mul(4))?;
     evaluator.spend_bytes(text.len())?;
@@ -69,7 +69,7 @@ pub(crate) fn strip_tags(evaluator: &mut TemplateEvaluator, text: &str) -> Jinja
     Ok(JinjaValue::text(unescape(&words)?))
 }
 
-/// Removes each part from `open` to the next `close`.
+/// Removes each section from `open` to the next `close`.
 fn without_between(text: &str, open: &str, close: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -187,7 +187,7 @@ fn url_encode(
     Ok(JinjaValue::text(parts.join("&")))
 }
 
-/// Quotes a value for a URL; in a query string, a space becomes `+` and `/` is quoted.
+/// Percent-encodes a value for a URL; in a query string, a space becomes `+` and `/` is encoded too.
 fn url_quoted(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,

@@ -18,11 +18,11 @@ use super::error::JinjaResult;
 use super::evaluator::TemplateEvaluator;
 use super::value::JinjaValue;
 
-/// Function of a filter: gets the filtered value and the arguments.
+/// Implementation of a filter; its inputs are the filtered value and the arguments.
 pub(crate) type FilterFunction =
     fn(&mut TemplateEvaluator, &JinjaValue, CallArguments) -> JinjaResult<JinjaValue>;
 
-/// Returns the filter with a name.
+/// Returns the filter `name`.
 pub(crate) fn find(name: &str) -> Option<FilterFunction> {
     text_filters::find(name)
         .or_else(|| sequences::find(name))

@@ -25,7 +25,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Value with the key by which it is sorted.
+/// Value with its sort key.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyedValue {
     /// Key.
@@ -38,8 +38,8 @@ fn is_less(evaluator: &mut TemplateEvaluator, a: &JinjaValue, b: &JinjaValue) ->
     Ok(order(evaluator, "<", a, b)?.is_some_and(Ordering::is_lt))
 }
 
-/// Sorts values by their keys and keeps the order of equal ones. The sort of the standard library cannot be used:
-/// a comparison may fail, and numbers that are not a number (NaN) have no order.
+/// Sorts values by their keys; the order of values with equal keys is kept. The standard library's sort
+/// cannot be used: a comparison may fail, and NaN has no order.
 ///
 /// Errors: keys have no order, or a limit is exceeded.
 pub(crate) fn stable_sort(
@@ -210,7 +210,7 @@ fn group_by(
     }
     let mut list = Vec::new();
     for (key, items) in groups {
-        // The grouper is the value of the first item, not in lower case.
+        // The grouper is the attribute of the group's first item in its original case, not in lower case.
         let grouper = if case_sensitive { key } else { path.value(evaluator, &items[0])? };
         let group = SequenceValue::group(grouper, JinjaValue::list(items)?)?;
         list.push(JinjaValue::Tuple(group));

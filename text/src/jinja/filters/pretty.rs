@@ -9,12 +9,12 @@ use super::super::python_text::{is_space, quote};
 use super::super::value::JinjaValue;
 use super::ordering::{KeyedValue, stable_sort};
 
-/// Maximum length of a line.
+/// Maximum length of a line in characters.
 const WIDTH: usize = 80;
 
 /// Implements the filter `pprint`.
 ///
-/// Errors: the text of a value varies between runs, or a limit is exceeded.
+/// Errors: the text of a value varies between runs of Python, or a limit is exceeded.
 pub(super) fn pretty_print(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
@@ -27,18 +27,18 @@ pub(super) fn pretty_print(
     Ok(JinjaValue::text(out))
 }
 
-/// Where a value is written.
+/// Position at which a value is written.
 #[derive(Clone, Copy)]
 struct PrintPlace {
     /// Column of the value.
     indent: usize,
-    /// Number of characters that follow the value on its line.
+    /// Number of characters that follow the value on the same line.
     allowance: usize,
     /// Nesting of the value.
     level: usize,
 }
 
-/// Returns a value on one line, with sorted dicts.
+/// Returns a value on one line, with the entries of each dict sorted.
 fn one_line(evaluator: &mut TemplateEvaluator, value: &JinjaValue) -> JinjaResult<String> {
     let sorted = evaluator.nested(|evaluator| sorted_dicts(evaluator, value))?;
     evaluator.repr_of(&sorted)
@@ -162,7 +162,7 @@ fn write_dict(
     Ok(())
 }
 
-/// Writes a long string as parts that Python joins.
+/// Writes a long string as several string literals on separate lines, which Python concatenates.
 fn write_text(
     evaluator: &mut TemplateEvaluator,
     text: &str,
@@ -201,7 +201,8 @@ fn write_text(
     Ok(())
 }
 
-/// Splits a line into parts that fit in `widths[0]` characters, the last one in `widths[1]` less.
+/// Splits a line into quoted parts of at most `widths[0]` characters; the last part is at most `widths[0] -
+/// widths[1]` characters long.
 fn split_line(
     evaluator: &mut TemplateEvaluator,
     line: &str,

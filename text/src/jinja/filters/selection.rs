@@ -1,4 +1,4 @@
-//! Filters that map items, and those that select items by a test. Their results are iterators.
+//! Filters that map items, and filters that select items by a test. Their results are iterators.
 
 use super::super::arguments::CallArguments;
 use super::super::error::{JinjaError, JinjaResult};
@@ -23,7 +23,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// What `map` does with an item.
+/// Mapping that `map` applies to an item.
 enum ItemMapping {
     Attribute(AttributePath),
     Filter(Arc<str>, CallArguments),
@@ -83,21 +83,21 @@ fn map(value: &JinjaValue, arguments: CallArguments) -> JinjaResult<JinjaValue> 
     })
 }
 
-/// All values that an iterator keeps.
+/// Returns a tuple of all values that an iterator holds: the iterated value and the arguments.
 fn with_arguments(value: &JinjaValue, arguments: &CallArguments) -> JinjaResult<JinjaValue> {
     let keyword = arguments.keyword.iter().map(|argument| &argument.value);
     let values = std::iter::once(value).chain(&arguments.positional).chain(keyword);
     JinjaValue::tuple(values.cloned().collect())
 }
 
-/// Iteration that begins when the first item is taken, as that of a Python generator.
+/// Iteration that begins when the first item is taken, like a Python generator.
 enum LazyIteration {
     Pending(JinjaValue, CallArguments),
     Begun(ValueIterator),
 }
 
 impl LazyIteration {
-    /// Begins the iteration, and returns the arguments if it had not begun.
+    /// Begins the iteration. Returns the arguments on the first call, `None` on later calls.
     fn begin(&mut self) -> JinjaResult<Option<CallArguments>> {
         let Self::Pending(value, arguments) = self else { return Ok(None) };
         let arguments = std::mem::take(arguments);
@@ -116,7 +116,7 @@ impl LazyIteration {
 /// Condition of selected items.
 struct ItemTest {
     path: AttributePath,
-    /// Name of the test; `None` = whether the value is true.
+    /// Name of the test; `None` tests whether the value is true.
     test: Option<Arc<str>>,
     arguments: CallArguments,
 }

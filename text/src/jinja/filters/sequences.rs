@@ -62,14 +62,14 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Creates an iterator over items that are already known.
+/// Creates an iterator over items that are already computed.
 pub(super) fn iterator_of(items: Vec<JinjaValue>) -> JinjaResult<JinjaValue> {
     let source = JinjaValue::list(items)?;
     let mut items = ValueIterator::new(&source)?;
     IteratorValue::value(&source, move |evaluator| items.next(evaluator))
 }
 
-/// Items of a value that can be iterated from its end, in this order.
+/// Returns the items of a reversible value, last item first.
 fn reversed_items(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
@@ -95,7 +95,7 @@ fn random(
     if length == 0 {
         return Ok(JinjaValue::undefined("No random item, sequence was empty."));
     }
-    // The hasher of the standard library has random keys.
+    // `RandomState` has random keys, so the hash serves as a random number.
     let index = RandomState::new().hash_one(length) % length as u64;
     let item = evaluator.element(value, &JinjaValue::Int(index as i64))?;
     item.ok_or_else(|| JinjaError::type_error("random() needs a sequence"))

@@ -28,7 +28,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
             |evaluator, value, arguments| case(evaluator, value, arguments, text_case::capitalize)
         }
         "title" => |evaluator, value, arguments| {
-            // The title case of Jinja2 joins parts to a plain string.
+            // Jinja2's filter `title` returns a plain string even for a `Markup` string.
             let text = case(evaluator, value, arguments, title)?;
             Ok(JinjaValue::Str(evaluator.str_of(&text)?))
         },
@@ -70,7 +70,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Converts a value to a string; a `Markup` string remains one.
+/// Converts a value to a string; a `Markup` string stays a `Markup` string.
 pub(super) fn soft_str(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
@@ -96,7 +96,8 @@ fn case(
     Ok(JinjaValue::text_like(&text, mapped))
 }
 
-/// Words with their first character in upper case; they begin after white space and opening brackets.
+/// Returns `text` with the first character of each word in upper case and the others in lower case. A word
+/// begins after white space, a hyphen or an opening bracket.
 fn title(text: &str) -> String {
     let is_separator = |c: char| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     let mut out = String::with_capacity(text.len());

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Implements the filter `wordwrap`.
 ///
-/// Errors: the value is no string, the width is not positive, or a limit is exceeded.
+/// Errors: the value is not a string, the width is not positive, or a limit is exceeded.
 pub(super) fn word_wrap(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
@@ -86,13 +86,14 @@ impl LineWrapper {
         index.checked_sub(back).is_some_and(|index| self.is_at(index, test))
     }
 
-    /// Whether two or more hyphens before a word begin at `index`; returns their end.
+    /// Returns the end of the run of two or more hyphens that begins at `index`; `None` if there is no such
+    /// run or no word follows it.
     fn dash_end(&self, index: usize) -> Option<usize> {
         let count = self.characters[index..].iter().take_while(|c| **c == '-').count();
         (count >= 2 && self.is_at(index + count, is_word)).then_some(index + count)
     }
 
-    /// End of the word that begins at `start`.
+    /// Returns the end of the word that begins at `start`.
     fn word_end(&self, start: usize) -> usize {
         if !self.break_hyphens {
             let length =
@@ -125,7 +126,7 @@ impl LineWrapper {
         }
     }
 
-    /// Words and runs of white space, the last one first.
+    /// Returns the words and the runs of white space in reverse order.
     fn chunks(&self) -> Vec<Range<usize>> {
         let mut chunks = Vec::new();
         let mut start = 0;
@@ -168,7 +169,8 @@ impl LineWrapper {
         lines
     }
 
-    /// Moves the part of a long word that fits in `space` characters to the line.
+    /// Moves the first `space` characters of a long word to the line, or fewer if the word is split at a
+    /// hyphen.
     fn break_word(
         &self,
         chunks: &mut Vec<Range<usize>>,

@@ -17,7 +17,7 @@ use super::error::JinjaResult;
 use super::evaluator::TemplateEvaluator;
 use super::value::JinjaValue;
 
-/// Function of a method: gets the value and the arguments.
+/// Implementation of a method; its inputs are the receiver and the arguments.
 pub(crate) type MethodFunction =
     fn(&mut TemplateEvaluator, &JinjaValue, CallArguments) -> JinjaResult<JinjaValue>;
 

@@ -1,17 +1,18 @@
 //! Case mappings of strings as in Python.
 
-/// Title case of a character whose title case differs from its upper case.
+/// Returns the title case of a character if it differs from the upper case.
 fn title_digraph(c: char) -> Option<char> {
     Some(match c {
         'Ǆ' | 'ǅ' | 'ǆ' => 'ǅ',
         'Ǉ' | 'ǈ' | 'ǉ' => 'ǈ',
         'Ǌ' | 'ǋ' | 'ǌ' => 'ǋ',
         'Ǳ' | 'ǲ' | 'ǳ' => 'ǲ',
-        // Greek letters with iota subscript: the title case keeps the subscript as a part of the letter.
+        // Greek letters with iota subscript: the title-case form is one character that includes the
+        // subscript.
         '\u{1f80}'..='\u{1f87}' | '\u{1f90}'..='\u{1f97}' | '\u{1fa0}'..='\u{1fa7}' => {
             char::from_u32(c as u32 + 8)?
         }
-        // Georgian letters have upper case, but keep their form in titles.
+        // Georgian letters have an upper-case form, but title case leaves them unchanged.
         '\u{1f88}'..='\u{1f8f}'
         | '\u{1f98}'..='\u{1f9f}'
         | '\u{1fa8}'..='\u{1faf}'
@@ -34,7 +35,8 @@ fn push_title(c: char, out: &mut String) {
         out.push_str("ʼN");
         return;
     }
-    // A character with several upper-case letters, such as `ß`, has one of them in titles.
+    // A character with several upper-case letters, such as `ß`, has only the first one in upper case in title
+    // case.
     let mut upper = c.to_uppercase();
     out.extend(upper.next());
     out.extend(upper.flat_map(char::to_lowercase));
@@ -50,20 +52,20 @@ pub(crate) fn upper(text: &str) -> String {
     text.to_uppercase()
 }
 
-/// First character in title case, the others in lower case.
+/// Returns `text` with its first character in title case and the others in lower case.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut chars = text.chars();
     let Some(first) = chars.next() else { return String::new() };
     let mut out = String::with_capacity(text.len());
     push_title(first, &mut out);
-    // The lower case of a sigma depends on the characters before it.
+    // The lower case of a sigma depends on the characters before it, so the whole text is converted.
     let lower = text.to_lowercase();
     let skipped: usize = first.to_lowercase().map(char::len_utf8).sum();
     out.push_str(lower.get(skipped..).unwrap_or_default());
     out
 }
 
-/// Each word, which is a run of cased characters, with its first character in title case.
+/// Returns `text` with the first character of each word in title case; a word is a run of cased characters.
 pub(crate) fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut in_word = false;
@@ -88,7 +90,7 @@ fn push_lower(text: &str, at: usize, c: char, out: &mut String) {
     }
 }
 
-/// Upper-case characters in lower case, and lower-case ones in upper case.
+/// Returns `text` with upper-case characters in lower case and lower-case characters in upper case.
 pub(crate) fn swapcase(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (at, c) in text.char_indices() {
@@ -125,7 +127,8 @@ pub(crate) fn casefold(text: &str) -> String {
             'ſ' | 'ẛ' => out.extend(if c == 'ſ' { 's' } else { 'ṡ' }.to_lowercase()),
             'µ' => out.push('μ'),
             c => {
-                // A character with several upper-case letters folds to their lower case.
+                // The case folding of a character with several upper-case letters is the lower case of these
+                // letters.
                 let upper: Vec<char> = c.to_uppercase().collect();
                 if upper.len() > 1 && c != 'ŉ' && c != 'ǰ' {
                     out.extend(upper.into_iter().flat_map(char::to_lowercase));

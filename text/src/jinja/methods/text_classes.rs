@@ -58,12 +58,12 @@ fn is_identifier(text: &str) -> bool {
     begins && text.chars().all(|c| c == '_' || c.is_alphabetic() || is_in(DECIMAL, c))
 }
 
-/// Whether the cased characters of a string, at least one, are in lower case.
+/// Whether a string has cased characters and all of them are in lower case.
 pub(crate) fn is_lower(text: &str) -> bool {
     text.chars().any(char::is_lowercase) && !text.chars().any(|c| c.is_uppercase() || is_title(c))
 }
 
-/// Whether the cased characters of a string, at least one, are in upper case.
+/// Whether a string has cased characters and all of them are in upper case.
 pub(crate) fn is_upper(text: &str) -> bool {
     text.chars().any(char::is_uppercase) && !text.chars().any(|c| c.is_lowercase() || is_title(c))
 }

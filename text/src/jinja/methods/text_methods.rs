@@ -131,7 +131,7 @@ fn mapped(
 ) -> JinjaResult<JinjaValue> {
     let text = value.as_str().unwrap_or_default();
     evaluator.spend_bytes(text.len())?;
-    // The case of a character takes at most three times its bytes.
+    // A case mapping takes at most three times the bytes of the original character.
     evaluator.charge(text.len() * 3)?;
     Ok(JinjaValue::text_like(value, mapping(text)))
 }
@@ -146,9 +146,9 @@ fn strip(
     strip_value(evaluator, value, given(characters).as_ref(), ends)
 }
 
-/// Removes characters, or white space, at the start and the end of a string.
+/// Removes the given characters, or white space, from the start and the end of a string.
 ///
-/// Errors: the characters are no string, or a limit is exceeded.
+/// Errors: the argument is not a string, or a limit is exceeded.
 pub(crate) fn strip_value(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
@@ -179,7 +179,7 @@ pub(crate) fn strip_value(
     Ok(JinjaValue::text_like(value, text))
 }
 
-/// Where a string is padded.
+/// Side on which a string is padded.
 #[derive(Clone, Copy)]
 pub(crate) enum PaddingSide {
     /// At the start.
@@ -214,7 +214,7 @@ fn pad(
     pad_value(evaluator, value, PaddedWidth { width, fill }, padding)
 }
 
-/// Width of a padded string, and the character that fills it.
+/// Width of a padded string, and the fill character.
 #[derive(Clone, Copy)]
 pub(crate) struct PaddedWidth {
     /// Minimum number of characters.

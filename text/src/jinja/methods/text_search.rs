@@ -55,8 +55,8 @@ fn text_and_part(
     Ok((text_argument(function, value)?, part))
 }
 
-/// Byte positions of the characters from `start` to `end`, which may count from the end of the text; `None` if
-/// the start is after the end.
+/// Converts the character range from `start` to `end` to a byte range. Negative indices count from the end of
+/// the text. Returns `None` if `start` is after `end`.
 pub(super) fn byte_range(text: &str, start: Option<i64>, end: Option<i64>) -> Option<Range<usize>> {
     if start.unwrap_or(0) == 0 && end.is_none() {
         return Some(0..text.len());
@@ -145,7 +145,8 @@ fn count(
     Ok(JinjaValue::Int(count as i64))
 }
 
-/// Replaces the first `count` occurrences of `pair[0]` by `pair[1]`, or all if `count` is negative.
+/// Replaces the first `count` occurrences of `pair[0]` by `pair[1]`, or all occurrences if `count` is
+/// negative.
 ///
 /// Errors: a limit is exceeded.
 pub(crate) fn replaced(
