@@ -9,12 +9,13 @@
 #endif
 
 // Softmax state of a lane's two rows: maximum score, and sum of probabilities over the lane's own keys.
-struct Softmax { float max[2], sum[2]; };
+struct SoftmaxRowState { float max[2], sum[2]; };
 
 // Turns scores into probabilities over the first `seen` keys of each row; `rescale` is the factor that
 // rescales earlier sums and outputs.
 template <bool MASKED, u32 SCORES>
-DEV void online_softmax(float (&s)[SCORES], Softmax& r, float (&rescale)[2], const u32 (&seen)[2], float factor) {
+DEV void online_softmax(float (&s)[SCORES], SoftmaxRowState& r, float (&rescale)[2], const u32 (&seen)[2],
+                        float factor) {
     float max[2][2] = {{r.max[0], NO_SCORE}, {r.max[1], NO_SCORE}};
     UNROLL for (u32 i = 0; i < SCORES; ++i) {
         const u32 row = i >> 1 & 1;
@@ -36,8 +37,9 @@ DEV void online_softmax(float (&s)[SCORES], Softmax& r, float (&rescale)[2], con
     UNROLL for (u32 row = 0; row < 2; ++row) r.sum[row] = fma_(r.sum[row], rescale[row], sum[row]);
 }
 
-template <u32 SCORES> struct Probabilities { u32 v[SCORES / 8][4]; };
+// A lane's probabilities as the register operand A of WGMMA.
+template <u32 SCORES> struct ProbabilityFragment { u32 v[SCORES / 8][4]; };
 
-template <u32 SCORES> DEV void pack(Probabilities<SCORES>& p, const float (&s)[SCORES]) {
+template <u32 SCORES> DEV void pack(ProbabilityFragment<SCORES>& p, const float (&s)[SCORES]) {
     UNROLL for (u32 i = 0; i < SCORES / 2; ++i) p.v[i / 4][i % 4] = pack_half(s[2 * i], s[2 * i + 1]);
 }

@@ -65,7 +65,7 @@ DEV float over_keys_sum(float v) {
     v += shfl_xor(v, 16);
     return v + shfl_xor(v, 32);
 }
-struct Values { half_t v[KEYS][PART]; };
+struct ValueOperand { half_t v[KEYS][PART]; };
 #else
 enum : u32 { SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8 };
 DEV u32 query_of(u32 slot) { return (lane() >> 2) + slot * 8; }
@@ -77,12 +77,13 @@ DEV u32 part_channel(u32 p) { return (p >> 2) * 64 + ((lane() & 3) * 2 + (p & 1)
 #  define SLOT_OF_SUM(e) ((e) >> 1)
 DEV float over_keys_max(float v) { return group_max<4>(v); }
 DEV float over_keys_sum(float v) { return group_sum<4>(v); }
-struct Values { half_x8 v[KEYS][D / 64]; };
+struct ValueOperand { half_x8 v[KEYS][D / 64]; };
 #endif
 
-struct Queries { StripX v[QUERY_PARTS]; };
-struct Keys { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
-struct Scores { float v[SLOTS][KEYS]; };
+// MMA operands and results, a lane's part of each.
+struct QueryOperand { StripOperandA v[QUERY_PARTS]; };
+struct KeyOperand { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
+struct ScoreFragment { float v[SLOTS][KEYS]; };
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[SUMS];
@@ -98,8 +99,8 @@ DEV void start(SoftmaxState& r) {
 
 // Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
 // exist.
-template <class At> DEV Queries load_queries(const At& at) {
-    Queries q;
+template <class At> DEV QueryOperand load_queries(const At& at) {
+    QueryOperand q;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
         const half_t* row = at(strip_x_row(j));
         UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i)
@@ -109,18 +110,18 @@ template <class At> DEV Queries load_queries(const At& at) {
 }
 
 // Loads keys [0, 16) of a tile; its rows begin at `keys`, `stride` elements apart.
-DEV Keys load_keys(const KV* keys, u32 stride) {
-    Keys k;
+DEV KeyOperand load_keys(const KV* keys, u32 stride) {
+    KeyOperand k;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
         UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) k.v[j][i] = load_kv8(keys + key_row(j) * stride + i * 32 + strip_k());
     return k;
 }
 
-DEV Scores score(const Queries& q, const Keys& k) {
-    Scores s;
+DEV ScoreFragment score(const QueryOperand& q, const KeyOperand& k) {
+    ScoreFragment s;
 #if WARP_SIZE == 64
     f32x4 c{{0.f, 0.f, 0.f, 0.f}};
-    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) strip_mma(c, StripX{{k.v[0][i]}}, q.v[i].v[0]);
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) strip_mma(c, StripOperandA{{k.v[0][i]}}, q.v[i].v[0]);
     UNROLL for (u32 i = 0; i < KEYS; ++i) s.v[0][i] = c.v[i];
 #else
     f32x4 c[2] = {{{0.f, 0.f, 0.f, 0.f}}, {{0.f, 0.f, 0.f, 0.f}}};
@@ -134,17 +135,17 @@ DEV Scores score(const Queries& q, const Keys& k) {
 
 // Loads the values of a tile; values of keys >= `present` are replaced by zero, because freed blocks may
 // contain NaN.
-DEV Values load_values(const KV* values, u32 stride, u32 present) {
-    Values v;
+DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
+    ValueOperand v;
     UNROLL for (u32 i = 0; i < KEYS; ++i) {
         const u32 key = key_of(i);
 #if WARP_SIZE == 64
         const KV* from = values + key * stride + (lane() & 15) * PART;
-        struct Part { half_t v[PART]; };
+        struct ValueRun { half_t v[PART]; };
 #  if HEAD_DIM == 128
-        const Part p = key < present ? bits_as<Part>(load_kv8(from)) : bits_as<Part>(zero8());
+        const ValueRun p = key < present ? bits_as<ValueRun>(load_kv8(from)) : bits_as<ValueRun>(zero8());
 #  else
-        Part p;
+        ValueRun p;
         for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_half(f32(from[j])) : to_half(0.f);
 #  endif
         UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = p.v[j];
@@ -158,7 +159,7 @@ DEV Values load_values(const KV* values, u32 stride, u32 present) {
 
 // Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
 // log2(e).
-DEV void online_softmax(SoftmaxState& r, Scores& s, const u32* seen, float factor) {
+DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32* seen, float factor) {
     float grown = 0.f, rescale[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         float max = r.max[i];
@@ -183,7 +184,7 @@ DEV void online_softmax(SoftmaxState& r, Scores& s, const u32* seen, float facto
 }
 
 // Adds probabilities * values to r.out.
-DEV void add_values(SoftmaxState& r, const Scores& p, const Values& v) {
+DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand& v) {
 #if WARP_SIZE == 64
     FragB b;
     UNROLL for (u32 i = 0; i < KEYS; ++i) b.x[i] = to_half(p.v[0][i]);
@@ -206,7 +207,7 @@ DEV void add_values(SoftmaxState& r, const Scores& p, const Values& v) {
 #endif
 }
 
-// Adds the sums of probabilities over all keys; every lane of a query gets the total.
+// Reduces the sums of probabilities over the lanes that share a query; each of these lanes gets the total.
 DEV void finish(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) r.sum[i] = over_keys_sum(r.sum[i]);
 }

@@ -5,17 +5,17 @@
 #include "dev/fp8_f16.h"
 
 typedef fp8 KV;
-struct Queries {
+struct QueryOperand {
     u32x4 v[D / 32];
     float down[SLOTS];  // factors that undo the query scale in the scores of this lane's queries
 };
-struct Keys { fp8x8 v[KEY_ROWS][D / 32]; };
+struct KeyOperand { fp8x8 v[KEY_ROWS][D / 32]; };
 
 DEV fp8x8 load_kv8(const KV* p) { return *(const fp8x8*)p; }
 
 // Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
 // exist. Every lane must call it.
-template <class At> DEV Queries load_queries(const At& at) {
+template <class At> DEV QueryOperand load_queries(const At& at) {
     const half_t* row = at(strip_w_row());
     half_x8 values[D / 32];
     float peak = 0.f;
@@ -24,7 +24,7 @@ template <class At> DEV Queries load_queries(const At& at) {
         peak = peak_of(values[i], peak);
     }
     const RowFactor factor = row_factor(group_max<4>(peak));
-    Queries q;
+    QueryOperand q;
     UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = scaled_f16(values[i], factor.up);
     UNROLL for (u32 i = 0; i < SLOTS; ++i) q.down[i] = shfl(factor.down, query_of(i) * 4);
     return q;
@@ -33,13 +33,13 @@ template <class At> DEV Queries load_queries(const At& at) {
 struct Fp8Words { u32 v[2]; };
 
 // c += keys times queries, over the channels [32 i, 32 i + 32).
-DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
+DEV void score_channels(f32x4& c, const QueryOperand& q, const KeyOperand& k, u32 i) {
     const Fp8Words low = bits_as<Fp8Words>(k.v[0][i]), high = bits_as<Fp8Words>(k.v[1][i]);
     UNROLL for (u32 h = 0; h < 2; ++h)
         mma_f16(c, widen_fp8(low.v[h]), widen_fp8(high.v[h]), widen_fp8(low.v[h] >> 16), widen_fp8(high.v[h] >> 16),
                 q.v[i].v[h * 2], q.v[i].v[h * 2 + 1]);
 }
-DEV float score_factor(const Queries& q, u32 slot) { return q.down[slot]; }
+DEV float score_factor(const QueryOperand& q, u32 slot) { return q.down[slot]; }
 
 // pack_weights packs two probabilities in a word. mma_values multiplies 16 channels of the values by
 // probabilities; channel_of returns the channel of a row of the result.

@@ -3,25 +3,25 @@
 #pragma once
 
 typedef half_t KV;
-struct Queries { half_x8 v[D / 32]; };
-struct Keys { half_x8 v[KEY_ROWS][D / 32]; };
+struct QueryOperand { half_x8 v[D / 32]; };
+struct KeyOperand { half_x8 v[KEY_ROWS][D / 32]; };
 
 DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 
 // Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
 // exist.
-template <class At> DEV Queries load_queries(const At& at) {
-    Queries q;
+template <class At> DEV QueryOperand load_queries(const At& at) {
+    QueryOperand q;
     const half_t* row = at(strip_w_row());
     UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
     return q;
 }
 
 // c += keys times queries, over the channels [32 i, 32 i + 32).
-DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
-    strip_mma(c, StripX{{k.v[0][i], k.v[1][i]}}, q.v[i]);
+DEV void score_channels(f32x4& c, const QueryOperand& q, const KeyOperand& k, u32 i) {
+    strip_mma(c, StripOperandA{{k.v[0][i], k.v[1][i]}}, q.v[i]);
 }
-DEV float score_factor(const Queries&, u32) { return 1.f; }
+DEV float score_factor(const QueryOperand&, u32) { return 1.f; }
 
 // pack_weights packs two probabilities in a word. mma_values multiplies 16 channels of the values by
 // probabilities; channel_of returns the channel of a row of the result.

@@ -12,9 +12,10 @@
 // them: a row gives the same bits in any batch of the same variant, in any grid, captured or eager.
 //
 // Contexts, block tables and all keys except the newest tiles are loaded before grid_wait(), while earlier
-// kernels still run (programmatic dependent launch): between the kernel that wrote them and this kernel,
-// another kernel must release its successor after its own grid_wait(). The step's embedding or first norm,
-// launched after `prepare` (which writes the tables), does so; the keys are from earlier steps.
+// kernels still run (programmatic dependent launch). Therefore another kernel, which calls
+// grid_launch_dependents() after its own grid_wait(), must run between the kernel that wrote this data and
+// this kernel: for contexts and tables, written by `prepare`, it is the step's embedding or first norm; the
+// keys were written in earlier steps.
 //
 //   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
 //   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
@@ -83,10 +84,10 @@ enum : u32 {
 };
 DEV void team_sync() { sync(); }
 
-// Maximum number of keys per split. Small batches use short splits of short contexts, to fill the device, and
-// a single row shorter ones still, as it does not compete for memory bandwidth. In large batches the end of a
-// split takes about 2 us while memory is busy, which costs more than short splits gain by balancing. Long
-// contexts use long splits, to keep merging cheap.
+// Maximum number of keys per split. Small batches use short splits for short contexts, to occupy all SMs; a
+// single row (FROM_QKV) uses even shorter splits, because no other row competes for memory bandwidth. In
+// large batches, finishing a split takes about 2 us while memory is busy, which costs more than the better
+// load balance of short splits gains. Long contexts use long splits, to keep merging cheap.
 // Must equal `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention.rs.
 DEV u32 split_keys(u32 context) {
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || SMALL_BATCH ? 256 : 448;
@@ -122,22 +123,22 @@ attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t
                  const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
                  u32 kv_heads, u32 table_width, u32 max_splits, u32 qkv_stride, u32 o_stride, float factor, float eps) {
     const u32 max_new_tokens = 1;
-    const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
+    const QueryKeySource source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
 #else
 KERNEL(TEAM)
 attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const KV* pool, const i32* cu_q,
                  const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count, u32 kv_heads,
                  u32 table_width, u32 max_splits, u32 max_new_tokens, u32 q_stride, u32 o_stride, float factor) {
     const i32* positions = nullptr;
-    const Source source{q, q_stride};
+    const QueryKeySource source{q, q_stride};
 #endif
     DYN_SHARED(u8, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions,
-                    TOKENS_PER_BLOCK, max_new_tokens};
-    Run run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
+    const BatchMetadata rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions,
+                             TOKENS_PER_BLOCK, max_new_tokens};
+    SplitRunState run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
     grid_wait();
     grid_launch_dependents();
-    finish_run(run, source, rows, pool, (float*)(shared + RING_BYTES), Outputs{o, partial, arrived, max_splits, o_stride, kv_heads},
-               factor);
+    finish_run(run, source, rows, pool, (float*)(shared + RING_BYTES),
+               DecodeOutputs{o, partial, arrived, max_splits, o_stride, kv_heads}, factor);
 }
 EXPORT(attention_decode)

@@ -3,17 +3,20 @@
 // same interface.
 #pragma once
 
-struct Source {
+// Source of queries; keys are read from the KV pool.
+struct QueryKeySource {
     const half_t* q;  // [tokens, query heads * D]
     u32 stride;     // row stride of q in elements
 };
 
-// Whether the previous kernel may still be writing to the tile at key `at`: keys of the row's own token, and
-// of earlier tokens of its request in the same step.
-DEV bool has_new_keys(u32 at, const SplitCursor& p, const Rows& rows) { return at + TILE_KEYS + rows.max_new_tokens > p.context; }
+// Whether the previous kernel may still be writing keys of the tile at key `at`: the keys of the row's own
+// token, and of earlier tokens of its request in the same step.
+DEV bool has_new_keys(u32 at, const SplitCursor& p, const BatchMetadata& rows) {
+    return at + TILE_KEYS + rows.max_new_tokens > p.context;
+}
 
 // Loads the queries if this is the block's first split of a head (new_head).
-DEV void begin_split(const Source& source, Queries& mine, const SplitCursor& p, bool new_head) {
+DEV void begin_split(const QueryKeySource& source, QueryOperand& mine, const SplitCursor& p, bool new_head) {
     if (!new_head) return;
     const half_t* queries = source.q + (u64)p.token * source.stride + p.head * HEAD_GROUP * D;
     mine = load_queries([&](u32 query) {
@@ -23,4 +26,4 @@ DEV void begin_split(const Source& source, Queries& mine, const SplitCursor& p, 
 }
 
 // Called before the tile at key `at` is taken out of the ring. Nothing to do: the pool has all keys.
-DEV void complete_tile(const Source&, const Ring&, const SplitCursor&, u32) {}
+DEV void complete_tile(const QueryKeySource&, const Ring&, const SplitCursor&, u32) {}

@@ -1,10 +1,11 @@
 // attention_decode/from_projections.h - source of queries and keys: the queries, and the key and value of the
 // row's own token, are read from the output of the QKV projection. q/k norm and RoPE run in the lanes that
-// multiply. The warp whose tile contains the own token writes the token's key and value to the pool. Same
-// bits as qk_norm_rope_kv_write, without its launch and its round trip through memory.
+// multiply. The warp whose tile contains the own token writes the token's key and value to the pool. The
+// results have the same bits as those of the kernel qk_norm_rope_kv_write, whose launch and round trip
+// through memory are saved.
 //
-// The own key is processed as an additional query where the MMA has a free row (fewer than 8 queries per KV
-// head).
+// If the MMA has a free row (fewer than 8 queries per KV head), norm and RoPE process the own key as an
+// additional query.
 //
 // A lane's pieces of a head are channels i * 32 + strip_k() .. + 8; RoPE pairs channel p with p + D / 2,
 // which is in piece i + D / 64 of the same lane. The own key is in shared memory until the warp takes the
@@ -17,11 +18,11 @@
 enum : u32 {
     HALF_PIECES = D / 64,
     OWN_PIECES = 2 * D / 8,
-    KEY_AS_QUERY = HEAD_GROUP < 8,            // the own key is processed as an additional query
+    KEY_AS_QUERY = HEAD_GROUP < 8,            // norm and RoPE process the own key as an additional query
     KEY_ROW = KEY_AS_QUERY ? HEAD_GROUP : 0,  // row of the MMA operand that has the own key
 };
 
-struct Source {
+struct QueryKeySource {
     // qkv [tokens, (query heads + 2 KV heads) * D]; norm weights [D], or both null: no norm
     const half_t *qkv, *q_norm, *k_norm;
     const float *cos, *sin;             // [positions, D / 2], for RoPE
@@ -31,15 +32,15 @@ struct Source {
     float eps;
 };
 
-struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
+struct RotaryAngles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 
 // Returns the shared memory with the key, then the value, of the row's own token.
 DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
-DEV bool has_new_keys(u32, const SplitCursor&, const Rows&) { return false; }
+DEV bool has_new_keys(u32, const SplitCursor&, const BatchMetadata&) { return false; }
 
-DEV Angles load_angles(const Source& source, u32 position) {
-    Angles angles;
+DEV RotaryAngles load_angles(const QueryKeySource& source, u32 position) {
+    RotaryAngles angles;
     const u64 row = (u64)position * (D / 2);
     UNROLL for (u32 i = 0; i < HALF_PIECES; ++i) {
         angles.cos[i] = load8(source.cos + row + i * 32 + strip_k());
@@ -66,7 +67,7 @@ DEV float squares_of(const f32x8* x) {
 
 // Computes rope(norm(head)) of the head of each group of 4 lanes. `norm` is null on all lanes or on none.
 // Every lane must call it.
-DEV void norm_and_rope(Queries& head, const half_t* norm, const Angles& angles, float eps) {
+DEV void norm_and_rope(QueryOperand& head, const half_t* norm, const RotaryAngles& angles, float eps) {
     f32x8 x[2 * HALF_PIECES];
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) x[i] = widen(head.v[i]);
     if (norm != nullptr) {
@@ -93,7 +94,8 @@ DEV bool has_own_tile(const SplitCursor& p) {
 
 // Writes the own key, which the lanes of KEY_ROW have, and the own value to shared memory, for
 // complete_tile(), and to the pool.
-DEV void store_own_kv(const Source& source, const SplitCursor& p, const Queries& key, const half_x8& value, i64 slot) {
+DEV void store_own_kv(const QueryKeySource& source, const SplitCursor& p, const QueryOperand& key, const half_x8& value,
+                      i64 slot) {
     KV* own = own_token();
     const u64 block = (u64)slot / BLOCK_TOKENS, row = (u64)slot % BLOCK_TOKENS;
     KV* to = source.pool + ((block * source.kv_heads + p.head) * 2 * BLOCK_TOKENS + row) * D;
@@ -108,18 +110,18 @@ DEV void store_own_kv(const Source& source, const SplitCursor& p, const Queries&
     }
 }
 
-DEV void begin_split(const Source& source, Queries& mine, const SplitCursor& p, bool new_head) {
+DEV void begin_split(const QueryKeySource& source, QueryOperand& mine, const SplitCursor& p, bool new_head) {
     const bool own = has_own_tile(p);
     if (!new_head && !own) return;
     const half_t* row = source.qkv + (u64)p.token * source.stride;
     const half_t *queries = row + p.head * HEAD_GROUP * D, *key_head = row + (source.kv_heads * HEAD_GROUP + p.head) * D;
     // Issue all loads before the first use.
-    const Angles angles = load_angles(source, p.position);
+    const RotaryAngles angles = load_angles(source, p.position);
     mine = load_queries([&](u32 query) {
         if (KEY_AS_QUERY && own && query == KEY_ROW) return key_head;
         return query < HEAD_GROUP ? queries + query * D : (const half_t*)nullptr;
     });
-    Queries key{};
+    QueryOperand key{};
     half_x8 value{};
     i64 slot = -1;
     if (own) {
@@ -134,12 +136,12 @@ DEV void begin_split(const Source& source, Queries& mine, const SplitCursor& p, 
     else
         norm_and_rope(key, source.k_norm, angles, source.eps);
     store_own_kv(source, p, key, value, slot);
-    if (KEY_AS_QUERY && strip_w_row() >= HEAD_GROUP) mine = Queries{};
+    if (KEY_AS_QUERY && strip_w_row() >= HEAD_GROUP) mine = QueryOperand{};
 }
 
 // Called when the tile at key `at` has arrived: writes the own token into the tile that contains its
 // position. Every lane must call it.
-DEV void complete_tile(const Source&, const Ring& ring, const SplitCursor& p, u32 at) {
+DEV void complete_tile(const QueryKeySource&, const Ring& ring, const SplitCursor& p, u32 at) {
     if (at + TILE_KEYS < p.context) return;
     KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;
     if (lane() < OWN_PIECES)

@@ -10,8 +10,8 @@
 //
 // `max` is raised to a query's maximum score only when a score exceeds it by more than SLACK: probabilities
 // may grow to 2^SLACK, which costs no precision in f32, and the warp reduction of the maximum, otherwise
-// needed at every tile, is rare. The scores of other queries do not change it: the bits of a token do not
-// depend on the tokens that share its block.
+// needed at every tile, is rare. The scores of other queries do not affect a query's `max`: the bits of a
+// token do not depend on the tokens that share its block.
 #pragma once
 #include "dev/strip.h"
 
@@ -20,8 +20,8 @@ enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
 #define NO_SCORE (-1e30f)
 #define SLACK 8.f
 
-struct Values { u32x4 v[D / 16]; };          // 16 channels x 16 keys; a word has two keys of one channel
-struct Scores { float v[SLOTS][KEY_ROWS]; };
+struct ValueOperand { u32x4 v[D / 16]; };  // 16 channels x 16 keys; a word has two keys of one channel
+struct ScoreFragment { float v[SLOTS][KEY_ROWS]; };
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[D / 16];
@@ -44,10 +44,10 @@ DEV void start(SoftmaxState& r) {
 #  include "attention_decode/as_half.h"
 #endif
 
-DEV Scores score(const Queries& q, const Keys& k) {
+DEV ScoreFragment score(const QueryOperand& q, const KeyOperand& k) {
     f32x4 c[2] = {{{0.f, 0.f, 0.f, 0.f}}, {{0.f, 0.f, 0.f, 0.f}}};
     UNROLL for (u32 i = 0; i < D / 32; ++i) score_channels(c[i & 1], q, k, i);
-    Scores s;
+    ScoreFragment s;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) s.v[i][j] = (c[0].v[j * 2 + i] + c[1].v[j * 2 + i]) * score_factor(q, i);
     return s;
@@ -66,7 +66,7 @@ DEV u32 transpose_8x8(u32 v) {
 #endif
 }
 
-DEV void rescale(SoftmaxState& r, const Scores& s) {
+DEV void rescale(SoftmaxState& r, const ScoreFragment& s) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         float max = fmax_(s.v[i][0], s.v[i][1]);
         for (u32 mask = 4; mask < 32; mask *= 2) max = fmax_(max, shfl_xor(max, mask));
@@ -82,7 +82,7 @@ DEV void rescale(SoftmaxState& r, const Scores& s) {
 // Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
 // log2(e). Probabilities of a query that has attended to no key so far do not matter: its record has the
 // maximum NO_SCORE, so merging gives it weight zero.
-DEV void online_softmax(SoftmaxState& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
+DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32 (&seen)[SLOTS], float factor) {
     bool grows = false;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) {
@@ -97,12 +97,12 @@ DEV void online_softmax(SoftmaxState& r, Scores& s, const u32 (&seen)[SLOTS], fl
 }
 
 // Adds probabilities * values to r.out.
-DEV void add_values(SoftmaxState& r, const Scores& p, const Values& v) {
+DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand& v) {
     const u32 b0 = transpose_8x8(pack_weights(p.v[0][0], p.v[1][0])), b1 = transpose_8x8(pack_weights(p.v[0][1], p.v[1][1]));
     UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
 }
 
-// Adds the sums of probabilities over all keys; every lane of a query gets the total.
+// Reduces the sums of probabilities over the lanes that share a query; each of these lanes gets the total.
 DEV void finish(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);

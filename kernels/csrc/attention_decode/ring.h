@@ -25,9 +25,9 @@ DEV u32 swizzled_offset(u32 row, u32 channel) {
     return row * D + (channel / WIDTH ^ swizzle) * WIDTH + channel % WIDTH;
 }
 
-// Keys and values are read once per step: L2 evict_first keeps them from evicting the records of splits. With
-// an fp8 pool (half the number of pieces per tile) ptxas 13.0 assigns registers to copies with a
-// cache policy that they cannot encode (illegal instruction).
+// Keys and values are read once per step: the L2 cache policy evict_first prevents them from evicting the
+// records of splits. An fp8 pool (half the number of pieces per tile) does not use the policy, because
+// ptxas 13.0 assigns registers that these copies cannot encode together with it (illegal instruction).
 DEV void copy_once(KV* to, const KV* from) {
 #if DEV_NV && !KV_FP8
     u64 policy;
@@ -57,8 +57,8 @@ DEV void fetch(Ring& ring, const KV* keys) {
 #if KEYS_FIRST
 #  if KV_FP8
 // ldmatrix.trans moves 16-bit units, that is two fp8 channels: a word has two channels of two keys.
-DEV Values stored_values(const KV* tile) {
-    Values v;
+DEV ValueOperand stored_values(const KV* tile) {
+    ValueOperand v;
     UNROLL for (u32 j = 0; j < D / 16; j += 2) {
         u32x4 words;
 #    if DEV_NV
@@ -77,8 +77,8 @@ DEV Values stored_values(const KV* tile) {
     return v;
 }
 #  else
-DEV Values stored_values(const KV* tile) {
-    Values v;
+DEV ValueOperand stored_values(const KV* tile) {
+    ValueOperand v;
     UNROLL for (u32 j = 0; j < D / 16; ++j) {
 #    if DEV_NV
         v.v[j] = bits_as<u32x4>(ldmatrix_trans(tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8))));
@@ -93,8 +93,8 @@ DEV Values stored_values(const KV* tile) {
 }
 #  endif
 
-DEV Values values_of(const KV* tile, u32 present) {
-    Values v = stored_values(tile);
+DEV ValueOperand values_of(const KV* tile, u32 present) {
+    ValueOperand v = stored_values(tile);
     if (present >= TILE_KEYS) return v;
     UNROLL for (u32 i = 0; i < 4; ++i) {
         const u32 key = (lane() & 3) * 2 + i / 2 * 8;
@@ -104,8 +104,8 @@ DEV Values values_of(const KV* tile, u32 present) {
     return v;
 }
 #else
-DEV Values values_of(const KV* tile, u32 present) {
-    Values v;
+DEV ValueOperand values_of(const KV* tile, u32 present) {
+    ValueOperand v;
     UNROLL for (u32 i = 0; i < KEYS; ++i) {
         const u32 key = key_of(i);
         UNROLL for (u32 h = 0; h < D / 64; ++h)
@@ -123,7 +123,7 @@ DEV void await_tile() {
 
 // Takes the oldest tile out of the ring; its stage is free afterwards. Values of keys >= `present` are
 // replaced by zero, because freed blocks may contain NaN.
-DEV void load_tile(const Ring& ring, u32 present, Keys& k, Values& v) {
+DEV void load_tile(const Ring& ring, u32 present, KeyOperand& k, ValueOperand& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
         UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + swizzled_offset(key_row(j), i * 32 + strip_k()));
@@ -134,7 +134,7 @@ DEV void load_tile(const Ring& ring, u32 present, Keys& k, Values& v) {
 enum : u32 { RING_BYTES = 0 };
 
 struct Ring {
-    Keys keys;
+    KeyOperand keys;
     const KV* values;
 };
 
@@ -148,7 +148,7 @@ DEV void fetch(Ring& ring, const KV* keys) {
 
 DEV void await_tile() {}
 
-DEV void load_tile(const Ring& ring, u32 present, Keys& k, Values& v) {
+DEV void load_tile(const Ring& ring, u32 present, KeyOperand& k, ValueOperand& v) {
     k = ring.keys;
     v = load_values(ring.values, D, present);
 }

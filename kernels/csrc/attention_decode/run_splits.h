@@ -4,7 +4,7 @@
 #pragma once
 
 // Output arrays of the kernel.
-struct Outputs {
+struct DecodeOutputs {
     half_t* o;
     float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
     u32* arrived;    // [rows, KV heads]
@@ -23,7 +23,7 @@ DEV void enter_split(PrefetchCursor& a) {
     a.end = end_key(a.cursor);
 }
 
-DEV void seek_tile(PrefetchCursor& a, const Rows& rows) {
+DEV void seek_tile(PrefetchCursor& a, const BatchMetadata& rows) {
     while (a.cursor.left != 0 && a.at >= a.end) {
         next_split(a.cursor, rows);
         if (a.cursor.left != 0) enter_split(a);
@@ -31,7 +31,7 @@ DEV void seek_tile(PrefetchCursor& a, const Rows& rows) {
     if (a.cursor.left != 0) a.block = (u32)rows.tables[(u64)a.cursor.table * rows.table_width + a.at / BLOCK_TOKENS];
 }
 
-DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* pool) {
+DEV void fetch_next(Ring& ring, PrefetchCursor& a, const BatchMetadata& rows, const KV* pool) {
     if (a.cursor.left == 0) return fetch(ring, nullptr);
     const u64 tile = (u64)a.block * rows.kv_heads + a.cursor.head;
     fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
@@ -40,7 +40,7 @@ DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* p
 }
 
 // Progress of a team (the warps of a block) through its run of splits.
-struct Run {
+struct SplitRunState {
     SplitCursor cursor;
     PrefetchCursor ahead;
     Ring ring;
@@ -48,8 +48,8 @@ struct Run {
 };
 
 // Prefetches the tiles that do not depend on the previous kernel.
-DEV Run begin_run(const SplitCursor& cursor, const Rows& rows, KV* rings, const KV* pool) {
-    Run run{cursor, {cursor, 0, 0, 0}, ring_of_warp(rings), 0};
+DEV SplitRunState begin_run(const SplitCursor& cursor, const BatchMetadata& rows, KV* rings, const KV* pool) {
+    SplitRunState run{cursor, {cursor, 0, 0, 0}, ring_of_warp(rings), 0};
     PrefetchCursor& a = run.ahead;
     if (cursor.left != 0) {
         enter_split(a);
@@ -68,25 +68,27 @@ DEV void store_output(half_t* o, const MergedOutput& m) {
 
 // Where the results of a KV head are written: its outputs, and the records of its splits. A token's records
 // have the same addresses as if the token were processed alone.
-struct Target {
+struct HeadResultTarget {
     half_t* out;
     float* parts;
     u32 splits;  // splits of the head; 0: no head pending
     u32 tokens;
 };
 DEV u32 token_of(u32 query) { return TOKENS_PER_BLOCK == 1 ? 0 : query / HEAD_GROUP; }
-DEV u32 queries_of(const Target& t) { return TOKENS_PER_BLOCK == 1 ? (u32)HEAD_GROUP : t.tokens * HEAD_GROUP; }
-DEV half_t* output_of(const Target& t, const Outputs& to, u32 query) {
+DEV u32 queries_of(const HeadResultTarget& t) {
+    return TOKENS_PER_BLOCK == 1 ? (u32)HEAD_GROUP : t.tokens * HEAD_GROUP;
+}
+DEV half_t* output_of(const HeadResultTarget& t, const DecodeOutputs& to, u32 query) {
     return t.out + (u64)token_of(query) * to.stride + (query - token_of(query) * HEAD_GROUP) * D;
 }
-DEV u64 unit_values(const Outputs& to) { return (u64)to.max_splits * HEAD_GROUP * RECORD; }
-DEV float* part_of(const Target& t, const Outputs& to, u32 query, u32 split) {
+DEV u64 unit_values(const DecodeOutputs& to) { return (u64)to.max_splits * HEAD_GROUP * RECORD; }
+DEV float* part_of(const HeadResultTarget& t, const DecodeOutputs& to, u32 query, u32 split) {
     return t.parts + token_of(query) * to.kv_heads * unit_values(to) + (split * HEAD_GROUP + query - token_of(query) * HEAD_GROUP) * RECORD;
 }
 
 // Merges the records of the team's warps into one per query, or into the output if the context has a single
 // split.
-DEV void merge_warps(const Target& t, const Outputs& to, u32 split, const float* records) {
+DEV void merge_warps(const HeadResultTarget& t, const DecodeOutputs& to, u32 split, const float* records) {
     for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
         const MergedOutput m = merge<WARPS>(records + query * RECORD, d, GROUP * RECORD);
@@ -101,7 +103,7 @@ DEV void merge_warps(const Target& t, const Outputs& to, u32 split, const float*
 }
 
 // Merges all splits of a head. `records` must not be in use.
-DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
+DEV void merge_splits(const HeadResultTarget& t, const DecodeOutputs& to, float* records) {
     for (u32 query = warp_id() / SPREAD; query < queries_of(t); query += WARPS / SPREAD) {
         const u32 share = warp_id() % SPREAD;
         fold(records + (share * GROUP + query) * RECORD, part_of(t, to, query, 0), share, t.splits, HEAD_GROUP * RECORD);
@@ -117,7 +119,7 @@ DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
 
 // Merges the splits of `head` if this team was the last to arrive. A barrier must have followed
 // count_arrival(); `records` must not be in use.
-DEV void finish_split(Target& head, const Outputs& to, float* records) {
+DEV void finish_split(HeadResultTarget& head, const DecodeOutputs& to, float* records) {
     if (head.splits != 0 && was_last()) {
         merge_splits(head, to, records);
         if (SETS == 2) team_sync();  // The next split overwrites these records.
@@ -127,7 +129,8 @@ DEV void finish_split(Target& head, const Outputs& to, float* records) {
 
 // Merges the splits of a head if this team has all of them, else counts its splits as arrived. Called
 // after this team's last split of a head; `done` is the number of its splits of that head.
-DEV void finish_head(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
+DEV void finish_head(HeadResultTarget& shared, const HeadResultTarget& head, const DecodeOutputs& to, u32* arrived,
+                     u32 done, float* records) {
 #if FROM_QKV  // Mostly one split per block, so there is no later split to overlap with.
     if (is_last(arrived, done, head.splits)) merge_splits(head, to, records);
 #else
@@ -138,14 +141,14 @@ DEV void finish_head(Target& shared, const Target& head, const Outputs& to, u32*
 #endif
 }
 
-DEV u64 unit_of(const SplitCursor& p, const Rows& rows) { return (u64)p.row * rows.kv_heads + p.head; }
-DEV Target target_of(const SplitCursor& p, const Rows& rows, const Outputs& to) {
+DEV u64 unit_of(const SplitCursor& p, const BatchMetadata& rows) { return (u64)p.row * rows.kv_heads + p.head; }
+DEV HeadResultTarget target_of(const SplitCursor& p, const BatchMetadata& rows, const DecodeOutputs& to) {
     half_t* out = to.o + (u64)p.token * to.stride + p.head * HEAD_GROUP * D;
-    return Target{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
+    return HeadResultTarget{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
 }
 
 // Turns the scores of a tile at key `at`, of a split that ends at `end`, into probabilities.
-DEV void softmax_tile(SoftmaxState& r, Scores& s, const SplitCursor& p, u32 at, u32 end, float factor) {
+DEV void softmax_tile(SoftmaxState& r, ScoreFragment& s, const SplitCursor& p, u32 at, u32 end, float factor) {
     u32 seen[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         seen[i] = TOKENS_PER_BLOCK == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
@@ -169,13 +172,13 @@ template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void mask_first_keys(float 
 #endif
 
 // Processes all splits of the run; called after grid_wait(). `records`: SETS * SET floats of shared memory.
-DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
-                    float factor) {
+DEV void finish_run(SplitRunState run, const QueryKeySource& source, const BatchMetadata& rows, const KV* pool,
+                    float* records, const DecodeOutputs& to, float factor) {
     SplitCursor& p = run.cursor;
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
-    Queries mine{};
-    Target target{}, shared{};  // current head; earlier head shared with other teams, not yet merged
+    QueryOperand mine{};
+    HeadResultTarget target{}, shared{};  // current head; earlier head shared with other teams, not yet merged
     u32 done = 0;  // number of splits of the current head that are done
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);
@@ -183,13 +186,13 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
         SoftmaxState r;
         start(r);
         for (u32 at = first_key(p) + warp_id() * TILE_KEYS, end = end_key(p); at < end; at += WARPS * TILE_KEYS) {
-            Keys k;
-            Values v;
+            KeyOperand k;
+            ValueOperand v;
             await_tile();
             complete_tile(source, run.ring, p, at);
             load_tile(run.ring, end - at, k, v);
             fetch_next(run.ring, run.ahead, rows, pool);
-            Scores s = score(mine, k);
+            ScoreFragment s = score(mine, k);
 #if FIRST_POSITION
             if (at == 0) mask_first_keys(s.v);
 #endif

@@ -2,8 +2,8 @@
 // list: rows in order, heads within a row, splits within a head. Each block processes a contiguous part of
 // equal length, so that every SM reads the same amount whatever the contexts are; a captured grid adapts to
 // contexts that are known only on the device. The rows of a request with draft tokens (one token per row) are
-// processed together and read their context once, unless all rows are so few that each split gets a block of
-// its own: then separate blocks have lower latency.
+// processed together and read their context once, unless the rows have so few splits that each split gets a
+// block of its own: then separate blocks have lower latency.
 #pragma once
 
 // Returns the number of splits of a context. A row without keys has one empty split, which writes zeros to
@@ -11,7 +11,8 @@
 // (mla_decode_wgmma/split_length.h).
 DEV u32 splits_of(u32 context, u32 split_log2) { return context == 0 ? 1 : splits_of_keys(context, split_log2); }
 
-struct Rows {
+// Arrays and sizes that describe the rows of the step, from the arguments of the kernel.
+struct BatchMetadata {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
     u32 rows, kv_heads, table_width;
     const i32* positions;  // positions of tokens; null if not needed
@@ -22,16 +23,16 @@ struct Rows {
 // A position in the list of splits: the split, and the row, head and context that it belongs to.
 struct SplitCursor {
     u32 row, head, split, left;  // left: number of splits from here to the end of the block's run
-    u32 context, table, token, position;  // context: of the group's last row; the others: of its first
+    u32 context, table, token, position;  // context of the group's last row; the others of its first row
     u32 span, splits, split_log2;
     u32 record;    // index of the row's first record: number of splits of all earlier rows
-    u32 count;    // rows processed together (the group), from `row` on; each attends to one more key
-    u32 tokens_per_group;  // as in Rows, or 1 if rows are scheduled separately
+    u32 count;    // rows of the group, from `row` on; each attends to one key more than the previous one
+    u32 tokens_per_group;  // as in BatchMetadata, or 1 if rows are scheduled separately
     u32 run_end;  // end of the run of tokens; used by mla_decode/token.h only
 };
 
-DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
-DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
+DEV u32 position_of(const BatchMetadata& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
+DEV u32 table_of(const BatchMetadata& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
 DEV u32 span_of(u32 context, u32 split_log2) { return even_split(context, splits_of(context, split_log2)); }
 
 DEV void split_row(SplitCursor& p) {
@@ -40,21 +41,21 @@ DEV void split_row(SplitCursor& p) {
 }
 
 // Whether a row is the successor token of the previous row in the same request, with the same splits.
-DEV bool follows_previous_row(const Rows& rows, u32 row, u32 split_log2) {
+DEV bool follows_previous_row(const BatchMetadata& rows, u32 row, u32 split_log2) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
     return before != 0 && context == before + 1 && splits_of(before, split_log2) == splits_of(context, split_log2) &&
            (GROUP_SPLIT_LENGTH || span_of(before, split_log2) == span_of(context, split_log2));
 }
 // Whether a row is the first of a group of rows that are processed together.
-DEV bool is_group_leader(const Rows& rows, u32 row, u32 tokens_per_group, u32 split_log2) {
+DEV bool is_group_leader(const BatchMetadata& rows, u32 row, u32 tokens_per_group, u32 split_log2) {
     if (tokens_per_group <= 1) return true;
     u32 distance = 0;
     while (follows_previous_row(rows, row - distance, split_log2)) ++distance;
     return distance % tokens_per_group == 0;
 }
 // Extends `p` from the first row of a group to all rows of the group.
-DEV void extend_group(SplitCursor& p, const Rows& rows) {
+DEV void extend_group(SplitCursor& p, const BatchMetadata& rows) {
     p.count = 1;
     while (p.count < p.tokens_per_group && p.row + p.count < rows.rows &&
            follows_previous_row(rows, p.row + p.count, p.split_log2))
@@ -75,7 +76,7 @@ DEV u32 end_key(const SplitCursor& p) {
     return end < p.context ? end : p.context;
 }
 
-DEV void next_split(SplitCursor& p, const Rows& rows) {
+DEV void next_split(SplitCursor& p, const BatchMetadata& rows) {
     if (--p.left == 0 || ++p.split < p.splits) return;
     p.split = 0;
     if (++p.head < rows.kv_heads) return;
@@ -93,7 +94,8 @@ DEV void next_split(SplitCursor& p, const Rows& rows) {
 struct SplitCount { u32 before, all; };
 // Counts the splits, with rows in groups of at most `tokens_per_group`. Every thread of the team must call
 // it; `sums` [WARPS] must not be in use.
-DEV SplitCount count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 split_log2, u32* sums) {
+DEV SplitCount count_splits(const BatchMetadata& rows, u32 first, u32 end, u32 tokens_per_group, u32 split_log2,
+                            u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
         if (is_group_leader(rows, row, tokens_per_group, split_log2)) mine += splits_of((u32)rows.context_lens[row], split_log2);
@@ -113,7 +115,7 @@ DEV SplitCount count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per
 }
 
 // Returns the block's first split. Every thread of the team must call it.
-DEV SplitCursor start_of_block(const Rows& rows, u32 split_log2 = 0) {
+DEV SplitCursor start_of_block(const BatchMetadata& rows, u32 split_log2 = 0) {
     SHARED(u32, sums, 2 * WARPS);
     SHARED(u32, found, 7);
     const u32 each = (rows.rows + TEAM - 1) / TEAM;

@@ -21,8 +21,8 @@
 //               Dynamic shared memory: GROUPS_SHARED bytes.
 //   -DWGMMA=0  MMA by warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64
 //               at a time.
-//               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most
-//               256; 256 with warps of 64 lanes.
+//               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of
+//               WARP_SIZE, at most 256; 256 with warps of 64 lanes.
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
 //   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); 1 with warps of 64 lanes, which hold the
 //   next step in registers (register_copy.h)
@@ -34,7 +34,7 @@
 #include "dev/tensor_map.h"
 #include "attention/warp.h"
 
-struct Job {
+struct PrefillParams {
     half_t* o;
     u32* work_counter;
     const half_t* q;
@@ -45,7 +45,7 @@ struct Job {
     float factor;
 };
 
-DEV const i32* table_of(const Job& job, u32 row) {
+DEV const i32* table_of(const PrefillParams& job, u32 row) {
     return job.tables + (u64)(job.table_rows ? (u32)job.table_rows[row] : row) * job.table_width;
 }
 
@@ -60,7 +60,7 @@ DEV const i32* table_of(const Job& job, u32 row) {
 PREFILL attention_prefill(half_t* o, u32* work_counter, const half_t* q, const KV* pool, TENSOR_MAP pool_map, const i32* cu_q,
                           const i32* context_lens, const i32* tables, const i32* table_rows, u32 first_row, u32 rows,
                           u32 kv_heads, u32 table_width, u32 q_stride, u32 o_stride, float factor) {
-    prefill(Job{o, work_counter, q, pool, &pool_map, cu_q, context_lens, tables, table_rows, first_row, rows, kv_heads, table_width,
-                q_stride, o_stride, factor});
+    prefill(PrefillParams{o, work_counter, q, pool, &pool_map, cu_q, context_lens, tables, table_rows, first_row, rows,
+                          kv_heads, table_width, q_stride, o_stride, factor});
 }
 EXPORT(attention_prefill)

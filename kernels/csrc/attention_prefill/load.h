@@ -17,25 +17,27 @@ enum : u32 {
     CONSUMER_WARPS = 8               // warps of the consumer warpgroups
 };
 
-struct Stages { Barrier full[STAGES], empty[STAGES]; };
+// Barriers of the pipeline stages of one operand.
+struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
 struct PipelineBarriers {
-    Stages items, keys, values;      // items: work items with their queries
+    StageBarriers items, keys, values;  // items: work items with their queries
     Barrier tail_full;               // arrival of the values of a step that extends beyond its row's context
     Barrier sequence[2];             // ordering barrier between the two consumer warpgroups
-    Item item[STAGES];
+    WorkTile item[STAGES];
     u32 next[2];                     // index of the next item
 };
-struct Shared { u8 *queries, *keys, *values, *outputs, *staged; };
+// Addresses in the launch's dynamic shared memory.
+struct SharedMemoryLayout { u8 *queries, *keys, *values, *outputs, *staged; };
 
-DEV Shared shared_layout(u8* dynamic) {
+DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     u8* panels = align_1024(dynamic);
     u8 *keys = panels + ITEM_STAGES * OPERAND_BYTES, *values = keys + STAGES * OPERAND_BYTES;
     u8* outputs = values + STAGES * OPERAND_BYTES;
-    return Shared{panels, keys, values, outputs, outputs + OPERAND_BYTES};
+    return SharedMemoryLayout{panels, keys, values, outputs, outputs + OPERAND_BYTES};
 }
 
 // Copies a tile's queries; zero-fills rows after the last pair.
-DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
+DEV void fetch_queries(u8* operand, const PrefillParams& job, const WorkTile& item) {
     constexpr u32 PIECES = D / 8, ROWS_PER_PASS = QUERY_WARPS * WARP_SIZE / PIECES;
     const u32 thread = tid() - (PRODUCER_WARPS - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
     const half_t* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
@@ -49,7 +51,8 @@ DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
 }
 
 // Passes an item, with its queries, to the consumers.
-DEV void publish_item(const Shared& shared, PipelineBarriers* m, PipelineState& pipe, const Job& job, const Item& item) {
+DEV void publish_item(const SharedMemoryLayout& shared, PipelineBarriers* m, PipelineState& pipe,
+                      const PrefillParams& job, const WorkTile& item) {
     barrier_wait(&m->items.empty[pipe.stage], pipe.phase ^ 1);
     if (warp_id() == PRODUCER_WARPS - 1 && lane() == 0) m->item[pipe.stage] = item;
     if (item.pairs != 0) fetch_queries(shared.queries + pipe.stage * OPERAND_BYTES, job, item);
@@ -59,11 +62,11 @@ DEV void publish_item(const Shared& shared, PipelineBarriers* m, PipelineState& 
 
 // Takes items until none is left; calls `fetch(item)` for each, and once with the empty item that ends the
 // loop.
-template <class Fetch> DEV void each_item(PipelineBarriers* m, const Job& job, const Fetch& fetch) {
-    Search search{};
+template <class Fetch> DEV void each_item(PipelineBarriers* m, const PrefillParams& job, const Fetch& fetch) {
+    WorkTileSearch search{};
     u32 number = bid_x();
     for (u32 phase = 0;; phase ^= 1) {
-        const Item item = find(search, job, number);
+        const WorkTile item = find(search, job, number);
         const bool leader = tid() == 0;
         if (item.pairs == 0) {
             fetch(item);

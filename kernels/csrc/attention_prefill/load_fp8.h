@@ -22,7 +22,7 @@ DEV u32 own_piece() { return tid() % ROW_PIECES; }
 
 // Returns the row in the pool of key at + tid(), this thread's key of the step that starts at key `at`;
 // NO_ROW beyond the context.
-DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32 context) {
+DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + tid();
     if (position >= context) return NO_ROW;
     const u32 block = (u32)table[position / BLOCK_TOKENS];
@@ -31,7 +31,7 @@ DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32
 
 // Starts the copies of this thread's pieces of a step: the keys at pool rows `rows`, or with `values` the
 // values of these keys.
-DEV void start_pieces(u8* staged, const Job& job, const u32* rows, bool values) {
+DEV void start_pieces(u8* staged, const PrefillParams& job, const u32* rows, bool values) {
     const KV* channels = job.pool + own_panel() * 64 + own_piece() * 16;
     _Pragma("unroll 1") for (u32 pass = 0; pass < PASSES; ++pass) {
         const u32 key = rows[own_row(pass)];
@@ -41,21 +41,23 @@ DEV void start_pieces(u8* staged, const Job& job, const u32* rows, bool values) 
 }
 
 // Converts the arrived pieces and stores them in the panels.
-struct Halves { fp8x8 v[2]; };
+struct Fp8x8Pair { fp8x8 v[2]; };
 DEV void widen_pieces(u8* operand, const u8* staged) {
     u8* panel = operand + own_panel() * PANEL_BYTES;
     _Pragma("unroll 2") for (u32 pass = 0; pass < PASSES; ++pass) {
-        const Halves piece = bits_as<Halves>(*(const fp8x16*)(staged + (pass * PRODUCER_THREADS + tid()) * 16));
+        const Fp8x8Pair piece = bits_as<Fp8x8Pair>(*(const fp8x16*)(staged + (pass * PRODUCER_THREADS + tid()) * 16));
         // Converts through f32: with widen_half of f16 the registers of the WGMMAs spill.
         UNROLL for (u32 half = 0; half < 2; ++half)
             *(half_x8*)(panel + panel_offset(own_row(pass), own_piece() * 2 + half)) = narrow(widen(piece.v[half]));
     }
 }
 
+// Progress of the loads of keys, or of values.
+struct ProducerState { u8 *operands, *staged; StageBarriers* stages; PipelineState pipe; };
 // Converts the keys or values of one step into their panels, signals the consumers, then starts the copies of
-// the next step (unless `next` is null). One later copy group may be pending.
-struct ProducerState { u8 *operands, *staged; Stages* stages; PipelineState pipe; };
-DEV void load_step(ProducerState& producer, const Job& job, const u32* next, bool values) {
+// the next step, whose keys are at the pool rows `next`; null: there is no next step. One later copy group
+// may be pending.
+DEV void load_step(ProducerState& producer, const PrefillParams& job, const u32* next, bool values) {
     cp_async_wait<1>();
     barrier_wait(&producer.stages->empty[producer.pipe.stage], producer.pipe.phase ^ 1);
     widen_pieces(producer.operands + producer.pipe.stage * OPERAND_BYTES, producer.staged);
@@ -65,12 +67,12 @@ DEV void load_step(ProducerState& producer, const Job& job, const u32* next, boo
     cp_async_commit();
 }
 
-DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
+DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const PrefillParams& job) {
     SHARED(u32, rows, 2 * TILE);
     ProducerState keys{shared.keys, shared.staged, &m->keys, {}},
         values{shared.values, shared.staged + STAGED_BYTES, &m->values, {}};
     PipelineState items{};
-    each_item(m, job, [&](const Item& item) {
+    each_item(m, job, [&](const WorkTile& item) {
         if (item.steps == 0) return publish_item(shared, m, items, job, item);
         const i32* table = table_of(job, item.row);
         const u32 context = item.before + item.pairs / HEAD_GROUP;

@@ -5,14 +5,14 @@
 
 // Returns the row in the pool of key at + 16 * lane(), the first of 16 keys of one block; undefined beyond
 // the context.
-DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32 context) {
+DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + lane() * BOX_ROWS;
     const u32 block = lane() < TILE / BOX_ROWS && position < context ? (u32)table[position / BLOCK_TOKENS] : 0;
     return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
 
 // Progress of the warp that loads keys, or of the warp that loads values.
-struct ProducerState { u8* operands; Stages* stages; Barrier* tail_full; u32 tail_uses; PipelineState pipe; };
+struct ProducerState { u8* operands; StageBarriers* stages; Barrier* tail_full; u32 tail_uses; PipelineState pipe; };
 
 // Zeroes the values beyond the context: they are multiplied by probabilities of zero, so they must be finite.
 DEV void clear_rows(u8* operand, u32 first) {
@@ -21,7 +21,7 @@ DEV void clear_rows(u8* operand, u32 first) {
             *(u32x4*)(operand + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
 }
 
-template <bool VALUES> DEV void fetch_rows(ProducerState& producer, const Job& job, const Item& item) {
+template <bool VALUES> DEV void fetch_rows(ProducerState& producer, const PrefillParams& job, const WorkTile& item) {
     if (item.steps == 0) return;
     const i32* table = table_of(job, item.row);
     const u32 context = item.before + item.pairs / HEAD_GROUP;
@@ -49,15 +49,15 @@ template <bool VALUES> DEV void fetch_rows(ProducerState& producer, const Job& j
     }
 }
 
-DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
+DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const PrefillParams& job) {
     if (warp_id() == 0) {
         ProducerState keys{shared.keys, &m->keys, nullptr, 0, {}};
-        each_item(m, job, [&](const Item& item) { fetch_rows<false>(keys, job, item); });
+        each_item(m, job, [&](const WorkTile& item) { fetch_rows<false>(keys, job, item); });
     } else if (warp_id() == 1) {
         ProducerState values{shared.values, &m->values, &m->tail_full, 0, {}};
-        each_item(m, job, [&](const Item& item) { fetch_rows<true>(values, job, item); });
+        each_item(m, job, [&](const WorkTile& item) { fetch_rows<true>(values, job, item); });
     } else {
         PipelineState pipe{};
-        each_item(m, job, [&](const Item& item) { publish_item(shared, m, pipe, job, item); });
+        each_item(m, job, [&](const WorkTile& item) { publish_item(shared, m, pipe, job, item); });
     }
 }

@@ -1,5 +1,5 @@
-// attention_prefill/register_copy.h - copies of keys and values by warps of 64 lanes: a step is loaded into registers
-// while the previous one is multiplied. Block-table entries are loaded one more step ahead.
+// attention_prefill/register_copy.h - copies keys and values with warps of 64 lanes: a step is loaded into
+// registers while the previous step is multiplied. Block-table entries are loaded one more step ahead.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -19,7 +19,7 @@ DEV u32 copied_key(u32 p) { return (tid() + p * 256) / PIECES; }
 DEV u32 copied_channel() { return tid() % PIECES * WIDTH; }
 
 // Loads the block-table entries of keys [at, at + STEP); those beyond the context are the entry of key 0.
-DEV void load_blocks(KvCopy& copy, const Row& row, u32 at) {
+DEV void load_blocks(KvCopy& copy, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u32 position = at + copied_key(p);
         copy.block[p] = (u32)row.table[position < row.context ? position / BLOCK_TOKENS : 0];
@@ -27,7 +27,7 @@ DEV void load_blocks(KvCopy& copy, const Row& row, u32 at) {
 }
 
 // Loads the keys and values [at, at + STEP), whose block-table entries are loaded.
-DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const Row& row, u32 at) {
+DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u64 head = ((u64)copy.block[p] * row.kv_heads + row.head) * 2 * BLOCK_TOKENS;
         const KV* from = pool + (head + (at + copied_key(p)) % BLOCK_TOKENS) * D + copied_channel();
@@ -37,7 +37,7 @@ DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const Row& row, u32 
 }
 
 // Stores the loaded keys and values [at, at + STEP). Positions beyond the context are zero-filled.
-DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const Row& row, u32 at) {
+DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u32 key = copied_key(p);
         const bool present = at + key < row.context;
@@ -48,7 +48,7 @@ DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const Row& row, u3
 
 // Calls multiply(stage, at) for each step of the keys [0, end), which it copies to `stage`. Every thread must call it.
 template <class Multiply>
-DEV void copy_and_multiply(KV* stage, const KV* pool, const Row& row, u32 end, const Multiply& multiply) {
+DEV void copy_and_multiply(KV* stage, const KV* pool, const RowKvSource& row, u32 end, const Multiply& multiply) {
     KvCopy copy;
     load_blocks(copy, row, 0);
     load_keys_and_values(copy, pool, row, 0);

@@ -5,7 +5,8 @@
 
 enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // (query, head) pairs per tile; keys per step
 
-struct Item {
+// A work item: one tile of the (query, head) pairs of a row and KV head.
+struct WorkTile {
     u32 row, head;
     u32 token, pairs;  // the row's first token; number of its pairs per KV head, 0: no item
     u32 first;         // first pair of the tile
@@ -14,15 +15,15 @@ struct Item {
 };
 
 // Number of keys that a pair of an item attends to.
-DEV u32 seen_by(const Item& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
+DEV u32 seen_by(const WorkTile& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
 
 // State of a search for items in ascending order of their number: the search has reached `row`;
 // `items_before` is the number of items of earlier rows.
-struct Search { u32 row, items_before; };
+struct WorkTileSearch { u32 row, items_before; };
 
 // Returns the item with index `number`; every lane of the warp must call it. After the last item,
 // items_before is the number of items.
-DEV Item find(Search& search, const Job& job, u32 number) {
+DEV WorkTile find(WorkTileSearch& search, const PrefillParams& job, u32 number) {
     for (; search.row < job.rows; search.row += WARP_SIZE) {
         const u32 mine = search.row + lane();
         const i32* cu_q = job.cu_q + job.first_row + mine;
@@ -30,7 +31,7 @@ DEV Item find(Search& search, const Job& job, u32 number) {
         const u32 items = (pairs + TILE_PAIRS - 1) / TILE_PAIRS * job.kv_heads, up_to = warp_inclusive_sum(items);
         const u32 at = warp_sum((u32)(search.items_before + up_to <= number));
         if (at < WARP_SIZE) {
-            Item item{};
+            WorkTile item{};
             item.row = job.first_row + search.row + at;
             const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row after this one
             item.head = job.kv_heads - 1 - left % job.kv_heads;
@@ -46,5 +47,5 @@ DEV Item find(Search& search, const Job& job, u32 number) {
         }
         search.items_before += shfl(up_to, WARP_SIZE - 1);
     }
-    return Item{};
+    return WorkTile{};
 }

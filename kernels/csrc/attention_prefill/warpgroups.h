@@ -31,7 +31,7 @@ DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values, bool add) {
+DEV void start_outputs(float (&o)[OUTPUTS], const ProbabilityFragment<SCORES>& p, const u8* values, bool add) {
     const NMajor v = warp_uniform(by_n(values, PANEL_BYTES));
     wgmma_fence_operand(o);
     wgmma_fence();
@@ -46,13 +46,13 @@ struct ConsumerState {
 };
 
 // Computes the outputs of one item, not yet divided by the sums of probabilities.
-DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Shared& shared, PipelineBarriers* m, const Item& item,
-                  float factor) {
+DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, const SharedMemoryLayout& shared,
+                  PipelineBarriers* m, const WorkTile& item, float factor) {
     const u8* queries = shared.queries + w.items.stage * OPERAND_BYTES + w.group * GROUP_PAIRS * 128;
     const u32 first = item.first + w.group * GROUP_PAIRS, unmasked_steps = seen_by(item, first) / TILE;
     const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
     float s[SCORES], rescale[2];
-    Probabilities<SCORES> p;
+    ProbabilityFragment<SCORES> p;
     const auto keys = [&] {
         barrier_wait(&m->keys.full[w.keys.stage], w.keys.phase);
         return shared.keys + w.keys.stage * OPERAND_BYTES;
@@ -99,7 +99,8 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Share
 
 // Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced
 // whole rows.
-DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const float (&o)[OUTPUTS], const float (&scale)[2]) {
+DEV void store(const PrefillParams& job, const WorkTile& item, u32 group, u8* panels, const float (&o)[OUTPUTS],
+               const float (&scale)[2]) {
     constexpr u32 PIECES = D / 8, ROWS_PER_PASS = WARP_SIZE / PIECES, PANEL = 16 * 128;
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 2) {
         const u32 row = wgmma_row(i) % 16, column = wgmma_col(i), pair = i >> 1 & 1;
@@ -118,16 +119,16 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const fl
     warp_sync();
 }
 
-DEV void consume_items(const Shared& shared, PipelineBarriers* m, const Job& job) {
+DEV void consume_items(const SharedMemoryLayout& shared, PipelineBarriers* m, const PrefillParams& job) {
     ConsumerState w{};
     w.group = warp_id() / 4 - 1;
     u8* outputs = shared.outputs + (warp_id() - 4) * 16 * D * 2;
     for (;; advance<ITEM_STAGES>(w.items)) {
         barrier_wait(&m->items.full[w.items.stage], w.items.phase);
-        const Item item = m->item[w.items.stage];
+        const WorkTile item = m->item[w.items.stage];
         if (item.pairs == 0) return;
         float o[OUTPUTS], scale[2] = {0.f, 0.f};
-        Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
+        SoftmaxRowState r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
         if (item.steps != 0) {
             multiply(o, r, w, shared, m, item, job.factor);
             UNROLL for (u32 pair = 0; pair < 2; ++pair) scale[pair] = 1.f / group_sum<4>(r.sum[pair]);
@@ -154,13 +155,13 @@ DEV void init_barriers(PipelineBarriers* m) {
     barriers_ready();
 }
 
-DEV void prefill(const Job& job) {
+DEV void prefill(const PrefillParams& job) {
     DYN_SHARED(u8, dynamic);
     SHARED(PipelineBarriers, pipeline, 1);
     if (tid() == 0) init_barriers(pipeline);
     sync();
     grid_wait();
-    const Shared shared = shared_layout(dynamic);
+    const SharedMemoryLayout shared = shared_layout(dynamic);
     if (warp_id() < 4) {
         reg_dealloc<56>();
         fetch_all(shared, pipeline, job);

@@ -15,7 +15,8 @@ enum : u32 {
     STAGE = STEP * (K_STRIDE + V_STRIDE)
 };
 
-struct Row {
+// Location of the keys and values of one row and KV head.
+struct RowKvSource {
     const i32* table;
     u32 kv_heads, head, context;
 };
@@ -24,7 +25,7 @@ struct Row {
 #  include "attention_prefill/register_copy.h"
 #else
 // Starts copying keys and values [at, at + STEP) of a row. Positions beyond the context are zero-filled.
-DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
+DEV void copy_step(KV* stage, const KV* pool, const RowKvSource& row, u32 at) {
     constexpr u32 WIDTH = 16 / sizeof(KV), PIECES = D / WIDTH;
     for (u32 i = tid(); i < STEP * PIECES; i += bdim()) {
         const u32 key = i / PIECES, channel = i % PIECES * WIDTH, position = at + key;
@@ -40,7 +41,7 @@ DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
 // Calls multiply(stage, at) for each step of the keys [0, end), which it copies to shared memory while the previous
 // step is multiplied. Every thread must call it.
 template <class Multiply>
-DEV void copy_and_multiply(KV* stages, const KV* pool, const Row& row, u32 end, const Multiply& multiply) {
+DEV void copy_and_multiply(KV* stages, const KV* pool, const RowKvSource& row, u32 end, const Multiply& multiply) {
     copy_step(stages, pool, row, 0);
     cp_async_commit();
     for (u32 at = 0, stage = 0; at < end; at += STEP) {
@@ -59,12 +60,13 @@ DEV void copy_and_multiply(KV* stages, const KV* pool, const Row& row, u32 end, 
 
 // `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
 // queries.
-struct VisibleKeys { u32 v[SLOTS], most; };
+struct VisibleKeyCounts { u32 v[SLOTS], most; };
 
-DEV void multiply_step(SoftmaxState& r, const Queries& q, const KV* stage, u32 at, const VisibleKeys& seen, float factor) {
+DEV void multiply_step(SoftmaxState& r, const QueryOperand& q, const KV* stage, u32 at, const VisibleKeyCounts& seen,
+                       float factor) {
     for (u32 tile = 0; tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
-        const Keys k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
-        Scores s = score(q, k);
+        const KeyOperand k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
+        ScoreFragment s = score(q, k);
         u32 left[SLOTS];
         UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
         online_softmax(r, s, left, factor);
@@ -79,14 +81,14 @@ DEV void store_outputs(half_t* o, u32 o_stride, SoftmaxState& r, u32 first, u32 
     UNROLL for (u32 p = 0; p < PARTS; ++p) {
         const u32 slot = part_slot(p), pair = first + query_of(slot);
         if (pair < pairs) {
-            struct alignas(PART * 2) Part { half_t v[PART]; } part;
+            struct alignas(PART * 2) OutputPart { half_t v[PART]; } part;
             UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
-            *(Part*)(o + (u64)(pair / HEAD_GROUP) * o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
+            *(OutputPart*)(o + (u64)(pair / HEAD_GROUP) * o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
         }
     }
 }
 
-DEV void prefill(const Job& job) {
+DEV void prefill(const PrefillParams& job) {
     DYN_SHARED(KV, stages);
     grid_wait();
     const u32 row = job.first_row + bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE * QUERIES;
@@ -105,16 +107,16 @@ DEV void prefill(const Job& job) {
     }
 
     const u32 before = context - tokens;
-    const Row keys{table_of(job, row), job.kv_heads, head, context};
+    const RowKvSource keys{table_of(job, row), job.kv_heads, head, context};
     const half_t* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D;
-    const Queries mine = load_queries([&](u32 query) {
+    const QueryOperand mine = load_queries([&](u32 query) {
         const u32 pair = first + query;
         return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;
     });
     // A query attends to the keys up to its own position. Results of pairs after the last one are not stored.
     const u32 last_of_warp = first + QUERIES <= pairs ? first + QUERIES - 1 : pairs - 1;
     const u32 last_of_block = begin + per_block <= pairs ? begin + per_block - 1 : pairs - 1;
-    VisibleKeys seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};
+    VisibleKeyCounts seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + (first + query_of(i)) / HEAD_GROUP + 1;
     const u32 keys_of_block = before + last_of_block / HEAD_GROUP + 1;
 

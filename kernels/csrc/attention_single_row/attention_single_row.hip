@@ -11,9 +11,10 @@
 // The splits, and so the rounding, depend on the row's own context only.
 //
 // Contexts, positions, block tables and all keys except the own one are loaded before grid_wait(), while
-// earlier kernels still run (programmatic dependent launch): between the kernel that wrote them and this
-// kernel, another kernel must release its successor after its own grid_wait(). The step's embedding or first
-// norm, launched after `prepare` (which writes the tables), does so; the keys are from earlier steps.
+// earlier kernels still run (programmatic dependent launch). Therefore another kernel, which calls
+// grid_launch_dependents() after its own grid_wait(), must run between the kernel that wrote this data and
+// this kernel: for contexts, positions and tables, written by `prepare`, it is the step's embedding or first
+// norm; the keys were written in earlier steps.
 //
 //   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
 //   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
@@ -52,19 +53,20 @@ enum : u32 {
 #include "attention_single_row/merge_cluster.h"
 
 // Computes the records of this warp: attention over its part of the block's keys.
-DEV void attend(const Source& source, const SplitCursor& p, Ring& ring, Tiles& tiles, float* record, float factor) {
-    Queries mine{};
+DEV void attend(const QueryKeySource& source, const SplitCursor& p, Ring& ring, TileCursor& tiles, float* record,
+                float factor) {
+    QueryOperand mine{};
     begin_split(source, mine, p, true);
     SoftmaxState r;
     start(r);
     for (u32 at = p.first + warp_id() * TILE_KEYS; at < p.end; at += WARPS * TILE_KEYS) {
-        Keys k;
-        Values v;
+        KeyOperand k;
+        ValueOperand v;
         await_tile();
         complete_tile(source, ring, p, at);
         load_tile(ring, p.end - at, k, v);
         fetch_next(ring, tiles);
-        Scores s = score(mine, k);
+        ScoreFragment s = score(mine, k);
         const u32 seen[SLOTS] = {p.end - at, p.end - at};
         online_softmax(r, s, seen, factor);
         add_values(r, s, v);
@@ -79,7 +81,8 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
                      const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,
                      const i32* tables, const i32* table_rows, u32 kv_heads, u32 table_width, u32 qkv_stride, u32 o_stride,
                      float factor, float eps) {
-    const SplitCursor p = cursor_of_block(Rows{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
+    const SplitCursor p =
+        cursor_of_block(BatchMetadata{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
     half_t* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
     if (p.context == 0) {
         grid_wait();
@@ -87,7 +90,7 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
             for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_half(0.f);
         return;
     }
-    const Memory s = shared_layout();
+    const SharedMemoryLayout s = shared_layout();
     if (tid() == 0) {
         barrier_init(s.records_full, 1);
         barriers_ready();
@@ -98,11 +101,11 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
     if (p.rank >= p.splits) return;
     if (EARLY_LAUNCH) grid_launch_dependents();
     Ring ring = ring_of_warp(s.rings);
-    Tiles tiles = tiles_of_warp(p, pool, kv_heads);
+    TileCursor tiles = tiles_of_warp(p, pool, kv_heads);
     UNROLL for (u32 i = 0; i < TILES_AHEAD; ++i) fetch_next(ring, tiles);
     grid_wait();
     if (!EARLY_LAUNCH) grid_launch_dependents();
-    const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
+    const QueryKeySource source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
     attend(source, p, ring, tiles, s.records + warp_id() * HEAD_GROUP * RECORD, factor);
     sync();
     cluster_wait<BLOCKS>();

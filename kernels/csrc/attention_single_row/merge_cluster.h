@@ -4,7 +4,7 @@
 enum : u32 { SENT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends to the first block
 
 // Merges the records of this block's warps and stores them in the shared memory of the cluster's first block.
-DEV void send_records(const Memory& s, const SplitCursor& p) {
+DEV void send_records(const SharedMemoryLayout& s, const SplitCursor& p) {
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
         const MergedOutput m = merge<WARPS>(s.records + query * RECORD, d, HEAD_GROUP * RECORD);
@@ -36,7 +36,7 @@ DEV MergedOutput merge_blocks(const float* records, u32 d, u32 count) {
 
 // Waits for the records of all blocks, merges them and stores the outputs; called in the cluster's first
 // block.
-DEV void finish_cluster(const Memory& s, const SplitCursor& p, half_t* out) {
+DEV void finish_cluster(const SharedMemoryLayout& s, const SplitCursor& p, half_t* out) {
     barrier_wait_peers(s.records_full, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const MergedOutput m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);

@@ -11,12 +11,13 @@ struct SplitCursor {
 };
 DEV u32 first_key(const SplitCursor& p) { return p.first; }
 
-struct Rows {
+// Arrays and sizes that describe the rows of the step, from the arguments of the kernel.
+struct BatchMetadata {
     const i32 *context_lens, *cu_q, *tables, *table_rows, *positions;
     u32 kv_heads, table_width;
 };
 
-DEV SplitCursor cursor_of_block(const Rows& rows) {
+DEV SplitCursor cursor_of_block(const BatchMetadata& rows) {
     const u32 unit = bid_x() / BLOCKS;
     SplitCursor p{};
     p.rank = p.split = cluster_rank<BLOCKS>();
@@ -33,37 +34,39 @@ DEV SplitCursor cursor_of_block(const Rows& rows) {
     return p;
 }
 
-struct Memory {
+// Addresses in the launch's dynamic shared memory.
+struct SharedMemoryLayout {
     Barrier* records_full;
     float *received, *records;  // records of all blocks (in the first block); records of this block's warps
     KV* rings;
 };
-DEV Memory shared_layout() {
+DEV SharedMemoryLayout shared_layout() {
     DYN_SHARED(u8, shared);
     float* received = (float*)(shared + BARRIER_BYTES);
     float* records = received + BLOCKS * HEAD_GROUP * RECORD;
-    return Memory{(Barrier*)shared, received, records, (KV*)(records + WARPS * HEAD_GROUP * RECORD)};
+    return SharedMemoryLayout{(Barrier*)shared, received, records, (KV*)(records + WARPS * HEAD_GROUP * RECORD)};
 }
 
 // Tiles that a warp loads: `at` is the first key of the next one.
-struct Tiles {
+struct TileCursor {
     const KV* pool;  // tiles of this KV head in block 0 of the pool
     const i32* table;
     u32 at, end, block_values;
     u32 block;  // block-table entry of the next tile, loaded while the previous tile is fetched
 };
-DEV void load_block_entry(Tiles& t) {
+DEV void load_block_entry(TileCursor& t) {
     if (t.at < t.end) t.block = (u32)t.table[t.at / BLOCK_TOKENS];
 }
-DEV void fetch_next(Ring& ring, Tiles& t) {
+DEV void fetch_next(Ring& ring, TileCursor& t) {
     if (t.at >= t.end) return fetch(ring, nullptr);
     fetch(ring, t.pool + (u64)t.block * t.block_values + t.at % BLOCK_TOKENS * D);
     t.at += WARPS * TILE_KEYS;
     load_block_entry(t);
 }
-DEV Tiles tiles_of_warp(const SplitCursor& p, const KV* pool, u32 kv_heads) {
+DEV TileCursor tiles_of_warp(const SplitCursor& p, const KV* pool, u32 kv_heads) {
     const u32 head_values = 2 * BLOCK_TOKENS * D;
-    Tiles t{pool + p.head * head_values, p.table, p.first + warp_id() * TILE_KEYS, p.end, kv_heads * head_values, 0};
+    TileCursor t{pool + p.head * head_values, p.table, p.first + warp_id() * TILE_KEYS, p.end, kv_heads * head_values,
+                 0};
     load_block_entry(t);
     return t;
 }

@@ -107,11 +107,11 @@ DEV u32 widen_lowers(u32 word) { return widen_uppers(word << 8); }
 #endif
 DEV float f32(fp8 x) { return unpack_fp8(x.bits).v[0]; }
 DEV fp8 to_fp8(float x) { return fp8{(u8)pack_fp8(x, 0.f)}; }
-template <> struct Round<fp8> { DEV fp8 of(float x) { return to_fp8(x); } };
+template <> struct RoundTo<fp8> { DEV fp8 of(float x) { return to_fp8(x); } };
 
 DEV f32x8 widen(const fp8x8& x) {
-    struct Words { u32 v[2]; };
-    const Words w = bits_as<Words>(x);
+    struct WordPair { u32 v[2]; };
+    const WordPair w = bits_as<WordPair>(x);
     f32x8 r;
     for (u32 i = 0; i < 4; ++i) {
         const f32x2 pair = unpack_fp8((w.v[i / 2] >> (i % 2 * 16)) & 0xffffu);
@@ -123,15 +123,15 @@ DEV f32x8 widen(const fp8x8& x) {
 // Converts eight values to half_t, exactly.
 DEV half_x8 widen_half(const fp8x8& x) {
 #if HALF_F16 && DEV_SM >= 890
-    struct Words { u32 v[2]; };
-    const Words w = bits_as<Words>(x);
+    struct WordPair { u32 v[2]; };
+    const WordPair w = bits_as<WordPair>(x);
     return bits_as<half_x8>(u32x4{{widen_fp8(w.v[0]), widen_fp8(w.v[0] >> 16), widen_fp8(w.v[1]), widen_fp8(w.v[1] >> 16)}});
 #else
     return narrow(widen(x));
 #endif
 }
 DEV fp8x8 narrow_fp8(const f32x8& x) {
-    struct Words { u32 v[2]; } w;
+    struct WordPair { u32 v[2]; } w;
     for (u32 i = 0; i < 2; ++i) {
         const float* p = x.v + 4 * i;
         w.v[i] = (u32)pack_fp8(p[0], p[1]) | (u32)pack_fp8(p[2], p[3]) << 16;

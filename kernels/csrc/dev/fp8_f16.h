@@ -22,7 +22,7 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SI
     f16 as[8], bs[4];
     for (u32 i = 0; i < 8; ++i) as[i].bits = (u16)(a[i / 2] >> (i % 2 * 16));
     for (u32 i = 0; i < 4; ++i) bs[i].bits = (u16)(b[i / 2] >> (i % 2 * 16));
-    emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs DEV_AT);
+    emu::tile_product<MmaM16n8k16Layout, 16, 8, 16>(c.v, as, bs DEV_AT);
 }
 #endif
 

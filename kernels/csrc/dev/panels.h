@@ -23,7 +23,7 @@
 #  define KERNEL_CLUSTER(max_threads, cluster) \
     extern "C" __global__ __cluster_dims__(cluster, 1, 1) __launch_bounds__(max_threads, 1) void
 template <u32 CLUSTER, u32 COUNT>
-DEV void panel_copy_all(void* to, const TensorMap* map, const Matrix&, u32 row, u32 column, Barrier* b) {
+DEV void panel_copy_all(void* to, const TensorMap* map, const HalfMatrixView&, u32 row, u32 column, Barrier* b) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, {%2, %3}], [%4], %5;"
@@ -34,7 +34,7 @@ DEV void panel_copy_all(void* to, const TensorMap* map, const Matrix&, u32 row, 
 template <u32 CLUSTER> DEV void barrier_arrive_at(Barrier* b, u32 rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(peer_address(b, rank)) : "memory");
 }
-DEV void box_store(const TensorMap* map, const Matrix&, u32, u32 row, u32 column, const void* from) {
+DEV void box_store(const TensorMap* map, const HalfMatrixView&, u32, u32 row, u32 column, const void* from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
                  : : "l"(map), "r"(column), "r"(row), "r"(shared_address(from)) : "memory");
 }
@@ -46,12 +46,12 @@ template <class T> DEV T* in_block(T* here, u32 cluster, u32 rank) {
     return (T*)(emu::peer_dynamic(cluster, rank) + ((u8*)here - emu::self->dynamic));
 }
 template <u32 CLUSTER, u32 COUNT>
-DEV void panel_copy_all(void* to, const TensorMap* map, const Matrix& m, u32 row, u32 column, Barrier* b) {
+DEV void panel_copy_all(void* to, const TensorMap* map, const HalfMatrixView& m, u32 row, u32 column, Barrier* b) {
     for (u32 rank = 0; rank < CLUSTER; ++rank)
         panel_copy(in_block((u8*)to, CLUSTER, rank), map, m, COUNT, row, column, in_block(b, CLUSTER, rank));
 }
 template <u32 CLUSTER> DEV void barrier_arrive_at(Barrier* b, u32 rank) { barrier_arrive(in_block(b, CLUSTER, rank)); }
-DEV void box_store(const TensorMap*, const Matrix& m, u32 columns, u32 row, u32 column, const void* from) {
+DEV void box_store(const TensorMap*, const HalfMatrixView& m, u32 columns, u32 row, u32 column, const void* from) {
     for (u32 i = 0; i < BOX_ROWS * 64; ++i) {
         const u32 r = i / 64, c = i % 64;
         if (row + r >= m.rows || column + c >= columns) continue;

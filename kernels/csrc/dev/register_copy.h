@@ -1,12 +1,12 @@
-// dev/register_copy.h - pieces of 16 bytes on their way from global to shared memory through registers. Warps of 64 lanes
-// copy so, because AMD GPUs have no asynchronous copies with zero fill. All loads of a step are issued before the first
-// piece is stored.
+// dev/register_copy.h - copies of 16-byte pieces from global to shared memory through registers. Warps of 64
+// lanes use them, because AMD GPUs have no asynchronous copies with zero fill. All loads of a step are issued
+// before the first piece is stored.
 #pragma once
 
 #if DEV_AMD
 DEV u32x4 load_piece(const void* p) { return bits_as<u32x4>(*(const DevWords<16>::type*)p); }
 DEV void store_piece(void* p, const u32x4& v) { *(DevWords<16>::type*)p = __builtin_bit_cast(DevWords<16>::type, v); }
-// Returns v; the compiler does not move the use of the result, and the wait for a load of v, before this call.
+// Returns v. The compiler moves neither uses of the result nor the wait for the load of v before this call.
 DEV u32 pinned(u32 v) {
     asm volatile("" : "+v"(v));
     return v;
@@ -20,7 +20,8 @@ DEV u32x4 load_piece(const void* p) { return *(const u32x4*)p; }
 DEV void store_piece(void* p, const u32x4& v) { *(u32x4*)p = v; }
 #endif
 
-// Stores a loaded piece to shared memory, or zeros if it is not present. A branch here would wait for all loads.
+// Stores a loaded piece to shared memory, or zeros if `present` is false; without a branch, because a branch
+// would wait for all loads in flight.
 DEV void store_loaded(void* p, const u32x4& piece, bool present) {
     const u32 mask = 0u - (u32)present;
     u32x4 v;

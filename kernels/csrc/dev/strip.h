@@ -1,7 +1,7 @@
-// dev/strip.h - MMA of 16 rows of x with a strip of rows of W, 32 values of k at a time. Every operand is a
-// 16-byte piece of 8 consecutive k of one row, in its global memory layout. The assignment of k to lanes is
-// arbitrary if both operands agree, so the pieces enter the MMA without a shuffle and without shared memory:
-// weights, and the keys of attention, stream from global memory straight into the MMA.
+// dev/strip.h - MMA of 16 rows of x with a strip of W (STRIP_ROWS rows), 32 values of k at a time. Every
+// operand is a 16-byte piece of 8 consecutive k of one row, in its global memory layout. The assignment of k
+// to lanes is arbitrary if both operands agree, so the pieces enter the MMA without a shuffle and without
+// shared memory: weights, and the keys of attention, stream from global memory straight into the MMA.
 //
 //   x pieces:  row strip_x_row(i), k strip_k()..+8        i < STRIP_X
 //   w piece:   row strip_w_row(), k strip_k()..+8
@@ -26,7 +26,8 @@ DEV u32 strip_c_x(u32 i) { return (lane() >> 2) + (i >> 1) * 8; }
 DEV u32 strip_c_w(u32 i) { return (lane() & 3) * 2 + (i & 1); }
 #endif
 
-struct StripX { half_x8 v[STRIP_X]; };
+// A lane's pieces of x: operand A of strip_mma().
+struct StripOperandA { half_x8 v[STRIP_X]; };
 
 DEV half_x8 zero8() { return bits_as<half_x8>(u32x4{{0, 0, 0, 0}}); }
 
@@ -43,18 +44,18 @@ DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-DEV void strip_mma(f32x4& c, const StripX& x, const half_x8& w) {
+DEV void strip_mma(f32x4& c, const StripOperandA& x, const half_x8& w) {
     const u32x4 a = bits_as<u32x4>(x.v[0]), b = bits_as<u32x4>(x.v[1]), v = bits_as<u32x4>(w);
     mma_half(c, a.v[0], b.v[0], a.v[1], b.v[1], v.v[0], v.v[1]);
     mma_half(c, a.v[2], b.v[2], a.v[3], b.v[3], v.v[2], v.v[3]);
 }
 #elif DEV_AMD
-DEV void strip_mma(f32x4& c, const StripX& x, const half_x8& w) {
+DEV void strip_mma(f32x4& c, const StripOperandA& x, const half_x8& w) {
 #  if DEV_GFX >= 0x950
     mfma_16x16x32(c, x.v[0], w);
 #  else
-    struct Halves { half_x4 v[2]; };
-    const Halves a = bits_as<Halves>(x.v[0]), b = bits_as<Halves>(w);
+    struct HalfX4Pair { half_x4 v[2]; };
+    const HalfX4Pair a = bits_as<HalfX4Pair>(x.v[0]), b = bits_as<HalfX4Pair>(w);
     FragC sum = bits_as<FragC>(c);
     mma16(sum, bits_as<FragA>(a.v[0]), bits_as<FragB>(b.v[0]));
     mma16(sum, bits_as<FragA>(a.v[1]), bits_as<FragB>(b.v[1]));
@@ -72,7 +73,7 @@ struct StripLayout {
     DEV u32 c_col(u32 i) { return strip_c_w(i); }
 };
 #  if WARP_SIZE == 32
-struct HalfLayout {
+struct MmaM16n8k16Layout {
     enum : u32 { NA = 8, NB = 4, NC = 4 };
     DEV u32 a_row(u32 i) { return (lane() >> 2) + (i >> 1 & 1) * 8; }
     DEV u32 a_k(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
@@ -86,10 +87,10 @@ DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_S
     half_t as[8], bs[4];
     for (u32 i = 0; i < 8; ++i) as[i].bits = (u16)(a[i / 2] >> (i % 2 * 16));
     for (u32 i = 0; i < 4; ++i) bs[i].bits = (u16)(b[i / 2] >> (i % 2 * 16));
-    emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs DEV_AT);
+    emu::tile_product<MmaM16n8k16Layout, 16, 8, 16>(c.v, as, bs DEV_AT);
 }
 #  endif
-DEV void strip_mma(f32x4& c, const StripX& x, const half_x8& w DEV_SITE) {
+DEV void strip_mma(f32x4& c, const StripOperandA& x, const half_x8& w DEV_SITE) {
     emu::tile_product<StripLayout, 16, STRIP_ROWS, 32>(c.v, (const half_t*)&x, w.v DEV_AT);
 }
 #endif

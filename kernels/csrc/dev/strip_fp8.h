@@ -4,19 +4,20 @@
 #pragma once
 #include "dev/strip.h"
 
-struct StripFp8X { fp8x8 v[STRIP_X]; };
+// A lane's fp8 pieces of x: operand A of strip_fp8_mma().
+struct StripFp8OperandA { fp8x8 v[STRIP_X]; };
 
-DEV void strip_fp8_mma(f32x4& c, const StripFp8X& x, const fp8x8& w) {
+DEV void strip_fp8_mma(f32x4& c, const StripFp8OperandA& x, const fp8x8& w) {
 #if (DEV_GFX == 0x942 || DEV_GFX == 0x950) && WARP_SIZE == 64
     mfma_16x16x32(c, x.v[0], w);
 #elif DEV_NV && DEV_SM >= 890
-    struct Words { u32 v[2]; };
-    const Words a = bits_as<Words>(x.v[0]), b = bits_as<Words>(x.v[1]), v = bits_as<Words>(w);
+    struct WordPair { u32 v[2]; };
+    const WordPair a = bits_as<WordPair>(x.v[0]), b = bits_as<WordPair>(x.v[1]), v = bits_as<WordPair>(w);
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
         : "r"(a.v[0]), "r"(b.v[0]), "r"(a.v[1]), "r"(b.v[1]), "r"(v.v[0]), "r"(v.v[1]));
 #else
-    StripX wide;
+    StripOperandA wide;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) wide.v[j] = widen_half(x.v[j]);
     strip_mma(c, wide, widen_half(w));
 #endif

@@ -17,7 +17,7 @@
 #endif
 
 enum : u32 { BOX_ROWS = 16, BOX_BYTES = BOX_ROWS * 128 };
-struct Matrix { const half_t* at; u32 rows, stride; };
+struct HalfMatrixView { const half_t* at; u32 rows, stride; };
 
 #if DEV_NV
 struct alignas(64) TensorMap { u64 bits[16]; };
@@ -27,10 +27,11 @@ DEV void box_copy(void* to, const TensorMap* map, const half_t*, u32, u32 row, u
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)) : "memory");
 }
-DEV void panel_copy(void* to, const TensorMap* map, const Matrix&, u32, u32 row, u32 column, Barrier* b) {
+DEV void panel_copy(void* to, const TensorMap* map, const HalfMatrixView&, u32, u32 row, u32 column, Barrier* b) {
     box_copy(to, map, nullptr, 0, row, column, b);
 }
-DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix&, u32, u32 row, u32 column, Barrier* b, u64 policy) {
+DEV void panel_copy_once(void* to, const TensorMap* map, const HalfMatrixView&, u32, u32 row, u32 column, Barrier* b,
+                         u64 policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2, %3}], [%4], %5;"
@@ -47,7 +48,7 @@ DEV void box_copy(void* to, const TensorMap*, const half_t* matrix, u32 width, u
     __atomic_sub_fetch(&b->bytes, (i32)BOX_BYTES, __ATOMIC_ACQ_REL);
     barrier_complete_phase(b);
 }
-DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 rows, u32 row, u32 column, Barrier* b) {
+DEV void panel_copy(void* to, const TensorMap*, const HalfMatrixView& m, u32 rows, u32 row, u32 column, Barrier* b) {
     for (u32 i = 0; i < rows; ++i)
         for (u32 piece = 0; piece < 8; ++piece) {
             u8* place = (u8*)to + i * 128 + (piece ^ (i & 7)) * 16;
@@ -57,7 +58,8 @@ DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 rows, u32 r
     __atomic_sub_fetch(&b->bytes, (i32)rows * 128, __ATOMIC_ACQ_REL);
     barrier_complete_phase(b);
 }
-DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix& m, u32 rows, u32 row, u32 column, Barrier* b, u64) {
+DEV void panel_copy_once(void* to, const TensorMap* map, const HalfMatrixView& m, u32 rows, u32 row, u32 column,
+                         Barrier* b, u64) {
     panel_copy(to, map, m, rows, row, column, b);
 }
 #  endif

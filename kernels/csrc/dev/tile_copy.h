@@ -2,8 +2,8 @@
 // wavefronts of 64 lanes, which have no asynchronous copies.
 //
 // A step copies STEP consecutive elements of LINES lines (rows of x or W) in pieces of 16 bytes, COUNT per thread.
-// The loads of AHEAD steps are in flight. copy_load() issues the loads of a step without a branch, because a branch
-// on AMD ends with a wait for the loads in it; copy_store() stores them when they have arrived.
+// The loads of AHEAD steps are in flight. copy_load() issues the loads of a step without a branch, because on
+// AMD a branch ends with a wait for the loads inside it; copy_store() waits for the pieces and stores them.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -51,10 +51,10 @@ TILE_COPY> DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy,
     }
 }
 
-// Copies all steps of k elements to `stage` and calls multiply(slot) for each, while the loads of the next steps are in
-// flight. prefetch(slot, at) is called one step ahead; what it loads arrives before later steps. The number of steps is
-// rounded up to a multiple of AHEAD; a step past k is copied as zeros and not multiplied. The lines are set. Every thread
-// must call it.
+// Copies all steps of k elements to `stage` and calls multiply(slot) for each step, while the loads of the
+// next steps are in flight. prefetch(slot, at) is called one step ahead; the data that it loads arrives
+// before the pieces of later steps. The number of steps is rounded up to a multiple of AHEAD; a step past k
+// is copied as zeros and not multiplied. copy_lines() must have been called. Every thread must call it.
 TILE_COPY, class Prefetch, class Multiply>
 DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Prefetch& prefetch, const Multiply& multiply) {
     static_assert(AHEAD >= 2, "the slot of the next step is the current one");

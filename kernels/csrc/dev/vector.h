@@ -28,10 +28,10 @@ template <class To, class From> DEV To bits_as(const From& from) {
 DEV float f32(float x) { return x; }
 
 // Rounds to nearest even: to<half_t>(x), to<float>(x), to<fp8>(x), to<ACT>(x).
-template <class T> struct Round;
-template <> struct Round<float> { DEV float of(float x) { return x; } };
-template <> struct Round<half_t> { DEV half_t of(float x) { return to_half(x); } };
-template <class T> DEV T to(float x) { return Round<T>::of(x); }
+template <class T> struct RoundTo;
+template <> struct RoundTo<float> { DEV float of(float x) { return x; } };
+template <> struct RoundTo<half_t> { DEV half_t of(float x) { return to_half(x); } };
+template <class T> DEV T to(float x) { return RoundTo<T>::of(x); }
 
 DEV f32x8 widen(const half_x8& x) {
     const u32x4 w = bits_as<u32x4>(x);

@@ -1,26 +1,26 @@
 // draft.hip - data movement around the MTP module of a model. The MTP module computes a position from that
 // position's token and from the hidden state of the previous position. CPU reference: cpu/draft.rs. DraftRow
-// (step/step.h) describes a row of the step and where its previous hidden state is stored. The positions of
-// its tokens are read from the step's positions, step_positions i32 [tokens], because only the sequence slot
-// may have them.
+// (step/step.h) describes a row of the step and where its previous hidden state is stored. Token positions
+// are read from the step's positions, step_positions i32 [tokens], not from DraftRow, because those of some
+// rows are known only on the device (in the sequence slot).
 //
 // prepare_draft_pass      lays out draft pass `pass`, with one token for each of the first `count` rows that
 //                         has more than `pass` draft tokens: the row's newest token in pass 0, else the draft
 //                         token of the previous pass. Outputs: ids, positions i32 [count], slots i64 [count],
 //                         cu_q i32 [count + 1], context_lens, row_seq_slots i32 [count]. All other rows are
 //                         padding, as in prepare_step. Grid: blocks of 256 over rows.
-// gather_draft_inputs     y [n, hidden_size], hidden states of previous positions. first_tokens = 1: y[i] is
-//                         that of row i's first token. first_tokens = 0: y has those of all tokens, by index
-//                         in the step; for tokens after a row's first they are from hidden [tokens,
-//                         hidden_size]. Grid: (rows, blocks per row).
+// gather_draft_inputs     y [n, hidden_size]: for each token, the hidden state of the previous position.
+//                         first_tokens = 1: y[i] belongs to the first token of row i. first_tokens = 0: y[t]
+//                         belongs to token t of the step; for tokens after the first one of their row the
+//                         state comes from hidden [tokens, hidden_size]. Grid: (rows, blocks per row).
 // store_draft_states      copies hidden states of a step, hidden [tokens, hidden_size]: those of each row's
 //                         newest tokens to its sequence slot, and those at the last positions of blocks to
 //                         boundary_states. Grid: (rows, blocks per row).
 // draft_argmax            y[i] = the lowest id with the largest of the logits f32 [n, vocab]; an arbitrary id
 //                         for a row of NaNs. Grid: n. Block: 1024.
 // draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel). It writes
-//                         words [n, 2]: the key of the largest logit, and that of its id (sort_key_of in
-//                         sample/order.h). Grid and block as draft_argmax.
+//                         words [n, 2]: the upper and the lower word of the sort key (sort_key_of in
+//                         sample/order.h) of the id with the largest logit. Grid and block as draft_argmax.
 // draft_shard_merge      y[i] = the id with the largest logit, from the words [ranks, n, 2] of all ranks.
 //                        Grid: blocks of 256 over rows.
 // map_draft_ids          y[i] = target_ids[y[i]], in place on y i32 [count]: maps ids of the draft vocabulary
@@ -45,7 +45,7 @@ DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage 
 
 // Where hidden states are stored: per sequence slot, and per block for its last position. A state has `bytes`
 // bytes.
-struct HiddenStates {
+struct HiddenStateBuffers {
     u8 *slot_states, *boundary_states;
     i32* first_positions;
     u32 states_per_slot, bytes;
@@ -67,7 +67,7 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
 
 // Returns the hidden state of position start - 1, where `start` is the position of the row's first token;
 // null: zeros.
-DEV const u8* preceding_state(const HiddenStates& states, const DraftRow& row, i32 start) {
+DEV const u8* preceding_state(const HiddenStateBuffers& states, const DraftRow& row, i32 start) {
     if (row.boundary_block >= 0) return states.boundary_states + (u64)row.boundary_block * states.bytes;
     if (!row.state_in_slot) return nullptr;
     const i32 offset = start - 1 - states.first_positions[row.seq_slot], last = (i32)states.states_per_slot - 1;
@@ -109,7 +109,7 @@ gather_draft_inputs(u8* y, const u8* hidden, u8* slot_states, u8* boundary_state
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const HiddenStates states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
+    const HiddenStateBuffers states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
     const i32 start = step_positions[row.token];
     if (first_tokens) {
         if (bid_y() == 0) copy_state(y + (u64)r * bytes, preceding_state(states, row, start), bytes);
@@ -130,7 +130,7 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const HiddenStates states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
+    const HiddenStateBuffers states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
     const i32* table = tables + (u64)row.seq_slot * table_width;
     const i32 start = step_positions[row.token];
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;

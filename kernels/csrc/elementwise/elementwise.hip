@@ -3,7 +3,7 @@
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
 // -DFP8=1        compiles silu_mul_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would quantise the
 //                half_t result. Rows from `rows` on are zero. cols is a multiple of the quantisation block,
-//                rows are aligned to 16 bytes, ACT is half_t; blocks of 128 threads process one run each.
+//                rows are aligned to 16 bytes, ACT is half_t. Block: 128; one group of 8 columns per thread.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // elementwise_softcap  x = cap * tanh(x / cap)  [rows, cols] of ACT, in place; tanh z = 1 - 2 / (e^2z + 1)
 // Grid: rows * parts blocks, where block b processes part b % parts of row b / parts: every `parts`-th run of
@@ -30,7 +30,7 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
         v = silu_mul(load8(gate), load8(up));
         for (u32 i = 0; i < 8; ++i) v.v[i] = f32(to_half(v.v[i]));
     }
-    store_quantized(QuantizedBlock{y, scales, scale_stride}, row, cols, c, v);
+    store_quantized(QuantizedOutput{y, scales, scale_stride}, row, cols, c, v);
 }
 EXPORT(silu_mul_fp8)
 #else

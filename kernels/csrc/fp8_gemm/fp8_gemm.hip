@@ -25,12 +25,12 @@ KERNEL(256) fp8_gemm(OUT* y, const fp8* x, const float* x_scales, const fp8* w, 
     grid_launch_dependents();
     grid_wait();
     const u32 first = bid_y() * TILE;
-    const Weights weights{w, w_scales, bid_x() * OUTPUTS, n, k, unit, scale_stride};
+    const ScaledFp8Weights weights{w, w_scales, bid_x() * OUTPUTS, n, k, unit, scale_stride};
     const auto x_row = [&](u32 r) -> const fp8* { return first + r < m ? x + (u64)(first + r) * k : nullptr; };
     const auto x_scale = [&](u32 r, u32 block) {
         return first + r < m ? x_scales[(u64)block * x_scale_stride + first + r] : 1.f;
     };
-    const Sums sums = tile_product(weights, x_row, x_scale);
+    const TileAccumulators sums = tile_product(weights, x_row, x_scale);
     each_output(weights, sums, [&](u32 r, u32 out, float sum, float) {
         const u32 row = first + r;
         if (row >= m || out >= n) return;

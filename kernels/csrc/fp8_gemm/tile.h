@@ -29,16 +29,16 @@ enum : u32 {
 };
 static_assert(STRIPS % HALVES == 0, "gate and up rows of an output are of one warp");
 
-struct Weights {
+struct ScaledFp8Weights {
     const fp8* w;
     const float* scales;  // one per `unit` outputs and 128 k, row stride scale_stride; unused with CHANNELS
     u32 first, n, k;      // first output of the tile; rows and columns of W
     u32 unit, scale_stride;
 };
 
-// Returns the row of W that a line of the tile has. Lines beyond the last output repeat the last one; they
-// are not stored.
-DEV u32 line_row(const Weights& w, u32 line) {
+// Returns the row of W that a line of the tile contains. Lines beyond the last output contain the row of the
+// last output; their results are not stored.
+DEV u32 line_row(const ScaledFp8Weights& w, u32 line) {
     const u32 strip = line / STRIP_ROWS, outputs = w.n / HALVES;
     const u32 out = w.first + strip / HALVES * STRIP_ROWS + line % STRIP_ROWS;
     return (out < outputs ? out : outputs - 1) + strip % HALVES * outputs;
@@ -49,7 +49,7 @@ DEV u32 line_row(const Weights& w, u32 line) {
 #else
 // Copies 128 k, from k `at` on, of all rows of the tile to shared memory. x_row(r) returns row r of x within
 // the tile; null: zeros.
-template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& x_row, u32 at) {
+template <class Row> DEV void copy_step(u8* stage, const ScaledFp8Weights& w, const Row& x_row, u32 at) {
     for (u32 i = tid(); i < 2 * TILE * (STEP_K / 16); i += 256) {
         const u32 line = i / (STEP_K / 16), here = i % (STEP_K / 16) * 16;
         const fp8* row = line < TILE ? x_row(line) : w.w + (u64)line_row(w, line - TILE) * w.k;
@@ -61,7 +61,8 @@ template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& 
 }
 #endif
 
-struct Sums { f32x4 c[STRIPS]; };
+// Accumulators of a lane, by strip of the warp.
+struct TileAccumulators { f32x4 c[STRIPS]; };
 
 DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
@@ -78,18 +79,19 @@ template <class Scale> DEV RowScales row_scales(const Scale& scale_of, u32 at) {
 
 // Scale of W of strip `t` of the warp for the step from k `at` on. All outputs of a lane and strip have the same scale
 // unit.
-DEV float strip_scale(const Weights& w, u32 t, u32 at) {
+DEV float strip_scale(const ScaledFp8Weights& w, u32 t, u32 at) {
     const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
     return CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
 }
 
 // Adds the products of one step of 128 k. w_scale(t) returns the scale of W of strip t.
-template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const RowScales& scales, const Scale& w_scale) {
+template <class Scale> DEV void multiply_step(TileAccumulators& sums, const u8* stage, const RowScales& scales,
+                                              const Scale& w_scale) {
     UNROLL for (u32 t = 0; t < STRIPS; ++t) {
         const u32 strip = first_line() + t * STRIP_ROWS;
         f32x4 part{{0.f, 0.f, 0.f, 0.f}};
         UNROLL for (u32 k = 0; k < STEP_K; k += 32) {
-            StripFp8X x;
+            StripFp8OperandA x;
             UNROLL for (u32 j = 0; j < STRIP_X; ++j)
                 x.v[j] = *(const fp8x8*)(stage + (first_row() + strip_x_row(j)) * LINE + k + strip_k());
             strip_fp8_mma(part, x, *(const fp8x8*)(stage + (TILE + strip + strip_w_row()) * LINE + k + strip_k()));
@@ -100,10 +102,11 @@ template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const
     }
 }
 
-template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const Row& x_row, const Scale& x_scale) {
+template <class Row, class Scale> DEV TileAccumulators tile_product(const ScaledFp8Weights& w, const Row& x_row,
+                                                                    const Scale& x_scale) {
     SHARED(u32x4, lines, 2 * TILE * LINE / 16);
     u8* stage = (u8*)lines;
-    Sums sums;
+    TileAccumulators sums;
     UNROLL for (u32 t = 0; t < STRIPS; ++t) sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};
 #if WARP_SIZE == 64
     TileCopy<fp8, 2 * TILE, STEP_K, 256, 2> copy;
@@ -134,7 +137,7 @@ template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const 
 // Calls put(row of the tile, output of W, sum[, sum of the up row]) for every element of this lane, including
 // out-of-range ones. Sums are corrected for FNUZ (gfx942), where the bits of W, stored as OCP fp8, represent
 // half of their value.
-template <class Put> DEV void each_output(const Weights& w, const Sums& sums, const Put& put) {
+template <class Put> DEV void each_output(const ScaledFp8Weights& w, const TileAccumulators& sums, const Put& put) {
     const float fnuz_factor = FP8_FNUZ ? 2.f : 1.f;
     UNROLL for (u32 t = 0; t < STRIPS; t += HALVES)
         UNROLL for (u32 e = 0; e < 4; ++e) {

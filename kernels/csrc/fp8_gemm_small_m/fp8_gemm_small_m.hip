@@ -82,7 +82,7 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
                  u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps, const fp8* ahead,
                  u32 ahead_outputs, u32 ahead_halves, u32 ahead_k, u32 ahead_strips, u32 ahead_blocks, u32 ahead_bytes) {
     DYN_SHARED(u8, shared);
-    const Memory s = shared_layout(shared, m, n, k);
+    const SharedMemoryLayout s = shared_layout(shared, m, n, k);
     if (tid() == 0) {
 #pragma unroll 1
         for (u32 i = 0; i < s.stages; ++i) {
@@ -93,7 +93,7 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
         barriers_ready();
     }
     sync();
-    const Work work = even_share(w, n, k, m);
+    const BlockWork work = even_share(w, n, k, m);
     if (warp_id() >= COMPUTE_WARPS) {
         const PrefetchWork next{ahead, ahead_outputs, ahead_halves, ahead_k, ahead_strips, ahead_blocks, ahead_bytes};
         return copy_all(work, s, x, next);
@@ -102,7 +102,7 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
     grid_launch_dependents();
     if (!CHANNELS) keep_scales(work, s, scales, unit, scale_stride);
 #if NORM
-    const Pieces weights = load_pieces(norm, k);
+    const LaneRowPieces weights = load_pieces(norm, k);
 #endif
     grid_wait();
 #if PREPARED
@@ -128,7 +128,7 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
 KERNEL(256) fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, const float* scales, const float* bias,
                              const half_t* norm, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride,
                              float eps) {
-    const Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
+    const ScaledFp8Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
     const auto row = [&](u32 r) { return x + (u64)r * x_stride; };
     const float* sums = strip_sums(weights, m, [&](half_t* xs) { stage_rows(xs, row, norm, m, k, eps); });
     const Epilogue epilogue{scales, bias, n / HALVES};

@@ -15,7 +15,8 @@ DEV u32 warps_of_row(u32 k) {
 
 // Sets the factor of each row; called when the peaks (largest magnitudes) of all rows are in shared memory.
 // store_scaled(row, factor) stores a row again, scaled by its factor.
-template <class StoreScaled> DEV void apply_factors(const Work& work, const Memory& s, const StoreScaled& store_scaled) {
+template <class StoreScaled> DEV void apply_factors(const BlockWork& work, const SharedMemoryLayout& s,
+                                                    const StoreScaled& store_scaled) {
     bool any = false;
 #pragma unroll 1
     for (u32 row = 0; row < work.m; ++row) {
@@ -33,10 +34,10 @@ template <class StoreScaled> DEV void apply_factors(const Work& work, const Memo
 
 #if NORM
 // Pieces of a row that a lane has: at most two, of 8 values each.
-struct Pieces { half_x8 v[2]; };
+struct LaneRowPieces { half_x8 v[2]; };
 DEV u32 piece_of(u32 k, u32 i) { return (warp_id() % warps_of_row(k) + i * warps_of_row(k)) * WARP_SIZE + lane(); }
-DEV Pieces load_pieces(const half_t* row, u32 k) {
-    Pieces p;
+DEV LaneRowPieces load_pieces(const half_t* row, u32 k) {
+    LaneRowPieces p;
     UNROLL for (u32 i = 0; i < 2; ++i)
         p.v[i] = piece_of(k, i) < k / 8 ? *((const half_x8*)row + piece_of(k, i)) : zero8();
     return p;
@@ -48,10 +49,11 @@ DEV half_x8 normed(const half_x8& x, const half_x8& w, float scale) {
 }
 
 // `norm`: this lane's pieces of the norm weights, loaded before grid_wait().
-DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const Pieces& norm, u32 x_stride, float eps) {
+DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, const LaneRowPieces& norm,
+                      u32 x_stride, float eps) {
     const u32 warps = warps_of_row(work.k), groups = COMPUTE_WARPS / warps, member = warp_id() % warps, line = x_line(work.k);
     const u32 from = warp_id() / warps < groups ? warp_id() / warps : work.m;  // Excess warps have no rows.
-    Pieces rows[OWN_ROWS];
+    LaneRowPieces rows[OWN_ROWS];
     UNROLL for (u32 i = 0; i < OWN_ROWS; ++i)
         if (from + i * groups < work.m) rows[i] = load_pieces(x + (u64)(from + i * groups) * x_stride, work.k);
     UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
@@ -63,7 +65,7 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const 
         if (lane() == 0) s.squares[member * MOST_ROWS + from + i * groups] = squares;
     }
     named_barrier_sync<1>(CONSUMER_THREADS);
-    const auto store = [&](u32 row, const Pieces& pieces, float up) {
+    const auto store = [&](u32 row, const LaneRowPieces& pieces, float up) {
         float parts[COMPUTE_WARPS], peak = 0.f;
         UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) parts[w] = w < warps ? s.squares[w * MOST_ROWS + row] : 0.f;
         float sum = parts[0];
@@ -88,8 +90,8 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const 
     });
 }
 #else
-// A thread loads OWN_ROWS pieces at a time: of a single row four pieces, of several rows one piece each.
-DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
+// A thread loads OWN_ROWS pieces at a time: four pieces of the row if M is 1, else one piece of each row.
+DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride) {
     const u32 pieces = work.k / 8, line = x_line(work.k), spread = work.m == 1 ? (u32)OWN_ROWS : 1u;
     float peaks[OWN_ROWS];
     UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) peaks[i] = 0.f;

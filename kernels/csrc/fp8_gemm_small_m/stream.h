@@ -19,8 +19,10 @@ DEV void next(PipelineState& t, u32 stages) {
 }
 
 // Each producer warp copies an equal part of a stage's lines, and every PRODUCER_WARPS-th row of x.
-DEV u32 own_rows(const Work& work, u32 producer_warp) { return (work.m + PRODUCER_WARPS - 1 - producer_warp) / PRODUCER_WARPS; }
-DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
+DEV u32 own_rows(const BlockWork& work, u32 producer_warp) {
+    return (work.m + PRODUCER_WARPS - 1 - producer_warp) / PRODUCER_WARPS;
+}
+DEV void copy_weights(const BlockWork& work, const SharedMemoryLayout& s, u32 stage, u32 pass, u32 slab, u64 policy) {
     const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / PRODUCER_WARPS;
     const u32 producer_warp = warp_id() - COMPUTE_WARPS;
     if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? 2 * own_rows(work, producer_warp) : 0)) * bytes);
@@ -32,15 +34,16 @@ DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u3
                        work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
     }
 }
-DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x) {
+DEV void copy_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 stage, u32 slab, const half_t* x) {
     u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
     const u32 producer_warp = warp_id() - COMPUTE_WARPS, row = lane() * PRODUCER_WARPS + producer_warp;
     if (row < work.m)
         bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Waits for the previous kernel, then copies x: for the slabs in flight with X_SLABS, all of x with PREPARED.
-DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x) {
+// Waits for the previous kernel, then copies x: with X_SLABS its columns in the slabs in flight, with
+// PREPARED all of x.
+DEV void first_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 ahead, const half_t* x) {
     grid_launch_dependents();
     grid_wait();
 #if X_SLABS
@@ -54,8 +57,8 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* 
 #endif
 }
 
-// Prefetch hint for the next GEMM: `bytes` of each line in the first pass of its blocks. `blocks` is 0 if
-// there is none.
+// Weights of the next GEMM to prefetch: the first `bytes` bytes of each line in the first pass of each of its
+// `blocks` blocks. `blocks` is 0 if nothing is to be prefetched.
 struct PrefetchWork { const fp8* w; u32 outputs, halves, k, strips, blocks, bytes; };
 
 // Prefetches weights of the next GEMM into L2: memory is otherwise idle from here to the first copies of that
@@ -74,7 +77,7 @@ DEV void prefetch_l2(const PrefetchWork& a) {
 }
 
 // Loop of a producer warp.
-DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const PrefetchWork& ahead) {
+DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, const PrefetchWork& ahead) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;
@@ -100,7 +103,7 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Pref
 
 // Copies the scales of the block's strips to shared memory, [strip][half][block of k]; called before
 // grid_wait().
-DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32 unit, u32 stride) {
+DEV void keep_scales(const BlockWork& work, const SharedMemoryLayout& s, const float* scales, u32 unit, u32 stride) {
     const u32 blocks = blocks_k(work.k);
 #pragma unroll 1
     for (u32 i = tid(); i < work.strips * HALVES * blocks; i += CONSUMER_THREADS) {
@@ -112,9 +115,9 @@ DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32
 
 // Offsets of a lane's pieces of x: 16 k of row lane / 4, and with MORE_ROWS of row lane / 4 + 8. To avoid
 // branches, rows and strips out of range use valid addresses; their results are discarded.
-struct XRows { u32 at[OCTETS]; };
-DEV XRows x_rows(u32 m, u32 line) {
-    XRows x;
+struct XRowOffsets { u32 at[OCTETS]; };
+DEV XRowOffsets x_rows(u32 m, u32 line) {
+    XRowOffsets x;
     UNROLL for (u32 j = 0; j < OCTETS; ++j) {
         const u32 row = (lane() >> 2) + j * 8;
         x.at[j] = (row < m ? row : 0) * line + (lane() & 3) * 32;
@@ -122,7 +125,7 @@ DEV XRows x_rows(u32 m, u32 line) {
     return x;
 }
 struct RowPieces { u32x4 v[OCTETS][2]; };
-DEV RowPieces load_rows(const u8* x, const XRows& rows, u32 counts) {
+DEV RowPieces load_rows(const u8* x, const XRowOffsets& rows, u32 counts) {
     RowPieces r;
     UNROLL for (u32 j = 0; j < OCTETS; ++j)
         UNROLL for (u32 i = 0; i < 2; ++i) {
@@ -134,16 +137,16 @@ DEV RowPieces load_rows(const u8* x, const XRows& rows, u32 counts) {
 
 // Sums of two strips: their 16 lines are the rows of the MMA. A lane has line lane / 4 of each strip, and
 // rows lane % 4 * 2 and + 1 of every eight rows of x.
-struct Octets { f32x4 c[OCTETS]; };
-struct Sums { Octets of[PAIRS]; };
-DEV Octets no_sum() {
-    Octets s;
+struct StripPairAccumulators { f32x4 c[OCTETS]; };
+struct PassAccumulators { StripPairAccumulators of[PAIRS]; };
+DEV StripPairAccumulators no_sum() {
+    StripPairAccumulators s;
     UNROLL for (u32 j = 0; j < OCTETS; ++j) s.c[j] = f32x4{{0.f, 0.f, 0.f, 0.f}};
     return s;
 }
 
 // Multiplies 64 k of two strips; this lane's 16 k of each line are consecutive.
-DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, const u32x4& second) {
+DEV void multiply_pieces(StripPairAccumulators& s, const RowPieces& x, const u32x4& first, const u32x4& second) {
     UNROLL for (u32 i = 0; i < 4; ++i) {
         const u32 a0 = widen_fp8(first.v[i]), a1 = widen_fp8(second.v[i]);
         const u32 a2 = widen_fp8(first.v[i] >> 16), a3 = widen_fp8(second.v[i] >> 16);
@@ -153,13 +156,13 @@ DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, cons
 }
 
 // Offsets that a lane uses in every slab of a pass, for both strips of each pair.
-struct Lines {
+struct WeightLineOffsets {
     u32 weights[PAIRS][2];  // offset in the stage of the lane's part of its line, in bytes
     u32 scales[PAIRS][2];   // index of the line's scale for the first block of k
 };
-DEV Lines lines_of(const Work& work, u32 pass) {
+DEV WeightLineOffsets lines_of(const BlockWork& work, u32 pass) {
     const u32 strips = strips_of(work, pass), r = lane() >> 2, half = GATED && r >= WIDTH ? 1 : 0;
-    Lines l;
+    WeightLineOffsets l;
     UNROLL for (u32 p = 0; p < PAIRS; ++p)
         UNROLL for (u32 i = 0; i < 2; ++i) {
             const u32 strip = p * 2 + i < strips ? p * 2 + i : 0;
@@ -169,16 +172,16 @@ DEV Lines lines_of(const Work& work, u32 pass) {
     return l;
 }
 
-// Multiplies the 64 or 128 k that share a scale. `scales`: of the block of k; `both`: there is a second half
-// of 64 k.
-DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
-                        bool both) {
+// Multiplies the 64 or 128 k that share a scale (a block of k). `scales`: scales of this block; `both`: the
+// block has a second half of 64 k.
+DEV void multiply_block(PassAccumulators& sums, const u8* x, const XRowOffsets& rows, const u8* w, const float* scales,
+                        const WeightLineOffsets& lines, bool both) {
     enum : u32 { STEPS = SPAN < BLOCK_K ? 1 : 2 };
     const u32 step = both ? 64 : 0;
     RowPieces pieces[STEPS];
     UNROLL for (u32 i = 0; i < STEPS; ++i) pieces[i] = load_rows(x + i * step * 2, rows, i == 0 || both ? ~0u : 0u);
     UNROLL for (u32 p = 0; p < PAIRS; ++p) {
-        Octets part = no_sum();
+        StripPairAccumulators part = no_sum();
         UNROLL for (u32 i = 0; i < STEPS; ++i)
             multiply_pieces(part, pieces[i], *(const u32x4*)(w + lines.weights[p][0] + i * step),
                             *(const u32x4*)(w + lines.weights[p][1] + i * step));
@@ -192,8 +195,8 @@ DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w,
 }
 
 // Multiplies this warp's k of one slab.
-DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
-                       u32 width) {
+DEV void multiply_slab(PassAccumulators& sums, const u8* x, const XRowOffsets& rows, const u8* w, const float* scales,
+                       const WeightLineOffsets& lines, u32 width) {
     const u32 end = (warp_id() + 1) * SPAN < width ? (warp_id() + 1) * SPAN : width;
 #pragma unroll 1
     for (u32 at = warp_id() * SPAN; at < end; at += BLOCK_K)
@@ -201,7 +204,7 @@ DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, 
 }
 
 // Writes the warp's sums of the pass to shared memory, with the outputs of a strip contiguous.
-DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
+DEV void put_pass(const PassAccumulators& sums, const SharedMemoryLayout& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + (lane() >> 2);
     UNROLL for (u32 j = 0; j < OCTETS; ++j)
         UNROLL for (u32 e = 0; e < 2; ++e) {
@@ -211,7 +214,7 @@ DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
                     to[(t * m + row) * STRIP_ROWS] = sums.of[t / 2].c[j].v[t % 2 * 2 + e];
         }
 }
-DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
+DEV float gather_pass(const SharedMemoryLayout& s, u32 m, u32 t, u32 row, u32 r) {
     const u32 at = (t * m + row) * STRIP_ROWS + r, per_warp = TILES * m * STRIP_ROWS;
     float part[COMPUTE_WARPS];
     UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) part[w] = s.sums[w * per_warp + at];
@@ -223,18 +226,18 @@ DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
 // Loop of the consumer warps. Calls put(row, output, sum, sum of the up row, result of before(row, output,
 // true)) for every output; before(.., false) is called for threads without an output.
 template <class Before, class Put>
-DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
+DEV void multiply_all(const BlockWork& work, const SharedMemoryLayout& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
-    const XRows rows = x_rows(work.m, X_SLABS ? (u32)X_LINE : x_line(work.k));
+    const XRowOffsets rows = x_rows(work.m, X_SLABS ? (u32)X_LINE : x_line(work.k));
     PipelineState pipe{0, 0};
 #pragma unroll 1
     for (u32 pass = 0; pass < all; ++pass) {
-        const Lines lines = lines_of(work, pass);
+        const WeightLineOffsets lines = lines_of(work, pass);
         const u32 strips = strips_of(work, pass), left = outputs(work) - first_output(work, pass);
         const auto is_output = [&](u32 t, u32 row) { return row < work.m && t < strips && t * WIDTH + r < left; };
         const u32 t0 = tid() / WIDTH % TILES, row0 = tid() / WIDTH / TILES;
         const auto loaded = before(row0, first_output(work, pass) + t0 * WIDTH + r, is_output(t0, row0));
-        Sums sums;
+        PassAccumulators sums;
         UNROLL for (u32 p = 0; p < PAIRS; ++p) sums.of[p] = no_sum();
 #pragma unroll 1
         for (u32 slab = 0; slab < per_pass; ++slab) {

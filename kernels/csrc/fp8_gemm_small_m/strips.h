@@ -16,25 +16,25 @@ enum : u32 {
 };
 static_assert(8 * WARP_SIZE / STRIP_ROWS == 32, "a strip is 32 k wide");
 
-struct Weights {
+struct ScaledFp8Weights {
     const fp8* w;
     const float* scales;
     u32 first, n, k;  // first output of the block; rows and columns of W
     u32 unit, scale_stride;
 };
 
-// Returns the row of W that line r of a strip has. Lines beyond the last output repeat the last one; they are
-// not stored.
-DEV u64 weight_row(const Weights& w, u32 tile, u32 r) {
+// Returns the row of W that line r of a strip contains. Lines beyond the last output contain the row of the
+// last output; their results are not stored.
+DEV u64 weight_row(const ScaledFp8Weights& w, u32 tile, u32 r) {
     const u32 out = w.first + tile * WIDTH + r % WIDTH, outputs = w.n / HALVES;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
-struct Strip { fp8x8 v[PIECES]; float scale; };
+struct Fp8StripPieces { fp8x8 v[PIECES]; float scale; };
 
-DEV Strip load_strip(const Weights& w, u32 tile, u32 block) {
+DEV Fp8StripPieces load_strip(const ScaledFp8Weights& w, u32 tile, u32 block) {
     const fp8* p = w.w + weight_row(w, tile, strip_w_row()) * w.k;
-    Strip s;
+    Fp8StripPieces s;
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         const u32 k = block * BLOCK_K + i * 32 + strip_k();
         s.v[i] = k < w.k ? load_stream((const fp8x8*)(p + k)) : bits_as<fp8x8>(u64(0));
@@ -79,10 +79,10 @@ template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const hal
     }
 }
 
-DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 k, u32 block) {
+DEV void multiply(f32x4& c, const Fp8StripPieces& w, const half_t* xs, u32 m, u32 k, u32 block) {
     f32x4 part{{0.f, 0.f, 0.f, 0.f}};
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
-        StripX x;
+        StripOperandA x;
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
             const u32 row = strip_x_row(j), at = block * BLOCK_K + i * 32 + strip_k();
             x.v[j] = row < m ? *(const half_x8*)(xs + row * x_line(k) + at) : zero8();
@@ -94,7 +94,7 @@ DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 k, u32 
 
 // Computes the sums of all strips of the block, which gather() reads. `stage(xs)` stages the rows of x; it is
 // called after grid_wait().
-template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
+template <class Stage> DEV const float* strip_sums(const ScaledFp8Weights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, blocks = padded(weights.k) / BLOCK_K;
     float* sums = (float*)(xs + m * x_line(weights.k));
@@ -104,9 +104,9 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
     sync();
     for (u32 tile = 0; tile < TILES; ++tile) {
         f32x4 c{{0.f, 0.f, 0.f, 0.f}};
-        Strip ahead = load_strip(weights, tile, warp_id() < blocks ? warp_id() : 0);
+        Fp8StripPieces ahead = load_strip(weights, tile, warp_id() < blocks ? warp_id() : 0);
         for (u32 block = warp_id(); block < blocks; block += warps) {
-            const Strip strip = ahead;
+            const Fp8StripPieces strip = ahead;
             if (block + warps < blocks) ahead = load_strip(weights, tile, block + warps);
             multiply(c, strip, xs, m, weights.k, block);
         }
@@ -127,7 +127,7 @@ DEV float gather(const float* sums, u32 m_count, u32 tile, u32 m, u32 r) {
 }
 
 // Calls put(row, output, sum, sum of the up row or 0) for each output of the block, one output per thread.
-template <class Put> DEV void each_sum(const Weights& w, const float* sums, u32 m, const Put& put) {
+template <class Put> DEV void each_sum(const ScaledFp8Weights& w, const float* sums, u32 m, const Put& put) {
     for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {
         const u32 r = i % WIDTH, row = i / WIDTH % m, tile = i / WIDTH / m, out = w.first + tile * WIDTH + r;
         if (out >= w.n / HALVES) continue;

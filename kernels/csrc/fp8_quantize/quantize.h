@@ -4,9 +4,9 @@
 // A scale applies to QUANT_BLOCK columns of a row, which QUANT_LANES adjacent lanes have (eight values each), or to
 // a whole row. CPU reference: ActivationScaling::scale.
 // -DSCALING=0  the largest magnitude divided by TARGET, or 1 if all values are zero
-// -DSCALING=1  rounded up to a power of two, of at least 1e-4 / TARGET (ue8m0; act_quant in DeepSeek-V3.1
-//              inference/kernel.py)
-// -DSCALING=2  an argument of the kernel: values are saturated
+// -DSCALING=1  max(largest magnitude, 1e-4) / TARGET, rounded up to a power of two (ue8m0; act_quant in
+//              DeepSeek-V3.1 inference/kernel.py)
+// -DSCALING=2  a kernel argument; quantised values saturate
 #pragma once
 
 #ifndef SCALING
@@ -41,12 +41,12 @@ DEV float peak_of(const f32x8& x) {
 // store_quantized() quantises eight columns of a row from column c on; `v` is already rounded to the type of
 // the unfused output. Every lane of the warp must call it; `v` must be zero for columns after the last one
 // and for rows out of range. `cols` is a multiple of QUANT_BLOCK.
-struct QuantizedBlock {
+struct QuantizedOutput {
     fp8* y;         // [rows, cols]
     float* scales;  // [cols / QUANT_BLOCK, scale_stride]
     u32 scale_stride;
 };
-DEV void store_quantized(const QuantizedBlock& to, u64 row, u32 cols, u32 c, const f32x8& v) {
+DEV void store_quantized(const QuantizedOutput& to, u64 row, u32 cols, u32 c, const f32x8& v) {
     const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
     if (c >= cols) return;
     *(fp8x8*)(to.y + row * cols + c) = quantized(v, 1.f / scale);

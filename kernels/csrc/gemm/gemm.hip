@@ -24,7 +24,7 @@ KERNEL(256) gemm(OUT* y, const half_t* x, const half_t* w, const float* bias, u3
     grid_wait();
     const u32 first = bid_x() * OUTPUTS, row = bid_y() * TILE_M, outputs = GATED ? n / 2 : n;
     const auto x_row = [&](u32 r) { return row + r < m ? x + (u64)(row + r) * x_stride : nullptr; };
-    const Tile t = tile_product(stages, x_row, w, first, n, k);
+    const TileAccumulators t = tile_product(stages, x_row, w, first, n, k);
     each_output(t, [&](u32 r, u32 c, float value, float up) {
         const u32 out = first + c;
         if (row + r >= m || out >= outputs) return;

@@ -31,10 +31,11 @@ enum : u32 {
 };
 static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");
 
-struct Tile { FragC c[FRAGS_M][FRAGS_N]; };
+// Accumulators of a lane, by MMA tile of the warp.
+struct TileAccumulators { FragC c[FRAGS_M][FRAGS_N]; };
 
-// Returns the row of W that line `r` of the tile has; `first` is the tile's first output, W has n rows. Lines
-// beyond the last output repeat the last one.
+// Returns the row of W that line `r` of the tile contains; `first` is the tile's first output, W has n rows.
+// Lines beyond the last output contain the row of the last output.
 DEV u32 line_row(u32 r, u32 first, u32 n) {
     const u32 outputs = GATED ? n / 2 : n;
     const u32 out = first + (GATED ? r / 32 * 16 + r % 16 : r);
@@ -55,7 +56,7 @@ template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const h
     }
 }
 
-DEV void multiply_step(Tile& t, const half_t* stage) {
+DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     const half_t* x = stage + warp_id() % WARPS_M * FRAGS_M * 16 * STRIDE;
     const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16) * STRIDE;
     UNROLL for (u32 k = 0; k < STEP_K; k += 16) {
@@ -69,8 +70,9 @@ DEV void multiply_step(Tile& t, const half_t* stage) {
 }
 
 // Computes the tile of outputs [first, first + OUTPUTS), with shared memory of STAGES * STAGE elements.
-template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k) {
-    Tile t;
+template <class Row> DEV TileAccumulators tile_product(half_t* stages, const Row& x_row, const half_t* w, u32 first,
+                                                       u32 n, u32 k) {
+    TileAccumulators t;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
         UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();
     const u32 steps = (k + STEP_K - 1) / STEP_K;
@@ -92,7 +94,7 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
 #endif
 
 // Calls put(row of the tile, output of the tile, value, up value or 0) for every element of this lane.
-template <class Put> DEV void each_output(const Tile& t, const Put& put) {
+template <class Put> DEV void each_output(const TileAccumulators& t, const Put& put) {
     const u32 row = warp_id() % WARPS_M * FRAGS_M * 16, column = warp_id() / WARPS_M * FRAGS_N * 16;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
         UNROLL for (u32 j = 0; j < FRAGS_N; j += GATED ? 2 : 1)

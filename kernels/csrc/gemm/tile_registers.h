@@ -1,16 +1,16 @@
-// gemm/tile_registers.h - tile_product() of wavefronts of 64 lanes: rows are loaded into registers two steps
-// ahead (dev/tile_copy.h). Operands enter the MMA in the layout of dev/strip.h, which
-// shared memory holds as it is, so fragments are not repacked.
+// gemm/tile_registers.h - tile_product() for wavefronts of 64 lanes: rows are loaded into registers two steps
+// ahead (dev/tile_copy.h). The MMA takes operands in the layout of dev/strip.h: 16-byte pieces as they are in
+// shared memory, so fragments are not repacked.
 #pragma once
 #include "dev/tile_copy.h"
 
 DEV half_x8 stage_piece(const half_t* p) { return bits_as<half_x8>(load_piece(p)); }
 
 // A FragC of 64 lanes has the layout of the sums of strip_mma().
-DEV void multiply_step(Tile& t, const half_t* stage) {
+DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     const half_t* x = stage + (warp_id() % WARPS_M * FRAGS_M * 16 + strip_x_row(0)) * STRIDE + strip_k();
     const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16 + strip_w_row()) * STRIDE + strip_k();
-    StripX a[FRAGS_M];
+    StripOperandA a[FRAGS_M];
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i) a[i].v[0] = stage_piece(x + i * 16 * STRIDE);
     UNROLL for (u32 j = 0; j < FRAGS_N; ++j) {
         const half_x8 b = stage_piece(w + j * 16 * STRIDE);
@@ -23,8 +23,9 @@ DEV void multiply_step(Tile& t, const half_t* stage) {
 }
 
 // Computes the tile of outputs [first, first + OUTPUTS), with shared memory of STAGE elements.
-template <class Row> DEV Tile tile_product(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k) {
-    Tile t;
+template <class Row> DEV TileAccumulators tile_product(half_t* stage, const Row& x_row, const half_t* w, u32 first,
+                                                       u32 n, u32 k) {
+    TileAccumulators t;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
         UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();
     TileCopy<half_t, TILE_M + TILE_N, STEP_K, WARPS * WARP_SIZE, 2> copy;

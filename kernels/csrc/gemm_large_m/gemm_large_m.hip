@@ -28,8 +28,8 @@ gemm_large_m(half_t* y, const half_t* x, const half_t* w, TENSOR_MAP y_map, TENS
     grid_wait();
     grid_launch_dependents();
     const u32 outputs = GATED ? n / 2 : n;
-    const Product product{{y, m, y_stride}, {x, m, x_stride}, {w, n, k}, outputs, k};
-    const Maps maps{&y_map, &x_map, &w_map};
+    const TmaGemmProblem product{{y, m, y_stride}, {x, m, x_stride}, {w, n, k}, outputs, k};
+    const GemmTensorMaps maps{&y_map, &x_map, &w_map};
     if (warp_id() < PRODUCER_WARPS) {
         reg_dealloc<40>();
         if (tid() == 0) fetch(ring, product, maps);

@@ -25,28 +25,30 @@ enum : u32 {
     LANE_TILES = 8
 };
 
-struct Product { Matrix y, x, w; u32 outputs, k; };
-struct Maps { const TensorMap *y, *x, *w; };
+// Operands and sizes of the GEMM.
+struct TmaGemmProblem { HalfMatrixView y, x, w; u32 outputs, k; };
+// TMA descriptors of the operands.
+struct GemmTensorMaps { const TensorMap *y, *x, *w; };
 
 // Order in which clusters process tiles: bands of LANE_TILES tiles along M; in a band all tiles of some lines
 // of W, then those of the next lines. high, wide: number of tiles along M and N.
-struct Order { u32 high, wide, count; };
+struct TileRasterOrder { u32 high, wide, count; };
 struct Tile { u32 row, output; };
-DEV Order order_of(const Product& p) {
+DEV TileRasterOrder order_of(const TmaGemmProblem& p) {
     const u32 high = (p.x.rows + CLUSTER * TILE_ROWS - 1) / (CLUSTER * TILE_ROWS);
     const u32 wide = (p.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
-    return Order{high, wide, high * wide};
+    return TileRasterOrder{high, wide, high * wide};
 }
 // Returns this block's half of the cluster tile with index `i`.
-DEV Tile tile_at(const Order& order, u32 i) {
+DEV Tile tile_at(const TileRasterOrder& order, u32 i) {
     const u32 lane_tiles = LANE_TILES * order.wide, first = i / lane_tiles * LANE_TILES, at = i % lane_tiles;
     const u32 high = order.high - first < LANE_TILES ? order.high - first : (u32)LANE_TILES;
     const u32 row = (first + at % high) * CLUSTER + cluster_rank<CLUSTER>();
     return Tile{row * TILE_ROWS, at / high * TILE_OUTPUTS};
 }
 // Calls work(tile) for each tile of this block, in the same order in producer and consumers.
-template <class Work> DEV void each_tile(const Product& p, const Work& work) {
-    const Order order = order_of(p);
+template <class Work> DEV void each_tile(const TmaGemmProblem& p, const Work& work) {
+    const TileRasterOrder order = order_of(p);
 #pragma unroll 1
     for (u32 i = bid_x() / CLUSTER; i < order.count; i += gdim_x() / CLUSTER) work(tile_at(order, i));
 }

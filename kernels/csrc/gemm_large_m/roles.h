@@ -6,7 +6,7 @@
 
 // Loop of the producer thread. It returns only when no further arrival at this block's barriers is
 // outstanding, because the other block of the cluster arrives there.
-DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
+DEV void fetch(const Ring& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
     const u32 half = cluster_rank<CLUSTER>(), line_stride = GATED ? p.outputs : (u32)HALF_LINES;
     PipelineState pipe{0, 0};
     each_tile(p, [&](const Tile& tile) {
@@ -33,9 +33,9 @@ DEV void release(Barrier* b) {
 
 // Accumulators of a lane: element i is row wgmma_row(i) of this warpgroup's 64 rows, line wgmma_col(i) of the
 // tile.
-struct Sums { float c[HALF_LINES]; };
+struct TileAccumulators { float c[HALF_LINES]; };
 
-DEV void multiply(Sums& sums, const Ring& ring, PipelineState& pipe, u32 group, u32 k) {
+DEV void multiply(TileAccumulators& sums, const Ring& ring, PipelineState& pipe, u32 group, u32 k) {
     u32 before = 0;
 #pragma unroll 1
     for (u32 at = 0; at < k; at += COLUMNS, advance(pipe)) {
@@ -65,7 +65,7 @@ DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
 }
 
 // Returns outputs i and i + 1, packed.
-DEV u32 result(const Sums& sums, u32 i) {
+DEV u32 result(const TileAccumulators& sums, u32 i) {
     const float(&c)[HALF_LINES] = sums.c;
 #if GATED
     return gated_pair(c[i], c[i + 1], c[i + 64], c[i + 65]);
@@ -76,7 +76,8 @@ DEV u32 result(const Sums& sums, u32 i) {
 
 // Stores the warp's 16 rows from `row` on: writes them to the warp's boxes in shared memory, from which TMA
 // stores them.
-DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output, const Sums& sums) {
+DEV void put(u8* boxes, const TmaGemmProblem& p, const GemmTensorMaps& maps, u32 row, u32 output,
+             const TileAccumulators& sums) {
     UNROLL for (u32 column = 0; column < TILE_OUTPUTS; column += 64) {
         u8* box = boxes + column / 64 % BOXES * BOX_BYTES;
         if (lane() == 0) boxes_wait<BOXES - 1>();
@@ -94,12 +95,12 @@ DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output,
     }
 }
 
-DEV void consume_tiles(const Ring& ring, const Product& p, const Maps& maps) {
+DEV void consume_tiles(const Ring& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
     const u32 warp_here = warp_id() - PRODUCER_WARPS, group = warp_here / 4;
     u8* boxes = ring.boxes + warp_here * BOXES * BOX_BYTES;
     PipelineState pipe{0, 0};
     each_tile(p, [&](const Tile& tile) {
-        Sums sums;
+        TileAccumulators sums;
         multiply(sums, ring, pipe, group, p.k);
         put(boxes, p, maps, tile.row + warp_here * 16, tile.output, sums);
     });

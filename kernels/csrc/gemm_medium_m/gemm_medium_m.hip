@@ -61,11 +61,11 @@ template <class Do> DEV void each_pair(const OutputTile& to, const Do& act) {
 KERNEL_ALONE(CONSUMER_THREADS + WARP_SIZE)
 gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride,
               TENSOR_MAP x_map, TENSOR_MAP w_map) {
-    const Memory s = shared_layout();
+    const SharedMemoryLayout s = shared_layout();
     sync();
     if (SPLITS > 1) cluster_arrive<SPLITS>();
     grid_launch_dependents();
-    const Work work = share_of_block(x, w, m, n, k, x_stride);
+    const BlockWork work = share_of_block(x, w, m, n, k, x_stride);
     if (warp_id() == CONSUMER_THREADS / WARP_SIZE) {
         if (lane() == 0) copy_all(work, s, &w_map, &x_map);
         return;
@@ -76,7 +76,7 @@ gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m
     Pair before[RUN][2];
     each_pair(tile, [&](u32 p, u32 half) { before[p][half] = *pair_at(tile, p, half); });
 #endif
-    Sums sums;
+    TileAccumulators sums;
     multiply(sums, work, s);
 #if SPLITS > 1
     exchange(sums, s);

@@ -2,9 +2,10 @@
 #pragma once
 #include "gemm_medium_m/ring.h"
 
-struct Sums { float c[SUMS]; };
+// Accumulators of a lane; for their rows and columns see wgmma_row() and wgmma_col().
+struct TileAccumulators { float c[SUMS]; };
 
-DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
+DEV void multiply(TileAccumulators& sums, const BlockWork& work, const SharedMemoryLayout& s) {
     PipelineState pipe{0, 0};
     UNROLL for (u32 i = 0; i < SUMS; ++i) sums.c[i] = 0.f;
     wgmma_fence_operand(sums.c);  // Zeroes sums here, not between WGMMAs, which would serialise them.
@@ -41,7 +42,7 @@ DEV constexpr u32 first_sum(u32 rank, u32 p) { return p / RUN * (SUMS / 2) + (ra
 #if SPLITS > 1
 // Each block of the cluster receives the sums of all blocks for the columns that it stores, and adds them in
 // ascending order of blocks.
-DEV void exchange(Sums& sums, const Memory& s) {
+DEV void exchange(TileAccumulators& sums, const SharedMemoryLayout& s) {
     f32x4* places = (f32x4*)s.sums + tid();
     cluster_wait<SPLITS>();
     UNROLL for (u32 to = 0; to < SPLITS; ++to)

@@ -28,35 +28,36 @@ DEV constexpr u32 run_of(u32 rank) {
 }
 
 // Work of a block: the tile from first_output on, and its part [begin, end) of K in units of COLUMNS.
-struct Work {
+struct BlockWork {
     const half_t *x, *w;
     u32 m, n, k, x_stride;
     u32 first_output, begin, end;
 };
-DEV Work share_of_block(const half_t* x, const half_t* w, u32 m, u32 n, u32 k, u32 x_stride) {
+DEV BlockWork share_of_block(const half_t* x, const half_t* w, u32 m, u32 n, u32 k, u32 x_stride) {
     const u32 rank = cluster_rank<SPLITS>(), all = k / COLUMNS;
     const u32 tile = bid_x() / SPLITS;
-    return Work{x, w, m, n, k, x_stride, tile * OUTPUTS, all * rank / SPLITS, all * (rank + 1) / SPLITS};
+    return BlockWork{x, w, m, n, k, x_stride, tile * OUTPUTS, all * rank / SPLITS, all * (rank + 1) / SPLITS};
 }
 
-struct Memory {
+// Addresses in the launch's dynamic shared memory.
+struct SharedMemoryLayout {
     Barrier *full, *empty, *summed;
     u8 *sums, *ring;  // ring aligned to 1024 bytes
     u32 stages;
 };
 // Index of the current stage, and the parity of its phase for barrier_wait().
 struct PipelineState { u32 stage, phase; };
-DEV void next(PipelineState& t, const Memory& s) {
+DEV void next(PipelineState& t, const SharedMemoryLayout& s) {
     if (++t.stage < s.stages) return;
     t.stage = 0;
     t.phase ^= 1;
 }
 
-DEV Memory shared_layout() {
+DEV SharedMemoryLayout shared_layout() {
     DYN_SHARED(u8, shared);
     Barrier* full = (Barrier*)shared;
     u8* sums = shared + BARRIER_BYTES;
-    Memory s{full, full + MOST_STAGES, full + 2 * MOST_STAGES, sums, align_1024(sums + SUM_BYTES), 0};
+    SharedMemoryLayout s{full, full + MOST_STAGES, full + 2 * MOST_STAGES, sums, align_1024(sums + SUM_BYTES), 0};
     const u32 fit = (dynamic_shared_bytes() - (u32)(s.ring - shared)) / STAGE_BYTES;
     s.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
     if (tid() == 0) {
@@ -72,24 +73,25 @@ DEV Memory shared_layout() {
     return s;
 }
 
-DEV void copy_weights(const Work& work, const Memory& s, const TensorMap* map, u32 stage, u32 block, u64 policy) {
+DEV void copy_weights(const BlockWork& work, const SharedMemoryLayout& s, const TensorMap* map, u32 stage, u32 block,
+                      u64 policy) {
     u8* to = s.ring + stage * STAGE_BYTES;
     barrier_expect(s.full + stage, W_BYTES + work.m * PANEL_LINE);
-    const Matrix w{work.w, work.n, work.k};
+    const HalfMatrixView w{work.w, work.n, work.k};
     UNROLL for (u32 half = 0; half < HALVES; ++half)
         panel_copy_once(to + half * OUTPUTS * PANEL_LINE, map, w, OUTPUTS, half * work.n / 2 + work.first_output,
                         block * COLUMNS, s.full + stage, policy);
 }
-// Loads the rows of x of a stage. Rows from M on are not loaded: a row's sums depend on that row only, and
-// theirs are not stored.
-DEV void copy_rows(const Work& work, const Memory& s, const TensorMap* map, u32 stage, u32 block) {
-    const Matrix x{work.x, work.m, work.x_stride};
+// Loads the rows of x of a stage. Rows from M on are not loaded: their values affect only their own sums,
+// which are not stored.
+DEV void copy_rows(const BlockWork& work, const SharedMemoryLayout& s, const TensorMap* map, u32 stage, u32 block) {
+    const HalfMatrixView x{work.x, work.m, work.x_stride};
     panel_copy(s.ring + stage * STAGE_BYTES + W_BYTES, map, x, work.m, 0, block * COLUMNS, s.full + stage);
 }
 
 // Loop of the producer thread. Before grid_wait() it loads the weights of as many stages as the ring has,
 // then the rows of x of these stages, then the remaining stages.
-DEV void copy_all(const Work& work, const Memory& s, const TensorMap* w_map, const TensorMap* x_map) {
+DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const TensorMap* w_map, const TensorMap* x_map) {
     const u64 policy = read_once();
     const u32 all = work.end - work.begin, ahead = all < s.stages ? all : s.stages;
 #pragma unroll 1

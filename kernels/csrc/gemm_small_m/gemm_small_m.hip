@@ -75,7 +75,7 @@ DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u3
 KERNEL(CONSUMER_THREADS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m,
                                              u32 n, u32 k, u32 y_stride, u32 x_stride, float eps) {
     DYN_SHARED(u8, shared);
-    const Memory s = shared_layout(shared, m, k);
+    const SharedMemoryLayout s = shared_layout(shared, m, k);
     if (tid() == 0) {
 #pragma unroll 1
         for (u32 i = 0; i < s.stages; ++i) {
@@ -85,7 +85,7 @@ KERNEL(CONSUMER_THREADS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const
         barriers_ready();
     }
     sync();
-    const Work work = even_share(w, n, k, m);
+    const BlockWork work = even_share(w, n, k, m);
     if (warp_id() == COMPUTE_WARPS) return copy_all(work, s, x, x_stride);
 
     grid_launch_dependents();
@@ -112,7 +112,7 @@ KERNEL(CONSUMER_THREADS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const
 #else
 KERNEL(256) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m, u32 n, u32 k,
                          u32 y_stride, u32 x_stride_, float eps) {
-    const Weights weights{w, bid_x() * TILES * WIDTH, n, k};
+    const StripWeights weights{w, bid_x() * TILES * WIDTH, n, k};
     const float* sums = strip_sums(weights, m, [&](half_t* xs) {
 #if NORM
         stage_normed(xs, x, norm, m, k, x_stride_, eps);

@@ -19,7 +19,8 @@ DEV u32 normed(u32 pair, float scale, u32 weights) {
 
 // Stages normalised rows of x. A row has as many warps as a block of rms_norm, with the same reduction order,
 // so that the bits are the same. A warp has loads of several rows in flight.
-DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride, float eps) {
+DEV void stage_normed_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride,
+                           float eps) {
     enum : u32 { ROWS = 4, EACH = 2 };  // rows at a time; pieces per lane and row
     const u32 pieces = work.k / 8, warps = ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;
     const u32 groups = COMPUTE_WARPS / warps, line = x_line(work.k), member = warp_id() % warps, first = member * WARP_SIZE + lane();
@@ -72,7 +73,7 @@ DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u
 
 #if !NORM && !X_SLABS
 // Stages all rows of x unchanged. Loads by the consumer warps have lower latency than bulk copies.
-DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
+DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride) {
     enum : u32 { LOADS_IN_FLIGHT = 4 };
     const u32 pieces = work.k / 8, line = x_line(work.k);
     u32 row = 0, piece = tid();

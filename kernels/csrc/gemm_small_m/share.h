@@ -13,52 +13,52 @@ enum : u32 {
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)  // outputs per strip
 };
 
-struct Work {
+struct BlockWork {
     const half_t* w;
     u32 n, k, m;
     u32 first, strips;  // first strip and number of strips of this block
 };
-DEV u32 outputs(const Work& w) { return GATED ? w.n / 2 : w.n; }
-DEV u32 slabs(const Work& w) { return (w.k + SLAB - 1) / SLAB; }
-DEV u32 passes(const Work& w) { return (w.strips + TILES - 1) / TILES; }
-DEV u32 strips_of(const Work& w, u32 pass) {
+DEV u32 outputs(const BlockWork& w) { return GATED ? w.n / 2 : w.n; }
+DEV u32 slabs(const BlockWork& w) { return (w.k + SLAB - 1) / SLAB; }
+DEV u32 passes(const BlockWork& w) { return (w.strips + TILES - 1) / TILES; }
+DEV u32 strips_of(const BlockWork& w, u32 pass) {
     const u32 left = w.strips - pass * TILES;
     return left < TILES ? left : (u32)TILES;
 }
-DEV u32 columns(const Work& w, u32 slab) {
+DEV u32 columns(const BlockWork& w, u32 slab) {
     const u32 left = w.k - slab * SLAB;
     return left < SLAB ? left : (u32)SLAB;
 }
 // Returns the line in a stage of row r of strip t. A stage has the rows of the pass's outputs, then with
 // GATED their up rows.
 DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
-DEV u32 first_output(const Work& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
-// Returns the row of W that a line of a pass has. Lines beyond the last output repeat the last one; they are
-// not stored.
-DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
+DEV u32 first_output(const BlockWork& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
+// Returns the row of W that a line of a pass contains. Lines beyond the last output contain the row of the
+// last output; their results are not stored.
+DEV u64 weight_row(const BlockWork& w, u32 pass, u32 line) {
     const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
     return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
 }
 
-DEV Work even_share(const half_t* w, u32 n, u32 k, u32 m) {
+DEV BlockWork even_share(const half_t* w, u32 n, u32 k, u32 m) {
     const u32 all = ((GATED ? n / 2 : n) + WIDTH - 1) / WIDTH, each = all / gdim_x(), more = all - each * gdim_x();
     const u32 first = bid_x() * each + (bid_x() < more ? bid_x() : more);
-    return Work{w, n, k, m, first, each + (bid_x() < more)};
+    return BlockWork{w, n, k, m, first, each + (bid_x() < more)};
 }
 
 // Stride in bytes of rows of x in shared memory if all of x is stored there (without X_SLABS).
 DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 64; }
 
 // Layout of the launch's dynamic shared memory.
-struct Memory {
+struct SharedMemoryLayout {
     Barrier *full, *empty;
     float *squares, *sums;
     half_t* norm;
     u8 *x, *ring;
     u32 stages, stage_bytes;
 };
-DEV Memory shared_layout(u8* shared, u32 m, u32 k) {
-    Memory s;
+DEV SharedMemoryLayout shared_layout(u8* shared, u32 m, u32 k) {
+    SharedMemoryLayout s;
     s.full = (Barrier*)shared;
     s.empty = s.full + MOST_STAGES;
     s.squares = (float*)(s.empty + MOST_STAGES);

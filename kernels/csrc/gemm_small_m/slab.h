@@ -6,9 +6,9 @@
 #pragma once
 
 // Offsets of a lane's pieces of x, and masks that are zero for rows out of range.
-struct XRows { u32 at[STRIP_X], mask[STRIP_X]; };
-DEV XRows x_rows(u32 m, u32 line) {
-    XRows x;
+struct XRowOffsets { u32 at[STRIP_X], mask[STRIP_X]; };
+DEV XRowOffsets x_rows(u32 m, u32 line) {
+    XRowOffsets x;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
         const u32 row = strip_x_row(j);
         x.at[j] = (row < m ? row : 0) * line + strip_k() * 2;
@@ -17,8 +17,8 @@ DEV XRows x_rows(u32 m, u32 line) {
     return x;
 }
 
-DEV StripX x_piece(const u8* x, const XRows& rows) {
-    StripX piece;
+DEV StripOperandA x_piece(const u8* x, const XRowOffsets& rows) {
+    StripOperandA piece;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
         u32x4 v = *(const u32x4*)(x + rows.at[j]);
         UNROLL for (u32 i = 0; i < 4; ++i) v.v[i] &= rows.mask[j];
@@ -30,8 +30,8 @@ DEV StripX x_piece(const u8* x, const XRows& rows) {
 // sums[t] += PIECES * 32 k of x times those of strip t. at[t]: offset in bytes from w to the lane's piece of
 // that strip.
 template <u32 PIECES, u32 STRIPS>
-DEV void multiply_pieces(f32x4* sums, const u8* x, const XRows& rows, const u8* w, const u32* at) {
-    StripX pieces[PIECES];
+DEV void multiply_pieces(f32x4* sums, const u8* x, const XRowOffsets& rows, const u8* w, const u32* at) {
+    StripOperandA pieces[PIECES];
     UNROLL for (u32 p = 0; p < PIECES; ++p) pieces[p] = x_piece(x + p * 64, rows);
     UNROLL for (u32 p = 0; p < PIECES; ++p)
         UNROLL for (u32 t = 0; t < STRIPS; ++t) strip_mma(sums[t], pieces[p], *(const half_x8*)(w + at[t] + p * 64));

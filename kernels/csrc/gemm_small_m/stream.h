@@ -39,7 +39,7 @@ DEV void next(PipelineState& t, u32 stages) {
     t.phase ^= 1;
 }
 
-DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
+DEV void copy_weights(const BlockWork& work, const SharedMemoryLayout& s, u32 stage, u32 pass, u32 slab, u64 policy) {
     const u32 bytes = columns(work, slab) * 2, lines = strips_of(work, pass) * STRIP_ROWS;
     if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? work.m : 0)) * bytes);
     warp_sync();
@@ -48,14 +48,15 @@ DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u3
         bulk_copy_once(s.ring + stage * s.stage_bytes + line * LINE,
                        work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
 }
-DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x, u32 x_stride) {
+DEV void copy_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 stage, u32 slab, const half_t* x,
+                   u32 x_stride) {
     u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
     if (lane() < work.m)
         bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
 // Waits for the previous kernel; then, with X_SLABS, copies the rows of x for the slabs in flight.
-DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x, u32 x_stride) {
+DEV void first_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 ahead, const half_t* x, u32 x_stride) {
     grid_launch_dependents();
     grid_wait();
 #if X_SLABS
@@ -65,7 +66,7 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* 
 }
 
 // Loop of the producer warp.
-DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
+DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;
@@ -88,10 +89,12 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stri
     if (!waited) first_rows(work, s, i, x, x_stride);
 }
 
-struct Sums { f32x4 c[TILES]; };
+// Accumulators of a lane, by strip of the pass.
+struct PassAccumulators { f32x4 c[TILES]; };
 
 // Multiplies this warp's k of one slab; at[t]: offset in bytes of the lane's line of strip t.
-DEV void multiply_slab(Sums& sums, const u8* w, const u8* x, const XRows& rows, const u32* at, u32 width) {
+DEV void multiply_slab(PassAccumulators& sums, const u8* w, const u8* x, const XRowOffsets& rows, const u32* at,
+                       u32 width) {
     const u32 first = warp_id() * SPAN;
     if (first + SPAN <= width) {
         multiply_pieces<SPAN / 32, TILES>(sums.c, x + first * 2, rows, w + first * 2, at);
@@ -102,7 +105,7 @@ DEV void multiply_slab(Sums& sums, const u8* w, const u8* x, const XRows& rows, 
 }
 
 // Writes the warp's sums of the pass to shared memory, with two outputs of a row adjacent.
-DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
+DEV void put_pass(const PassAccumulators& sums, const SharedMemoryLayout& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + strip_c_w(0);
     UNROLL for (u32 half = 0; half < 2; ++half) {
         const u32 row = strip_c_x(half * 2);
@@ -111,7 +114,7 @@ DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
                 *(f32x2*)(to + (t * m + row) * STRIP_ROWS) = f32x2{{sums.c[t].v[half * 2], sums.c[t].v[half * 2 + 1]}};
     }
 }
-DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
+DEV float gather_pass(const SharedMemoryLayout& s, u32 m, u32 t, u32 row, u32 r) {
     const u32 at = (t * m + row) * STRIP_ROWS + r, per_warp = TILES * m * STRIP_ROWS;
     float part[COMPUTE_WARPS];
     UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) part[w] = s.sums[w * per_warp + at];
@@ -123,9 +126,9 @@ DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
 // Loop of the consumer warps. Calls put(row, output, sum, sum of the up row, result of before(row, output,
 // true)) for every output; before(.., false) is called for threads without an output.
 template <class Before, class Put>
-DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
+DEV void multiply_all(const BlockWork& work, const SharedMemoryLayout& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
-    const XRows rows = x_rows(work.m, X_SLABS ? (u32)LINE : x_line(work.k));
+    const XRowOffsets rows = x_rows(work.m, X_SLABS ? (u32)LINE : x_line(work.k));
     PipelineState pipe{0, 0};
 #pragma unroll 1
     for (u32 pass = 0; pass < all; ++pass) {
@@ -133,7 +136,7 @@ DEV void multiply_all(const Work& work, const Memory& s, const Before& before, c
         const auto is_output = [&](u32 t, u32 row) { return row < work.m && t < strips && t * WIDTH + r < left; };
         const u32 t0 = tid() / WIDTH % TILES, row0 = tid() / WIDTH / TILES;
         const auto loaded = before(row0, first_output(work, pass) + t0 * WIDTH + r, is_output(t0, row0));
-        Sums sums;
+        PassAccumulators sums;
         u32 at[TILES];
         UNROLL for (u32 t = 0; t < TILES; ++t) {
             sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};

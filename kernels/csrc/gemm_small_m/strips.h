@@ -31,28 +31,28 @@ enum : u32 {
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
 };
 
-struct Weights {
+struct StripWeights {
     const half_t* w;
     u32 first, n, k;  // first output of the block; rows and columns of W
 };
 
-// Returns the row of W that this lane reads for a strip. Rows beyond the last output repeat the last one;
-// they are not stored.
-DEV u64 weight_row(const Weights& w, u32 tile) {
+// Returns the row of W that this lane reads for a strip. Beyond the last output it is the row of the last
+// output again; the results are not stored.
+DEV u64 weight_row(const StripWeights& w, u32 tile) {
     const u32 r = strip_w_row(), out = w.first + tile * WIDTH + r % WIDTH, outputs = GATED ? w.n / 2 : w.n;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
-struct Strip { half_x8 v[PIECES]; };
+struct StripPieces { half_x8 v[PIECES]; };
 
-DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
+DEV StripPieces load_strip(const StripWeights& w, u32 tile, u32 chunk) {
     const half_t* p = w.w + weight_row(w, tile) * w.k;
-    Strip s;
+    StripPieces s;
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         const u32 k = chunk * CHUNK + i * 32 + strip_k();
 #if WARP_SIZE == 64
-        // A branch on AMD ends with a wait for the load in it. Columns past the last one read the row's start: x is
-        // zero there.
+        // No branch, because on AMD a branch ends with a wait for the load inside it. Columns past the last
+        // one read the start of the row instead; they are multiplied by zeros of x.
         s.v[i] = load_stream((const half_x8*)(p + (k < w.k ? k : 0)));
 #else
         s.v[i] = k < w.k ? load_stream((const half_x8*)(p + k)) : zero8();
@@ -62,16 +62,17 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
 }
 
 // Iterates over the warp's work: its chunks of one strip, then those of the next strip.
-struct Cursor { u32 tile, chunk; };
-DEV void advance(Cursor& at, u32 warps, u32 chunks) {
+struct ChunkCursor { u32 tile, chunk; };
+DEV void advance(ChunkCursor& at, u32 warps, u32 chunks) {
     at.chunk += warps;
     if (at.chunk < chunks) return;
     at.chunk = warp_id();
     ++at.tile;
 }
 
-// Loads the strip at `at` if there is one. Warps of 64 lanes load without a branch, past the end the last strip again.
-DEV void load_next(Strip& strip, const Weights& w, const Cursor& at, bool present) {
+// Loads the strip at `at` if `present`. Warps of 64 lanes load without a branch: past the end they load the
+// last strip again.
+DEV void load_next(StripPieces& strip, const StripWeights& w, const ChunkCursor& at, bool present) {
 #if WARP_SIZE == 64
     (void)present;
     const bool inside = at.tile < TILES;
@@ -94,9 +95,9 @@ template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u3
     }
 }
 
-DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 stride, u32 chunk) {
+DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 stride, u32 chunk) {
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
-        StripX x;
+        StripOperandA x;
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
             const u32 row = strip_x_row(j), k = chunk * CHUNK + i * 32 + strip_k();
 #if WARP_SIZE == 64
@@ -130,14 +131,14 @@ DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) 
 
 // Computes the sums of all strips of the block, which gather() reads. `stage(xs)` stages the rows of x; it is
 // called after grid_wait().
-template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
+template <class Stage> DEV const float* strip_sums(const StripWeights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;
     float* sums = (float*)(xs + m * stride);
     const u32 mine = warp_id() < chunks ? (chunks - warp_id() + warps - 1) / warps : 0, items = mine * TILES;
 
-    Cursor to_load{0, warp_id()}, at{0, warp_id()};
-    Strip ring[DEPTH];
+    ChunkCursor to_load{0, warp_id()}, at{0, warp_id()};
+    StripPieces ring[DEPTH];
     UNROLL for (u32 d = 0; d < DEPTH; ++d) {
         load_next(ring[d], weights, to_load, d < items);
         advance(to_load, warps, chunks);
@@ -165,7 +166,7 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
 }
 
 // Calls put(row, output, sum, sum of the up row or 0) for each output of the block, one output per thread.
-template <class Put> DEV void each_sum(const Weights& w, const float* sums, u32 m, const Put& put) {
+template <class Put> DEV void each_sum(const StripWeights& w, const float* sums, u32 m, const Put& put) {
     const u32 outputs = GATED ? w.n / 2 : w.n;
     for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {
         const u32 r = i % WIDTH, row = i / WIDTH % m, tile = i / WIDTH / m, out = w.first + tile * WIDTH + r;

@@ -4,7 +4,7 @@
 #include "mla_decode/records.h"
 
 // Stores the warp's channels of the outputs, for a context with a single split.
-DEV void store_outputs(const SoftmaxState& r, const SplitCursor& p, const Outputs& to) {
+DEV void store_outputs(const SoftmaxState& r, const SplitCursor& p, const MlaDecodeOutputs& to) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 head = Frag::c_row(i);
         if (first_head() + head >= to.heads) continue;
@@ -14,7 +14,7 @@ DEV void store_outputs(const SoftmaxState& r, const SplitCursor& p, const Output
     }
 }
 
-DEV void put(const SoftmaxState& r, const SplitCursor& p, const Outputs& to) {
+DEV void put(const SoftmaxState& r, const SplitCursor& p, const MlaDecodeOutputs& to) {
     if (own_token() >= p.count) return;
     if (p.splits == 1) return store_outputs(r, p, to);
     float* records = records_of(p, to, own_token(), p.split);

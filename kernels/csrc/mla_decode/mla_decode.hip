@@ -2,13 +2,13 @@
 // weighted by softmax(scale q · row). It runs between the two per-head GEMMs with W_UK and W_UV
 // (mla_head_gemm). CPU reference: cpu/mla/absorbed_attention.rs.
 //
-// A block has 16 heads of one token, or of TOKENS_PER_BLOCK successive tokens of a request. These share every
-// row of the pool that it loads; a token's warps compute the scores of 16 keys each, then accumulate a share
-// of the channels over all keys of a step (step.h). A context is cut into splits of split_keys(context) keys;
-// blocks process equal runs of the list of all splits (attention_decode/split_schedule.h), prefetch steps
-// across them, and the last block to arrive merges the splits of a (row, 16 heads), splits ascending. The
-// splits depend on the row's own context only. Blocks of other heads process the same runs at the same time,
-// so that a row of the pool is read from memory once.
+// A block processes 16 heads of one token, or of TOKENS_PER_BLOCK successive tokens of a request. All of them
+// share every pool row that the block loads; a token's warps compute the scores of 16 keys each, then
+// accumulate a part of the channels over all keys of a step (step.h). A context is cut into splits of
+// split_keys(context) keys. Each block processes an equal part of the list of all splits
+// (attention_decode/split_schedule.h) and prefetches steps across splits. The last block to arrive merges the
+// splits of a row and 16 heads in ascending order. The splits depend on the row's own context only. Blocks of
+// other heads process the same splits at the same time, so that a row of the pool is read from memory once.
 // Rows that are successive tokens of a request, as their tables and contexts show, are processed together if
 // they have the same splits; this changes no bits.
 // With EACH_TOKEN rows have any number of tokens: a block processes a run of TOKENS_PER_BLOCK tokens and all keys
@@ -93,14 +93,15 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q
            const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
            u32 heads, u32 query, u32 table_width, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOKENS_PER_BLOCK, 0};
+    const BatchMetadata rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr,
+                             TOKENS_PER_BLOCK, 0};
     SplitCursor p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
     grid_wait();
     grid_launch_dependents();
     Ring ring = begin_ring(shared, p, rows, pool);
-    const Source source{absorbed_q, q, heads, query, q_stride};
-    const Outputs to{means, partial, arrived, heads};
-    Queries mine{};
+    const MlaQuerySource source{absorbed_q, q, heads, query, q_stride};
+    const MlaDecodeOutputs to{means, partial, arrived, heads};
+    HeadQueryFragments mine{};
     u32 done = 0;  // number of splits of the current heads that are done
     while (p.left != 0) {
         if (done == 0) mine = load_queries(source, p);

@@ -24,7 +24,7 @@ struct Ring {
 
 // Advances to the next split that has a step, if the current one has none left, and loads the block-table
 // entry of the next step.
-DEV void seek_step(Ring& r, const Rows& rows) {
+DEV void seek_step(Ring& r, const BatchMetadata& rows) {
     while (r.cursor.left != 0 && r.at >= r.end) {
         advance_cursor(r.cursor, rows);
         if (r.cursor.left == 0) return;
@@ -62,7 +62,7 @@ DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 key, 
 
 // Starts the copies of the next step, if there is one. Rows beyond the split's end are zero-filled, because
 // freed blocks may contain NaN. Every thread must call it.
-DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
+DEV void fetch(Ring& r, const BatchMetadata& rows, const half_t* pool) {
     if (r.cursor.left != 0) {
         const u32 key = r.at + warp_id() * ROWS_OF_WARP;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
@@ -75,7 +75,7 @@ DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
     r.next = r.next + 1 == STAGES ? 0 : r.next + 1;
 }
 
-DEV Ring begin_ring(half_t* steps, const SplitCursor& cursor, const Rows& rows, const half_t* pool) {
+DEV Ring begin_ring(half_t* steps, const SplitCursor& cursor, const BatchMetadata& rows, const half_t* pool) {
     Ring r{steps, 0, 0, cursor, 0, 0, 0};
     if (cursor.left != 0) {
         r.at = first_key(cursor);
@@ -88,7 +88,7 @@ DEV Ring begin_ring(half_t* steps, const SplitCursor& cursor, const Rows& rows, 
 
 // Returns the oldest step. It waits until that step has arrived and all warps have read the previous step,
 // whose stage the next copies overwrite. Every thread must call it.
-DEV const half_t* next_step(Ring& r, const Rows& rows, const half_t* pool) {
+DEV const half_t* next_step(Ring& r, const BatchMetadata& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();
     fetch(r, rows, pool);

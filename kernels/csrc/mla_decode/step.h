@@ -18,20 +18,23 @@ enum : u32 {
 DEV u32 slot_of(u32 i) { return WARP_SIZE == 64 ? i : i >> 1 & 1; }
 DEV u32 head_of(u32 slot) { return Frag::c_row(WARP_SIZE == 64 ? slot : slot * 2); }
 
-struct Source {
+// Absorbed queries and query projection, as in the arguments of the kernel.
+struct MlaQuerySource {
     const half_t *absorbed_q, *q;
     u32 heads, query, q_stride;
 };
-struct Pairs { u32 v[Frag::NA / 2]; };
-struct Queries { Pairs v[PRODUCTS]; };
+// One MMA fragment A of queries; a word has two adjacent k of one head.
+struct QueryFragment { u32 v[Frag::NA / 2]; };
+// A warp's queries: 16 heads of one token, over the warp's part of the channels.
+struct HeadQueryFragments { QueryFragment v[PRODUCTS]; };
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     FragC out[OWN];
 };
 
 // Loads the queries of this warp's token and 16 heads; zeros for heads and tokens that do not exist.
-DEV Queries load_queries(const Source& s, const SplitCursor& p) {
-    Queries all;
+DEV HeadQueryFragments load_queries(const MlaQuerySource& s, const SplitCursor& p) {
+    HeadQueryFragments all;
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
         const u32 head = first_head() + Frag::a_row(i);
         const bool valid = head < s.heads && own_token() < p.count;
@@ -57,7 +60,7 @@ DEV void start(SoftmaxState& r) {
 
 // Returns the scores of the warp's 16 rows; they are complete only on warps with half_of_warp() == 0. It uses
 // two accumulators, because dependent MMAs would wait for each other.
-DEV FragC score(const Queries& q, const half_t* step) {
+DEV FragC score(const HeadQueryFragments& q, const half_t* step) {
     const half_t* rows = step + tile_of_warp() * TILE * LINE + half_of_warp() * PRODUCTS * 16;
     FragC even = zero_c(), odd = zero_c();
     UNROLL for (u32 j = 0; j < PRODUCTS; ++j)
@@ -146,5 +149,5 @@ DEV void finish(SoftmaxState& r) {
         r.sum[slot] = 0.f;
         UNROLL for (u32 i = 0; i < TILES; ++i) r.sum[slot] += sums[i * 16 + head_of(slot)];
     }
-    team_sync();  // A next split without a step would have no other barrier before it writes all_sums.
+    team_sync();  // A next split without steps has no other barrier before it overwrites all_sums.
 }

@@ -8,7 +8,7 @@
 
 // Returns the first token from `token` on that is in one of the block's runs, and sets `run_end` to the end
 // of that run.
-DEV u32 enter_run(const Rows& rows, u32 token, u32& run_end) {
+DEV u32 enter_run(const BatchMetadata& rows, u32 token, u32& run_end) {
     if (token < run_end) return token;
     const u32 run_stride = gdim_x() * rows.tokens_per_group;
     run_end += ((token - run_end) / run_stride + 1) * run_stride;
@@ -18,7 +18,7 @@ DEV u32 enter_run(const Rows& rows, u32 token, u32& run_end) {
 
 // Returns the cursor at the tokens from `token` on that are in the same row and before `run_end`. `all`:
 // number of tokens of all rows.
-DEV SplitCursor cursor_at(const Rows& rows, u32 token, u32 run_end, u32 all) {
+DEV SplitCursor cursor_at(const BatchMetadata& rows, u32 token, u32 run_end, u32 all) {
     SplitCursor p{};
     if (token >= all) return p;
     p.row = row_of(rows.cu_q, rows.rows, token);
@@ -43,12 +43,12 @@ DEV SplitCursor cursor_at(const Rows& rows, u32 token, u32 run_end, u32 all) {
 
 // Returns the cursor at the block's first tokens. The block processes every gdim_x()-th run from token `first`
 // on.
-DEV SplitCursor first_token(const Rows& rows, u32 first) {
+DEV SplitCursor first_token(const BatchMetadata& rows, u32 first) {
     const u32 token = first + bid_x() * rows.tokens_per_group;
     return cursor_at(rows, token, token + rows.tokens_per_group, (u32)rows.cu_q[rows.rows]);
 }
 
-DEV void advance_cursor(SplitCursor& p, const Rows& rows) {
+DEV void advance_cursor(SplitCursor& p, const BatchMetadata& rows) {
     if (!EACH_TOKEN) return next_split(p, rows);
     u32 run_end = p.run_end;
     const u32 token = enter_run(rows, p.token + p.count, run_end);

@@ -10,10 +10,11 @@ struct PipelineBarriers {
     Barrier weights_full, weights_empty;  // probabilities of a step
 };
 static_assert(sizeof(PipelineBarriers) <= PIPELINE_BARRIER_BYTES, "panels begin after it");
-struct Shared { u8 *queries, *keys, *weights; };
-struct Job {
-    Rows rows;
-    Outputs to;
+// Addresses in the launch's dynamic shared memory.
+struct SharedMemoryLayout { u8 *queries, *keys, *weights; };
+struct MlaDecodeParams {
+    BatchMetadata rows;
+    MlaDecodeOutputs to;
     const half_t *absorbed_q, *q, *pool;
     const TensorMap* pool_map;
     u32 query, q_stride;
@@ -33,15 +34,15 @@ DEV void init_barriers(PipelineBarriers* m) {
     barriers_ready();
 }
 
-DEV Shared shared_layout(u8* dynamic) {
+DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     u8* queries = align_1024(dynamic + PIPELINE_BARRIER_BYTES);
     u8* keys = queries + OPERAND_BYTES;
-    return Shared{queries, keys, keys + STAGES * OPERAND_BYTES};
+    return SharedMemoryLayout{queries, keys, keys + STAGES * OPERAND_BYTES};
 }
 
 // Starts loading the queries of the tokens at `p`, 16 query rows per warp; zeros for heads and tokens that do
 // not exist.
-DEV void start_queries(const Job& job, const Shared& shared, const SplitCursor& p) {
+DEV void start_queries(const MlaDecodeParams& job, const SharedMemoryLayout& shared, const SplitCursor& p) {
     constexpr u32 PIECES = WIDTH / 8, KV_LORA_PIECES = KV_LORA_RANK / 8, HEADS = TILE / PRODUCER_WARPS;
     const u32 first = (warp_id() - WARPS) * HEADS;
     _Pragma("unroll 1") for (u32 row = first; row < first + HEADS; ++row) {
@@ -68,7 +69,7 @@ struct ProducerState {
 };
 
 DEV u32 own_row() { return (warp_id() - WARPS) * BOX_ROWS; }
-DEV u32 block_at(const Job& job, const SplitCursor& p, u32 key, u32 end) {
+DEV u32 block_at(const MlaDecodeParams& job, const SplitCursor& p, u32 key, u32 end) {
     return key < end ? (u32)job.rows.tables[(u64)p.table * job.rows.table_width + key / BLOCK_TOKENS] : 0;
 }
 
@@ -79,7 +80,8 @@ DEV void clear_rows(u8* rows, u32 first) {
 }
 
 // Loads this warp's rows of keys [at, at + KEYS) of a split that ends at `end`.
-DEV void fetch_step(const Job& job, const Shared& shared, PipelineBarriers* m, ProducerState& producer, u32 at, u32 end) {
+DEV void fetch_step(const MlaDecodeParams& job, const SharedMemoryLayout& shared, PipelineBarriers* m,
+                    ProducerState& producer, u32 at, u32 end) {
     const u32 key = at + own_row(), stage = producer.pipe.stage;
     const u32 present = key >= end ? 0 : end - key < BOX_ROWS ? end - key : BOX_ROWS;
     u8* rows = shared.keys + stage * OPERAND_BYTES + own_row() * 128;
@@ -100,7 +102,7 @@ DEV void fetch_step(const Job& job, const Shared& shared, PipelineBarriers* m, P
     advance<STAGES>(producer.pipe);
 }
 
-DEV void fetch_all(const Job& job, const Shared& shared, PipelineBarriers* m, SplitCursor p) {
+DEV void fetch_all(const MlaDecodeParams& job, const SharedMemoryLayout& shared, PipelineBarriers* m, SplitCursor p) {
     ProducerState producer{};
     PipelineState queries{};
     bool new_queries = true;  // heads or token differ from those of the previous split

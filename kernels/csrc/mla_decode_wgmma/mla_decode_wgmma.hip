@@ -77,9 +77,10 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* abso
                  float factor) {
     DYN_SHARED(u8, dynamic);
     PipelineBarriers* pipeline = (PipelineBarriers*)dynamic;
-    const Shared shared = shared_layout(dynamic);
+    const SharedMemoryLayout shared = shared_layout(dynamic);
     SHARED(SplitCursor, begin, 1);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, tokens_per_group, 0};
+    const BatchMetadata rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr,
+                             tokens_per_group, 0};
     if (tid() == 0) init_barriers(pipeline);
     set_queries(heads);
     sync();
@@ -89,7 +90,7 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* abso
         if (EACH_TOKEN) {
             p = first_token(rows, first);
         } else {
-            Rows scheduled_rows = rows;
+            BatchMetadata scheduled_rows = rows;
             const u32 split_log2 = choose_split_length(scheduled_rows, heads < TILE ? heads : TILE, most_records, (u32*)shared.queries);
             with_keys = scheduled_rows.rows;
             p = start_of_block(scheduled_rows, split_log2);
@@ -99,7 +100,8 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* abso
     sync();
     grid_wait();
     grid_launch_dependents();
-    const Job job{rows, {means, partial, arrived, heads}, absorbed_q, q, pool, &pool_map, query, q_stride, factor};
+    const MlaDecodeParams job{rows, {means, partial, arrived, heads}, absorbed_q, q, pool, &pool_map, query, q_stride,
+                              factor};
     if (warp_id() >= WARPS) {
         reg_dealloc<56>();
         fetch_all(job, shared, pipeline, *begin);

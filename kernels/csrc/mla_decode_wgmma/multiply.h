@@ -43,19 +43,21 @@ template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& op
 struct ConsumerState { u32 step, tokens; };
 DEV u32 stage_of(u32 step) { return step % STAGES; }
 
-DEV const u8* step_keys(const Shared& shared, u32 step) { return shared.keys + stage_of(step) * OPERAND_BYTES; }
-DEV const u8* await_keys(const Shared& shared, PipelineBarriers* m, u32 step) {
+DEV const u8* step_keys(const SharedMemoryLayout& shared, u32 step) {
+    return shared.keys + stage_of(step) * OPERAND_BYTES;
+}
+DEV const u8* await_keys(const SharedMemoryLayout& shared, PipelineBarriers* m, u32 step) {
     barrier_wait(&m->keys_full[stage_of(step)], step / STAGES & 1);
     return step_keys(shared, step);
 }
 
 // Writes a step's probabilities and rescale factors to shared memory for the second warpgroup, after that
 // warpgroup has read those of the previous step.
-DEV void publish_weights(const Shared& shared, PipelineBarriers* m, u32 step, const Probabilities<KEYS / 2>& p,
-                         const float (&rescale)[2]) {
+DEV void publish_weights(const SharedMemoryLayout& shared, PipelineBarriers* m, u32 step,
+                         const ProbabilityFragment<KEYS / 2>& p, const float (&rescale)[2]) {
     barrier_wait(&m->weights_empty, ~step & 1);
-    // The piece can be xored into the offset, because panel_offset() xors it into bits that `row * 128` does
-    // not have.
+    // The piece can be xored into the offset, because panel_offset() xors it into bits that are zero in
+    // `row * 128`.
     const u32 begin = opaque(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
     UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
         const u32 piece = i / 2, lower = i % 2 * 8 * 128;
@@ -67,8 +69,8 @@ DEV void publish_weights(const Shared& shared, PipelineBarriers* m, u32 step, co
 
 // Turns the scores of keys [at, at + KEYS) into probabilities, in a step in which not all query rows attend
 // to all keys: keys from `end` on do not exist, and later tokens' keys are masked.
-DEV void masked_softmax(float (&s)[KEYS / 2], Softmax& r, float (&rescale)[2], const Job& job, const SplitCursor& p, u32 at,
-                        u32 end) {
+DEV void masked_softmax(float (&s)[KEYS / 2], SoftmaxRowState& r, float (&rescale)[2], const MlaDecodeParams& job,
+                        const SplitCursor& p, u32 at, u32 end) {
     u32 seen[2];
     UNROLL for (u32 slot = 0; slot < 2; ++slot)
         seen[slot] = keys_seen_by(p, query_of(wgmma_row(slot * 2), p, job.to).token, at, end);
@@ -79,10 +81,10 @@ DEV void masked_softmax(float (&s)[KEYS / 2], Softmax& r, float (&rescale)[2], c
 // step are issued after this step's accumulation, so that two stages are enough. Issuing and waiting for the
 // scores are in straight-line code, not across a loop end or an exit: otherwise ptxas serialises the WGMMAs,
 // which takes 1.5 times as long.
-DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w,
-                       const SplitCursor& p) {
+DEV void score_and_add(float (&o)[SUMS], SoftmaxRowState& r, const MlaDecodeParams& job,
+                       const SharedMemoryLayout& shared, PipelineBarriers* m, ConsumerState& w, const SplitCursor& p) {
     float s[KEYS / 2], rescale[2];
-    Probabilities<KEYS / 2> weights;
+    ProbabilityFragment<KEYS / 2> weights;
     const u32 first = first_key(p), end = end_key(p);
     u32 at = first;
     const auto start_step = [&] {
@@ -124,7 +126,8 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
 
 // The second warpgroup's loop over a split: accumulates its half of the channels with the probabilities of
 // the first.
-DEV void add(float (&o)[SUMS], const Shared& shared, PipelineBarriers* m, ConsumerState& w, const SplitCursor& p) {
+DEV void add(float (&o)[SUMS], const SharedMemoryLayout& shared, PipelineBarriers* m, ConsumerState& w,
+             const SplitCursor& p) {
     const u32 first = first_key(p), end = end_key(p);
     for (u32 at = first; at < end; at += KEYS) {
         const u8* keys = await_keys(shared, m, w.step);
@@ -144,7 +147,8 @@ DEV void add(float (&o)[SUMS], const Shared& shared, PipelineBarriers* m, Consum
 }
 
 // Stores the result of a split. Every thread of both warpgroups must call it.
-template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const SplitCursor& p) {
+template <bool SCORES> DEV void put(const float (&o)[SUMS], const SoftmaxRowState& r, const MlaDecodeParams& job,
+                                    const SplitCursor& p) {
     float max[2]{}, sum[2]{}, scale[2];
     if (SCORES) UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         max[slot] = r.max[slot] * job.factor;
@@ -165,16 +169,17 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
 
 // Processes a split and stores its result. SCORES: this is the first warpgroup.
 template <bool SCORES>
-DEV void multiply_split(const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w, const SplitCursor& p) {
+DEV void multiply_split(const MlaDecodeParams& job, const SharedMemoryLayout& shared, PipelineBarriers* m,
+                        ConsumerState& w, const SplitCursor& p) {
     float o[SUMS];
-    Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
+    SoftmaxRowState r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
     if (SCORES) score_and_add(o, r, job, shared, m, w, p);
     else add(o, shared, m, w, p);
     put<SCORES>(o, r, job, p);
 }
 
 // Writes zeros for padding rows, after the last row with keys.
-DEV void store_padding(const Job& job, u32 with_keys) {
+DEV void store_padding(const MlaDecodeParams& job, u32 with_keys) {
     for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
         SplitCursor p{};
         p.row = row;
@@ -184,7 +189,7 @@ DEV void store_padding(const Job& job, u32 with_keys) {
     }
 }
 
-DEV void multiply(const Job& job, const Shared& shared, PipelineBarriers* m, SplitCursor p) {
+DEV void multiply(const MlaDecodeParams& job, const SharedMemoryLayout& shared, PipelineBarriers* m, SplitCursor p) {
     const bool scores = warp_id() < WARPS / 2;
     ConsumerState w{};
     u32 done = 0;  // number of splits of the current heads that are done

@@ -19,7 +19,7 @@ struct SplitTotals {
 // A row's packed context is its context length; the highest bit, CHAIN_START, is set if the row is not the
 // successor token of the previous row.
 enum : u32 { CHAIN_START = 1u << 31, CACHED_ROWS = OPERAND_BYTES / 4 };
-DEV u32 pack_context(const Rows& rows, u32 row) {
+DEV u32 pack_context(const BatchMetadata& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
     if (rows.tokens_per_group <= 1 || row == 0 || context <= 1) return context | CHAIN_START;
     const bool follows_previous_row =
@@ -29,7 +29,7 @@ DEV u32 pack_context(const Rows& rows, u32 row) {
 // Writes the packed contexts of the first CACHED_ROWS rows to shared memory. The loads of all rows overlap,
 // so that they take one memory latency; they also load the tables and cu_q, which start_of_block() needs,
 // into the cache.
-DEV void cache_contexts(const Rows& rows, u32* packed_contexts) {
+DEV void cache_contexts(const BatchMetadata& rows, u32* packed_contexts) {
     const u32 end = rows.rows < CACHED_ROWS ? rows.rows : CACHED_ROWS;
     _Pragma("unroll 1") for (u32 row = tid(); row < end; row += TEAM) {
         packed_contexts[row] = pack_context(rows, row);
@@ -40,7 +40,7 @@ DEV void cache_contexts(const Rows& rows, u32* packed_contexts) {
 
 // Returns approximately a / b rounded up, for b up to some thousands.
 DEV u32 approx_div_ceil(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
-DEV SplitTotals total_splits(const Rows& rows, const u32* packed_contexts, u32 split_log2) {
+DEV SplitTotals total_splits(const BatchMetadata& rows, const u32* packed_contexts, u32 split_log2) {
     SplitTotals n{};
     _Pragma("unroll 1") for (u32 row = lane(); row < rows.rows; row += WARP_SIZE) {
         const u32 packed_context = row < CACHED_ROWS ? packed_contexts[row] : pack_context(rows, row),
@@ -83,7 +83,7 @@ DEV u32 cost_of(const SplitTotals& n, u32 splits, u32 filled) {
 // from `rows`, and sets its tokens_per_group to 1 if tokens are to be scheduled separately. `heads`: number
 // of heads of a block; `packed_contexts`: OPERAND_BYTES of shared memory, not used afterwards. Every thread
 // of the team must call it.
-DEV u32 choose_split_length(Rows& rows, u32 heads, u32 most_records, u32* packed_contexts) {
+DEV u32 choose_split_length(BatchMetadata& rows, u32 heads, u32 most_records, u32* packed_contexts) {
     SHARED(u32, costs, 2 * LENGTHS);
     const u32 none = ~0u >> 4, own = warp_id();
     cache_contexts(rows, packed_contexts);

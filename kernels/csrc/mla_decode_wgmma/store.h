@@ -17,13 +17,14 @@ DEV u32* query_row_table() { SHARED(u32, packed_rows, TILE); return packed_rows;
 DEV void set_queries(u32 heads) {
     if (tid() < TILE) query_row_table()[tid()] = heads >= TILE ? tid() : tid() / heads << 16 | tid() % heads;
 }
-DEV QueryRow query_of(u32 row, const SplitCursor& p, const Outputs& to) {
+DEV QueryRow query_of(u32 row, const SplitCursor& p, const MlaDecodeOutputs& to) {
     const u32 packed_row = query_row_table()[row], token = packed_row >> 16, head = packed_row & 0xffff;
     return QueryRow{token, head, token < p.count && first_head() + head < to.heads};
 }
 
 // Stores the outputs of a context with a single split. `scale`: factors of the lane's two query rows.
-DEV void store_outputs(const float (&o)[SUMS], const SplitCursor& p, const Outputs& to, const float (&scale)[2]) {
+DEV void store_outputs(const float (&o)[SUMS], const SplitCursor& p, const MlaDecodeOutputs& to,
+                       const float (&scale)[2]) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         const QueryRow query_row = query_of(wgmma_row(slot * 2), p, to);
         if (!query_row.valid) continue;
@@ -35,7 +36,7 @@ DEV void store_outputs(const float (&o)[SUMS], const SplitCursor& p, const Outpu
 
 // Writes zeros to the outputs of a row without keys. The barrier is needed because the outputs may share
 // memory with the queries, which the first warpgroup has read when it arrives.
-DEV void store_zeros(const SplitCursor& p, const Outputs& to) {
+DEV void store_zeros(const SplitCursor& p, const MlaDecodeOutputs& to) {
     team_sync();
     for (u32 row = warp_id(); row < TILE; row += WARPS) {
         const QueryRow query_row = query_of(row, p, to);
@@ -47,7 +48,7 @@ DEV void store_zeros(const SplitCursor& p, const Outputs& to) {
 
 // Stores the record of a split. `stats`: maximum (in units of log2(e)) and sum of the lane's two query rows
 // over all keys of the split; null: not stored.
-DEV void store_record(const float (&o)[SUMS], const SplitCursor& p, const Outputs& to, const f32x2* stats) {
+DEV void store_record(const float (&o)[SUMS], const SplitCursor& p, const MlaDecodeOutputs& to, const f32x2* stats) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         const QueryRow query_row = query_of(wgmma_row(slot * 2), p, to);
         if (!query_row.valid) continue;

@@ -24,10 +24,10 @@ enum : u32 {
     WARPS = 128 / WARP_SIZE
 };
 
-struct Strips { half_x8 v[OWN][PIECES]; };
+struct WeightStrips { half_x8 v[OWN][PIECES]; };
 
-DEV Strips load_strips(const half_t* w, u32 first) {
-    Strips s;
+DEV WeightStrips load_strips(const half_t* w, u32 first) {
+    WeightStrips s;
     UNROLL for (u32 i = 0; i < OWN; ++i) {
         const half_t* row = w + ((first + i) * STRIP_ROWS + strip_w_row()) * INPUTS + strip_k();
         UNROLL for (u32 k = 0; k < PIECES; ++k)
@@ -36,7 +36,8 @@ DEV Strips load_strips(const half_t* w, u32 first) {
     return s;
 }
 
-// Returns the first of the groups of 16 tokens at `at`, at + 16 and so on that is not entirely in a long row.
+// Of the groups of 16 tokens that begin at `at`, at + 16, and so on, returns the beginning of the first that
+// is not entirely within one long row; `end` or more if there is none.
 DEV u32 skip_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {
@@ -53,7 +54,7 @@ mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 
               u32 x_stride, u32 y_stride) {
     const u32 head = bid_y(), strip = (bid_x() * WARPS + warp_id()) * OWN;
     if (strip >= STRIPS) return;
-    const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
+    const WeightStrips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
     grid_wait();
     grid_launch_dependents();
     const u32 end = (bid_z() + 1) * rows < tokens ? (bid_z() + 1) * rows : tokens;
@@ -61,7 +62,7 @@ mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 
         f32x4 sums[OWN];
         UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
         UNROLL for (u32 k = 0; k < PIECES; ++k) {
-            StripX part;
+            StripOperandA part;
             UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
                 const u32 token = at + strip_x_row(j);
                 const half_t* from = x + (u64)token * x_stride + head * x_head + k * 32 + strip_k();

@@ -14,28 +14,31 @@ enum : u32 {
     CONSUMER_WARPS = 8                     // consumer warps
 };
 
-struct Stages { Barrier full[STAGES], empty[STAGES]; };
+// Barriers of the pipeline stages of one operand.
+struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
 struct PipelineBarriers {
-    Stages keys, values;
+    StageBarriers keys, values;
     Barrier item_full, item_empty;  // barriers of a work item with its queries
     Barrier sequence[2];            // ordering barrier between the two consumer warpgroups
-    Item item;
+    WorkTile item;
 };
-struct Shared { u8 *queries, *keys, *values, *outputs; };
+// Addresses in the launch's dynamic shared memory.
+struct SharedMemoryLayout { u8 *queries, *keys, *values, *outputs; };
 
-DEV Shared shared_layout(u8* dynamic) {
+DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     u8 *queries = align_1024(dynamic), *keys = queries + KEY_BYTES, *values = keys + STAGES * KEY_BYTES;
-    return Shared{queries, keys, values, values + STAGES * VALUE_BYTES};
+    return SharedMemoryLayout{queries, keys, values, values + STAGES * VALUE_BYTES};
 }
 
 // Passes an item, with its queries, to the consumers. Query rows after the last token of the item's row
 // belong to other rows or are zero; their results are not stored.
-DEV void publish_item(const Shared& shared, PipelineBarriers* m, PipelineState& pipe, const Job& job, const Item& item) {
+DEV void publish_item(const SharedMemoryLayout& shared, PipelineBarriers* m, PipelineState& pipe,
+                      const MlaPrefillParams& job, const WorkTile& item) {
     barrier_wait(&m->item_empty, pipe.phase ^ 1);
     if (lane() == 0) {
         m->item = item;
         if (has_keys_here(item)) {
-            const Matrix q{job.q, job.tokens, job.q_stride};
+            const HalfMatrixView q{job.q, job.tokens, job.q_stride};
             barrier_expect(&m->item_full, KEY_BYTES);
             for (u32 panel = 0; panel < KEY_PANELS; ++panel)
                 panel_copy(shared.queries + panel * PANEL_BYTES, job.q_map, q, TILE, item.token + item.first,
@@ -48,9 +51,9 @@ DEV void publish_item(const Shared& shared, PipelineBarriers* m, PipelineState& 
     advance<1>(pipe);
 }
 
-DEV void fetch_step(const Shared& shared, PipelineBarriers* m, const PipelineState& pipe, const Job& job, const Item& item,
-                    u32 row) {
-    const Matrix kv{job.kv, job.window.keys, job.kv_stride};
+DEV void fetch_step(const SharedMemoryLayout& shared, PipelineBarriers* m, const PipelineState& pipe,
+                    const MlaPrefillParams& job, const WorkTile& item, u32 row) {
+    const HalfMatrixView kv{job.kv, job.window.keys, job.kv_stride};
     u8 *keys = shared.keys + pipe.stage * KEY_BYTES, *values = shared.values + pipe.stage * VALUE_BYTES;
     Barrier *keys_full = &m->keys.full[pipe.stage], *values_full = &m->values.full[pipe.stage];
     barrier_wait(&m->keys.empty[pipe.stage], pipe.phase ^ 1);
@@ -74,11 +77,11 @@ DEV void fetch_step(const Shared& shared, PipelineBarriers* m, const PipelineSta
 
 // Producer loop of one warp. Takes items until none is left, then passes on the empty item that ends the
 // consumers' loops.
-DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
-    Search search{};
+DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const MlaPrefillParams& job) {
+    WorkTileSearch search{};
     PipelineState items{}, steps{};
     for (u32 number = bid_x();;) {
-        const Item item = find(search, job, number);
+        const WorkTile item = find(search, job, number);
         if (item.tokens == 0) {
             publish_item(shared, m, items, job, item);
             // Each block that has an item draws one number for its next item, so as many numbers are drawn as

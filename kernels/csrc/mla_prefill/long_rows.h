@@ -1,7 +1,8 @@
 // mla_prefill/long_rows.h - long rows use non-absorbed MLA, for which keys and values are computed from
 // compressed KV. The keys of all long rows form one list, row after row, each row padded to whole steps. A
-// launch processes a window of that list. Results do not depend on the window boundaries: keys of a row are
-// processed in steps at fixed positions, and the state after a step is carried over unchanged.
+// launch processes a contiguous chunk of that list (its window). Results do not depend on the window
+// boundaries: keys of a row are processed in steps at fixed positions, and the state after a step is carried
+// over unchanged.
 #pragma once
 
 enum : u32 { STEP_KEYS = 128 };  // Must equal the constant in kernels/src/gpu/mla_prefill_plan.rs.
@@ -11,7 +12,8 @@ struct LongRows {
     const i32 *cu_q, *context_lens;
     u32 first, count, least;
 };
-struct Window { u32 begin, keys; };  // both are multiples of STEP_KEYS
+// Window of a launch: keys [begin, begin + keys) of the list; both are multiples of STEP_KEYS.
+struct KeyListChunk { u32 begin, keys; };
 
 // Lengths of row i; zero if it is not a long row or out of range.
 struct RowLengths { u32 tokens, context; };
@@ -31,7 +33,7 @@ DEV u32 span_of(const RowLengths& row) {
 struct StepRange { u32 step, end, steps, at; };
 // Returns the part of a tile that is in the window. The tile's last token attends to `keys` keys; the keys of
 // its row begin at index `begin` of the list.
-DEV StepRange steps_in_window(u32 keys, u32 begin, const Window& window) {
+DEV StepRange steps_in_window(u32 keys, u32 begin, const KeyListChunk& window) {
     const u32 window_end = window.begin + window.keys;
     StepRange range{};
     range.steps = (keys + STEP_KEYS - 1) / STEP_KEYS;

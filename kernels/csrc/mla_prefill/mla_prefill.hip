@@ -36,14 +36,14 @@
 #include "attention/warp.h"
 #include "mla_prefill/long_rows.h"
 
-struct Job {
+struct MlaPrefillParams {
     half_t* o;
     float* carried;
     u32* work_counter;
     const half_t *q, *kv;
     const TensorMap *q_map, *kv_map;
     LongRows rows;
-    Window window;
+    KeyListChunk window;
     u32 tokens, heads, values, rope_column, kv_stride, q_stride, o_stride;  // tokens: of all rows of the step
     float factor;
 };
@@ -61,7 +61,7 @@ PREFILL mla_prefill(half_t* o, float* carried, u32* work_counter, const half_t* 
                     TENSOR_MAP kv_map, const i32* cu_q, const i32* context_lens, u32 first, u32 count, u32 least,
                     u32 begin, u32 keys, u32 tokens, u32 heads, u32 values, u32 rope_column, u32 kv_stride, u32 q_stride,
                     u32 o_stride, float factor) {
-    prefill(Job{o, carried, work_counter, q, kv, &q_map, &kv_map, {cu_q, context_lens, first, count, least}, {begin, keys}, tokens,
-                heads, values, rope_column, kv_stride, q_stride, o_stride, factor});
+    prefill(MlaPrefillParams{o, carried, work_counter, q, kv, &q_map, &kv_map, {cu_q, context_lens, first, count, least},
+                             {begin, keys}, tokens, heads, values, rope_column, kv_stride, q_stride, o_stride, factor});
 }
 EXPORT(mla_prefill)

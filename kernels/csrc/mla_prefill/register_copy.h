@@ -1,5 +1,5 @@
-// mla_prefill/register_copy.h - copies of keys and values by warps of 64 lanes: a run is loaded into registers while the
-// previous one is multiplied.
+// mla_prefill/register_copy.h - copies keys and values with warps of 64 lanes: a run of COPIED keys is loaded
+// into registers while the previous run is multiplied.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -11,10 +11,11 @@ enum : u32 {
 };
 static_assert(COUNT * 256 == COPIED * PIECES, "threads copy different numbers of pieces");
 
-struct RunCopy { u32x4 piece[COUNT]; };
+// A thread's pieces of a run of COPIED keys and values.
+struct KvRunCopy { u32x4 piece[COUNT]; };
 
 // Loads COPIED keys and values of a head, from key `row` of the window on.
-DEV void load_run(RunCopy& copy, const Job& job, u32 head, u32 row) {
+DEV void load_run(KvRunCopy& copy, const MlaPrefillParams& job, u32 head, u32 row) {
     UNROLL for (u32 p = 0; p < COUNT; ++p) {
         const u32 i = tid() + p * 256, key = i / PIECES, piece = i % PIECES;
         const u32 own = head * QK_NOPE_HEAD_DIM + piece * 8, rope = job.rope_column + (piece - OWN_PIECES) * 8;
@@ -24,7 +25,7 @@ DEV void load_run(RunCopy& copy, const Job& job, u32 head, u32 row) {
     }
 }
 
-DEV void store_run(half_t* stage, const RunCopy& copy) {
+DEV void store_run(half_t* stage, const KvRunCopy& copy) {
     UNROLL for (u32 p = 0; p < COUNT; ++p) {
         const u32 i = tid() + p * 256, key = i / PIECES, piece = i % PIECES;
         const u32 of_value = COPIED * K_STRIDE + key * V_STRIDE + (piece - KEY_PIECES) * 8;
@@ -32,15 +33,16 @@ DEV void store_run(half_t* stage, const RunCopy& copy) {
     }
 }
 
-// Calls multiply(stage, at) for each run of the keys [at, end), which it copies to `stage`; key `at` is key `from` of the
-// window. Every thread must call it.
+// Calls multiply(stage, at) for each run of the keys [at, end), which it copies to `stage`; key `at` is key
+// `from` of the window. Every thread must call it.
 template <class Multiply>
-DEV void copy_and_multiply(half_t* stage, const Job& job, u32 head, u32 at, u32 end, u32 from, const Multiply& multiply) {
-    RunCopy copy;
+DEV void copy_and_multiply(half_t* stage, const MlaPrefillParams& job, u32 head, u32 at, u32 end, u32 from,
+                           const Multiply& multiply) {
+    KvRunCopy copy;
     load_run(copy, job, head, from);
     for (; at < end; at += COPIED) {
         store_run(stage, copy);
-        if (at + COPIED < end) from += COPIED;  // The last run is loaded again: a branch would wait for the loads.
+        if (at + COPIED < end) from += COPIED;  // The last run is loaded twice, to avoid a branch.
         load_run(copy, job, head, from);
         sync();
         multiply(stage, at);

@@ -5,7 +5,8 @@
 
 enum : u32 { TILE = STEP_KEYS };  // tokens per query tile, and keys per step
 
-struct Item {
+// A work item: one tile of the tokens of a row, for one head.
+struct WorkTile {
     u32 row, head;      // indices within the rows and heads of the launch
     u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no item
     u32 first;          // first token of the tile, relative to the row
@@ -14,28 +15,28 @@ struct Item {
 };
 
 // Number of keys that a token of an item's row attends to.
-DEV u32 seen_by(const Item& item, u32 token) { return item.before + token + 1; }
-DEV bool has_keys_here(const Item& item) { return item.range.step < item.range.end; }
+DEV u32 seen_by(const WorkTile& item, u32 token) { return item.before + token + 1; }
+DEV bool has_keys_here(const WorkTile& item) { return item.range.step < item.range.end; }
 
 // State of a search for items in ascending order of their number: the search has reached `row`;
 // `items_before` and `keys_before` count the items and keys of earlier rows.
-struct Search { u32 row, items_before, keys_before; };
+struct WorkTileSearch { u32 row, items_before, keys_before; };
 
 // Whether a row has items: it has keys in the window, or no keys at all and this is the first window.
-DEV bool is_here(u32 begin, u32 span, const Window& window) {
+DEV bool is_here(u32 begin, u32 span, const KeyListChunk& window) {
     return span == 0 ? window.begin == 0 : begin < window.begin + window.keys && begin + span > window.begin;
 }
 
 // Returns the item with index `number`; every lane of the warp must call it. After the last item,
 // items_before is the number of items.
-DEV Item find(Search& search, const Job& job, u32 number) {
+DEV WorkTile find(WorkTileSearch& search, const MlaPrefillParams& job, u32 number) {
     for (; search.row < job.rows.count; search.row += WARP_SIZE) {
         const RowLengths mine = lengths_of(job.rows, search.row + lane());
         const u32 span = span_of(mine), keys_up_to = search.keys_before + warp_inclusive_sum(span), begin = keys_up_to - span;
         const u32 tiles = is_here(begin, span, job.window) ? (mine.tokens + TILE - 1) / TILE : 0;
         const u32 up_to = warp_inclusive_sum(tiles * job.heads), at = warp_sum((u32)(search.items_before + up_to <= number));
         if (at < WARP_SIZE) {
-            Item item{};
+            WorkTile item{};
             item.row = search.row + at;
             const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row after this one
             item.head = job.heads - 1 - left % job.heads;
@@ -52,5 +53,5 @@ DEV Item find(Search& search, const Job& job, u32 number) {
         search.items_before += shfl(up_to, WARP_SIZE - 1);
         search.keys_before = shfl(keys_up_to, WARP_SIZE - 1);
     }
-    return Item{};
+    return WorkTile{};
 }

@@ -27,7 +27,7 @@ DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values) {
+DEV void start_outputs(float (&o)[OUTPUTS], const ProbabilityFragment<SCORES>& p, const u8* values) {
     const NMajor v = warp_uniform(by_n(values, PANEL_BYTES));
     wgmma_fence_operand(o);
     wgmma_fence();
@@ -43,13 +43,13 @@ struct ConsumerState {
 
 // Adds the contribution of an item's keys in the window to its outputs, which are not yet divided by the sums
 // of probabilities.
-DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Shared& shared, PipelineBarriers* m, const Item& item,
-                  float factor) {
+DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, const SharedMemoryLayout& shared,
+                  PipelineBarriers* m, const WorkTile& item, float factor) {
     const u8* queries = shared.queries + w.group * GROUP_TOKENS * 128;
     const u32 first = item.first + w.group * GROUP_TOKENS, unmasked_steps = seen_by(item, first) / TILE;
     const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
     float s[SCORES], rescale[2];
-    Probabilities<SCORES> p;
+    ProbabilityFragment<SCORES> p;
     const auto keys = [&] {
         barrier_wait(&m->keys.full[w.keys.stage], w.keys.phase);
         return shared.keys + w.keys.stage * KEY_BYTES;
@@ -97,7 +97,8 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Share
 }
 
 // Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced.
-DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const float (&o)[OUTPUTS], const float (&scale)[2]) {
+DEV void store(const MlaPrefillParams& job, const WorkTile& item, u32 group, u8* panel, const float (&o)[OUTPUTS],
+               const float (&scale)[2]) {
     constexpr u32 ROWS_PER_PASS = WARP_SIZE / 8;
     const u32 first = item.first + group * GROUP_TOKENS + (warp_id() & 3) * 16;
     half_t* out = job.o + (u64)(item.token + first) * job.o_stride + item.head * VALUE;
@@ -118,15 +119,15 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const flo
 }
 
 // Returns the address of this lane's carry-over state.
-DEV f32x4* carry_over_of(const Job& job, const Item& item) {
+DEV f32x4* carry_over_of(const MlaPrefillParams& job, const WorkTile& item) {
     return carry_over_of(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
 }
-DEV void save_carry_over(f32x4* to, const float (&o)[OUTPUTS], const Softmax& r) {
+DEV void save_carry_over(f32x4* to, const float (&o)[OUTPUTS], const SoftmaxRowState& r) {
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 4)
         to[i / 4 * CONSUMER_THREADS] = f32x4{{o[i], o[i + 1], o[i + 2], o[i + 3]}};
     to[OUTPUTS / 4 * CONSUMER_THREADS] = f32x4{{r.max[0], r.max[1], r.sum[0], r.sum[1]}};
 }
-DEV void load_carry_over(const f32x4* from, float (&o)[OUTPUTS], Softmax& r) {
+DEV void load_carry_over(const f32x4* from, float (&o)[OUTPUTS], SoftmaxRowState& r) {
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 4) {
         const f32x4 four = from[i / 4 * CONSUMER_THREADS];
         UNROLL for (u32 j = 0; j < 4; ++j) o[i + j] = four.v[j];
@@ -138,16 +139,16 @@ DEV void load_carry_over(const f32x4* from, float (&o)[OUTPUTS], Softmax& r) {
     }
 }
 
-DEV void consume_items(const Shared& shared, PipelineBarriers* m, const Job& job) {
+DEV void consume_items(const SharedMemoryLayout& shared, PipelineBarriers* m, const MlaPrefillParams& job) {
     ConsumerState w{};
     w.group = warp_id() / 4 - 1;
     u8* panel = shared.outputs + (warp_id() - 4) * STORED_BYTES;
     for (;; advance<1>(w.items)) {
         barrier_wait(&m->item_full, w.items.phase);
-        const Item item = m->item;
+        const WorkTile item = m->item;
         if (item.tokens == 0) return;
         float o[OUTPUTS], scale[2] = {0.f, 0.f};
-        Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
+        SoftmaxRowState r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
         UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
         if (has_keys_here(item)) {
             if (item.range.step != 0) load_carry_over(carry_over_of(job, item), o, r);
@@ -178,13 +179,13 @@ DEV void init_barriers(PipelineBarriers* m) {
     barriers_ready();
 }
 
-DEV void prefill(const Job& job) {
+DEV void prefill(const MlaPrefillParams& job) {
     DYN_SHARED(u8, dynamic);
     SHARED(PipelineBarriers, pipeline, 1);
     if (tid() == 0) init_barriers(pipeline);
     sync();
     grid_wait();
-    const Shared shared = shared_layout(dynamic);
+    const SharedMemoryLayout shared = shared_layout(dynamic);
     if (warp_id() < 4) {
         reg_dealloc<56>();
         if (warp_id() == 0) fetch_all(shared, pipeline, job);

@@ -25,7 +25,7 @@ DEV u32 begin_of(const LongRows& rows, u32 i) {
 #  include "mla_prefill/register_copy.h"
 #else
 // Starts copying COPIED keys and values of a head, from key `row` of the window on.
-DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
+DEV void copy_run(half_t* stage, const MlaPrefillParams& job, u32 head, u32 row) {
     constexpr u32 OWN = QK_NOPE_HEAD_DIM / 8, KEY = OWN + QK_ROPE_HEAD_DIM / 8, PIECES = KEY + VALUE / 8;
     for (u32 i = tid(); i < COPIED * PIECES; i += bdim()) {
         const u32 key = i / PIECES, piece = i % PIECES;
@@ -44,7 +44,8 @@ DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
 // Calls multiply(stage, at) for each run of the keys [at, end), which it copies to shared memory while the previous run
 // is multiplied; key `at` is key `from` of the window. Every thread must call it.
 template <class Multiply>
-DEV void copy_and_multiply(half_t* stages, const Job& job, u32 head, u32 at, u32 end, u32 from, const Multiply& multiply) {
+DEV void copy_and_multiply(half_t* stages, const MlaPrefillParams& job, u32 head, u32 at, u32 end, u32 from,
+                           const Multiply& multiply) {
     copy_run(stages, job, head, from);
     cp_async_commit();
     for (u32 stage = 0; at < end; at += COPIED, from += COPIED) {
@@ -63,12 +64,13 @@ DEV void copy_and_multiply(half_t* stages, const Job& job, u32 head, u32 at, u32
 
 // `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
 // queries.
-struct VisibleKeys { u32 v[SLOTS], most; };
+struct VisibleKeyCounts { u32 v[SLOTS], most; };
 
-DEV void multiply_run(SoftmaxState& r, const Queries& q, const half_t* stage, u32 at, const VisibleKeys& seen, float factor) {
+DEV void multiply_run(SoftmaxState& r, const QueryOperand& q, const half_t* stage, u32 at, const VisibleKeyCounts& seen,
+                      float factor) {
     for (u32 tile = 0; tile < COPIED && at + tile < seen.most; tile += TILE_KEYS) {
-        const Keys k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
-        Scores s = score(q, k);
+        const KeyOperand k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
+        ScoreFragment s = score(q, k);
         u32 left[SLOTS];
         UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
         online_softmax(r, s, left, factor);
@@ -83,9 +85,9 @@ DEV void store_outputs(half_t* o, u32 o_stride, SoftmaxState& r, u32 first, u32 
     UNROLL for (u32 p = 0; p < PARTS; ++p) {
         const u32 slot = part_slot(p), token = first + query_of(slot);
         if (token < tokens) {
-            struct alignas(PART * 2) Part { half_t v[PART]; } part;
+            struct alignas(PART * 2) OutputPart { half_t v[PART]; } part;
             UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
-            *(Part*)(o + (u64)token * o_stride + part_channel(p)) = part;
+            *(OutputPart*)(o + (u64)token * o_stride + part_channel(p)) = part;
         }
     }
 }
@@ -109,13 +111,13 @@ DEV void load_carry_over(const f32x4* from, SoftmaxState& r) {
 }
 
 // Processes the keys [at, end) of the block's row; key `at` is key `from` of the window.
-DEV void multiply(SoftmaxState& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from,
-                  const VisibleKeys& seen) {
+DEV void multiply(SoftmaxState& r, const QueryOperand& mine, const MlaPrefillParams& job, half_t* stages, u32 at,
+                  u32 end, u32 from, const VisibleKeyCounts& seen) {
     copy_and_multiply(stages, job, bid_y(), at, end, from,
                       [&](const half_t* stage, u32 key) { multiply_run(r, mine, stage, key, seen, job.factor); });
 }
 
-DEV void prefill(const Job& job) {
+DEV void prefill(const MlaPrefillParams& job) {
     DYN_SHARED(half_t, stages);
     grid_wait();
     const u32 row = bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE * QUERIES;
@@ -137,12 +139,12 @@ DEV void prefill(const Job& job) {
     const StepRange range = steps_in_window(keys_of_block, begin_of(job.rows, row), job.window);
     if (range.step >= range.end) return;
     const half_t* queries = job.q + (u64)token * job.q_stride + head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM);
-    const Queries mine = load_queries([&](u32 query) {
+    const QueryOperand mine = load_queries([&](u32 query) {
         return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
     });
     // A query attends to the keys up to its own position. Results of tokens after the last one are not
     // stored.
-    VisibleKeys seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
+    VisibleKeyCounts seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
     const u32 end = range.end * STEP_KEYS;
     seen.most = seen.most < end ? seen.most : end;

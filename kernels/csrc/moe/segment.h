@@ -6,7 +6,7 @@
 // of the second GEMM are indexed by choice, as moe_combine needs them.
 #pragma once
 
-struct alignas(16) Segment {
+struct alignas(16) ExpertSegment {
     u32 expert;  // expert index on this rank
     u32 first;   // first position in `order`
     u32 rows;    // 0: nothing to do
@@ -16,8 +16,8 @@ struct alignas(16) Segment {
 // Loads from L2 (ld.cg), bypassing the L1 cache. They may be called before grid_wait() if the previous kernel
 // did not write the data.
 #if DEV_NV
-DEV Segment load_segment(const Segment* p) {
-    Segment s;
+DEV ExpertSegment load_segment(const ExpertSegment* p) {
+    ExpertSegment s;
     asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(s.expert), "=r"(s.first), "=r"(s.rows), "=r"(s.all) : "l"(p) : "memory");
     return s;
@@ -26,6 +26,6 @@ DEV u32 load_l2(const void* p) {
     u32 v; asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;
 }
 #else
-DEV Segment load_segment(const Segment* p) { return *p; }
+DEV ExpertSegment load_segment(const ExpertSegment* p) { return *p; }
 DEV u32 load_l2(const void* p) { return *(const u32*)p; }
 #endif

@@ -47,10 +47,10 @@ DEV u32 piece_at(u32 line, u32 lane, u32 upper) { return ((upper ^ line % 2) * 4
 
 // Scales of expert weights: f32, one per `unit` rows of W (a multiple of 16) and 128 columns, with row stride
 // `stride`.
-struct Scaling { const float* scales; u32 unit, stride; };
+struct ExpertScales { const float* scales; u32 unit, stride; };
 // Returns the address of the scale of a strip's first or second eight lines for the first 128 columns; the
 // scales of the next columns follow.
-DEV const float* scale_of(const Scaling& s, u32 expert, u32 strip, u32 half, u32 n, bool gated) {
+DEV const float* scale_of(const ExpertScales& s, u32 expert, u32 strip, u32 half, u32 n, bool gated) {
     const u32 row = row_of_tma_line(strip * STRIP_LINES + half * 8, n, gated);
     return s.scales + ((u64)expert * (n / s.unit) + row / s.unit) * s.stride;
 }

@@ -67,8 +67,8 @@ DEV ChoiceCount counted(const u32* counts, u32 e, u32 count) {
     return c;
 }
 
-KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i32* experts, u32 choices, u32 first,
-                       u32 count, u32 segment_rows, u32 max_segments, u32 own) {
+KERNEL(1024) moe_align(u32* order, ExpertSegment* segments, const u32* counts, const i32* experts, u32 choices,
+                       u32 first, u32 count, u32 segment_rows, u32 max_segments, u32 own) {
     DYN_SHARED(u32, next);  // Per expert: index in `order` of its next choice.
     grid_launch_dependents();
     grid_wait();
@@ -84,13 +84,13 @@ KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i
         for (u32 i = 0; i < entries && bid_x() == 0; ++i) {
             const u32 done = i * segment_rows, left = mine.all - done;
             const u32 here = left < segment_rows ? left : segment_rows;
-            segments[i < own ? e : segment + cut.before + i - own] = Segment{e, at + rows.before + done, here, 0};
+            segments[i < own ? e : segment + cut.before + i - own] = ExpertSegment{e, at + rows.before + done, here, 0};
         }
         at += rows.total;
         segment += cut.total;
     }
     if (bid_x() == 0)
-        for (u32 i = segment + tid(); i < max_segments; i += bdim()) segments[i] = Segment{0, 0, 0, 0};
+        for (u32 i = segment + tid(); i < max_segments; i += bdim()) segments[i] = ExpertSegment{0, 0, 0, 0};
     sync();
     if (bid_x() == 0 && tid() == 0) segments[0].all = segment;
     each_choice(experts, choices, first, count, [&](u32 c, u32 e) { order[atomic_add(next + e, 1)] = c; });

@@ -28,33 +28,37 @@
 #  include "fp8_gemm/tile.h"
 #endif
 
-struct Scaling { const float* scales; u32 unit, stride; };
+// Scales of expert weights: f32, one per `unit` outputs and 128 k, with row stride `stride`.
+struct ExpertScales { const float* scales; u32 unit, stride; };
 
-DEV Weights expert_weights(const Segment& s, const fp8* w, const Scaling& by, u32 first, u32 n, u32 k) {
+DEV ScaledFp8Weights expert_weights(const ExpertSegment& s, const fp8* w, const ExpertScales& by, u32 first, u32 n,
+                                    u32 k) {
     const float* scales = by.scales + (u64)s.expert * (n / by.unit) * by.stride;
-    return Weights{w + (u64)s.expert * n * k, scales, first, n, k, by.unit, by.stride};
+    return ScaledFp8Weights{w + (u64)s.expert * n * k, scales, first, n, k, by.unit, by.stride};
 }
 
 // Rows of a segment: row r is row x_of(rows, r) of x.
-struct Rows {
+struct SegmentRows {
     const u32* choices;
     u32 first, top_k;
 };
-DEV u32 x_of(const Rows& rows, u32 r) { return GATED ? rows.choices[r] / rows.top_k : rows.first + r; }
+DEV u32 x_of(const SegmentRows& rows, u32 r) { return GATED ? rows.choices[r] / rows.top_k : rows.first + r; }
 
-DEV void put(void* y, const Rows& rows, u32 stride, u32 r, u32 out, float sum, float up) {
+DEV void put(void* y, const SegmentRows& rows, u32 stride, u32 r, u32 out, float sum, float up) {
     if (GATED) ((half_t*)y)[(u64)(rows.first + r) * stride + out] = to_half(gated(sum, up));
     else ((float*)y)[(u64)rows.choices[r] * stride + out] = sum;
 }
 
 #if TILES
-KERNEL(256) moe_fp8_gemm_small_m(void* y, const half_t* x, const fp8* w, const u32* order, const Segment* segments, u32 n, u32 k,
-                                 u32 x_stride, u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride) {
+KERNEL(256) moe_fp8_gemm_small_m(void* y, const half_t* x, const fp8* w, const u32* order,
+                                 const ExpertSegment* segments, u32 n, u32 k, u32 x_stride, u32 y_stride, u32 top_k,
+                                 const float* scales, u32 unit, u32 scale_stride) {
     grid_wait();
-    const Segment s = segments[bid_y()];
+    const ExpertSegment s = segments[bid_y()];
     if (s.rows == 0) return;
-    const Rows rows{order + s.first, s.first, top_k};
-    const Weights weights = expert_weights(s, w, Scaling{scales, unit, scale_stride}, bid_x() * TILES * WIDTH, n, k);
+    const SegmentRows rows{order + s.first, s.first, top_k};
+    const ScaledFp8Weights weights = expert_weights(s, w, ExpertScales{scales, unit, scale_stride},
+                                                    bid_x() * TILES * WIDTH, n, k);
     const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
         stage_rows(xs, [&](u32 r) { return x + (u64)x_of(rows, r) * x_stride; }, nullptr, s.rows, k, 0.f);
     });
@@ -65,19 +69,20 @@ KERNEL(256) moe_fp8_gemm_small_m(void* y, const half_t* x, const fp8* w, const u
 }
 EXPORT(moe_fp8_gemm_small_m)
 #else
-KERNEL(256) moe_fp8_grouped_gemm(void* y, const fp8* x, const fp8* w, const u32* order, const Segment* segments, u32 n, u32 k,
-                                 u32 x_stride, u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride,
-                                 const float* x_scales, u32 x_scale_stride) {
+KERNEL(256) moe_fp8_grouped_gemm(void* y, const fp8* x, const fp8* w, const u32* order, const ExpertSegment* segments,
+                                 u32 n, u32 k, u32 x_stride, u32 y_stride, u32 top_k, const float* scales, u32 unit,
+                                 u32 scale_stride, const float* x_scales, u32 x_scale_stride) {
     grid_wait();
-    const Segment s = segments[bid_y()];
+    const ExpertSegment s = segments[bid_y()];
     if (s.rows == 0) return;
-    const Rows rows{order + s.first, s.first, top_k};
-    const Weights weights = expert_weights(s, w, Scaling{scales, unit, scale_stride}, bid_x() * OUTPUTS, n, k);
+    const SegmentRows rows{order + s.first, s.first, top_k};
+    const ScaledFp8Weights weights = expert_weights(s, w, ExpertScales{scales, unit, scale_stride}, bid_x() * OUTPUTS,
+                                                    n, k);
     const auto x_row = [&](u32 r) -> const fp8* { return r < s.rows ? x + (u64)x_of(rows, r) * x_stride : nullptr; };
     const auto x_scale = [&](u32 r, u32 block) {
         return r < s.rows ? x_scales[(u64)block * x_scale_stride + x_of(rows, r)] : 1.f;
     };
-    const Sums sums = tile_product(weights, x_row, x_scale);
+    const TileAccumulators sums = tile_product(weights, x_row, x_scale);
     each_output(weights, sums, [&](u32 r, u32 out, float sum, float up) {
         if (r < s.rows && out < n / HALVES) put(y, rows, y_stride, r, out, sum, up);
     });

@@ -6,27 +6,27 @@
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-struct GateUp {
+struct GateUpWork {
     const Weight* w;
 #if FP8
-    Scaling scaling;
+    ExpertScales scaling;
 #endif
-    const SortedChoices* sorted;
+    const ExpertSortedTokens* sorted;
     u32 n, k;
     u32 at, end, each;  // next and end strip of this block; strips per pass
     u64 policy;
     u32 rows, first, strips;
 };
-DEV GateUp gate_up_work_of_block(const Weight* w, const SortedChoices& sorted, u32 tokens, u32 n, u32 k) {
+DEV GateUpWork gate_up_work_of_block(const Weight* w, const ExpertSortedTokens& sorted, u32 tokens, u32 n, u32 k) {
     const u64 all = (u64)sorted.all * (n / STRIP_LINES);
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     const u32 passes = (end - at + STRIPS - 1) / STRIPS, each = passes ? (end - at + passes - 1) / passes : 0;
-    GateUp m{};
+    GateUpWork m{};
     m.w = w, m.sorted = &sorted, m.n = n, m.k = k, m.at = at, m.end = end, m.each = each;
     m.policy = read_once(), m.rows = tokens;
     return m;
 }
-DEV bool next_pass(GateUp& m) {
+DEV bool next_pass(GateUpWork& m) {
     if (m.at >= m.end) return false;
     const u32 left = m.end - m.at;
     m.first = m.at;
@@ -34,15 +34,15 @@ DEV bool next_pass(GateUp& m) {
     m.at += m.strips;
     return true;
 }
-DEV u32 row_of(const GateUp&, u32 r) { return r; }
-DEV u32 columns_of(const GateUp& m) { return m.k; }
+DEV u32 row_of(const GateUpWork&, u32 r) { return r; }
+DEV u32 columns_of(const GateUpWork& m) { return m.k; }
 #if FP8
-DEV const float* scales_of(const GateUp& m, u32 strip, u32 half) {
+DEV const float* scales_of(const GateUpWork& m, u32 strip, u32 half) {
     const u32 of_expert = m.n / STRIP_LINES, at = m.first + strip;
     return scale_of(m.scaling, m.sorted->segments[at / of_expert].expert, at % of_expert, half, m.n, true);
 }
 #endif
-DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
+DEV void copy_strips(const GateUpWork& m, u8* to, u32 block, Barrier* full) {
     enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
     const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;
     if (lane() >= m.strips || (lane() > 0 && strip % TILE_STRIPS > 0)) return;
@@ -57,10 +57,10 @@ DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
 
 // Stores silu(gate) * up to the rows of the expert's places. A lane has gate and up of one output, for two of
 // every eight tokens.
-DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUp& m, u32 of_pass, u32 y_stride) {
+DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUpWork& m, u32 of_pass, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
     if (of_pass >= m.strips) return;
-    const Segment s = m.sorted->segments[strip / of_expert];
+    const ExpertSegment s = m.sorted->segments[strip / of_expert];
     const u32 out = strip % of_expert * 8 + lane() / 4;
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
         if (j * 8 >= m.rows) break;

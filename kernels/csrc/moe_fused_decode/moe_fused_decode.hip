@@ -30,7 +30,7 @@ KERNEL(THREADS)
 moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts, const float* weights, const float* logits,
                  u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
                  u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
-    SHARED(SortedChoices, sorted, 1);
+    SHARED(ExpertSortedTokens, sorted, 1);
     const Ring ring = make_ring();
     // The down projection reads only x from the previous kernel: it sorts and starts loading weights before
     // grid_wait().
@@ -39,22 +39,22 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
         grid_launch_dependents();
     }
     u32* counting = GATED && bid_x() == 0 ? counts : nullptr;
-    const Router router{experts, weights, logits, logits_stride, all, normalise, shared, counting, slots};
+    const RoutingInputs router{experts, weights, logits, logits_stride, all, normalise, shared, counting, slots};
     route_tokens(*sorted, router, choices, first, count, top_k);
     if (!GATED) grid_launch_dependents();
 #if GATED
-    GateUp work = gate_up_work_of_block(w, *sorted, choices / top_k, n, k);
+    GateUpWork work = gate_up_work_of_block(w, *sorted, choices / top_k, n, k);
 #else
-    DownCombine work = down_work_of_block(w, *sorted, n, k);
+    DownCombineWork work = down_work_of_block(w, *sorted, n, k);
 #endif
 #if FP8
-    work.scaling = Scaling{scales, unit, scale_stride};
+    work.scaling = ExpertScales{scales, unit, scale_stride};
 #endif
     if (warp_id() == WEIGHT_WARP) return copy_weights(work, ring);
     if (!GATED) grid_wait();
     if (warp_id() > WEIGHT_WARP) return copy_rows(work, ring, x, x_stride);
     PipelineState pipe{0, 0};
-    Sums sums;
+    PassAccumulators sums;
 #if GATED
     while (next_pass(work)) {
         multiply(sums, ring, pipe, k);

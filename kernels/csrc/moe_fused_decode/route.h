@@ -4,7 +4,7 @@
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_route/moe_route.h"
 
-struct Router {
+struct RoutingInputs {
     const i32* experts;    // [tokens, top_k], null with ROUTES
     const float* weights;
     const float* logits;   // [tokens, all], null without ROUTES
@@ -15,7 +15,8 @@ struct Router {
 
 // Sorts the choices of all tokens into `sorted`. Before grid_wait() it may be called only if the inputs are
 // not outputs of the previous kernel. Every thread must call it.
-DEV void route_tokens(SortedChoices& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
+DEV void route_tokens(ExpertSortedTokens& sorted, const RoutingInputs& r, u32 choices, u32 first, u32 count,
+                      u32 top_k) {
     u32 e = 0;
     float routing_weight = 0.f;
 #if ROUTES

@@ -5,16 +5,17 @@
 enum : u32 { MOST_CHOICES = 64 };
 
 // Sorted choices, in shared memory. A place is the index of a choice in the order by expert, then by token.
-struct SortedChoices {
+struct ExpertSortedTokens {
     u32 all, places;                // number of segments (active experts); number of choices of this rank
     u32 token[MOST_CHOICES];        // token of a place
-    float routing_weight[MOST_CHOICES];  // of a place
-    Segment segments[MOST_CHOICES]; // one per active expert; `first` is a place
+    float routing_weight[MOST_CHOICES];  // routing weight of a place
+    ExpertSegment segments[MOST_CHOICES]; // one per active expert; `first` is a place
 };
 
 // Sorts the choices. `e`, `routing_weight`: expert and weight of choice tid(), if that is below `choices`.
 // Experts [first, first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
-DEV void sort_choices(SortedChoices& s, u32 e, float routing_weight, u32 choices, u32 first, u32 count, u32 top_k) {
+DEV void sort_choices(ExpertSortedTokens& s, u32 e, float routing_weight, u32 choices, u32 first, u32 count,
+                      u32 top_k) {
     SHARED(u32, chosen, MOST_CHOICES);
     SHARED(u32, first_flags, MOST_CHOICES);  // whether a choice is the first of its expert
     const u32 c = tid();
@@ -41,7 +42,7 @@ DEV void sort_choices(SortedChoices& s, u32 e, float routing_weight, u32 choices
     if (first_of_expert) {
         u32 segment = 0;
         for (u32 j = 0; j < choices; ++j) segment += first_flags[j] && chosen[j] < e;
-        s.segments[segment] = Segment{e, place, rows, 0};
+        s.segments[segment] = ExpertSegment{e, place, rows, 0};
         atomic_add(&s.all, 1);
     }
     sync();

@@ -13,13 +13,13 @@
 #include "moe/segment.h"
 #include "gemm_small_m/strips.h"
 
-KERNEL(256) moe_gemm_small_m(void* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k,
-                             u32 x_stride_, u32 y_stride, u32 top_k) {
+KERNEL(256) moe_gemm_small_m(void* y, const half_t* x, const half_t* w, const u32* order, const ExpertSegment* segments,
+                             u32 n, u32 k, u32 x_stride_, u32 y_stride, u32 top_k) {
     grid_wait();
-    const Segment s = segments[bid_y()];
+    const ExpertSegment s = segments[bid_y()];
     if (s.rows == 0) return;
     const u32* choices = order + s.first;
-    const Weights weights{w + (u64)s.expert * n * k, bid_x() * TILES * WIDTH, n, k};
+    const StripWeights weights{w + (u64)s.expert * n * k, bid_x() * TILES * WIDTH, n, k};
     const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
         const auto row = [&](u32 r) { return x + (u64)(GATED ? choices[r] / top_k : s.first + r) * x_stride_; };
         stage_rows(xs, row, s.rows, k);

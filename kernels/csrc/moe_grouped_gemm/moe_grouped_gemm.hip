@@ -11,11 +11,11 @@
 #include "moe/segment.h"
 #include "gemm/tile.h"
 
-KERNEL(256) moe_grouped_gemm(void* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k,
-                             u32 x_stride, u32 y_stride, u32 top_k) {
+KERNEL(256) moe_grouped_gemm(void* y, const half_t* x, const half_t* w, const u32* order, const ExpertSegment* segments,
+                             u32 n, u32 k, u32 x_stride, u32 y_stride, u32 top_k) {
     DYN_SHARED(half_t, stages);
     grid_wait();
-    const Segment s = segments[bid_y()];
+    const ExpertSegment s = segments[bid_y()];
     if (s.rows == 0) return;
     const u32* choices = order + s.first;
     const u32 first = bid_x() * OUTPUTS, outputs = GATED ? n / 2 : n;
@@ -23,7 +23,7 @@ KERNEL(256) moe_grouped_gemm(void* y, const half_t* x, const half_t* w, const u3
         if (r >= s.rows) return nullptr;
         return x + (u64)(GATED ? choices[r] / top_k : s.first + r) * x_stride;
     };
-    const Tile t = tile_product(stages, x_row, w + (u64)s.expert * n * k, first, n, k);
+    const TileAccumulators t = tile_product(stages, x_row, w + (u64)s.expert * n * k, first, n, k);
     each_output(t, [&](u32 r, u32 c, float value, float up) {
         const u32 out = first + c;
         if (r >= s.rows || out >= outputs) return;

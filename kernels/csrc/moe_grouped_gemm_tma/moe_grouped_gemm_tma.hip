@@ -34,8 +34,9 @@ typedef float OUT;
 #endif
 
 KERNEL(THREADS)
-moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
-                     u32 y_stride, u32 top_k, u32 prefetched_segments, const float* scales, u32 unit, u32 scale_stride) {
+moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order, const ExpertSegment* segments, u32 n,
+                     u32 k, u32 x_stride, u32 y_stride, u32 top_k, u32 prefetched_segments, const float* scales,
+                     u32 unit, u32 scale_stride) {
     const Ring ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, prefetched_segments) : 0;
@@ -44,15 +45,15 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     if (GATED || warp_id() != WEIGHT_WARP) grid_wait();
     grid_launch_dependents();
     const u32 all = load_segment(segments).all;
-    Share share = share_of_block(w, segments, all, GATED ? order : nullptr, n, k, top_k);
+    BlockWorkCursor share = share_of_block(w, segments, all, GATED ? order : nullptr, n, k, top_k);
     share.begun = begun * COLUMNS;
 #if FP8
-    share.scaling = Scaling{scales, unit, scale_stride};
+    share.scaling = ExpertScales{scales, unit, scale_stride};
 #endif
     if (warp_id() == WEIGHT_WARP) return copy_weights(share, ring, begun);
     if (warp_id() > WEIGHT_WARP) return copy_rows(share, ring, x, x_stride);
     PipelineState pipe{0, 0};
-    Sums sums;
+    PassAccumulators sums;
     while (next_pass(share)) {
         multiply(sums, ring, pipe, columns_of(share));
 #if GATED

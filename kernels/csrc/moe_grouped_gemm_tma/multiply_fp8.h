@@ -4,11 +4,11 @@
 
 // 64 columns of a warp's strip, as the A operand registers of four WGMMAs of 16 columns, for lines lane / 4
 // and lane / 4 + 8.
-struct WideStrip { u32 a[4][4]; };
-DEV WideStrip widen_strip(const u8* strip, u32 upper) {
+struct WidenedStrip { u32 a[4][4]; };
+DEV WidenedStrip widen_strip(const u8* strip, u32 upper) {
     const u32 line = lane() / 4, at = line * COLUMN_BYTES + piece_at(line, lane(), upper);
     const u32x4 low = *(const u32x4*)(strip + at), high = *(const u32x4*)(strip + at + 8 * COLUMN_BYTES);
-    WideStrip w;
+    WidenedStrip w;
     UNROLL for (u32 i = 0; i < 4; ++i) {
         w.a[i][0] = widen_uppers(low.v[i]), w.a[i][1] = widen_uppers(high.v[i]);
         w.a[i][2] = widen_lowers(low.v[i]), w.a[i][3] = widen_lowers(high.v[i]);
@@ -17,7 +17,7 @@ DEV WideStrip widen_strip(const u8* strip, u32 upper) {
 }
 
 // Starts part = 64 columns of a strip times those of x (or part += if `add`); `panel` is the panel of x.
-DEV void multiply_wide(float (&part)[ROWS / 2], const WideStrip& w, KMajor panel, bool add) {
+DEV void multiply_wide(float (&part)[ROWS / 2], const WidenedStrip& w, KMajor panel, bool add) {
     wgmma_fence();
     UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], advanced(panel, i * 32), add || i > 0);
 }
@@ -31,10 +31,10 @@ DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], cons
 #if TILE_ROWS <= 32
 // Multiplies a stage with few rows of x, where waiting for WGMMAs takes longer than the WGMMAs: all are
 // issued before one wait.
-DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
+DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* scales) {
     const KMajor x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     float part[PARTS][ROWS / 2];
-    WideStrip wide[2][PARTS];
+    WidenedStrip wide[2][PARTS];
     UNROLL for (u32 upper = 0; upper < 2; ++upper)
         UNROLL for (u32 t = 0; t < PARTS; ++t) {
             wide[upper][t] = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, upper);
@@ -49,13 +49,13 @@ DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
 }
 #else
 // Multiplies a stage. Weights are converted while WGMMAs run.
-DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
+DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* scales) {
     const KMajor x = warp_uniform(by_k(stage + WEIGHT_BYTES));
-    WideStrip lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
+    WidenedStrip lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
     UNROLL for (u32 t = 0; t < PARTS; ++t) {
         float part[ROWS / 2];
         multiply_wide(part, lower, x, false);
-        const WideStrip upper = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, 1);
+        const WidenedStrip upper = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, 1);
         multiply_wide(part, upper, advanced(x, PANEL_BYTES), true);
         wgmma_commit();
         if (t + 1 < PARTS) lower = widen_strip(stage + strip_of_sums(t + 1) * STRIP_BYTES, 0);
@@ -67,7 +67,7 @@ DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
 #endif
 
 // Multiplies all columns of a pass.
-DEV void multiply(Sums& sums, const Ring& ring, PipelineState& pipe, u32 k) {
+DEV void multiply(PassAccumulators& sums, const Ring& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
 #pragma unroll 1

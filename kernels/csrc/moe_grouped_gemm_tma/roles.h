@@ -1,6 +1,6 @@
 // moe_grouped_gemm_tma/roles.h - warp roles of a block: eight consumer warps multiply, one producer warp
-// copies weights, two producer warps gather rows of x. All iterate over the same passes, which a Work type
-// defines:
+// copies weights, two producer warps gather rows of x. All iterate over the same passes, which the type
+// `Work` (BlockWorkCursor, GateUpWork or DownCombineWork) defines:
 //
 //   next_pass(work)    advances to the first pass, then to the next; false after the last
 //   work.strips        number of 16-line strips in this pass
@@ -80,7 +80,7 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
 
 // Accumulators of a lane: c[t] is the result of a WGMMA of 64 lines. Element 4 j + 2 l + i of c[t] is line
 // warp_id() % 4 * 16 + lane() / 4 + 8 l, and row 8 j + lane() % 4 * 2 + i of x.
-struct Sums { float c[GROUP_LINES / 64][ROWS / 2]; };
+struct PassAccumulators { float c[GROUP_LINES / 64][ROWS / 2]; };
 // Returns the strip (index in the pass) of this warp's lines of c[t].
 DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
 
@@ -88,7 +88,7 @@ DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES
 #  include "moe_grouped_gemm_tma/multiply_fp8.h"
 #else
 // Multiplies all columns of a pass.
-DEV void multiply(Sums& sums, const Ring& ring, PipelineState& pipe, u32 k) {
+DEV void multiply(PassAccumulators& sums, const Ring& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
     const auto release = [&](u32 stage) {

@@ -4,16 +4,16 @@
 #include "moe/segment.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// Share of a block. WIDE_TILE=0: the strips of all segments form one list, of which every block has an equal
-// run, so that all blocks finish at the same time.
+// Work of a block, and its current pass. WIDE_TILE=0: the strips of all segments form one list, of which
+// every block has an equal run, so that all blocks finish at the same time.
 // WIDE_TILE=1: blocks take tiles in round-robin order, so that concurrent blocks share experts and rows in
 // L2.
-struct Share {
+struct BlockWorkCursor {
     const Weight* w;
 #if FP8
-    Scaling scaling;
+    ExpertScales scaling;
 #endif
-    const Segment* segments;
+    const ExpertSegment* segments;
     const u32* order;  // row of x = token of the choice at a position; null: row of x = position
     u32 n, k, top_k;
     u32 at, end;       // next and end: index of tiles with WIDE_TILE, else of strips
@@ -21,30 +21,31 @@ struct Share {
     u64 policy;
     u32 expert, position, rows, first, strips, columns;
 };
-DEV Share share_of_block(const Weight* w, const Segment* segments, u32 all, const u32* order, u32 n, u32 k, u32 top_k) {
+DEV BlockWorkCursor share_of_block(const Weight* w, const ExpertSegment* segments, u32 all, const u32* order, u32 n,
+                                   u32 k, u32 top_k) {
     const u32 strips = n / STRIP_LINES;
     const u64 units = (u64)all * (WIDE_TILE ? (strips + STRIPS - 1) / STRIPS : strips);
     const u32 at = WIDE_TILE ? bid_x() : (u32)(units * bid_x() / gdim_x());
     const u32 end = WIDE_TILE ? (u32)units : (u32)(units * (bid_x() + 1) / gdim_x());
-    Share s{};
+    BlockWorkCursor s{};
     s.w = w, s.segments = segments, s.order = order, s.n = n, s.k = k, s.top_k = top_k;
     s.at = at, s.end = end, s.policy = read_once();
     return s;
 }
 // Sets `first` and `strips` of the pass that begins at `s.at`.
-DEV void take_strips(Share& s) {
+DEV void take_strips(BlockWorkCursor& s) {
     const u32 all = s.n / STRIP_LINES, each = WIDE_TILE ? (all + STRIPS - 1) / STRIPS : all;
     s.first = s.at % each * (WIDE_TILE ? (u32)STRIPS : 1);
     const u32 left = all - s.first, mine = WIDE_TILE ? left : s.end - s.at, most = left < mine ? left : mine;
     s.strips = most < STRIPS ? most : (u32)STRIPS;
 }
-DEV u32 segment_at(const Share& s) {
+DEV u32 segment_at(const BlockWorkCursor& s) {
     const u32 all = s.n / STRIP_LINES;
     return s.at / (WIDE_TILE ? (all + STRIPS - 1) / STRIPS : all);
 }
-DEV bool next_pass(Share& s) {
+DEV bool next_pass(BlockWorkCursor& s) {
     while (s.at < s.end) {
-        const Segment segment = load_segment(s.segments + segment_at(s));
+        const ExpertSegment segment = load_segment(s.segments + segment_at(s));
         s.expert = segment.expert, s.position = segment.first, s.rows = segment.rows;
         take_strips(s);
         s.at += WIDE_TILE ? gdim_x() : s.strips;
@@ -54,14 +55,14 @@ DEV bool next_pass(Share& s) {
     }
     return false;
 }
-DEV u32 row_of(const Share& s, u32 r) { return s.order ? s.order[s.position + r] / s.top_k : s.position + r; }
-DEV u32 columns_of(const Share& s) { return s.columns; }
+DEV u32 row_of(const BlockWorkCursor& s, u32 r) { return s.order ? s.order[s.position + r] / s.top_k : s.position + r; }
+DEV u32 columns_of(const BlockWorkCursor& s) { return s.columns; }
 #if FP8
-DEV const float* scales_of(const Share& s, u32 strip, u32 half) {
+DEV const float* scales_of(const BlockWorkCursor& s, u32 strip, u32 half) {
     return scale_of(s.scaling, s.expert, s.first + strip, half, s.n, GATED);
 }
 #endif
-DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
+DEV void copy_strips(const BlockWorkCursor& s, u8* to, u32 block, Barrier* full) {
     if (lane() != 0) return;
     const Weight* expert = s.w + (u64)s.expert * s.n * s.k;
     u32 line = s.first * STRIP_LINES, left = s.strips * STRIP_LINES;
@@ -79,7 +80,7 @@ DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
 // Starts loading the weights of the block's first pass before its rows are known, for as many stages as the
 // ring has; returns their number. Segment e < `experts` must be the first segment of expert e.
 DEV u32 begin_weights(const Weight* w, const Ring& ring, u32 n, u32 k, u32 experts) {
-    Share s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
+    BlockWorkCursor s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
     s.expert = segment_at(s);
     if (s.expert >= experts) return 0;
     take_strips(s);

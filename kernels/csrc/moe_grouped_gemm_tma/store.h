@@ -12,7 +12,7 @@ template <class T> DEV void exchange_halves(T& a, T& b, bool odd) {
 }
 
 // Stores silu(gate) * up to the row of each position. A lane has gate and up of one output, for two rows.
-DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, u32 strip, u32 y_stride) {
+DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const BlockWorkCursor& share, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;
     const u32 out = (share.first + strip) * 8 + lane() / 8 * 2;
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
@@ -25,16 +25,18 @@ DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, 
     }
 }
 
+// Four adjacent outputs of one row: half_t with WIDE_TILE, else f32.
 #if WIDE_TILE
-struct alignas(8) Pair { u32 v[2]; };
+struct alignas(8) OutputQuad { u32 v[2]; };
 DEV u32 pack_pair(float a, float b) { return pack_half(a, b); }
 #else
-struct alignas(16) Pair { f32x2 v[2]; };
+struct alignas(16) OutputQuad { f32x2 v[2]; };
 DEV f32x2 pack_pair(float a, float b) { return f32x2{{a, b}}; }
 DEV f32x2 shfl_xor(f32x2 v, u32 mask) { return f32x2{{::shfl_xor(v.v[0], mask), ::shfl_xor(v.v[1], mask)}}; }
 #endif
 // Stores results to the row of each choice. A lane has two adjacent outputs, for two rows.
-template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], const Share& share, const u32* order, u32 strip, u32 y_stride) {
+template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], const BlockWorkCursor& share,
+                                            const u32* order, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;
     const u32 out = (share.first + strip) * 16 + lane() / 8 * 4;
     u32 choices[ROWS / WARP_SIZE];
@@ -42,10 +44,10 @@ template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], 
         choices[i] = i * WARP_SIZE + lane() < share.rows ? order[share.position + i * WARP_SIZE + lane()] : 0;
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
         if (j * 8 >= share.rows) break;
-        Pair p{{pack_pair(c[4 * j], c[4 * j + 2]), pack_pair(c[4 * j + 1], c[4 * j + 3])}};
+        OutputQuad p{{pack_pair(c[4 * j], c[4 * j + 2]), pack_pair(c[4 * j + 1], c[4 * j + 3])}};
         exchange_halves(p.v[0], p.v[1], odd);
         const u32 row = j * 8 + lane() % 4 * 2 + odd;
         const u64 choice = shfl(choices[j * 8 / WARP_SIZE], row % WARP_SIZE);
-        if (strip < share.strips && row < share.rows) *(Pair*)(y + choice * y_stride + out) = p;
+        if (strip < share.strips && row < share.rows) *(OutputQuad*)(y + choice * y_stride + out) = p;
     }
 }

@@ -21,7 +21,9 @@ enum : u32 { MOST_EXPERTS = 1024 };
 // Added to the sum that weights are divided by, because all sigmoids may be 0.
 #define LEAST_SUM 1e-20f
 
-struct Groups { u32 count, kept, two_largest; };
+// Group-limited selection: number of groups, number of kept groups, and whether a group is ranked by the sum
+// of its two largest choice values.
+struct ExpertGroupRule { u32 count, kept, two_largest; };
 
 // Returns the score of a group of `each` experts, from their choice values `c`.
 DEV float group_score(const float* c, u32 each, bool two) {
@@ -43,7 +45,7 @@ DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
 }
 
 // Whether this thread's expert is in one of the kept groups.
-DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const Groups& groups) {
+DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const ExpertGroupRule& groups) {
     const u32 each = count / groups.count;
     if (tid() < groups.count) keys[tid()] = order_of(group_score(choices + tid() * each, each, groups.two_largest != 0));
     sync();
@@ -76,7 +78,7 @@ moe_route(i32* experts, float* weights, const float* logits, u32 stride, const f
     const float choice = score + (bias && valid ? bias[e] : 0.f);
     if (valid) choices[e] = choice;
     sync();
-    if (groups) valid = in_kept_group(choices, keys, count, Groups{groups, kept, two_largest});
+    if (groups) valid = in_kept_group(choices, keys, count, ExpertGroupRule{groups, kept, two_largest});
     if (e < count) keys[e] = valid ? order_of(choice) : 0;
     sync();
     const u32 rank = valid ? rank_of(keys, count, e) : count;

@@ -3,10 +3,10 @@
 //
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
-// -DFP8=1       compiles add_rms_norm_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would quantise the
-//               half_t result; rows from `rows` to gdim_x() are zero. Rows consist of whole quantisation
-//               blocks and are aligned to 16 bytes, ACT is half_t. -DTHREAD_EIGHTS=1|2|4: groups of 8 columns
-//               per thread
+// -DFP8=1       compiles add_rms_norm_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would
+//               quantise the half_t result; rows from `rows` to gdim_x() are zero. Rows consist of whole
+//               quantisation blocks and are aligned to 16 bytes, ACT is half_t. -DTHREAD_EIGHTS=1|2|4: groups
+//               of 8 columns per thread
 // Grid: rows. Block: a multiple of WARP_SIZE up to 512 that depends only on cols, so that a row's sum has one
 // order in every batch.
 // Rounding points: norm.h.
@@ -25,7 +25,8 @@
 
 #if FP8
 // Norms one row and stores it quantised. A row from `rows` on is written as zeros; nothing is read for it.
-DEV void norm_quantized(const QuantizedBlock& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, float eps) {
+DEV void norm_quantized(const QuantizedOutput& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols,
+                        float eps) {
     const u64 row = bid_x();
     const u32 span = bdim() * 8;
     const auto put = [&](u32 c, f32x8 v) {
@@ -45,7 +46,8 @@ KERNEL(512)
 add_rms_norm_fp8(fp8* y, float* scales, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, u32 x_stride,
                  u32 delta_stride, u32 scale_stride, float eps) {
     const u64 row = bid_x();
-    norm_quantized(QuantizedBlock{y, scales, scale_stride}, x + row * x_stride, delta + row * delta_stride, w, rows, cols, eps);
+    norm_quantized(QuantizedOutput{y, scales, scale_stride}, x + row * x_stride, delta + row * delta_stride, w, rows,
+                   cols, eps);
 }
 EXPORT(add_rms_norm_fp8)
 #else

@@ -16,8 +16,8 @@ template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const AddendRow& from) {
 }
 
 // Normalises a row: calls put(first column, eight normalised values) for each piece, on every lane; values
-// after the last column are undefined. With ADD it first adds the addends that fill(f32x8[PIECES], addends)
-// supplies to x, for pieces that begin inside the row.
+// after the last column are undefined. With ADD the addends are first added to x, in memory too;
+// fill(f32x8[PIECES], addends) supplies them for pieces that begin inside the row.
 template <u32 PIECES, bool ADD, class Addends, class Put>
 DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];

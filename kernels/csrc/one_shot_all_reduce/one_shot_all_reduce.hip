@@ -21,12 +21,13 @@
 #include "one_shot_all_reduce/peer_exchange.h"
 
 KERNEL(256)
-one_shot_all_reduce(ACT* x, const Memory memory, Count* counted, const u32* abort_word, u64 area_bytes, u32 rank, u32 count) {
+one_shot_all_reduce(ACT* x, const PeerMemoryPointers memory, LaunchCounter* counted, const u32* abort_word,
+                    u64 area_bytes, u32 rank, u32 count) {
     grid_launch_dependents();
     grid_wait();
     const u32 eights = (count + 7) / 8, first = bid_x() * bdim() + tid(), step = gdim_x() * bdim();
     const bool aligned = ((u64)x & 15) == 0;
-    Launch l = begin_launch(memory, counted, abort_word, area_bytes, rank, eights);
+    AllReduceLaunch l = begin_launch(memory, counted, abort_word, area_bytes, rank, eights);
     const auto load = [=](u32 i) {
         const u32 here = count - 8 * i;
         return aligned && here >= 8 ? load_group(x + 8 * i) : load_partial_group(x + 8 * i, here);
@@ -51,7 +52,7 @@ EXPORT(one_shot_all_reduce)
 // Addends of norm_in_registers() that are sums over the ranks, rounded to ACT; `row` is this rank's
 // contribution to row `number`.
 struct RankSumSource {
-    Launch* launch;
+    AllReduceLaunch* launch;
     const ACT* row;
     u32 number, eights;
 };
@@ -70,12 +71,13 @@ template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const RankSumSource& 
 
 // Stride arguments are in elements.
 KERNEL(512)
-one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memory, Count* counted, const u32* abort_word,
-                         u64 area_bytes, u32 rank, u32 rows, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
+one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const PeerMemoryPointers memory,
+                         LaunchCounter* counted, const u32* abort_word, u64 area_bytes, u32 rank, u32 rows, u32 cols,
+                         u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
     grid_launch_dependents();
     grid_wait();
     const u32 row_eights = cols / 8;
-    Launch l = begin_launch(memory, counted, abort_word, area_bytes, rank, rows * row_eights);
+    AllReduceLaunch l = begin_launch(memory, counted, abort_word, area_bytes, rank, rows * row_eights);
     for (u32 row = bid_x(); row < rows; row += gdim_x())
         for (u32 e = tid(); e < row_eights; e += bdim())
             publish_to_peers(l, row * row_eights + e, load_group(delta + (u64)row * delta_stride + e * 8));

@@ -13,9 +13,9 @@
 // the link.
 //
 // Two halves are sufficient. Rank A writes to the same half of B's memory in launches n and n + 2. Before
-// launch n + 2, A's launch n + 1 has ended, in which A read what B wrote in B's launch n + 1; that began
-// after B's launch n had ended, including B's reads of the half. Kernels write only after grid_wait(), so
-// that none writes while the previous kernel reads.
+// launch n + 2, A's launch n + 1 has ended, in which A read what B wrote in B's launch n + 1. B's launch
+// n + 1 began after B's launch n had ended, so B had finished reading the half. Kernels write only after
+// grid_wait(), so that no kernel writes while the previous kernel reads.
 //
 // The number is in device memory and each launch increments it, so a captured graph can be replayed any
 // number of times. It skips 0, the value of new memory, and wraps from 2^32 - 1 to 2, so that the halves
@@ -41,13 +41,15 @@ enum : u32 {
     NO_GROUP = ~0u
 };
 
-struct Memory { u8 *own, *of[OTHERS]; };  // memory of this rank; mapped memory of the others, in rank order
-struct Count { u32 launch, left; };  // number of launches so far; number of finished blocks of the current launch
+// Memory of this rank; mapped memory of the other ranks, in rank order.
+struct PeerMemoryPointers { u8 *own, *of[OTHERS]; };
+// Number of launches so far; number of finished blocks of the current launch.
+struct LaunchCounter { u32 launch, left; };
 
 // State of a launch, which every thread has.
-struct Launch {
-    Memory memory;
-    Count* count;
+struct AllReduceLaunch {
+    PeerMemoryPointers memory;
+    LaunchCounter* count;
     const u32* abort_word;
     u64 area_bytes;
     u32 rank, eights, number, polls;  // `eights`: groups of eight elements in the whole matrix
@@ -57,14 +59,15 @@ struct Launch {
 struct ElementGroup { u32 words[2 * PAIRS]; };
 
 // Returns the state of a new launch. Called after grid_wait().
-DEV Launch begin_launch(const Memory& memory, Count* count, const u32* abort_word, u64 area_bytes, u32 rank, u32 eights) {
+DEV AllReduceLaunch begin_launch(const PeerMemoryPointers& memory, LaunchCounter* count, const u32* abort_word,
+                                 u64 area_bytes, u32 rank, u32 eights) {
     const u32 last = count->launch;
-    return Launch{memory, count, abort_word, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
+    return AllReduceLaunch{memory, count, abort_word, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
 }
 
 // Clears the half of this rank's memory that the launch has used. One thread does so, which takes some
 // milliseconds every few days.
-DEV void clear_half(const Launch& l) {
+DEV void clear_half(const AllReduceLaunch& l) {
     const u64 half_bytes = RANKS * l.area_bytes;
     u64x2* half = (u64x2*)(l.memory.own + (l.number & 1) * half_bytes);
     for (u64 i = 0; i < half_bytes / sizeof(u64x2); ++i) store_peer(half + i, {{0, 0}});
@@ -73,7 +76,7 @@ DEV void clear_half(const Launch& l) {
 
 // Counts this block as finished; the last block ends the launch. Every thread must call it after its last
 // read.
-DEV void end_launch(const Launch& l) {
+DEV void end_launch(const AllReduceLaunch& l) {
     sync();
     if (tid() != 0 || atomic_add_acq_rel(&l.count->left, 1) + 1 != gdim_x()) return;
     if (l.number >= ~0u - 1) clear_half(l);
@@ -83,21 +86,21 @@ DEV void end_launch(const Launch& l) {
 
 // Returns the address, in a rank's `memory`, of pair `pair` of group i (eight elements) of rank `from`'s
 // contribution.
-DEV u64x2* slot_address(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
+DEV u64x2* slot_address(const AllReduceLaunch& l, u8* memory, u32 from, u32 pair, u32 i) {
     u8* area = memory + ((l.number & 1) * RANKS + from) * l.area_bytes;
     return (u64x2*)area + (u64)pair * l.eights + i;
 }
 
 DEV u64 word(u32 data, u32 number) { return (u64)number << 32 | data; }
 
-DEV void publish_to_peers(const Launch& l, u32 i, const ElementGroup& x) {
+DEV void publish_to_peers(const AllReduceLaunch& l, u32 i, const ElementGroup& x) {
     UNROLL for (u32 to = 0; to < OTHERS; ++to)
         UNROLL for (u32 p = 0; p < PAIRS; ++p)
             store_peer(slot_address(l, l.memory.of[to], l.rank, p, i),
                        {{word(x.words[2 * p], l.number), word(x.words[2 * p + 1], l.number)}});
 }
 
-DEV bool is_aborted(Launch& l) {
+DEV bool is_aborted(AllReduceLaunch& l) {
     peer_pause();
     if (++l.polls % ABORT_POLL_INTERVAL == 0) l.aborted = l.aborted || load_host(l.abort_word) != 0;
     return l.aborted;
@@ -118,7 +121,7 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
 
 // Returns the pair that rank r (not this rank) contributed; `found` has those of the other ranks in rank
 // order. It selects values, not addresses, so that they stay in registers.
-DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
+DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const AllReduceLaunch& l) {
     const u64x2 below = found[r < OTHERS ? r : OTHERS - 1], above = found[r > 0 ? r - 1 : 0];
     u64x2 pair;
     for (u32 i = 0; i < 2; ++i) pair.v[i] = r < l.rank ? below.v[i] : above.v[i];
@@ -128,7 +131,8 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
 // Sums groups of eight elements over the ranks. `index`: indices of the groups; those with index NO_GROUP are
 // unchanged. `own`: this rank's contribution. Polls as many pairs at a time as fit into registers: one poll
 // takes longer than all the arithmetic.
-template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const ElementGroup (&own)[N], f32x8 (&sums)[N]) {
+template <u32 N> DEV void sum_of_ranks(AllReduceLaunch& l, const u32 (&index)[N], const ElementGroup (&own)[N],
+                                       f32x8 (&sums)[N]) {
     constexpr u32 POLLED_PAIRS = MAX_POLLED_PAIRS < N * PAIRS ? MAX_POLLED_PAIRS : N * PAIRS;
     UNROLL for (u32 first = 0; first < N * PAIRS; first += POLLED_PAIRS) {
         u64x2 found[POLLED_PAIRS][OTHERS];

@@ -38,8 +38,8 @@ DEV void init_sequence(const SequenceSlots& seq_slots, const StagedSequenceInit&
     copy_words((i32*)(seq_slots.params + seq_slot), (const i32*)&init.params, sizeof(SequenceSamplingParams) / 4);
 }
 
-// Returns the position of a row's first token: from the host, or from the sequence slot but at most
-// `row.start`, for which the host has allocated blocks.
+// Returns the position of a row's first token: from the host, or from the sequence slot, but at most
+// `row.start`, because the host has allocated blocks only up to there.
 DEV u32 start_of(const StagedStepRow& row, const LatestToken* latest) {
     if (row.ids >= 0) return (u32)row.start;
     const i32 start = latest[row.seq_slot].position - 1 - row.ids;

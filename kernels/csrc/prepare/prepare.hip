@@ -16,15 +16,16 @@
 #include "dev.h"
 #include "prepare/prepare.h"
 
-struct StepOut {
+// Forward inputs that prepare_step writes.
+struct PreparedStepInputs {
     i32 *ids, *positions;
     i64* slots;
     i32 *cu_q, *context_lens, *logits_indices, *row_facts;
 };
 
 // Writes the ids, positions and slots of a row's tokens with index from, from + step, and so on.
-DEV void write_row_inputs(const StepOut& out, const SequenceSlots& seq_slots, const StagedStepRow& row, const i32* words, u32 block_tokens,
-                 u32 from, u32 step) {
+DEV void write_row_inputs(const PreparedStepInputs& out, const SequenceSlots& seq_slots, const StagedStepRow& row,
+                          const i32* words, u32 block_tokens, u32 from, u32 step) {
     const i32* table = seq_slots.tables + (u64)row.seq_slot * seq_slots.table_width;
     const u32 start = start_of(row, seq_slots.latest);
     for (u32 i = from; i < (u32)row.len; i += step) {
@@ -36,7 +37,7 @@ DEV void write_row_inputs(const StepOut& out, const SequenceSlots& seq_slots, co
     }
 }
 
-DEV void pad_tokens(const StepOut& out, u32 from, u32 to, u32 step) {
+DEV void pad_tokens(const PreparedStepInputs& out, u32 from, u32 to, u32 step) {
     for (u32 t = from; t < to; t += step) {
         out.ids[t] = 0;
         out.positions[t] = 0;
@@ -50,7 +51,7 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
              u32 logits_rows, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens, u32 facts_stride) {
     grid_wait();
     grid_launch_dependents();
-    const StepOut out = {ids, positions, slots, cu_q, context_lens, logits_indices, row_facts};
+    const PreparedStepInputs out = {ids, positions, slots, cu_q, context_lens, logits_indices, row_facts};
     const SequenceSlots seq_slots = {(LatestToken*)latest, tables,      history,     masks,
                                      (SequenceSamplingParams*)params, table_width, history_len, mask_words};
     const StagingHeader header = *header_of(stage);

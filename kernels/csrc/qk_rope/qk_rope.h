@@ -25,7 +25,7 @@ enum : u32 {
     RUN_PAIRS = (RUNS + GROUP - 1) / GROUP,           // pairs of runs per lane
 };
 
-template <class T> struct alignas(RUN * sizeof(T)) Run { T v[RUN]; };
+template <class T> struct alignas(RUN * sizeof(T)) ChannelRun { T v[RUN]; };
 
 // A lane's channels of one head, in f32.
 struct HeadPart {
@@ -45,13 +45,13 @@ DEV RunLocation run_location(u32 pair, u32 member) {
 }
 
 template <class T> DEV void load_run(float* to, const T* from) {
-    const Run<T> run = *(const Run<T>*)from;
+    const ChannelRun<T> run = *(const ChannelRun<T>*)from;
     for (u32 i = 0; i < RUN; ++i) to[i] = f32(run.v[i]);
 }
 template <class T> DEV void store_run(T* to, const float* from, float factor) {
-    Run<T> run;
+    ChannelRun<T> run;
     for (u32 i = 0; i < RUN; ++i) run.v[i] = ::to<T>(from[i] * factor);
-    *(Run<T>*)to = run;
+    *(ChannelRun<T>*)to = run;
 }
 
 DEV HeadPart load_head(const ACT* x, u32 member) {

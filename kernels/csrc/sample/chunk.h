@@ -28,7 +28,7 @@ struct ChunkRecord {
 
 // Which computations one logits row needs, from its sampling parameters.
 struct SamplingMode {
-    bool needs_token;     // a token is to be chosen; false: only the log-probability of a known token is
+    bool needs_token;     // a token must be chosen; false: at most the log-probability of known_token
     bool needs_logprobs;  // log-probabilities are requested
     bool is_random;       // sampled, not greedy
     bool masked, penalised, edited;  // mask, penalties, or any edits change logits
@@ -57,27 +57,27 @@ DEV u32 chunks_of(u32 ids) { return (ids + CHUNK - 1) / CHUNK; }
 DEV float minus_infinity() { return as_f32(0xff800000u); }
 
 // Logits of ids [first, end) of a row in memory; `first` is a multiple of 4. Chunks are counted from `first`.
-struct Row {
+struct LogitsRowView {
     const float* values;  // address of id 0's value, which may be outside the row's memory
     float factor;
     u32 first, end;
     bool aligned;  // 16-byte loads are allowed
 };
 // Returns the row with the value of id `first` at `values`.
-DEV Row row_of(const float* values, float factor, u32 first, u32 end) {
-    return Row{values - first, factor, first, end, ((u64)values & 15) == 0};
+DEV LogitsRowView row_of(const float* values, float factor, u32 first, u32 end) {
+    return LogitsRowView{values - first, factor, first, end, ((u64)values & 15) == 0};
 }
-DEV u32 chunks_of(const Row& row) { return chunks_of(row.end - row.first); }
+DEV u32 chunks_of(const LogitsRowView& row) { return chunks_of(row.end - row.first); }
 
 // Returns the stored values of ids [id, id + 4), id a multiple of 4; minus infinity beyond the row.
-DEV f32x4 stored4(const Row& row, u32 id) {
+DEV f32x4 stored4(const LogitsRowView& row, u32 id) {
     if (row.aligned && id + 4 <= row.end) return *(const f32x4*)(row.values + id);
     f32x4 r;
     for (u32 i = 0; i < 4; ++i) r.v[i] = id + i < row.end ? row.values[id + i] : minus_infinity();
     return r;
 }
 // Returns stored4() multiplied by the row's factor.
-DEV f32x4 values4(const Row& row, u32 id) {
+DEV f32x4 values4(const LogitsRowView& row, u32 id) {
     f32x4 r = stored4(row, id);
     for (u32 i = 0; i < 4; ++i) r.v[i] = mul_rounded(r.v[i], row.factor);
     return r;

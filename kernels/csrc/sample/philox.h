@@ -1,6 +1,6 @@
 // philox.h - counter-based noise: Philox4x32-10 (Salmon et al., 2011) and Gumbel noise derived from it. CPU
 // reference: cpu/sample/philox.rs, which gives identical words; its noise agrees to a few units in the last
-// sort key.
+// place.
 //
 // The key is SequenceSamplingParams.key, the counter (id / 4, draw, position, 0), where `draw` is a DRAW_
 // constant. Word id % 4 of the result belongs to the id.

@@ -16,9 +16,10 @@
 //                       with a logit above the limit.
 // sample_verify_drafts accepts or rejects draft tokens: a draft is accepted if it equals the sampled token
 //                      (per_mille < 0), or at random: draft i of a row with the probability
-//                      (per_mille - i * per_mille_decrease) / 1000. Logits rows after a rejected draft are void; the last valid token becomes the newest token of the sequence
-//                      slot. The logits rows of a row are consecutive, possibly across several launches.
-//                      Grid: blocks of 256 over logits rows.
+//                      (per_mille - i * per_mille_decrease) / 1000. Logits rows after a rejected draft are
+//                      void; the last valid token becomes the newest token of the sequence slot. The logits
+//                      rows of a row are consecutive, possibly across several launches. Grid: blocks of 256
+//                      over logits rows.
 // positions i32 [tokens] are those of the step's tokens; a sampled token is at the next position.
 // vocab <= 262,144; most <= 1024. Logits rows beyond those of the stage buffer, or with token -1, are
 // padding: their result is token -1, and no slot is changed.
@@ -39,7 +40,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     grid_wait();
     grid_launch_dependents();
     const u32 q = bid_y();
-    const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
+    const LogitsRowView raw = row_of(logits + (u64)q * stride, 1.f, first, end);
     const u32 chunks = chunks_of(raw);
     ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before its parameters are read.
     if (is_padding(stage, q)) return;
@@ -63,8 +64,8 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 EXPORT(sample_scan)
 
 // Computes the log-probability and rank of the token in the raw row, and the `top` most probable ids.
-DEV void compute_logprobs(Search& search, SampledToken& output, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
-               const Row& raw, u32 top) {
+DEV void compute_logprobs(SearchScratch& search, SampledToken& output, i32* top_ids, float* top_logprobs,
+                          const ChunkRecord* records, const LogitsRowView& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
     const bool holds = tid() < chunks;
     const float chunk_best = holds ? records[tid()].raw_best : -3.0e38f;
@@ -88,8 +89,9 @@ DEV void compute_logprobs(Search& search, SampledToken& output, i32* top_ids, fl
 
 // Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
 // token.
-DEV u32 select_token(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
-               const SamplingMode& mode, const SequenceSamplingParams& params, const RandomDraw& draw) {
+DEV u32 select_token(SearchScratch& search, ChunkWinners& winners, i32& token, const ChunkRecord* records,
+                     const LogitsRowView& row, const SamplingMode& mode, const SequenceSamplingParams& params,
+                     const RandomDraw& draw) {
     const bool holds = tid() < chunks_of(row);
     const u64 chunk_best = holds ? records[tid()].best : 0;
     const u64 best = block_max_key(chunk_best);
@@ -121,8 +123,8 @@ KERNEL(PICK_THREADS)
 sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* history, const u8* records,
             const float* edited, const float* logits, const u8* stage, const i32* positions, const u8* slot_params, u32 vocab,
             u32 stride, u32 edited_stride, u32 history_len, u32 most) {
-    SHARED(Search, search, 1);
-    SHARED(Winners, winners, 1);
+    SHARED(SearchScratch, search, 1);
+    SHARED(ChunkWinners, winners, 1);
     grid_wait();
     grid_launch_dependents();
     const u64 q = bid_x();
@@ -144,7 +146,8 @@ sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* his
     }
     if (output.status == SAMPLE_OK && mode.needs_token) {
         const bool stored = mode.edited && mode.has_filters;
-        const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, mode.factor, 0, vocab);
+        const LogitsRowView row = row_of(stored ? edited + q * edited_stride : logits + q * stride, mode.factor, 0,
+                                         vocab);
         output.status = select_token(*search, *winners, token, own, row, mode, params,
                                RandomDraw{params.key, (u32)position_of(logits_row, positions)});
     }

@@ -14,7 +14,7 @@ struct ScanArgs {
     const u8* stage;  // staged inputs; addresses of its regions are computed where they are read, to save registers
 };
 
-DEV ChunkLogits load_chunk(const Row& row, u32 first) {
+DEV ChunkLogits load_chunk(const LogitsRowView& row, u32 first) {
     ChunkLogits x;
     for (u32 j = 0; j < FOURS; ++j) x.v[j] = stored4(row, id4(first, j));
     return x;

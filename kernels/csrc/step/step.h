@@ -24,7 +24,7 @@ struct StagedStepRow {
     i32 len;
     i32 token;       // index of the row's first token in the step
     i32 ids;         // index in the words region of its token ids; or -1 - n: row begins n positions after
-                     // the slot's newest token, with its id for every token until insert_drafts replaces them
+                     // the slot's newest token, whose id all tokens have until insert_drafts replaces them
     i32 table_from;  // first entry of the block table that is replaced
     i32 table_len;   // number of entries that are replaced
     i32 table_at;    // index in the words region of the new entries
