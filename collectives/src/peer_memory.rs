@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use device::gpu::{
-    GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerDeviceAddress, PeerMemoryView,
+    GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerDeviceHandle, PeerMemoryView,
     PeerMemoryViewParts, memory,
 };
 use device::{Buffer, DeviceDriver, DeviceError, DeviceStream, check_at_most, check_size};
@@ -32,7 +32,7 @@ pub struct PeerMemoryHandle {
     process: u32,
     /// Address of the peer memory in the process that allocated it.
     address: u64,
-    device: PeerDeviceAddress,
+    device: PeerDeviceHandle,
     handle: IpcHandle,
 }
 
@@ -94,7 +94,7 @@ impl PeerMemoryHandle {
         for (bytes, word) in handle.0.as_chunks_mut().0.iter_mut().zip(&words[6..]) {
             *bytes = word.to_le_bytes();
         }
-        let device = PeerDeviceAddress { ordinal: words[5], context: long(3) };
+        let device = PeerDeviceHandle { ordinal: words[5], context: long(3) };
         Self { process: words[0] as u32, address: long(1), device, handle }
     }
 }
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn peer_handle_round_trips_as_words() {
         let handle = IpcHandle(std::array::from_fn(|i| i as u8 * 3));
-        let device = PeerDeviceAddress { ordinal: 7, context: 0xfedc_ba98_0123_4567 };
+        let device = PeerDeviceHandle { ordinal: 7, context: 0xfedc_ba98_0123_4567 };
         let (process, address) = (0x8000_0001, 0x7fff_1234_8765_4321);
         let expected = PeerMemoryHandle { process, address, device, handle };
         assert_eq!(PeerMemoryHandle::from_words(&expected.to_words()), expected);

@@ -14,7 +14,7 @@ mod mailbox;
 mod prefill_rate;
 
 pub use admission::{
-    AdmissionController, AdmissionLimits, AdmissionPermit, OverloadRejection, QueuedBytes,
+    AdmissionController, AdmissionLimits, AdmissionPermit, OverloadRejection, QueuedBytesPermit,
 };
 pub use cached_blocks::PrefixIndexSnapshot;
 pub use deferred_submit::DeferredRequests;

@@ -3,7 +3,7 @@
 //! - [`EngineClient`] is the client side: submission, event streams, admission control. [`RunningEngine`]
 //!   runs the engine for it: the scheduler thread (`engine_loop.rs`) reads its inbox, ticks and sends
 //!   batches.
-//! - [`ExecutorWorld`] starts the executors of all replicas, as a thread, as processes or on other nodes
+//! - [`ExecutorManager`] starts the executors of all replicas, as a thread, as processes or on other nodes
 //!   ([`nodes`]), and restarts failed ones. [`ExecutorStartup`] waits until started executors are ready.
 //! - [`supervise`] runs on the main thread: it waits for the end of the server and restarts failed executors.
 //!
@@ -25,16 +25,16 @@ mod supervisor;
 
 pub use client::{
     AdmissionController, AdmissionLimits, AdmissionPermit, BulkInbox, DeferredRequests,
-    EngineClient, EngineMessage, ExecutorId, OverloadRejection, PrefixIndexSnapshot, QueuedBytes,
-    RequestEventStream,
+    EngineClient, EngineMessage, ExecutorId, OverloadRejection, PrefixIndexSnapshot,
+    QueuedBytesPermit, RequestEventStream,
 };
 pub use engine_loop::{StartFailureReport, SupervisorEvent};
 pub use executors::{
-    ExecutorLaunchOptions, ExecutorLink, ExecutorProcessHandle, ExecutorProgram, ExecutorReceiver,
-    ExecutorWorld, RemoteNodes, RestartPolicy, StartPolicy,
+    ExecutorLaunchOptions, ExecutorLink, ExecutorManager, ExecutorProcessHandle, ExecutorProgram,
+    ExecutorReceiver, RemoteNodes, RestartPolicy, StartPolicy,
 };
 pub use health::{HealthMonitor, ServerStatus};
-pub use running_engine::{EngineTelemetry, RunningEngine, SchedulerWithFeeds};
+pub use running_engine::{EngineTelemetry, RunningEngine, SchedulerWithKvEvents};
 pub use startup::{
     ExecutorStartup, ExpectedHello, StartError, StartTimeouts, StartupReport, WeightsDigestBaseline,
 };

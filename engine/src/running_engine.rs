@@ -29,7 +29,7 @@ pub struct EngineTelemetry {
 }
 
 /// Scheduler and KV-event feeds of an engine that is about to start.
-pub struct SchedulerWithFeeds {
+pub struct SchedulerWithKvEvents {
     /// Scheduler, which the scheduler thread will own.
     pub engine: Scheduler,
     /// KV-event feeds by replica; empty if KV events are disabled.
@@ -50,7 +50,7 @@ impl RunningEngine {
     /// Starts the threads of an engine. The executors must be ready; `links` has one link per replica, in
     /// replica order.
     pub fn start(
-        parts: SchedulerWithFeeds,
+        parts: SchedulerWithKvEvents,
         links: Vec<ExecutorLink>,
         admission: AdmissionLimits,
         deadline: StepDeadlineEstimator,
@@ -61,7 +61,7 @@ impl RunningEngine {
         let inbox = Arc::new(BulkInbox::default());
         let grammar_timings = Arc::clone(&observers.metrics.grammar);
         let admission = AdmissionController::new(admission);
-        let SchedulerWithFeeds { engine, kv_events } = parts;
+        let SchedulerWithKvEvents { engine, kv_events } = parts;
         let client = {
             let metrics = Arc::clone(&observers.metrics);
             EngineClient::new(Arc::clone(&inbox), engine.hasher(), admission, metrics)

@@ -1,7 +1,7 @@
 //! Supervisor on the main thread: waits for the end of the server and restarts failed executors.
 
 use super::engine_loop::{StartFailureReport, SupervisorEvent};
-use super::executors::{ExecutorWorld, FailureStage, RestartAttempt};
+use super::executors::{ExecutorManager, FailureStage, RestartAttempt};
 use super::running_engine::RunningEngine;
 use crate::health::HealthMonitor;
 use metrics::{RestartFailureKind, ServerMetrics};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// State of the supervisor: the executor groups, their event queue and pending restarts.
 pub struct SupervisorState {
     /// Executor groups and their restart policy.
-    pub world: ExecutorWorld,
+    pub world: ExecutorManager,
     /// Queue of events for the supervisor.
     pub events: Receiver<SupervisorEvent>,
     /// Sender for threads that report to the supervisor.
@@ -38,7 +38,7 @@ struct PendingRestart {
 impl SupervisorState {
     /// Creates the state of a server with all executors running.
     pub fn new(
-        world: ExecutorWorld,
+        world: ExecutorManager,
         events: Receiver<SupervisorEvent>,
         event_sender: Sender<SupervisorEvent>,
         metrics: Arc<ServerMetrics>,

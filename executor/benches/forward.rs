@@ -2,9 +2,9 @@
 //! Qwen3-0.6B in bf16 and synthetic weights.
 //!
 //! `cargo bench -p executor --bench forward -- [THREADS [CASE]]` prints the tokens per second of each case
-//! and, in column `floor`, the limit that two cores of the reference machine set: 469 GFLOP/s of bf16 matrix
-//! products and 37 GB/s of memory bandwidth. Prefill is one row; a decode step has one token per row, with
-//! contexts below 50 tokens.
+//! and, in column `floor`, the tokens per second at the hardware limit of two cores of the reference machine:
+//! 469 GFLOP/s of bf16 matrix products and 37 GB/s of memory bandwidth. Prefill is one row; a decode step has
+//! one token per row, with contexts below 50 tokens.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 

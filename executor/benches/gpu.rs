@@ -2,9 +2,9 @@
 //! bf16 and synthetic weights.
 //!
 //! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]`
-//! prints milliseconds per step for decode steps of several row counts, or of ROWS rows only, with the lower
-//! bound of an H200: 4.29 TB/s for every byte that must be read and 790 TFLOP/s for every matrix product.
-//! Decode steps are submitted asynchronously, two in flight, as the scheduler does.
+//! prints milliseconds per step for decode steps of several row counts, or of ROWS rows only, and the lower
+//! bound on an H200: 4.29 TB/s memory bandwidth for all bytes that must be read, and 790 TFLOP/s for all
+//! matrix products. Decode steps are submitted asynchronously, two in flight, as the scheduler does.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
@@ -28,7 +28,7 @@ const BYTES_PER_S: f64 = 4.29e12;
 const FLOP_PER_S: f64 = 790e12;
 
 fn main() {
-    // Cargo passes the flag `--bench`, and runs every benchmark of the package when none is named.
+    // Cargo passes the flag `--bench`, and runs every benchmark of the package if the command names none.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let [device, model, rest @ ..] = &args[..] else {
         return println!(
@@ -58,7 +58,7 @@ fn main() {
     }
 }
 
-/// A benchmark model: its `config.json`, and the sizes that bound the time of its steps from below.
+/// A benchmark model: its `config.json`, and the sizes that determine the lower bound of its step time.
 struct GpuBenchModel {
     json: String,
     /// Number of parameters that every step reads, without the embedding table and the routed experts.
@@ -70,7 +70,7 @@ struct GpuBenchModel {
     attention: f64,
 }
 
-/// Numbers of routed experts of a benchmark model; all zero for a dense model.
+/// Expert counts and sizes of a benchmark model; all zero for a dense model.
 #[derive(Clone, Copy, Default)]
 struct GpuBenchExperts {
     /// Number of parameters of one expert, over all layers.

@@ -1,4 +1,4 @@
-//! Conversions of times to the nanoseconds that executors report.
+//! Conversion of times to nanoseconds, the unit in which executors report times.
 
 use std::time::{Duration, Instant};
 

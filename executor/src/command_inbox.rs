@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-/// Maximum time to block in one receive call. The caller repeats the call, so the value only bounds how long
-/// a lost wake-up goes unnoticed.
+/// Maximum time to block in one receive call. The caller repeats the call, so the value only bounds the delay
+/// that a lost wake-up causes.
 const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum time that a step waits for the grammar bitmasks of its masked rows; a longer wait is an executor
-/// failure. For each masked row, a working scheduler sends its bitmask, or the notice that it is overdue,
-/// well within the deadline of the step.
+/// failure. For each masked row, a working scheduler sends the bitmask, or a notice that the bitmask is
+/// overdue, well before the step deadline.
 const BITMASK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Receives the scheduler's commands, and supplies the steps with the grammar bitmasks of their masked rows.
@@ -25,7 +25,7 @@ pub(crate) struct CommandInbox<'a, R> {
     deferred: VecDeque<ExecutorCommand>,
     /// Grammar bitmasks that arrived before their step waited for them.
     early_bitmasks: Vec<BitmaskMessage>,
-    /// Queue for reports of draft tokens; `None` = another rank of the replica reports them.
+    /// Queue for draft token reports; `None` = another rank of the replica reports the draft tokens.
     outbox: Option<&'a SyncSender<OutboxMessage>>,
 }
 

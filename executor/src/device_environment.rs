@@ -1,20 +1,23 @@
-//! Environment variables of GPU drivers. The configuration of the process reads them; this crate reads none.
+//! Environment variables of GPU drivers. The caller of this crate reads them; the crate itself reads no
+//! environment variables.
 
 use std::path::PathBuf;
 
 use protocol::DeviceKind;
 
-/// Environment variables of GPU drivers. The drivers read the lists of visible devices themselves; an executor
-/// names them in errors.
+/// Environment variables of GPU drivers. The drivers apply the visible-device variables themselves; the
+/// executor only quotes these variables in error messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceEnvironment {
-    /// `ROCM_PATH`: folder of the ROCm installation, in whose `lib` libraries are searched first.
+    /// `ROCM_PATH`: ROCm installation folder. ROCm libraries are searched first in its `lib` subfolder.
     pub rocm_path: Option<PathBuf>,
-    /// `ROCR_VISIBLE_DEVICES`: GPUs that AMD's lower runtime lists. An empty value hides all.
+    /// `ROCR_VISIBLE_DEVICES`: GPUs visible to ROCr, the AMD runtime below HIP. An empty value hides all
+    /// GPUs.
     pub rocr_visible_devices: Option<String>,
-    /// `HIP_VISIBLE_DEVICES`: GPUs that HIP lists, counted among those that `ROCR_VISIBLE_DEVICES` leaves.
+    /// `HIP_VISIBLE_DEVICES`: indices of the GPUs visible to HIP, among the GPUs visible to ROCr.
     pub hip_visible_devices: Option<String>,
-    /// `CUDA_VISIBLE_DEVICES`: GPUs that CUDA lists. HIP reads it if `HIP_VISIBLE_DEVICES` is unset or empty.
+    /// `CUDA_VISIBLE_DEVICES`: GPUs visible to CUDA. HIP applies this variable if `HIP_VISIBLE_DEVICES` is
+    /// unset or empty.
     pub cuda_visible_devices: Option<String>,
 }
 
@@ -26,8 +29,8 @@ impl DeviceEnvironment {
         rocm.map(|path| path.join("lib")).collect()
     }
 
-    /// Returns the variables that restrict the visible devices, as `NAME=VALUE`, separated by spaces; empty if
-    /// no variable restricts them.
+    /// Returns the variables that restrict the visible devices, as `NAME=VALUE` separated by spaces; empty if
+    /// no such variable is set.
     #[must_use]
     pub fn visibility(&self, device: DeviceKind) -> String {
         let set = |name: &str, value: &Option<String>| {

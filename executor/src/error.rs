@@ -57,11 +57,11 @@ pub enum ExecutorError {
     KvShareTooSmall {
         /// Free memory of the host in bytes.
         free: u64,
-        /// Bytes chosen for the KV cache.
+        /// Size of the KV cache in bytes, computed from the free memory.
         taken: u64,
         /// Minimum number of token positions of the KV cache (`ExecutorSettings::kv_tokens_min`).
         kv_tokens_min: u32,
-        /// Bytes of KV cache that this number of tokens needs.
+        /// Bytes of KV cache that `kv_tokens_min` token positions need.
         needed: u64,
     },
     /// No device memory is left for a KV cache after weights and activations are allocated.
@@ -76,7 +76,7 @@ pub enum ExecutorError {
         free: u64,
         /// Configured share of the total memory that may be used.
         utilization: f64,
-        /// Value of `utilization` from which on at least one KV block would fit.
+        /// Minimum value of `utilization` with which at least one KV block would fit.
         sufficient: f64,
     },
     /// The requested KV cache does not fit on the device.
@@ -103,7 +103,7 @@ pub enum ExecutorError {
     /// A trace was requested, but no trace folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     TracingDisabled,
-    /// The KV cache type differs from the model type, which MLA does not support.
+    /// The KV cache dtype differs from the model dtype. MLA requires equal dtypes.
     #[error(
         "--kv-cache-dtype fp8 is not supported with MLA: the KV cache has the type of the model (auto)"
     )]
@@ -150,7 +150,7 @@ pub enum TokenBitmaskError {
 /// scheduler or in the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// The batch has more tokens than a step may have.
+    /// The batch has more tokens than the maximum per step.
     #[error("{tokens} tokens, at most {limit} per step")]
     TooManyTokens {
         /// Number of tokens in the batch.
@@ -158,7 +158,7 @@ pub enum BatchError {
         /// Maximum number of tokens per step.
         limit: usize,
     },
-    /// The batch has more rows than a step may have.
+    /// The batch has more rows than the maximum per step.
     #[error("{rows} rows, at most {limit} per step")]
     TooManyRows {
         /// Number of rows in the batch.
@@ -166,7 +166,8 @@ pub enum BatchError {
         /// Maximum number of rows per step.
         limit: usize,
     },
-    /// `Batch::moe_tokens` is less than the tokens of this replica, or more than a step may have.
+    /// `Batch::moe_tokens` is less than the number of tokens of this replica, or more than the maximum per
+    /// step.
     #[error(
         "moe_tokens is {capacity}: at least the {tokens} tokens of this replica, at most {limit}"
     )]
@@ -178,8 +179,8 @@ pub enum BatchError {
         /// Maximum number of tokens per step.
         limit: usize,
     },
-    /// `Batch::draft_rows` is less than the drafting rows of this replica, or more than the rows that a step
-    /// may have.
+    /// `Batch::draft_rows` is less than the number of rows of this replica up to the last row with draft
+    /// tokens, or more than the maximum number of rows per step.
     #[error(
         "draft_rows is {capacity}: at least the {rows} drafting rows of this replica, at most {limit}"
     )]
@@ -196,7 +197,7 @@ pub enum BatchError {
     Length {
         /// Id of the request that the row belongs to.
         request: RequestId,
-        /// Number of tokens that the row states.
+        /// Length of the row in tokens (`BatchRow::len`).
         len: u32,
         /// Number of token ids that the row contains.
         token_ids: usize,
@@ -245,7 +246,8 @@ pub enum BatchError {
         /// Sequence slot of the row.
         seq_slot: SequenceSlot,
     },
-    /// A block table update leaves a gap, exceeds the maximum length, or is for an unknown KV cache group.
+    /// A block table update leaves a gap in the block table, exceeds the maximum length of a block table, or
+    /// names an unknown KV cache group.
     #[error("the block table update of request {} does not fit its block table", request.0)]
     InvalidTableUpdate {
         /// Id of the request that the row belongs to.

@@ -18,7 +18,7 @@ use models::{
     ForwardError, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3,
     load_model,
 };
-use ops::{DType, Ops, RowBounds, StepShape};
+use ops::{BatchUpperBounds, DType, Ops, StepShape};
 use protocol::{
     Batch, ExecutorReady, ExecutorSettings, ExpertPlacement, KvSpec, SpeculativeConfig,
     SpeculativeMethod, StartupPhase, StepOutput, WarmUpReport, WeightsDigest,
@@ -31,7 +31,7 @@ const SMALL_BATCH_ROWS: u32 = 16;
 
 /// Progress of a start-up phase (load, warm-up, capture).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PhaseProgress {
+pub struct StartupPhaseProgress {
     /// Start-up phase that the progress belongs to.
     pub phase: StartupPhase,
     /// Number of finished units: bytes of weights, or passes.
@@ -58,7 +58,7 @@ impl Executor {
     /// Opens the device and loads this rank's shard of the model.
     pub fn load(
         mut config: ExecutorConfig,
-        progress: &mut dyn FnMut(PhaseProgress),
+        progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
         config.model.load_mtp =
@@ -80,7 +80,7 @@ impl Executor {
             return Err(ExecutorError::MlaKvDtype);
         }
         let ops = Ops::new(backend, dtype)?;
-        progress(PhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // The total is reported during the load.
+        progress(StartupPhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // The total is reported during the load.
         let mut loader = ModelLoader {
             ops: &ops,
             settings,
@@ -118,7 +118,8 @@ impl Executor {
         let tracer = folder.map(|folder| StepTracer::new(ops.device(), folder, rank));
         let tracer = tracer.transpose()?;
         let vocab_shard = ranks.vocab_shard(config.model.vocab);
-        // All ranks of a replica route to the same experts: only the rank that reports outputs counts them.
+        // All ranks of a replica route tokens identically, so only the rank that reports outputs counts
+        // routed tokens.
         let counts_experts = ranks::reports_outputs(settings);
         let expert_load_reporter =
             if counts_experts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
@@ -138,7 +139,7 @@ impl Executor {
     /// rank.
     pub fn warm_up(
         &mut self,
-        progress: &mut dyn FnMut(PhaseProgress),
+        progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<WarmUpReport, ExecutorError> {
         let block_tokens = self.config.settings.block_tokens;
         let gpu = self.model.ops.device().captures_graphs();
@@ -146,19 +147,19 @@ impl Executor {
         let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
         if gpu {
             let compiled = &mut |done, total| {
-                progress(PhaseProgress { phase: StartupPhase::Compile, done, total });
+                progress(StartupPhaseProgress { phase: StartupPhase::Compile, done, total });
             };
             let shapes = self.precompile_shapes(&passes);
             precompile::precompile(&self.model, &mut state.device, shapes, compiled)?;
         }
         let (phase, total) = (StartupPhase::WarmUp, passes.len() as u64);
-        progress(PhaseProgress { phase, done: 0, total });
+        progress(StartupPhaseProgress { phase, done: 0, total });
         let step_cost = warm_up::measure(
             &passes,
             block_tokens,
             gpu,
             |batch| state.submit(&self.model, batch, &mut UnconstrainedBitmasks, None)?.finish(),
-            |done| progress(PhaseProgress { phase, done, total }),
+            |done| progress(StartupPhaseProgress { phase, done, total }),
         )?;
         let blocks = self.blocks(&state)?;
         drop(state);
@@ -166,12 +167,12 @@ impl Executor {
         Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost })
     }
 
-    /// Allocates the KV cache and all other state that steps change. The contents of an earlier KV cache are
-    /// lost.
+    /// Allocates the KV cache and all other state that steps change. If a KV cache was allocated earlier, its
+    /// contents are lost.
     pub fn size_kv(
         &mut self,
         blocks: u32,
-        progress: &mut dyn FnMut(PhaseProgress),
+        progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<ExecutorReady, ExecutorError> {
         let settings = &self.config.settings;
         kv_sizing::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
@@ -180,7 +181,7 @@ impl Executor {
         let (plan, shapes) = (self.capture_plan(), self.graph_shapes());
         let (phase, total) = (StartupPhase::Capture, shapes.len() as u64);
         if total > 0 {
-            let report_progress = |done| progress(PhaseProgress { phase, done, total });
+            let report_progress = |done| progress(StartupPhaseProgress { phase, done, total });
             let (device, tracer) = (&mut state.device, self.tracer.as_ref());
             state.graphs =
                 StepGraphs::capture(&self.model, device, &plan, &shapes, tracer, report_progress);
@@ -191,8 +192,8 @@ impl Executor {
         Ok(ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows })
     }
 
-    /// Starts a new trace file for the steps that are submitted from now on. A trace that was in progress
-    /// records no further steps.
+    /// Starts a new trace file, in which all steps submitted after this call are recorded. An earlier trace
+    /// in progress records no further steps.
     ///
     /// Errors: no trace folder is configured, or the file cannot be created.
     pub fn begin_trace(&mut self) -> Result<TraceHandle, ExecutorError> {
@@ -200,8 +201,8 @@ impl Executor {
         Ok(TraceHandle(tracer.begin(&self.model.ops)?))
     }
 
-    /// Stops recording of steps that are submitted from now on. [`TraceHandle::close`] completes the file
-    /// once the steps in flight are finished.
+    /// Stops the trace for steps submitted after this call. [`TraceHandle::close`] completes the trace file
+    /// when the steps in flight are finished.
     pub fn end_trace(&mut self) {
         if let Some(tracer) = &mut self.tracer {
             tracer.end();
@@ -210,7 +211,7 @@ impl Executor {
 
     /// Submits a batch without masked rows to the device. Steps run in submission order.
     ///
-    /// Errors: all are final. The executor cannot be used after an error.
+    /// Errors: every error is final: the executor cannot be used after it.
     pub fn submit(&mut self, batch: &Batch) -> Result<SubmittedStep, ExecutorError> {
         self.submit_with_bitmasks(batch, &mut UnconstrainedBitmasks)
     }
@@ -250,8 +251,8 @@ impl Executor {
         (kv, draft_buffers.expect("the proposer runs on the device"), &self.model)
     }
 
-    /// Returns the number of KV blocks that fit on this rank. It is measured while everything except the KV
-    /// cache is allocated.
+    /// Returns the number of KV blocks that fit on this rank. The free memory is measured after everything
+    /// except the KV cache has been allocated.
     fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
         let memory = self.model.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
@@ -303,8 +304,8 @@ impl Executor {
     }
 
     /// Returns the step shapes to precompile in a dry run: warm-up passes, decode steps of up to
-    /// `SMALL_BATCH_ROWS` rows, the steps to capture, and the steps that need most memory for attention. The
-    /// dry run also allocates the memory that these steps need.
+    /// `SMALL_BATCH_ROWS` rows, the steps to capture, and the steps that need the most memory for attention.
+    /// The dry run also allocates the memory that these steps need.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
         let (logits_rows, rows_per_request) =
             (self.max_logits_rows(), self.tokens_per_row() as usize);
@@ -321,19 +322,19 @@ impl Executor {
         passes.chain(graphs).chain([self.widest_decode_shape()]).collect()
     }
 
-    /// Shape of the prefill step with most tokens and the longest contexts, in rows of any length. Of all
-    /// steps except decode steps, it needs most memory for attention.
+    /// Shape of the prefill step with the most tokens and the longest contexts, for rows of any length. Of
+    /// all steps except decode steps, this step needs the most memory for attention.
     fn longest_prefill_shape(&self, passes: &[Vec<u32>]) -> Option<StepShape> {
         let settings = &self.config.settings;
         let tokens = passes.iter().map(|lens| lens.iter().sum::<u32>()).max()? as usize;
-        let rows =
-            (settings.max_num_seqs as usize).min((tokens / RowBounds::MLA_PREFILL_TOKENS).max(1));
-        let bounds = RowBounds::of_any(tokens, rows, settings.max_model_len as usize);
+        let rows = (settings.max_num_seqs as usize)
+            .min((tokens / BatchUpperBounds::MLA_PREFILL_TOKENS).max(1));
+        let bounds = BatchUpperBounds::of_any(tokens, rows, settings.max_model_len as usize);
         Some(StepShape { tokens, rows, logits_rows: rows.min(self.max_logits_rows()), bounds })
     }
 
-    /// Shape of the eager decode step with most rows and the longest contexts. Of all decode steps, it needs
-    /// most memory for attention.
+    /// Shape of the eager decode step with the most rows and the longest contexts. Of all decode steps, this
+    /// step needs the most memory for attention.
     fn widest_decode_shape(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
         let shape = step::graph_shape(rows, self.tokens_per_row() as usize, longest as usize);
@@ -400,9 +401,10 @@ struct ModelLoader<'a> {
     threads: usize,
     /// Total bytes of the weights of the model that is being loaded, for the progress report.
     model_bytes: u64,
-    /// Total bytes of the models that were loaded before. Progress covers target and draft model together.
+    /// Total bytes of the models that were loaded earlier. The progress report covers target model and draft
+    /// model together.
     bytes_before: u64,
-    progress: &'a mut dyn FnMut(PhaseProgress),
+    progress: &'a mut dyn FnMut(StartupPhaseProgress),
     /// Digest of the weights of the model that is being loaded.
     digest: WeightsDigest,
 }
@@ -436,7 +438,7 @@ impl ModelLoader<'_> {
             progress: &mut |done, total| {
                 *model_bytes = total;
                 let (done, total) = (*before + done, *before + total);
-                progress(PhaseProgress { phase: StartupPhase::Load, done, total });
+                progress(StartupPhaseProgress { phase: StartupPhase::Load, done, total });
             },
             digest,
         })

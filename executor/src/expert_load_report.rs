@@ -1,4 +1,5 @@
-//! Expert load reports: numbers of tokens routed to each expert, downloaded from the device for step outputs.
+//! Expert load reports: the number of tokens routed to each expert, downloaded from the device and returned
+//! in step outputs.
 
 use crate::ExecutorError;
 use models::{ExpertLoad, ModelConfig};
@@ -6,9 +7,9 @@ use ops::{ExpertLoadDownload, ExpertLoadEntry, Ops};
 use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
-/// Number of steps that replay a captured graph per download of the expert token counts. A download copies
-/// some tens of kilobytes after the step: a noticeable part of a replayed step's time, a negligible part of
-/// an eager step's.
+/// Number of captured-graph replays per download of the expert token counts. A download copies some tens of
+/// kilobytes after the step. Its time is noticeable compared with a replayed step and negligible compared
+/// with an eager step.
 const REPLAYS: u32 = 16;
 
 /// Expert load counters of a replica. Only one rank of each replica has them.

@@ -16,8 +16,8 @@ pub(crate) struct GpuMemoryBudget {
     pub(crate) graphs: u64,
 }
 
-/// Bytes reserved for each captured graph: the driver stores its launches and parameters. Measured: less than
-/// 10 MiB.
+/// Bytes reserved for each captured graph, in which the driver stores kernel launches and parameters.
+/// Measured: less than 10 MiB per graph.
 const GRAPH_BYTES: u64 = 16 << 20;
 /// Fraction of the total memory that stays free for allocations of the driver.
 const SAFETY_FRACTION: f64 = 0.02;
@@ -25,7 +25,8 @@ const SAFETY_FRACTION: f64 = 0.02;
 impl GpuMemoryBudget {
     /// Returns the number of blocks of `block_bytes` bytes for the configured size.
     ///
-    /// Errors: `NoKvMemory` if no memory is left; it states the utilization with which one block would fit.
+    /// Errors: `NoKvMemory` if no memory is left. The error states the utilization with which one block would
+    /// fit.
     pub(crate) fn blocks(&self, size: KvCacheSize, block_bytes: u64) -> Result<u32, ExecutorError> {
         let used = self.total - self.free.min(self.total);
         let reserved = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
@@ -73,11 +74,11 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Rejects a KV cache that is larger than the memory of the host. `ranks` ranks share the host and each allocate
-/// `blocks` blocks of `block_bytes` bytes.
+/// Rejects a KV cache that is larger than the memory of the host. `ranks` ranks share the host; each
+/// allocates `blocks` blocks of `block_bytes` bytes.
 ///
-/// Errors: `KvTooLarge`, if the memory of the host is known. A cache below this size may still exceed the free memory: its pages are allocated when they
-/// are first written.
+/// Errors: `KvTooLarge`, if the memory of the host is known. A smaller cache may still exceed the free
+/// memory, because the operating system allocates its pages when they are first written.
 pub(crate) fn check_host(
     blocks: u32,
     block_bytes: u64,
@@ -144,8 +145,8 @@ mod tests {
     fn gpu_blocks_follow_memory_utilization() {
         const GIB: u64 = 1 << 30;
         let gpu = GpuMemoryBudget { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
-        // Of 100 GiB, 90 may be used; 20 are in use and 2 are reserved for the driver, so 68 blocks of 1 GiB
-        // fit.
+        // Of 100 GiB, 90 GiB may be used; 20 GiB are in use and 2 GiB are reserved for the driver, so 68
+        // blocks of 1 GiB fit.
         assert_eq!(gpu.blocks(KvCacheSize::Auto, GIB).unwrap(), 68);
         assert_eq!(gpu.blocks(KvCacheSize::Blocks(78), GIB).unwrap(), 78);
         let error = gpu.blocks(KvCacheSize::Bytes(79 * GIB), GIB).unwrap_err().to_string();

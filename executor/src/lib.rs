@@ -1,4 +1,4 @@
-//! Executor of one device: stores weights and KV cache, and runs forward pass and sampling of batches.
+//! Executor of one device: stores weights and KV cache, and runs the forward pass and sampling of batches.
 //!
 //! [`run`] receives batches from a scheduler over a link; [`Executor`] runs batches without a link. An
 //! executor only executes batches: it has no scheduling policy, reference counts, prefix hashes, model names
@@ -33,7 +33,7 @@ pub use device::gpu::{GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu}
 pub use device::physical_cores;
 pub use device_environment::DeviceEnvironment;
 pub use error::{BatchError, ExecutorError, TokenBitmaskError};
-pub use executor::{Executor, PhaseProgress, SubmittedStep, TraceHandle};
+pub use executor::{Executor, StartupPhaseProgress, SubmittedStep, TraceHandle};
 pub use op_bench::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};
 pub use open_device::survey_gpus;
 pub use rank_calls::CollectiveHistory;

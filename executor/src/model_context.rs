@@ -1,4 +1,4 @@
-//! Models and communication groups of a rank, which steps read and never change.
+//! Models and communication groups of a rank. Steps only read them.
 
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
@@ -9,7 +9,7 @@ use ops::{DeviceBatchMetadata, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 use std::sync::Arc;
 
-/// Models and communication groups that every step computes with.
+/// Models and communication groups that every step uses.
 pub(crate) struct ModelContext {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
@@ -35,8 +35,8 @@ impl ModelContext {
         }
     }
 
-    /// Values of `full_logits` (whether full rows of logits are gathered) that steps may need. Graphs are
-    /// captured for each value.
+    /// Values of `full_logits` (whether ranks all-gather full rows of logits) that steps of this rank may
+    /// use. Graphs are captured for each value.
     pub(crate) fn full_logits_variants(&self) -> &'static [bool] {
         match self.vocab_parallel_support() {
             VocabParallelSupport::AllRules => &[false],
@@ -45,8 +45,8 @@ impl ModelContext {
         }
     }
 
-    /// Context of a forward pass over `batch`. The pass returns the hidden states of all tokens and only
-    /// these: no auxiliary hidden states, no expert load, no intermediate results.
+    /// Context of a forward pass over `batch`. The pass returns only the hidden states of all tokens: no
+    /// auxiliary hidden states, expert load or intermediate results.
     pub(crate) fn forward_context<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -75,7 +75,7 @@ impl ModelContext {
         self.expert_load_reporter.as_ref().map(|reporter| &reporter.load)
     }
 
-    /// Returns the times that collectives took since the last call, which was for the previous step.
+    /// Returns the time spent in each kind of collective since the previous call. Called once per step.
     pub(crate) fn collective_timing(&self) -> CollectiveTiming {
         let mut timing = CollectiveTiming::default();
         for CollectiveHostTime { op: operation, time } in self.tp.take_times() {

@@ -1,4 +1,4 @@
-//! Opens the compute device of an executor, and maps configured element types to those of tensors.
+//! Opens the compute device of an executor, and maps configured dtypes to tensor dtypes.
 
 use std::path::PathBuf;
 use std::thread::available_parallelism;
@@ -25,7 +25,7 @@ pub(crate) struct OpenedDevice {
 pub(crate) struct DeviceOpenOptions<'a> {
     /// Kind of the device: CPU, CUDA or ROCm.
     pub(crate) device: DeviceKind,
-    /// Paths of the driver libraries; `None` = those that the system installs.
+    /// Paths of the driver libraries; `None` = the system libraries.
     pub(crate) libraries: Option<&'a DeviceLibraries>,
     /// Environment variables of GPU drivers.
     pub(crate) environment: &'a DeviceEnvironment,
@@ -90,8 +90,8 @@ fn gpu_config(request: &DeviceOpenOptions<'_>) -> Option<GpuConfig> {
     })
 }
 
-/// Surveys the GPUs of one vendor; `None` if `device` is the CPU. `libraries` are the paths of the driver
-/// libraries, `None` = those that the system installs.
+/// Lists the GPUs of one vendor; returns `None` if `device` is the CPU. `libraries`: paths of the driver
+/// libraries, `None` = the system libraries.
 #[must_use]
 pub fn survey_gpus(
     device: DeviceKind,

@@ -1,14 +1,14 @@
-//! Dry run of the steps that will be run later. It compiles their kernels in parallel; without it, the first
-//! steps would compile them one by one.
+//! Dry run of the step shapes that are used later, which compiles their kernels in parallel. Without the dry
+//! run, the first steps would compile the kernels one by one.
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::step::{StepDeviceState, StepLaunch};
-use ops::{DraftBuffers, RowBounds, StepShape};
+use ops::{BatchUpperBounds, DraftBuffers, StepShape};
 use protocol::StepTiming;
 
-/// Launches a step of each shape in a dry run. `progress` gets the number of kernel modules that are
-/// compiled, and the number of all kernel modules to compile.
+/// Launches a step of each shape in a dry run. `progress` receives the number of kernel modules compiled so
+/// far and the total number to compile.
 pub(crate) fn precompile(
     model: &ModelContext,
     device: &mut StepDeviceState,
@@ -38,8 +38,10 @@ pub(crate) fn precompile_shape(
     rows_per_request: usize,
 ) -> StepShape {
     let rows = lens.len();
-    let bounds =
-        RowBounds::of(lens.iter().map(|&len| (len as usize, len as usize)), rows_per_request);
+    let bounds = BatchUpperBounds::of(
+        lens.iter().map(|&len| (len as usize, len as usize)),
+        rows_per_request,
+    );
     let tokens = lens.iter().sum::<u32>() as usize;
     StepShape { tokens, rows, logits_rows: rows.min(logits_rows), bounds }
 }

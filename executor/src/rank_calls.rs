@@ -1,15 +1,15 @@
-//! Call history of a rank: its newest collectives, formatted for logs.
+//! Call history of a rank: the most recent collectives, formatted for logs.
 
 use std::fmt;
 
 use collectives::CollectiveCall;
 use protocol::Rank;
 
-/// Maximum number of runs per log line. A run is a sequence of equal collectives, which is written as one
-/// item.
+/// Maximum number of runs per log line. A run is a sequence of collectives that differ only in their sequence
+/// numbers; it is logged as one item.
 const RUNS_PER_LINE: usize = 8;
 
-/// Newest collectives of one rank in one communication group.
+/// Most recent collectives of one rank in one communication group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollectiveHistory {
     /// Kind of the communication group: `tp` or `dp`.
@@ -43,7 +43,7 @@ fn run(calls: &[CollectiveCall]) -> String {
 }
 
 impl fmt::Display for CollectiveHistory {
-    /// Formats the rank and its newest collective, for a log line.
+    /// Formats the rank and its most recent collective, for a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
         match self.calls.last() {

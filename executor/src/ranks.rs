@@ -10,7 +10,7 @@ use models::{ModelConfig, check_split};
 use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupPhase};
 
 use crate::rank_calls::CollectiveHistory;
-use crate::{ExecutorError, PhaseProgress};
+use crate::{ExecutorError, StartupPhaseProgress};
 
 /// Reason why a parallel configuration cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum ParallelConfigError {
         "{architecture} is a draft model: set it as `model` in --speculative-config of its target model"
     )]
     DraftModelOnly {
-        /// Architecture that `config.json` of the checkpoint states.
+        /// Architecture named in `config.json` of the checkpoint.
         architecture: &'static str,
     },
     /// Several ranks form communication groups, but no rendezvous memory is configured.
@@ -46,7 +46,7 @@ pub enum ParallelConfigError {
 
 /// Checks that a model can be served with a parallel configuration. Called before the model is loaded.
 ///
-/// Errors: the conflict, with its numbers and the nearest valid ones.
+/// Errors: the setting that conflicts with the model, with its value and the nearest valid values.
 pub fn check_world(
     parallel: ParallelConfig,
     model: &ModelConfig,
@@ -101,12 +101,13 @@ pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
-/// Joins the two communication groups of a rank: the TP group of its replica, and the DP group.
-/// The DP group has one rank per replica, those of equal TP rank; the experts are partitioned over it.
+/// Joins the two communication groups of a rank: the TP group of its replica, and the DP group. The DP group
+/// contains the ranks of all replicas that have the same TP rank. Replicas that share experts exchange tokens
+/// in it.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
     gpu: Option<&Arc<GpuBackend>>,
-    progress: &mut dyn FnMut(PhaseProgress),
+    progress: &mut dyn FnMut(StartupPhaseProgress),
 ) -> Result<[ParallelGroup; 2], ExecutorError> {
     let (parallel, rank) = (settings.parallel, settings.rank);
     let ParallelRanks { tp, .. } = ranks(parallel, rank)?;
@@ -117,7 +118,7 @@ pub(crate) fn groups(
         return Ok([ParallelGroup::single(), ParallelGroup::single()]);
     }
     let phase = StartupPhase::Join;
-    progress(PhaseProgress { phase, done: 0, total: 1 });
+    progress(StartupPhaseProgress { phase, done: 0, total: 1 });
     let no_rendezvous = ParallelConfigError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
     let path = settings.rendezvous.as_deref().ok_or(no_rendezvous)?;
     let rendezvous = collectives::SharedMemoryRendezvous::open(path, &sizes(parallel))?;
@@ -137,7 +138,7 @@ pub(crate) fn groups(
     let dp_group = usize::from(parallel.dp_size) + tp.rank;
     // The DP group needs no all-reduce: expert outputs are summed by reduce-scatter.
     let joined = [join(replica, tp, settings.one_shot_all_reduce)?, join(dp_group, dp, false)?];
-    progress(PhaseProgress { phase, done: 1, total: 1 });
+    progress(StartupPhaseProgress { phase, done: 1, total: 1 });
     Ok(joined)
 }
 
@@ -167,8 +168,8 @@ fn sizes(parallel: ParallelConfig) -> Vec<usize> {
     sizes
 }
 
-/// Shared memory in which the ranks of a host form their communication groups. The engine owns it, and
-/// creates a new one each time it starts the ranks.
+/// Shared memory in which the ranks of a host form their communication groups. The engine owns the shared
+/// memory and creates it anew each time it starts the ranks.
 #[derive(Debug)]
 pub struct RankRendezvous {
     memory: collectives::SharedMemoryRendezvous,
@@ -196,8 +197,8 @@ impl RankRendezvous {
         self.memory.abort();
     }
 
-    /// Returns the newest collectives of every rank, finished or not: their sequence numbers show the
-    /// straggler.
+    /// Returns the most recent collectives of every rank, finished or not. A comparison of their sequence
+    /// numbers shows which rank is late.
     #[must_use]
     pub fn calls(&self) -> Vec<CollectiveHistory> {
         let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);

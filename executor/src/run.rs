@@ -5,7 +5,8 @@
 
 use crate::command_inbox::CommandInbox;
 use crate::{
-    Executor, ExecutorConfig, ExecutorError, PhaseProgress, SubmittedStep, TraceHandle, ranks,
+    Executor, ExecutorConfig, ExecutorError, StartupPhaseProgress, SubmittedStep, TraceHandle,
+    ranks,
 };
 use protocol::link::{LinkError, MessageLink, MessageReceiver, MessageSender};
 use protocol::{
@@ -22,11 +23,11 @@ use std::time::{Duration, Instant};
 /// Minimum interval between progress reports, so that a slow receiver does not slow down the load.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Maximum number of messages and steps that are queued for the reply thread: more than a scheduler has in
-/// flight.
+/// Maximum number of messages and steps in the queue of the reply thread. It exceeds the number of steps that
+/// a scheduler has in flight.
 const OUTBOX_CAPACITY: usize = 8;
 
-/// Epoch of the executors that the engine starts first; executors started after a failure have a later epoch.
+/// Epoch of the first executors that the engine starts; executors started after a failure have a later epoch.
 const FIRST_EPOCH: u64 = 1;
 
 /// Runs an executor on this thread until `Shutdown` arrives, the peer closes the link, or the executor fails.
@@ -63,8 +64,8 @@ where
 pub(crate) enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
-    /// Steps that follow in the queue are recorded in this trace (`None` = in no trace). The flag: whether a
-    /// `ProfilerStatus` message is sent in reply.
+    /// Trace in which the following steps of the queue are recorded (`None` = no trace), and whether to send
+    /// a `ProfilerStatus` reply.
     Trace(Option<TraceHandle>, bool),
 }
 
@@ -143,7 +144,8 @@ fn send_replies<S: MessageSender<Message = ExecutorEvent>>(
 struct ActiveTrace(Option<TraceHandle>);
 
 impl ActiveTrace {
-    /// Closes the current trace, all steps of which are finished, and makes `next` the current trace.
+    /// Closes the current trace and makes `next` the current trace. All steps of the closed trace must be
+    /// finished.
     fn replace(&mut self, next: Option<TraceHandle>) -> ProfilerStatus {
         let previous = std::mem::replace(&mut self.0, next);
         let closed = previous.as_ref().map_or(Ok(()), TraceHandle::close);
@@ -189,11 +191,12 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     let epoch = config.settings.epoch;
     // All ranks of a replica propose the same draft tokens.
     let reports_drafts = ranks::reports_outputs(&config.settings);
-    // A restarted executor has not received the `Profile` commands of its predecessor, which may have ended
-    // the trace. It therefore records no trace until the next `Profile` command.
+    // The executor that this one replaces may have ended the trace on a `Profile` command, which a restarted
+    // executor has not received. A restarted executor therefore records no trace until the next `Profile`
+    // command.
     let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
-    let mut progress_reporter = PhaseProgressReporter { outbox, last: None, closed: false };
+    let mut progress_reporter = StartupProgressReporter { outbox, last: None, closed: false };
     let mut executor = Executor::load(config, &mut |progress| progress_reporter.send(progress))?;
     send(outbox, ExecutorEvent::WeightsLoaded(executor.weights_digest()))?;
     let warm_up_report = executor.warm_up(&mut |progress| progress_reporter.send(progress))?;
@@ -279,16 +282,16 @@ fn send(
     outbox.send(OutboxMessage::Message(message)).map_err(|_| ExecutorExitReason::Closed)
 }
 
-/// Sends progress reports of start-up phases at a limited rate. A closed link is detected at the end of a
-/// phase.
-struct PhaseProgressReporter<'a> {
+/// Sends progress reports of start-up phases at a limited rate. If the link is closed, `closed` is set; the
+/// caller checks it when the start-up phases have ended.
+struct StartupProgressReporter<'a> {
     outbox: &'a SyncSender<OutboxMessage>,
     last: Option<(StartupPhase, Instant)>,
     closed: bool,
 }
 
-impl PhaseProgressReporter<'_> {
-    fn send(&mut self, PhaseProgress { phase, done, total }: PhaseProgress) {
+impl StartupProgressReporter<'_> {
+    fn send(&mut self, StartupPhaseProgress { phase, done, total }: StartupPhaseProgress) {
         let recent =
             self.last.is_some_and(|(of, at)| of == phase && at.elapsed() < PROGRESS_INTERVAL);
         if self.closed || (recent && done < total) {

@@ -1,8 +1,8 @@
 //! Host state of running requests: one sequence slot per request, updated by the rows of each batch.
 //!
 //! The rest of a sequence slot (block table, sampling parameters, token history, last token) is on the
-//! device. The first row of a request in an epoch initialises it. The scheduler can restore all of this
-//! state, so an executor may fail at any time.
+//! device. The first row of a request in an epoch initialises the sequence slot. The scheduler can restore
+//! all of this state, so an executor may fail at any time.
 
 mod block_table_change;
 mod token_bitmask;
@@ -35,7 +35,7 @@ impl SlotOwner {
     }
 }
 
-/// Host part of the state of one sequence slot. A sequence slot has the state of one running request.
+/// Host part of the state of one sequence slot. A sequence slot holds the state of one running request.
 pub(crate) struct HostSequenceState {
     /// Request and epoch that the slot is assigned to; `None` until the first request.
     owner: Option<SlotOwner>,
@@ -104,13 +104,14 @@ impl HostSequenceSlots {
         Ok(change)
     }
 
-    /// Returns the state of a sequence slot. Only valid after `update` has accepted a row of the slot.
+    /// Returns the state of a sequence slot. May be called only after `update` has accepted a row of the
+    /// slot.
     pub(crate) fn get(&self, seq_slot: SequenceSlot) -> &HostSequenceState {
         &self.states[seq_slot.0 as usize]
     }
 
-    /// Records that `step` samples a token for `row`. If the row has draft tokens, only the device has the
-    /// position of the newest token.
+    /// Records that `step` samples a token for `row`. If the row has draft tokens, the position of the newest
+    /// token is known only on the device.
     pub(crate) fn mark_sampled(&mut self, row: &BatchRow, step: StepId) {
         self.states[row.seq_slot.0 as usize].sampled_at = Some(step);
     }
@@ -170,8 +171,8 @@ impl HostSequenceState {
         self.sampled_at == Some(step)
     }
 
-    /// Stages the changes to single logits of a token at position `min_position` or later: bad words, stop
-    /// token ids before `min_tokens`, and logit bias. Returns the index of the first staged edit and the
+    /// Stages the logit edits for a token that is sampled at position `min_position` or later: bad words,
+    /// stop token ids before `min_tokens`, and logit bias. Returns the index of the first staged edit and the
     /// number of edits.
     pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();

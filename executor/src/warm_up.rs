@@ -7,12 +7,12 @@ use protocol::{
 };
 use std::time::Instant;
 
-/// Maximum tokens of a pass on devices whose KV cache is not sized from the measured memory use (CPU). Longer
-/// passes would only delay the start.
+/// Maximum number of tokens of a warm-up pass on the CPU, where the KV cache is not sized from the memory use
+/// of the passes. Longer passes would only delay the start.
 const TOKENS_MAX: u32 = 512;
 
-/// Returns the row lengths of three passes: the largest prefill, the decode step with most rows, and a single
-/// one-token row.
+/// Returns the row lengths of three passes: the largest prefill, the decode step with the most rows, and a
+/// single one-token row.
 pub(crate) fn warm_up_passes(
     settings: &ExecutorSettings,
     rows_per_slice: usize,
@@ -36,8 +36,8 @@ pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
     passes.iter().map(of_pass).max().unwrap_or(0)
 }
 
-/// Runs each pass through `step` and fits the cost model of steps to the measured times. The first run of a
-/// pass may autotune kernels and fill caches; with `measure_second_run`, a second run is measured instead.
+/// Runs each pass with `step` and fits the step cost model to the measured times. The first run of a pass may
+/// autotune kernels and fill caches; with `measure_second_run`, a second run is measured instead.
 pub(crate) fn measure(
     passes: &[Vec<u32>],
     block_tokens: u32,
@@ -62,8 +62,8 @@ pub(crate) fn measure(
     Ok(fit_step_cost(&measured))
 }
 
-/// Returns the line through the measured passes with fewest and with most tokens, raised so that no measured
-/// pass takes longer than the line states.
+/// Fits step time as a linear function of the number of tokens: a line through the measured passes with the
+/// fewest and the most tokens, raised so that no measured pass took longer than the line predicts.
 fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     let tokens = |(tokens, _): &&(u32, u64)| *tokens;
     let (smallest, largest) =
@@ -114,7 +114,8 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
     let dispatch = StepLaunchMode::Eager { tokens };
-    // All replicas run the same warm-up passes, so `moe_tokens` equals their maximum without an exchange.
+    // All replicas run the same warm-up passes, so the local token count is already the maximum over
+    // replicas.
     Batch { step, epoch: Epoch::default(), dispatch, moe_tokens: tokens, draft_rows: 0, rows }
 }
 
@@ -127,7 +128,8 @@ mod tests {
         // The line is 2 ms plus 0.01 ms per token; the decode pass of 512 rows takes 4 ms more.
         let step_cost = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
         assert_eq!(step_cost, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
-        // If the pass with fewest tokens is slower than the pass with most tokens, the cost per token is 0.
+        // If the pass with the fewest tokens is slower than the pass with the most tokens, the cost per token
+        // is 0.
         assert_eq!(
             fit_step_cost(&[(64, 5_000), (1, 9_000)]),
             StepCost { fixed_ns: 9_000, per_token_ns: 0 }

@@ -1,4 +1,4 @@
-//! Tests of an executor on a link: the order of its start-up messages, its replies, and its exits.
+//! Tests of an executor on a link: the order of start-up messages, the replies, and how the executor exits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "invariance/scheduler_harness.rs"]
@@ -29,7 +29,8 @@ fn next(peer: &mut LinkPeer) -> ExecutorEvent {
     peer.recv(Duration::from_mins(1)).unwrap().expect("a message within a minute")
 }
 
-/// Receives messages up to the first one that is no progress report. Returns it and the progress reports.
+/// Receives messages up to the first message that is not a progress report. Returns that message and the
+/// progress reports.
 fn skip_progress(peer: &mut LinkPeer) -> (ExecutorEvent, Vec<(StartupPhase, u64, u64)>) {
     let mut seen = Vec::new();
     loop {

@@ -2,12 +2,12 @@
 //! compiled.
 
 use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
-use super::engine_grammar::LlguidanceGrammar;
 use super::error_message::client_message;
 use super::limits::{
     COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_DRY_RUN, NESTING_MAX, TEXT_BYTES_MAX,
     WORKER_BYTES, parser_limits,
 };
+use super::llguidance_grammar::LlguidanceGrammar;
 use super::lock;
 use super::matcher_copies::{MatcherCopy, MatcherCopyBudget};
 use super::session::{GrammarSession, GrammarSessionFactory};

@@ -1,6 +1,6 @@
 //! Output constraints as specified by request handlers.
 
-use super::unconstrained_head::UnconstrainedPreamble;
+use super::unconstrained_preamble::UnconstrainedPreamble;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Finds the JSON schemas inside a Lark grammar and replaces them with the form that llguidance enforces.
 
 use super::compile::GrammarError;
-use super::engine_grammar::{ENGINE_OPTIONS, prepared_schema};
+use super::llguidance_grammar::{ENGINE_OPTIONS, prepared_schema};
 use super::{number_keywords, schema_cost};
 use serde_json::Value;
 

@@ -36,10 +36,10 @@ mod decoding_guide;
 mod draft_tests;
 mod ebnf;
 mod embedded_schemas;
-mod engine_grammar;
 mod error_message;
 pub mod lark_text;
 mod limits;
+mod llguidance_grammar;
 mod mask_lookahead;
 mod mask_session;
 mod mask_workers;
@@ -57,7 +57,7 @@ pub mod sync;
 mod tests;
 mod thinking_budget;
 mod timings;
-mod unconstrained_head;
+mod unconstrained_preamble;
 mod vocabulary;
 mod worker;
 pub mod worker_process;
@@ -76,7 +76,7 @@ pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };
 pub use timings::{BOUNDS_US, DurationHistogram, GrammarTimings};
-pub use unconstrained_head::{PreambleEnd, UnconstrainedPreamble};
+pub use unconstrained_preamble::{PreambleEnd, UnconstrainedPreamble};
 pub use vocabulary::{EncodeFn, GrammarVocabulary};
 pub use worker::serve as serve_dry_runs;
 

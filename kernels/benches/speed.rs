@@ -15,9 +15,9 @@ use device::{
 };
 use kernels::cpu::CpuBackend;
 use kernels::{
-    AddRmsNorm, AttentionMetadata, HostMat, KvLayout, KvOrder, Linear, PackedEmbedding,
-    PackedMatrix, PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite,
-    RopeCosSin, RowBounds, SiluMul,
+    AddRmsNorm, AttentionMetadata, BatchUpperBounds, HostMat, KvLayout, KvTileOrder, Linear,
+    PackedEmbedding, PackedMatrix, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
+    QkNormRopeKvWrite, RopeCosSin, SiluMul,
 };
 
 const S: DeviceStream = DeviceStream(0);
@@ -234,7 +234,7 @@ fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
         kv_heads,
         head_dim: dim,
         dtype: DType::BF16,
-        order: KvOrder::LaneInterleaved,
+        order: KvTileOrder::LaneInterleaved,
     };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let tokens = rows * len;
@@ -282,7 +282,7 @@ fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
             context_lens: MatRef::of(&context_lens, 1, rows).unwrap(),
             block_tables: MatRef::of(&table, rows, per_row).unwrap(),
             table_rows: None,
-            bounds: RowBounds::of_any(tokens, rows, layout.slots()),
+            bounds: BatchUpperBounds::of_any(tokens, rows, layout.slots()),
         },
         heads,
         layer: 0,

@@ -13,7 +13,7 @@ __thread Lane* self;
 static const size_t DYNAMIC_OFFSET = 16;
 
 static Thread& running() { return *static_cast<Thread*>(self); }
-void wave_sync(u32 site, Combine combine, Exchange& e) { running().block->wave_sync(site, combine, e); }
+void wave_sync(u32 site, Combine combine, WaveExchange& e) { running().block->wave_sync(site, combine, e); }
 void block_sync() { running().block->block_sync(); }
 void pause() { running().block->pause(); }
 void note_progress() { running().block->note_progress(); }
@@ -46,7 +46,7 @@ Block::~Block() {
 }
 
 void Block::release_arrays() {
-    for (Array& a : arrays) free(a.memory);
+    for (SharedArray& a : arrays) free(a.memory);
     arrays.clear();
 }
 
@@ -57,13 +57,13 @@ u64 Block::random() {
     return rng;
 }
 
-void Block::begin(const Grid& g, u64 index) {
+void Block::begin(const GridState& g, u64 index) {
     // Frees the shared arrays of the previous kernel: every lane's lookup searches all of `arrays`.
     if (grid.entry != g.entry) release_arrays();
     grid = g;
     const Dim& size = g.launch->grid;
     bid = {(u32)(index % size.x), (u32)(index / size.x % size.y), (u32)(index / size.x / size.y)};
-    order = (Order)(g.seed % 4);
+    order = (ExecutionOrder)(g.seed % 4);
     rng = (g.seed * 0x9e3779b97f4a7c15u + index * 0xd1342543de82ef95u) | 1;
     next_wave = 0;
     failure.clear();
@@ -71,7 +71,7 @@ void Block::begin(const Grid& g, u64 index) {
     wave_count = (count + g.wave - 1) / g.wave;
     if (threads.size() < count) threads.resize(count);
     while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveRun>());
-    for (Array& a : arrays) a.fresh = true;
+    for (SharedArray& a : arrays) a.fresh = true;
     // The allocation has exactly the requested number of bytes, so that AddressSanitizer detects the first
     // byte out of bounds. Every block has the same offset from a multiple of 1024, because blocks of a
     // cluster address each other's memory by offsets from the start.
@@ -90,7 +90,7 @@ void Block::begin(const Grid& g, u64 index) {
         wave.arrived = 0;
         memset(wave.states, (int)State::READY, sizeof wave.states);
         if (wave.lanes < g.wave) memset((void*)wave.exchange, 0xff, sizeof wave.exchange);
-        const bool reversed = order == Order::LAST_AHEAD;
+        const bool reversed = order == ExecutionOrder::LAST_AHEAD;
         for (u32 i = 0; i < wave.lanes; ++i) wave.order[i] = (u8)(reversed ? wave.lanes - 1 - i : i);
         arrange(wave);
     }
@@ -172,7 +172,7 @@ void Block::thread_main() {
     }
 }
 
-void Block::wave_sync(u32 site, Combine combine, Exchange& e) {
+void Block::wave_sync(u32 site, Combine combine, WaveExchange& e) {
     Thread& me = current();
     WaveRun& w = wave_of(me);
     if (w.arrived == 0) w.site = site;
@@ -190,7 +190,7 @@ void Block::wave_sync(u32 site, Combine combine, Exchange& e) {
     w.arrived = 0;
     memset(w.states, (int)State::READY, w.lanes);
     arrange(w);
-    const bool others = wave_count > 1 && (order == Order::ROUND_ROBIN || order == Order::RANDOM);
+    const bool others = wave_count > 1 && (order == ExecutionOrder::ROUND_ROBIN || order == ExecutionOrder::RANDOM);
     Thread* next = others ? nullptr : next_ready(w, 0);
     if (next != &me) switch_to(me, next, false);
     acquired(&e);
@@ -224,8 +224,8 @@ ClusterBlockState& Block::cluster_state(u32 size, u32 rank) {
 }
 
 void* Block::shared_array(const void* key, size_t bytes, size_t alignment) {
-    Array* found = nullptr;
-    for (Array& a : arrays)
+    SharedArray* found = nullptr;
+    for (SharedArray& a : arrays)
         if (a.key == key && a.bytes == bytes) found = &a;
     if (!found) {
         u8* const memory = (u8*)aligned_alloc(64, (alignment + bytes + 63) / 64 * 64);
@@ -261,9 +261,9 @@ bool Block::has(const WaveRun& w, State state) const {
 
 WaveRun* Block::pick() {
     const u32 n = wave_count;
-    u32 from = order == Order::ROUND_ROBIN ? next_wave++ : order == Order::RANDOM ? (u32)(random() % n) : 0;
+    u32 from = order == ExecutionOrder::ROUND_ROBIN ? next_wave++ : order == ExecutionOrder::RANDOM ? (u32)(random() % n) : 0;
     for (u32 i = 0; i < n; ++i) {
-        const u32 w = order == Order::LAST_AHEAD ? n - 1 - i : (from + i) % n;
+        const u32 w = order == ExecutionOrder::LAST_AHEAD ? n - 1 - i : (from + i) % n;
         if (has(*waves[w], State::READY)) return waves[w].get();
     }
     return nullptr;
@@ -312,7 +312,7 @@ bool Block::wake() {
     return any;
 }
 
-Outcome Block::run() {
+BlockOutcome Block::run() {
     fiber_host(host);
     released(&grid);
     u32 rounds = 0;
@@ -320,14 +320,14 @@ Outcome Block::run() {
         if (WaveRun* w = pick()) {
             run_wave(*w);
         } else if (bool paused = wake(); paused && ++rounds > 4) {
-            return Outcome::WAITING;  // Paused threads were resumed four times; other blocks must run.
+            return BlockOutcome::WAITING;  // Paused threads were resumed four times; other blocks must run.
         } else if (!paused && !release_barrier()) {
             break;
         }
-        if (!failure.empty()) return Outcome::RULE_VIOLATED;
+        if (!failure.empty()) return BlockOutcome::RULE_VIOLATED;
     }
     acquired(&host);
-    return Outcome::FINISHED;
+    return BlockOutcome::FINISHED;
 }
 
 }  // namespace emu

@@ -15,7 +15,7 @@ namespace emu {
 enum class State : u8 { READY, AT_WAVE, AT_BLOCK, PAUSED, DONE };
 
 // Execution order of waves and lanes. A kernel is correct only if it is correct in every order.
-enum class Order : u8 {
+enum class ExecutionOrder : u8 {
     FIRST_AHEAD,   // each wave runs as far as it can, the first wave first
     LAST_AHEAD,    // each wave runs as far as it can, the last wave and the last lane first
     ROUND_ROBIN,   // waves alternate at every collective
@@ -27,7 +27,7 @@ enum class Order : u8 {
 struct ClusterBlockState { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
 
 // State shared by all blocks of a launch.
-struct Grid {
+struct GridState {
     const Launch* launch;
     u32 wave;               // lanes per wave
     void (*entry)(void*);
@@ -53,16 +53,16 @@ struct Thread : Lane {
     u32 barriers;           // number of barriers reached
 };
 
-enum class Outcome { FINISHED, WAITING, RULE_VIOLATED };
+enum class BlockOutcome { FINISHED, WAITING, RULE_VIOLATED };
 
 struct Block {
     ~Block();
     // Starts block `index` of the grid, with its shared memory filled with NaN.
-    void begin(const Grid& grid, u64 index);
+    void begin(const GridState& grid, u64 index);
     // Runs until all threads are done, or all remaining threads wait for other blocks, or a rule is violated.
-    Outcome run();
+    BlockOutcome run();
 
-    void wave_sync(u32 site, Combine combine, Exchange& e);
+    void wave_sync(u32 site, Combine combine, WaveExchange& e);
     void block_sync();
     void pause();
     void note_progress() { grid.progress->fetch_add(1, std::memory_order_relaxed); }
@@ -75,7 +75,7 @@ struct Block {
 
 private:
     struct Free { void operator()(void* p) const { free(p); } };
-    struct Array { const void* key; size_t bytes; u8 *memory, *data; bool fresh; };
+    struct SharedArray { const void* key; size_t bytes; u8 *memory, *data; bool fresh; };
 
     void release_arrays();
     Thread& current() { return *static_cast<Thread*>(self); }
@@ -85,7 +85,7 @@ private:
     void switch_to(Thread& me, Thread* next, bool ends);
     void wait(State state);
     void arrange(WaveRun& w);
-    bool shuffles() const { return order == Order::RANDOM || grid.seed >= 4; }
+    bool shuffles() const { return order == ExecutionOrder::RANDOM || grid.seed >= 4; }
     WaveRun* pick();
     void run_wave(WaveRun& w);
     bool has(const WaveRun& w, State state) const;
@@ -94,14 +94,14 @@ private:
     void report(const char* rule, u32 thread);
     u64 random();
 
-    Grid grid{};
+    GridState grid{};
     Dim bid{};
-    Order order{};
+    ExecutionOrder order{};
     u64 rng = 0;
     u32 count = 0, wave_count = 0, next_wave = 0;
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<WaveRun>> waves;
-    std::vector<Array> arrays;
+    std::vector<SharedArray> arrays;
     std::unique_ptr<u8, Free> dynamic_memory;  // allocation of dynamic shared memory
     size_t dynamic_bytes = 0;
     char barrier_orders[2];

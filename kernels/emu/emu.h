@@ -27,7 +27,7 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     u32 bits;
     memcpy(&bits, &v, 4);
     exchange().word[lane] = bits;
-    Exchange& e = wave_collective(site, [](Exchange& all) {
+    WaveExchange& e = wave_collective(site, [](WaveExchange& all) {
         T values[WARP_SIZE];
         for (u32 i = 0; i < WARP_SIZE; ++i) {
             const u32 word = (u32)all.word[i];
@@ -50,11 +50,11 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
 // in f32, in ascending order of k.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
     if (self->wave->lanes != WARP_SIZE) rule_violated("matrix product by an incomplete wave");
-    Exchange& mine = exchange();
+    WaveExchange& mine = exchange();
     for (u32 i = 0; i < Layout::NA; ++i) mine.a[Layout::a_row(i) * K + Layout::a_k(i)] = f32(a[i]);
     for (u32 i = 0; i < Layout::NB; ++i) mine.b[Layout::b_k(i) * N + Layout::b_col(i)] = f32(b[i]);
     for (u32 i = 0; i < Layout::NC; ++i) mine.c[Layout::c_row(i) * N + Layout::c_col(i)] = c[i];
-    Exchange& e = wave_collective(site, [](Exchange& all) {
+    WaveExchange& e = wave_collective(site, [](WaveExchange& all) {
         for (u32 row = 0; row < M; ++row)
             for (u32 k = 0; k < K; ++k)
                 for (u32 col = 0; col < N; ++col) all.c[row * N + col] += all.a[row * K + k] * all.b[k * N + col];
@@ -77,9 +77,9 @@ template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max
         l.sizes->wave = WARP_SIZE;
         return true;
     }
-    struct Call { void (*kernel)(A...); void** args; } c{kernel, l.args};
+    struct KernelCall { void (*kernel)(A...); void** args; } c{kernel, l.args};
     const auto entry = [](void* p) {
-        const Call* c = (const Call*)p;
+        const KernelCall* c = (const KernelCall*)p;
         call(c->kernel, c->args, std::index_sequence_for<A...>{});
     };
     return run(l, WARP_SIZE, entry, &c, name);
@@ -123,7 +123,7 @@ DEV u32 shfl_u32(u32 v, u32 from DEV_SITE) {
 }
 DEV u64 warp_ballot(bool p DEV_SITE) {
     emu::exchange().word[lane()] = p;
-    const emu::Exchange& e = emu::wave_collective(site, nullptr);
+    const emu::WaveExchange& e = emu::wave_collective(site, nullptr);
     u64 mask = 0;
     for (u32 i = 0; i < emu::self->wave->lanes; ++i) mask |= (e.word[i] & 1) << i;
     return mask;

@@ -20,7 +20,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
     GridRun<Block> run(name, launch);
     const u64 blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
     const std::unique_ptr<ClusterBlockState[]> cluster_states(new ClusterBlockState[blocks]);
-    const Grid grid{&launch, wave, entry, args, name, settings().seed, cluster_states.get(), &run.progress};
+    const GridState grid{&launch, wave, entry, args, name, settings().seed, cluster_states.get(), &run.progress};
     run.begin = [&](Block& block, u64 index) { block.begin(grid, index); };
     return run.all(races_watched() ? 1 : settings().threads);  // Only races within a block are watched.
 }

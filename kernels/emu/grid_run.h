@@ -76,9 +76,9 @@ private:
     // Resumes `block`; moves it to `waiting` if it waits for other blocks.
     void resume(Owned block, std::deque<Owned>& waiting) {
         switch (block->run()) {
-            case Outcome::FINISHED: block->note_progress(); put(std::move(block)); break;
-            case Outcome::WAITING: waiting.push_back(std::move(block)); break;
-            case Outcome::RULE_VIOLATED: fail(block->failure); break;
+            case BlockOutcome::FINISHED: block->note_progress(); put(std::move(block)); break;
+            case BlockOutcome::WAITING: waiting.push_back(std::move(block)); break;
+            case BlockOutcome::RULE_VIOLATED: fail(block->failure); break;
         }
     }
 

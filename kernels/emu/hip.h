@@ -21,7 +21,7 @@
 namespace emu {
 
 // Result codes, common to HIP and CUDA.
-enum Code : int {
+enum ResultCode : int {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
     ILLEGAL_ADDRESS = 700, PEER_ACCESS_ALREADY_ENABLED = 704, LAUNCH_FAILURE = 719,
@@ -36,7 +36,7 @@ struct Graph { std::vector<Work> work; };
 struct Stream;
 
 // An active stream capture: work submitted to a capturing stream is added to `graph` instead of executed.
-struct Capture {
+struct StreamCapture {
     Graph* graph;
     Stream* origin;
     std::thread::id thread;
@@ -48,7 +48,7 @@ struct Capture {
 
 struct Stream {
     std::deque<Work> queue;
-    Capture* capture = nullptr;
+    StreamCapture* capture = nullptr;
 };
 
 // One recording of an event in a stream; it is completed when the stream's queue reaches it.
@@ -60,7 +60,7 @@ struct EventRecord {
 struct Event {
     unsigned flags;
     std::shared_ptr<EventRecord> record;  // null: never recorded
-    Capture* capture = nullptr;     // in which the event was recorded; null: none
+    StreamCapture* capture = nullptr;     // in which the event was recorded; null: none
 };
 
 struct Memory { size_t bytes; int file = -1; };  // `file`: its descriptor if other processes can open it
@@ -70,7 +70,7 @@ struct Device {
     std::recursive_mutex lock;
     Stream default_stream;
     std::set<Stream*> streams;
-    std::set<Capture*> captures;
+    std::set<StreamCapture*> captures;
     std::map<uintptr_t, Memory> memory;     // device allocations by address
     std::map<uintptr_t, size_t> pinned;     // host allocations by address
     std::set<int> peers;                    // ordinals of the devices whose memory this device may access

@@ -112,7 +112,7 @@ HIP int hipDeviceSynchronize() {
 HIP int hipGetLastError() { return device().failure_code; }
 
 HIP int hipDeviceGetAttribute(int* value, int attribute, int) {
-    const Card* card = settings().card;
+    const EmulatedCard* card = settings().card;
     switch (attribute) {
         case 16: *value = card && card->integrated; return OK;
         case 19: *value = 4 << 20; return OK;               // L2 cache size in bytes

@@ -11,7 +11,7 @@ namespace emu {
 int reject_while_capturing() {
     const auto me = std::this_thread::get_id();
     int code = OK;
-    for (Capture* c : device().captures) {
+    for (StreamCapture* c : device().captures) {
         if (c->mode == 2 || (c->mode == 1 && c->thread != me)) continue;
         c->invalid = true;
         code = CAPTURE_UNSUPPORTED;
@@ -25,7 +25,7 @@ HIP int hipStreamBeginCapture(Stream* s, int mode) {
     Device& d = device();
     Guard guard(d.lock);
     if (!s || s->capture || mode < 0 || mode > 2) return s && s->capture ? INVALID_VALUE : CAPTURE_UNSUPPORTED;
-    auto* c = new Capture{new Graph, s, std::this_thread::get_id(), mode, false, {}, {}};
+    auto* c = new StreamCapture{new Graph, s, std::this_thread::get_id(), mode, false, {}, {}};
     d.captures.insert(c);
     s->capture = c;
     return OK;
@@ -36,7 +36,7 @@ HIP int hipStreamEndCapture(Stream* s, Graph** out) {
     Guard guard(d.lock);
     *out = nullptr;
     if (!s || !s->capture || s->capture->origin != s) return CAPTURE_UNMATCHED;
-    Capture* c = s->capture;
+    StreamCapture* c = s->capture;
     if (c->mode != 2 && c->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
     int code = c->invalid ? CAPTURE_INVALIDATED : !c->unjoined.empty() ? CAPTURE_UNJOINED : OK;
     s->capture = nullptr;

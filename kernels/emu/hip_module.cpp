@@ -26,7 +26,7 @@ struct Module {
 struct Function {
     bool (*entry)(const Launch*) = nullptr;
     const isa::Kernel* kernel = nullptr;     // null: `entry` runs
-    Launch::Sizes sizes;
+    Launch::KernelSizes sizes;
 };
 
 // Returns the size in bytes of the ELF shared object at `image`, because the HIP call has no size argument.
@@ -61,10 +61,10 @@ static bool write_file(const u8* image, size_t bytes, std::string& path) {
 }
 
 // Copies of a launch's arguments: the caller's memory may be freed before a captured graph is replayed.
-struct Arguments {
+struct LaunchArguments {
     std::vector<std::vector<u8>> bytes;
     std::vector<void*> addresses;
-    Arguments(const Launch::Sizes& sizes, void** args) {
+    LaunchArguments(const Launch::KernelSizes& sizes, void** args) {
         for (u32 i = 0; i < sizes.count; ++i) bytes.emplace_back((u8*)args[i], (u8*)args[i] + sizes.bytes[i]);
         for (auto& b : bytes) addresses.push_back(b.data());
     }
@@ -79,7 +79,7 @@ static bool is_code_object(const u8* image) {
 static int load_code(const u8* image, size_t bytes, Module& module) {
     try {
         module.code = isa::load(image, bytes);
-    } catch (const isa::Fault& f) {
+    } catch (const isa::EmulationFault& f) {
         fprintf(stderr, "hipemu: %s\n", f.text.c_str());
         return INVALID_IMAGE;
     }
@@ -113,7 +113,7 @@ static bool run_function(const Function& f, const Launch& launch) {
 // Returns another device whose memory is passed to the kernel although peer access is not enabled; null:
 // none. Every 64-bit word of the arguments that is a device address is treated as a pointer: other values are
 // unlikely to match.
-static const Device* inaccessible_device(const Arguments& arguments) {
+static const Device* inaccessible_device(const LaunchArguments& arguments) {
     const Device& d = device();
     for (const auto& argument : arguments.bytes)
         for (size_t at = 0; at + 8 <= argument.size(); at += 8) {
@@ -125,7 +125,7 @@ static const Device* inaccessible_device(const Arguments& arguments) {
     return nullptr;
 }
 
-static void run_kernel(Function* f, Launch launch, Arguments& arguments) {
+static void run_kernel(Function* f, Launch launch, LaunchArguments& arguments) {
     if (const Device* other = inaccessible_device(arguments)) {
         fprintf(stderr, "hipemu: memory access fault: a kernel of device %d accesses memory of device %d without peer access\n",
                 device().ordinal, other->ordinal);
@@ -206,7 +206,7 @@ HIP int hipModuleLaunchKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 b
     if (!f || (!args && f->sizes.count)) return INVALID_HANDLE;
     if (!gx || !gy || !gz || !bx || by != 1 || bz != 1 || gy > 65535 || gz > 65535) return INVALID_CONFIGURATION;
     if (bx > f->sizes.max_threads || shared_bytes > (u32)shared_limit(f->sizes.wave)) return INVALID_CONFIGURATION;
-    auto owned = std::make_shared<Arguments>(f->sizes, args);
+    auto owned = std::make_shared<LaunchArguments>(f->sizes, args);
     const Launch launch{{gx, gy, gz}, bx, shared_bytes, nullptr, nullptr};
     return put(s, [=] { run_kernel(f, launch, *owned); });
 }

@@ -12,7 +12,7 @@ int put(Stream* s, Work work) {
     Device& d = device();
     if (d.failure_code) return d.failure_code;
     if (!s) s = &d.default_stream;
-    if (Capture* c = s->capture) {
+    if (StreamCapture* c = s->capture) {
         if (c->invalid) return CAPTURE_INVALIDATED;
         c->graph->work.push_back(std::move(work));
         if (s != c->origin) c->unjoined.insert(s);
@@ -110,7 +110,7 @@ HIP int hipStreamQuery(Stream* s) {
 HIP int hipStreamWaitEvent(Stream* s, Event* e, unsigned) {
     Guard guard(device().lock);
     if (!e) return INVALID_HANDLE;
-    if (Capture* c = e->capture) {
+    if (StreamCapture* c = e->capture) {
         if (s && s->capture && s->capture != c) return CAPTURE_ISOLATION;
         if (!s) return CAPTURE_UNSUPPORTED;
         if (s == c->origin) {

@@ -44,13 +44,13 @@ struct Program {
 };
 
 // A temporary folder, deleted with the object.
-struct Folder {
+struct TemporaryFolder {
     fs::path path;
-    Folder() {
+    TemporaryFolder() {
         std::string pattern = (fs::temp_directory_path() / "hiprtc-XXXXXX").string();
         if (mkdtemp(pattern.data())) path = pattern;
     }
-    ~Folder() {
+    ~TemporaryFolder() {
         std::error_code ignored;
         if (!path.empty() && !settings().keep && !settings().sanitize) fs::remove_all(path, ignored);
     }
@@ -86,7 +86,7 @@ std::string own_path() {
 
 // Command that compiles to machine code. The flags equal those with which kernels/csrc/gate.py compiles all
 // kernels.
-std::vector<std::string> machine_command(const Folder& folder, const std::string& source, int count, const char** options) {
+std::vector<std::string> machine_command(const TemporaryFolder& folder, const std::string& source, int count, const char** options) {
     char arch[32];
     snprintf(arch, sizeof arch, "--offload-arch=gfx%x", settings().isa);
     std::vector<std::string> c{settings().clang, "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-mcode-object-version=5",
@@ -98,8 +98,8 @@ std::vector<std::string> machine_command(const Folder& folder, const std::string
     return c;
 }
 
-std::vector<std::string> command(const Folder& folder, const std::string& source, int count, const char** options) {
-    const Settings& s = settings();
+std::vector<std::string> command(const TemporaryFolder& folder, const std::string& source, int count, const char** options) {
+    const EmulatorSettings& s = settings();
     // With a sanitizer, -O1: at -O2, the compiler spends more time on the instrumentation than it saves at
     // run time.
     std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", s.sanitize ? "-O1" : "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
@@ -149,7 +149,7 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
 }
 
 // Adds the disassembly of kernel.so to kernel.so, as section .disassembly. Returns an exit status, as run().
-int add_disassembly(const Folder& folder) {
+int add_disassembly(const TemporaryFolder& folder) {
     const std::string clang = settings().clang, suffix = clang.substr(std::min(clang.size(), clang.find("clang") + 5));
     const std::string code = (folder.path / "kernel.so").string(), text = (folder.path / "disassembly").string();
     if (int status = run({"llvm-objdump" + suffix, "-d", code}, text)) return status;
@@ -157,7 +157,7 @@ int add_disassembly(const Folder& folder) {
 }
 
 // Compiles to kernel.so, with messages in `log`. Returns an exit status.
-int compile(const Folder& folder, const std::string& source, int count, const char** options) {
+int compile(const TemporaryFolder& folder, const std::string& source, int count, const char** options) {
     if (!settings().isa) return run(command(folder, source, count, options), folder.path / "log");
     if (int status = run(machine_command(folder, source, count, options), folder.path / "log")) return status;
     for (int i = 0; i < count; ++i)
@@ -173,7 +173,7 @@ int compile(const Folder& folder, const std::string& source, int count, const ch
 // The version encodes the settings that change the compiled code, so that callers can use it as part of a
 // cache key.
 HIP int hiprtcVersion(int* major, int* minor) {
-    const Settings& s = settings();
+    const EmulatorSettings& s = settings();
     *major = s.isa ? 8 : 7;
     *minor = (int)(s.gfx << 4) | (s.sanitize ? s.sanitize[0] == 't' ? 2 : 1 : 0);
     return RTC_OK;
@@ -191,7 +191,7 @@ HIP int hiprtcCreateProgram(Program** out, const char* source, const char* name,
 }
 
 HIP int hiprtcCompileProgram(Program* p, int count, const char** options) {
-    Folder folder;
+    TemporaryFolder folder;
     bool written = !folder.path.empty();
     for (auto& [name, text] : p->headers) written = written && folder.write(name, text.data(), text.size());
     written = written && folder.write("emu.h", emu_header, (size_t)(emu_header_end - emu_header));

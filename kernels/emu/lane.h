@@ -22,18 +22,18 @@ struct Launch {
     u32 threads;        // number of threads per block
     u32 shared_bytes;   // dynamic shared memory per block
     void** args;        // one address per argument
-    struct Sizes { u32 count, bytes[64], max_threads, wave; }* sizes;
+    struct KernelSizes { u32 count, bytes[64], max_threads, wave; }* sizes;
 };
 
 // Data exchange between the lanes of a wave. Two buffers alternate, so that one synchronisation per
 // collective is enough: before any lane writes a buffer again, all lanes have finished reading it.
-struct Exchange {
+struct WaveExchange {
     u64 word[64];
     alignas(64) float a[32 * 32], b[32 * 32], c[32 * 32];
 };
 
 struct Wave {
-    Exchange exchange[2];
+    WaveExchange exchange[2];
     u32 lanes;          // lanes of this wave; fewer than WARP_SIZE in the last wave of a partial block
 };
 
@@ -50,11 +50,11 @@ struct Lane {
 };
 extern __thread Lane* self __attribute__((tls_model("initial-exec")));
 
-typedef void (*Combine)(Exchange&);
+typedef void (*Combine)(WaveExchange&);
 
 // Waits for the other lanes of the wave at collective `site`; the last lane to arrive runs `combine` (if any)
 // for all.
-void wave_sync(u32 site, Combine combine, Exchange& e);
+void wave_sync(u32 site, Combine combine, WaveExchange& e);
 // Waits for the other threads of the block.
 void block_sync();
 // Yields: this thread waits for memory to change.
@@ -79,12 +79,12 @@ void* shared_array(const void* key, size_t bytes, size_t alignment);
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name);
 const char* last_failure();
 
-inline Exchange& exchange() {
+inline WaveExchange& exchange() {
     Lane& l = *self;
     return l.wave->exchange[l.buffer];
 }
-inline Exchange& wave_collective(u32 site, Combine combine) {
-    Exchange& e = exchange();
+inline WaveExchange& wave_collective(u32 site, Combine combine) {
+    WaveExchange& e = exchange();
     self->buffer ^= 1;
     wave_sync(site, combine, e);
     return e;

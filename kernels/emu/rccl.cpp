@@ -25,8 +25,8 @@ using namespace emu;
 
 namespace {
 
-enum Status : int { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum Type : int { I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
+enum RcclStatus : int { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum RcclDataType : int { I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
 
 struct UniqueId { u8 bytes[128]; };
 
@@ -159,24 +159,24 @@ int put_work(Comm* c, Stream* s, Work work) {
 }
 
 // Sends and receives between ncclGroupStart() and ncclGroupEnd(). `out`: a send.
-struct Transfer { bool out; u8* at; size_t bytes; int peer; size_t done; };
-struct Group {
+struct PeerTransfer { bool out; u8* at; size_t bytes; int peer; size_t done; };
+struct RcclGroupCall {
     bool open = false;
     Comm* comm = nullptr;
     Stream* stream = nullptr;
-    std::vector<Transfer> transfers;
+    std::vector<PeerTransfer> transfers;
 };
-thread_local Group group;
+thread_local RcclGroupCall group;
 
 // Moves pieces of all transfers as mailboxes become free or full. Transfers with the same direction and peer
 // keep their order.
-void exchange(Comm* c, std::vector<Transfer> transfers) {
+void exchange(Comm* c, std::vector<PeerTransfer> transfers) {
     size_t open = 0;
-    for (const Transfer& t : transfers) open += t.bytes > 0;
+    for (const PeerTransfer& t : transfers) open += t.bytes > 0;
     while (open && !c->aborted) {
         bool progress = false;
         std::set<std::pair<bool, int>> directions;
-        for (Transfer& t : transfers) {
+        for (PeerTransfer& t : transfers) {
             if (t.done == t.bytes || !directions.insert({t.out, t.peer}).second) continue;
             Mailbox& mailbox = t.out ? c->mailbox(c->rank, t.peer) : c->mailbox(t.peer, c->rank);
             const u64 sent = mailbox.sent.load(std::memory_order_acquire);
@@ -319,12 +319,12 @@ HIP int ncclRecv(u8* to, size_t count, int type, int peer, Comm* c, Stream* s) {
 
 HIP int ncclGroupStart() {
     if (group.open) return INVALID_USAGE;
-    group = Group{};
+    group = RcclGroupCall{};
     group.open = true;
     return SUCCESS;
 }
 HIP int ncclGroupEnd() {
-    Group done;
+    RcclGroupCall done;
     std::swap(done, group);
     if (!done.open) return INVALID_USAGE;
     if (!done.comm) return SUCCESS;

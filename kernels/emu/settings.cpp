@@ -68,7 +68,7 @@ static std::vector<int> visible_devices(u32 count) {
 }
 
 // HIP reports 4 MB of L2 for each of these cards: the L2 of one XCD.
-static const Card CARDS[] = {
+static const EmulatedCard CARDS[] = {
     {"MI300X", "AMD Instinct MI300X", 0x942, 304, 192ull << 30, false},
     {"MI300A", "AMD Instinct MI300A", 0x942, 228, 128ull << 30, true},
     {"MI325X", "AMD Instinct MI325X", 0x942, 304, 256ull << 30, false},
@@ -76,15 +76,15 @@ static const Card CARDS[] = {
     {"MI355X", "AMD Instinct MI355X", 0x950, 256, 288ull << 30, false},
 };
 
-static const Card* card_named(const char* name) {
-    for (const Card& card : CARDS)
+static const EmulatedCard* card_named(const char* name) {
+    for (const EmulatedCard& card : CARDS)
         if (name && !strcmp(card.name, name)) return &card;
     if (name) fprintf(stderr, "hipemu: HIPEMU_CARD=%s is no known card\n", name);
     return nullptr;
 }
 
-static Settings read() {
-    Settings s;
+static EmulatorSettings read() {
+    EmulatorSettings s;
     s.card = card_named(text("HIPEMU_CARD", nullptr));
     s.seed = number("HIPEMU_SEED", 0);
     s.threads = (u32)number("HIPEMU_THREADS", std::max(1u, std::thread::hardware_concurrency()));
@@ -110,7 +110,7 @@ static Settings read() {
     return s;
 }
 
-static Settings the_settings = read();
-Settings& settings() { return the_settings; }
+static EmulatorSettings the_settings = read();
+EmulatorSettings& settings() { return the_settings; }
 
 }  // namespace emu

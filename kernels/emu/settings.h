@@ -7,7 +7,7 @@
 namespace emu {
 
 // An AMD card that the emulated devices report as their model.
-struct Card {
+struct EmulatedCard {
     const char* name;       // value of HIPEMU_CARD
     const char* product;
     u32 gfx;
@@ -16,7 +16,7 @@ struct Card {
     bool integrated;        // GPU and host share one memory
 };
 
-struct Settings {
+struct EmulatorSettings {
     // HIPEMU_SEED (default 0): execution order of waves and lanes (block.h, Order); hipemuSetSeed() sets it.
     u64 seed;
     // HIPEMU_THREADS (default: number of cores): host threads that run the blocks of a large launch.
@@ -29,7 +29,7 @@ struct Settings {
     u32 wave;
     // HIPEMU_CARD (default none): MI300X, MI300A, MI325X, MI350X or MI355X. The devices report the name,
     // architecture, compute units and memory of this card. Null: an unnamed card with few compute units.
-    const Card* card;
+    const EmulatedCard* card;
     // HIPEMU_GFX (default: that of the card, or none): 90a, 942 or 950; AMD architecture whose code branches
     // in kernels are compiled.
     u32 gfx;
@@ -63,6 +63,6 @@ struct Settings {
     bool keep;
 };
 
-Settings& settings();
+EmulatorSettings& settings();
 
 }  // namespace emu

@@ -1,24 +1,24 @@
-//! `ActivationScaling`: rule for the scales with which inputs of a GEMM with fp8 weights are quantised.
+//! `ActivationScaling`: how the scales are computed with which the inputs of an fp8 GEMM are quantised.
 
 use device::Fp8E4m3;
 
-/// Smallest magnitude for which [`ActivationScaling::PowerOfTwo`] computes a scale; the scale of smaller
-/// magnitudes is the scale of this magnitude (`act_quant` in DeepSeek-V3.1 `inference/kernel.py`).
+/// Lower bound to which [`ActivationScaling::PowerOfTwo`] clamps the largest magnitude of a group before it
+/// computes the scale (`act_quant` in DeepSeek-V3.1 `inference/kernel.py`).
 const MIN_PEAK: f32 = 1e-4;
-/// Magnitude from which on [`ActivationScaling::Dynamic`] computes a scale. Scales of smaller magnitudes would
-/// have no finite inverse.
+/// Groups whose largest magnitude is at most this value have scale 1 in [`ActivationScaling::Dynamic`],
+/// because the inverse of a smaller scale would overflow.
 const MIN_DYNAMIC_PEAK: f32 = 1e-30;
 
-/// Rule for the scales of activations. A kernel that quantises activations stores each value divided by the
-/// scale of its group, as fp8. Kernels with 16-bit activations ignore the rule.
+/// How the scales of fp8 activations are computed. A kernel that quantises activations stores each value
+/// divided by the scale of its group, as fp8. Kernels with 16-bit activations ignore this setting.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum ActivationScaling {
-    /// The largest magnitude of the group divided by 448.
+    /// The scale is the largest magnitude of the group divided by 448.
     #[default]
     Dynamic,
     /// The scale of `Dynamic`, rounded up to a power of two (`scale_fmt` `ue8m0` of DeepSeek-V3.1).
     PowerOfTwo,
-    /// This scale, for all groups. Values beyond ±448 times the scale are saturated.
+    /// All groups have this scale. Values beyond ±448 times the scale saturate.
     Static(f32),
 }
 
@@ -35,8 +35,9 @@ impl ActivationScaling {
         }
     }
 
-    /// Rule for a matrix that consists of parts with these rules. Static scales are combined to the largest
-    /// one, as in vLLM. Parts with different rules are quantised with `Dynamic`.
+    /// Activation scaling of a stacked weight matrix, given the activation scaling of each part. Static
+    /// scales are combined to their maximum, as in vLLM. If the parts have different kinds of scaling, the
+    /// result is `Dynamic`.
     #[must_use]
     pub fn combined(parts: impl IntoIterator<Item = Self>) -> Self {
         let combine = |a: Self, b: Self| match (a, b) {
@@ -47,7 +48,7 @@ impl ActivationScaling {
         parts.into_iter().reduce(combine).unwrap_or_default()
     }
 
-    /// Value of the define `SCALING` in fp8_quantize/quantize.h.
+    /// Value of the preprocessor define `SCALING` of fp8_quantize/quantize.h.
     pub(crate) fn define(self) -> u32 {
         match self {
             Self::Dynamic => 0,

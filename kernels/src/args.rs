@@ -19,14 +19,14 @@ pub struct AttentionMetadata<'a> {
     /// Row `r` reads block table `table_rows[r]`; i32 `[rows]`. `None` = row `r` reads block table `r`.
     pub table_rows: Option<MatRef<'a>>,
     /// Upper bounds on token counts and context lengths, which the host knows without reading device memory.
-    pub bounds: RowBounds,
+    pub bounds: BatchUpperBounds,
 }
 
-/// Upper bounds on the rows of a step. The host selects kernels, split factors and grid sizes by them; of the
-/// results, only the rounding depends on them. A captured graph can be replayed for every step within the
-/// bounds that it was captured with. Tighter bounds only improve speed.
+/// Upper bounds on the rows of a step. The host selects kernels, split factors and grid sizes from these
+/// bounds; apart from rounding, results do not depend on the bounds. A captured graph can be replayed for
+/// every step within the bounds that it was captured with. Tighter bounds only improve speed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RowBounds {
+pub struct BatchUpperBounds {
     /// Number of decode rows: rows with one token each, at the start of the batch, padding rows included.
     pub decode_rows: usize,
     /// Maximum number of decode rows that are successive tokens of one request: they share a block table, and
@@ -43,9 +43,10 @@ pub struct RowBounds {
     pub mla_prefill_keys: usize,
 }
 
-impl RowBounds {
-    /// Maximum context length, in tokens, of the separate graph that is captured for steps of one row with a
-    /// short context: attention splits the keys of short and long contexts differently.
+impl BatchUpperBounds {
+    /// Maximum context length, in tokens, of the separate graph that is captured for single-row steps with a
+    /// short context. Attention splits the keys of short and of long contexts differently, so long contexts
+    /// need another graph.
     pub const SHORT_CONTEXT: usize = 2048;
     /// Minimum number of tokens of an MLA prefill row. On a GPU such a row uses non-absorbed MLA: keys and
     /// values of its whole context are up-projected from the compressed KV, which is less work than
@@ -54,7 +55,7 @@ impl RowBounds {
     /// `qk_nope_head_dim`, `V` = `v_head_dim`).
     pub const MLA_PREFILL_TOKENS: usize = 128;
 
-    /// Returns the exact bounds of `rows`, given as pairs of token count and context length.
+    /// Returns the exact bounds of `rows`: one (token count, context length) pair per row.
     /// `max_rows_per_request` is the maximum number of decode rows of one request.
     #[must_use]
     pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, max_rows_per_request: usize) -> Self {
@@ -78,8 +79,8 @@ impl RowBounds {
         bounds
     }
 
-    /// Returns bounds that hold for any division of `tokens` tokens into `rows` non-empty rows, with block
-    /// tables that cover `positions` positions.
+    /// Returns bounds that hold for every way to divide `tokens` tokens into `rows` non-empty rows whose
+    /// block tables cover `positions` positions.
     #[must_use]
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
@@ -188,7 +189,7 @@ pub enum LinearPrologue<'a> {
     AddNorm {
         /// The residual stream.
         x: MatMut<'a>,
-        /// Summand of the residual stream, `[tokens, inputs]`.
+        /// Matrix that is added to the residual stream, `[tokens, inputs]`.
         delta: MatRef<'a>,
         /// Weight of the norm, `[inputs]`.
         norm: MatRef<'a>,
@@ -236,7 +237,8 @@ pub struct ExpertParallelLayout {
 }
 
 impl ExpertParallelLayout {
-    /// Returns the rank, among those of the all-to-all, that has `expert`; `None` if no such rank has it.
+    /// Returns the index, within the all-to-all, of the rank that has `expert`; `None` if no rank of the
+    /// all-to-all has `expert`.
     #[must_use]
     pub fn rank_of(&self, expert: i32) -> Option<usize> {
         let owner = usize::try_from(expert).ok()? / self.experts_per_rank.max(1);
@@ -277,10 +279,10 @@ mod tests {
 
     #[test]
     fn row_bounds_separate_short_and_long_rows() {
-        let long = RowBounds::MLA_PREFILL_TOKENS;
+        let long = BatchUpperBounds::MLA_PREFILL_TOKENS;
         let rows = [(1, 9), (1, 0), (long, 900), (long - 1, 400), (long + 1, 300), (long, 0)];
-        let bounds = RowBounds::of(rows, 2);
-        let exact = RowBounds {
+        let bounds = BatchUpperBounds::of(rows, 2);
+        let exact = BatchUpperBounds {
             decode_rows: 2,
             max_rows_per_request: 2,
             max_query_len: long + 1,
@@ -289,7 +291,7 @@ mod tests {
             mla_prefill_keys: 1200,
         };
         assert_eq!(bounds, exact);
-        let decodes = RowBounds::of([(1, 7), (1, 8)], 1);
+        let decodes = BatchUpperBounds::of([(1, 7), (1, 8)], 1);
         assert_eq!(
             (decodes.mla_decode_tokens, decodes.mla_prefill_keys, decodes.max_query_len),
             (2, 0, 0)
@@ -298,10 +300,10 @@ mod tests {
 
     #[test]
     fn bounds_of_any_cover_the_worst_case() {
-        let long = RowBounds::MLA_PREFILL_TOKENS;
+        let long = BatchUpperBounds::MLA_PREFILL_TOKENS;
         for lens in [vec![long; 4], vec![long - 1, 1], vec![3 * long, 1, 1], vec![1, 1, 1]] {
-            let any = RowBounds::of_any(lens.iter().sum(), lens.len(), 5000);
-            let exact = RowBounds::of(lens.iter().map(|&len| (len, 5000)), 1);
+            let any = BatchUpperBounds::of_any(lens.iter().sum(), lens.len(), 5000);
+            let exact = BatchUpperBounds::of(lens.iter().map(|&len| (len, 5000)), 1);
             assert!(
                 any.max_query_len >= exact.max_query_len
                     && any.mla_prefill_keys >= exact.mla_prefill_keys
@@ -311,7 +313,7 @@ mod tests {
     }
 }
 
-/// Size and element type of the matrix of an all-reduce.
+/// Size and element type of the matrix that an all-reduce sums.
 #[derive(Debug, Clone, Copy)]
 pub struct AllReduceShape {
     /// Number of rows.

@@ -8,8 +8,8 @@ use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 use crate::cpu::CpuBackend;
 use crate::gpu::GpuBackend;
 use crate::{
-    CpuKernel, GpuKernel, HostMat, KvOrder, PackedMatrix, PackedMatrixGroup, VocabParallelSupport,
-    VocabShard,
+    CpuKernel, GpuKernel, HostMat, KvTileOrder, PackedMatrix, PackedMatrixGroup,
+    VocabParallelSupport, VocabShard,
 };
 
 /// A device and its kernels. Clones share the device. Dereferences to [`DeviceDriver`], which allocates
@@ -99,14 +99,14 @@ impl KernelBackend {
 
     /// Element order of keys and values in a KV block on this device.
     #[must_use]
-    pub fn kv_order(&self) -> KvOrder {
+    pub fn kv_order(&self) -> KvTileOrder {
         match self {
-            Self::Cpu(_) => KvOrder::LaneInterleaved,
-            Self::Gpu(_) => KvOrder::RowMajor,
+            Self::Cpu(_) => KvTileOrder::LaneInterleaved,
+            Self::Gpu(_) => KvTileOrder::RowMajor,
         }
     }
 
-    /// Logits rows that vocab-parallel sampling supports on this device; the result is equal on all ranks.
+    /// Which logits rows vocab-parallel sampling supports on this device. All ranks get the same value.
     #[must_use]
     pub fn vocab_parallel_support(&self, shard: &VocabShard) -> VocabParallelSupport {
         match self {
@@ -115,9 +115,9 @@ impl KernelBackend {
         }
     }
 
-    /// Packs `parts` as one weight matrix, the rows of each part after those of the part before, for inputs
-    /// of `dtype`. The weights get type `dtype`, or fp8 with scales if the parts are fp8 and the device
-    /// multiplies fp8. All parts have equal numbers of columns.
+    /// Packs `parts`, stacked by rows, as one weight matrix for inputs of type `dtype`. The packed weights
+    /// have type `dtype`, or fp8 with scales if the parts are fp8 and the device multiplies fp8. All parts
+    /// have the same number of columns.
     ///
     /// Errors: the numbers of columns differ, or allocation fails.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
@@ -127,10 +127,10 @@ impl KernelBackend {
         }
     }
 
-    /// Packs matrices of one shape that are used together (the experts of a layer). Each matrix is given as a
-    /// list of parts, whose rows are concatenated. `dtype` is the type of the inputs, or fp8 if
-    /// [`experts_dtype`](Self::experts_dtype) returns it. `gated`: the matrices are gate and up projections,
-    /// gate rows first.
+    /// Packs matrices of the same shape that are used together (the experts of a layer). Each matrix is a
+    /// list of parts, which are stacked by rows. `dtype` is the type of the inputs, or fp8 if
+    /// [`experts_dtype`](Self::experts_dtype) returned fp8. `gated`: the matrices are gate and up
+    /// projections, gate rows first.
     ///
     /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(
@@ -160,9 +160,9 @@ impl KernelBackend {
     }
 
     /// Returns the type in which to pack the experts of a model with `layers` MoE layers, given the gate-up
-    /// and down projections of one layer and inputs of `dtype`. The type is fp8 if both projections are
-    /// stored in fp8 with scales of a block shape that the device multiplies, and if `dtype` is not faster or
-    /// does not fit in memory; otherwise it is `dtype`.
+    /// and down projections of one layer and inputs of type `dtype`. The type is fp8 if both projections are
+    /// stored in fp8 with a scale block shape that the device supports, and experts dequantised to `dtype`
+    /// would not be faster or would not fit in memory; otherwise it is `dtype`.
     #[must_use]
     pub fn experts_dtype(
         &self,

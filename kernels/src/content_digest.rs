@@ -16,17 +16,17 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// consecutive blocks get unrelated seeds.
 const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The part of a row-major matrix that a rank loads and that is hashed: a range of rows and a byte range of
-/// each row.
+/// The window of a row-major matrix that a rank loads and that is hashed: a range of rows, and a range of
+/// bytes within each row.
 #[derive(Debug, Clone)]
 pub struct HashedMatrixPart<'a> {
     /// Bytes of the whole matrix.
     pub bytes: &'a [u8],
     /// Bytes per row of the whole matrix.
     pub row_bytes: usize,
-    /// Rows inside the window.
+    /// Rows of the window.
     pub rows: Range<usize>,
-    /// Bytes inside the window, within each row.
+    /// Byte range of the window within each row.
     pub columns: Range<usize>,
 }
 

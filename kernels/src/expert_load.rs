@@ -4,12 +4,12 @@ use device::{
     DType, DeviceError, MatMut, MatRef, check_at_least, check_dense, check_dtype, check_size,
 };
 
-/// Token counts by layer and expert. A router kernel adds the experts that it selects to them.
+/// Token counts by layer and expert, incremented by router kernels for the experts that they select.
 #[derive(Debug)]
 pub struct ExpertLoadArgs<'a> {
     /// Token counts; i32 `[layers, experts]`. They wrap around on overflow.
     pub tokens: MatMut<'a>,
-    /// Index of the MoE layer of the router: the row of `tokens`.
+    /// Index of the router's MoE layer: the row of `tokens` that is incremented.
     pub layer: usize,
     /// KV slot of each token; i64 `[1, tokens]`. A token with slot −1 is padding and is not counted. `None` =
     /// all tokens are counted.

@@ -96,13 +96,13 @@ impl<'a> HostMat<'a> {
         })
     }
 
-    /// Returns the matrix with a rule for the scales of the activations by which it is multiplied.
+    /// Sets how the activations that are multiplied by this matrix are scaled for fp8 quantisation.
     #[must_use]
     pub fn with_activation_scaling(self, activation_scaling: ActivationScaling) -> Self {
         Self { activation_scaling, ..self }
     }
 
-    /// Rule for the scales of the activations by which the matrix is multiplied.
+    /// How the activations that are multiplied by this matrix are scaled for fp8 quantisation.
     #[must_use]
     pub fn activation_scaling(&self) -> ActivationScaling {
         self.activation_scaling

@@ -12,7 +12,7 @@ use device::{DType, DeviceError};
 
 /// Order of the elements within a key or value tile of the KV pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvOrder {
+pub enum KvTileOrder {
     /// Layout of the CPU, for dot products along SIMD lanes; see the documentation of the module.
     LaneInterleaved,
     /// `[block_tokens][head_dim]` for keys and values, for wide vector loads on GPUs.
@@ -35,7 +35,7 @@ pub struct KvLayout {
     /// Element type: f32, bf16 or f16 (then equal to the type of the activations), or fp8.
     pub dtype: DType,
     /// Element order within a tile, fixed by the device.
-    pub order: KvOrder,
+    pub order: KvTileOrder,
 }
 
 impl KvLayout {
@@ -112,9 +112,11 @@ impl KvLayout {
     #[must_use]
     pub const fn key(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {
-            (KvOrder::RowMajor, _) | (_, DType::F8E4M3) => t * self.head_dim + d,
-            (KvOrder::LaneInterleaved, DType::BF16) => (d / 2 * self.block_tokens + t) * 2 + d % 2,
-            (KvOrder::LaneInterleaved, _) => d * self.block_tokens + t,
+            (KvTileOrder::RowMajor, _) | (_, DType::F8E4M3) => t * self.head_dim + d,
+            (KvTileOrder::LaneInterleaved, DType::BF16) => {
+                (d / 2 * self.block_tokens + t) * 2 + d % 2
+            }
+            (KvTileOrder::LaneInterleaved, _) => d * self.block_tokens + t,
         }
     }
 
@@ -122,7 +124,7 @@ impl KvLayout {
     #[must_use]
     pub const fn value(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {
-            (KvOrder::LaneInterleaved, DType::BF16) => (t / 2 * self.head_dim + d) * 2 + t % 2,
+            (KvTileOrder::LaneInterleaved, DType::BF16) => (t / 2 * self.head_dim + d) * 2 + t % 2,
             _ => t * self.head_dim + d,
         }
     }
@@ -141,7 +143,7 @@ mod tests {
             kv_heads: 1,
             head_dim: 16,
             dtype: DType::F32,
-            order: KvOrder::RowMajor,
+            order: KvTileOrder::RowMajor,
         };
         assert_eq!(layout.check(), Ok(()));
         let (kernel, what) = ("kv layout", "kv_heads");

@@ -33,18 +33,18 @@ mod vocab_shard;
 
 pub use activation_scaling::ActivationScaling;
 pub use args::{
-    AllReduceShape, AttentionMetadata, ExpertParallelLayout, ExpertWeights, LinearFusion,
-    LinearPrologue, PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin, RouterLogits,
-    RowBounds, TopKRoutes,
+    AllReduceShape, AttentionMetadata, BatchUpperBounds, ExpertParallelLayout, ExpertWeights,
+    LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin,
+    RouterLogits, TopKRoutes,
 };
 pub use backend::KernelBackend;
 pub use content_digest::{HashedMatrixPart, digest_bytes};
 pub use expert_load::ExpertLoadArgs;
 pub use host_mat::{HostMat, HostScales};
-pub use kv_layout::{KvLayout, KvOrder};
-pub use mla::{MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs};
+pub use kv_layout::{KvLayout, KvTileOrder};
+pub use mla::{MlaAttentionArgs, MlaKvLayout, MlaKvWriteArgs, MlaUpProjections};
 pub use op::*;
 pub use packed_group::PackedMatrixGroup;
 pub use packed_matrix::{PANEL_COLUMNS, PackedMatrix, PackedScales};
-pub use route_rule::{ExpertGroups, GroupScore, RouterRuleArgs, RouterScore};
+pub use route_rule::{ExpertGroups, GroupScoreFunction, RouterRuleArgs, RouterScoreFunction};
 pub use vocab_shard::{AllGatherFn, VocabParallelSupport, VocabShard};

@@ -73,7 +73,7 @@ impl MlaKvLayout {
     }
 }
 
-/// Arguments of [`MlaKvWrite`](crate::MlaKvWrite).
+/// Arguments of [`MlaPrologue`](crate::MlaPrologue).
 #[derive(Debug, Clone, Copy)]
 pub struct MlaKvWriteArgs<'a> {
     /// Output of the KV down-projection, `[tokens, kv_lora_rank + qk_rope_head_dim]`: compressed KV before
@@ -161,7 +161,7 @@ impl MlaAttentionArgs<'_> {
 
 /// Up-projections of MLA from compressed KV to the keys and values of each head.
 #[derive(Debug, Clone, Copy)]
-pub struct MlaHeadWeights<'a> {
+pub struct MlaUpProjections<'a> {
     /// W_UK `[qk_nope_head_dim, kv_lora_rank]` of each head: maps compressed KV to the key channels without
     /// RoPE.
     pub w_uk: &'a PackedMatrixGroup,
@@ -182,7 +182,7 @@ pub struct MlaAttentionArgs<'a> {
     /// Batch metadata: rows, context lengths and block tables.
     pub rows: AttentionMetadata<'a>,
     /// Up-projections of each head.
-    pub heads: MlaHeadWeights<'a>,
+    pub heads: MlaUpProjections<'a>,
     /// Layer index in the KV pool.
     pub layer: usize,
     /// Factor of the attention scores.

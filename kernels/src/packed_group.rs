@@ -11,7 +11,7 @@ const KERNEL: &str = "pack_group";
 /// Alignment of device buffers, in bytes.
 const ALIGNMENT: usize = 64;
 
-/// Packed weight matrices of one shape `[outputs, inputs]`, made by
+/// Packed weight matrices of the same shape `[outputs, inputs]`, made by
 /// [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
 /// The memory layout depends on the device. CPUs store separate matrices, because a panel must not contain
@@ -36,8 +36,7 @@ impl PackedMatrixGroup {
         Ok(Self { len: parts.len(), parts, tma_packed: false })
     }
 
-    /// Makes a group of `len` matrices that were packed as one matrix, the rows of each after those of the
-    /// one before.
+    /// Makes a group of `len` matrices that were stacked by rows and packed as one matrix.
     pub(crate) fn stacked(stack: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
         check("rows of the stack", stack.n(), stack.n().next_multiple_of(len.max(1)))?;
         Ok(Self { parts: vec![Arc::new(stack)], len, tma_packed: false })

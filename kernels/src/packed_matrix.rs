@@ -28,12 +28,12 @@ pub struct PackedMatrix {
 #[derive(Debug)]
 pub struct PackedScales {
     pub(crate) buffer: Buffer,
-    /// Number of outputs per scale. If 1, a scale covers all inputs of its output; if more, a scale covers
-    /// 128 inputs.
+    /// Number of outputs per scale. If 1, each scale covers all inputs of one output; if more, each scale
+    /// covers 128 inputs.
     pub(crate) rows: usize,
     /// Row stride of the scale matrix in `buffer`, in scales; padding included.
     pub(crate) stride: usize,
-    /// Rule for the scales of activations that a kernel quantises to multiply them by the matrix.
+    /// How the activations that are multiplied by this matrix are scaled for fp8 quantisation.
     pub(crate) activation_scaling: ActivationScaling,
 }
 

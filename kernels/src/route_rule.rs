@@ -8,7 +8,7 @@ const KERNEL: &str = "moe_route";
 #[derive(Debug, Clone, Copy)]
 pub struct RouterRuleArgs<'a> {
     /// Function that maps logits to scores.
-    pub score: RouterScore,
+    pub score: RouterScoreFunction,
     /// Score correction bias (`e_score_correction_bias`), added to the scores for the selection of experts
     /// only; f32 `[experts]`.
     pub bias: Option<MatRef<'a>>,
@@ -25,7 +25,7 @@ pub struct RouterRuleArgs<'a> {
 
 /// Function that maps router logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouterScore {
+pub enum RouterScoreFunction {
     /// Softmax of the logits over all experts.
     Softmax,
     /// Sigmoid of each logit.
@@ -41,12 +41,12 @@ pub struct ExpertGroups {
     /// Number of groups selected per token.
     pub topk_group: usize,
     /// How the score of a group is computed.
-    pub score: GroupScore,
+    pub score: GroupScoreFunction,
 }
 
 /// Score of a group, computed from the scores of its experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GroupScore {
+pub enum GroupScoreFunction {
     /// Largest score of an expert in the group.
     Largest,
     /// Sum of the two largest scores of experts in the group.
@@ -76,7 +76,7 @@ impl RouterRuleArgs<'_> {
             check_size(KERNEL, "bias", bias.cols(), logits.cols())?;
         }
         if let Some(ExpertGroups { count, topk_group, score }) = self.groups {
-            let experts_min = if score == GroupScore::Top2Sum { 2 } else { 1 };
+            let experts_min = if score == GroupScoreFunction::Top2Sum { 2 } else { 1 };
             let group_size = logits.cols() / count.max(1);
             check_size(KERNEL, "experts in groups", count * group_size, logits.cols())?;
             check_size(KERNEL, "experts of a group", group_size.min(experts_min), experts_min)?;

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Expert load metrics; empty if the model has no experts or their load is not counted.
 pub struct ExpertMetrics {
-    layers: Vec<ExpertLayer>,
+    layers: Vec<ExpertLayerMetrics>,
     /// Number of tokens routed to each expert since the start: by replica, then by layer and expert.
     tokens: Vec<Vec<AtomicU64>>,
 }
 
 /// Token counts and series of the experts of one layer.
-struct ExpertLayer {
+struct ExpertLayerMetrics {
     experts: usize,
     /// Index of the layer's first expert in the token counts.
     first: usize,
@@ -52,13 +52,13 @@ impl ExpertMetrics {
             .collect();
         let mut series = series(f, &sparse)?.into_iter();
         let mut first = 0;
-        let layers: Vec<ExpertLayer> = experts
+        let layers: Vec<ExpertLayerMetrics> = experts
             .iter()
             .map(|&experts| {
                 let experts = usize::from(experts);
                 let series = if experts > 0 { series.next() } else { None };
                 first += experts;
-                ExpertLayer { experts, first: first - experts, series }
+                ExpertLayerMetrics { experts, first: first - experts, series }
             })
             .collect();
         let zeros = || (0..first).map(|_| AtomicU64::new(0)).collect();
@@ -103,7 +103,7 @@ impl ExpertMetrics {
     /// empty.
     pub fn table(&self) -> Vec<Vec<Vec<u64>>> {
         let of = |totals: &Vec<AtomicU64>| {
-            let layer = |layer: &ExpertLayer| {
+            let layer = |layer: &ExpertLayerMetrics| {
                 let own = &totals[layer.first..][..layer.experts];
                 own.iter().map(|total| total.load(Ordering::Relaxed)).collect()
             };

@@ -40,7 +40,7 @@ pub use log_rate_limiter::LogRateLimiter;
 pub use metrics_reference::{page_path, reference_page};
 pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
-pub use requests::{DeliveryRecorder, RequestMetrics};
+pub use requests::{RequestMetrics, TokenEventRecorder};
 pub use start_failure::RestartFailureKind;
 pub use step_ring::{STEP_RING_CAPACITY, StepTimingRecord, StepTimingRing};
 pub use steps::{StepMetrics, StepPhase};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Counts shared by the choices (`n`) of one prompt, for metrics that vLLM observes once per prompt.
 #[derive(Debug)]
-pub(super) struct PromptChoices {
+pub(super) struct PromptChoiceCounts {
     pub(super) n: u32,
     /// Number of choices that have not finished.
     choices_left: AtomicU32,
@@ -15,7 +15,7 @@ pub(super) struct PromptChoices {
     max_generation_tokens: AtomicU32,
 }
 
-impl PromptChoices {
+impl PromptChoiceCounts {
     fn new(n: u32) -> Self {
         Self { n, choices_left: AtomicU32::new(n), max_generation_tokens: AtomicU32::new(0) }
     }
@@ -47,7 +47,7 @@ pub struct RequestTimes {
     pub(super) max_tokens: u32,
     pub(super) generated: u32,
     pub(super) preemptions: u32,
-    pub(super) choices: Arc<PromptChoices>,
+    pub(super) choices: Arc<PromptChoiceCounts>,
 }
 
 impl RequestTimes {
@@ -59,7 +59,7 @@ impl RequestTimes {
         prompt_tokens: u32,
         max_tokens: u32,
     ) -> impl Iterator<Item = Self> {
-        let (choices, submitted) = (Arc::new(PromptChoices::new(n)), Instant::now());
+        let (choices, submitted) = (Arc::new(PromptChoiceCounts::new(n)), Instant::now());
         (0..n).map(move |_| Self {
             arrived,
             replica: Replica(0),

@@ -62,10 +62,10 @@ impl RequestMetrics {
     }
 
     /// Starts the recording of events that are delivered together; they share one timestamp.
-    pub fn delivery_round(&self) -> DeliveryRecorder<'_> {
+    pub fn delivery_round(&self) -> TokenEventRecorder<'_> {
         let inter_token_latencies =
             self.inter_token_latency.iter().map(Histogram::local).collect::<Vec<_>>().into();
-        DeliveryRecorder { metrics: self, now: Instant::now(), inter_token_latencies }
+        TokenEventRecorder { metrics: self, now: Instant::now(), inter_token_latencies }
     }
 
     /// Records that a request finished or was aborted by its client.
@@ -109,7 +109,7 @@ impl RequestMetrics {
 }
 
 /// Recorder of token events that are delivered together.
-pub struct DeliveryRecorder<'a> {
+pub struct TokenEventRecorder<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
     /// Inter-token latencies of these events. They are added to the shared histograms when the recorder is
@@ -117,7 +117,7 @@ pub struct DeliveryRecorder<'a> {
     inter_token_latencies: ReplicaOrSharedSeries<LocalHistogram>,
 }
 
-impl DeliveryRecorder<'_> {
+impl TokenEventRecorder<'_> {
     /// Records an event that is delivered to the stream of its request.
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;

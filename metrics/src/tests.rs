@@ -3,7 +3,7 @@
 use super::*;
 use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
 use scheduler::{
-    AbortCause, BlockStats, ExecutorFailure, FailureCounts, FinishReason, FirstAdmission,
+    AbortCause, BlockStats, ExecutorFailure, ExecutorFailureCounts, FinishReason, FirstAdmission,
     RecomputedTokens, RequestError, StopReason, TokenEvent,
 };
 use std::time::{Duration, Instant};
@@ -146,10 +146,18 @@ fn series_are_per_replica_or_aggregated() {
 #[test]
 fn failure_causes_and_sequences_are_per_replica() {
     let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let recovered_requests =
-        FailureCounts { exited: 1, heartbeat_timeout: 2, step_timeout: 3, reported_fault: 4 };
-    let tokens =
-        FailureCounts { exited: 10, heartbeat_timeout: 20, step_timeout: 30, reported_fault: 40 };
+    let recovered_requests = ExecutorFailureCounts {
+        exited: 1,
+        heartbeat_timeout: 2,
+        step_timeout: 3,
+        reported_fault: 4,
+    };
+    let tokens = ExecutorFailureCounts {
+        exited: 10,
+        heartbeat_timeout: 20,
+        step_timeout: 30,
+        reported_fault: 40,
+    };
     let recovered_stats = SchedulerStats {
         requests_recovered_total: recovered_requests,
         tokens_recomputed_total: RecomputedTokens {

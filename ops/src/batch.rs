@@ -3,7 +3,7 @@
 
 use device::{DType, MatRef};
 use kernels::step::RowMetadataField;
-use kernels::{AttentionMetadata, RowBounds};
+use kernels::{AttentionMetadata, BatchUpperBounds};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -28,9 +28,9 @@ pub struct HostBatchMetadata {
 impl HostBatchMetadata {
     /// Returns the bounds of the rows (such as the longest row and the longest context), by which kernels are
     /// selected.
-    fn bounds(&self) -> RowBounds {
+    fn bounds(&self) -> BatchUpperBounds {
         let tokens = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize);
-        RowBounds::of(tokens.zip(self.context_lens.iter().map(|&n| n as usize)), 1)
+        BatchUpperBounds::of(tokens.zip(self.context_lens.iter().map(|&n| n as usize)), 1)
     }
 }
 
@@ -50,12 +50,12 @@ pub struct DeviceBatchMetadata {
     pub block_tables: Tensor,
     /// Index of the block table of each row; i32 `[rows]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
-    /// Facts about each row, such as its sequence slot: one line per [`RowMetadataField`], i32 `[facts, at least
-    /// rows]`. `None` = the batch does not come from `StepBuffers`.
+    /// Metadata of each row, such as its sequence slot: one line per [`RowMetadataField`], i32 `[fields, at
+    /// least rows]`. `None` = the batch does not come from `StepBuffers`.
     pub row_facts: Option<Tensor>,
     /// Upper bounds of the rows (such as the longest row and the longest context), by which kernels are
     /// selected.
-    pub bounds: RowBounds,
+    pub bounds: BatchUpperBounds,
 }
 
 impl DeviceBatchMetadata {
@@ -93,8 +93,8 @@ impl DeviceBatchMetadata {
         self.context_lens.len()
     }
 
-    /// Returns one fact about each row, such as its sequence slot; i32 `[1, rows]`. `None` = the batch does
-    /// not come from `StepBuffers`.
+    /// Returns one metadata field of each row, such as its sequence slot; i32 `[1, rows]`. `None` = the batch
+    /// does not come from `StepBuffers`.
     pub fn row_fact(&self, fact: RowMetadataField) -> Result<Option<MatRef<'_>>, OpError> {
         let Some(facts) = &self.row_facts else { return Ok(None) };
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))

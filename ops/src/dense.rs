@@ -8,12 +8,12 @@ use std::sync::Arc;
 use device::{DType, DeviceError, DeviceStream, MemInfo};
 use kernels::{
     AddRmsNorm, HostMat, KernelBackend, Linear, LogitSoftcap, PackedEmbedding, RmsNorm, RowGather,
-    SigmoidGatedAdd, SiluMul, TensorAdd, TensorScale, TokenEmbedding,
+    SigmoidGatedAdd, SiluMul, TensorAdd, TensorScalarMul, TokenEmbedding,
 };
 
 use crate::arena::{BufferArena, TensorStorage};
 use crate::error::check_size;
-use crate::prefetch::LaunchOrder;
+use crate::prefetch::FusedLaunchTracker;
 use crate::weights::EmbeddingStorage;
 use crate::{EmbeddingTable, OpError, PackedLinear, Tensor};
 
@@ -29,7 +29,7 @@ pub struct Ops {
     /// stream has finished with it.
     pub(crate) secondary_arena: Arc<BufferArena>,
     /// Order in which fused linear layers are launched; it determines which weights are prefetched.
-    pub(crate) launch_order: LaunchOrder,
+    pub(crate) launch_order: FusedLaunchTracker,
     pub(crate) dtype: DType,
 }
 
@@ -54,7 +54,7 @@ impl Ops {
             stream: DeviceStream::default(),
             arena: Arc::default(),
             secondary_arena: Arc::default(),
-            launch_order: LaunchOrder::default(),
+            launch_order: FusedLaunchTracker::default(),
             dtype,
         })
     }
@@ -83,8 +83,8 @@ impl Ops {
         self.device.mem_info()
     }
 
-    /// Ends the recorded sequence of fused linear layers, so that the layer launched last is not recorded to
-    /// prefetch the weights of the layer launched next.
+    /// Interrupts the recorded launch order, so that the fused linear layer launched next is not recorded as
+    /// the prefetch target of the fused linear layer launched last.
     pub fn interrupt_launch_order(&self) {
         self.launch_order.interrupt();
     }
@@ -284,7 +284,7 @@ impl Ops {
         if factor.to_bits() == 1f32.to_bits() {
             return Ok(());
         }
-        Ok(self.device.launch(&self.stream, TensorScale { x: x.mat_mut()?, factor })?)
+        Ok(self.device.launch(&self.stream, TensorScalarMul { x: x.mat_mut()?, factor })?)
     }
 
     /// Adds gated rows, `y[i] += sigmoid(gate[i]) · x[i]`: `y` and `x [tokens, hidden_size]`, `gate` f32

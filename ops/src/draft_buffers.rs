@@ -2,17 +2,17 @@
 //! computes one draft token per row, the draft tokens, and the hidden states that the passes start from.
 
 use device::DType;
-use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
+use kernels::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use kernels::{
-    AllGatherFn, DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion,
-    DraftPassPreparation, DraftStateStore, RowBounds, VocabParallelDraftArgmax, VocabShard,
+    AllGatherFn, BatchUpperBounds, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore,
+    DraftIdTranslation, DraftInsertion, DraftPassPreparation, VocabParallelDraftArgmax, VocabShard,
 };
 
 use crate::{DeviceBatchMetadata, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
 
 /// Maximum sizes of all steps, for which the draft buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DraftBufferSize {
+pub struct DraftBufferLimits {
     /// Maximum number of rows of a step.
     pub rows: usize,
     /// Number of draft passes in a step, which is the maximum number of draft tokens of a row.
@@ -30,7 +30,7 @@ pub struct DraftBufferSize {
 /// Draft buffers, allocated at start-up with full size and fixed addresses.
 #[derive(Debug)]
 pub struct DraftBuffers {
-    size: DraftBufferSize,
+    size: DraftBufferLimits,
     ids: Tensor,             // i32 [1, rows]
     positions: Tensor,       // i32 [1, rows]
     slots: Tensor,           // i64 [1, rows]
@@ -44,7 +44,7 @@ pub struct DraftBuffers {
     slices: Vec<Tensor>,     // i32 [≤ logits] each; together the row indices from 0
 }
 
-impl DraftBufferSize {
+impl DraftBufferLimits {
     /// Number of hidden states per sequence slot: those of the token before the newest one, of the newest
     /// token, and of its draft tokens.
     #[must_use]
@@ -55,10 +55,10 @@ impl DraftBufferSize {
 
 impl DraftBuffers {
     /// Allocates memory for steps up to `size`.
-    pub fn new(ops: &Ops, size: DraftBufferSize) -> Result<Self, OpError> {
+    pub fn new(ops: &Ops, size: DraftBufferLimits) -> Result<Self, OpError> {
         let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
         let states = |n: usize| ops.zeros(ops.dtype(), &[n, size.hidden]);
-        let DraftBufferSize { rows, .. } = size;
+        let DraftBufferLimits { rows, .. } = size;
         let slice = |first: usize| {
             let end = rows.min(first + size.logits);
             let ids: Vec<i32> = (first as i32..end as i32).collect();
@@ -104,7 +104,7 @@ impl DraftBuffers {
         let (ids, positions) = (step.ids.mat()?, step.positions.mat()?);
         let (drafts, tables) = (self.drafts.mat()?, seq_slots.tables.mat()?);
         let block_tokens = step.size.block_tokens;
-        let pass = DraftPass { pass, rows, ids, positions, drafts, tables, block_tokens };
+        let pass = DraftPassArgs { pass, rows, ids, positions, drafts, tables, block_tokens };
         Ok(ops.device.launch(
             &ops.stream,
             DraftPassPreparation { stage: step.stage.mat()?, arrays: &mut to, pass: &pass },
@@ -128,7 +128,7 @@ impl DraftBuffers {
             block_tables: tables.narrow(tables.shape())?,
             table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
             row_facts: None,
-            bounds: RowBounds::of(std::iter::repeat_n((1, longest), rows), 1),
+            bounds: BatchUpperBounds::of(std::iter::repeat_n((1, longest), rows), 1),
         };
         Ok((batch, self.ids.narrow(&[rows])?))
     }
@@ -174,7 +174,7 @@ impl DraftBuffers {
         let (stage, positions) = step.staged()?;
         let hidden = hidden.map(Tensor::mat).transpose()?;
         let (y, states) = (y.mat_mut()?, &self.states()?);
-        let op = DraftInputGather { stage, positions, rows, y, hidden, states };
+        let op = DraftHiddenStateGather { stage, positions, rows, y, hidden, states };
         Ok(ops.device.launch(&ops.stream, op)?)
     }
 
@@ -192,7 +192,7 @@ impl DraftBuffers {
         let mut states = self.states()?;
         Ok(ops.device.launch(
             &ops.stream,
-            DraftStateStore {
+            DraftHiddenStateStore {
                 stage,
                 positions,
                 states: &mut states,

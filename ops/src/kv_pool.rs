@@ -128,7 +128,7 @@ impl KvPool {
     }
 
     /// Reads the key and the value of one slot and head as f32, for comparison in tests and for transfers.
-    /// For an fp8 KV pool, these are the stored values before scaling, decoded as OCP E4M3.
+    /// For an fp8 KV pool, returns the stored values decoded as OCP E4M3, not multiplied by the scale.
     pub fn read_slot(
         &self,
         ops: &Ops,

@@ -3,7 +3,7 @@
 
 use device::DType;
 use kernels::{
-    HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvWrite, MlaKvWriteArgs,
+    HostMat, MlaAttention, MlaAttentionArgs, MlaKvWriteArgs, MlaPrologue, MlaUpProjections,
     PackedMatrixGroup, RopeCosSin,
 };
 
@@ -13,7 +13,7 @@ use crate::{AttentionLayerParams, DeviceBatchMetadata, KvPool, OpError, Ops, Rop
 /// W_UK and W_UV of each head, packed for the device. They compute keys and values from compressed KV.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
-pub struct PackedMlaHeads {
+pub struct PackedMlaUpProjections {
     w_uk: PackedMatrixGroup,
     w_uk_t: Option<PackedMatrixGroup>,
     w_uv: PackedMatrixGroup,
@@ -29,10 +29,10 @@ pub struct MlaWeights<'a> {
     /// Rotary cosines and sines by position.
     pub rope: &'a RopeTable,
     /// W_UK and W_UV of the heads on this rank, packed.
-    pub heads: &'a PackedMlaHeads,
+    pub heads: &'a PackedMlaUpProjections,
 }
 
-impl PackedMlaHeads {
+impl PackedMlaUpProjections {
     /// Number of heads on this rank.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -58,13 +58,14 @@ impl Ops {
 
     /// Packs the weights `kv_b [heads · (qk_nope_head_dim + v_head_dim), kv_lora_rank]`: for each head, the
     /// rows of its keys (W_UK), then those of its values (W_UV). In f32, the reference, absorbed attention
-    /// multiplies queries by W_UK itself. Other types use the transpose of W_UK, which is packed in addition.
+    /// multiplies queries by W_UK itself. For other types, the transpose of W_UK is packed as well, and
+    /// absorbed attention uses the transpose.
     pub fn pack_mla_heads(
         &self,
         kv_b: &HostMat<'_>,
         qk_nope_head_dim: usize,
         v_head_dim: usize,
-    ) -> Result<PackedMlaHeads, OpError> {
+    ) -> Result<PackedMlaUpProjections, OpError> {
         let head_rows = qk_nope_head_dim + v_head_dim;
         let heads = kv_b.rows() / head_rows.max(1);
         check_size("pack_mla_heads", "rows", kv_b.rows(), heads * head_rows)?;
@@ -85,7 +86,7 @@ impl Ops {
             Some(pack(&views.collect::<Result<Vec<_>, OpError>>()?)?)
         };
         let (w_uk, w_uv) = (pack(&key_rows)?, pack(&rows(qk_nope_head_dim, v_head_dim))?);
-        Ok(PackedMlaHeads { w_uk, w_uk_t, w_uv })
+        Ok(PackedMlaUpProjections { w_uk, w_uk_t, w_uv })
     }
 
     /// MLA of the queries `q [tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]` over compressed KV. The
@@ -109,7 +110,7 @@ impl Ops {
         let args = MlaAttentionArgs {
             q: q.mat()?,
             rows: batch.attention_metadata()?,
-            heads: MlaHeadWeights {
+            heads: MlaUpProjections {
                 w_uk: &heads.w_uk,
                 w_uk_t: heads.w_uk_t.as_ref(),
                 w_uv: &heads.w_uv,
@@ -149,13 +150,13 @@ impl Ops {
         args: &MlaKvWriteArgs<'_>,
     ) -> Result<(), OpError> {
         let (q, layout) = (q.mat_mut()?, pool.mla_layout("mla_kv_write")?);
-        let op = MlaKvWrite { q, pool: &mut pool.write(), layout, args };
+        let op = MlaPrologue { q, pool: &mut pool.write(), layout, args };
         Ok(self.device.launch(&self.stream, op)?)
     }
 }
 
-/// Returns the kernel arguments of the KV write of a batch to layer `layer` of the KV pool. The queries of
-/// the batch have `heads` heads.
+/// Returns the arguments of the kernel that writes the compressed KV of a batch to layer `layer` of the KV
+/// pool. The queries of the batch have `heads` heads.
 fn mla_kv_write_args<'a>(
     kv: &'a Tensor,
     weights: &MlaWeights<'a>,

@@ -2,8 +2,8 @@
 
 use device::DType;
 use kernels::{
-    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, GroupedTopKRouting, HostMat,
-    PackedMatrixGroup, RoutedExpertMlp, RouterLogits, RouterScore, SoftmaxRouting, TopKRoutes,
+    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, FusedMoe, GroupedTopKRouting,
+    HostMat, PackedMatrixGroup, RouterLogits, RouterScoreFunction, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::error::check_size;
@@ -41,7 +41,7 @@ impl ExpertsPerToken {
 #[derive(Debug)]
 pub struct RouterRule {
     /// Function that computes expert scores from router logits.
-    pub score: RouterScore,
+    pub score: RouterScoreFunction,
     /// Score correction bias, which is added to the scores for the selection alone; f32 `[experts]`.
     pub bias: Option<Tensor>,
     /// Expert groups, some of which are selected before the experts (group-limited routing).
@@ -56,7 +56,7 @@ impl RouterRule {
     /// Whether the rule is a softmax over all experts, without bias, groups or scale.
     fn is_plain(&self) -> bool {
         let Self { score, bias, groups, scale, .. } = self;
-        let softmax = *score == RouterScore::Softmax && scale.to_bits() == 1f32.to_bits();
+        let softmax = *score == RouterScoreFunction::Softmax && scale.to_bits() == 1f32.to_bits();
         softmax && bias.is_none() && groups.is_none()
     }
 
@@ -238,12 +238,11 @@ impl Ops {
         let renormalise = rule.renormalise;
         let router = RouterLogits { logits: logits.mat()?, top_k, renormalise, shared };
         let rank_experts = experts.on_rank();
-        if rule.is_plain() && RoutedExpertMlp::supports(&self.device, &router, &rank_experts) {
+        if rule.is_plain() && FusedMoe::supports(&self.device, &router, &rank_experts) {
             let mut y = self.scratch(x.dtype(), x.shape())?;
             let (s, out, x) = (&self.stream, y.mat_mut()?, x.mat()?);
             LayerLoadCounter::with(counter, |load| {
-                let op =
-                    RoutedExpertMlp { y: out, x, router: &router, experts: &rank_experts, load };
+                let op = FusedMoe { y: out, x, router: &router, experts: &rank_experts, load };
                 Ok(self.device.launch(s, op)?)
             })?;
             return Ok(y);

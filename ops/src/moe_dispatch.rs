@@ -2,13 +2,13 @@
 //! has one of the token's experts.
 
 use device::DType;
-use kernels::{ExpertParallelLayout, MoeCombine, RowGather, TokenDispatch};
+use kernels::{ExpertParallelLayout, MoeCombine, MoeDispatchLayout, RowGather};
 
 use crate::{ExpertRouting, OpError, Ops, Tensor};
 
 /// Dispatch plan of one layer: which tokens are sent to which rank.
 #[derive(Debug)]
-pub struct MoeDispatch {
+pub struct MoeDispatchPlan {
     /// Indices of the tokens that are sent to rank 0, ascending, then of those for rank 1, and so on (send
     /// order); i32 `[ranks · tokens]`. Entries after the last sent token are undefined.
     tokens: Tensor,
@@ -18,7 +18,7 @@ pub struct MoeDispatch {
     counts: Vec<usize>,
 }
 
-impl MoeDispatch {
+impl MoeDispatchPlan {
     /// Number of tokens that are sent to each rank.
     #[must_use]
     pub fn counts(&self) -> &[usize] {
@@ -33,7 +33,7 @@ impl Ops {
         &self,
         routing: &ExpertRouting,
         layout: &ExpertParallelLayout,
-    ) -> Result<MoeDispatch, OpError> {
+    ) -> Result<MoeDispatchPlan, OpError> {
         let (t, size) = (routing.experts.rows(), layout.ranks);
         let mut tokens = self.scratch(DType::I32, &[size * t])?;
         let mut row_of_token = self.scratch(DType::I32, &[t, size])?;
@@ -43,7 +43,7 @@ impl Ops {
         let (s, experts) = (&self.stream, routing.experts.mat()?);
         self.device.launch(
             s,
-            TokenDispatch {
+            MoeDispatchLayout {
                 tokens: tokens_out,
                 token_rows: rows_out,
                 counts: counts_out,
@@ -54,7 +54,7 @@ impl Ops {
         let mut bytes = vec![0; size * DType::I32.bytes()];
         self.device.download(s, counts.buffer(), 0, &mut bytes)?;
         let count = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes) as usize;
-        Ok(MoeDispatch {
+        Ok(MoeDispatchPlan {
             tokens,
             row_of_token,
             counts: bytes.as_chunks().0.iter().map(count).collect(),
@@ -66,7 +66,7 @@ impl Ops {
     pub fn dispatch_rows(
         &self,
         x: &Tensor,
-        dispatch: &MoeDispatch,
+        dispatch: &MoeDispatchPlan,
         capacity_rows: usize,
     ) -> Result<Tensor, OpError> {
         let rows = dispatch.counts.iter().sum();
@@ -92,7 +92,11 @@ impl Ops {
 
     /// Combines the results that the ranks return: sums the rows of each token in `x [sent rows,
     /// hidden_size]` (in send order) in f32, in the order of ranks. Returns `[tokens, hidden_size]`.
-    pub fn moe_combine_ranks(&self, x: &Tensor, dispatch: &MoeDispatch) -> Result<Tensor, OpError> {
+    pub fn moe_combine_ranks(
+        &self,
+        x: &Tensor,
+        dispatch: &MoeDispatchPlan,
+    ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[dispatch.row_of_token.rows(), x.cols()])?;
         self.device.launch(
             &self.stream,

@@ -8,11 +8,11 @@ use crate::{DeviceBatchMetadata, OpError, Ops, Tensor};
 
 /// Sum of the hidden states of each sequence slot's tokens, on the device.
 #[derive(Debug)]
-pub struct PooledSums {
+pub struct MeanPoolingSums {
     sums: Tensor, // f32 [seq_slots, hidden_size]
 }
 
-impl PooledSums {
+impl MeanPoolingSums {
     /// Allocates the sums of `seq_slots` sequence slots.
     pub fn new(ops: &Ops, seq_slots: usize, hidden_size: usize) -> Result<Self, OpError> {
         Ok(Self { sums: ops.zeros(DType::F32, &[seq_slots, hidden_size])? })

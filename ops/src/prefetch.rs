@@ -12,8 +12,8 @@ use kernels::{PackedMatrix, PrefetchHint};
 
 use crate::PackedLinear;
 
-/// Fused linear layer that is launched after another one, which prefetches its weights; and whether
-/// `silu_mul` is fused with it.
+/// Successor of a fused linear layer in launch order; the fused linear layer prefetches the successor's
+/// weights. Also states whether `silu_mul` is fused with the successor.
 #[derive(Debug)]
 pub(crate) struct NextLinearLayer {
     /// Weak reference, because the chain of layers is a cycle: the first layer follows the last one.
@@ -24,7 +24,7 @@ pub(crate) struct NextLinearLayer {
 /// Order of fused launches: remembers the fused linear layer that was launched last, if no other op followed
 /// it.
 #[derive(Debug, Default)]
-pub(crate) struct LaunchOrder {
+pub(crate) struct FusedLaunchTracker {
     last: Mutex<Option<Arc<OnceLock<NextLinearLayer>>>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct PrefetchTarget {
     silu_mul: bool,
 }
 
-impl LaunchOrder {
+impl FusedLaunchTracker {
     /// Records the launch of the fused linear layer `w`, with `silu_mul` or not. Returns the weights of the
     /// fused layer that followed it in an earlier pass, for the launch to prefetch; `None` = none was
     /// recorded.
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn second_pass_prefetches_the_next_layer() {
-        let ([a, b, c], order) = (layers(), LaunchOrder::default());
+        let ([a, b, c], order) = (layers(), FusedLaunchTracker::default());
         let pass = || {
             let first = order.launch(&a, false);
             let second = order.launch(&b, true);
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn dropped_weights_are_not_prefetched() {
-        let ([a, b], order) = (layers(), LaunchOrder::default());
+        let ([a, b], order) = (layers(), FusedLaunchTracker::default());
         order.launch(&a, false);
         order.launch(&b, false);
         drop(b);

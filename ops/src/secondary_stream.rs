@@ -1,10 +1,10 @@
-//! Launches on a secondary stream, which overlap those of the step's main stream.
+//! Ops on a secondary stream, which overlap with ops on the main stream of the step.
 
 use std::sync::Arc;
 
 use device::DeviceStream;
 
-use crate::prefetch::LaunchOrder;
+use crate::prefetch::FusedLaunchTracker;
 use crate::{OpError, Ops};
 
 /// Ops on a secondary stream that overlaps the main stream of the [`Ops`] that forked it. If the device has
@@ -49,7 +49,7 @@ impl Ops {
             stream: stream.unwrap_or(self.stream),
             arena: Arc::clone(&self.secondary_arena),
             secondary_arena: Arc::clone(&self.secondary_arena),
-            launch_order: LaunchOrder::default(),
+            launch_order: FusedLaunchTracker::default(),
             dtype: self.dtype,
         };
         Ok(SecondaryStream { ops, stream })

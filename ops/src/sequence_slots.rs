@@ -6,7 +6,8 @@ use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
 use crate::{OpError, Ops, Tensor};
 
 /// Device state of running requests, one sequence slot each: latest token, block table, token history,
-/// bitmask of allowed ids, sampling parameters. Allocated at start-up; copies of data that exists elsewhere too.
+/// bitmask of allowed ids, sampling parameters. Allocated at start-up. Contains only copies of data that is
+/// also stored elsewhere.
 #[derive(Debug)]
 pub struct DeviceSequenceSlots {
     latest: Tensor,             // i32 [seq_slots, 3]

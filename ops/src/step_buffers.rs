@@ -5,10 +5,10 @@
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
     DraftVerification, PreparedStep, RowMetadataField, SampledToken, SamplerOutputArrays,
-    StagingBuffer, StagingBufferView, StepArrays,
+    StagingBuffer, StagingBufferView, StepInputArrays,
 };
 use kernels::{
-    AllGatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
+    AllGatherFn, BatchUpperBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
 };
 
 use crate::{DeviceBatchMetadata, DeviceSequenceSlots, OpError, Ops, Tensor};
@@ -49,7 +49,7 @@ pub struct StepShape {
     pub logits_rows: usize,
     /// Upper bounds of the rows (such as the longest row and the longest context); for a captured graph, the
     /// bounds of all steps that replay it.
-    pub bounds: RowBounds,
+    pub bounds: BatchUpperBounds,
 }
 
 /// Device memory of the inputs and sampler outputs of a step.
@@ -110,7 +110,7 @@ impl StepBuffers {
         shape: StepShape,
     ) -> Result<(), OpError> {
         let stage = view(&self.stage, shape)?;
-        let mut step = StepArrays {
+        let mut step = StepInputArrays {
             ids: self.ids.mat_mut()?,
             positions: self.positions.mat_mut()?,
             slots: self.slots.mat_mut()?,
@@ -227,9 +227,9 @@ impl StepBuffers {
     }
 
     /// Allocates pinned host memory for the sampler outputs of a step.
-    pub fn output_memory(&self, ops: &Ops) -> Result<SamplerOutputMemory, OpError> {
+    pub fn output_memory(&self, ops: &Ops) -> Result<SamplerOutputHostBuffers, OpError> {
         let pinned = |tensor: &Tensor| ops.device.alloc_pinned(tensor.len() * 4);
-        Ok(SamplerOutputMemory {
+        Ok(SamplerOutputHostBuffers {
             sampled: pinned(&self.sampled)?,
             top_ids: pinned(&self.top_ids)?,
             top_logprobs: pinned(&self.top_logprobs)?,
@@ -241,7 +241,7 @@ impl StepBuffers {
     pub fn download(
         &self,
         ops: &Ops,
-        memory: SamplerOutputMemory,
+        memory: SamplerOutputHostBuffers,
         logits_rows: usize,
         with_top_logprobs: bool,
     ) -> Result<SamplerOutputsInFlight, OpError> {
@@ -275,7 +275,7 @@ struct SamplerArgs<'a> {
 
 /// Pinned host memory for the sampler outputs of one step.
 #[derive(Debug)]
-pub struct SamplerOutputMemory {
+pub struct SamplerOutputHostBuffers {
     sampled: PinnedBuffer,
     top_ids: PinnedBuffer,
     top_logprobs: PinnedBuffer,
@@ -318,14 +318,15 @@ impl OutputTransfer {
 #[derive(Debug)]
 pub struct SamplerOutputs {
     sizes: SamplerOutputSizes,
-    memory: SamplerOutputMemory,
+    memory: SamplerOutputHostBuffers,
 }
 
 impl SamplerOutputsInFlight {
     /// Waits until the copies to the host are complete; returns the sampler outputs.
     pub fn wait(self) -> Result<SamplerOutputs, OpError> {
         let (top_ids, top_logprobs) = (self.top_ids.wait()?, self.top_logprobs.wait()?);
-        let memory = SamplerOutputMemory { sampled: self.sampled.wait()?, top_ids, top_logprobs };
+        let memory =
+            SamplerOutputHostBuffers { sampled: self.sampled.wait()?, top_ids, top_logprobs };
         Ok(SamplerOutputs { sizes: self.sizes, memory })
     }
 }
@@ -360,7 +361,7 @@ impl SamplerOutputs {
 
     /// Returns the host memory, to be reused for another step.
     #[must_use]
-    pub fn into_memory(self) -> SamplerOutputMemory {
+    pub fn into_memory(self) -> SamplerOutputHostBuffers {
         self.memory
     }
 }

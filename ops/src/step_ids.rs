@@ -1,4 +1,4 @@
-//! Copies the token ids of a step to the host, for drafts that only the device has.
+//! Copies the token ids of a step to the host, for draft tokens that exist only on the device.
 
 use device::{CopyInFlight, PinnedBuffer};
 

@@ -6,8 +6,8 @@ use device::CpuConfig;
 use kernels::cpu::CpuBackend;
 use ops::{
     AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots, DraftVerification,
-    EmbeddingTable, HostBatchMetadata, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops,
-    QkRopeWeights, SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow,
+    EmbeddingTable, HostBatchMetadata, HostMat, KvLayout, KvPool, KvTileOrder, OpError, Ops,
+    QkNormRopeParams, SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow,
     StagedSequenceInit, StagingBuffer, StepBufferLimits, StepBuffers, StepShape,
 };
 
@@ -104,11 +104,11 @@ fn paged_attention_is_independent_of_chunking() {
             kv_heads,
             head_dim: dim,
             dtype,
-            order: KvOrder::LaneInterleaved,
+            order: KvTileOrder::LaneInterleaved,
         };
         let (cos, sin) = (vec![0.6; 64 * dim / 2], vec![0.8; 64 * dim / 2]);
         let rope = ops.rope_table(&cos, &sin, dim / 2).unwrap();
-        let weights = QkRopeWeights {
+        let weights = QkNormRopeParams {
             q_norm: None,
             k_norm: None,
             eps: 1e-6,

@@ -46,7 +46,8 @@ pub use limits::SchedulerLimits;
 pub use request_ids::{assign_request_ids, request_ids_by_client_id};
 pub use scheduler::Scheduler;
 pub use stats::{
-    BlockStats, DRAFT_TOKENS_MAX, FailureCounts, RecomputedTokens, SchedulerStats, SpecDecodeStats,
+    BlockStats, DRAFT_TOKENS_MAX, ExecutorFailureCounts, RecomputedTokens, SchedulerStats,
+    SpecDecodeStats,
 };
 pub use step_deadline::{StepDeadlineEstimator, StepWorkload};
 pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};

@@ -129,7 +129,7 @@ fn gate_input(replicas: &[ReplicaState], limits: &SchedulerLimits) -> PrefillGat
 
 /// Fields of `Batch` that are equal on all ranks in one step of a lockstep group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BatchHeaders {
+pub(crate) struct LockstepBatchFields {
     pub(crate) dispatch: StepLaunchMode,
     /// Number of tokens to which every rank pads its MoE layers.
     pub(crate) moe_tokens: u32,
@@ -139,7 +139,10 @@ pub(crate) struct BatchHeaders {
 
 /// Computes the headers for the plans of a group. If all rows decode, the smallest captured graph that fits
 /// the largest rank is replayed. If any rank has a chunk, or no graph fits, all ranks run eagerly.
-pub(crate) fn batch_headers(replicas: &[ReplicaState], limits: &SchedulerLimits) -> BatchHeaders {
+pub(crate) fn batch_headers(
+    replicas: &[ReplicaState],
+    limits: &SchedulerLimits,
+) -> LockstepBatchFields {
     let plans = || replicas.iter().map(|replica| &replica.plan);
     let maximum = |of: fn(&StepPlan) -> u32| plans().map(of).max().unwrap_or(0);
     let has_chunk = plans().any(StepPlan::has_chunk);
@@ -157,15 +160,15 @@ fn headers_for(
     has_chunk: bool,
     capture_sizes: &[u32],
     width: u32,
-) -> BatchHeaders {
+) -> LockstepBatchFields {
     match capture_sizes.iter().copied().find(|&graph| graph >= rows && !has_chunk) {
-        Some(rows) => BatchHeaders {
+        Some(rows) => LockstepBatchFields {
             dispatch: StepLaunchMode::Graph { rows, width },
             moe_tokens: rows * width,
             // A captured graph runs the draft model on all of its rows.
             draft_rows: if width > 1 { rows } else { 0 },
         },
-        None => BatchHeaders {
+        None => LockstepBatchFields {
             dispatch: StepLaunchMode::Eager { tokens },
             moe_tokens: tokens,
             draft_rows,

@@ -14,7 +14,7 @@
 
 /// State of the grammar bitmasks of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MaskState {
+pub(crate) enum GrammarMaskState {
     /// The request is unconstrained.
     Unmasked,
     /// The next token is unconstrained, later ones may be constrained: `Request::commit` starts masking at
@@ -32,7 +32,7 @@ pub(crate) enum MaskState {
     LastInFlight,
 }
 
-impl MaskState {
+impl GrammarMaskState {
     /// Returns the state of a new request; `from` is the index of its first constrained output token.
     pub(crate) fn new(from: Option<u32>) -> Self {
         match from {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn overdue_mask_is_awaited_in_either_event_order() {
-        let mut mask_state = MaskState::new(Some(0));
+        let mut mask_state = GrammarMaskState::new(Some(0));
         mask_state.on_overdue();
         assert!(mask_state.is_waiting());
         mask_state.on_ready(true);
@@ -125,7 +125,7 @@ mod tests {
         mask_state.on_row_committed();
         assert!(!mask_state.is_waiting(), "rows stop waiting when bitmasks are fast again");
 
-        let mut mask_state = MaskState::new(Some(0));
+        let mut mask_state = GrammarMaskState::new(Some(0));
         mask_state.on_ready(false);
         mask_state.on_overdue();
         assert!(!mask_state.is_waiting(), "`MaskReady` is not repeated");
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn row_of_several_tokens_awaits_one_mask() {
-        let mut mask_state = MaskState::new(Some(0));
+        let mut mask_state = GrammarMaskState::new(Some(0));
         assert!(mask_state.allows_drafts());
         mask_state.on_ready(true); // A bitmask after a draft token of the row in flight was slow.
         mask_state.on_row_committed();
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn unmasked_requests_never_wait() {
         for from in [None, Some(3)] {
-            let mut mask_state = MaskState::new(from);
+            let mut mask_state = GrammarMaskState::new(from);
             mask_state.on_overdue();
             mask_state.on_ready(true);
             mask_state.on_row_committed();
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn masks_end_after_the_row_in_flight() {
-        let mut mask_state = MaskState::new(Some(0));
+        let mut mask_state = GrammarMaskState::new(Some(0));
         mask_state.on_overdue();
         mask_state.end();
         assert!(
@@ -168,13 +168,17 @@ mod tests {
         );
         mask_state.on_ready(true);
         mask_state.on_row_committed();
-        assert_eq!(mask_state, MaskState::Unmasked);
-        let mut mask_state = MaskState::new(Some(0));
+        assert_eq!(mask_state, GrammarMaskState::Unmasked);
+        let mut mask_state = GrammarMaskState::new(Some(0));
         mask_state.end();
         mask_state.on_overdue();
-        assert_eq!(mask_state, MaskState::Unmasked, "the row is planned again without a bitmask");
-        let mut mask_state = MaskState::new(Some(9));
+        assert_eq!(
+            mask_state,
+            GrammarMaskState::Unmasked,
+            "the row is planned again without a bitmask"
+        );
+        let mut mask_state = GrammarMaskState::new(Some(9));
         mask_state.end();
-        assert_eq!(mask_state, MaskState::Unmasked, "masking has not started");
+        assert_eq!(mask_state, GrammarMaskState::Unmasked, "masking has not started");
     }
 }

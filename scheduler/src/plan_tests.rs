@@ -7,7 +7,7 @@
 
 use super::*;
 use crate::commit::{commit, write_batch_rows};
-use crate::mask_state::MaskState;
+use crate::mask_state::GrammarMaskState;
 use crate::request::PREEMPTIONS_MAX;
 use crate::request_queue::QueueKey;
 use crate::{RequestSubmission, SchedulerConfig};
@@ -207,7 +207,7 @@ fn unmasked_rows_are_planned_after_rows_in_flight() {
         let PlanScenario { mut state, mut kv, limits, .. } = scenario("| run a 8/9");
         let slot = state.running.get(0);
         let request = &mut state.requests[slot];
-        request.mask_state = MaskState::new(masked_from);
+        request.mask_state = GrammarMaskState::new(masked_from);
         request.cold_fields.params.first_masked_position = masked_from.unwrap_or(u32::MAX);
         let mut starts = Vec::new();
         while let plan = plan(&state, &kv, &limits, StepPlan::default())
@@ -301,7 +301,7 @@ fn drafts_are_dropped_before_preemption() {
 
 #[test]
 fn masked_rows_have_drafts_while_masks_are_in_time() {
-    let drafts = |mask_state: MaskState, first_masked_position| {
+    let drafts = |mask_state: GrammarMaskState, first_masked_position| {
         let PlanScenario { mut state, kv, limits, .. } = scenario("drafts=4 | run a 7/8");
         let slot = state.running.get(0);
         let request = &mut state.requests[slot];
@@ -309,14 +309,21 @@ fn masked_rows_have_drafts_while_masks_are_in_time() {
         request.cold_fields.params.first_masked_position = first_masked_position;
         plan(&state, &kv, &limits, StepPlan::default()).rows[0].drafts
     };
-    for mask_state in [MaskState::Unmasked, MaskState::InStep] {
+    for mask_state in [GrammarMaskState::Unmasked, GrammarMaskState::InStep] {
         assert_eq!(drafts(mask_state, 0), 4, "{mask_state:?}");
     }
-    for mask_state in [MaskState::InStepReady, MaskState::AheadReady, MaskState::LastInFlight] {
+    for mask_state in [
+        GrammarMaskState::InStepReady,
+        GrammarMaskState::AheadReady,
+        GrammarMaskState::LastInFlight,
+    ] {
         assert_eq!(drafts(mask_state, 0), 0, "{mask_state:?}");
     }
     // The row samples at position 8; each draft token adds one sample position.
-    assert_eq!([8, 9, 11, 99].map(|first| drafts(MaskState::NotStarted, first)), [0, 0, 2, 4]);
+    assert_eq!(
+        [8, 9, 11, 99].map(|first| drafts(GrammarMaskState::NotStarted, first)),
+        [0, 0, 2, 4]
+    );
 }
 
 #[test]

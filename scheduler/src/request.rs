@@ -7,7 +7,7 @@
 mod blocks;
 
 use crate::cold_fields::RequestColdFields;
-use crate::mask_state::MaskState;
+use crate::mask_state::GrammarMaskState;
 use crate::{RequestSubmission, SchedulerConfig, StopReason, TokenEvent};
 use protocol::{RequestId, SequenceSlot, StepId, Token, TokenVec};
 
@@ -72,7 +72,7 @@ pub(crate) struct Request {
     pub(crate) may_publish: bool,
     pub(crate) non_preemptible: bool,
     /// State of the grammar bitmasks of the request.
-    pub(crate) mask_state: MaskState,
+    pub(crate) mask_state: GrammarMaskState,
     /// Whether a token event was emitted; the first event carries admission data.
     first_event_sent: bool,
 }
@@ -88,7 +88,7 @@ impl Request {
     ) -> Self {
         let (id, len) = (submit.id, submit.tokens.len() as u32);
         let limit = len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
-        let mask_state = MaskState::new(submit.first_masked_token);
+        let mask_state = GrammarMaskState::new(submit.first_masked_token);
         let stop_ids = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
         let mut tail = [0; TAIL_TOKENS];
         for (position, &token) in submit.tokens.iter().enumerate().rev().take(TAIL_TOKENS) {
@@ -123,13 +123,13 @@ impl Request {
         }
     }
 
-    /// Appends a sampled token to the committed tokens. `MaskState::on_row_committed` is called before the
+    /// Appends a sampled token to the committed tokens. `GrammarMaskState::on_row_committed` is called before the
     /// first token of a row.
     #[inline]
     pub(crate) fn commit(&mut self, token: Token) {
         self.tail[self.len as usize % TAIL_TOKENS] = token;
         self.len += 1;
-        if self.mask_state == MaskState::NotStarted
+        if self.mask_state == GrammarMaskState::NotStarted
             && self.len >= self.cold_fields.params.first_masked_position
         {
             self.mask_state.begin();
@@ -216,8 +216,8 @@ impl Request {
     #[inline]
     pub(crate) fn first_masked_position(&self) -> u32 {
         match self.mask_state {
-            MaskState::Unmasked => u32::MAX,
-            MaskState::NotStarted => self.cold_fields.params.first_masked_position,
+            GrammarMaskState::Unmasked => u32::MAX,
+            GrammarMaskState::NotStarted => self.cold_fields.params.first_masked_position,
             _ => 0,
         }
     }

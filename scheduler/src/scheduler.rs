@@ -4,7 +4,7 @@
 use crate::admission_control::{QueueBacklog, reject_reason};
 use crate::apply::apply;
 use crate::commit::{commit, write_batch_rows};
-use crate::lockstep::{self, BatchHeaders, PrefillGate};
+use crate::lockstep::{self, LockstepBatchFields, PrefillGate};
 use crate::plan::plan;
 use crate::replica_router::{ReplicaLoad, ReplicaRouter};
 use crate::replica_state::ReplicaState;
@@ -433,7 +433,7 @@ impl Scheduler {
         // freed blocks may allow an admission.
         let may_continue =
             has_rows || replicas.iter().any(|replica| !replica.plan.preempt.is_empty());
-        let BatchHeaders { dispatch, moe_tokens, draft_rows } =
+        let LockstepBatchFields { dispatch, moe_tokens, draft_rows } =
             lockstep::batch_headers(replicas, limits);
         let lockstep_only = |count: u32| if self.config.lockstep { count } else { 0 };
         let (moe_tokens, draft_rows) = (lockstep_only(moe_tokens), lockstep_only(draft_rows));

@@ -6,7 +6,7 @@
 use crate::request::Request;
 use crate::request_queue::RequestQueue;
 use crate::slab::{RequestSlab, SlabSlot};
-use crate::stats::{FailureCounts, RecomputedTokens, RequeueReason, SpecDecodeStats};
+use crate::stats::{ExecutorFailureCounts, RecomputedTokens, RequeueReason, SpecDecodeStats};
 use kvcache::{BlockHasher, BlockTable, KvCache};
 use protocol::{Replica, RequestId, SequenceSlot, StepId};
 use std::cmp::Reverse;
@@ -80,7 +80,7 @@ pub(crate) struct ReplicaTotals {
     pub(crate) generated_tokens: u64,
     pub(crate) drafts: SpecDecodeStats,
     pub(crate) preemptions: u64,
-    pub(crate) requests_recovered: FailureCounts,
+    pub(crate) requests_recovered: ExecutorFailureCounts,
     pub(crate) recomputed_tokens: RecomputedTokens,
     pub(crate) prefix_queries: u64,
     pub(crate) prefix_hits: u64,

@@ -44,7 +44,7 @@ pub struct SchedulerStats {
     /// Number of preemptions.
     pub preemptions_total: u64,
     /// Running requests that were requeued because of an executor failure, by kind of failure.
-    pub requests_recovered_total: FailureCounts,
+    pub requests_recovered_total: ExecutorFailureCounts,
     /// Tokens recomputed after a requeue because the prefix cache did not keep them, by reason.
     pub tokens_recomputed_total: RecomputedTokens,
     /// Tokens looked up in the prefix cache at admission.
@@ -83,7 +83,7 @@ impl SpecDecodeStats {
 
 /// A count per kind of executor failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FailureCounts {
+pub struct ExecutorFailureCounts {
     /// Count for executors whose process or thread ended or whose link closed.
     pub exited: u64,
     /// Count for executors that sent no heartbeat within the heartbeat timeout.
@@ -94,7 +94,7 @@ pub struct FailureCounts {
     pub reported_fault: u64,
 }
 
-impl FailureCounts {
+impl ExecutorFailureCounts {
     pub(crate) fn add(&mut self, failure: ExecutorFailure, count: u64) {
         let total = match failure {
             ExecutorFailure::Exited => &mut self.exited,
@@ -125,7 +125,7 @@ pub struct RecomputedTokens {
     /// Tokens recomputed after the prefix cache was cleared.
     pub reset: u64,
     /// Tokens recomputed after an executor failure.
-    pub executor_failure: FailureCounts,
+    pub executor_failure: ExecutorFailureCounts,
 }
 
 impl RecomputedTokens {

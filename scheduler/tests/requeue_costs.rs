@@ -5,7 +5,7 @@ use protocol::{
     StepTiming, Token,
 };
 use scheduler::{
-    AbortCause, ControlCommand, ExecutorFailure, FailureCounts, KvConfig, RecomputedTokens,
+    AbortCause, ControlCommand, ExecutorFailure, ExecutorFailureCounts, KvConfig, RecomputedTokens,
     RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect, SchedulerEvent,
     SchedulerLimits, SchedulerStats,
 };
@@ -106,7 +106,7 @@ impl RequeueHarness {
         self.tick(SchedulerEvent::ExecutorsFailed { replica: Replica(replica), failure });
     }
 
-    fn failure_costs(&self, replica: usize) -> (FailureCounts, RecomputedTokens) {
+    fn failure_costs(&self, replica: usize) -> (ExecutorFailureCounts, RecomputedTokens) {
         let stats = &self.stats[replica];
         (stats.requests_recovered_total, stats.tokens_recomputed_total)
     }
@@ -119,20 +119,22 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
     harness.complete_step(0); // The prompt and one output token are computed or in flight.
     harness.complete_step(0);
     harness.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
-    let recovered = FailureCounts { heartbeat_timeout: 1, ..FailureCounts::default() };
+    let recovered =
+        ExecutorFailureCounts { heartbeat_timeout: 1, ..ExecutorFailureCounts::default() };
     assert_eq!(harness.failure_costs(0), (recovered, RecomputedTokens::default()));
-    let failure_counts = FailureCounts { heartbeat_timeout: 8, ..FailureCounts::default() };
+    let failure_counts =
+        ExecutorFailureCounts { heartbeat_timeout: 8, ..ExecutorFailureCounts::default() };
     let recomputed =
         RecomputedTokens { executor_failure: failure_counts, ..RecomputedTokens::default() };
     assert_eq!(
         harness.failure_costs(1),
-        (FailureCounts::default(), recomputed),
+        (ExecutorFailureCounts::default(), recomputed),
         "replica 1 recomputes"
     );
     // The second failure has another cause. No ready replica is left, so the request waits for restored
     // executors.
     harness.fail_executors(1, ExecutorFailure::ReportedFault);
-    let recovered = FailureCounts { reported_fault: 1, ..FailureCounts::default() };
+    let recovered = ExecutorFailureCounts { reported_fault: 1, ..ExecutorFailureCounts::default() };
     assert_eq!(harness.failure_costs(1), (recovered, recomputed));
     let ready = SchedulerEvent::ExecutorsReady {
         replica: Replica(1),
@@ -140,7 +142,7 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
         capture_sizes: Vec::new(),
     };
     harness.tick(ready);
-    let failure_counts = FailureCounts { reported_fault: 8, ..failure_counts };
+    let failure_counts = ExecutorFailureCounts { reported_fault: 8, ..failure_counts };
     assert_eq!(
         harness.failure_costs(1),
         (recovered, RecomputedTokens { executor_failure: failure_counts, ..recomputed })
@@ -155,7 +157,7 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     assert!(harness.clear(true));
     harness.complete_step(0); // The output of the old epoch allows another step.
     let (recovered, recomputed) = harness.failure_costs(0);
-    assert_eq!(recovered, FailureCounts::default());
+    assert_eq!(recovered, ExecutorFailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
 
     // The two requests outgrow the KV pool: one is preempted, and its blocks in the prefix cache are evicted.
@@ -169,10 +171,10 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
         harness.complete_step(0);
     }
     let (recovered, recomputed) = harness.failure_costs(0);
-    assert_eq!(recovered, FailureCounts::default());
+    assert_eq!(recovered, ExecutorFailureCounts::default());
     let RecomputedTokens { preemption, reset, executor_failure: failure_counts } = recomputed;
     assert!(
-        preemption > 0 && (reset, failure_counts) == (0, FailureCounts::default()),
+        preemption > 0 && (reset, failure_counts) == (0, ExecutorFailureCounts::default()),
         "{recomputed:?}"
     );
 }

@@ -4,18 +4,18 @@ use super::api_error::ApiError;
 use super::auth::ApiKeys;
 use super::conversations::ConversationStore;
 use super::cors::CorsConfig;
-use super::model_names::ServedNames;
+use super::model_names::ServedModelNames;
 use super::openai::chat::ReasoningField;
 use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
 use super::pooling::PoolerSettings;
 use super::rejection_log::RejectionLog;
-use super::request_ids::IdGenerator;
+use super::request_ids::RequestIdGenerator;
 use super::request_spans::RequestSpanExporter;
 use super::request_trace::RequestTracer;
 use super::responses::ResponseStore;
-use super::runner_guard::{Runner, wrong_runner};
-use super::text_pool::TextLimiter;
+use super::runner_guard::{RunnerType, wrong_runner};
+use super::text_pool::TextConcurrencyLimiter;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use engine::EngineClient;
@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use text::{ChatTemplate, OutputParsers, RequestTemplateRenderer, Tokenizer};
+use text::{ChatTemplate, OutputParserConfig, RequestTemplateRenderer, Tokenizer};
 use tokio::sync::Mutex;
 
 /// Maximum number of characters of a requested model name that are shown in an error message.
@@ -106,7 +106,7 @@ impl Default for ServerOptions {
 #[derive(Debug, Clone)]
 pub struct ModelCard {
     /// Names under which the model is served.
-    pub names: ServedNames,
+    pub names: ServedModelNames,
     /// Path of the model folder, or model id on the Hugging Face hub.
     pub root: String,
     /// Unix time of the server's start, in seconds.
@@ -126,7 +126,7 @@ pub struct ServingContext {
     /// Chat template of the model; without one, chat requests are rejected.
     pub template: Option<ChatTemplate>,
     /// Reasoning and tool-call parsers of the output.
-    pub parsers: OutputParsers,
+    pub parsers: OutputParserConfig,
     /// Pooling settings (`--runner pooling`); `None` = the server generates text.
     pub pooler: Option<PoolerSettings>,
     /// Model names and model information that the API reports.
@@ -160,9 +160,9 @@ pub struct AppState {
     /// Health state reported by the probes.
     pub health: Arc<HealthMonitor>,
     /// Thread pool for parsing, template rendering and tokenisation.
-    pub text_pool: TextLimiter,
+    pub text_pool: TextConcurrencyLimiter,
     /// Generator of request ids and seeds.
-    pub id_generator: IdGenerator,
+    pub id_generator: RequestIdGenerator,
     /// OpenAPI document, generated on first use.
     pub openapi: OnceLock<Bytes>,
     /// Log of rejected requests.
@@ -187,7 +187,8 @@ pub struct AppState {
 impl AppState {
     /// Creates the state of a server that has not loaded its model yet.
     pub fn new(options: ServerOptions, health: Arc<HealthMonitor>) -> Self {
-        let (text_pool, id_generator) = (TextLimiter::new(), IdGenerator::default());
+        let (text_pool, id_generator) =
+            (TextConcurrencyLimiter::new(), RequestIdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
         let shows_inline_system = OnceLock::new();
         let rejections = RejectionLog::default();
@@ -275,7 +276,7 @@ impl ServingContext {
     ///
     /// Errors: HTTP status 400 if the server generates text.
     pub(crate) fn pooler(&self) -> Result<&PoolerSettings, ApiError> {
-        self.pooler.as_ref().ok_or_else(|| wrong_runner(Runner::Pooling))
+        self.pooler.as_ref().ok_or_else(|| wrong_runner(RunnerType::Pooling))
     }
 
     /// Returns the model name to report in the reply.

@@ -6,7 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-mod accepted_hints;
 mod access_log;
 mod access_record;
 mod admin;
@@ -23,6 +22,7 @@ mod debug;
 mod docs_page;
 mod guarded_body;
 mod hyper_error_reply;
+mod ignored_parts;
 mod json_heap_size;
 mod kv_event_sources;
 pub mod listener;
@@ -66,7 +66,7 @@ pub use app::{AppState, ModelCard, ServerOptions, ServingContext};
 pub use auth::{ApiKeys, RouteAccess};
 pub use connection::ConnectionTimeouts;
 pub use cors::CorsConfig;
-pub use model_names::ServedNames;
+pub use model_names::ServedModelNames;
 pub use request_fields::RequestFields;
 pub use request_spans::{RequestSpanExporter, SpanEndpointError};
 pub use request_trace::RequestTracer;

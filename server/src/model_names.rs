@@ -5,12 +5,12 @@ const WILDCARD: char = '*';
 
 /// Model names that requests may contain.
 #[derive(Debug, Clone, Default)]
-pub struct ServedNames {
+pub struct ServedModelNames {
     plain: Vec<String>,
     patterns: Vec<String>,
 }
 
-impl ServedNames {
+impl ServedModelNames {
     /// Separates `names` into patterns, such as `claude-*`, and plain names. If there is no plain name,
     /// `default` is also served, because replies to requests without a model name need a plain name.
     pub fn new(names: &[String], default: &str) -> Self {
@@ -91,7 +91,7 @@ mod tests {
     fn default_name_is_a_plain_name() {
         let names = |list: &[&str]| {
             let list: Vec<String> = list.iter().map(|&name| name.to_owned()).collect();
-            ServedNames::new(&list, "folder")
+            ServedModelNames::new(&list, "folder")
         };
         assert_eq!(names(&[]).plain(), ["folder"]);
         assert_eq!(names(&["*"]).first(), "folder");

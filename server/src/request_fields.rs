@@ -3,8 +3,8 @@
 //!
 //! `null` always means that the field is absent. Every error names the field and its allowed values.
 
-use super::accepted_hints::IgnoredRequestParts;
 use super::api_error::ApiError;
+use super::ignored_parts::IgnoredRequestParts;
 use super::strict_json::JsonValue;
 use std::ops::RangeInclusive;
 

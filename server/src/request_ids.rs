@@ -7,12 +7,12 @@ use text::ToolCallIdFormat;
 
 /// Generator of unpredictable numbers; there is one per process.
 #[derive(Debug, Default)]
-pub struct IdGenerator {
+pub struct RequestIdGenerator {
     key: RandomState,
     next: AtomicU64,
 }
 
-impl IdGenerator {
+impl RequestIdGenerator {
     /// Returns the next unpredictable number.
     pub fn next_u64(&self) -> u64 {
         self.key.hash_one(self.next.fetch_add(1, Ordering::Relaxed))

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Error: lines that could not be written to the trace file.
 #[derive(Debug, thiserror::Error)]
 #[error("{lines} lines were not written: {cause}")]
-pub(super) struct UnwrittenLines {
+pub(super) struct TraceWriteError {
     /// Number of lines that were not written.
     pub(super) lines: u64,
     /// I/O error of the write.
@@ -49,7 +49,7 @@ impl RequestTraceFile {
     /// Appends `lines`; each line ends with a newline.
     ///
     /// Errors: the number of lines that were not written. All earlier lines are completely in the file.
-    pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), UnwrittenLines> {
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), TraceWriteError> {
         if lines.is_empty() {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl RequestTraceFile {
         Err(failure.into_unwritten(&lines[complete_bytes..]))
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<(), PartialWrite> {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), PartialWriteError> {
         let mut written = 0;
         while written < bytes.len() {
             let cause = match self.file.write(&bytes[written..]) {
@@ -80,7 +80,7 @@ impl RequestTraceFile {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => error,
             };
-            return Err(PartialWrite { written, cause });
+            return Err(PartialWriteError { written, cause });
         }
         Ok(())
     }
@@ -111,16 +111,16 @@ fn has_torn_line(path: &Path) -> io::Result<bool> {
 }
 
 /// Error of a write that failed after a part of the bytes was written.
-struct PartialWrite {
+struct PartialWriteError {
     written: usize,
     cause: io::Error,
 }
 
-impl PartialWrite {
+impl PartialWriteError {
     /// Returns an error that counts all `lines` as not written.
-    fn into_unwritten(self, lines: &[u8]) -> UnwrittenLines {
+    fn into_unwritten(self, lines: &[u8]) -> TraceWriteError {
         let lines = lines.split_inclusive(|&byte| byte == b'\n').count() as u64;
-        UnwrittenLines { lines, cause: self.cause }
+        TraceWriteError { lines, cause: self.cause }
     }
 }
 

@@ -6,7 +6,7 @@ use super::app::AppState;
 use super::auth::{ListenerKind, RouteAccess, RouteAuthentication, authorize};
 use super::metrics_middleware::count_requests;
 use super::openai::{chat, completions};
-use super::runner_guard::{RequiredRunner, Runner, check_runner};
+use super::runner_guard::{RequiredRunner, RunnerType, check_runner};
 use super::unsupported_routes::UNSUPPORTED_ROUTES;
 use super::{
     admin, anthropic, conversations, debug, docs_page, kv_event_sources, loads, metrics, models,
@@ -31,7 +31,7 @@ pub struct HttpRoute {
     /// API key required by the route.
     pub access: RouteAccess,
     /// Runner that serves the route; `None` = both runners.
-    pub runner: Option<Runner>,
+    pub runner: Option<RunnerType>,
     handler: MethodRouter<Arc<AppState>>,
 }
 
@@ -39,19 +39,19 @@ pub struct HttpRoute {
 pub fn table() -> Vec<HttpRoute> {
     vec![
         get("/", status_page::page).with_access(RouteAccess::Open), // The page itself prompts for a key.
-        post("/v1/chat/completions", chat::handle).with_runner(Runner::Generate),
-        post("/v1/completions", completions::handle).with_runner(Runner::Generate),
-        post("/v1/embeddings", pooling::embeddings).with_runner(Runner::Pooling),
-        post("/embeddings", pooling::embeddings).with_runner(Runner::Pooling),
-        post("/score", pooling::score).with_runner(Runner::Pooling),
-        post("/v1/score", pooling::score).with_runner(Runner::Pooling),
-        post("/rerank", pooling::rerank).with_runner(Runner::Pooling),
-        post("/v1/rerank", pooling::rerank).with_runner(Runner::Pooling),
-        post("/v2/rerank", pooling::rerank).with_runner(Runner::Pooling),
+        post("/v1/chat/completions", chat::handle).with_runner(RunnerType::Generate),
+        post("/v1/completions", completions::handle).with_runner(RunnerType::Generate),
+        post("/v1/embeddings", pooling::embeddings).with_runner(RunnerType::Pooling),
+        post("/embeddings", pooling::embeddings).with_runner(RunnerType::Pooling),
+        post("/score", pooling::score).with_runner(RunnerType::Pooling),
+        post("/v1/score", pooling::score).with_runner(RunnerType::Pooling),
+        post("/rerank", pooling::rerank).with_runner(RunnerType::Pooling),
+        post("/v1/rerank", pooling::rerank).with_runner(RunnerType::Pooling),
+        post("/v2/rerank", pooling::rerank).with_runner(RunnerType::Pooling),
         post("/v1/chat/completions/render", render::chat),
         post("/v1/completions/render", render::completions),
-        post("/generate", sglang::generate).with_runner(Runner::Generate),
-        post("/v1/responses", responses::create).with_runner(Runner::Generate),
+        post("/generate", sglang::generate).with_runner(RunnerType::Generate),
+        post("/v1/responses", responses::create).with_runner(RunnerType::Generate),
         get("/v1/responses/{id}", responses::retrieve),
         delete("/v1/responses/{id}", responses::delete),
         get("/v1/responses/{id}/input_items", responses::list_input_items),
@@ -64,7 +64,7 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/conversations/{id}/items", conversations::list_items),
         get("/v1/conversations/{id}/items/{item_id}", conversations::retrieve_item),
         delete("/v1/conversations/{id}/items/{item_id}", conversations::delete_item),
-        post("/v1/messages", anthropic::create).with_runner(Runner::Generate),
+        post("/v1/messages", anthropic::create).with_runner(RunnerType::Generate),
         post("/v1/messages/count_tokens", anthropic::count_tokens),
         get("/v1/models", models::list),
         get("/v1/models/{*name}", models::retrieve),
@@ -188,7 +188,7 @@ impl HttpRoute {
         Self { access, ..self }
     }
 
-    fn with_runner(self, runner: Runner) -> Self {
+    fn with_runner(self, runner: RunnerType) -> Self {
         Self { runner: Some(runner), ..self }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Mode of the server (`--runner`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Runner {
+pub enum RunnerType {
     /// Generates text.
     Generate,
     /// Pools hidden states: embeddings and scores.
@@ -24,7 +24,7 @@ pub(crate) struct RequiredRunner {
     /// Application state, which contains the runner of the server.
     pub app: Arc<AppState>,
     /// Runner that serves the route.
-    pub runner: Runner,
+    pub runner: RunnerType,
 }
 
 /// Passes a request to its route if the server's runner serves the route. Otherwise replies 400 and names the
@@ -35,7 +35,7 @@ pub(crate) async fn check_runner(
     next: Next,
 ) -> Response<Body> {
     let runs_pooling = guard.app.serving().map(|serving| serving.pooler.is_some());
-    let needs_pooling = guard.runner == Runner::Pooling;
+    let needs_pooling = guard.runner == RunnerType::Pooling;
     match runs_pooling {
         Ok(runs_pooling) if runs_pooling != needs_pooling => {
             wrong_runner(guard.runner).into_response()
@@ -45,13 +45,13 @@ pub(crate) async fn check_runner(
 }
 
 /// Creates the 400 error: the route needs `runner`, but the server uses the other runner.
-pub(crate) fn wrong_runner(runner: Runner) -> ApiError {
+pub(crate) fn wrong_runner(runner: RunnerType) -> ApiError {
     let message = match runner {
-        Runner::Generate => {
+        RunnerType::Generate => {
             "this server computes embeddings or scores (--runner pooling) and generates no text; start it with \
              --runner generate"
         }
-        Runner::Pooling => {
+        RunnerType::Pooling => {
             "this server generates text (--runner generate) and computes no embeddings or scores; start it with \
              --runner pooling"
         }

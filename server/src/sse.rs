@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 const BUFFER_BYTES: usize = 2_048;
 
 /// Writes the SSE events of a streaming reply in the format of one API.
-pub(crate) trait ChunkWriter: Send + Unpin {
+pub(crate) trait SseEventWriter: Send + Unpin {
     /// Appends the SSE events of one delta.
     fn delta(
         &mut self,
@@ -73,7 +73,7 @@ struct KeepAliveTimer {
     timer: Pin<Box<Sleep>>,
 }
 
-impl<W: ChunkWriter> SseBody<W> {
+impl<W: SseEventWriter> SseBody<W> {
     /// Creates a body. Whenever nothing is written for `keep_alive` (zero = never), the body sends an SSE
     /// comment.
     pub(crate) fn new(generation: RequestGeneration, writer: W, keep_alive: Duration) -> Self {
@@ -102,7 +102,7 @@ impl<W: ChunkWriter> SseBody<W> {
     }
 }
 
-impl<W: ChunkWriter> Body for SseBody<W> {
+impl<W: SseEventWriter> Body for SseBody<W> {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -16,18 +16,18 @@ const LONG_PERMITS: usize = 2;
 const SHORT_PERMITS: usize = 8;
 
 /// Limits the numbers of long texts and of short texts that are processed concurrently.
-pub struct TextLimiter {
+pub struct TextConcurrencyLimiter {
     long: Arc<Semaphore>,
     short: Arc<Semaphore>,
 }
 
-impl Default for TextLimiter {
+impl Default for TextConcurrencyLimiter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl TextLimiter {
+impl TextConcurrencyLimiter {
     /// Creates the limiter with all permits free.
     pub fn new() -> Self {
         let semaphore = |count| Arc::new(Semaphore::new(count));

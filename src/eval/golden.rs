@@ -76,18 +76,18 @@ async fn score(client: &OpenAiClient, model: &str, fixture: &EvalFixture) -> Res
 
 /// A token id that the server reports for a position in `prompt_logprobs`.
 #[derive(Debug, Clone, Copy)]
-struct PositionEntry {
+struct PromptLogprobEntry {
     id: usize,
     logprob: f64,
     rank: u64,
 }
 
 /// Parses the token ids and log-probabilities that the server reports for one position of `prompt_logprobs`.
-fn entries(position: &Value) -> Result<Vec<PositionEntry>> {
+fn entries(position: &Value) -> Result<Vec<PromptLogprobEntry>> {
     let ids = position.as_object().context("a position has no entries")?;
     let entry = |(id, entry): (&String, &Value)| {
         let (logprob, rank) = (entry["logprob"].as_f64()?, entry["rank"].as_u64()?);
-        Some(PositionEntry { id: id.parse().ok()?, logprob, rank })
+        Some(PromptLogprobEntry { id: id.parse().ok()?, logprob, rank })
     };
     ids.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
 }
@@ -104,14 +104,14 @@ struct GoldenLogprobDifferences {
 impl GoldenLogprobDifferences {
     /// Adds a position. `reference`: log-probabilities of all ids in the reference; `served`: entries that
     /// the server reports.
-    fn add(&mut self, reference: &[f64], served: &[PositionEntry]) {
+    fn add(&mut self, reference: &[f64], served: &[PromptLogprobEntry]) {
         let mut order: Vec<usize> = (0..reference.len()).collect();
         order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));
         let top = &order[..TOP_K.min(order.len())];
         let compared = served.iter().filter(|entry| top.contains(&entry.id));
         self.differences.extend(compared.map(|entry| (reference[entry.id] - entry.logprob).abs()));
         let best = served.iter().find(|entry| entry.rank == 1 && entry.id < reference.len());
-        if let Some(&PositionEntry { id, .. }) = best {
+        if let Some(&PromptLogprobEntry { id, .. }) = best {
             self.regret = self.regret.max(reference[order[0]] - reference[id]);
             self.top1_mismatches += usize::from(id != order[0]);
         }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn logprob_differences_and_regret_are_measured() {
         let mut differences = GoldenLogprobDifferences::default();
-        let entry = |id, logprob, rank| PositionEntry { id, logprob, rank };
+        let entry = |id, logprob, rank| PromptLogprobEntry { id, logprob, rank };
         let reference = [0.5_f64.ln(), 0.3_f64.ln(), 0.2_f64.ln()];
         differences.add(&reference, &[entry(0, 0.5_f64.ln(), 1), entry(1, 0.3_f64.ln() + 0.1, 2)]);
         assert_eq!((differences.differences.len(), differences.top1_mismatches), (2, 0));

@@ -7,7 +7,7 @@ use std::path::Path;
 const DEVICE_FILES: &[(&str, DeviceArg)] =
     &[("/dev/kfd", DeviceArg::Rocm), ("/dev/nvidiactl", DeviceArg::Cuda)];
 
-/// Returns the backend to try first. Only an executor that opens the GPU can tell whether it is usable.
+/// Returns the backend to try first. Whether the GPU is usable is known only after an executor has opened it.
 pub fn detect() -> DeviceArg {
     let found = DEVICE_FILES.iter().find(|(path, _)| Path::new(path).exists());
     found.map_or(DeviceArg::Cpu, |(_, kind)| *kind)

@@ -5,7 +5,7 @@ use super::settings;
 use crate::config::{MaxModelLenArg, ServeArgs};
 use anyhow::{Context, Result, bail};
 use engine::{
-    EngineTelemetry, ExecutorLink, RunningEngine, SchedulerWithFeeds, StartupReport,
+    EngineTelemetry, ExecutorLink, RunningEngine, SchedulerWithKvEvents, StartupReport,
     SupervisorEvent,
 };
 use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tokio::runtime::Runtime;
 
-/// What the engine of a loaded model is started from.
+/// Inputs for starting the engine of a loaded model.
 pub(super) struct EngineStart<'a> {
     pub(super) args: &'a ServeArgs,
     pub(super) files: &'a ModelFiles,
@@ -28,7 +28,7 @@ pub(super) struct EngineStart<'a> {
     pub(super) app: &'a AppState,
 }
 
-/// Engine that runs, and what belongs to it.
+/// Running engine, with its metrics, KV-event publishers and limits.
 pub(super) struct EngineWithPublishers {
     pub(super) host: RunningEngine,
     pub(super) metrics: Arc<ServerMetrics>,
@@ -59,7 +59,7 @@ impl EngineStart<'_> {
         let health = Arc::clone(&app.health);
         let observers = EngineTelemetry { health, metrics: Arc::clone(&metrics) };
         let (kv_events, publishers) = start_kv_events(publishers, startup, &metrics)?;
-        let parts = SchedulerWithFeeds { engine: scheduler, kv_events };
+        let parts = SchedulerWithKvEvents { engine: scheduler, kv_events };
         let runtime = runtime.handle();
         let host =
             RunningEngine::start(parts, links, admission, deadline, observers, sender, runtime)
@@ -106,8 +106,8 @@ fn metrics(
     Ok(metrics)
 }
 
-/// Creates the scheduler. Also returns the maximum number of tokens of a request: the requested value or,
-/// without a request, the number that fits in the KV cache.
+/// Creates the scheduler. Also returns the maximum number of tokens of a request: the value of
+/// `--max-model-len` or, without the flag, the number that fits in the KV cache.
 fn scheduler(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -134,8 +134,8 @@ fn scheduler(
         let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
-        // The prefill gate delays prefill so that replicas in lockstep replay graphs in decode steps. Without
-        // captured graphs all steps are eager, and the gate has no benefit.
+        // The prefill gate delays prefill so that replicas in lockstep can replay captured graphs in decode
+        // steps. Without captured graphs, all steps are eager, and the gate has no benefit.
         config.prefill_gate = !startup.ready.capture_sizes.is_empty();
         config.capture_sizes.clone_from(&startup.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use engine::WeightsDigestBaseline;
 use models::ModelConfig;
 use models::config::CheckpointDType;
-use server::ServedNames;
+use server::ServedModelNames;
 use server::pooling::PoolerSettings;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
@@ -122,8 +122,8 @@ impl ModelFiles {
     }
 
     /// Returns the served model names.
-    pub fn served_names(&self, args: &ServeArgs) -> ServedNames {
-        ServedNames::new(&args.model.served_model_name, &self.name)
+    pub fn served_names(&self, args: &ServeArgs) -> ServedModelNames {
+        ServedModelNames::new(&args.model.served_model_name, &self.name)
     }
 
     /// Returns the data type of the activations for the requested type. `auto` selects the type of the

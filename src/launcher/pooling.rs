@@ -1,4 +1,4 @@
-//! Decides whether a model generates text or is pooled, and how: by flags, the architecture, and the files that
+//! Selects text generation or pooling for a model, from flags, the architecture, and the files that
 //! sentence-transformers writes.
 
 use crate::config::{ConvertArg, PoolerConfigArg, PoolingArgs, PoolingTypeArg, RunnerArg};
@@ -24,7 +24,7 @@ pub struct UnresolvedPooling {
 
 /// Module of a sentence-transformers model, listed in `modules.json`.
 #[derive(Debug, Deserialize)]
-struct SentenceModule {
+struct SentenceTransformersModule {
     path: String,
     #[serde(rename = "type")]
     kind: String,
@@ -32,7 +32,7 @@ struct SentenceModule {
 
 /// Pooling that `modules.json` describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct SentencePooling {
+struct SentenceTransformersPooling {
     /// File that describes the pooling type.
     config: PathBuf,
     /// First module that projects the pooled vector, which is not supported.
@@ -101,7 +101,7 @@ fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<UnresolvedPool
 /// Errors: the model has a projection after pooling, or its pooling type is not supported.
 fn embedding_plan(
     given: PoolerConfigArg,
-    described: Option<SentencePooling>,
+    described: Option<SentenceTransformersPooling>,
 ) -> Result<UnresolvedPooling> {
     if let Some(path) = described.as_ref().and_then(|described| described.projection.as_ref()) {
         bail!("module {path}: projections after pooling are not supported");
@@ -123,9 +123,9 @@ fn embedding_plan(
 /// Name of the file in which sentence-transformers lists the modules of a model.
 const MODULES: &str = "modules.json";
 
-/// Returns that the model generates text.
+/// Returns `None`: the model generates text.
 ///
-/// Errors: flags of pooling are given.
+/// Errors: a pooling flag is given.
 fn rejects_pooling_flags(args: &PoolingArgs) -> Result<Option<UnresolvedPooling>> {
     let converts = matches!(args.convert, ConvertArg::Embed | ConvertArg::Classify);
     if converts || args.pooler_config.is_some() {
@@ -134,9 +134,9 @@ fn rejects_pooling_flags(args: &PoolingArgs) -> Result<Option<UnresolvedPooling>
     Ok(None)
 }
 
-/// Returns what pooling computes.
+/// Returns the pooling task: scores or embeddings.
 ///
-/// Errors: scores are requested from a model without classification head.
+/// Errors: scores are requested from a model without a classification head.
 fn task(convert: ConvertArg, head: &ModelHead) -> Result<PoolingTask> {
     let classifies =
         matches!(head, ModelHead::Classifier { .. } | ModelHead::TokenClassifier { .. });
@@ -153,10 +153,11 @@ fn task(convert: ConvertArg, head: &ModelHead) -> Result<PoolingTask> {
 }
 
 /// Reads the pooling that `modules.json` describes; `None` = the model has no such file, or no pooling.
-fn sentence_pooling(dir: &Path) -> Result<Option<SentencePooling>> {
+fn sentence_pooling(dir: &Path) -> Result<Option<SentenceTransformersPooling>> {
     let Ok(text) = fs::read_to_string(dir.join(MODULES)) else { return Ok(None) };
-    let modules: Vec<SentenceModule> = serde_json::from_str(&text)?;
-    let is = |module: &&SentenceModule, name| module.kind.rsplit('.').next() == Some(name);
+    let modules: Vec<SentenceTransformersModule> = serde_json::from_str(&text)?;
+    let is =
+        |module: &&SentenceTransformersModule, name| module.kind.rsplit('.').next() == Some(name);
     let Some(pooling) = modules.iter().find(|module| is(module, "Pooling")) else {
         return Ok(None);
     };
@@ -164,14 +165,14 @@ fn sentence_pooling(dir: &Path) -> Result<Option<SentencePooling>> {
         bail!("module path {} leaves the model folder", pooling.path);
     }
     let projection = modules.iter().find(|module| is(module, "Dense"));
-    Ok(Some(SentencePooling {
+    Ok(Some(SentenceTransformersPooling {
         config: dir.join(&pooling.path).join("config.json"),
         projection: projection.map(|module| module.path.clone()),
         normalises: modules.iter().any(|module| is(&module, "Normalize")),
     }))
 }
 
-impl SentencePooling {
+impl SentenceTransformersPooling {
     /// Reads the pooling type.
     fn pooling_type(&self) -> Result<PoolingTypeArg> {
         let read = || -> Result<_> {
@@ -202,7 +203,7 @@ fn pooling_type(modes: &Map<String, Value>) -> Result<PoolingTypeArg> {
 }
 
 impl UnresolvedPooling {
-    /// Returns the settings of the server.
+    /// Returns the pooling settings of the server.
     ///
     /// Errors: a classifier token is not in the vocabulary; the dimensions do not fit the model.
     pub(super) fn settings(

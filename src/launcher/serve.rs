@@ -20,7 +20,7 @@ use crate::progress::{ProgressReporter, ProgressUnit};
 use anyhow::{Context, Result, anyhow};
 use engine::nodes::{ClusterRequirements, NodeListener, NodeRegistry};
 use engine::{
-    ExecutorLaunchOptions, ExecutorLink, ExecutorWorld, RemoteNodes, RunningEngine, StartError,
+    ExecutorLaunchOptions, ExecutorLink, ExecutorManager, RemoteNodes, RunningEngine, StartError,
     StartupReport, SupervisorEvent, SupervisorState,
 };
 use grammar::GrammarCompilePool;
@@ -161,11 +161,11 @@ fn bind_kv_events(
         .collect()
 }
 
-/// A model, the executors of which have started.
+/// A model whose executors have started.
 struct StartedModel {
     /// Command-line arguments, with the device that `--device auto` selected.
     args: ServeArgs,
-    world: ExecutorWorld,
+    world: ExecutorManager,
     links: Vec<ExecutorLink>,
     startup: StartupReport,
     text: TextAssets,
@@ -276,7 +276,7 @@ fn start_executors(
     files: &ModelFiles,
     environment: &ProcessEnvironment,
     remote_nodes: Option<RemoteNodes>,
-) -> Result<(ExecutorWorld, Vec<ExecutorLink>)> {
+) -> Result<(ExecutorManager, Vec<ExecutorLink>)> {
     let config = settings::executor(args, files, environment)?;
     let lifetime = ExecutorLaunchOptions {
         as_processes: settings::uses_executor_processes(args),
@@ -284,14 +284,14 @@ fn start_executors(
     };
     let jitter_seed = RandomState::new().hash_one(0);
     let mut world =
-        ExecutorWorld::new(&config, lifetime, start_policy(args, jitter_seed), remote_nodes);
+        ExecutorManager::new(&config, lifetime, start_policy(args, jitter_seed), remote_nodes);
     let links = world.start(FIRST_EPOCH)?;
     Ok((world, links))
 }
 
 /// Waits until the executors are ready, and shows their progress.
 fn wait_until_ready(
-    world: &mut ExecutorWorld,
+    world: &mut ExecutorManager,
     links: &mut Vec<ExecutorLink>,
     events: &Receiver<SupervisorEvent>,
 ) -> Result<StartupReport, StartError> {

@@ -168,8 +168,8 @@ pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     }
 }
 
-/// Returns the number of experts of each layer, for which executors report token counts; empty for a model
-/// without experts.
+/// Returns the number of experts of each layer (0 for a dense layer), for which executors report token
+/// counts. Empty for a model without experts.
 pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     if model.moe.is_none() {
         return Vec::new();
@@ -180,7 +180,7 @@ pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
 
 /// Default number of waiting requests per replica of a server that generates text.
 const WAITING_CHOICES: u32 = 1024;
-/// Default number of waiting requests per replica of a server that pools: the texts of four requests of the
+/// Default number of waiting requests per replica of a pooling server: the texts of four requests of the
 /// maximum size.
 const WAITING_TEXTS: u32 = 4 * server::pooling::PROMPTS_MAX as u32;
 
@@ -516,8 +516,8 @@ fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     Ok(ids.clone())
 }
 
-/// Returns the maximum number of log-probabilities that a request may set. `requested` −1 = the maximum that
-/// the device supports.
+/// Returns the upper limit of a request's number of log-probabilities. `requested` −1 = the maximum that the
+/// device supports.
 fn logprobs_max(device: DeviceKind, requested: i64, vocab: u32) -> Result<u32> {
     let max = match device {
         DeviceKind::Cpu => vocab,

@@ -6,7 +6,7 @@ use engine::{RestartPolicy, StartPolicy, StartTimeouts};
 use protocol::DeviceKind;
 use std::time::Duration;
 
-/// Timeout for the `Hello` message of an executor that has been started.
+/// Timeout for the `Hello` message of a newly started executor.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time without a progress report while an executor starts on a GPU.
 const STALL_TIMEOUT: Duration = Duration::from_mins(1);

@@ -9,7 +9,7 @@ use super::small_tokenizer::{self, TokenizerAlphabet};
 use engine::HealthMonitor;
 use engine::SupervisorEvent;
 use engine::{AdmissionLimits, EngineClient};
-use engine::{EngineTelemetry, RunningEngine, SchedulerWithFeeds};
+use engine::{EngineTelemetry, RunningEngine, SchedulerWithKvEvents};
 use engine::{ExecutorLink, ExecutorReceiver};
 use engine::{ExecutorStartup, ExpectedHello, StartTimeouts, WeightsDigestBaseline};
 use executor::ExecutorConfig;
@@ -33,14 +33,16 @@ use server::listener::{ConnectionLimiter, bind};
 use server::openai::{FieldBounds, SamplingDefaults};
 use server::pooling::PoolerSettings;
 use server::routes::router;
-use server::{AppState, ConnectionTimeouts, ModelCard, ServedNames, ServerOptions, ServingContext};
+use server::{
+    AppState, ConnectionTimeouts, ModelCard, ServedModelNames, ServerOptions, ServingContext,
+};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use text::{
-    ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplateRenderer, Tokenizer,
+    ChatTemplate, OutputParserConfig, ReasoningFamily, RequestTemplateRenderer, Tokenizer,
     ToolCallSyntax,
 };
 use tokio::runtime::Runtime;
@@ -241,9 +243,9 @@ impl TestServer {
         };
         let (kv_events, publishers) = (0..).zip(&metrics.kv_events).filter_map(publish).unzip();
         self.publishers = publishers;
-        let engine_parts = SchedulerWithFeeds { engine, kv_events };
+        let engine_parts = SchedulerWithKvEvents { engine, kv_events };
         let (calls, reasoning) = setup.parsers;
-        let parsers = OutputParsers::new(calls, reasoning, &tokenizer);
+        let parsers = OutputParserConfig::new(calls, reasoning, &tokenizer);
         let host = RunningEngine::start(
             engine_parts,
             links,
@@ -363,7 +365,7 @@ fn limits(setup: &ServerSetup) -> SchedulerLimits {
 
 fn card() -> ModelCard {
     ModelCard {
-        names: ServedNames::new(&["tiny", "org/alias", "claude-*"].map(str::to_owned), "tiny"),
+        names: ServedModelNames::new(&["tiny", "org/alias", "claude-*"].map(str::to_owned), "tiny"),
         root: "tiny".to_owned(),
         created: 1,
         fingerprint: "hadron-test-00000000".to_owned(),

@@ -22,7 +22,7 @@ const EXTRA_MEMBERS: [&str; 2] = ["extra_special_tokens", "additional_special_to
 
 /// Special tokens that the files next to `tokenizer.json` declare.
 #[derive(Debug, Default)]
-pub(super) struct DeclaredTokens {
+pub(super) struct DeclaredSpecialTokens {
     /// Contents of `tokenizer_config.json`; null if there is none.
     pub(super) config: Value,
     /// Special tokens with a role, as pairs (role, token string); a role is a name such as `bos_token`.
@@ -58,7 +58,7 @@ impl From<AddedTokenEntry> for AddedToken {
     }
 }
 
-impl DeclaredTokens {
+impl DeclaredSpecialTokens {
     /// Reads the files of a tokenizer folder; each of them is optional.
     ///
     /// Errors: the error names the file and the member that is invalid.

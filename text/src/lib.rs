@@ -39,7 +39,7 @@ pub use json_text::json_text;
 pub use large_integers::{
     integer_of_member, integer_of_object, mark_large_integers, template_integer,
 };
-pub use output_parser::{OutputParser, OutputParsers};
+pub use output_parser::{OutputParser, OutputParserConfig};
 pub use output_pieces::{OutputPiece, OutputPieces};
 pub use reasoning::{
     ReasoningFamily, ReasoningMarkers, ReasoningParserOptions, ReasoningStart,

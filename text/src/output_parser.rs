@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Reasoning and tool call parsers configured for a model (`--reasoning-parser`, `--tool-call-parser`).
 #[derive(Debug, Clone, Default)]
-pub struct OutputParsers {
+pub struct OutputParserConfig {
     /// Syntax of the model's tool calls; `None` = tool calls are not parsed.
     pub tool_call_syntax: Option<ToolCallSyntax>,
     /// Reasoning format of the model; `None` = reasoning is not parsed.
@@ -27,7 +27,7 @@ pub struct OutputParsers {
     reasoning_and_call_markers: Arc<[Token]>,
 }
 
-impl OutputParsers {
+impl OutputParserConfig {
     /// Creates the output parsers of a model with this tokenizer.
     pub fn new(
         calls: Option<ToolCallSyntax>,

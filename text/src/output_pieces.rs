@@ -51,13 +51,13 @@ pub struct OutputPieces {
 /// the next piece starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct OutputPieceSpan {
-    kind: PieceKind,
+    kind: OutputPieceKind,
     start: usize,
 }
 
 /// Kind of a piece, with all fields except the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PieceKind {
+enum OutputPieceKind {
     Reasoning,
     Content,
     Call { index: u32, from: usize },
@@ -102,10 +102,13 @@ impl OutputPieces {
     /// Prepares the list for text of the kind `kind`: continues the last piece if it has this kind and is
     /// reasoning, content or arguments; otherwise appends an empty piece.
     #[inline]
-    fn open_piece(&mut self, kind: PieceKind) {
-        let continues =
-            matches!(kind, PieceKind::Reasoning | PieceKind::Content | PieceKind::Arguments { .. })
-                && self.pieces.last().is_some_and(|last| last.kind == kind);
+    fn open_piece(&mut self, kind: OutputPieceKind) {
+        let continues = matches!(
+            kind,
+            OutputPieceKind::Reasoning
+                | OutputPieceKind::Content
+                | OutputPieceKind::Arguments { .. }
+        ) && self.pieces.last().is_some_and(|last| last.kind == kind);
         if !continues {
             self.pieces.push(OutputPieceSpan { kind, start: self.text.len() });
         }
@@ -115,25 +118,25 @@ impl OutputPieces {
 impl OutputPieceSpan {
     fn read(self, text: &str) -> OutputPiece<'_> {
         match self.kind {
-            PieceKind::Reasoning => OutputPiece::Reasoning(text),
-            PieceKind::Content => OutputPiece::Content(text),
-            PieceKind::Call { index, from } => OutputPiece::Call { index, name: text, from },
-            PieceKind::Arguments { index } => OutputPiece::Arguments { index, text },
-            PieceKind::End { index } => OutputPiece::End { index },
-            PieceKind::Broken { index, to } => OutputPiece::Broken { index, to },
+            OutputPieceKind::Reasoning => OutputPiece::Reasoning(text),
+            OutputPieceKind::Content => OutputPiece::Content(text),
+            OutputPieceKind::Call { index, from } => OutputPiece::Call { index, name: text, from },
+            OutputPieceKind::Arguments { index } => OutputPiece::Arguments { index, text },
+            OutputPieceKind::End { index } => OutputPiece::End { index },
+            OutputPieceKind::Broken { index, to } => OutputPiece::Broken { index, to },
         }
     }
 }
 
 impl<'a> OutputPiece<'a> {
-    fn parts(self) -> (PieceKind, &'a str) {
+    fn parts(self) -> (OutputPieceKind, &'a str) {
         match self {
-            Self::Reasoning(text) => (PieceKind::Reasoning, text),
-            Self::Content(text) => (PieceKind::Content, text),
-            Self::Call { index, name, from } => (PieceKind::Call { index, from }, name),
-            Self::Arguments { index, text } => (PieceKind::Arguments { index }, text),
-            Self::End { index } => (PieceKind::End { index }, ""),
-            Self::Broken { index, to } => (PieceKind::Broken { index, to }, ""),
+            Self::Reasoning(text) => (OutputPieceKind::Reasoning, text),
+            Self::Content(text) => (OutputPieceKind::Content, text),
+            Self::Call { index, name, from } => (OutputPieceKind::Call { index, from }, name),
+            Self::Arguments { index, text } => (OutputPieceKind::Arguments { index }, text),
+            Self::End { index } => (OutputPieceKind::End { index }, ""),
+            Self::Broken { index, to } => (OutputPieceKind::Broken { index, to }, ""),
         }
     }
 }
@@ -160,32 +163,32 @@ impl<'a> OutputPieceWriter<'a> {
 
     #[inline]
     pub(super) fn reasoning(&mut self, c: char) {
-        self.list.open_piece(PieceKind::Reasoning);
+        self.list.open_piece(OutputPieceKind::Reasoning);
         self.list.text.push(c);
     }
 
     #[inline]
     pub(super) fn content(&mut self, c: char) {
-        self.list.open_piece(PieceKind::Content);
+        self.list.open_piece(OutputPieceKind::Content);
         self.list.text.push(c);
     }
 
     /// Appends the text `more` as content.
     pub(super) fn text(&mut self, more: &str) {
-        self.add(PieceKind::Content, more);
+        self.add(OutputPieceKind::Content, more);
     }
 
     #[inline]
     pub(super) fn argument(&mut self, index: u32, c: char) {
-        self.list.open_piece(PieceKind::Arguments { index });
+        self.list.open_piece(OutputPieceKind::Arguments { index });
         self.list.text.push(c);
     }
 
     pub(super) fn arguments(&mut self, index: u32, part: &str) {
-        self.add(PieceKind::Arguments { index }, part);
+        self.add(OutputPieceKind::Arguments { index }, part);
     }
 
-    fn add(&mut self, kind: PieceKind, text: &str) {
+    fn add(&mut self, kind: OutputPieceKind, text: &str) {
         if !text.is_empty() {
             self.list.open_piece(kind);
             self.list.text.push_str(text);
@@ -193,16 +196,16 @@ impl<'a> OutputPieceWriter<'a> {
     }
 
     pub(super) fn begin_call(&mut self, index: u32, name: &str, from: usize) {
-        self.list.open_piece(PieceKind::Call { index, from });
+        self.list.open_piece(OutputPieceKind::Call { index, from });
         self.list.text.push_str(name);
     }
 
     pub(super) fn end_call(&mut self, index: u32) {
-        self.list.open_piece(PieceKind::End { index });
+        self.list.open_piece(OutputPieceKind::End { index });
     }
 
     pub(super) fn broken_call(&mut self, index: u32, to: usize) {
-        self.list.open_piece(PieceKind::Broken { index, to });
+        self.list.open_piece(OutputPieceKind::Broken { index, to });
     }
 }
 

@@ -13,7 +13,7 @@ use protocol::Token;
 use serde_json::Value;
 
 use super::added_tokens::{AddedTokens, append_ids, pre_token_starts};
-use super::declared_tokens::DeclaredTokens;
+use super::declared_tokens::DeclaredSpecialTokens;
 use super::detokenizer::{DetokenizeOptions, DetokenizerState};
 use super::error::{TextError, TextLoadError};
 use super::panic_guard::catch_panic;
@@ -78,7 +78,7 @@ impl Tokenizer {
     ///
     /// Errors: a file is missing or invalid; the error names the file and the cause.
     pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
-        let mut declared = DeclaredTokens::read(dir)?;
+        let mut declared = DeclaredSpecialTokens::read(dir)?;
         let TokenizerDefinition { path, json, bytes } =
             TokenizerDefinition::read(dir, &mut declared)?;
         let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
@@ -104,7 +104,7 @@ impl Tokenizer {
         let id = |text: &str| inner.token_to_id(text);
         let bos = declared.role("bos_token").and_then(id);
         let eos_ids = eos_ids(dir, declared.role("eos_token").and_then(id))?;
-        let DeclaredTokens { config, roles: special_tokens, .. } = declared;
+        let DeclaredSpecialTokens { config, roles: special_tokens, .. } = declared;
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
         let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
         Ok(Self {
@@ -379,7 +379,7 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
 /// Loads the tokenizer with the `tokenizers` crate, and checks that it can encode a text.
 fn read_by_library(
     bytes: &[u8],
-    declared: &DeclaredTokens,
+    declared: &DeclaredSpecialTokens,
     file: &str,
 ) -> Result<tokenizers::Tokenizer, String> {
     let mut inner =

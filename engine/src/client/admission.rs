@@ -59,8 +59,8 @@ impl AdmissionController {
     }
 
     /// Starts the byte count of a request body that is about to be read, at zero.
-    pub fn queue_body(self: &Arc<Self>) -> QueuedBytes {
-        QueuedBytes { admission: Arc::clone(self), bytes: 0 }
+    pub fn queue_body(self: &Arc<Self>) -> QueuedBytesPermit {
+        QueuedBytesPermit { admission: Arc::clone(self), bytes: 0 }
     }
 
     /// Adds one request to the load counters, after its body was received and before its prompt is tokenised.
@@ -68,7 +68,7 @@ impl AdmissionController {
     /// Errors: the limit of requests is reached.
     pub fn admit(
         self: &Arc<Self>,
-        body: QueuedBytes,
+        body: QueuedBytesPermit,
     ) -> Result<AdmissionPermit, OverloadRejection> {
         self.add(&self.requests, 1, self.limits.requests, "max_num_queued_reqs")?;
         Ok(AdmissionPermit {
@@ -127,12 +127,12 @@ impl AdmissionController {
 /// body is counted while it is being received, because many slow clients with large bodies use memory before
 /// any of their requests is complete.
 #[derive(Debug)]
-pub struct QueuedBytes {
+pub struct QueuedBytesPermit {
     admission: Arc<AdmissionController>,
     bytes: u64,
 }
 
-impl QueuedBytes {
+impl QueuedBytesPermit {
     /// Adds received bytes to the count.
     ///
     /// Errors: the limit of bytes is exceeded.
@@ -144,7 +144,7 @@ impl QueuedBytes {
     }
 }
 
-impl Drop for QueuedBytes {
+impl Drop for QueuedBytesPermit {
     fn drop(&mut self) {
         self.admission.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -157,7 +157,7 @@ pub struct AdmissionPermit {
     admission: Arc<AdmissionController>,
     requests: u64,
     prefill_tokens: u64,
-    queued_bytes: QueuedBytes,
+    queued_bytes: QueuedBytesPermit,
     admitted_at: Instant,
 }
 
@@ -197,7 +197,7 @@ impl AdmissionPermit {
 
     /// Moves the byte count out of the permit to the response: the response uses the counted memory until it
     /// is sent, which may be after the permit is dropped.
-    pub(super) fn take_queued_bytes(&mut self) -> QueuedBytes {
+    pub(super) fn take_queued_bytes(&mut self) -> QueuedBytesPermit {
         let empty = self.admission.queue_body();
         mem::replace(&mut self.queued_bytes, empty)
     }

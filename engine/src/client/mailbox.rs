@@ -1,6 +1,6 @@
 //! Event stream of one HTTP request, which consists of one or more engine requests and is read by one task.
 
-use super::{AdmissionPermit, EngineClient, QueuedBytes};
+use super::{AdmissionPermit, EngineClient, QueuedBytesPermit};
 use grammar::sync::{Mutex, lock};
 use protocol::RequestId;
 use scheduler::{AbortCause, TokenEvent};
@@ -107,7 +107,7 @@ impl RequestEventStream {
 
     /// Moves the byte count of the HTTP request out of the stream to the response: the response uses the
     /// counted memory until it is sent, which may be after the stream is dropped.
-    pub fn take_queued_bytes(&mut self) -> QueuedBytes {
+    pub fn take_queued_bytes(&mut self) -> QueuedBytesPermit {
         self.permit.take_queued_bytes()
     }
 

@@ -4,7 +4,7 @@
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
-use super::replica_group::ReplicaGroup;
+use super::replica_group::AnyExecutorGroup;
 use super::restart_policy::{
     FailureStage, RestartAttempt, RestartHistory, RestartPolicy, RestartsExhausted,
 };
@@ -46,8 +46,8 @@ pub struct StartPolicy {
 }
 
 /// All executor groups of a server: starts them, restarts failed ones and shuts them down.
-pub struct ExecutorWorld {
-    groups: Vec<ReplicaGroup>,
+pub struct ExecutorManager {
+    groups: Vec<AnyExecutorGroup>,
     /// Failure history of each executor group in `groups`, for the restart policy.
     histories: Vec<RestartHistory>,
     /// Origin of the failure times in `histories`.
@@ -63,7 +63,7 @@ pub struct ExecutorWorld {
     weights: WeightsDigestBaseline,
 }
 
-impl ExecutorWorld {
+impl ExecutorManager {
     /// Creates the executor groups of `config`, without starting executors.
     pub fn new(
         config: &ExecutorConfig,
@@ -81,13 +81,13 @@ impl ExecutorWorld {
             });
             let config = config.clone();
             match remote {
-                None => ReplicaGroup::Local(ExecutorGroup::new(
+                None => AnyExecutorGroup::Local(ExecutorGroup::new(
                     config,
                     first..first + group_size,
                     launch_options,
                 )),
                 // Replicas of a multi-node server are never in lockstep, so a remote group has one replica.
-                Some((node, registry)) => ReplicaGroup::Remote(RemoteExecutorGroup::new(
+                Some((node, registry)) => AnyExecutorGroup::Remote(RemoteExecutorGroup::new(
                     config,
                     Replica(first),
                     node,
@@ -95,7 +95,7 @@ impl ExecutorWorld {
                 )),
             }
         };
-        let groups: Vec<ReplicaGroup> =
+        let groups: Vec<AnyExecutorGroup> =
             (0..replicas).step_by(group_size.into()).map(group).collect();
         let StartPolicy { timeouts, restarts, jitter_seed } = policy;
         let history = |group| RestartHistory::new(restarts, jitter_seed.wrapping_add(group));
@@ -119,7 +119,7 @@ impl ExecutorWorld {
     }
 
     fn index_of(&self, replica: Replica) -> usize {
-        let contains = |group: &ReplicaGroup| group.replicas().contains(&replica.0);
+        let contains = |group: &AnyExecutorGroup| group.replicas().contains(&replica.0);
         self.groups.iter().position(contains).expect("every replica is in a group")
     }
 
@@ -136,8 +136,10 @@ impl ExecutorWorld {
         let mut links = Vec::new();
         for group in &mut self.groups {
             match group {
-                ReplicaGroup::Local(group) => links.extend(group.start(epoch)?),
-                ReplicaGroup::Remote(group) => self.pending_remote_starts.push(group.start(epoch)),
+                AnyExecutorGroup::Local(group) => links.extend(group.start(epoch)?),
+                AnyExecutorGroup::Remote(group) => {
+                    self.pending_remote_starts.push(group.start(epoch));
+                }
             }
         }
         Ok(links)
@@ -176,7 +178,7 @@ impl ExecutorWorld {
             let groups = &self.groups;
             let is_cancelled = || {
                 signal = signal.or_else(stop);
-                signal.is_some() || groups.iter().any(ReplicaGroup::has_ended)
+                signal.is_some() || groups.iter().any(AnyExecutorGroup::has_ended)
             };
             match pending_start.link(Some(join_deadline), is_cancelled)? {
                 Some(link) => links.push(link),
@@ -263,10 +265,10 @@ impl ExecutorWorld {
         for group in &mut self.groups {
             let serving = is_up(Replica(group.replicas().start));
             match group {
-                ReplicaGroup::Local(group) if serving => group.shut_down(time_left()),
-                ReplicaGroup::Local(group) => group.kill(),
-                ReplicaGroup::Remote(_) if serving => {}
-                ReplicaGroup::Remote(group) => group.close(),
+                AnyExecutorGroup::Local(group) if serving => group.shut_down(time_left()),
+                AnyExecutorGroup::Local(group) => group.kill(),
+                AnyExecutorGroup::Remote(_) if serving => {}
+                AnyExecutorGroup::Remote(group) => group.close(),
             }
         }
         if let Some(remote_nodes) = &self.remote_nodes {

@@ -13,7 +13,7 @@ mod reader;
 mod replica_group;
 mod restart_policy;
 
-pub use executor_world::{ExecutorWorld, RemoteNodes, StartPolicy};
+pub use executor_world::{ExecutorManager, RemoteNodes, StartPolicy};
 pub(crate) use group::ExecutorGroup;
 pub use group::ExecutorLaunchOptions;
 pub(crate) use process::ExecutorProcess;

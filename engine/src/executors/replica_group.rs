@@ -10,7 +10,7 @@ use protocol::{Epoch, ExecutorReady, ExecutorSettings};
 use std::ops::Range;
 
 /// Executor group: executors that fail and restart together, on this node or on another one.
-pub(super) enum ReplicaGroup {
+pub(super) enum AnyExecutorGroup {
     Local(ExecutorGroup),
     Remote(RemoteExecutorGroup),
 }
@@ -22,7 +22,7 @@ pub(super) enum StartedGroup {
     Remote(PendingRemoteStart),
 }
 
-impl ReplicaGroup {
+impl AnyExecutorGroup {
     /// Replicas of the group.
     pub(super) fn replicas(&self) -> Range<u16> {
         match self {

@@ -65,7 +65,7 @@ pub enum StartError {
         /// Executor with the changed weights.
         executor: ExecutorLabel,
         /// Digests that show that the weights have changed.
-        change: WeightsChange,
+        change: WeightsDigestMismatch,
     },
     /// A node has not joined the cluster in time.
     #[error("node {node} has not joined after {} s; --startup-timeout sets this bound", limit.as_secs())]
@@ -85,7 +85,7 @@ pub enum StartError {
 
 /// Digests that show that the weights differ from those of the first start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WeightsChange {
+pub enum WeightsDigestMismatch {
     /// Detected before loading: `config.json`, or the names, sizes, headers or samples of the weight files,
     /// differ.
     #[error(

@@ -8,7 +8,7 @@ mod startup_barrier;
 mod weights_baseline;
 
 pub use error::StartError;
-pub(crate) use error::{ExecutorLabel, WeightsChange};
+pub(crate) use error::{ExecutorLabel, WeightsDigestMismatch};
 pub use weights_baseline::WeightsDigestBaseline;
 
 use super::executors::{ExecutorLink, ExecutorReceiver};

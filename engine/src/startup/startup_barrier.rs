@@ -2,7 +2,7 @@
 
 use super::{
     ExecutorLabel, ExecutorStartup, ExpectedHello, POLL, StartError, StartTimeouts, StartupMessage,
-    StartupReport, WeightsChange,
+    StartupReport, WeightsDigestMismatch,
 };
 use crate::executors::ExecutorReceiver;
 use protocol::{
@@ -284,7 +284,8 @@ fn check_hello(
     same("epoch", hello.epoch.0.to_string(), expected.epoch.0.to_string())?;
     same("rank", hello.rank.0.to_string(), rank.rank.0.to_string())?;
     if hello.model_digest != expected.manifest {
-        let change = WeightsChange::Folder { theirs: hello.model_digest, ours: expected.manifest };
+        let change =
+            WeightsDigestMismatch::Folder { theirs: hello.model_digest, ours: expected.manifest };
         return Err(StartError::WeightsChanged { executor: label, change });
     }
     tracing::info!(rank = hello.rank.0, device = hello.device, "executor");

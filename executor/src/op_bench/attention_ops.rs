@@ -7,7 +7,7 @@ use super::random_weights::{activations, norm};
 use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use ops::{
-    AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable,
+    AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops, QkNormRopeParams, RopeTable,
     Tensor,
 };
 
@@ -70,8 +70,8 @@ impl AttentionBenchInputs {
         })
     }
 
-    fn weights(&self) -> QkRopeWeights<'_> {
-        QkRopeWeights {
+    fn weights(&self) -> QkNormRopeParams<'_> {
+        QkNormRopeParams {
             q_norm: self.qk_norm.as_ref(),
             k_norm: self.qk_norm.as_ref(),
             eps: self.eps,

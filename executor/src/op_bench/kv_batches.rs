@@ -97,8 +97,8 @@ impl KvPoolSize {
         }
     }
 
-    /// Calls `write` with batches that cover every slot of the pool. Reads of memory that was never written
-    /// would all hit one page of zeros, which stays in the cache, and so would be too fast.
+    /// Calls `write` with batches that cover every slot of the pool. Memory that was never written is mapped
+    /// to a single page of zeros, which stays in the cache, so reading it would be too fast.
     pub(super) fn fill(
         self,
         ops: &Ops,

@@ -10,7 +10,7 @@ use crate::ExecutorError;
 use models::config::MlaConfig;
 use ops::{
     AttentionLayerParams, DeviceBatchMetadata, KvPool, MlaKvLayout, MlaWeights, Ops,
-    PackedMlaHeads, RopeTable, Tensor,
+    PackedMlaUpProjections, RopeTable, Tensor,
 };
 
 /// Inputs that all timed launches of MLA share.
@@ -20,7 +20,7 @@ struct MlaBenchInputs {
     rope: RopeTable,
     norm: Tensor,
     eps: f32,
-    heads: PackedMlaHeads,
+    heads: PackedMlaUpProjections,
     shape: AttentionLayerParams,
     mla: MlaConfig,
 }
@@ -140,8 +140,9 @@ fn time_attention(
     let (ops, tokens) = (runner.ops(), rows.tokens());
     let batches: Vec<DeviceBatchMetadata> = bench.pool.batches(ops, rows)?;
     let kv = activations(ops, tokens, bench.kv_width())?;
-    // `mla_attention` consumes its queries, which each launch allocates as scratch memory. Freeing a buffer
-    // of finite values of this size here makes each launch reuse it, so that its queries are finite.
+    // `mla_attention` consumes its queries, for which each launch allocates uninitialised scratch memory. A
+    // buffer of finite values of the same size is freed here, so that each launch reuses this memory and has
+    // finite queries.
     drop(activations(ops, tokens, bench.query_width())?);
     let cost = bench.cost(rows, runner.element_bytes());
     let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };

@@ -1,8 +1,8 @@
 //! Benchmark of single ops on one device: `hadron bench ops`.
 //!
 //! Every op is timed alone, with random inputs and weights in the shapes of a model configuration. A timed
-//! run contains many launches. Each launch reads the next of several copies of its weights or KV blocks, so
-//! that it reads them from memory and not from a cache, as a forward pass does.
+//! run contains many launches. Successive launches rotate through several copies of the weights or KV blocks,
+//! so that each launch reads from memory and not from a cache, as in a forward pass.
 
 mod attention_ops;
 mod dense_ops;
@@ -57,7 +57,7 @@ pub const BENCH_OP_NAMES: &[&str] = &[
 pub struct OpBenchConfig {
     /// Kind of the device that is measured.
     pub device: DeviceKind,
-    /// Paths of the driver libraries; `None` = those that the system installs.
+    /// Paths of the driver libraries; `None` = the system libraries.
     pub libraries: Option<DeviceLibraries>,
     /// Environment variables of GPU drivers.
     pub environment: DeviceEnvironment,
@@ -69,7 +69,7 @@ pub struct OpBenchConfig {
     pub threads: Option<u32>,
     /// Element type of weights and activations.
     pub dtype: ModelDtype,
-    /// Configuration of the model whose shapes are used. Weights are not read.
+    /// Model configuration that determines the shapes of the ops. No weights are read.
     pub model: models::ModelConfig,
     /// Numbers of tokens per launch; each op is measured at each value.
     pub tokens: Vec<u32>,
@@ -83,7 +83,7 @@ pub struct OpBenchConfig {
     pub only: Vec<String>,
 }
 
-/// Measured times of one op in one shape, with the minimum work of a launch.
+/// Measured times of one op in one shape, and the minimum work (bytes and FLOPs) of one launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpTiming {
     /// Name of the op, one of [`BENCH_OP_NAMES`].
@@ -152,7 +152,7 @@ impl OpBench {
     }
 }
 
-/// Minimum work of one launch, for comparison with the limits of the device.
+/// Minimum work of one launch, for comparison with the memory bandwidth and peak FLOP/s of the device.
 #[derive(Debug, Clone, Copy, Default)]
 struct OpCost {
     /// Bytes that must be read and written.

@@ -7,7 +7,8 @@ use ops::{CapturedGraph, OpError, Ops};
 
 use crate::ExecutorError;
 
-/// Minimum seconds of a timed run, unless it would need more than `RUN_LAUNCHES_MAX` launches.
+/// Minimum duration of a timed run in seconds, unless the run would need more than `RUN_LAUNCHES_MAX`
+/// launches.
 const RUN_SECONDS: f64 = 0.004;
 /// Maximum number of launches in a timed run. A captured graph contains all launches of a run.
 const RUN_LAUNCHES_MAX: usize = 1024;

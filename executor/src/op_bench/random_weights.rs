@@ -6,10 +6,10 @@ use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor, bf1
 /// Total bytes of the copies of weights or KV blocks that successive launches rotate through: more than the
 /// size of any cache, so that no copy is still cached when it is read again.
 pub(super) const ROTATED_BYTES: usize = 300_000_000;
-/// Maximum number of random values that are drawn; larger matrices repeat them, row by row.
+/// Maximum number of random values that are drawn. Larger matrices repeat these values, row by row.
 const DRAWN_VALUES: usize = 8 << 20;
 
-/// Random bf16 values between -0.5 and 0.5, from which weights are taken.
+/// Random bf16 values between -0.5 and 0.5 that are used as weights.
 #[derive(Debug)]
 pub(super) struct RandomWeights {
     bytes: Vec<u8>,

@@ -1,6 +1,6 @@
 //! Proposer for draft tokens from the device: by an MTP module, a draft model or an EAGLE-3 layer.
 
-use super::draft_states::DraftStateTracker;
+use super::draft_states::DraftHiddenStateTracker;
 use super::{DraftProposal, Proposer, StagedRowDrafts};
 use crate::BatchError;
 use ops::StagingBuffer;
@@ -9,15 +9,15 @@ use protocol::BatchRow;
 /// Host part of a proposer on the device: selects the rows that get draft tokens, and tracks where the hidden
 /// state before each row is stored.
 pub(crate) struct DeviceProposer {
-    states: DraftStateTracker,
+    states: DraftHiddenStateTracker,
 }
 
 impl DeviceProposer {
     /// Creates a proposer for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
-    /// `stores_states`: hidden states of the target model are stored, which MTP and EAGLE-3 need; a draft
-    /// model reads tokens only.
+    /// `stores_states`: whether hidden states of the target model are stored. MTP and EAGLE-3 read hidden
+    /// states; a draft model reads tokens only.
     pub(crate) fn new(seq_slots: usize, block_tokens: usize, stores_states: bool) -> Self {
-        Self { states: DraftStateTracker::new(seq_slots, block_tokens, stores_states) }
+        Self { states: DraftHiddenStateTracker::new(seq_slots, block_tokens, stores_states) }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Passes of a proposer on the device. Passes before the forward pass of the target model propose draft
-//! tokens; the pass after it writes the keys and values that later draft tokens attend to.
+//! Passes of a proposer on the device. The passes before the forward pass of the target model propose draft
+//! tokens. The pass after the forward pass writes the draft KV that later draft passes attend to.
 //!
 //! Legend: R rows, T tokens of the step, n logits rows, H hidden size, V vocabulary size.
 
@@ -8,8 +8,8 @@ use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::step::{StepDeviceState, StepLaunch};
 use models::{
-    AuxHiddenStates, DraftPassOutput, Eagle3Model, ExpertExchange, ForwardContext, ForwardError,
-    Model, MtpModel,
+    AuxHiddenStateCollector, DraftPassOutput, Eagle3Model, ExpertExchange, ForwardContext,
+    ForwardError, Model, MtpModel,
 };
 use ops::{DeviceBatchMetadata, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
 
@@ -25,7 +25,7 @@ pub(crate) enum ProposerModel {
 
 impl ProposerModel {
     /// Returns which auxiliary hidden states of the target model's forward pass the proposer reads, if any.
-    pub(crate) fn aux_hidden_states(&self) -> Option<AuxHiddenStates<'_>> {
+    pub(crate) fn aux_hidden_states(&self) -> Option<AuxHiddenStateCollector<'_>> {
         match self {
             Self::Mtp(_) | Self::DraftModel(_) => None,
             Self::Eagle3(eagle) => Some(eagle.aux_hidden_states()),
@@ -43,7 +43,7 @@ struct DraftVocab<'a> {
     target_ids: Option<&'a Tensor>,
 }
 
-/// Runs the passes of a proposer. A pass that proposes draft tokens has one token per row.
+/// The passes of a proposer. A pass that proposes draft tokens has one token per row.
 #[derive(Clone, Copy)]
 struct DraftPasses<'a> {
     proposer: &'a ProposerModel,
@@ -102,8 +102,8 @@ impl DraftPasses<'_> {
         !matches!(self.proposer, ProposerModel::DraftModel(_))
     }
 
-    /// Whether passes may run experts that replicas share. In that case all replicas run the same number of
-    /// passes.
+    /// Whether passes may run experts that replicas share. If they do, all replicas must run the same number
+    /// of passes.
     fn shares_experts(self) -> bool {
         !matches!(self.proposer, ProposerModel::Eagle3(_))
     }
@@ -132,12 +132,12 @@ impl ModelContext {
     }
 }
 
-/// Settings for a draft pass that replicas compute together (DP attention with expert parallelism).
+/// Settings of a draft pass that all replicas run in lockstep (DP attention with expert parallelism).
 #[derive(Clone, Copy)]
 struct LockstepDraftPass {
     /// Number of rows per replica that MoE layers are padded to.
     dp_rows: usize,
-    /// Collective by which tokens reach the experts of other replicas.
+    /// Collective that exchanges tokens with the experts of other replicas (all-gather or all-to-all).
     experts: ExpertExchange,
 }
 
@@ -154,8 +154,9 @@ fn pass_context<'a>(
 }
 
 impl StepDeviceState {
-    /// Proposes the draft tokens of a prepared step and inserts them. The number of passes is the maximum
-    /// number of draft tokens per row, so that all ranks run the same number.
+    /// Proposes the draft tokens of a prepared step and inserts them into the step's token ids. The number of
+    /// passes is always the maximum number of draft tokens per row, so that all ranks run the same number of
+    /// passes.
     pub(crate) fn propose_drafts(
         &mut self,
         context: &ModelContext,
@@ -225,8 +226,8 @@ impl StepDeviceState {
     }
 }
 
-/// Chooses the draft token of each row from the hidden states `hidden [R, H]` of a pass, together with the
-/// ranks that compute the other vocabulary shards.
+/// Chooses the draft token of each row from the hidden states `hidden [R, H]` of a pass. The ranks with the
+/// other vocabulary shards take part in the choice.
 fn choose_drafts(
     draft_buffers: &mut DraftBuffers,
     context: &ModelContext,

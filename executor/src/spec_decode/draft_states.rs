@@ -4,8 +4,8 @@
 //! draft passes and the draft tokens stay on the device.
 //!
 //! The draft KV of position `p` is computed from token `p` and the hidden state of the token before it. It
-//! does not depend on later tokens, so chunked, recomputed and prefix-hit rows write bit-identical draft KV
-//! to that of an uninterrupted run. The hidden state before a row is one of the newest states of its sequence
+//! does not depend on later tokens, so chunked, recomputed and prefix-hit rows write the same draft KV, bit
+//! by bit, as an uninterrupted run. The hidden state before a row is one of the newest states of its sequence
 //! slot; after a prefix hit it is the block-boundary state of the last hit block, which is stored for each
 //! block. Draft passes are chained: from the second draft token on, the output of the previous pass replaces
 //! the hidden state. The KV that chained passes write is never read later: accepted tokens are forwarded
@@ -16,39 +16,39 @@ mod tests;
 
 use super::StagedRowDrafts;
 use crate::BatchError;
-use ops::{DraftRow, StagingBuffer};
+use ops::{StagedDraftRow, StagingBuffer};
 use protocol::BatchRow;
 
 /// Tracks which hidden states are stored on the device, per sequence slot and per block.
-pub(crate) struct DraftStateTracker {
+pub(crate) struct DraftHiddenStateTracker {
     block_tokens: usize,
-    /// Whether hidden states are stored. They are not for a draft model, which reads tokens only.
+    /// Whether hidden states are stored. False for a draft model, which reads tokens only.
     stores_states: bool,
-    carry_over: Vec<StoredDraftStates>,
+    carry_over: Vec<StoredHiddenStates>,
 }
 
 /// Block table of a request, and the hidden states that its sequence slot stores for its next row.
 #[derive(Default)]
-struct StoredDraftStates {
+struct StoredHiddenStates {
     table: Vec<i32>,
     /// Token position of the first hidden state that the sequence slot stores.
     first_position: usize,
     /// Number of stored hidden states: of the newest token, of its draft tokens, and of the token before it,
-    /// if there is one. The token before is needed because a row with an overdue bitmask is forwarded again.
-    /// While draft tokens are pending (`draft_slack`), the number is an upper bound: only the device has the
-    /// number of accepted draft tokens.
+    /// if there is one. The state of the token before the newest one is needed because a row with an overdue
+    /// bitmask is forwarded again. While draft tokens are pending (`draft_slack`), the number is an upper
+    /// bound: only the device has the number of accepted draft tokens.
     state_count: usize,
 }
 
 /// Location of the hidden state of the token before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PrecedingHiddenState {
-    /// Zeros: the row starts at the first token, or the proposer reads no hidden states. No position attends
-    /// to draft KV that is computed from zeros.
+    /// No hidden state, zeros are used: the row starts at the first token, or the proposer reads no hidden
+    /// states. No position attends to draft KV that is computed from zeros.
     Zeros,
-    /// The state is in the sequence slot of the row. The device selects it by its position.
+    /// The hidden state is stored in the sequence slot of the row. The device selects it by token position.
     InSlot,
-    /// The block-boundary state of the block with this index.
+    /// The hidden state is the block-boundary state of the block with this index.
     AtBlockBoundary(i32),
 }
 
@@ -59,17 +59,18 @@ pub(crate) struct DraftRowCounts {
     pub(crate) rows: usize,
     /// Number of leading rows that may have draft tokens; 0 disables draft passes for the step.
     pub(crate) drafting: usize,
-    /// Number of drafting rows that each replica is padded to if replicas share experts; 0 otherwise.
+    /// Number of rows with draft tokens to which each replica is padded if replicas share experts; 0
+    /// otherwise.
     pub(crate) dp_rows: usize,
 }
 
-impl DraftStateTracker {
+impl DraftHiddenStateTracker {
     /// Creates a tracker for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
     pub(crate) fn new(seq_slots: usize, block_tokens: usize, states: bool) -> Self {
         Self {
             block_tokens,
             stores_states: states,
-            carry_over: (0..seq_slots).map(|_| StoredDraftStates::default()).collect(),
+            carry_over: (0..seq_slots).map(|_| StoredHiddenStates::default()).collect(),
         }
     }
 
@@ -78,7 +79,7 @@ impl DraftStateTracker {
         for row in rows {
             let carry_over = &mut self.carry_over[row.seq_slot.0 as usize];
             if row.seq_init.is_some() {
-                *carry_over = StoredDraftStates::default();
+                *carry_over = StoredHiddenStates::default();
             }
             for update in &row.table_updates {
                 carry_over.table.truncate(update.first_entry as usize);
@@ -101,7 +102,7 @@ impl DraftStateTracker {
             PrecedingHiddenState::InSlot => (1, -1),
             PrecedingHiddenState::AtBlockBoundary(block) => (0, block),
         };
-        stage.drafts.push(DraftRow {
+        stage.drafts.push(StagedDraftRow {
             seq_slot: row.seq_slot.0 as i32,
             len: row.len as i32,
             token: token as i32,

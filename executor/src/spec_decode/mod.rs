@@ -1,9 +1,10 @@
 //! Speculative decoding. Draft tokens are proposed by n-gram lookup on the host, or on the device by an MTP
 //! module, a draft model or an EAGLE-3 layer. The forward pass of the target model verifies them.
 //!
-//! A [`Proposer`] is called at two points of a step. Before the rows are staged, it proposes draft tokens or
-//! states that the device proposes them; after the step, it reads the emitted tokens. The passes on the
-//! device are in [`draft_passes`]. The sampler verifies draft tokens ([`verification`]).
+//! A [`Proposer`] is called at two points of a step. Before the rows are staged, the proposer returns draft
+//! tokens or the information that the device proposes them; after the step, the proposer reads the emitted
+//! tokens. The passes on the device are in [`draft_passes`]. The sampler verifies draft tokens
+//! ([`verification`]).
 
 mod device_proposer;
 mod draft_passes;
@@ -14,7 +15,7 @@ mod validation;
 
 use crate::BatchError;
 use crate::step::StepLimits;
-use ops::{DraftBufferSize, DraftVerification, StagingBuffer};
+use ops::{DraftBufferLimits, DraftVerification, StagingBuffer};
 use protocol::{BatchRow, DraftAcceptanceRule, SpeculativeConfig, SpeculativeMethod, Token};
 
 pub(crate) use device_proposer::DeviceProposer;
@@ -26,11 +27,11 @@ pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_s
 /// Host part of a proposer of draft tokens. Implementations: n-gram lookup, and proposers that run on the
 /// device.
 pub(crate) trait Proposer: Send {
-    /// Proposes draft tokens for a row. The sequence slot of the row has been updated.
+    /// Proposes draft tokens for a row. Called after the row's sequence slot was updated.
     fn propose(&mut self, row: &BatchRow) -> DraftProposal<'_>;
 
-    /// Updates the proposer from the rows of a batch (tokens of earlier steps, block table updates). The
-    /// sequence slots of the rows have been updated.
+    /// Updates the proposer from the rows of a batch (tokens of earlier steps, block table updates). Called
+    /// after the sequence slots of the rows were updated.
     fn observe(&mut self, rows: &[BatchRow]);
 
     /// Returns a sender by which the step with these rows reports its emitted tokens; `None` = the proposer
@@ -54,7 +55,7 @@ pub(crate) trait Proposer: Send {
     }
 }
 
-/// Result of a proposer for one row: its draft tokens, or that the device proposes them.
+/// Result of a proposer for one row: the draft tokens, or the information that the device proposes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DraftProposal<'a> {
     /// Draft tokens that were proposed on the host, possibly none.
@@ -63,8 +64,8 @@ pub(crate) enum DraftProposal<'a> {
     OnDevice,
 }
 
-/// Where the tokens of a staged row are in the step, and how many draft tokens the device proposes for the
-/// row.
+/// Location of a staged row's tokens in the step, and the number of draft tokens that the device proposes for
+/// the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagedRowDrafts {
     /// Index of the row's first token in the step.
@@ -77,7 +78,7 @@ pub(crate) struct StagedRowDrafts {
 pub(crate) struct ProposerSetup {
     pub(crate) proposer: Option<Box<dyn Proposer>>,
     /// Sizes of the proposer's device buffers; `None` = the proposer runs on the host.
-    pub(crate) buffers: Option<DraftBufferSize>,
+    pub(crate) buffers: Option<DraftBufferLimits>,
 }
 
 impl ProposerSetup {
@@ -91,7 +92,7 @@ impl ProposerSetup {
             return Self { proposer: Some(Box::new(ngram)), buffers: None };
         }
         let stores_states = config.method != SpeculativeMethod::DraftModel;
-        let size = DraftBufferSize {
+        let size = DraftBufferLimits {
             rows: limits.rows,
             passes: config.draft_tokens.into(),
             seq_slots: limits.rows,

@@ -1,8 +1,8 @@
 //! Proposes draft tokens by n-gram lookup in the token history of a request.
 //!
-//! Draft tokens continue tokens that the host has, so a step with draft tokens waits for the outputs of the
-//! steps before it. The reply thread forms these outputs. All ranks of a replica receive the same outputs, so
-//! they propose the same draft tokens.
+//! The lookup reads the token history on the host, so a step with draft tokens waits for the outputs of all
+//! earlier steps, which the reply thread produces. All ranks of a replica compute the same outputs, so they
+//! propose the same draft tokens.
 
 use super::ngram_matcher::NgramMatcher;
 use super::{DraftProposal, Proposer};
@@ -16,7 +16,7 @@ pub(crate) struct NgramProposer {
     max_drafts: usize,
     histories: Vec<TokenHistory>,
     updates: (Sender<EmittedTokens>, Receiver<EmittedTokens>),
-    /// Number of submitted steps for which `updates` has not yet received the emitted tokens.
+    /// Number of submitted steps whose emitted tokens have not yet been received from `updates`.
     pending_updates: usize,
 }
 
@@ -38,7 +38,7 @@ struct EmittedRow {
     tokens: TokenVec,
 }
 
-/// Sends the emitted tokens of a step to the proposer when it is dropped; an empty list if the step failed.
+/// Sends the emitted tokens of a step to the proposer when dropped; the list is empty if the step failed.
 pub(crate) struct EmittedTokenSender {
     sender: Sender<EmittedTokens>,
     rows: Vec<SamplingRow>,
@@ -55,7 +55,7 @@ struct SamplingRow {
 }
 
 impl NgramProposer {
-    /// Creates the proposer; `None` = another method than n-gram lookup is configured.
+    /// Creates the proposer; `None` = a method other than n-gram lookup is configured.
     pub(crate) fn new(speculation: SpeculativeConfig, seq_slots: usize) -> Option<Self> {
         let SpeculativeConfig { draft_tokens: drafts, method, .. } = speculation;
         let protocol::SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max } = method else {
@@ -121,7 +121,7 @@ impl Proposer for NgramProposer {
 }
 
 impl EmittedTokenSender {
-    /// Takes the emitted tokens from the outputs of the step. `drop` sends them to the proposer.
+    /// Copies the emitted tokens from the outputs of the step. `drop` sends them to the proposer.
     pub(crate) fn record_outputs(&mut self, outputs: &[RowOutput]) {
         let emitted = |row: &SamplingRow| {
             let SamplingRow { index, slot, owner } = *row;

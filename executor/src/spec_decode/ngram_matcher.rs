@@ -6,7 +6,7 @@
 
 use protocol::Token;
 
-/// Searches n-grams with lengths within these bounds.
+/// N-gram matcher with bounds for the length of a match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NgramMatcher {
     /// Minimum length of a match in tokens, at least 1.

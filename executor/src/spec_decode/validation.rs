@@ -62,9 +62,9 @@ pub enum SpeculationError {
         "field `{field}` of the draft model is {draft}, hidden_size of the target model is {model}: they must be equal"
     )]
     HiddenSize {
-        /// Field of the draft model's `config.json` that has the size.
+        /// Field of the draft model's `config.json` that contains `draft`.
         field: &'static str,
-        /// Number of channels of the hidden states that the EAGLE-3 layer reads.
+        /// Hidden size of the target model that the EAGLE-3 layer was trained for.
         draft: usize,
         /// Hidden size of the target model.
         model: usize,
@@ -84,7 +84,7 @@ pub enum SpeculationError {
 /// Checks that a model can be served with the speculative decoding settings. Called before the model is
 /// loaded.
 ///
-/// Errors: the conflict.
+/// Errors: the first setting that conflicts with the models.
 pub fn check_speculation(
     speculation: Option<SpeculativeConfig>,
     model: &ModelConfig,

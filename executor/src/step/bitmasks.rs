@@ -1,9 +1,9 @@
 //! Grammar bitmasks of the masked rows of a step, and the draft tokens from which they are computed.
 //!
-//! A masked row has a bitmask for its first sample position and one after each of its draft tokens. Only the
-//! executor knows the draft tokens, so it reports them while the forward pass runs: those of n-gram lookup
-//! before the launch, those of a proposer on the device as soon as they are copied to the host. Steps
-//! without draft tokens in masked rows report and copy nothing.
+//! A masked row has a bitmask for its first sample position and one after each of its draft tokens. The draft
+//! tokens are known only in the executor, which reports them: draft tokens of n-gram lookup before the
+//! forward pass is launched, draft tokens of a proposer on the device as soon as they are copied to the host,
+//! while the forward pass runs. Steps without draft tokens in masked rows report and copy nothing.
 
 use crate::{ExecutorError, TokenBitmaskError};
 use protocol::{Batch, BitmaskRow, StepDrafts, StepId, TokenBitmask};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// Source of the grammar bitmasks of steps. A step reads it after its forward pass has been launched.
 pub trait TokenBitmaskSource {
-    /// Whether the source needs the draft tokens of masked rows.
+    /// Whether the source needs the draft tokens of masked rows (rows that sample under a grammar).
     fn needs_drafts(&self) -> bool {
         true
     }
@@ -51,7 +51,7 @@ pub(crate) struct StepBitmasks {
 impl StepBitmasks {
     /// Waits for the bitmasks of the masked rows of `batch`.
     ///
-    /// Errors: an error of `TokenBitmaskSource::wait`, or a masked row did not get a bitmask.
+    /// Errors: `TokenBitmaskSource::wait` failed, or it returned no bitmask for a masked row.
     pub(crate) fn wait(
         batch: &Batch,
         masks: &mut dyn TokenBitmaskSource,

@@ -1,4 +1,4 @@
-//! `StepContext`: the state of one step that the pipeline (stage, forward, sample) passes on.
+//! `StepContext`: the state of one step, passed through the pipeline stages (stage, forward, sample).
 
 use super::bitmasks::StepBitmasks;
 use super::graphs::StepGraphKey;
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// State of one step while it is staged and launched.
 pub(super) struct StepContext<'a> {
-    /// Model that the step runs.
+    /// Models and communication groups that the step uses.
     pub(super) model: &'a ModelContext,
     /// Batch of the step.
     pub(super) batch: &'a Batch,
@@ -23,8 +23,8 @@ pub(super) struct StepContext<'a> {
     /// Number of logits rows that are sampled together with the forward pass; 0 if the step waits for
     /// bitmasks. Set by `stage`.
     pub(super) first_slice: usize,
-    /// Range in `logits_rows` of the last sampled slice, for which `pending` copies the outputs to the host.
-    /// Set by `sample`.
+    /// Range in `logits_rows` of the last sampled slice. `pending` copies the outputs of this slice to the
+    /// host. Set by `sample`.
     pub(super) last_slice: Range<usize>,
     /// Whether sampling needs full rows of logits, all-gathered from ranks that share the LM head. Set by
     /// `stage`.
@@ -64,8 +64,8 @@ impl<'a> StepContext<'a> {
         }
     }
 
-    /// Whether the step launches nothing. If other replicas wait for the experts of this replica, a step
-    /// without rows is launched with 0 tokens, and is not idle.
+    /// Whether the step launches nothing. A step without rows is not idle if other replicas need the experts
+    /// of this replica: the step is then launched with 0 tokens.
     pub(super) fn is_idle(&self) -> bool {
         self.batch.rows.is_empty() && self.model.dp.size() == 1
     }

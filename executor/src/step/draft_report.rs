@@ -41,8 +41,8 @@ impl StepState {
         masks.report_drafts(self.drafts_of(context, drafts))
     }
 
-    /// Returns the draft tokens of the masked rows, from `drafts`, which receives the sequence slot of a row
-    /// and the index of the row's first draft token in the step.
+    /// Returns the draft tokens of the masked rows. `drafts` returns the draft tokens of one row, given its
+    /// sequence slot and the index of its first draft token in the step.
     fn drafts_of(
         &self,
         context: &StepContext<'_>,

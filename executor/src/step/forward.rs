@@ -10,7 +10,7 @@ use crate::ExecutorError;
 use crate::spec_decode::DraftRowCounts;
 use crate::trace::{StepTracer, TracedStepInfo};
 use models::ExpertExchange;
-use ops::{RowBounds, StagedStepRow, StagingBuffer, StepShape};
+use ops::{BatchUpperBounds, StagedStepRow, StagingBuffer, StepShape};
 use protocol::{BatchRow, StepLaunchMode};
 use std::sync::Arc;
 
@@ -119,9 +119,9 @@ impl StepState {
     }
 }
 
-/// Returns the collective by which tokens reach the experts of other replicas. Captured graphs have sizes
-/// that do not depend on routing. A rank that launches eagerly while others replay must use the collective of
-/// the graph.
+/// Returns the collective that exchanges tokens with the experts of other replicas. In captured graphs, the
+/// sizes of collectives must not depend on routing. A rank that launches eagerly while other ranks replay a
+/// graph must use the collective of the graph.
 fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchange {
     match dispatch {
         StepLaunchMode::Graph { .. } => ExpertExchange::AllGather,
@@ -129,10 +129,10 @@ fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchange {
     }
 }
 
-/// Returns the bounds of the staged rows that launches are sized by, such as the longest row and the longest
+/// Returns the bounds of the staged rows that determine launch sizes, such as the longest row and the longest
 /// context. One-token rows come first.
-fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> RowBounds {
+fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> BatchUpperBounds {
     let lengths = |row: &StagedStepRow| (row.len as usize, (row.start + row.len) as usize);
     let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };
-    RowBounds::of(stage.rows.iter().map(lengths), rows_per_request)
+    BatchUpperBounds::of(stage.rows.iter().map(lengths), rows_per_request)
 }

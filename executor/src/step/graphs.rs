@@ -1,28 +1,28 @@
-//! Captured graphs (CUDA graphs, HIP graphs) of decode steps. There is one graph per number of rows, which
-//! every pure decode step replays. If traces may be recorded, there is a second graph with event timestamps
-//! between its launches. A single row has two graphs: one for short contexts and one for any context. With
-//! vocab-parallel logits, each graph has a variant for steps that need full rows of logits, because sizes of
-//! collectives are fixed in a graph. Rows with draft tokens are laid out as rows of one token each, so they
-//! replay the graph with that number of rows.
+//! Captured graphs (CUDA graphs, HIP graphs) of decode steps. There is one graph per captured row count; pure
+//! decode steps replay these graphs. If traces may be recorded, each row count also has an instrumented
+//! graph, with event timestamps between its launches. The row count 1 has two graphs: one for short contexts
+//! and one for any context. With vocab-parallel logits, each graph has a variant for steps that need full
+//! rows of logits, because sizes of collectives are fixed in a graph. Rows with draft tokens are split into
+//! one-token rows, so they replay the graph for that number of one-token rows.
 //!
-//! A graph has fixed addresses and a fixed number of rows. If the batch has fewer rows, `prepare` fills the
-//! rest with padding. Graphs are captured before the executor is ready.
+//! A graph has fixed addresses and a fixed number of rows. If the batch has fewer rows, `prepare` adds
+//! padding rows. Graphs are captured before the executor is ready.
 
 use super::launch::{StepDeviceState, StepLaunch};
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
 use collectives::{CollectiveCall, ParallelGroup};
-use ops::{CapturedGraph, RowBounds, StepShape};
+use ops::{BatchUpperBounds, CapturedGraph, StepShape};
 use protocol::{GraphCaptureConfig, StepTiming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Default row counts of captured graphs; counts above the maximum rows of a step are left out.
+/// Default row counts of captured graphs. Counts above the maximum number of rows per step are not captured.
 const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 
-/// All captured graphs of an executor, by the steps that replay them.
+/// All captured graphs of an executor, by graph key.
 #[derive(Debug, Default)]
 pub(crate) struct StepGraphs {
     by_key: BTreeMap<StepGraphKey, StepGraph>,
@@ -148,16 +148,16 @@ fn smallest_fitting<R>(
 /// Shape of a decode step of `rows` one-token rows with up to `longest` keys each. Up to `rows_per_request`
 /// rows may belong to the same request.
 pub(crate) fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) -> StepShape {
-    let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), rows_per_request);
+    let bounds = BatchUpperBounds::of(std::iter::repeat_n((1, longest), rows), rows_per_request);
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
 
 impl GraphCapturePlan {
     /// Returns the shapes to capture, with up to `longest` keys per row, in ascending order of rows.
     pub(crate) fn shapes(&self, longest: usize) -> Vec<StepShape> {
-        let short = longest > RowBounds::SHORT_CONTEXT;
+        let short = longest > BatchUpperBounds::SHORT_CONTEXT;
         let of_rows = |rows: usize| {
-            let short = (rows == 1 && short).then_some(RowBounds::SHORT_CONTEXT);
+            let short = (rows == 1 && short).then_some(BatchUpperBounds::SHORT_CONTEXT);
             short
                 .into_iter()
                 .chain([longest])
@@ -171,7 +171,7 @@ impl GraphCapturePlan {
 }
 
 /// Runs a step of padding rows twice, so that all its memory is allocated, then captures it. The second run
-/// is needed because it starts from the arena state that an earlier run left, as every later step does.
+/// is needed because only it starts, like every later step, with an arena that an earlier run has used.
 fn capture_step(
     model: &ModelContext,
     device: &mut StepDeviceState,

@@ -8,7 +8,7 @@ use crate::clock::ns_since;
 use crate::model_context::ModelContext;
 use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
-use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
+use models::{AuxHiddenStateCollector, ExpertExchange, ForwardContext};
 use ops::{
     DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepShape, Tensor,
     TokenIdDownload,
@@ -22,7 +22,7 @@ pub(crate) struct StepLaunch {
     pub(crate) shape: StepShape,
     /// Number of rows per replica that MoE layers are padded to in a lockstep group; unused without lockstep.
     pub(crate) dp_rows: usize,
-    /// Collective by which tokens reach the experts of other replicas.
+    /// Collective that exchanges tokens with the experts of other replicas (all-gather or all-to-all).
     pub(crate) expert_exchange: ExpertExchange,
     /// Whether the last layer computes hidden states of sample positions only.
     pub(crate) logits_rows_only: bool,
@@ -35,8 +35,8 @@ pub(crate) struct StepLaunch {
 }
 
 impl StepLaunch {
-    /// Creates the launches of a step with the same size on all ranks. `drafting`: number of rows with draft
-    /// tokens, if a proposer runs on the device.
+    /// Creates the launch parameters of a step that has the same size on all ranks. `drafting`: number of
+    /// rows with draft tokens, if a proposer runs on the device.
     pub(crate) fn uniform(
         shape: StepShape,
         full_logits: bool,
@@ -65,13 +65,13 @@ pub(crate) struct StepDeviceState {
     pub(crate) buffers: StepBuffers,
     /// Buffers of the proposer on the device (MTP module, EAGLE-3 layer or draft model), if there is one.
     pub(crate) drafts: Option<DraftBuffers>,
-    /// Copy of the token ids to the host, if a proposer runs on the device.
+    /// Download of the token ids to the host, if a proposer runs on the device.
     pub(crate) id_copy: Option<TokenIdDownload>,
 }
 
 impl StepDeviceState {
-    /// Launches a step, the inputs of which have been uploaded with the layout of `launch`. Returns its
-    /// hidden states.
+    /// Launches a step whose inputs have been uploaded with the layout of `launch`. Returns the hidden
+    /// states.
     pub(crate) fn launch(
         &mut self,
         context: &ModelContext,
@@ -134,7 +134,7 @@ impl StepDeviceState {
             timing.forward_ns += ns_since(started);
         }
         if let Some(DraftRowCounts { rows, .. }) = drafts {
-            let states = aux_hidden_states.and_then(AuxHiddenStates::states);
+            let states = aux_hidden_states.and_then(AuxHiddenStateCollector::states);
             let states = states.as_ref().unwrap_or(&hidden);
             let observe = || self.observe_tokens(context, &launch, rows, states);
             SpanRecorder::record_scope(recorder, TraceScope::Draft, observe)?;
@@ -215,7 +215,7 @@ impl StepDeviceState {
     }
 }
 
-/// Whether some tokens of a step have no logits row, while at least one token has one.
+/// Whether at least one token of a step has a logits row and at least one token has none.
 pub(crate) fn samples_subset(shape: &StepShape) -> bool {
     (1..shape.tokens).contains(&shape.logits_rows)
 }

@@ -53,9 +53,9 @@ impl StepLimits {
         }
     }
 
-    /// Rejects a batch with more tokens or rows than a step may have. In a lockstep group
-    /// (`lockstep`), also rejects a batch whose `moe_tokens` or `draft_rows` are less than its
-    /// tokens or drafting rows, or exceed the limits.
+    /// Rejects a batch with more tokens or rows than the limits of a step. In a lockstep group (`lockstep`),
+    /// also rejects a batch with `moe_tokens` less than its number of tokens, with `draft_rows` less than its
+    /// number of rows up to the last row with draft tokens, or with either value above the limits.
     pub(crate) fn check(&self, batch: &Batch, lockstep: bool) -> Result<(), BatchError> {
         let row_tokens = |row: &BatchRow| row.len as usize + usize::from(row.drafts);
         let tokens = batch.rows.iter().map(row_tokens).sum();
@@ -102,8 +102,8 @@ impl StepLimits {
         let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - staged_rows;
         for i in 0..staged_rows as i32 {
-            // Every staged row carries the table change of the batch row, because each computes its KV slots
-            // from the changed block table.
+            // Every staged row contains the block table change of its batch row, because the KV slots of each
+            // staged row are computed from the changed block table.
             stage.rows.push(StagedStepRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,

@@ -1,11 +1,12 @@
-//! Logits rows of a batch (sample positions, scored prompt positions and tokens whose log-probabilities are
-//! pooled): selection, staging, and conversion of the sampled tokens to row outputs.
+//! Logits rows of a batch: selection, staging, and conversion of the sampled tokens to row outputs. A logits
+//! row is the row of vocabulary logits computed for a sample position, a scored prompt position or a token
+//! whose log-probability is pooled.
 //!
 //! A row that samples has a logits row for its last token and for each of its draft tokens. A row with prompt
 //! log-probabilities has a logits row for each of its tokens. A draft token is accepted if it equals the
 //! token sampled at its position, which is the token that would be sampled without drafts. The device decides
-//! about acceptance and continues from the accepted tokens before the host receives them. Logits are the
-//! largest result of a step, so they are computed in slices of bounded size.
+//! which draft tokens are accepted, and continues from the accepted tokens before the host receives them.
+//! Logits are the largest result of a step, so they are computed in slices of bounded size.
 
 use super::bitmasks::StepBitmasks;
 use super::limits::StepLimits;
@@ -29,9 +30,10 @@ pub(crate) struct LogitsRow {
     batch_row: usize,
     /// Index of the token among all tokens of the step. The logits are computed from its hidden state.
     token: u32,
-    /// Position of the token to sample if no pending draft token of earlier steps is accepted.
+    /// Position of the token to sample if none of the draft tokens in flight in earlier steps is accepted.
     min_position: u32,
-    /// Token at `min_position` if it is known: it is a prompt token, and its log-probability is requested.
+    /// Token at `min_position` if it is already known, that is, a prompt token with a requested
+    /// log-probability.
     known_token: Option<Token>,
     /// Number of draft tokens of the row before this position. All of them must be accepted for the sampled
     /// token to be valid.
@@ -224,9 +226,9 @@ fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize
     }
 }
 
-/// Removes the sample positions of masked rows that have no bitmask: all positions if the first bitmask is
-/// overdue, otherwise those after the last bitmask. A draft token at the last position with a bitmask is not
-/// verified.
+/// Removes the logits rows of sample positions without a bitmask in masked rows: all sample positions of the
+/// row if its first bitmask is overdue, otherwise the positions after its last bitmask. A draft token at the
+/// last position with a bitmask is not verified.
 pub(crate) fn limit_to_bitmasks(logits_rows: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
     logits_rows.retain_mut(|row| match masks.count(row.batch_row) {
         Some(count) if row.known_token.is_none() => {
@@ -302,7 +304,7 @@ fn write_output(
 pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
     let row = size_of::<ops::StagedStepRow>() + ops::RowMetadataField::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
-        + limits.rows * (size_of::<ops::StagedSequenceInit>() + size_of::<ops::DraftRow>())
+        + limits.rows * (size_of::<ops::StagedSequenceInit>() + size_of::<ops::StagedDraftRow>())
         + logits_rows * size_of::<StagedLogitsRow>()
         + edits_max(limits) * size_of::<ops::StagedLogitEdit>();
     let regions = 8 * 64;

@@ -3,7 +3,8 @@
 //! the outputs](pending).
 //!
 //! A step is submitted and finished separately: in between, the device computes, and the next step may be
-//! submitted. The inputs of a step are one copy to the device; its sampled tokens are one copy to the host.
+//! submitted. All inputs of a step are uploaded in one copy, and its sampled tokens are downloaded in one
+//! copy.
 
 mod bitmasks;
 mod context;
@@ -28,7 +29,7 @@ use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
-    DraftBuffers, KvPool, KvPoolLayout, Ops, PooledSums, StepBufferLimits, StepBuffers,
+    DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops, StepBufferLimits, StepBuffers,
     TokenIdDownload,
 };
 use pending::OutputMemoryPool;
@@ -43,7 +44,7 @@ pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
 pub(crate) use pending::PendingStep;
 
-/// Maximum number of steps with copies of inputs or outputs in flight.
+/// Maximum number of steps with input or output copies in flight.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 
 /// Sizes from which `StepState` (KV pools, sequence slots, buffers) is allocated.
@@ -51,7 +52,7 @@ pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 pub(crate) struct StepStateSize {
     pub(crate) kv: KvPoolLayout,
     /// Layout of the proposer's own KV pool, which has the same block ids as `kv`; `None` = the proposer has
-    /// none.
+    /// no KV pool of its own.
     pub(crate) draft_kv: Option<KvPoolLayout>,
     pub(crate) limits: StepLimits,
     /// Maximum number of tokens of a request (prompt and output).
@@ -74,7 +75,7 @@ pub(crate) struct StepState {
     output_memory: OutputMemoryPool,
     pooled_memory: PoolingHostMemory,
     /// Sums for mean pooling; allocated at the first step that needs them.
-    pooled_sums: Option<PooledSums>,
+    pooled_sums: Option<MeanPoolingSums>,
     pub(crate) graphs: StepGraphs,
     /// Block table changes of the rows of the current step. Like `logits_rows`, the vector is kept so that
     /// each step reuses its memory.
@@ -139,8 +140,8 @@ impl StepState {
         (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
     }
 
-    /// Launches a batch; [`PendingStep::finish`] returns its output. If the batch has masked rows, the method
-    /// waits for their bitmasks after it has launched the forward pass, and then samples all logits rows.
+    /// Launches a batch; [`PendingStep::finish`] returns its output. If the batch has masked rows, `submit`
+    /// launches the forward pass, waits for the bitmasks of these rows, and then samples all logits rows.
     ///
     /// Errors: the batch is inconsistent or does not match the sequence slots, bitmasks are missing, or the
     /// device fails.

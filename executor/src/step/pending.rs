@@ -10,7 +10,7 @@ use crate::expert_load_report::ExpertLoadReport;
 use crate::spec_decode::EmittedTokenSender;
 use crate::trace::StepTrace;
 use collectives::LaunchedCollectives;
-use ops::{Ops, SamplerOutputMemory, SamplerOutputsInFlight, StepBuffers};
+use ops::{Ops, SamplerOutputHostBuffers, SamplerOutputsInFlight, StepBuffers};
 use protocol::{Batch, Epoch, RowError, RowOutput, StepId, StepOutput, StepTiming};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -26,11 +26,11 @@ pub(crate) struct PendingStep {
     /// Sends the emitted tokens to the proposer, if the proposer reads them.
     pub(crate) emitted_tokens: Option<EmittedTokenSender>,
     pub(crate) outputs: Option<SamplerOutputsInFlight>,
-    memory_return: Sender<SamplerOutputMemory>,
+    memory_return: Sender<SamplerOutputHostBuffers>,
     /// Pooled hidden states that are being copied to the host.
     pub(crate) pooled: Vec<PooledSlice>,
-    /// Newest collective that each communication group has launched up to this step. `finish` checks that
-    /// they have completed.
+    /// Most recent collective that each communication group has launched up to this step. `finish` checks
+    /// that these collectives have completed.
     pub(crate) launched: Vec<LaunchedCollectives>,
     pub(crate) timing: StepTiming,
     pub(crate) experts: Option<ExpertLoadReport>,
@@ -38,10 +38,10 @@ pub(crate) struct PendingStep {
     pub(crate) trace: Option<StepTrace>,
 }
 
-/// Pool of host memory for step outputs. It has memory for one step more than may be in flight.
+/// Pool of host memory for step outputs, with memory for `STEPS_IN_FLIGHT` + 1 steps.
 pub(super) struct OutputMemoryPool {
-    sender: Sender<SamplerOutputMemory>,
-    receiver: Receiver<SamplerOutputMemory>,
+    sender: Sender<SamplerOutputHostBuffers>,
+    receiver: Receiver<SamplerOutputHostBuffers>,
 }
 
 impl OutputMemoryPool {
@@ -54,16 +54,16 @@ impl OutputMemoryPool {
     }
 
     /// Returns a sender by which a finished step returns its output memory to the pool.
-    pub(super) fn sender(&self) -> Sender<SamplerOutputMemory> {
+    pub(super) fn sender(&self) -> Sender<SamplerOutputHostBuffers> {
         self.sender.clone()
     }
 
-    /// Takes memory from the pool, and waits until some is free.
-    pub(super) fn take(&self) -> SamplerOutputMemory {
+    /// Takes memory from the pool; blocks until memory is available.
+    pub(super) fn take(&self) -> SamplerOutputHostBuffers {
         self.receiver.recv().expect("the sender is in the same struct")
     }
 
-    pub(super) fn release(&self, memory: SamplerOutputMemory) {
+    pub(super) fn release(&self, memory: SamplerOutputHostBuffers) {
         let _ = self.sender.send(memory); // The receiver is in the same struct.
     }
 }
@@ -97,12 +97,12 @@ impl StepState {
 }
 
 impl PendingStep {
-    /// Creates the pending step of `batch`, with the start time now. The memory of its outputs is returned
-    /// through `memory_return`.
+    /// Creates the pending step of `batch`, with the current time as its start time. The memory of its
+    /// outputs is returned through `memory_return`.
     pub(crate) fn new(
         batch: &Batch,
         epoch: Epoch,
-        memory_return: Sender<SamplerOutputMemory>,
+        memory_return: Sender<SamplerOutputHostBuffers>,
     ) -> Self {
         Self {
             step: batch.step,
@@ -134,7 +134,7 @@ impl PendingStep {
             if let Some(trace) = self.trace.take() {
                 trace.finish(wait_start, wait_end); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
             }
-            // The send fails if the executor was dropped, which then needs no memory.
+            // The send fails if the executor was dropped; the memory is then not needed.
             let _ = self.memory_return.send(outputs.into_memory());
         }
         for slice in std::mem::take(&mut self.pooled) {

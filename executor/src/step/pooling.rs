@@ -1,14 +1,14 @@
 //! Pooling of a step: returns the hidden states of the rows that end the prompt of a pooling request.
 //!
 //! The hidden states are gathered on the device after the forward pass and copied to the host while later
-//! steps run. The host converts them to f32; the front normalises them.
+//! steps run. The executor converts them to f32 on the host; the API server normalises them.
 
 use super::context::StepContext;
 use super::{STEPS_IN_FLIGHT, StepState};
 use crate::ExecutorError;
 use crate::sequence_slots::HostSequenceSlots;
 use ops::{
-    DownloadedTensor, Ops, PinnedBuffer, PooledSums, StagedLogitsRow, StepShape, Tensor,
+    DownloadedTensor, MeanPoolingSums, Ops, PinnedBuffer, StagedLogitsRow, StepShape, Tensor,
     TensorDownload,
 };
 use protocol::{Batch, PoolingMethod, RowError, RowOutput};
@@ -20,8 +20,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 pub(crate) struct PooledRow {
     /// Index of the row in the batch.
     batch_row: usize,
-    /// Row to gather: the index of the row's last token among all tokens of the step, or the sequence slot for
-    /// mean pooling.
+    /// Index of the row to gather: the index of the row's last token among all tokens of the step or, for
+    /// mean pooling, the sequence slot.
     index: u32,
     /// Sequence slot of the request.
     seq_slot: u32,
@@ -33,20 +33,21 @@ pub(crate) struct PooledRow {
 enum PooledValue {
     /// The row itself.
     HiddenState,
-    /// The sum divided by this number of prompt tokens.
+    /// The row, which is a sum of hidden states, divided by this number of prompt tokens.
     Mean(u32),
-    /// Product of the row and the classification head.
+    /// Dot product of the row and the weights of the classification head.
     ClassLogit,
 }
 
 /// Rows of a step whose hidden states are pooled.
 #[derive(Debug, Default)]
 pub(super) struct PooledRows {
-    /// Rows that end a prompt; their value is computed from the hidden state of their last token.
+    /// Rows that end a prompt and whose value is computed from the hidden state of their last token.
     last_tokens: Vec<PooledRow>,
-    /// Rows that end a prompt; their value is computed from the sum of their sequence slot.
+    /// Rows that end a prompt and whose value is computed from the sum of hidden states in their sequence
+    /// slot (mean pooling).
     sums: Vec<PooledRow>,
-    /// Whether a row adds its hidden states to the sum of its sequence slot.
+    /// Whether any row adds its hidden states to the sum in its sequence slot (mean pooling).
     adds_to_sums: bool,
 }
 
@@ -136,17 +137,17 @@ impl StepState {
         Ok(())
     }
 
-    /// Adds the hidden states of a step to the sums of its sequence slots; returns the sums of all slots. Must
-    /// precede the next `prepare`, which replaces the row boundaries on the device.
+    /// Adds the hidden states of a step to the sums of its sequence slots and returns the sums of all slots.
+    /// Must be called before the next `prepare`, which overwrites the row boundaries on the device.
     fn add_to_sums(
         &mut self,
         context: &StepContext<'_>,
         hidden: &Tensor,
-    ) -> Result<PooledSums, ExecutorError> {
+    ) -> Result<MeanPoolingSums, ExecutorError> {
         let (ops, stage) = (&context.model.ops, &self.staging.stage);
         let mut sums = match self.pooled_sums.take() {
             Some(sums) => sums,
-            None => PooledSums::new(ops, self.size.limits.rows, hidden.cols())?,
+            None => MeanPoolingSums::new(ops, self.size.limits.rows, hidden.cols())?,
         };
         let (tokens, rows) = (stage.tokens, stage.rows.len());
         let shape = StepShape { tokens, rows, ..StepShape::default() };
@@ -201,7 +202,7 @@ impl PooledSlice {
             };
             write_pooled(pooled, &mut outputs[row.batch_row]);
         }
-        // The send fails if the executor was dropped, which then needs no memory.
+        // The send fails if the executor was dropped; the memory is then not needed.
         let _ = self.memory_return.send(memory);
         Ok(())
     }

@@ -9,7 +9,8 @@ use protocol::Batch;
 
 impl StepState {
     /// Waits for grammar bitmasks, then samples the remaining logits rows in slices, and waits for the
-    /// results of all slices but the last. If the step has masked rows, no logits rows were sampled before.
+    /// results of all slices but the last. In a step with masked rows, no logits rows were sampled together
+    /// with the forward pass.
     pub(super) fn sample(
         &mut self,
         context: &mut StepContext<'_>,
@@ -70,7 +71,8 @@ impl StepState {
         Ok(count)
     }
 
-    /// Stages the first of the logits rows `rows`, up to the capacity of a slice, and returns their number.
+    /// Stages a slice: the first of the logits rows `rows`, up to the maximum size of a slice. Returns the
+    /// number of staged rows.
     pub(super) fn stage_slice(
         &mut self,
         batch: &Batch,

@@ -48,8 +48,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages the rows, and the sequence slots that they initialise. If the staging buffer is too full for a
-    /// sequence slot, the staged slots are uploaded early.
+    /// Stages the rows and the sequence slots that the rows initialise. If the staging buffer has too little
+    /// space for a sequence slot, the sequence slots staged so far are uploaded first.
     fn stage_rows(&mut self, model: &ModelContext, batch: &Batch) -> Result<(), ExecutorError> {
         self.size.limits.check(batch, model.dp.size() > 1)?;
         self.staging.stage.clear();

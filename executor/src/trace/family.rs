@@ -36,7 +36,8 @@ const FAMILIES: &[(&str, &str)] = &[
     ("add_rows", "elementwise"),
 ];
 
-/// Returns the family of a span. Outside the layers, the family is the name of the span's scope.
+/// Returns the kernel family of a span. For spans outside the model layers, the family is the name of the
+/// span's scope.
 pub(super) fn family(span: &DeviceSpan) -> &'static str {
     let Some(kernel) = span.kernel.filter(|_| span.scope == TraceScope::Forward) else {
         return span.scope.name();

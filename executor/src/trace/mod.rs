@@ -1,10 +1,10 @@
-//! Traces of steps for Perfetto: time that steps take on the host and on the device.
+//! Traces of steps for Perfetto: host and device time of each step.
 //!
-//! A step records a few host times and two device event timestamps. One step in `INSTRUMENT_EVERY` of the
-//! same row count is instrumented: it has event timestamps between launches. They keep kernels from
-//! overlapping, so the step is slower; the trace labels instrumented steps. Timestamps are read after the
-//! step's outputs have arrived; a separate thread writes the file. Without `ExecutorSettings::profile_dir`,
-//! nothing is recorded or allocated.
+//! A step records a few host times and two device event timestamps. Of the steps with the same row count, one
+//! in `INSTRUMENT_EVERY` is instrumented: it also has event timestamps between launches. These timestamps
+//! prevent kernels from overlapping, so an instrumented step is slower; the trace labels instrumented steps.
+//! Timestamps are read after the step's outputs have arrived; a separate thread writes the file. Without
+//! `ExecutorSettings::profile_dir`, nothing is recorded or allocated.
 
 mod family;
 mod file;
@@ -37,9 +37,9 @@ const INSTRUMENT_EVERY: u32 = 64;
 const INSTRUMENTED_STEP: u32 = 1;
 /// Maximum number of spans of an instrumented step.
 const SPANS_MAX: usize = 4096;
-/// Number of pairs of event timestamps (start and end of a step), which the steps use in turn. To read the
-/// times of a step, the end of the step before it is needed. At most three steps are in flight, because each
-/// has output memory.
+/// Number of pairs of event timestamps (start and end of a step). Successive steps use the pairs in turn. The
+/// times of a step are read relative to the end timestamp of the previous step. At most three steps are in
+/// flight, the number of output buffers.
 const STEP_EVENT_SLOTS: usize = 8;
 /// Index of the event timestamp at which a trace begins. All times of the trace are relative to it.
 const ORIGIN_EVENT: usize = 0;
@@ -85,7 +85,7 @@ impl StepTracer {
         })
     }
 
-    /// Starts a new trace file for the steps that follow.
+    /// Starts a new trace file, in which later steps are recorded.
     pub(crate) fn begin(&mut self, ops: &Ops) -> Result<Arc<TraceSession>, ExecutorError> {
         self.timestamps.record(ops.stream(), ORIGIN_EVENT)?;
         self.timestamps.wait(ORIGIN_EVENT)?;
@@ -96,7 +96,7 @@ impl StepTracer {
         Ok(session)
     }
 
-    /// Stops recording of the steps that follow. Steps in flight are still recorded.
+    /// Stops the trace for later steps. Steps in flight are still recorded.
     pub(crate) fn end(&mut self) {
         self.session = None;
     }

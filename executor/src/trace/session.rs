@@ -16,7 +16,7 @@ use super::step::StepTraceRecord;
 use super::{ORIGIN_EVENT, SpanRecorder};
 use crate::ExecutorError;
 
-/// Maximum number of steps that are queued for the writer thread; further steps are counted and dropped.
+/// Maximum number of steps in the queue of the writer thread; further steps are dropped and counted.
 const WAITING_MAX: usize = 64;
 /// Interval at which recorded steps are written to disk.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
@@ -34,13 +34,14 @@ pub(crate) struct TraceSession {
     clock: Mutex<DeviceTimeReference>,
     steps: Mutex<Option<SyncSender<StepTraceRecord>>>,
     written: Mutex<Receiver<io::Result<()>>>,
-    /// Whether recording has stopped, because the file is full or cannot be written, or after a device error.
+    /// Whether recording has stopped because the file is full, the file cannot be written, or a device error
+    /// occurred.
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
 }
 
-/// An event timestamp with a known device time. Elapsed times are f32 milliseconds, which are exact only
-/// between close events, so each step is measured from the previous one.
+/// An event timestamp with a known device time. Elapsed times between events are f32 milliseconds, which are
+/// precise only for short intervals, so each step is measured from the previous step.
 #[derive(Debug, Clone, Copy)]
 struct DeviceTimeReference {
     origin_event: usize,
@@ -96,8 +97,8 @@ impl TraceSession {
         &self.path
     }
 
-    /// Whether the session still records steps. It stops if the file is full or cannot be written, or after a
-    /// device error.
+    /// Whether the session still records steps. Recording stops if the file is full, the file cannot be
+    /// written, or a device error occurs.
     pub(super) fn records(&self) -> bool {
         !self.over.load(Ordering::Relaxed)
     }

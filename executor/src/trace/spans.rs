@@ -18,7 +18,7 @@ pub(crate) enum TraceScope {
     Prepare,
     /// Layers of the target model.
     Forward,
-    /// Draft passes, and the storage of the KV and hidden states that later draft passes read.
+    /// Draft passes, and the kernels that store the draft KV and the hidden states for later draft passes.
     Draft,
     /// LM head: logits at the sample positions.
     LmHead,
@@ -48,8 +48,8 @@ impl TraceScope {
 pub(crate) struct DeviceSpan {
     /// Part of the step that the span belongs to.
     pub(crate) scope: TraceScope,
-    /// Name of the kernel; `None` if the device does not report kernel names, so that the span covers the
-    /// whole scope.
+    /// Name of the kernel; `None` = the device does not report kernel names, and the span covers the whole
+    /// scope.
     pub(crate) kernel: Option<&'static str>,
 }
 

@@ -11,7 +11,7 @@ use protocol::{Batch, StepId};
 use super::family::family;
 use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanEventLease, SpanRecorder, TraceScope, TraceSession};
 
-/// Track numbers in the trace file, for each rank: two host threads and the device.
+/// Track numbers of a rank in the trace file: two host threads and the device.
 const SUBMIT: u32 = 1;
 const REPLY: u32 = 2;
 const DEVICE: u32 = 3;
@@ -21,7 +21,7 @@ const DEVICE: u32 = 3;
 pub(crate) struct TracedStepInfo {
     step: StepId,
     rows: usize,
-    /// Number of rows that initialise their sequence slot, which is the first step of a request in an epoch.
+    /// Number of rows that initialise their sequence slot; a request does so in its first step of an epoch.
     newly_assigned: usize,
     tokens: u32,
     /// Number of rows of the captured graph that is replayed; `None` = the step is launched eagerly.
@@ -44,12 +44,12 @@ impl TracedStepInfo {
 pub(crate) struct StepTrace {
     session: Arc<TraceSession>,
     facts: TracedStepInfo,
-    /// Index of the device timestamp at the start of the step; that of the end has the next index.
+    /// Index of the device timestamp at the start of the step; the timestamp at the end has the next index.
     start: usize,
     lease: Option<SpanEventLease>,
     spans: Option<Arc<[DeviceSpan]>>,
     /// Whether the time between the last span and the end of the step is the download of the sampled tokens.
-    /// It is not if the step has several downloads.
+    /// False if the step has several downloads.
     downloads: bool,
     staged: Instant,
     launched: Instant,
@@ -101,8 +101,8 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Completes the trace of the step. The host waited for the outputs from `wait_start` to `wait_end`, and
-    /// has read them since. Must be called in step order.
+    /// Completes the trace of the step. The host waited for the outputs from `wait_start` to `wait_end` and
+    /// then read them. Must be called in step order.
     pub(crate) fn finish(self, wait_start: Instant, wait_end: Instant) {
         let read_end = Instant::now();
         match self.read([wait_start, wait_end, read_end]) {

@@ -1,5 +1,5 @@
-//! Tests of draft tokens on GPUs, eager and replayed: outputs equal those of the CPU and of runs without
-//! draft tokens.
+//! Tests of speculative decoding on emulated GPUs, with eager launches and graph replay: outputs equal the
+//! outputs on the CPU and the outputs without draft tokens.
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
@@ -16,10 +16,11 @@ use protocol::{
 use std::sync::Arc;
 use std::thread;
 
-/// Number of output tokens per request that are compared with those of the CPU.
+/// Number of output tokens per request that are compared with the CPU outputs.
 const EXPECTED_TOKENS: usize = 8;
 
-/// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.
+/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs idle
+/// steps.
 const STEPS: usize = 22;
 
 /// Returns requests with repetitive prompts, so that draft tokens are proposed. Request `i` has up to
@@ -36,8 +37,8 @@ fn requests(drafts: [u8; 3]) -> Vec<HarnessRequest> {
     (0..).zip(drafts).map(request).collect()
 }
 
-/// Runs the requests in shared batches, with prompts in chunks. The second request is preempted once; a
-/// fourth request then starts with a prefix hit on the first block of the third request.
+/// Runs the requests in shared batches with chunked prefill. The second request is preempted once; a fourth
+/// request then starts with a prefix hit on the first block of the third request.
 fn play(harness: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens>, [usize; 2]) {
     play_masked(harness, drafts, &[])
 }
@@ -86,7 +87,8 @@ fn play_masked(
     )
 }
 
-/// Returns the first `EXPECTED_TOKENS` generated tokens of a request; its last row may have emitted more.
+/// Returns the first `EXPECTED_TOKENS` generated tokens of a request. With draft tokens, the last row may
+/// have emitted more tokens.
 fn expected_tokens(request: &HarnessRequest) -> GeneratedTokens {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(EXPECTED_TOKENS);
@@ -154,9 +156,9 @@ fn mtp_module_drafts_eager_and_replayed() {
     check("three drafts", 32, &mtp_drafting(ModelDtype::Float32, 3), [3, 3, 1]);
 }
 
-/// Draft tokens from the host and from the device are verified under the bitmasks of their positions, and
-/// those without a bitmask are rejected. Steps with masked rows are launched eagerly, other steps are
-/// replayed.
+/// Draft tokens proposed on the host or on the device are verified under the grammar bitmasks of their
+/// positions; draft tokens at positions without a bitmask are rejected. Steps with masked rows are launched
+/// eagerly; other steps replay graphs.
 #[test]
 fn masked_rows_verify_drafts_as_on_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -188,8 +190,8 @@ fn masked_rows_verify_drafts_as_on_the_cpu() {
     }
 }
 
-/// Steps that are submitted before earlier steps are finished continue from the sequence slots on the device.
-/// Their tokens and draft tokens equal those of the CPU.
+/// Asynchronous steps (submitted before the previous step is finished) continue from the sequence slots on
+/// the device. Their tokens and draft tokens equal those on the CPU.
 #[test]
 fn async_steps_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -281,8 +283,8 @@ fn mtp_in_bf16_replay_equals_eager() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// Runs the requests of one replica. The second replica runs its requests one after the other, and is idle at
-/// first.
+/// Runs the requests of one replica. The second replica starts with idle steps and then runs its requests one
+/// after the other.
 fn play_replica(
     harness: &mut SchedulerHarness,
     replica: u16,
@@ -378,7 +380,7 @@ fn expert_parallel_replicas_draft_in_lockstep() {
             assert_eq!(counted, expected_counts, "replica {replica}, {name}");
         }
     }
-    // In bf16, MLA uses other kernels; an idle replica runs them with 0 rows.
+    // In bf16, MLA uses other kernels than in f32; an idle replica runs these kernels with 0 rows.
     let single_rank = mtp_drafting(ModelDtype::Bfloat16, 2);
     let launched = in_replicas(64, GraphCaptureConfig::Disabled, &single_rank);
     assert_eq!(
@@ -388,8 +390,8 @@ fn expert_parallel_replicas_draft_in_lockstep() {
     );
 }
 
-/// Each rank computes a vocabulary shard of the draft logits, and runs the experts placed on it, including
-/// those of the MTP module. All ranks choose the same draft tokens.
+/// Each rank computes one vocabulary shard of the draft logits, and runs the experts placed on the rank,
+/// including experts of the MTP module. All ranks choose the same draft tokens.
 #[test]
 fn ranks_propose_and_verify_the_same_drafts() {
     if !crate::is_selected_by_cursor(1) {

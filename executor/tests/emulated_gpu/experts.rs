@@ -1,5 +1,6 @@
-//! Tests of MoE on a GPU, eager and replayed: expert load counts equal those of the CPU, and shared experts,
-//! which every token is routed to, give the outputs of the CPU.
+//! Tests of MoE on an emulated GPU, with eager launches and graph replay: expert load counts equal those of
+//! the CPU, and models with shared experts (experts that process every token) give the same outputs as on the
+//! CPU.
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
@@ -76,7 +77,7 @@ fn expert_load_matches_the_cpu() {
             )));
             assert_eq!(launched, (expected.clone(), of_each_step), "launched");
         }
-        // Three rows are replayed by the graph of four rows; the fourth row is padding.
+        // Steps of three rows replay the graph for four rows; the fourth row is padding.
         let replayed = expert_token_totals(&mut harness_capturing_rows(
             on_emulator(warp_size, config, false),
             4,
@@ -85,8 +86,8 @@ fn expert_load_matches_the_cpu() {
     }
 }
 
-/// The first rank counts for all ranks, by logical expert, so the counts do not depend on the expert
-/// placement.
+/// The first rank counts the tokens of all ranks, per logical expert, so the counts do not depend on the
+/// expert placement.
 #[test]
 fn expert_load_is_counted_once_across_ranks() {
     let (expected, _) = expert_token_totals(&mut cpu_harness(moe_model(ModelDtype::Float32)));
@@ -95,7 +96,8 @@ fn expert_load_is_counted_once_across_ranks() {
     assert_eq!(expert_token_totals(&mut harness), (expected, vec![16]));
 }
 
-/// In steps with a single row, the expert kernel routes the row, so it also counts the routed tokens.
+/// In steps with a single row, routing is fused into the expert kernel, so this kernel also counts the routed
+/// tokens.
 #[test]
 fn expert_load_counts_single_row_steps() {
     let config = crate::moe_model(ModelDtype::Bfloat16);
@@ -173,9 +175,9 @@ fn streamed_in_fp8() {
     assert_eq!(play(&mut replaying), launched, "fp8: replay equals eager");
 }
 
-/// Runs the test on emulated GPUs that execute a stream only when it is waited for: the secondary stream
-/// either as late as possible, or alternately with the main stream. A missing synchronisation then changes
-/// the outputs.
+/// Runs the test on emulated GPUs that execute a stream only when another stream or the host waits for it.
+/// The secondary stream runs either as late as possible or alternately with the main stream, so that a
+/// missing synchronisation changes the outputs.
 #[test]
 fn secondary_stream_is_joined() {
     if !crate::is_selected_by_cursor(0) {
@@ -192,7 +194,7 @@ fn secondary_stream_is_joined() {
     }
 }
 
-/// Shared experts on one rank and on two ranks, where they are either split or replicated.
+/// Tests shared experts on one rank, and on two ranks with the shared experts either split or replicated.
 #[test]
 fn shared_experts_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {

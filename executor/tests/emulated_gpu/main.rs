@@ -1,4 +1,5 @@
-//! Tests of the executor on an emulated GPU: its tokens equal those of the CPU, eager and replayed.
+//! Tests of the executor on an emulated GPU: sampled tokens equal those on the CPU, with eager launches and
+//! with graph replay.
 //!
 //! Only the hardware is emulated. Kernels that are compiled at start-up, copies, sequence slots and captured
 //! graphs are the same as on a GPU.
@@ -43,15 +44,17 @@ fn warp_sizes() -> Vec<u32> {
     emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
 }
 
-/// The longest tests are divided into two halves, 0 and 1. Returns whether half `turn` is included in this
-/// test run. An odd or even `HADRON_CURSOR` selects half 1 or 0; without it, or if it is 0, both halves run.
+/// The slowest tests are split into two shards, 0 and 1. Returns whether shard `turn` runs in this test run.
+/// A non-zero `HADRON_CURSOR` selects shard `HADRON_CURSOR` modulo 2; if the variable is unset or 0, both
+/// shards run.
 #[allow(clippy::disallowed_methods, reason = "CI selects the tests of a run")]
 fn is_selected_by_cursor(turn: u64) -> bool {
     let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
     cursor == 0 || cursor % 2 == turn
 }
 
-/// Reduces sequence slots and step sizes, because the CPU executes every lane of the emulated GPU.
+/// Reduces the number of sequence slots and the step size, because the emulator executes every GPU lane on
+/// the CPU.
 fn with_few_slots(config: ExecutorConfig) -> ExecutorConfig {
     let settings = ExecutorSettings {
         max_model_len: 96,
@@ -93,26 +96,26 @@ fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> E
     ExecutorConfig { settings, ..config }
 }
 
-/// Block scales and scales of activations that are powers of two, as in DeepSeek-V3.1.
+/// Block-wise weight scales, and activation scales that are powers of two, as in DeepSeek-V3.1.
 const BLOCKS: LayerQuantization = LayerQuantization {
     scales: CheckpointScaleGranularity::Blocks,
     activations: ActivationScheme::PowerOfTwo,
     suffixes: &["_scale_inv"],
 };
-/// One scale per weight, and static scales of activations.
+/// Per-tensor weight scales and static activation scales.
 const STATIC_TENSORS: LayerQuantization = LayerQuantization {
     scales: CheckpointScaleGranularity::Tensor,
     activations: ActivationScheme::Static,
     suffixes: &["_scale"],
 };
 
-/// Stores the weights of linear layers and experts in fp8 with block scales.
+/// Configures fp8 weights with block-wise scales for linear layers and experts.
 fn fp8_model(config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
     let format = LayerQuantization { activations: ActivationScheme::Dynamic, ..BLOCKS };
     quantized_model(config, kv_dtype, format)
 }
 
-/// Stores the weights of linear layers and experts in fp8 in the format `format`.
+/// Configures fp8 weights of format `format` for linear layers and experts.
 fn quantized_model(
     mut config: ExecutorConfig,
     kv_dtype: KvCacheDtype,
@@ -178,7 +181,7 @@ fn rules() -> [SamplingParams; 2] {
 
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
-/// Runs six requests in shared batches, with prompts in chunks. The requests alternate between the two
+/// Runs six requests in shared batches with chunked prefill. The requests alternate between the two sets of
 /// sampling parameters of `rules`; one request is preempted.
 fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
     play_masked(harness, &[])
@@ -231,8 +234,8 @@ fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &
     }
 }
 
-/// Checks that outputs of GPU kernels are near (`NEAR`) those of the CPU. Used for GPU kernels that round
-/// layer inputs to fp8, which the CPU kernels do not.
+/// Checks that GPU outputs agree with CPU outputs within the tolerance `NEAR`. Used for GPU kernels that
+/// round layer inputs to fp8; CPU kernels do not round them.
 fn assert_near(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
     assert_within(found, expected, NEAR, what);
 }
@@ -310,8 +313,8 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
     assert!(error.contains("no device 8:") && error.contains("finds 8"), "{error}");
 }
 
-/// Steps with masked rows are launched eagerly; other steps are replayed. Masked requests use both sampling
-/// parameters of `rules`.
+/// Steps with masked rows are launched eagerly; other steps are replayed. The masked requests use both sets
+/// of sampling parameters of `rules`.
 #[test]
 fn masked_rows_match_the_cpu() {
     let masked = [1, 2];
@@ -330,8 +333,9 @@ fn masked_rows_match_the_cpu() {
     }
 }
 
-/// A request may stop having bitmasks in the middle of its output, even if the last bitmask forced a token or
-/// was overdue. Afterwards the ids that the bitmask banned are allowed again, unless the request bans them.
+/// Grammar bitmasks of a request may end in the middle of its output, even if the last bitmask allowed a
+/// single token or was overdue. The token ids banned by the last bitmask are then allowed again, unless the
+/// sampling parameters ban them.
 #[test]
 fn bitmask_limits_a_single_token() {
     let ended = |config: ExecutorConfig, preempted: bool| {
@@ -437,7 +441,7 @@ fn fp8_weights_and_cache_run_and_replay() {
     check_fp8("dense", |dtype| config(dtype, 2));
 }
 
-/// Prompt chunks have many rows per expert, decode steps few; both use fp8 experts.
+/// Tests fp8 experts with many tokens per expert (prompt chunks) and with few (decode steps).
 #[test]
 fn fp8_experts_run_and_replay() {
     if !is_selected_by_cursor(0) {
@@ -446,15 +450,15 @@ fn fp8_experts_run_and_replay() {
     check_fp8("experts", moe_model);
 }
 
-/// Layers and experts with one scale per weight and static scales, and block scales that are powers of two, use the
-/// fp8 kernels.
+/// Linear layers and experts run the fp8 kernels with per-tensor weight scales and static activation scales,
+/// and with block-wise weight scales and power-of-two activation scales.
 #[test]
 fn fp8_activation_scales_run_on_emulated_gpus() {
     if !is_selected_by_cursor(1) {
         return;
     }
-    type DtypeModel = fn(ModelDtype) -> ExecutorConfig;
-    let models: [DtypeModel; 2] =
+    type ConfigForDtype = fn(ModelDtype) -> ExecutorConfig;
+    let models: [ConfigForDtype; 2] =
         [|dtype| config(dtype, 2), |dtype| experts::shared_expert_model(dtype, 128)];
     for model in models {
         for format in [BLOCKS, STATIC_TENSORS] {

@@ -16,11 +16,12 @@ use protocol::{GraphCaptureConfig, ParallelConfig, SamplingParams};
 use std::sync::Arc;
 use std::thread;
 
-/// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.
+/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs idle
+/// steps.
 const STEPS: usize = 24;
 
-/// Configures ranks that each run on an emulated GPU and form one device group. Tests that run in parallel
-/// use groups with different names.
+/// Configures ranks that each run on their own emulated GPU and form one device group. Tests that run in
+/// parallel use different group names.
 pub(crate) fn join_device_group(
     group: &str,
     warp_size: u32,
@@ -88,7 +89,7 @@ fn sampling_variants() -> [SamplingParams; 6] {
 /// Element type, rows and columns of the first rank's input to an all-gather; `None` = there was none.
 type GatheredShape = Option<(DType, u32, u32)>;
 
-/// Returns the shape of the newest all-gather of the first rank.
+/// Returns the shape of the most recent all-gather of the first rank.
 fn gathered_shapes(harness: &SchedulerHarness) -> GatheredShape {
     let calls = harness.lockstep.rendezvous.calls();
     let of_first = &calls.first()?.calls;
@@ -139,8 +140,8 @@ fn vocab_parallel_sampling_matches_single_rank() {
         let (found, gathered) = sample(&mut harness);
         assert_eq!(found, expected, "warp size {warp_size}");
         // Vocab-parallel sampling gathers 24 candidates of 192 ids as 52 words per row; full logits are 192
-        // values per row. Five or six rows are replayed by the graph of eight rows; masked steps are launched
-        // eagerly.
+        // values per row. Steps of five or six rows replay the graph for eight rows; steps with masked rows
+        // are launched eagerly.
         let rows = if enforce_eager { [5, 6] } else { [8, 8] };
         let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
         let whole = Some((DType::F32, rows[1], 192));
@@ -157,8 +158,8 @@ fn library_all_reduce_gives_the_same_tokens() {
     assert_eq!(play(&mut SchedulerHarness::with(config)), found);
 }
 
-/// In f16, each addition of an all-reduce rounds its sum, both in the one-shot all-reduce and in that of NCCL
-/// or RCCL.
+/// In f16, every addition in an all-reduce is rounded, in the one-shot all-reduce and in the all-reduce of
+/// NCCL or RCCL.
 #[test]
 fn tp_in_f16_stays_near_f32() {
     if !crate::is_selected_by_cursor(0) {
@@ -175,8 +176,8 @@ fn tp_in_f16_stays_near_f32() {
     assert_within(&launched, &expected, HALF_NEAR, "library all-reduce");
 }
 
-/// Runs the requests of one replica. Odd replicas run their requests one after the other, and are idle at
-/// first.
+/// Runs the requests of one replica. Odd replicas start with idle steps and then run their requests one after
+/// the other.
 fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
     let request = |i: u16| {
         let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Tolerance in microseconds of comparisons between event times: the trace file contains times in thousandths
-/// of a microsecond, each rounded separately.
+/// Tolerance in microseconds for comparisons of event times. The times in the trace file are rounded
+/// separately to 0.001 microseconds.
 const ROUNDING_US: f64 = 0.0021;
 
 fn folder(name: &str) -> PathBuf {
@@ -71,7 +71,7 @@ fn check_nesting(events: &[Value]) {
     }
 }
 
-/// Returns the families of the kernel events that lie within the time of the event `step`.
+/// Returns the kernel families of the kernel events within the time span of the event `step`.
 fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
     let (from, to) = span(step);
     let inside = |event: &&&Value| {

@@ -1,6 +1,6 @@
-//! Draft tokens change the number of tokens per step, but not the tokens. Outputs have the same bits as
-//! without draft tokens, for any proposed tokens, in any batch, after a prefix hit, after a preemption, and
-//! on all ranks.
+//! Speculative decoding changes the number of tokens per step, but not the output. Outputs are bit-identical
+//! to outputs without draft tokens, for any proposed tokens, in any batch, after a prefix hit, after a
+//! preemption, and on all ranks.
 
 use crate::scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, config, eagle, eagle_drafting, mla_model,
@@ -19,8 +19,8 @@ pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> Harness
     request
 }
 
-/// Returns the generated tokens of a request of `TOTAL` tokens. With draft tokens, its last row may have
-/// emitted more, which are cut off.
+/// Returns the generated tokens of a request of `TOTAL` tokens. With draft tokens, the last row may have
+/// emitted more tokens; these are removed.
 pub(crate) fn expected_tokens(request: &HarnessRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(TOTAL - PROMPT);
@@ -173,8 +173,8 @@ fn error_after_accepted_drafts_loses_no_token() {
     }
 }
 
-/// Runs a constrained request with up to `drafts` draft tokens per row. Returns its tokens, and its numbers of
-/// draft tokens and of accepted draft tokens.
+/// Runs a constrained request with up to `drafts` draft tokens per row. Returns its tokens, the number of
+/// proposed draft tokens, and the number of accepted draft tokens.
 fn constrained_tokens(
     harness: &mut SchedulerHarness,
     sampling: &SamplingParams,
@@ -256,8 +256,8 @@ fn synthetic_acceptance_rate_is_met() {
     assert_eq!(chance(shared(layer(), 2, false), 600), [drafted, accepted]);
 }
 
-/// A synthetic acceptance length of 2.6 with four draft tokens accepts the first draft token always, the second
-/// with probability 0.6, and no further one.
+/// With a synthetic acceptance length of 2.6 and four draft tokens, the first draft token is always accepted,
+/// the second with probability 0.6, and later ones never.
 #[test]
 fn synthetic_acceptance_length_is_met() {
     let mut config = mtp_drafting(ModelDtype::Float32, 4);

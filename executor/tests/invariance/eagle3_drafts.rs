@@ -99,8 +99,9 @@ fn collecting_aux_hidden_states_changes_nothing() {
     }
 }
 
-/// Rows of asynchronous steps start at a position that only the device has. Their draft tokens and outputs
-/// are the same as in synchronous steps, even if one request is preempted with a row in flight.
+/// The start position of a row in an asynchronous step is known only on the device, because the host has not
+/// yet received the number of accepted draft tokens. Draft tokens and outputs are the same as in synchronous
+/// steps, even if a request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
     for config in in_f32(4) {

@@ -1,7 +1,7 @@
 //! Tests that a request's tokens and log-probabilities are bit-identical in all these cases: alone, in a
 //! batch, in chunks, after preemption, after a prefix hit, with other thread counts, and in another sequence
-//! slot. If several ranks share the model, all ranks get the same bits, and in f32 the tokens of a single
-//! rank.
+//! slot. If several ranks share the model, the results of all ranks are bit-identical; in f32, their tokens
+//! equal those of a single rank.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -52,7 +52,8 @@ fn name(config: &ExecutorConfig) -> String {
     format!("{:?}, {:?}, {:?}", config.model.architecture, settings.dtype, settings.parallel)
 }
 
-/// Returns sampling parameters: penalties, cutoffs, random sampling and log-probabilities.
+/// Returns four sets of sampling parameters with log-probabilities: greedy, random, with cutoffs (top-p,
+/// top-k, min-p), and with penalties, bad words and logit bias.
 fn rules() -> Vec<SamplingParams> {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let random = SamplingParams { temperature: 1.0, ..greedy.clone() };

@@ -58,8 +58,8 @@ fn draft_model_does_not_change_outputs() {
     }
 }
 
-/// The draft KV matches the KV of the target model in chunks, after a preemption, after a prefix hit, and in
-/// batches with rows without draft tokens.
+/// The draft KV stays consistent with the KV of the target model with chunked prefill, after a preemption,
+/// after a prefix hit, and in batches with rows without draft tokens.
 #[test]
 fn drafts_of_the_same_model_are_always_accepted() {
     let model = config(ModelDtype::Float32, 1);

@@ -10,7 +10,8 @@ use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationE
 use protocol::SpeculativeConfig;
 
 /// Returns configurations with one rank; with two ranks that split heads and experts; and with two EP ranks.
-/// EP ranks have experts in order, or an expert placement that may include the MTP module.
+/// The EP ranks have the experts in order, or an expert placement that may include the experts of the MTP
+/// module.
 fn configs(drafts: u8) -> [ExecutorConfig; 6] {
     use ModelDtype::{Bfloat16, Float32};
     [
@@ -58,9 +59,9 @@ fn draft_count_does_not_change_outputs() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// Rows of asynchronous steps start at a position that only the device knows, because the host has not read yet how many
-/// draft tokens were accepted. Their draft tokens and outputs
-/// are the same as in synchronous steps, even if one request is preempted with a row in flight.
+/// The start position of a row in an asynchronous step is known only on the device, because the host has not
+/// yet received the number of accepted draft tokens. Draft tokens and outputs are the same as in synchronous
+/// steps, even if a request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
     for config in configs(4) {
@@ -74,7 +75,8 @@ fn async_steps_draft_and_sample_the_same() {
         harness.finish_all(&mut plain, TOTAL);
         let mut waited = requests(4);
         harness.finish_all(&mut waited, TOTAL);
-        // A preempted request is recomputed in other chunks, which may change its tokens in 16-bit types.
+        // After a preemption, a request is recomputed in different chunks, which may change its tokens in
+        // 16-bit types.
         for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
             let (mut ahead, mut left) = (requests(4), preempted_at);
             harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {

@@ -174,7 +174,7 @@ fn class_logit_is_the_same_in_chunks_and_near_for_ranks() {
     }
 }
 
-/// Reference results of HF transformers for a model with synthetic weights.
+/// Pooling results of HF transformers for a model with synthetic weights, used as reference.
 struct PooledGolden(serde_json::Value);
 
 impl PooledGolden {
@@ -204,8 +204,8 @@ impl PooledGolden {
         request
     }
 
-    /// Largest difference between the results of `method` for all prompts and those under the key `name`,
-    /// relative to the largest value of each result.
+    /// Largest difference, over all prompts, between the result of `method` and the reference result stored
+    /// under the key `name`, relative to the largest absolute value of the reference result.
     fn difference(&self, name: &str, method: &PoolingMethod) -> f64 {
         let scores = *method == PoolingMethod::ClassLogits;
         let mut harness = SchedulerHarness::with(self.executor(scores));
@@ -227,7 +227,7 @@ impl PooledGolden {
     }
 }
 
-/// Tolerance of f32 results, whose sums have another order than those of transformers.
+/// Tolerance of f32 results: terms are summed in a different order than in HF transformers.
 const GOLDEN_TOLERANCE: f64 = 2e-4;
 
 #[test]

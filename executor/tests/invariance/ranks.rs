@@ -53,7 +53,7 @@ prop_compose! {
     }
 }
 
-/// Returns random sampling parameters that are the same in every run.
+/// Returns pseudo-random sampling parameters, the same in every run.
 fn random(count: usize) -> Vec<SamplingParams> {
     let mut runner = TestRunner::deterministic();
     (0..count)
@@ -85,8 +85,8 @@ fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
     for (a, b) in ours.iter().zip(theirs) {
         assert!(a.token == b.token && near(a.logprob, b.logprob), "{what}: {a:?}, {b:?}");
         assert_eq!(a.top_logprobs.len(), b.top_logprobs.len(), "{what}");
-        // Only the log-probabilities are compared: two ids may swap ranks if their logits differ in the last
-        // bits.
+        // Only the log-probabilities are compared, not the token ids: two ids may swap their order if their
+        // logits differ only in the last bits.
         for (&(_, a), &(_, b)) in a.top_logprobs.iter().zip(&b.top_logprobs) {
             assert!(near(a, b), "{what}: {a}, {b}");
         }
@@ -171,7 +171,7 @@ fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
     config.settings.rendezvous = Some(rendezvous.path().to_owned());
     config.settings.rank = Rank(rank);
     let mut bytes = 0;
-    let progress = &mut |progress: executor::PhaseProgress| {
+    let progress = &mut |progress: executor::StartupPhaseProgress| {
         if progress.phase == StartupPhase::Load {
             bytes = progress.total;
         }
@@ -184,7 +184,7 @@ fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
 fn ranks_load_the_experts_placed_on_them() {
     let expert_parallel = shared(moe_model(ModelDtype::Float32), 2, true);
     let moe = expert_parallel.model.moe.as_ref().unwrap();
-    // Bytes of one expert: its three matrices (gate, up, down) have synthetic weights in bf16, 2 bytes each.
+    // Bytes of one expert: three matrices (gate, up, down) of synthetic bf16 weights, 2 bytes per weight.
     let expert = (3 * expert_parallel.model.hidden * moe.intermediate * size_of::<u16>()) as u64;
     for rank in [0, 1] {
         let (in_order, placed) = (
@@ -219,7 +219,7 @@ fn expert_load_is_counted_once_with_replicated_experts() {
     assert!(order.is_sorted() && prompt.iter().all(|c| c.layer > 0 && c.expert < 8));
     assert!(decode.iter().all(|c| c.tokens == 1), "a token goes to different experts: {decode:?}");
     for (ranks, expert_parallel) in [(2, false), (2, true), (4, true)] {
-        // Counts are by logical expert, so they do not depend on the expert placement.
+        // Tokens are counted per logical expert, so the counts do not depend on the expert placement.
         assert_eq!(
             counted(ranks, expert_parallel),
             (prompt.clone(), decode.clone()),

@@ -12,7 +12,8 @@ use protocol::{ParallelConfig, Token, TokenLogprobs};
 use std::sync::Arc;
 use std::thread;
 
-/// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.
+/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs idle
+/// steps.
 const STEPS: usize = 60;
 
 type ReplicaOutput = (Vec<Token>, Vec<TokenLogprobs>);
@@ -26,8 +27,8 @@ fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
 /// Number of output tokens per request that are compared with those of a single replica.
 const EXPECTED_TOKENS: usize = 10;
 
-/// Returns the requests of a replica. Odd replicas run them one after the other and are idle at first; even
-/// replicas run two at a time.
+/// Returns the requests of a replica. Odd replicas start with idle steps and then run their requests one
+/// after the other; even replicas run two requests at a time.
 fn requests(replica: u16, drafts: u8) -> Vec<HarnessRequest> {
     let request = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
@@ -107,8 +108,8 @@ fn run_replicas_in(
     replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
-/// Returns the kinds of collectives by which ranks exchanged rows for their experts, and the total bytes that
-/// they sent to other ranks.
+/// Returns the kinds of collectives that exchanged tokens with the experts of other ranks, and the total
+/// bytes that the ranks sent to each other.
 fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     let lockstep = Arc::new(LockstepGroup::new(config));
     run_replicas_in(config, &lockstep);
@@ -134,8 +135,8 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     (operations, bytes)
 }
 
-/// The numbers of experts per token and of ranks decide between all-to-all and all-gather. All-to-all is used
-/// if it sends fewer bytes.
+/// The number of experts per token and the number of ranks determine whether all-to-all or all-gather is
+/// used: all-to-all is used if it sends fewer bytes.
 #[test]
 fn all_to_all_is_used_for_few_target_ranks() {
     use CollectiveOp::{AllGatherRows, AllToAll, ExchangeCounts, ReduceScatter};
@@ -180,8 +181,8 @@ fn expert_parallel_replicas_match_single_replica() {
     }
 }
 
-/// Replicas run draft passes together, including replicas without drafting rows. Draft tokens equal those of
-/// one rank, and outputs do not change.
+/// All replicas run draft passes in lockstep, including replicas without rows with draft tokens. The numbers
+/// of draft tokens equal those of a single rank, and outputs equal those without draft tokens.
 #[test]
 fn replicas_run_draft_passes_in_lockstep() {
     const DRAFTS: u8 = 3;
@@ -220,7 +221,7 @@ fn replicas_run_draft_passes_in_lockstep() {
     }
 }
 
-/// Other replicas change no bit of a replica's outputs, in any dtype, whatever batches they run.
+/// A replica's outputs are bit-identical in any dtype, whatever batches the other replicas run.
 #[test]
 fn other_replicas_change_no_bit() {
     for dtype in crate::DTYPES {

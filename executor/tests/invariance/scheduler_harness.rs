@@ -200,7 +200,7 @@ pub(crate) struct HarnessRequest {
     /// Result of the pooling method, once the whole prompt is computed.
     pub(crate) pooled: Vec<f32>,
     pub(crate) table: Vec<BlockId>,
-    /// Whether rows that sample have a grammar bitmask, which depends on the newest token.
+    /// Whether rows that sample have a grammar bitmask. The test bitmask depends on the newest token.
     pub(crate) masked: bool,
     /// Maximum number of draft tokens per row.
     pub(crate) drafts: u8,
@@ -268,7 +268,7 @@ impl HarnessRequest {
         std::mem::take(&mut self.table)
     }
 
-    /// Adds a submitted row to the sums in `in_flight`; subtracts it if the row is finished (`over`).
+    /// Adds a submitted row to the totals in `in_flight`; with `over`, subtracts a finished row.
     fn set_in_flight(&mut self, row: &BatchRow, over: bool) {
         let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
         for (sum, of_row) in self.in_flight.iter_mut().zip(of_row) {
@@ -391,7 +391,8 @@ fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     }
 }
 
-/// A further rank of a replica. It runs the same batches as the first rank, on its own thread.
+/// A rank of a replica other than the first rank. It runs the same batches as the first rank, on its own
+/// thread.
 struct FollowerRank {
     batches: Sender<(Batch, ScriptedBitmasks)>,
     outputs: Receiver<StepOutput>,
@@ -466,7 +467,7 @@ pub(crate) struct SchedulerHarness {
     pub(crate) from_device: bool,
     /// Whether the bitmasks are overdue in every second step.
     pub(crate) overdue_bitmasks: bool,
-    /// Maximum number of bitmasks of a row: those after further draft tokens are overdue.
+    /// Maximum number of bitmasks of a row; the bitmasks after further draft tokens are overdue.
     pub(crate) masks_max: usize,
     /// Row counts of the captured graphs. If there are any, decode steps replay them.
     pub(crate) graphs: Vec<u32>,
@@ -685,7 +686,7 @@ impl SchedulerHarness {
     }
 
     /// Runs several requests with two steps in flight: each step is submitted before the previous one is
-    /// finished. `between_steps` may change the requests between the two.
+    /// finished. `between_steps` is called after each submission and may change the requests.
     pub(crate) fn finish_async(
         &mut self,
         requests: &mut [HarnessRequest],

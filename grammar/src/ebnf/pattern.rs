@@ -4,7 +4,7 @@
 use super::lark_parser::LarkParser;
 use super::reachability::RuleReachability;
 use super::{EbnfGrammar, EbnfNode, EbnfRepeat};
-use crate::{GrammarSpec, OutputConstraint, engine_grammar};
+use crate::{GrammarSpec, OutputConstraint, llguidance_grammar};
 use llguidance::derivre::RegexBuilder;
 use std::fmt::Write as _;
 
@@ -27,7 +27,7 @@ pub fn lark_pattern(text: &str) -> Option<String> {
     // Regular expressions in Python syntax may be invalid in the grammar engine.
     RegexBuilder::new().mk_regex(&pattern).ok()?;
     let constraint = OutputConstraint::new(GrammarSpec::Regex(pattern.clone()), "format");
-    engine_grammar::check(&constraint).ok().map(|_| pattern)
+    llguidance_grammar::check(&constraint).ok().map(|_| pattern)
 }
 
 /// Returns a regular expression that matches `text` literally; `None` if a character has no form common to

@@ -16,7 +16,7 @@ const BASE_BYTES_MAX: usize = 2_048;
 
 /// Schema to which a reference refers.
 #[derive(Debug, Clone)]
-pub(super) struct SchemaTarget<'a> {
+pub(super) struct SchemaRefTarget<'a> {
     /// JSON pointer tokens (member names and indices) from the document root to the schema.
     pub(super) tokens: Vec<String>,
     /// The schema.
@@ -47,9 +47,9 @@ impl<'a> SchemaDocument<'a> {
     }
 
     /// Returns the root of the document.
-    pub(super) fn root(&self) -> SchemaTarget<'a> {
+    pub(super) fn root(&self) -> SchemaRefTarget<'a> {
         let base = base_inside(self.root, "");
-        SchemaTarget { tokens: Vec::new(), value: self.root, base }
+        SchemaRefTarget { tokens: Vec::new(), value: self.root, base }
     }
 
     fn index_schema(&mut self, schema: &Value, base: &str, tokens: &mut Vec<String>) {
@@ -140,7 +140,11 @@ impl<'a> SchemaDocument<'a> {
     /// reference.
     ///
     /// Errors: a message for the client.
-    pub(super) fn resolve(&self, base: &str, reference: &str) -> Result<SchemaTarget<'a>, String> {
+    pub(super) fn resolve(
+        &self,
+        base: &str,
+        reference: &str,
+    ) -> Result<SchemaRefTarget<'a>, String> {
         let shown: String = reference.chars().take(REFERENCE_SHOWN).collect();
         let uri = uri::resolve(base, reference);
         let Some(part) = self.parts.get(&uri.document) else {
@@ -167,7 +171,7 @@ impl<'a> SchemaDocument<'a> {
         document: &str,
         part: &[String],
         fragment: &str,
-    ) -> Option<SchemaTarget<'a>> {
+    ) -> Option<SchemaRefTarget<'a>> {
         if !fragment.is_empty() && !fragment.starts_with('/') {
             return self.at(self.anchors.get(&format!("{document}#{fragment}"))?);
         }
@@ -182,7 +186,7 @@ impl<'a> SchemaDocument<'a> {
     }
 
     /// Returns the schema at a location; a schema is an object or a boolean.
-    fn at(&self, tokens: &[String]) -> Option<SchemaTarget<'a>> {
+    fn at(&self, tokens: &[String]) -> Option<SchemaRefTarget<'a>> {
         let mut target = self.root();
         for token in tokens {
             target.value = match target.value {
@@ -193,7 +197,7 @@ impl<'a> SchemaDocument<'a> {
             target.base = base_inside(target.value, &target.base);
         }
         let is_schema = target.value.is_object() || target.value.is_boolean();
-        is_schema.then(|| SchemaTarget { tokens: tokens.to_vec(), ..target })
+        is_schema.then(|| SchemaRefTarget { tokens: tokens.to_vec(), ..target })
     }
 }
 

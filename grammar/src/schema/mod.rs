@@ -18,7 +18,7 @@ mod tests;
 mod uri;
 
 use super::compile::GrammarError;
-use document::{SchemaDocument, SchemaTarget, base_inside};
+use document::{SchemaDocument, SchemaRefTarget, base_inside};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
@@ -63,7 +63,7 @@ struct SchemaNormaliser<'a> {
     /// Names of the definitions, by location of the referenced schema.
     names: HashMap<Vec<String>, String>,
     /// Referenced schemas that have not been written yet.
-    pending: Vec<SchemaTarget<'a>>,
+    pending: Vec<SchemaRefTarget<'a>>,
     definitions: Map<String, Value>,
     /// Number of definition names assigned so far.
     name_count: usize,
@@ -90,7 +90,7 @@ impl<'a> SchemaNormaliser<'a> {
     }
 
     /// Writes the schema at a location in the document.
-    fn target(&mut self, target: &SchemaTarget<'_>) -> Result<Value, GrammarError> {
+    fn target(&mut self, target: &SchemaRefTarget<'_>) -> Result<Value, GrammarError> {
         self.location.clone_from(&target.tokens);
         self.base.clone_from(&target.base);
         self.schema(target.value)
@@ -261,7 +261,7 @@ impl<'a> SchemaNormaliser<'a> {
 
     /// Returns the schema to which a reference refers. References to schemas that consist only of a `$ref`
     /// are followed.
-    fn followed(&self, reference: &str) -> Result<SchemaTarget<'a>, GrammarError> {
+    fn followed(&self, reference: &str) -> Result<SchemaRefTarget<'a>, GrammarError> {
         let resolve = |base: &str, reference: &str| {
             self.document.resolve(base, reference).map_err(|message| self.rejected(&message))
         };

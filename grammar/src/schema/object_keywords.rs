@@ -13,7 +13,7 @@ const DEPENDENTS_MAX: usize = 6;
 const NAMES_KEYWORD: &str = "propertyNames";
 
 /// Constraint that `propertyNames` puts on the property names of an object.
-enum NameConstraint {
+enum PropertyNameConstraint {
     /// One of these names.
     OneOf(Vec<String>),
     /// Names matching this pattern.
@@ -128,7 +128,7 @@ impl SchemaNormaliser<'_> {
         let others = written.insert("additionalProperties".to_owned(), json!(false));
         let others = others.unwrap_or(Value::Bool(true));
         match constraint {
-            NameConstraint::OneOf(names) => {
+            PropertyNameConstraint::OneOf(names) => {
                 let others = self.shared(others);
                 let mut allowed = Map::new();
                 for (name, schema) in properties {
@@ -140,10 +140,10 @@ impl SchemaNormaliser<'_> {
                 }
                 written.insert("properties".to_owned(), Value::Object(allowed));
             }
-            NameConstraint::Matching(_) if !properties.is_empty() => {
+            PropertyNameConstraint::Matching(_) if !properties.is_empty() => {
                 return Err(self.unenforceable(NAMES_KEYWORD));
             }
-            NameConstraint::Matching(pattern) => {
+            PropertyNameConstraint::Matching(pattern) => {
                 written.insert("patternProperties".to_owned(), json!({pattern: others}));
             }
         }
@@ -151,10 +151,13 @@ impl SchemaNormaliser<'_> {
     }
 
     /// Returns the constraint that a schema puts on property names; `None` if the schema accepts every name.
-    fn name_constraint(&mut self, names: &Value) -> Result<Option<NameConstraint>, GrammarError> {
+    fn name_constraint(
+        &mut self,
+        names: &Value,
+    ) -> Result<Option<PropertyNameConstraint>, GrammarError> {
         let members = match names {
             Value::Bool(true) => return Ok(None),
-            Value::Bool(false) => return Ok(Some(NameConstraint::OneOf(Vec::new()))),
+            Value::Bool(false) => return Ok(Some(PropertyNameConstraint::OneOf(Vec::new()))),
             Value::Object(members) => members,
             _ => return Err(self.rejected("a schema must be an object or a boolean")),
         };
@@ -172,10 +175,12 @@ impl SchemaNormaliser<'_> {
                     self.base = outer;
                     return constraint;
                 }
-                ("enum", Value::Array(list)) => found.push(NameConstraint::OneOf(texts(list))),
-                ("const", name) => found.push(NameConstraint::OneOf(texts([name]))),
+                ("enum", Value::Array(list)) => {
+                    found.push(PropertyNameConstraint::OneOf(texts(list)));
+                }
+                ("const", name) => found.push(PropertyNameConstraint::OneOf(texts([name]))),
                 ("pattern", Value::String(pattern)) => {
-                    found.push(NameConstraint::Matching(pattern.clone()));
+                    found.push(PropertyNameConstraint::Matching(pattern.clone()));
                 }
                 ("minLength", Value::Number(length)) if length.is_u64() => {
                     lengths[0] = Some(length.to_string());
@@ -189,7 +194,7 @@ impl SchemaNormaliser<'_> {
         if lengths.iter().any(Option::is_some) {
             let [min, max] = lengths;
             let (min, max) = (min.unwrap_or_else(|| "0".to_owned()), max.unwrap_or_default());
-            found.push(NameConstraint::Matching(format!("^[\\s\\S]{{{min},{max}}}$")));
+            found.push(PropertyNameConstraint::Matching(format!("^[\\s\\S]{{{min},{max}}}$")));
         }
         match (found.pop(), found.pop()) {
             (constraint, None) => Ok(constraint),

@@ -4,9 +4,9 @@ use super::fields::FormatFields;
 use super::free_text::any_text;
 use super::{DEPTH_MAX, EMPTY, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
 use crate::ebnf::{EbnfGrammar, is_ebnf};
-use crate::engine_grammar::ENGINE_OPTIONS;
 use crate::lark_text::literal;
 use crate::limits::TEXT_BYTES_MAX;
+use crate::llguidance_grammar::ENGINE_OPTIONS;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

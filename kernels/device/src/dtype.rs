@@ -46,7 +46,7 @@ pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
 /// Floating-point element type. Kernels compute in f32 and round to nearest even when they store.
 pub trait FloatElement: DeviceElement {
     /// Type to which activations are converted before they are multiplied by weights of this type.
-    type Operand: FloatElement;
+    type MatmulOperand: FloatElement;
     /// Converts the element to f32.
     fn load(self) -> f32;
     /// Converts `x` to this type, rounded to nearest even.
@@ -68,7 +68,7 @@ macro_rules! element {
 element!(f32 => F32, bf16 => BF16, f16 => F16, Fp8E4m3 => F8E4M3, i32 => I32, i64 => I64);
 
 impl FloatElement for f32 {
-    type Operand = Self;
+    type MatmulOperand = Self;
     #[inline(always)]
     fn load(self) -> f32 {
         self
@@ -80,7 +80,7 @@ impl FloatElement for f32 {
 }
 
 impl FloatElement for bf16 {
-    type Operand = Self;
+    type MatmulOperand = Self;
     #[inline(always)]
     fn load(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -103,9 +103,9 @@ impl FloatElement for bf16 {
 /// Conversions without branches, so that loops vectorise. The results are bit-identical to those of the F16C
 /// instructions.
 impl FloatElement for f16 {
-    /// `Operand` is f32, because no CPU instruction multiplies f16 values with f32 accumulation: activations
+    /// `MatmulOperand` is f32, because no CPU instruction multiplies f16 values with f32 accumulation: activations
     /// are converted to f32 once, instead of for each product.
-    type Operand = f32;
+    type MatmulOperand = f32;
     #[inline(always)]
     fn load(self) -> f32 {
         const INFINITY: u32 = 0x7c00 << 13;

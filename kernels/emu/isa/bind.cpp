@@ -7,28 +7,28 @@ namespace emu::isa {
 
 namespace {
 
-struct Meaning {
+struct InstructionBinding {
     Handler run;
     Element element;
-    Unit unit;
+    ExecutionUnit unit;
 };
 
-std::unordered_map<std::string, Meaning> all_meanings() {
-    std::unordered_map<std::string, Meaning> all;
+std::unordered_map<std::string, InstructionBinding> all_meanings() {
+    std::unordered_map<std::string, InstructionBinding> all;
     for (const auto& rules : {integer_elements(), float_elements(), half_elements()})
-        for (const ElementRule& rule : rules) all.emplace(rule.name, Meaning{run_element, rule.element, Unit::VECTOR});
+        for (const ElementRule& rule : rules) all.emplace(rule.name, InstructionBinding{run_element, rule.element, ExecutionUnit::VECTOR});
     for (const ElementRule& rule : transcendental_elements())
-        all.emplace(rule.name, Meaning{run_element, rule.element, Unit::TRANSCENDENTAL});
+        all.emplace(rule.name, InstructionBinding{run_element, rule.element, ExecutionUnit::TRANSCENDENTAL});
     for (const auto& rules : {wide_rules(), lane_rules(), packed_rules(), conversion_rules(), division_rules(), scalar_rules(),
                               scalar_pair_rules(), control_rules(), global_rules(), lds_rules(), matrix_rules()})
-        for (const HandlerRule& rule : rules) all.emplace(rule.name, Meaning{rule.run, nullptr, rule.unit});
+        for (const HandlerRule& rule : rules) all.emplace(rule.name, InstructionBinding{rule.run, nullptr, rule.unit});
     return all;
 }
 
 }  // namespace
 
 void bind(Instruction& in) {
-    static const std::unordered_map<std::string, Meaning> meanings = all_meanings();
+    static const std::unordered_map<std::string, InstructionBinding> meanings = all_meanings();
     if (bind_comparison(in)) return;
     const auto found = meanings.find(in.name);
     if (found == meanings.end()) return;

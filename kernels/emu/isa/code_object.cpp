@@ -12,7 +12,7 @@ namespace emu::isa {
 namespace {
 
 // Bounds-checked view of an ELF file.
-struct Image {
+struct ElfImage {
     const u8* bytes;
     size_t size;
 
@@ -37,7 +37,7 @@ struct Image {
 
 const u64 PAGE = 4096;
 
-void load_segments(const Image& image, CodeObject& object) {
+void load_segments(const ElfImage& image, CodeObject& object) {
     for (u32 i = 0; i < image.header().e_phnum; ++i) {
         const Elf64_Phdr segment = image.segment(i);
         if (segment.p_type == PT_LOAD) object.bytes = std::max<size_t>(object.bytes, segment.p_vaddr + segment.p_memsz);
@@ -54,7 +54,7 @@ void load_segments(const Image& image, CodeObject& object) {
 }
 
 // The metadata is an ELF note: a header of 12 bytes, the padded name, then MessagePack.
-MetadataValue read_metadata(const Image& image) {
+MetadataValue read_metadata(const ElfImage& image) {
     for (u32 i = 0; i < image.header().e_phnum; ++i) {
         const Elf64_Phdr segment = image.segment(i);
         if (segment.p_type != PT_NOTE) continue;
@@ -91,7 +91,7 @@ void read_kernel(const MetadataValue& entry, Kernel& k) {
     if (k.private_bytes) fault("kernel " + k.name + " uses scratch memory, which is not emulated");
 }
 
-void read_kernels(const Image& image, CodeObject& object) {
+void read_kernels(const ElfImage& image, CodeObject& object) {
     const MetadataValue metadata = read_metadata(image);
     const MetadataValue* entries = metadata.find("amdhsa.kernels");
     for (u32 i = 0; i < image.header().e_shnum; ++i) {
@@ -128,7 +128,7 @@ void read_line(const std::string& line, CodeObject& object) {
     object.instructions.push_back(decode(text, address, 4 * words));
 }
 
-void read_instructions(const Image& image, CodeObject& object) {
+void read_instructions(const ElfImage& image, CodeObject& object) {
     for (u32 i = 0; i < image.header().e_shnum; ++i) {
         if (image.section_name(i) != ".disassembly") continue;
         const Elf64_Shdr section = image.section(i);
@@ -142,7 +142,7 @@ void read_instructions(const Image& image, CodeObject& object) {
     }
     if (object.instructions.empty()) fault("the code object has no section .disassembly");
     for (Instruction& in : object.instructions) {
-        if (in.unit != Unit::BRANCH || !in.run) continue;
+        if (in.unit != ExecutionUnit::BRANCH || !in.run) continue;
         const u64 to = in.address + 4 + (i64)(short)in.operands[0].literal * 4;
         const auto found = object.index_at.find(to);
         if (found == object.index_at.end()) fault("branch to no instruction: " + in.text);
@@ -157,7 +157,7 @@ CodeObject::~CodeObject() {
 }
 
 std::shared_ptr<CodeObject> load(const u8* bytes, size_t size) {
-    const Image image{bytes, size};
+    const ElfImage image{bytes, size};
     auto object = std::make_shared<CodeObject>();
     const Elf64_Ehdr header = image.header();
     if (header.e_machine != 224) fault("not a code object of AMDGPU");

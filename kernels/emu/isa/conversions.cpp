@@ -45,11 +45,11 @@ void narrow_pair(Wave& w, const Instruction& in) {
 }
 
 const HandlerRule CONVERSIONS[] = {
-    {"v_cvt_f32_fp8", widen_one<fp8_values>, Unit::VECTOR},
-    {"v_cvt_f32_bf8", widen_one<bf8_values>, Unit::VECTOR},
-    {"v_cvt_pk_f32_fp8", widen_pair<fp8_values>, Unit::VECTOR},
-    {"v_cvt_pk_f32_bf8", widen_pair<bf8_values>, Unit::VECTOR},
-    {"v_cvt_pk_fp8_f32", narrow_pair, Unit::VECTOR},
+    {"v_cvt_f32_fp8", widen_one<fp8_values>, ExecutionUnit::VECTOR},
+    {"v_cvt_f32_bf8", widen_one<bf8_values>, ExecutionUnit::VECTOR},
+    {"v_cvt_pk_f32_fp8", widen_pair<fp8_values>, ExecutionUnit::VECTOR},
+    {"v_cvt_pk_f32_bf8", widen_pair<bf8_values>, ExecutionUnit::VECTOR},
+    {"v_cvt_pk_fp8_f32", narrow_pair, ExecutionUnit::VECTOR},
 };
 
 bool is_subnormal(float value) { return std::fpclassify(value) == FP_SUBNORMAL; }
@@ -129,9 +129,9 @@ void fix_division(Wave& w, const Instruction& in) {
 }
 
 const HandlerRule DIVISIONS[] = {
-    {"v_div_scale_f32", scale_division, Unit::VECTOR},
-    {"v_div_fmas_f32", division_step, Unit::VECTOR},
-    {"v_div_fixup_f32", fix_division, Unit::VECTOR},
+    {"v_div_scale_f32", scale_division, ExecutionUnit::VECTOR},
+    {"v_div_fmas_f32", division_step, ExecutionUnit::VECTOR},
+    {"v_div_fixup_f32", fix_division, ExecutionUnit::VECTOR},
 };
 
 }  // namespace

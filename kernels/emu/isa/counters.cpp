@@ -10,13 +10,13 @@
 namespace emu::isa {
 
 static std::mutex lock;
-static std::map<std::string, Counters>& totals() {
-    static auto* const all = new std::map<std::string, Counters>;
+static std::map<std::string, PerformanceCounters>& totals() {
+    static auto* const all = new std::map<std::string, PerformanceCounters>;
     return *all;
 }
 
-void Counters::add(const Counters& other) {
-    for (u32 i = 0; i < (u32)Unit::COUNT; ++i) instructions[i] += other.instructions[i];
+void PerformanceCounters::add(const PerformanceCounters& other) {
+    for (u32 i = 0; i < (u32)ExecutionUnit::COUNT; ++i) instructions[i] += other.instructions[i];
     waves += other.waves;
     matrix_cycles += other.matrix_cycles;
     vector_waits += other.vector_waits;
@@ -27,7 +27,7 @@ void Counters::add(const Counters& other) {
     lds_ideal_cycles += other.lds_ideal_cycles;
 }
 
-void add_counters(const std::string& kernel, u32 gfx, const Counters& counters) {
+void add_counters(const std::string& kernel, u32 gfx, const PerformanceCounters& counters) {
     char arch[16];
     snprintf(arch, sizeof arch, "gfx%x\t", gfx);
     std::lock_guard<std::mutex> guard(lock);
@@ -37,16 +37,16 @@ void add_counters(const std::string& kernel, u32 gfx, const Counters& counters) 
 std::string counter_table() {
     std::string table = "arch\tkernel\twaves\tVALU\ttranscendental\tMFMA\tMFMA cycles\tSALU\tscalar loads\tloads\tstores\t"
                         "atomics\tLDS\tlane exchanges\tvector waits\tin flight\tLDS waits\tin flight\tLDS cycles\tideal LDS cycles\n";
-    const Unit units[] = {Unit::VECTOR, Unit::TRANSCENDENTAL, Unit::MATRIX};
-    const Unit others[] = {Unit::SCALAR, Unit::SCALAR_LOAD, Unit::LOAD, Unit::STORE, Unit::ATOMIC, Unit::LDS, Unit::LANES};
+    const ExecutionUnit units[] = {ExecutionUnit::VECTOR, ExecutionUnit::TRANSCENDENTAL, ExecutionUnit::MATRIX};
+    const ExecutionUnit others[] = {ExecutionUnit::SCALAR, ExecutionUnit::SCALAR_LOAD, ExecutionUnit::LOAD, ExecutionUnit::STORE, ExecutionUnit::ATOMIC, ExecutionUnit::LDS, ExecutionUnit::LANES};
     std::lock_guard<std::mutex> guard(lock);
     for (const auto& [name, c] : totals()) {
         const auto cell = [&](u64 number) { table += "\t" + std::to_string(number); };
         table += name;
         cell(c.waves);
-        for (const Unit unit : units) cell(c.instructions[(u32)unit]);
+        for (const ExecutionUnit unit : units) cell(c.instructions[(u32)unit]);
         cell(c.matrix_cycles);
-        for (const Unit unit : others) cell(c.instructions[(u32)unit]);
+        for (const ExecutionUnit unit : others) cell(c.instructions[(u32)unit]);
         for (const u64 number : {c.vector_waits, c.vector_in_flight, c.lds_waits, c.lds_in_flight, c.lds_cycles, c.lds_ideal_cycles})
             cell(number);
         table += "\n";

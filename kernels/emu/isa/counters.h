@@ -6,8 +6,8 @@
 
 namespace emu::isa {
 
-struct Counters {
-    u64 instructions[(u32)Unit::COUNT] = {};
+struct PerformanceCounters {
+    u64 instructions[(u32)ExecutionUnit::COUNT] = {};
     u64 waves = 0, matrix_cycles = 0;
     // Number of s_waitcnt instructions that had to wait for vector memory (or for LDS and scalar loads), and
     // total number of operations in flight at those waits.
@@ -15,11 +15,11 @@ struct Counters {
     // Cycles of LDS accesses with 32 banks, and the cycles that the accesses would take without bank
     // conflicts.
     u64 lds_cycles = 0, lds_ideal_cycles = 0;
-    void add(const Counters& other);
+    void add(const PerformanceCounters& other);
 };
 
 // Adds the counters of one launch to those of the process.
-void add_counters(const std::string& kernel, u32 gfx, const Counters& counters);
+void add_counters(const std::string& kernel, u32 gfx, const PerformanceCounters& counters);
 // Returns a tab-separated table of all kernels that ran, with a header line.
 std::string counter_table();
 

@@ -42,15 +42,15 @@ const NamedRegister NAMED[] = {{"vcc", VCC, 2}, {"vcc_lo", VCC, 1}, {"vcc_hi", V
 bool read_register(const std::string& text, Operand& o) {
     for (const NamedRegister& r : NAMED)
         if (text == r.name) {
-            o.bank = Bank::SCALAR;
+            o.bank = OperandKind::SCALAR;
             o.index = (u16)r.index;
             o.count = (u8)r.count;
             return true;
         }
     if (text.size() < 2 || !(isdigit(text[1]) || text[1] == '[')) return false;
-    if (text[0] == 'v') o.bank = Bank::VECTOR;
-    else if (text[0] == 'a') o.bank = Bank::ACCUMULATOR;
-    else if (text[0] == 's') o.bank = Bank::SCALAR;
+    if (text[0] == 'v') o.bank = OperandKind::VECTOR;
+    else if (text[0] == 'a') o.bank = OperandKind::ACCUMULATOR;
+    else if (text[0] == 's') o.bank = OperandKind::SCALAR;
     else return false;
     const size_t at = text[1] == '[' ? 2 : 1, colon = text.find(':');
     o.index = (u16)to_number(text.substr(at));
@@ -77,7 +77,7 @@ Operand read_operand(std::string text) {
         text = text.substr(1, text.size() - 2);
     }
     if (text == "off" || text == "null" || read_register(text, o)) return o;
-    o.bank = Bank::LITERAL;
+    o.bank = OperandKind::LITERAL;
     if (begins(text, "0x")) o.literal = strtoull(text.c_str(), nullptr, 16);
     else if (text.find('.') != std::string::npos) {
         // The disassembly abbreviates the constant 1 / (2 pi), so the exact bits are used.
@@ -103,7 +103,7 @@ u8 read_bits(const std::string& value) {
 }
 
 // Sets the source lanes of a DPP control. Returns false if `key` is not a DPP control.
-bool read_shuffle(LaneShuffle& s, const std::string& key, const std::string& value) {
+bool read_shuffle(DppLaneMapping& s, const std::string& key, const std::string& value) {
     u32 quad[4] = {}, count = 0;
     for (const char c : value)
         if (isdigit(c) && count < 4) quad[count++] = (u32)(c - '0');
@@ -126,7 +126,7 @@ bool read_shuffle(LaneShuffle& s, const std::string& key, const std::string& val
     return true;
 }
 
-void read_row_mask(LaneShuffle& s, u32 mask, bool banks) {
+void read_row_mask(DppLaneMapping& s, u32 mask, bool banks) {
     for (u32 l = 0; l < LANES; ++l)
         if (!(mask >> (banks ? l / 4 % 4 : l / 16) & 1)) s.written &= ~(1ull << l);
 }
@@ -163,9 +163,9 @@ void read_modifier(Instruction& in, const std::string& text) {
     else if (key == "dst_sel") in.sub_dword.destination = read_select(value);
     else if (key == "src0_sel") in.sub_dword.source[0] = read_select(value);
     else if (key == "src1_sel") in.sub_dword.source[1] = read_select(value);
-    else if (key == "dst_unused" && value == "UNUSED_PRESERVE") in.sub_dword.unused = SubDword::KEEP;
-    else if (key == "dst_unused" && value == "UNUSED_SEXT") in.sub_dword.unused = SubDword::SIGN;
-    else if (key == "dst_unused") in.sub_dword.unused = SubDword::ZERO;
+    else if (key == "dst_unused" && value == "UNUSED_PRESERVE") in.sub_dword.unused = SdwaSelect::KEEP;
+    else if (key == "dst_unused" && value == "UNUSED_SEXT") in.sub_dword.unused = SdwaSelect::SIGN;
+    else if (key == "dst_unused") in.sub_dword.unused = SdwaSelect::ZERO;
     else if (key == "row_mask") read_row_mask(in.shuffle, to_number(value), false);
     else if (key == "bank_mask") read_row_mask(in.shuffle, to_number(value), true);
     else if (key == "bound_ctrl") in.shuffle.zero_invalid = true;
@@ -201,22 +201,22 @@ void read_operands(Instruction& in, const std::string& text) {
 // ---- Registers used
 
 u16 number_of(const Operand& o) {
-    return (u16)(o.index + (o.bank == Bank::ACCUMULATOR ? 256 : o.bank == Bank::SCALAR ? 512 : 0));
+    return (u16)(o.index + (o.bank == OperandKind::ACCUMULATOR ? 256 : o.bank == OperandKind::SCALAR ? 512 : 0));
 }
 
 // Whether the instruction has no destination, so that operand 0 is a source.
 bool has_no_destination(const Instruction& in) {
     const std::string& n = in.name;
-    return in.unit == Unit::STORE || (in.unit == Unit::ATOMIC && !in.returns_old) || begins(n, "s_cmp") || begins(n, "s_bitcmp") ||
-           in.unit == Unit::BRANCH || in.unit == Unit::WAIT || begins(n, "ds_write") ||
-           (in.unit == Unit::LDS && !begins(n, "ds_read") && n.find("_rtn_") == std::string::npos);
+    return in.unit == ExecutionUnit::STORE || (in.unit == ExecutionUnit::ATOMIC && !in.returns_old) || begins(n, "s_cmp") || begins(n, "s_bitcmp") ||
+           in.unit == ExecutionUnit::BRANCH || in.unit == ExecutionUnit::WAIT || begins(n, "ds_write") ||
+           (in.unit == ExecutionUnit::LDS && !begins(n, "ds_read") && n.find("_rtn_") == std::string::npos);
 }
 
 void list_registers(Instruction& in) {
     const bool none = has_no_destination(in);
     for (u32 i = 0; i < in.operand_count; ++i) {
         const Operand& o = in.operands[i];
-        if (o.bank == Bank::NONE || o.bank == Bank::LITERAL || (o.bank == Bank::SCALAR && o.index == SCC)) continue;
+        if (o.bank == OperandKind::NONE || o.bank == OperandKind::LITERAL || (o.bank == OperandKind::SCALAR && o.index == SCC)) continue;
         in.registers.push_back({number_of(o), o.count, i == 0 && !none});
     }
     if (in.name == "v_div_fmas_f32" || begins(in.name, "s_cbranch_vcc")) in.registers.push_back({512 + VCC, 2, false});
@@ -267,7 +267,7 @@ Instruction decode(const std::string& text, u32 address, u32 bytes) {
         adjust(in);
         bind(in);
         list_registers(in);
-    } catch (const Fault& f) {
+    } catch (const EmulationFault& f) {
         in.text += " (" + f.text + ")";
         in.run = nullptr;
     }

@@ -29,7 +29,7 @@ static const u32* modified(const Instruction& in, u32 index, const u32* from, u3
 }
 
 // Writes source 0 of a DPP instruction to `shuffled`. Returns the mask of lanes whose result may be written.
-static u64 shuffle_source(Wave& w, const LaneShuffle& shuffle, const u32* from, u32* shuffled) {
+static u64 shuffle_source(Wave& w, const DppLaneMapping& shuffle, const u32* from, u32* shuffled) {
     u64 present = 0;
     for (u32 l = 0; l < LANES; ++l) {
         const u32 s = shuffle.source[l];
@@ -51,13 +51,13 @@ static void finish_float(const Instruction& in, u32* result) {
 }
 
 // Moves a result into the destination byte or word that SDWA selects.
-static void place_sub_dword(const SubDword& s, const u32* old, u32* result) {
+static void place_sub_dword(const SdwaSelect& s, const u32* old, u32* result) {
     const u32 width = s.destination < 4 ? 8 : 16;
     const u32 shift = s.destination < 4 ? 8 * s.destination : 16 * (s.destination - 4);
     const u32 mask = ((1u << width) - 1) << shift;
-    if (s.unused == SubDword::SIGN) fault("dst_unused:UNUSED_SEXT is not supported");
+    if (s.unused == SdwaSelect::SIGN) fault("dst_unused:UNUSED_SEXT is not supported");
     for (u32 l = 0; l < LANES; ++l)
-        result[l] = (result[l] << shift & mask) | (s.unused == SubDword::KEEP ? old[l] & ~mask : 0);
+        result[l] = (result[l] << shift & mask) | (s.unused == SdwaSelect::KEEP ? old[l] & ~mask : 0);
 }
 
 void run_element(Wave& w, const Instruction& in) {

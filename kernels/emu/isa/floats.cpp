@@ -102,8 +102,8 @@ namespace {
 
 // A condition code is a mask of the relations for which the comparison is true: less 1, equal 2, greater 4,
 // unordered 8.
-struct Relation { const char* name; u32 mask; };
-const Relation RELATIONS[] = {{"lt", 1}, {"eq", 2}, {"le", 3}, {"gt", 4}, {"lg", 5}, {"ge", 6}, {"o", 7}, {"u", 8},
+struct ConditionCode { const char* name; u32 mask; };
+const ConditionCode RELATIONS[] = {{"lt", 1}, {"eq", 2}, {"le", 3}, {"gt", 4}, {"lg", 5}, {"ge", 6}, {"o", 7}, {"u", 8},
 {"nge", 9},
                               {"nlg", 10}, {"ngt", 11}, {"nle", 12}, {"neq", 13}, {"nlt", 14}, {"ne", 5}};
 
@@ -161,8 +161,8 @@ u16 as_u16(u32 x) { return (u16)x; }
 short as_i16(u32 x) { return (short)x; }
 float as_f32(u32 x) { return as_float(x); }
 float as_f16(u32 x) { return half_value(x & 0xffff); }
-struct Comparison { const char* type; Handler run; };
-const Comparison COMPARISONS[] = {{"u32", compare<u32, as_u32>}, {"i32", compare<i32, as_i32>},
+struct CompareHandler { const char* type; Handler run; };
+const CompareHandler COMPARISONS[] = {{"u32", compare<u32, as_u32>}, {"i32", compare<i32, as_i32>},
 {"u16", compare<u16, as_u16>},
                                   {"i16", compare<short, as_i16>}, {"f32", compare<float, as_f32>},
                                   {"f16", compare<float, as_f16>},
@@ -175,14 +175,14 @@ bool bind_comparison(Instruction& in) {
     if (prefix == 6 && in.name.compare(0, 6, "v_cmp_") != 0) return false;
     const size_t split = in.name.rfind('_');
     const std::string relation = in.name.substr(prefix, split - prefix), type = in.name.substr(split + 1);
-    in.unit = Unit::VECTOR;
+    in.unit = ExecutionUnit::VECTOR;
     if (relation == "class" && type == "f32") {
         in.run = compare_class;
         return true;
     }
-    for (const Relation& r : RELATIONS)
+    for (const ConditionCode& r : RELATIONS)
         if (relation == r.name) in.relation = r.mask;
-    for (const Comparison& c : COMPARISONS)
+    for (const CompareHandler& c : COMPARISONS)
         if (in.relation && type == c.type) in.run = c.run;
     return true;
 }

@@ -18,7 +18,7 @@ template <class T> T load_at(const u8* from) {
 // Returns the address of a lane: a 64-bit vector address, or a scalar base plus a 32-bit vector offset.
 u64 address_of(Wave& w, const Operand& address, const Operand& base, i32 offset, u32 lane) {
     const u32 low = row(w, address)[lane];
-    if (base.bank == Bank::SCALAR) return w.pair(base.index) + low + (i64)offset;
+    if (base.bank == OperandKind::SCALAR) return w.pair(base.index) + low + (i64)offset;
     return join(low, row(w, address, 1)[lane]) + (i64)offset;
 }
 
@@ -116,8 +116,8 @@ u32 float_add(u32 old, u32 data, u32) { return as_bits(as_float(old) + as_float(
 template <u32 WORDS> void scalar_load(Wave& w, const Instruction& in) {
     const Operand& offset = in.operands[2];
     u64 at = w.pair(in.operands[1].index) + (i64)in.offset;
-    if (offset.bank == Bank::LITERAL) at += (i64)(i32)(u32)offset.literal;
-    if (offset.bank == Bank::SCALAR) at += w.scalar[offset.index];
+    if (offset.bank == OperandKind::LITERAL) at += (i64)(i32)(u32)offset.literal;
+    if (offset.bank == OperandKind::SCALAR) at += w.scalar[offset.index];
     const u8* from = w.group->global_access(at, 4 * WORDS, 0);
     for (u32 i = 0; i < WORDS; ++i) w.set_scalar(in.operands[0].index + i, load_at<u32>(from + 4 * i));
     w.pending.add(MemoryQueue::SCALAR, in, true, false);
@@ -125,41 +125,41 @@ template <u32 WORDS> void scalar_load(Wave& w, const Instruction& in) {
 
 const u32 LOW = 0xffff, HIGH = 0xffff0000;
 const HandlerRule RULES[] = {
-    {"s_load_dword", scalar_load<1>, Unit::SCALAR_LOAD}, {"s_load_dwordx2", scalar_load<2>, Unit::SCALAR_LOAD},
-    {"s_load_dwordx4", scalar_load<4>, Unit::SCALAR_LOAD}, {"s_load_dwordx8", scalar_load<8>, Unit::SCALAR_LOAD},
-    {"s_load_dwordx16", scalar_load<16>, Unit::SCALAR_LOAD},
-    {"global_load_dword", load_words<1>, Unit::LOAD}, {"global_load_dwordx2", load_words<2>, Unit::LOAD},
-    {"global_load_dwordx3", load_words<3>, Unit::LOAD}, {"global_load_dwordx4", load_words<4>, Unit::LOAD},
-    {"global_load_ubyte", load_part<u8, 0, 0>, Unit::LOAD},
-    {"global_load_sbyte", load_part<signed char, 0, 0>, Unit::LOAD},
-    {"global_load_ushort", load_part<u16, 0, 0>, Unit::LOAD},
-    {"global_load_sshort", load_part<short, 0, 0>, Unit::LOAD},
-    {"global_load_short_d16", load_part<u16, 0, HIGH>, Unit::LOAD},
-    {"global_load_short_d16_hi", load_part<u16, 16, LOW>, Unit::LOAD},
-    {"global_load_ubyte_d16", load_part<u8, 0, HIGH>, Unit::LOAD},
-    {"global_load_ubyte_d16_hi", load_part<u8, 16, LOW>, Unit::LOAD},
-    {"global_store_dword", store_words<1>, Unit::STORE}, {"global_store_dwordx2", store_words<2>, Unit::STORE},
-    {"global_store_dwordx3", store_words<3>, Unit::STORE}, {"global_store_dwordx4", store_words<4>, Unit::STORE},
-    {"global_store_byte", store_part<u8, 0>, Unit::STORE},
-    {"global_store_byte_d16_hi", store_part<u8, 16>, Unit::STORE},
-    {"global_store_short", store_part<u16, 0>, Unit::STORE},
-    {"global_store_short_d16_hi", store_part<u16, 16>, Unit::STORE},
-    {"global_atomic_add", atomic<u32, add<u32>>, Unit::ATOMIC},
-    {"global_atomic_sub", atomic<u32, subtract<u32>>, Unit::ATOMIC},
-    {"global_atomic_and", atomic<u32, bits_and<u32>>, Unit::ATOMIC},
-    {"global_atomic_or", atomic<u32, bits_or<u32>>, Unit::ATOMIC},
-    {"global_atomic_xor", atomic<u32, bits_xor<u32>>, Unit::ATOMIC},
-    {"global_atomic_umax", atomic<u32, maximum<u32>>, Unit::ATOMIC},
-    {"global_atomic_umin", atomic<u32, minimum<u32>>, Unit::ATOMIC},
-    {"global_atomic_smax", atomic<u32, signed_maximum>, Unit::ATOMIC},
-    {"global_atomic_smin", atomic<u32, signed_minimum>, Unit::ATOMIC},
-    {"global_atomic_swap", atomic<u32, exchange<u32>>, Unit::ATOMIC},
-    {"global_atomic_cmpswap", atomic<u32, compare_exchange<u32>>, Unit::ATOMIC},
-    {"global_atomic_add_f32", atomic<u32, float_add>, Unit::ATOMIC},
-    {"global_atomic_add_x2", atomic<u64, add<u64>>, Unit::ATOMIC},
-    {"global_atomic_or_x2", atomic<u64, bits_or<u64>>, Unit::ATOMIC},
-    {"global_atomic_umax_x2", atomic<u64, maximum<u64>>, Unit::ATOMIC},
-    {"global_atomic_swap_x2", atomic<u64, exchange<u64>>, Unit::ATOMIC},
+    {"s_load_dword", scalar_load<1>, ExecutionUnit::SCALAR_LOAD}, {"s_load_dwordx2", scalar_load<2>, ExecutionUnit::SCALAR_LOAD},
+    {"s_load_dwordx4", scalar_load<4>, ExecutionUnit::SCALAR_LOAD}, {"s_load_dwordx8", scalar_load<8>, ExecutionUnit::SCALAR_LOAD},
+    {"s_load_dwordx16", scalar_load<16>, ExecutionUnit::SCALAR_LOAD},
+    {"global_load_dword", load_words<1>, ExecutionUnit::LOAD}, {"global_load_dwordx2", load_words<2>, ExecutionUnit::LOAD},
+    {"global_load_dwordx3", load_words<3>, ExecutionUnit::LOAD}, {"global_load_dwordx4", load_words<4>, ExecutionUnit::LOAD},
+    {"global_load_ubyte", load_part<u8, 0, 0>, ExecutionUnit::LOAD},
+    {"global_load_sbyte", load_part<signed char, 0, 0>, ExecutionUnit::LOAD},
+    {"global_load_ushort", load_part<u16, 0, 0>, ExecutionUnit::LOAD},
+    {"global_load_sshort", load_part<short, 0, 0>, ExecutionUnit::LOAD},
+    {"global_load_short_d16", load_part<u16, 0, HIGH>, ExecutionUnit::LOAD},
+    {"global_load_short_d16_hi", load_part<u16, 16, LOW>, ExecutionUnit::LOAD},
+    {"global_load_ubyte_d16", load_part<u8, 0, HIGH>, ExecutionUnit::LOAD},
+    {"global_load_ubyte_d16_hi", load_part<u8, 16, LOW>, ExecutionUnit::LOAD},
+    {"global_store_dword", store_words<1>, ExecutionUnit::STORE}, {"global_store_dwordx2", store_words<2>, ExecutionUnit::STORE},
+    {"global_store_dwordx3", store_words<3>, ExecutionUnit::STORE}, {"global_store_dwordx4", store_words<4>, ExecutionUnit::STORE},
+    {"global_store_byte", store_part<u8, 0>, ExecutionUnit::STORE},
+    {"global_store_byte_d16_hi", store_part<u8, 16>, ExecutionUnit::STORE},
+    {"global_store_short", store_part<u16, 0>, ExecutionUnit::STORE},
+    {"global_store_short_d16_hi", store_part<u16, 16>, ExecutionUnit::STORE},
+    {"global_atomic_add", atomic<u32, add<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_sub", atomic<u32, subtract<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_and", atomic<u32, bits_and<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_or", atomic<u32, bits_or<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_xor", atomic<u32, bits_xor<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_umax", atomic<u32, maximum<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_umin", atomic<u32, minimum<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_smax", atomic<u32, signed_maximum>, ExecutionUnit::ATOMIC},
+    {"global_atomic_smin", atomic<u32, signed_minimum>, ExecutionUnit::ATOMIC},
+    {"global_atomic_swap", atomic<u32, exchange<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_cmpswap", atomic<u32, compare_exchange<u32>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_add_f32", atomic<u32, float_add>, ExecutionUnit::ATOMIC},
+    {"global_atomic_add_x2", atomic<u64, add<u64>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_or_x2", atomic<u64, bits_or<u64>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_umax_x2", atomic<u64, maximum<u64>>, ExecutionUnit::ATOMIC},
+    {"global_atomic_swap_x2", atomic<u64, exchange<u64>>, ExecutionUnit::ATOMIC},
 };
 
 }  // namespace

@@ -9,10 +9,10 @@
 
 namespace emu::isa {
 
-enum class Bank : u8 { NONE, VECTOR, ACCUMULATOR, SCALAR, LITERAL };
+enum class OperandKind : u8 { NONE, VECTOR, ACCUMULATOR, SCALAR, LITERAL };
 
 struct Operand {
-    Bank bank = Bank::NONE;
+    OperandKind bank = OperandKind::NONE;
     u8 count = 1;       // number of consecutive 32-bit registers
     u16 index = 0;      // first register
     u64 literal = 0;
@@ -24,7 +24,7 @@ enum : u32 { VCC = 106, M0 = 124, EXEC = 126, SCALARS = 128, SCC = 253 };
 
 // Execution unit of an instruction, as far as counters and memory waits distinguish it. LANES: data moves
 // between lanes through the LDS hardware, without access to LDS memory.
-enum class Unit : u8 {
+enum class ExecutionUnit : u8 {
     VECTOR, TRANSCENDENTAL, MATRIX, SCALAR, SCALAR_LOAD, LOAD, STORE, ATOMIC, LDS, LANES, BRANCH, WAIT, BARRIER, OTHER,
     COUNT
 };
@@ -43,7 +43,7 @@ struct RegisterRange {
 };
 
 // Data-parallel primitive (DPP): each lane reads source 0 from another lane.
-struct LaneShuffle {
+struct DppLaneMapping {
     u8 source[LANES];
     u64 valid = ~0ull;          // lanes that have a source lane
     u64 written = ~0ull;        // lanes that the row and bank masks select
@@ -51,7 +51,7 @@ struct LaneShuffle {
 };
 
 // Sub-dword addressing (SDWA): selects a byte (0-3), a word (4, 5) or the dword (6) of an operand.
-struct SubDword {
+struct SdwaSelect {
     u8 destination = 6, source[2] = {6, 6};
     enum Unused : u8 { ZERO, SIGN, KEEP } unused = ZERO;
 };
@@ -63,15 +63,15 @@ struct Instruction {
     u32 operand_count = 0;
     Handler run = nullptr;          // null: unknown, `text` tells what
     Element element = nullptr;
-    Unit unit = Unit::OTHER;
+    ExecutionUnit unit = ExecutionUnit::OTHER;
     std::vector<RegisterRange> registers;
     u32 target = 0;                 // index of the instruction that a branch jumps to
     i32 offset = 0, second_offset = 0;
     u8 op_sel = 0, op_sel_hi = 0xff, neg_lo = 0, neg_hi = 0;  // packed operands: bit i is operand i + 1
     bool clamp = false, returns_old = false, is_16_bit = false, is_dpp = false, is_sdwa = false;
     float multiplier = 1;           // of a float result
-    LaneShuffle shuffle;
-    SubDword sub_dword;
+    DppLaneMapping shuffle;
+    SdwaSelect sub_dword;
     u32 relation = 0;               // comparisons: bits less, equal, greater, unordered that make it true
     u32 truth_table = 0;            // v_bitop3
     u32 format_a = 0, format_b = 0; // cbsz and blgp of f8f6f4 products
@@ -108,10 +108,10 @@ struct CodeObject {
 };
 
 // Thrown to end a launch or the loading of a code object; `text` is the reason.
-struct Fault {
+struct EmulationFault {
     std::string text;
 };
-[[noreturn]] inline void fault(const std::string& text) { throw Fault{text}; }
+[[noreturn]] inline void fault(const std::string& text) { throw EmulationFault{text}; }
 
 // Sets the handler of an instruction by the instruction's name; `run` stays null for an unknown name.
 void bind(Instruction& in);

@@ -73,20 +73,20 @@ template <u32 WIDTH> void swap_rows(Wave& w, const Instruction& in) {
 }
 
 const HandlerRule RULES[] = {
-    {"v_cndmask_b32", select, Unit::VECTOR},
-    {"v_mbcnt_lo_u32_b32", count_lower_lanes<0>, Unit::VECTOR},
-    {"v_mbcnt_hi_u32_b32", count_lower_lanes<32>, Unit::VECTOR},
-    {"v_accvgpr_read_b32", move, Unit::VECTOR},
-    {"v_accvgpr_write_b32", move, Unit::VECTOR},
-    {"v_accvgpr_mov_b32", move, Unit::VECTOR},
-    {"v_swap_b32", swap, Unit::VECTOR},
-    {"v_readfirstlane_b32", read_first_lane, Unit::VECTOR},
+    {"v_cndmask_b32", select, ExecutionUnit::VECTOR},
+    {"v_mbcnt_lo_u32_b32", count_lower_lanes<0>, ExecutionUnit::VECTOR},
+    {"v_mbcnt_hi_u32_b32", count_lower_lanes<32>, ExecutionUnit::VECTOR},
+    {"v_accvgpr_read_b32", move, ExecutionUnit::VECTOR},
+    {"v_accvgpr_write_b32", move, ExecutionUnit::VECTOR},
+    {"v_accvgpr_mov_b32", move, ExecutionUnit::VECTOR},
+    {"v_swap_b32", swap, ExecutionUnit::VECTOR},
+    {"v_readfirstlane_b32", read_first_lane, ExecutionUnit::VECTOR},
     HANDLER("v_readlane_b32", VECTOR, w.set_scalar(o[0].index, row(w, o[1])[scalar_source(w, o[2]) % LANES]);),
     HANDLER("v_writelane_b32", VECTOR, row(w, o[0])[scalar_source(w, o[2]) % LANES] = scalar_source(w, o[1]);),
-    {"v_bitop3_b32", any_function_of_bits<32>, Unit::VECTOR},
-    {"v_bitop3_b16", any_function_of_bits<16>, Unit::VECTOR},
-    {"v_permlane16_swap_b32", swap_rows<16>, Unit::VECTOR},
-    {"v_permlane32_swap_b32", swap_rows<32>, Unit::VECTOR},
+    {"v_bitop3_b32", any_function_of_bits<32>, ExecutionUnit::VECTOR},
+    {"v_bitop3_b16", any_function_of_bits<16>, ExecutionUnit::VECTOR},
+    {"v_permlane16_swap_b32", swap_rows<16>, ExecutionUnit::VECTOR},
+    {"v_permlane32_swap_b32", swap_rows<32>, ExecutionUnit::VECTOR},
 };
 
 }  // namespace

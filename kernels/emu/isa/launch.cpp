@@ -9,8 +9,8 @@
 
 namespace emu::isa {
 
-Launch::Sizes sizes_of(const Kernel& kernel) {
-    Launch::Sizes sizes{};
+Launch::KernelSizes sizes_of(const Kernel& kernel) {
+    Launch::KernelSizes sizes{};
     for (const KernelArgument& a : kernel.arguments) {
         if (a.is_hidden()) continue;
         if (sizes.count == sizeof sizes.bytes / sizeof *sizes.bytes) fault("kernel " + kernel.name + " has too many arguments");
@@ -60,7 +60,7 @@ bool launch(const Kernel& kernel, const Launch& launch, AddressSpace memory) {
     memory.sort();
     GridRun<Workgroup> run(kernel.name, launch);
     const LaunchState state{&kernel, &launch, arguments.data(), (const u8*)&packet, &memory, settings().seed, &run.progress};
-    Counters counters;
+    PerformanceCounters counters;
     run.begin = [&](Workgroup& group, u64 index) { group.begin(state, index); };
     run.finish = [&](Workgroup& group) { counters.add(group.counters); };
     const bool good = run.all(settings().threads);

@@ -19,7 +19,7 @@ template <u32 SIDE, u32 K> struct Tile {
     void read_c(Wave& w, const Operand& o) {
         u32 scratch[LANES];
         for (u32 i = 0; i < SIDE * SIDE / LANES; ++i) {
-            const u32* from = source(w, o, scratch, o.bank == Bank::LITERAL ? 0 : i);
+            const u32* from = source(w, o, scratch, o.bank == OperandKind::LITERAL ? 0 : i);
             for (u32 l = 0; l < LANES; ++l) c[row_of(l, i)][l % SIDE] = as_float(from[l]);
         }
     }
@@ -72,7 +72,7 @@ template <u32 SIDE, u32 K, class Element> void product(Wave& w, const Instructio
 }
 
 // Element formats, indexed by cbsz (for A) and blgp (for B).
-const SmallFormat* const FORMATS[] = {&FP8_OCP, &BF8_OCP, &FP6, &BF6, &FP4};
+const MinifloatFormat* const FORMATS[] = {&FP8_OCP, &BF8_OCP, &FP6, &BF6, &FP4};
 
 // Returns the value of a scale byte (E8M0).
 float scale_value(u32 byte) { return byte == 0xff ? NAN : std::ldexp(1.f, (int)byte - 127); }
@@ -98,7 +98,7 @@ template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instru
     for (u32 side = 0; side < 2; ++side) {
         const u32 code = side ? in.format_b : in.format_a;
         if (code >= sizeof FORMATS / sizeof *FORMATS) fault("unknown format of a matrix operand");
-        const SmallFormat& format = *FORMATS[code];
+        const MinifloatFormat& format = *FORMATS[code];
         const u32 byte = (in.op_sel >> side & 1) | (in.op_sel_hi >> side & 1) << 1;
         u32 scratch[LANES];
         const u32* scales = SCALED ? source(w, in.operands[4 + side], scratch) : nullptr;
@@ -119,22 +119,22 @@ template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instru
 }
 
 const HandlerRule RULES[] = {
-    {"v_mfma_f32_16x16x16_bf16", product<16, 16, Bf16Element>, Unit::MATRIX},
-    {"v_mfma_f32_16x16x16_f16", product<16, 16, F16Element>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x8_bf16", product<32, 8, Bf16Element>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x8_f16", product<32, 8, F16Element>, Unit::MATRIX},
-    {"v_mfma_f32_16x16x32_bf16", product<16, 32, Bf16Element>, Unit::MATRIX},
-    {"v_mfma_f32_16x16x32_f16", product<16, 32, F16Element>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x16_bf16", product<32, 16, Bf16Element>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x16_f16", product<32, 16, F16Element>, Unit::MATRIX},
-    {"v_mfma_f32_16x16x32_fp8_fp8", product<16, 32, Fp8Element>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x16_fp8_fp8", product<32, 16, Fp8Element>, Unit::MATRIX},
-    {"v_mfma_f32_16x16x4_f32", product<16, 4, F32Element>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x2_f32", product<32, 2, F32Element>, Unit::MATRIX},
-    {"v_mfma_f32_16x16x128_f8f6f4", small_product<16, 128, false>, Unit::MATRIX},
-    {"v_mfma_f32_32x32x64_f8f6f4", small_product<32, 64, false>, Unit::MATRIX},
-    {"v_mfma_scale_f32_16x16x128_f8f6f4", small_product<16, 128, true>, Unit::MATRIX},
-    {"v_mfma_scale_f32_32x32x64_f8f6f4", small_product<32, 64, true>, Unit::MATRIX},
+    {"v_mfma_f32_16x16x16_bf16", product<16, 16, Bf16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_16x16x16_f16", product<16, 16, F16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x8_bf16", product<32, 8, Bf16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x8_f16", product<32, 8, F16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_16x16x32_bf16", product<16, 32, Bf16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_16x16x32_f16", product<16, 32, F16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x16_bf16", product<32, 16, Bf16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x16_f16", product<32, 16, F16Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_16x16x32_fp8_fp8", product<16, 32, Fp8Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x16_fp8_fp8", product<32, 16, Fp8Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_16x16x4_f32", product<16, 4, F32Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x2_f32", product<32, 2, F32Element>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_16x16x128_f8f6f4", small_product<16, 128, false>, ExecutionUnit::MATRIX},
+    {"v_mfma_f32_32x32x64_f8f6f4", small_product<32, 64, false>, ExecutionUnit::MATRIX},
+    {"v_mfma_scale_f32_16x16x128_f8f6f4", small_product<16, 128, true>, ExecutionUnit::MATRIX},
+    {"v_mfma_scale_f32_32x32x64_f8f6f4", small_product<32, 64, true>, ExecutionUnit::MATRIX},
 };
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace emu::isa {
 
 namespace {
 
-struct Reader {
+struct MessagePackReader {
     const u8 *at, *end;
     u32 depth = 0;
 
@@ -74,6 +74,6 @@ struct Reader {
 
 }  // namespace
 
-MetadataValue unpack(const u8* bytes, size_t size) { return Reader{bytes, bytes + size}.value(); }
+MetadataValue unpack(const u8* bytes, size_t size) { return MessagePackReader{bytes, bytes + size}.value(); }
 
 }  // namespace emu::isa

@@ -6,21 +6,21 @@
 
 namespace emu::isa {
 
-float small_value(u32 bits, const SmallFormat& format) {
+float small_value(u32 bits, const MinifloatFormat& format) {
     const u32 mantissa_range = 1u << format.mantissa_bits, exponent_range = 1u << format.exponent_bits;
     const u32 mantissa = bits & (mantissa_range - 1), exponent = bits >> format.mantissa_bits & (exponent_range - 1);
     const bool negative = bits >> (format.bits() - 1) & 1;
     const bool top = exponent == exponent_range - 1;
-    if (format.nan == SmallFormat::NEGATIVE_ZERO && negative && !exponent && !mantissa) return NAN;
-    if (format.nan == SmallFormat::ALL_ONES && top && mantissa == mantissa_range - 1) return NAN;
-    if (format.nan == SmallFormat::IEEE && top) return mantissa ? NAN : negative ? -INFINITY : INFINITY;
+    if (format.nan == MinifloatFormat::NEGATIVE_ZERO && negative && !exponent && !mantissa) return NAN;
+    if (format.nan == MinifloatFormat::ALL_ONES && top && mantissa == mantissa_range - 1) return NAN;
+    if (format.nan == MinifloatFormat::IEEE && top) return mantissa ? NAN : negative ? -INFINITY : INFINITY;
     const float fraction = (float)mantissa / (float)mantissa_range;
     const float size = exponent ? std::ldexp(1 + fraction, (int)exponent - format.bias)
                                 : std::ldexp(fraction, 1 - format.bias);
     return negative ? -size : size;
 }
 
-static std::array<float, 256> table_of(const SmallFormat& format) {
+static std::array<float, 256> table_of(const MinifloatFormat& format) {
     std::array<float, 256> values;
     for (u32 code = 0; code < 256; ++code) values[code] = small_value(code, format);
     return values;

@@ -60,17 +60,17 @@ inline u32 bf16_bits(float value) {
 }
 
 // A number format of at most eight bits. `nan`: which bit patterns are NaN.
-struct SmallFormat {
+struct MinifloatFormat {
     u32 exponent_bits, mantissa_bits;
     int bias;
-    enum Nan { NEVER, ALL_ONES, NEGATIVE_ZERO, IEEE } nan;
+    enum NanEncoding { NEVER, ALL_ONES, NEGATIVE_ZERO, IEEE } nan;
     u32 bits() const { return 1 + exponent_bits + mantissa_bits; }
 };
-const SmallFormat FP8_OCP{4, 3, 7, SmallFormat::ALL_ONES}, FP8_FNUZ{4, 3, 8, SmallFormat::NEGATIVE_ZERO};
-const SmallFormat BF8_OCP{5, 2, 15, SmallFormat::IEEE}, BF8_FNUZ{5, 2, 16, SmallFormat::NEGATIVE_ZERO};
-const SmallFormat FP6{2, 3, 1, SmallFormat::NEVER}, BF6{3, 2, 3, SmallFormat::NEVER}, FP4{2, 1, 1, SmallFormat::NEVER};
+const MinifloatFormat FP8_OCP{4, 3, 7, MinifloatFormat::ALL_ONES}, FP8_FNUZ{4, 3, 8, MinifloatFormat::NEGATIVE_ZERO};
+const MinifloatFormat BF8_OCP{5, 2, 15, MinifloatFormat::IEEE}, BF8_FNUZ{5, 2, 16, MinifloatFormat::NEGATIVE_ZERO};
+const MinifloatFormat FP6{2, 3, 1, MinifloatFormat::NEVER}, BF6{3, 2, 3, MinifloatFormat::NEVER}, FP4{2, 1, 1, MinifloatFormat::NEVER};
 
-float small_value(u32 bits, const SmallFormat& format);
+float small_value(u32 bits, const MinifloatFormat& format);
 // The values of all 256 codes of fp8 or bf8.
 const float* fp8_values(bool fnuz);
 const float* bf8_values(bool fnuz);

@@ -10,7 +10,7 @@ namespace {
 const u32* pair_source(Wave& w, const Instruction& in, u32 index, u32 half, u32* scratch) {
     const Operand& o = in.operands[index + 1];
     const u32 select = (half ? in.op_sel_hi : in.op_sel) >> index & 1;
-    const u32* from = source(w, o, scratch, o.bank == Bank::LITERAL ? 0 : select);
+    const u32* from = source(w, o, scratch, o.bank == OperandKind::LITERAL ? 0 : select);
     if (!((half ? in.neg_hi : in.neg_lo) >> index & 1)) return from;
     for (u32 l = 0; l < LANES; ++l) scratch[l] = from[l] ^ 0x80000000;
     return scratch;
@@ -99,32 +99,32 @@ u32 integer_maximum_16(u32 x, u32 y, u32) { return x > y ? x : y; }
 u32 integer_minimum_16(u32 x, u32 y, u32) { return x < y ? x : y; }
 
 const HandlerRule RULES[] = {
-    {"v_pk_mul_f32", packed_f32<2, product>, Unit::VECTOR},
-    {"v_pk_add_f32", packed_f32<2, sum>, Unit::VECTOR},
-    {"v_pk_fma_f32", packed_f32<3, multiply_add>, Unit::VECTOR},
-    {"v_pk_add_f16", packed_16<2, sum_16>, Unit::VECTOR},
-    {"v_pk_mul_f16", packed_16<2, product_16>, Unit::VECTOR},
-    {"v_pk_fma_f16", packed_16<3, multiply_add_16>, Unit::VECTOR},
-    {"v_pk_max_f16", packed_16<2, maximum_16>, Unit::VECTOR},
-    {"v_pk_min_f16", packed_16<2, minimum_16>, Unit::VECTOR},
-    {"v_pk_add_u16", packed_16<2, integer_sum_16>, Unit::VECTOR},
-    {"v_pk_sub_u16", packed_16<2, integer_difference_16>, Unit::VECTOR},
-    {"v_pk_sub_i16", packed_16<2, integer_difference_16>, Unit::VECTOR},
-    {"v_pk_mul_lo_u16", packed_16<2, integer_product_16>, Unit::VECTOR},
-    {"v_pk_mad_u16", packed_16<3, integer_multiply_add_16>, Unit::VECTOR},
-    {"v_pk_lshlrev_b16", packed_16<2, shift_left_16>, Unit::VECTOR},
-    {"v_pk_lshrrev_b16", packed_16<2, shift_right_16>, Unit::VECTOR},
-    {"v_pk_max_u16", packed_16<2, integer_maximum_16>, Unit::VECTOR},
-    {"v_pk_min_u16", packed_16<2, integer_minimum_16>, Unit::VECTOR},
+    {"v_pk_mul_f32", packed_f32<2, product>, ExecutionUnit::VECTOR},
+    {"v_pk_add_f32", packed_f32<2, sum>, ExecutionUnit::VECTOR},
+    {"v_pk_fma_f32", packed_f32<3, multiply_add>, ExecutionUnit::VECTOR},
+    {"v_pk_add_f16", packed_16<2, sum_16>, ExecutionUnit::VECTOR},
+    {"v_pk_mul_f16", packed_16<2, product_16>, ExecutionUnit::VECTOR},
+    {"v_pk_fma_f16", packed_16<3, multiply_add_16>, ExecutionUnit::VECTOR},
+    {"v_pk_max_f16", packed_16<2, maximum_16>, ExecutionUnit::VECTOR},
+    {"v_pk_min_f16", packed_16<2, minimum_16>, ExecutionUnit::VECTOR},
+    {"v_pk_add_u16", packed_16<2, integer_sum_16>, ExecutionUnit::VECTOR},
+    {"v_pk_sub_u16", packed_16<2, integer_difference_16>, ExecutionUnit::VECTOR},
+    {"v_pk_sub_i16", packed_16<2, integer_difference_16>, ExecutionUnit::VECTOR},
+    {"v_pk_mul_lo_u16", packed_16<2, integer_product_16>, ExecutionUnit::VECTOR},
+    {"v_pk_mad_u16", packed_16<3, integer_multiply_add_16>, ExecutionUnit::VECTOR},
+    {"v_pk_lshlrev_b16", packed_16<2, shift_left_16>, ExecutionUnit::VECTOR},
+    {"v_pk_lshrrev_b16", packed_16<2, shift_right_16>, ExecutionUnit::VECTOR},
+    {"v_pk_max_u16", packed_16<2, integer_maximum_16>, ExecutionUnit::VECTOR},
+    {"v_pk_min_u16", packed_16<2, integer_minimum_16>, ExecutionUnit::VECTOR},
     HANDLER("v_pk_mov_b32", VECTOR, u32 result[2][LANES];
             for (u32 half = 0; half < 2; ++half) {
                 u32 scratch[LANES];
-                const u32 select = o[1 + half].bank == Bank::LITERAL ? 0 : in.op_sel >> half & 1;
+                const u32 select = o[1 + half].bank == OperandKind::LITERAL ? 0 : in.op_sel >> half & 1;
                 memcpy(result[half], source(w, o[1 + half], scratch, select), sizeof result[half]);
             } for (u32 half = 0; half < 2; ++half) write_lanes(w, row(w, o[0], half), result[half]);),
     HANDLER("v_fma_mix_f32", VECTOR, u32 result[LANES]; mixed(w, in, result); write_lanes(w, row(w, o[0]), result);),
-    {"v_fma_mixlo_f16", mixed_to_half<0>, Unit::VECTOR},
-    {"v_fma_mixhi_f16", mixed_to_half<16>, Unit::VECTOR},
+    {"v_fma_mixlo_f16", mixed_to_half<0>, ExecutionUnit::VECTOR},
+    {"v_fma_mixhi_f16", mixed_to_half<16>, ExecutionUnit::VECTOR},
 };
 
 }  // namespace

@@ -20,13 +20,13 @@ static std::string register_name(u32 number) {
     return "s" + std::to_string(number - FIRST_SCALAR);
 }
 
-static MemoryQueue queue_of(Unit unit) {
-    if (unit == Unit::SCALAR_LOAD) return MemoryQueue::SCALAR;
-    return unit == Unit::LDS || unit == Unit::LANES ? MemoryQueue::LDS : MemoryQueue::VECTOR;
+static MemoryQueue queue_of(ExecutionUnit unit) {
+    if (unit == ExecutionUnit::SCALAR_LOAD) return MemoryQueue::SCALAR;
+    return unit == ExecutionUnit::LDS || unit == ExecutionUnit::LANES ? MemoryQueue::LDS : MemoryQueue::VECTOR;
 }
 
-static bool is_memory(Unit unit) {
-    return unit == Unit::LOAD || unit == Unit::ATOMIC || unit == Unit::LDS || unit == Unit::LANES;
+static bool is_memory(ExecutionUnit unit) {
+    return unit == ExecutionUnit::LOAD || unit == ExecutionUnit::ATOMIC || unit == ExecutionUnit::LDS || unit == ExecutionUnit::LANES;
 }
 
 // A load may write a register that an earlier load of the same queue will write, because both complete in
@@ -48,7 +48,7 @@ void PendingRegisters::add(MemoryQueue queue, const Instruction& in, bool has_re
     if (queue == MemoryQueue::VECTOR && sizes[q] == VECTOR_COUNTER_MAX) complete_oldest(queue);
     if (queue == MemoryQueue::LDS && sizes[q] == LDS_COUNTER_MAX) complete_oldest(queue);
     if (sizes[q] == CAPACITY) complete_oldest(queue);
-    Operation operation{{0, 0, true}, touches_lds};
+    MemoryOperation operation{{0, 0, true}, touches_lds};
     if (has_result)
         for (const RegisterRange& range : in.registers)
             if (range.is_destination) operation.result = range;
@@ -63,7 +63,7 @@ void PendingRegisters::add(MemoryQueue queue, const Instruction& in, bool has_re
 
 void PendingRegisters::complete_oldest(MemoryQueue queue) {
     const u32 q = (u32)queue;
-    const Operation& operation = operations[q][heads[q]];
+    const MemoryOperation& operation = operations[q][heads[q]];
     heads[q] = (heads[q] + 1) % CAPACITY;
     --sizes[q];
     for (u32 i = 0; i < operation.result.count; ++i) pending_count -= --pending[operation.result.first + i] == 0;

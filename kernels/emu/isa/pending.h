@@ -29,7 +29,7 @@ struct PendingRegisters {
     bool has_lds_access() const { return lds_accesses != 0; }
 
 private:
-    struct Operation {
+    struct MemoryOperation {
         RegisterRange result;  // count 0: none
         bool touches_lds;
     };
@@ -40,7 +40,7 @@ private:
 
     u8 pending[REGISTERS];           // number of operations that will write the register
     MemoryQueue writer[REGISTERS];   // of the last such operation
-    Operation operations[3][CAPACITY];
+    MemoryOperation operations[3][CAPACITY];
     u32 heads[3], sizes[3];
     u32 pending_count, lds_accesses;
 };

@@ -11,7 +11,7 @@ struct ElementRule {
 struct HandlerRule {
     const char* name;
     Handler run;
-    Unit unit;
+    ExecutionUnit unit;
 };
 template <class Rule> struct RuleList {
     const Rule* first;
@@ -56,6 +56,6 @@ bool bind_comparison(Instruction& in);
     {name, []([[maybe_unused]] Wave& w, [[maybe_unused]] const Instruction& in) { \
          [[maybe_unused]] const Operand* const o = in.operands;               \
          __VA_ARGS__                                                          \
-     }, Unit::unit}
+     }, ExecutionUnit::unit}
 
 }  // namespace emu::isa

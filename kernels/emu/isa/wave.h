@@ -19,7 +19,7 @@ struct Wave {
     u32 number;                           // in its workgroup
     WaveState state;
     Workgroup* group;
-    Counters* counters;
+    PerformanceCounters* counters;
     u32 gfx;
     PendingRegisters pending;
 
@@ -44,24 +44,24 @@ struct Wave {
 };
 
 inline u32 scalar_source(const Wave& w, const Operand& o) {
-    if (o.bank == Bank::LITERAL) return (u32)o.literal;
-    if (o.bank != Bank::SCALAR) fault("operand is not scalar");
+    if (o.bank == OperandKind::LITERAL) return (u32)o.literal;
+    if (o.bank != OperandKind::SCALAR) fault("operand is not scalar");
     return o.index == SCC ? (u32)w.scc : w.scalar[o.index];
 }
 inline u64 scalar_source_64(const Wave& w, const Operand& o) {
-    return o.bank == Bank::SCALAR && o.index != SCC ? w.pair(o.index) : o.bank == Bank::LITERAL ? o.literal : scalar_source(w, o);
+    return o.bank == OperandKind::SCALAR && o.index != SCC ? w.pair(o.index) : o.bank == OperandKind::LITERAL ? o.literal : scalar_source(w, o);
 }
 
 // Returns the 64 lanes of a vector or accumulator register.
 inline u32* row(Wave& w, const Operand& o, u32 word = 0) {
-    if (o.bank != Bank::VECTOR && o.bank != Bank::ACCUMULATOR) fault("operand is not a vector register");
-    return w.vector[(o.bank == Bank::ACCUMULATOR ? FIRST_ACCUMULATOR : 0) + o.index + word];
+    if (o.bank != OperandKind::VECTOR && o.bank != OperandKind::ACCUMULATOR) fault("operand is not a vector register");
+    return w.vector[(o.bank == OperandKind::ACCUMULATOR ? FIRST_ACCUMULATOR : 0) + o.index + word];
 }
 // Returns the 64 lanes of 32-bit word `word` of a source; scalars and literals are broadcast to `scratch`.
 inline const u32* source(Wave& w, const Operand& o, u32* scratch, u32 word = 0) {
-    if (o.bank == Bank::VECTOR || o.bank == Bank::ACCUMULATOR) return row(w, o, word);
+    if (o.bank == OperandKind::VECTOR || o.bank == OperandKind::ACCUMULATOR) return row(w, o, word);
     u32 value;
-    if (o.bank == Bank::LITERAL) value = (u32)(o.literal >> 32 * word);
+    if (o.bank == OperandKind::LITERAL) value = (u32)(o.literal >> 32 * word);
     else value = word ? w.scalar[o.index + word] : scalar_source(w, o);
     for (u32 l = 0; l < LANES; ++l) scratch[l] = value;
     return scratch;

@@ -78,14 +78,14 @@ void multiply_add_signed(Wave& w, const Instruction& in) {
 }
 
 const HandlerRule RULES[] = {
-    {"v_add_co_u32", with_carry<CarryKind::ADD, false>, Unit::VECTOR},
-    {"v_addc_co_u32", with_carry<CarryKind::ADD, true>, Unit::VECTOR},
-    {"v_sub_co_u32", with_carry<CarryKind::SUBTRACT, false>, Unit::VECTOR},
-    {"v_subb_co_u32", with_carry<CarryKind::SUBTRACT, true>, Unit::VECTOR},
-    {"v_subrev_co_u32", with_carry<CarryKind::SUBTRACT_REVERSED, false>, Unit::VECTOR},
-    {"v_subbrev_co_u32", with_carry<CarryKind::SUBTRACT_REVERSED, true>, Unit::VECTOR},
-    {"v_mad_u64_u32", multiply_add_unsigned, Unit::VECTOR},
-    {"v_mad_i64_i32", multiply_add_signed, Unit::VECTOR},
+    {"v_add_co_u32", with_carry<CarryKind::ADD, false>, ExecutionUnit::VECTOR},
+    {"v_addc_co_u32", with_carry<CarryKind::ADD, true>, ExecutionUnit::VECTOR},
+    {"v_sub_co_u32", with_carry<CarryKind::SUBTRACT, false>, ExecutionUnit::VECTOR},
+    {"v_subb_co_u32", with_carry<CarryKind::SUBTRACT, true>, ExecutionUnit::VECTOR},
+    {"v_subrev_co_u32", with_carry<CarryKind::SUBTRACT_REVERSED, false>, ExecutionUnit::VECTOR},
+    {"v_subbrev_co_u32", with_carry<CarryKind::SUBTRACT_REVERSED, true>, ExecutionUnit::VECTOR},
+    {"v_mad_u64_u32", multiply_add_unsigned, ExecutionUnit::VECTOR},
+    {"v_mad_i64_i32", multiply_add_signed, ExecutionUnit::VECTOR},
     HANDLER("v_lshl_add_u64", VECTOR, const WideSource x(w, o[1]), z(w, o[3]); const NarrowSource y(w, o[2]);
             wide(w, o[0], [&](u32 l) { return (x[l] << (y[l] & 7)) + z[l]; });),
     HANDLER("v_lshlrev_b64", VECTOR, const NarrowSource x(w, o[1]); const WideSource y(w, o[2]);

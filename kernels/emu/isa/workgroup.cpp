@@ -44,7 +44,7 @@ void Workgroup::begin(const LaunchState& s, u64 index) {
     state = &s;
     const Dim grid = s.launch->grid;
     id = {(u32)(index % grid.x), (u32)(index / grid.x % grid.y), (u32)(index / grid.x / grid.y)};
-    order = (Order)(s.seed % 4);
+    order = (ExecutionOrder)(s.seed % 4);
     rng = s.seed * 0x9e3779b97f4a7c15ull + index * 0xbf58476d1ce4e5b9ull + 1;
     next_wave = 0;
     rotates = false;
@@ -107,18 +107,18 @@ u64 Workgroup::random() {
 // Returns the number of instructions that a wave runs before another wave is selected.
 u32 Workgroup::quantum() {
     switch (order) {
-        case Order::ROUND_ROBIN: return 16;
-        case Order::RANDOM: return 1 + (u32)random() % 200;
+        case ExecutionOrder::ROUND_ROBIN: return 16;
+        case ExecutionOrder::RANDOM: return 1 + (u32)random() % 200;
         default: return 1 << 16;
     }
 }
 
 Wave* Workgroup::pick() {
-    const bool next = order == Order::ROUND_ROBIN || rotates;
-    const u32 start = order == Order::RANDOM ? (u32)random() % wave_count : next ? next_wave : 0;
+    const bool next = order == ExecutionOrder::ROUND_ROBIN || rotates;
+    const u32 start = order == ExecutionOrder::RANDOM ? (u32)random() % wave_count : next ? next_wave : 0;
     for (u32 i = 0; i < wave_count; ++i) {
         const u32 n = (start + i) % wave_count;
-        Wave& w = *waves[order == Order::LAST_AHEAD ? wave_count - 1 - n : n];
+        Wave& w = *waves[order == ExecutionOrder::LAST_AHEAD ? wave_count - 1 - n : n];
         if (w.state != WaveState::READY) continue;
         next_wave = n + 1;
         return &w;
@@ -137,7 +137,7 @@ bool Workgroup::run_wave(Wave& w, u32 instructions) {
             ++counters.instructions[(u32)in->unit];
             in->run(w, *in);
         }
-    } catch (const Fault& f) {
+    } catch (const EmulationFault& f) {
         char place[96];
         snprintf(place, sizeof place, ", workgroup (%u,%u,%u), wave %u, pc 0x%x: ", id.x, id.y, id.z, w.number, in->address);
         failure = "kernel " + state->kernel->name + place + in->text + ": " + f.text;
@@ -160,7 +160,7 @@ bool Workgroup::release_barrier() {
     return true;
 }
 
-Outcome Workgroup::run() {
+BlockOutcome Workgroup::run() {
     // Other workgroups have run since the waves went to sleep, so all sleeping waves are ready again.
     for (u32 i = 0; i < wave_count; ++i)
         if (waves[i]->state == WaveState::SLEEPING) waves[i]->state = WaveState::READY;
@@ -170,7 +170,7 @@ Outcome Workgroup::run() {
         if (!w) break;
         const u32 turn = quantum();
         rotates = run_wave(*w, turn);
-        if (!failure.empty()) return Outcome::RULE_VIOLATED;
+        if (!failure.empty()) return BlockOutcome::RULE_VIOLATED;
         instructions += turn;
     }
     bool done = true, sleeping = false;
@@ -178,9 +178,9 @@ Outcome Workgroup::run() {
         done &= waves[i]->state == WaveState::DONE;
         sleeping |= waves[i]->state == WaveState::SLEEPING;
     }
-    if (done) return Outcome::FINISHED;
+    if (done) return BlockOutcome::FINISHED;
     if (!sleeping) note_progress();  // it computes
-    return Outcome::WAITING;
+    return BlockOutcome::WAITING;
 }
 
 }  // namespace emu::isa

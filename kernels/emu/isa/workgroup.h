@@ -22,7 +22,7 @@ struct Workgroup {
     void begin(const LaunchState& state, u64 index);
     // Runs until all waves are done, until no wave can continue before memory changes, or for a limited
     // number of instructions.
-    Outcome run();
+    BlockOutcome run();
     void note_progress() { state->progress->fetch_add(1, std::memory_order_relaxed); }
 
     // Checks an LDS access of a wave and returns its host address.
@@ -34,7 +34,7 @@ struct Workgroup {
     }
 
     std::string failure;
-    Counters counters;
+    PerformanceCounters counters;
     const LaunchState* state = nullptr;
     u32 lds_bytes = 0;
 
@@ -49,7 +49,7 @@ private:
     u64 random();
 
     Dim id{};
-    Order order{};
+    ExecutionOrder order{};
     u64 rng = 0;
     u32 wave_count = 0, next_wave = 0;
     bool rotates = false;           // the last wave has had its turn without reaching a barrier or its end

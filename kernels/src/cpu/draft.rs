@@ -6,10 +6,10 @@ use device::{DType, DeviceElement, DeviceError, MatMut, MatRef, check_dtype, che
 use super::backend::for_float;
 use super::step::index;
 use crate::cpu::CpuBackend;
-use crate::step::{DraftHiddenStates, DraftRow, StagingReader};
+use crate::step::{DraftHiddenStates, StagedDraftRow, StagingReader};
 use crate::{
-    CpuKernel, DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion,
-    DraftPassPreparation, DraftStateStore, VocabParallelDraftArgmax,
+    CpuKernel, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore, DraftIdTranslation,
+    DraftInsertion, DraftPassPreparation, VocabParallelDraftArgmax,
 };
 
 impl CpuKernel for DraftInsertion<'_> {
@@ -87,7 +87,7 @@ impl CpuKernel for DraftArgmax<'_> {
     }
 }
 
-impl CpuKernel for DraftStateStore<'_, '_> {
+impl CpuKernel for DraftHiddenStateStore<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
         let tables = BlockTables { tables, block_tokens };
@@ -103,7 +103,7 @@ impl CpuKernel for DraftStateStore<'_, '_> {
     }
 }
 
-impl CpuKernel for DraftInputGather<'_> {
+impl CpuKernel for DraftHiddenStateGather<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, rows, mut y, hidden, states } = self;
         check_states(y.dtype(), y.cols(), states)?;
@@ -132,7 +132,8 @@ impl CpuKernel for DraftPassPreparation<'_, '_> {
         to.cu_q.row_mut::<i32>(0)[0] = 0;
         for r in 0..pass.rows {
             let row = read.drafts.get(r).copied().unwrap_or_default();
-            // Inputs of a padding row, which rows with at most `pass.pass` draft tokens are in this pass.
+            // Inputs of a padding row. In this pass, a row with at most `pass.pass` draft tokens is a padding
+            // row.
             let mut inputs = DraftRowInputs { id: 0, position: 0, slot: -1, context_len: 0 };
             if (pass.pass as i32) < row.drafts {
                 let start = start_of(&row, pass.positions)?;
@@ -176,7 +177,7 @@ fn check_states(
 }
 
 /// Position of the first token of `row`, read from the positions of the step.
-fn start_of(row: &DraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
+fn start_of(row: &StagedDraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
     Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
 }
 
@@ -196,8 +197,8 @@ struct BlockTables<'a> {
 }
 
 impl BlockTables<'_> {
-    /// KV slot of position `position` in the request of `row`.
-    fn kv_slot(&self, row: &DraftRow, position: usize) -> Result<i64, DeviceError> {
+    /// KV slot of the token at position `position` of the request that `row` belongs to.
+    fn kv_slot(&self, row: &StagedDraftRow, position: usize) -> Result<i64, DeviceError> {
         let seq_slot = index("sequence slot", row.seq_slot, self.tables.rows())?;
         let (table, block_tokens) = (self.tables.row::<i32>(seq_slot), self.block_tokens);
         let block = table[index("table", (position / block_tokens) as i32, table.len())?];
@@ -205,10 +206,11 @@ impl BlockTables<'_> {
     }
 }
 
-/// Returns the hidden state of the token before `row`, whose first token is at position `start`: the boundary
-/// state of its KV block, or the state in the sequence slot; zeros if neither is stored.
+/// Returns the hidden state at position `start − 1`, where `start` is the position of the first token of
+/// `row`: the boundary state of the preceding KV block, or the state in the sequence slot; zeros if neither
+/// is stored.
 fn preceding_state<T: DeviceElement + Default>(
-    row: &DraftRow,
+    row: &StagedDraftRow,
     start: i32,
     states: &DraftHiddenStates<'_>,
 ) -> Result<Vec<T>, DeviceError> {
@@ -226,10 +228,10 @@ fn preceding_state<T: DeviceElement + Default>(
     Ok(states.slot_states.as_ref().row::<T>(state_row).to_vec())
 }
 
-/// Stores the hidden states of `row`, whose first token is at position `start`: those of its newest tokens in
-/// `slot_states` of its sequence slot, and those of tokens that end a KV block in `boundary_states`.
+/// Stores hidden states of `row`, whose first token is at position `start`: the states of its newest tokens
+/// in `slot_states`, and the states of tokens at the end of a KV block in `boundary_states`.
 fn store_state<T: DeviceElement + Default>(
-    row: &DraftRow,
+    row: &StagedDraftRow,
     start: i32,
     states: &mut DraftHiddenStates<'_>,
     hidden: MatRef<'_>,

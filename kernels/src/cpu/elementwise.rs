@@ -16,7 +16,7 @@ use crate::{CpuKernel, LogitSoftcap, RowGather, SiluMul, TensorAdd};
 /// time than they save.
 pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
 
-/// Minimum number of rows for multi-threading of a row-wise kernel, from the number of columns of a row.
+/// Minimum number of rows for multi-threading of a row-wise kernel whose rows have `cols` columns.
 pub(super) fn min_rows(cols: usize) -> usize {
     MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
 }

@@ -1,4 +1,4 @@
-//! `TensorScale` and `SigmoidGatedAdd` on the CPU: parallel over rows, computed in f32, rounded once when stored.
+//! `TensorScalarMul` and `SigmoidGatedAdd` on the CPU: parallel over rows, computed in f32, rounded once when stored.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 
@@ -7,7 +7,7 @@ use super::elementwise::min_rows;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, SigmoidGatedAdd, TensorScale};
+use crate::{CpuKernel, SigmoidGatedAdd, TensorScalarMul};
 
 struct ScaledRow<'a, T> {
     x: &'a mut [T],
@@ -64,7 +64,7 @@ impl CpuBackend {
     }
 }
 
-impl CpuKernel for TensorScale<'_> {
+impl CpuKernel for TensorScalarMul<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut x, factor } = self;
         for_float!("scale", x.dtype(), T => cpu.scale_of::<T>(&mut x, factor));

@@ -1,9 +1,9 @@
 //! Embedding lookup from a row-major table or from a packed matrix.
 //!
-//! In a packed matrix the elements of a row are 4-byte pieces (two bf16 or one f32), one in each 128-byte
-//! step of its panel: a lookup reads one cache line per piece. That takes a few microseconds per token,
-//! against milliseconds for its forward pass, and a tied LM head of 150,000 rows is stored once instead of
-//! twice.
+//! In a packed matrix a row is scattered in 4-byte pieces (two bf16 or one f32), one in each 128-byte step of
+//! its panel, so a lookup reads one cache line per piece. The lookup takes a few microseconds per token,
+//! while a forward pass takes milliseconds; in return, a tied LM head of 150,000 rows is stored once instead
+//! of twice.
 
 use device::{DType, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
 

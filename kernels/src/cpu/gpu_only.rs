@@ -4,7 +4,7 @@
 use device::{DType, DeviceError};
 
 use super::CpuBackend;
-use crate::{CpuKernel, FusedLinear, PrologueLinear, RopeAttention, RoutedExpertMlp};
+use crate::{CpuKernel, FusedLinear, FusedMoe, PrologueLinear, RopeAttention};
 
 fn unsupported(kernel: &'static str, dtype: DType) -> Result<(), DeviceError> {
     Err(DeviceError::Unsupported { kernel, what: "input on a CPU", dtype })
@@ -28,7 +28,7 @@ impl CpuKernel for RopeAttention<'_> {
     }
 }
 
-impl CpuKernel for RoutedExpertMlp<'_, '_> {
+impl CpuKernel for FusedMoe<'_, '_> {
     fn run(self, _: &CpuBackend) -> Result<(), DeviceError> {
         unsupported("routed_expert_mlp", self.x.dtype())
     }

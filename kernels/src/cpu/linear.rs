@@ -54,7 +54,7 @@ impl CpuKernel for Linear<'_> {
         };
         for_float!(KERNEL, y.dtype(), T => {
             let out = SharedRows::<T>::new(&mut y);
-            let job = LinearCall { x, w, bias, out, isa: cpu.isa() };
+            let job = CpuLinearArgs { x, w, bias, out, isa: cpu.isa() };
             cpu.threads().split(w.panels(), 1, 2, &|panels| job.run(panels));
         });
         Ok(())
@@ -89,8 +89,8 @@ fn scratch_buffer<'a>(
 }
 
 impl CpuBackend {
-    /// Converts `x` to f32 in `buffer`. Rows are one cache line further apart if they would map to the same
-    /// cache sets.
+    /// Converts `x` to f32 in `buffer`. The row stride is increased by one cache line if the rows would
+    /// otherwise map to the same cache sets.
     fn widen_rows<'a, T: FloatElement>(
         &self,
         buffer: &'a mut Option<Buffer>,
@@ -112,8 +112,8 @@ impl CpuBackend {
         Ok(buffer.mat_strided(DType::F32, rows, cols, stride))
     }
 
-    /// Returns `x`, or, if its rows would map to the same cache sets, a copy with rows one cache line further
-    /// apart.
+    /// Returns `x`; if its rows would map to the same cache sets, returns a copy of `x` whose row stride is
+    /// larger by one cache line.
     fn pad_rows<'a>(
         &self,
         buffer: &'a mut Option<Buffer>,
@@ -142,7 +142,7 @@ impl CpuBackend {
     }
 }
 
-struct LinearCall<'a, T> {
+struct CpuLinearArgs<'a, T> {
     x: MatRef<'a>,
     w: &'a PackedMatrix,
     bias: Option<&'a [f32]>,
@@ -150,7 +150,7 @@ struct LinearCall<'a, T> {
     isa: device::CpuIsa,
 }
 
-impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
+impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
     /// Computes, for all rows of `x`, the outputs of the weight panels `panels` (32 outputs each).
     fn run(&self, panels: Range<usize>) {
         let tile_kernels = TileKernels::new(self.isa, self.w.dtype());

@@ -1,4 +1,4 @@
-//! Exponential and SiLU functions in a form that loops over them vectorise, and sums in a fixed order.
+//! Exponential and SiLU functions that the compiler can vectorise in loops, and sums in a fixed order.
 
 /// `e^x` for f32, relative error below 2e-7; 0 below −87.3, infinity above 88.7; NaN stays NaN.
 ///
@@ -7,7 +7,8 @@
 pub(super) fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and subtracting 1.5 · 2^23 rounds to an integer and leaves it in the low bits.
+    // Adding 1.5 · 2^23 rounds to an integer, which is then in the low bits of the sum; subtracting 1.5 ·
+    // 2^23 gives the integer as f32.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.4, 88.8);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
@@ -86,7 +87,7 @@ pub(super) fn largest(x: &[f32; 64]) -> f32 {
     fold(lanes, larger)
 }
 
-/// Returns `a` if `a > b`, otherwise `b`, also if `a` is NaN: a single max instruction.
+/// Returns `a` if `a > b`, otherwise `b` (also if `a` is NaN). Compiles to a single max instruction.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }

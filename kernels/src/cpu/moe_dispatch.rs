@@ -8,7 +8,7 @@ use super::elementwise::min_rows;
 use super::shared_rows::SharedRows;
 use crate::check::{check_combine, check_dispatch};
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, MoeCombine, TokenDispatch};
+use crate::{CpuKernel, MoeCombine, MoeDispatchLayout};
 
 impl CpuBackend {
     fn combine_rows<T: FloatElement>(
@@ -52,7 +52,7 @@ impl CpuKernel for MoeCombine<'_> {
     }
 }
 
-impl CpuKernel for TokenDispatch<'_> {
+impl CpuKernel for MoeDispatchLayout<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut tokens, mut token_rows, mut counts, experts, layout } = self;
         check_dispatch(&tokens, &token_rows, &counts, experts, layout)?;

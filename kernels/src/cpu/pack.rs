@@ -57,7 +57,7 @@ impl CpuBackend {
     }
 }
 
-/// Reads row `n` of the matrix whose rows are those of all parts, one part after the other.
+/// Reads row `n` of the matrix that stacks all `parts` by rows.
 fn read_stacked(parts: &[HostMat<'_>], mut n: usize, row: &mut [f32]) {
     for part in parts {
         if n < part.rows() {

@@ -1,4 +1,4 @@
-//! Sums of hidden states on the CPU, one row after the other: the additions take a small part of a step.
+//! Sums of hidden states on the CPU. Single-threaded, since the additions take a small part of the step time.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 

@@ -57,7 +57,7 @@ impl CpuBackend {
     ) {
         let heads = args.heads + 2 * layout.kv_heads;
         let tokens = args.qkv.rows();
-        let call = QkRopeCall {
+        let call = QkRopeLaunchArgs {
             args,
             layout,
             pool: SendPtr(kv.as_mut_ptr().cast::<T>()),
@@ -97,9 +97,9 @@ impl CpuKernel for QkNormRopeKvWrite<'_> {
     }
 }
 
-/// Row kernel: writes one row of a value tile. `rows` is the pair of rows that contains it: bf16 rows
-/// alternate element by element, rows of other types are contiguous. The other row of the pair does not
-/// change.
+/// Row kernel: writes one row of a value tile. `rows` is the pair of rows that contains this row (`odd`: as
+/// the second row). The elements of two bf16 rows alternate; rows of other types are contiguous. The other
+/// row of the pair does not change.
 struct ValueRowStore<'a, T> {
     rows: &'a mut [T],
     x: &'a [T],
@@ -119,15 +119,16 @@ impl<T: FloatElement> RowKernel for ValueRowStore<'_, T> {
     }
 }
 
-struct QkRopeCall<'a, T> {
+struct QkRopeLaunchArgs<'a, T> {
     args: &'a QkNormRopeArgs<'a>,
     layout: &'a KvLayout,
     pool: SendPtr<T>,
     isa: device::CpuIsa,
 }
 
-impl<T: FloatElement> QkRopeCall<'_, T> {
-    /// QKV projections of token `t` for `head`, counted over query, key and value heads.
+impl<T: FloatElement> QkRopeLaunchArgs<'_, T> {
+    /// QKV projections of token `t` for head `head`; query heads are numbered first, then key heads, then
+    /// value heads.
     fn head(&self, t: usize, head: usize) -> &[T] {
         let dim = self.layout.head_dim;
         &self.args.qkv.row::<T>(t)[head * dim..][..dim]

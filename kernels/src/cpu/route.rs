@@ -5,18 +5,19 @@ use device::{DeviceError, MatRef};
 use super::maths::exp;
 use crate::cpu::CpuBackend;
 use crate::{
-    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScore, GroupedTopKRouting, RouterLogits,
-    RouterRuleArgs, RouterScore, SoftmaxRouting,
+    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScoreFunction, GroupedTopKRouting, RouterLogits,
+    RouterRuleArgs, RouterScoreFunction, SoftmaxRouting,
 };
 
-/// Added to the sum by which routing weights are divided, which may be 0 if all sigmoids are 0; as in
-/// transformers `modeling_deepseek_v3.py`.
+/// Added to the sum of the routing weights before the weights are divided by it: the sum is 0 if all sigmoids
+/// are 0. As in transformers `modeling_deepseek_v3.py`.
 const MIN_DIVISOR: f32 = 1e-20;
 
 impl RouterRuleArgs<'_> {
     /// Returns the routing rule of softmax over all experts, followed by top-k.
     pub(super) const fn softmax(scores: &RouterLogits<'_>) -> Self {
-        let (score, RouterLogits { renormalise, shared, .. }) = (RouterScore::Softmax, *scores);
+        let (score, RouterLogits { renormalise, shared, .. }) =
+            (RouterScoreFunction::Softmax, *scores);
         Self { score, bias: None, groups: None, renormalise, scale: 1.0, shared }
     }
 }
@@ -39,8 +40,8 @@ impl CpuKernel for GroupedTopKRouting<'_, '_> {
         let mut choice = vec![0.0; logits.cols()];
         for t in 0..logits.rows() {
             match rule.score {
-                RouterScore::Softmax => softmax(&mut scores, logits.row(t)),
-                RouterScore::Sigmoid => sigmoid(&mut scores, logits.row(t)),
+                RouterScoreFunction::Softmax => softmax(&mut scores, logits.row(t)),
+                RouterScoreFunction::Sigmoid => sigmoid(&mut scores, logits.row(t)),
             }
             choice.copy_from_slice(&scores);
             for (c, b) in choice.iter_mut().zip(bias.unwrap_or_default()) {
@@ -101,8 +102,8 @@ fn add_load(
 fn keep_top_groups(choice: &mut [f32], groups: &ExpertGroups) {
     let group_size = choice.len() / groups.count;
     let score = |group: &[f32]| match groups.score {
-        GroupScore::Largest => group[first_largest(group)],
-        GroupScore::Top2Sum => {
+        GroupScoreFunction::Largest => group[first_largest(group)],
+        GroupScoreFunction::Top2Sum => {
             let best = first_largest(group);
             let others = group.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, c)| *c);
             group[best] + others.fold(f32::NEG_INFINITY, f32::max)

@@ -1,5 +1,5 @@
-//! CPU kernels before and after a forward pass: prepare the inputs of a step from its stage, and sample
-//! tokens from logits. The GPU code for the same ops is `csrc/prepare` and `csrc/sample`.
+//! CPU kernels before and after a forward pass: prepare the inputs of a step from the staged inputs, and
+//! sample tokens from logits. The GPU code for the same ops is `csrc/prepare` and `csrc/sample`.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::step::{
     DraftVerification, LatestToken, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SamplerOutputArrays,
     SequenceSamplingParams, SequenceSlotArrays, StagedLogitEdit, StagedLogitsRow,
-    StagedSequenceInit, StagedStepRow, StagingBufferView, StagingReader, StepArrays,
+    StagedSequenceInit, StagedStepRow, StagingBufferView, StagingReader, StepInputArrays,
 };
 use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 
@@ -84,8 +84,8 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
     }
 }
 
-/// Samples the logits rows of a stage with `sample`, stores the results in `outputs`, and updates the latest
-/// tokens and token histories of the sequence slots.
+/// Samples the logits rows of a staged step with `sample`, stores the results in `outputs`, and updates the
+/// latest token and the token history of each sequence slot.
 fn sample_and_store(
     logits: MatRef<'_>,
     stage: &StagingBufferView<'_>,
@@ -181,7 +181,7 @@ fn write_row_inputs(
     start: i32,
     read: &StagingReader<'_>,
     slots: &SequenceSlotArrays<'_>,
-    step: &mut StepArrays<'_>,
+    step: &mut StepInputArrays<'_>,
     block_tokens: usize,
 ) -> Result<(), DeviceError> {
     let seq_slot = row.seq_slot as usize;
@@ -398,8 +398,8 @@ fn update_latest_token(
     }
     let mut latest = previous;
     if preceding_accepted && (sampled || row.draft_index == 0) {
-        // If sampling fails after a draft token (`draft_index > 0`), this branch is not taken: the latest
-        // token remains the token before.
+        // If sampling fails after a draft token (`draft_index > 0`), this branch is not taken, and the
+        // previous token remains the latest token.
         latest = LatestToken {
             token: if sampled { output.token } else { 0 },
             position,

@@ -19,9 +19,9 @@ const THREADS: u32 = 256;
 /// Number of warps per block of the decode kernel.
 pub(super) const DECODE_WARPS: usize = 4;
 /// Maximum number of stages (K/V tiles) and of bytes in a warp's ring buffer in shared memory. With 1.5 times
-/// the bytes, loads of queries, block tables and partial results would wait for more loads of keys, and steps
-/// of many rows would take longer. The limit of single-row attention is larger, because no loads of other
-/// rows have to wait.
+/// as many bytes, steps of many rows take longer, because loads of queries, block tables and partial results
+/// wait for more loads of keys. Single-row attention has a larger limit, because there are no other rows
+/// whose loads would wait.
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
@@ -81,8 +81,8 @@ const SPLITS: &[KvSplitSize] = &[
     KvSplitSize::new(32768, 512),
     KvSplitSize::new(usize::MAX, 1024),
 ];
-/// Split sizes for at most `SMALL_BATCH_ROWS` requests, which with the larger splits of `SPLITS` have too few
-/// splits to fill the device.
+/// Split sizes for at most `SMALL_BATCH_ROWS` requests. With the larger split sizes of `SPLITS`, so few
+/// requests would have too few splits to fill the device.
 const SMALL_BATCH_SPLITS: &[KvSplitSize] = &[
     KvSplitSize::new(8192, 256),
     KvSplitSize::new(32768, 512),

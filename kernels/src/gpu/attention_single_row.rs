@@ -7,7 +7,7 @@ use device::{DeviceError, DeviceStream, MatMut};
 use super::attention::{LOG2_E, RECORD_EXTRA_FLOATS, TILE};
 use super::rope_attention::sources;
 use crate::gpu::GpuBackend;
-use crate::{AttentionMetadata, KvLayout, QkNormRopeArgs, RowBounds};
+use crate::{AttentionMetadata, BatchUpperBounds, KvLayout, QkNormRopeArgs};
 
 static ATTENTION_SINGLE_ROW: KernelSource =
     kernel_source!("attention_single_row/attention_single_row.hip");
@@ -38,10 +38,10 @@ pub(super) struct KvLayerPtr<'a> {
 }
 
 impl GpuBackend {
-    /// Whether [`RopeAttention`](crate::RopeAttention), if it supports these rows, uses the single-row kernel
-    /// for them.
+    /// Whether [`RopeAttention`](crate::RopeAttention) uses the single-row kernel for `rows`; `RopeAttention`
+    /// must support these rows.
     pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
-        self.has_warpgroups() && rows.bounds.max_context_len <= RowBounds::SHORT_CONTEXT
+        self.has_warpgroups() && rows.bounds.max_context_len <= BatchUpperBounds::SHORT_CONTEXT
     }
 
     /// Computes [`RopeAttention`](crate::RopeAttention) for checked shapes.

@@ -8,10 +8,10 @@ use device::{
 };
 
 use crate::gpu::GpuBackend;
-use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
+use crate::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use crate::{
-    DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, GpuKernel, VocabParallelDraftArgmax,
+    DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore, DraftIdTranslation, DraftInsertion,
+    DraftPassPreparation, GpuKernel, VocabParallelDraftArgmax,
 };
 
 static DRAFT: KernelSource = kernel_source!("draft/draft.hip");
@@ -23,8 +23,8 @@ const ARGMAX_THREADS: u32 = 1024;
 /// Number of 32-bit words that a rank sends per logits row in `VocabParallelDraftArgmax`: a sort key of its
 /// largest logit, and one of the token id.
 const CANDIDATE_WORDS: usize = 2;
-/// Number of thread blocks, over all rows, up to which a copy of hidden states uses several thread blocks per
-/// row.
+/// Target number of thread blocks for a copy of hidden states: with fewer rows, several thread blocks copy
+/// one row.
 const COPY_BLOCKS_TARGET: usize = 128;
 
 impl GpuBackend {
@@ -151,7 +151,7 @@ impl GpuKernel for DraftArgmax<'_> {
     }
 }
 
-impl GpuKernel for DraftStateStore<'_, '_> {
+impl GpuKernel for DraftHiddenStateStore<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
         let bytes = check_states(hidden, states)?;
@@ -178,7 +178,7 @@ impl GpuKernel for DraftStateStore<'_, '_> {
     }
 }
 
-impl GpuKernel for DraftInputGather<'_> {
+impl GpuKernel for DraftHiddenStateGather<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { stage, positions, rows, mut y, hidden, states } = self;
         let bytes = check_states(y.as_ref(), states)?;
@@ -257,7 +257,7 @@ fn check_states(x: MatRef<'_>, states: &DraftHiddenStates<'_>) -> Result<u32, De
     Ok((x.cols() * x.dtype().bytes()) as u32)
 }
 
-fn check_pass(arrays: &DraftPassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), DeviceError> {
+fn check_pass(arrays: &DraftPassArrays<'_>, pass: &DraftPassArgs<'_>) -> Result<(), DeviceError> {
     let rows = pass.rows;
     check_at_least(KERNEL, "slots", arrays.slots.cols(), rows)?;
     check_dtype(KERNEL, "slots", arrays.slots.dtype(), DType::I64)?;

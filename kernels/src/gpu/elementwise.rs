@@ -5,18 +5,18 @@ use device::{DType, DeviceError, DeviceStream, MatRef};
 
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScale};
+use crate::{GpuKernel, LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScalarMul};
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 static ELEMENTWISE_SCALE: KernelSource = kernel_source!("elementwise_scale/elementwise_scale.hip");
 
 /// Number of columns per block: eight per thread.
 const BLOCK_COLUMNS: usize = 8 * THREADS as usize;
-const THREADS: u32 = 128;
+/// Number of threads per block.
+pub(super) const THREADS: u32 = 128;
 
 impl GpuBackend {
-    /// Computes `silu(gate) · up` of `x` with a result that is quantised to fp8; the caller has checked the
-    /// shapes.
+    /// Computes `silu(gate) · up` of `x` and quantises the result to fp8; the caller has checked the shapes.
     pub(super) fn silu_mul_fp8(
         &self,
         s: &DeviceStream,
@@ -95,7 +95,7 @@ impl GpuKernel for LogitSoftcap<'_> {
     }
 }
 
-impl GpuKernel for TensorScale<'_> {
+impl GpuKernel for TensorScalarMul<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut x, factor } = self;
         let launch = gpu
@@ -153,6 +153,7 @@ impl GpuKernel for SiluMul<'_> {
     }
 }
 
-fn blocks_per_row(cols: usize) -> usize {
+/// Returns the number of blocks of an elementwise kernel for each row of `cols` columns.
+pub(super) fn blocks_per_row(cols: usize) -> usize {
     cols.div_ceil(BLOCK_COLUMNS)
 }

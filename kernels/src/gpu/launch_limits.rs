@@ -1,9 +1,9 @@
 //! Properties of a GPU from which launch shapes are computed, and the number of thread blocks that are resident
 //! per SM (NVIDIA) or compute unit (AMD) at a time.
 //!
-//! On NVIDIA GPUs the numbers are constants that were measured on an H200. On AMD GPUs they follow from the
-//! shared memory (LDS) of a compute unit and from the registers that the kernels use there. No AMD GPU has
-//! measured them.
+//! On NVIDIA GPUs the numbers are constants that were measured on an H200. On AMD GPUs the numbers are
+//! computed from the shared memory (LDS) of a compute unit and from the register use of the kernels; they
+//! have not been measured on an AMD GPU.
 
 use super::GpuBackend;
 
@@ -20,8 +20,8 @@ pub(super) struct LaunchLimits {
 
 /// Shared memory per block that the driver of an NVIDIA GPU reserves, in bytes.
 pub(super) const DRIVER_BYTES: usize = 1024;
-/// Number of blocks per SM or compute unit among which the small-M GEMMs divide weights. More blocks read x more
-/// often.
+/// Number of blocks per SM or compute unit among which the small-M GEMMs divide weights. Every block reads x,
+/// so more blocks read x more often.
 const GEMM_BLOCKS: usize = 2;
 /// Maximum number of resident blocks of the absorbed MLA kernel without WGMMA, limited by registers: on AMD a wave
 /// takes all registers of its SIMD, and a block has two waves.
@@ -55,9 +55,9 @@ impl LaunchLimits {
         (self.shared_bytes / block_bytes.max(1)).clamp(1, max)
     }
 
-    /// Number of blocks among which a small-M GEMM divides its weights, if a block uses at least `block_bytes`
-    /// bytes of shared memory. Blocks that are not resident together would read x again and shorten the runs of
-    /// the others.
+    /// Number of blocks among which a small-M GEMM divides its weights, if a block uses at least
+    /// `block_bytes` bytes of shared memory. More blocks than are resident at once would read x again and
+    /// shorten the range of weight rows of every block.
     pub(super) fn gemm_small_m_blocks(self, block_bytes: usize) -> usize {
         let blocks = if self.is_amd() {
             self.blocks_in_shared(block_bytes, GEMM_BLOCKS)
@@ -102,7 +102,8 @@ mod tests {
     /// Shared memory of a block of absorbed MLA with a KV width of 576 on 64 lanes: one stage of two tiles.
     const MLA_BYTES: usize = 2 * 16 * (576 + 8) * 2 + (7 << 10);
 
-    /// Launch shapes on an H200 were measured; they must not change with those of other GPUs.
+    /// The launch shapes for an H200 were chosen by measurements. They must stay the same when launch shapes
+    /// of other GPUs change.
     #[test]
     fn h200_launches_keep_the_measured_block_counts() {
         for block_bytes in [1, 8 << 10, 64 << 10, 200 << 10] {

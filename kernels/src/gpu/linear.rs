@@ -1,5 +1,5 @@
-//! Linear layers `y = x Wᵀ + bias` on GPUs, and the choice of the kernel. BLASLt is cuBLASLt on NVIDIA and
-//! hipBLASLt on AMD.
+//! Linear layers `y = x Wᵀ + bias` on GPUs, and kernel selection. BLASLt is cuBLASLt on NVIDIA and hipBLASLt
+//! on AMD.
 //!
 //! | W | rows of x | kernel |
 //! |---|---|---|

@@ -9,10 +9,10 @@ use device::{
 };
 
 use super::attention::LOG2_E;
-use super::mla_prefill::MlaPrefillCall;
+use super::mla_prefill::MlaPrefillLaunchArgs;
 use crate::gpu::GpuBackend;
 use crate::{
-    GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaKvWrite, PackedMatrixGroup,
+    GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaPrologue, PackedMatrixGroup,
 };
 
 static WRITE: KernelSource = kernel_source!("mla_kv_write/mla_kv_write.hip");
@@ -87,14 +87,14 @@ impl GpuKernel for MlaAttention<'_> {
         };
         // Absorbed and non-absorbed attention use the same scratch memory, one after the other; the larger
         // size is requested first, so that the second request does not reallocate it.
-        let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillCall::scratch_bytes);
+        let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillLaunchArgs::scratch_bytes);
         gpu.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
         gpu.attend_mla_absorbed(s, &mut o, &absorbed)?;
         expanded.map_or(Ok(()), |call| gpu.attend_mla_non_absorbed(s, &mut o, &call))
     }
 }
 
-impl GpuKernel for MlaKvWrite<'_> {
+impl GpuKernel for MlaPrologue<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         const KERNEL: &str = "mla_kv_write";
         let Self { mut q, pool: kv, layout, args } = self;

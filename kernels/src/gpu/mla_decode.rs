@@ -7,7 +7,7 @@ use device::{DeviceError, DeviceStream, MatMut};
 use super::attention::{KvSplitSize, LOG2_E, max_splits};
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
-use crate::{MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup, RowBounds};
+use crate::{BatchUpperBounds, MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup};
 
 static HEAD_GEMM: KernelSource = kernel_source!("mla_head_gemm/mla_head_gemm.hip");
 static DECODE: KernelSource = kernel_source!("mla_decode/mla_decode.hip");
@@ -49,8 +49,8 @@ const HEAD_GEMM_ROWS: usize = 16;
 /// each block reads the whole matrix of its head.
 const HEAD_GEMM_BLOCKS: usize = 4;
 
-/// Upper bound of the number of successive tokens of a row, larger than any row; used for launches in which
-/// each token is computed without splits.
+/// Maximum number of successive tokens of a request, used for launches in which each token is computed
+/// without splits: a value larger than any row.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
 /// Split sizes of the kernel without WGMMA; must match `split_keys` in mla_decode.hip.
@@ -75,13 +75,13 @@ const RUN_RECORDS: usize = 12;
 const MIN_SPLIT_KEYS: usize = 256;
 
 /// Arguments that all launches of absorbed MLA share, and the chosen kernel.
-pub(super) struct MlaDecodeCall<'a> {
+pub(super) struct MlaDecodeLaunchArgs<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
     /// Address of the first byte of the layer in the KV pool.
     pool: *const u8,
     w_uk_t: &'a PackedMatrixGroup,
-    /// Whether rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens are skipped, because non-absorbed MLA
+    /// Whether rows of at least `BatchUpperBounds::MLA_PREFILL_TOKENS` tokens are skipped, because non-absorbed MLA
     /// computes them.
     short_rows_only: bool,
     kernel: MlaDecodeKernel,
@@ -97,7 +97,7 @@ enum MlaDecodeKernel {
     Warpgroups { pool: TensorMap, runs: usize },
 }
 
-impl MlaDecodeCall<'_> {
+impl MlaDecodeLaunchArgs<'_> {
     /// Returns the number of successive tokens of a request that a block processes together, at most
     /// `max_tokens`.
     fn tokens_per_block(&self, max_tokens: usize, warp_size: u32) -> usize {
@@ -118,8 +118,8 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Returns the number of tokens of the step up to and including the last one that absorbed attention may
-    /// process.
+    /// Returns the number of tokens of the step up to and including the last token that absorbed attention
+    /// may process.
     fn tokens(&self) -> usize {
         let (bounds, all) = (&self.args.rows.bounds, self.args.q.rows());
         let short = bounds.mla_decode_tokens.max(bounds.decode_rows);
@@ -149,8 +149,8 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Returns the maximum number of partial results of all decode rows, per tile of heads
-    /// (`heads_per_block`).
+    /// Returns the maximum number of partial results of all decode rows together, per tile of
+    /// `heads_per_block` heads.
     fn records(&self) -> usize {
         let (rows, splits) = (self.decode_rows(), self.splits());
         match self.kernel {
@@ -191,14 +191,14 @@ enum MlaDecodeRows {
 
 impl GpuBackend {
     /// Returns the plan of absorbed MLA on tensor cores; `None` if the sizes are unsupported.
-    /// `short_rows_only`: only rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens are computed.
+    /// `short_rows_only`: only rows of fewer than `BatchUpperBounds::MLA_PREFILL_TOKENS` tokens are computed.
     pub(super) fn plan_mla_decode<'a>(
         &self,
         layout: &'a MlaKvLayout,
         pool: *const u8,
         args: &'a MlaAttentionArgs<'a>,
         short_rows_only: bool,
-    ) -> Result<Option<MlaDecodeCall<'a>>, DeviceError> {
+    ) -> Result<Option<MlaDecodeLaunchArgs<'a>>, DeviceError> {
         let MlaKvLayout { kv_lora_rank, rope_dim, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());
         let fits = dtype == self.half_dtype()
@@ -225,7 +225,7 @@ impl GpuBackend {
                 stages => MlaDecodeKernel::Warps { stages, step_bytes },
             }
         };
-        Ok(Some(MlaDecodeCall { args, layout, pool, w_uk_t, short_rows_only, kernel }))
+        Ok(Some(MlaDecodeLaunchArgs { args, layout, pool, w_uk_t, short_rows_only, kernel }))
     }
 
     /// Whether the WGMMA kernel is used: it fits into shared memory, KV rows are a whole number of panels,
@@ -243,13 +243,13 @@ impl GpuBackend {
                 <= self.shared_bytes() as usize
     }
 
-    /// Computes absorbed MLA of all rows, or only of rows with fewer than `RowBounds::MLA_PREFILL_TOKENS`
+    /// Computes absorbed MLA of all rows, or only of rows with fewer than `BatchUpperBounds::MLA_PREFILL_TOKENS`
     /// tokens.
     pub(super) fn attend_mla_absorbed(
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        call: &MlaDecodeCall<'_>,
+        call: &MlaDecodeLaunchArgs<'_>,
     ) -> Result<(), DeviceError> {
         let (args, kv_lora_rank, tokens) = (call.args, call.layout.kv_lora_rank, call.tokens());
         if tokens == 0 {
@@ -306,7 +306,7 @@ impl GpuBackend {
     }
 
     /// Returns the number of attention blocks that are resident on the device at a time.
-    fn decode_blocks(&self, call: &MlaDecodeCall<'_>) -> usize {
+    fn decode_blocks(&self, call: &MlaDecodeLaunchArgs<'_>) -> usize {
         match call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
                 self.launch_limits().mla_decode_blocks(stages * step_bytes + STATIC_BYTES)
@@ -320,7 +320,7 @@ impl GpuBackend {
     fn decode_attention(
         &self,
         s: &DeviceStream,
-        call: &MlaDecodeCall<'_>,
+        call: &MlaDecodeLaunchArgs<'_>,
         scratch: MlaDecodeScratch,
         grid: [u32; 3],
         decode_rows: MlaDecodeRows,
@@ -374,7 +374,7 @@ impl GpuBackend {
     /// (`each_token`), or `tokens_per_block` successive decode rows at a time.
     fn decode_launch(
         &self,
-        call: &MlaDecodeCall<'_>,
+        call: &MlaDecodeLaunchArgs<'_>,
         grid: [u32; 3],
         each_token: bool,
         tokens_per_block: usize,
@@ -387,7 +387,7 @@ impl GpuBackend {
         let rope_dim = ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
         let each_token = ("EACH_TOKEN", u32::from(each_token));
-        let long = ("LONG_ROW", RowBounds::MLA_PREFILL_TOKENS as u32);
+        let long = ("LONG_ROW", BatchUpperBounds::MLA_PREFILL_TOKENS as u32);
         match &call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
                 let ring_stages = ("STAGES", *stages as u32);
@@ -423,20 +423,20 @@ impl GpuBackend {
         }
     }
 
-    /// Multiplies by the matrix of each head: `y[t, h] = W_h x[t, h]` for each token `t` that absorbed
-    /// attention may process and each head `h`.
+    /// Computes `y[t, h] = W_h x[t, h]`, where `W_h` is the matrix of head `h`, for each head and each token
+    /// `t` that absorbed attention may process.
     fn head_gemm(
         &self,
         s: &DeviceStream,
-        call: &MlaDecodeCall<'_>,
+        call: &MlaDecodeLaunchArgs<'_>,
         y: &HeadStridedRows<*mut u8>,
         x: &HeadStridedRows<*const u8>,
         w: &PackedMatrixGroup,
     ) -> Result<(), DeviceError> {
         let (rows, tokens) = (&call.args.rows, call.tokens());
-        let skips_long_rows =
-            call.short_rows_only && rows.bounds.max_query_len >= RowBounds::MLA_PREFILL_TOKENS;
-        let long = ("LONG_ROW", RowBounds::MLA_PREFILL_TOKENS as u32);
+        let skips_long_rows = call.short_rows_only
+            && rows.bounds.max_query_len >= BatchUpperBounds::MLA_PREFILL_TOKENS;
+        let long = ("LONG_ROW", BatchUpperBounds::MLA_PREFILL_TOKENS as u32);
         let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32), long];
         let defines = &defines[..defines.len() - usize::from(!skips_long_rows)];
         let kernel = self.kernel(&HEAD_GEMM, "mla_head_gemm", defines)?;

@@ -9,7 +9,7 @@ use super::attention::{LOG2_E, TILE};
 use super::gemm::{GemmWeightRows, has_16_byte_rows};
 use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
 use crate::gpu::GpuBackend;
-use crate::{MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup, RowBounds};
+use crate::{BatchUpperBounds, MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup};
 
 static GATHER: KernelSource = kernel_source!("mla_gather_kv/mla_gather_kv.hip");
 static PREFILL: KernelSource = kernel_source!("mla_prefill/mla_prefill.hip");
@@ -36,13 +36,13 @@ const STATIC_BYTES: usize = 1024;
 /// elements per row (one key and one value).
 const COPY_KEYS: usize = 64;
 const PADDING: usize = 32 + 8;
-/// Minimum number of (token tile, head) pairs per SM in a window with some heads and all keys; with fewer
-/// pairs, windows have some of the keys instead.
+/// Minimum number of (token tile, head) pairs per SM in a window that has a subset of the heads and all keys.
+/// If there are fewer pairs, windows have a subset of the keys instead.
 const TILES_PER_SM: usize = 2;
 
 /// Arguments that all launches of non-absorbed MLA share, the chosen kernel, and the plan of how many heads
 /// and keys are up-projected at a time.
-pub(super) struct MlaPrefillCall<'a> {
+pub(super) struct MlaPrefillLaunchArgs<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
     /// Address of the first byte of the layer in the KV pool.
@@ -58,8 +58,9 @@ enum MlaPrefillKernel {
     Warpgroups,
 }
 
-/// Expanded keys and values of a window in scratch memory. A row has one key position: the key channels
-/// without RoPE of all heads, the values of all heads, then the compressed KV row of the pool.
+/// Expanded keys and values of a window in scratch memory. There is one row per key position: the key
+/// channels without RoPE of all heads, the values of all heads, then the compressed KV row copied from the
+/// pool.
 struct ExpandedKv {
     at: *mut u8,
     carry_over: *mut u8,
@@ -72,23 +73,23 @@ struct ExpandedKv {
 /// A window: the heads and keys whose compressed KV is up-projected (expanded) and then attended to at a
 /// time.
 #[derive(Clone, Copy)]
-struct HeadKeyWindow {
+struct KvExpansionWindow {
     first_head: usize,
     heads: usize,
     first_key: usize,
     keys: usize,
 }
 
-impl MlaPrefillCall<'_> {
+impl MlaPrefillLaunchArgs<'_> {
     /// Returns the size of the scratch memory in bytes: expanded keys and values of one window, and the
     /// softmax state that is carried over between key windows.
     pub(super) fn scratch_bytes(&self) -> usize {
         if self.has_rows() { self.sizes.scratch_bytes(self.plan) } else { 0 }
     }
 
-    /// Whether the step may have rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Whether the step may have rows of at least `BatchUpperBounds::MLA_PREFILL_TOKENS` tokens.
     fn has_rows(&self) -> bool {
-        self.args.rows.bounds.max_query_len >= RowBounds::MLA_PREFILL_TOKENS
+        self.args.rows.bounds.max_query_len >= BatchUpperBounds::MLA_PREFILL_TOKENS
     }
 
     /// Returns `qk_head_dim`: the number of channels of a query and of a key.
@@ -111,7 +112,7 @@ fn first_row(args: &MlaAttentionArgs<'_>) -> usize {
 fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
     let first = first_row(args);
     let tokens = args.q.rows().saturating_sub(first);
-    let rows = (args.rows.len() - first).min(tokens / RowBounds::MLA_PREFILL_TOKENS);
+    let rows = (args.rows.len() - first).min(tokens / BatchUpperBounds::MLA_PREFILL_TOKENS);
     let filled = args.rows.bounds.mla_prefill_keys + rows * (STEP_KEYS - 1);
     (filled / STEP_KEYS).max(1) * STEP_KEYS
 }
@@ -124,7 +125,7 @@ impl GpuBackend {
         pool: *const u8,
         args: &'a MlaAttentionArgs<'a>,
         o: &MatMut<'_>,
-    ) -> Option<MlaPrefillCall<'a>> {
+    ) -> Option<MlaPrefillLaunchArgs<'a>> {
         let bytes = self.mla_prefill_bytes?;
         let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());
         let fits = args.first_position == 0
@@ -158,20 +159,20 @@ impl GpuBackend {
             carry_over_bytes: (tile * value + 4 * THREADS as usize) * 4,
             min_tiles: TILES_PER_SM * self.multiprocessors() as usize,
         };
-        Some(MlaPrefillCall { args, layout, pool, kernel, plan: sizes.plan(), sizes })
+        Some(MlaPrefillLaunchArgs { args, layout, pool, kernel, plan: sizes.plan(), sizes })
     }
 
-    /// Computes the attention of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Computes the attention of the rows of at least `BatchUpperBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn attend_mla_non_absorbed(
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        call: &MlaPrefillCall<'_>,
+        call: &MlaPrefillLaunchArgs<'_>,
     ) -> Result<(), DeviceError> {
         if !call.has_rows() || o.rows() == 0 {
             return Ok(());
         }
-        let MlaPrefillCall { args, layout, sizes, plan, .. } = call;
+        let MlaPrefillLaunchArgs { args, layout, sizes, plan, .. } = call;
         let (key, value, heads) = (args.heads.w_uk.n(), args.heads.w_uv.n(), sizes.heads);
         let at = self.scratch(s, call.scratch_bytes())?;
         let (values, compressed_kv) = (plan.heads * key, plan.heads * (key + value));
@@ -182,7 +183,7 @@ impl GpuBackend {
         let expanded = ExpandedKv { at, carry_over, values, compressed_kv, stride };
         for first_head in (0..heads).step_by(plan.heads) {
             for first_key in (0..sizes.keys).step_by(plan.keys) {
-                let window = HeadKeyWindow {
+                let window = KvExpansionWindow {
                     first_head,
                     heads: plan.heads.min(heads - first_head),
                     first_key,
@@ -213,9 +214,9 @@ impl GpuBackend {
     fn gather_compressed_kv(
         &self,
         s: &DeviceStream,
-        call: &MlaPrefillCall<'_>,
+        call: &MlaPrefillLaunchArgs<'_>,
         expanded: &ExpandedKv,
-        window: HeadKeyWindow,
+        window: KvExpansionWindow,
     ) -> Result<(), DeviceError> {
         let (layout, rows) = (call.layout, &call.args.rows);
         let defines =
@@ -233,7 +234,7 @@ impl GpuBackend {
                 .arg_or_null(rows.table_rows)
                 .u32(call.first_row() as u32)
                 .u32((rows.len() - call.first_row()) as u32)
-                .u32(RowBounds::MLA_PREFILL_TOKENS as u32)
+                .u32(BatchUpperBounds::MLA_PREFILL_TOKENS as u32)
                 .u32(window.first_key as u32)
                 .u32(rows.block_tables.stride() as u32)
                 .u32(expanded.stride as u32);
@@ -248,11 +249,11 @@ impl GpuBackend {
     fn up_project_kv(
         &self,
         s: &DeviceStream,
-        call: &MlaPrefillCall<'_>,
+        call: &MlaPrefillLaunchArgs<'_>,
         weights: &PackedMatrixGroup,
         column: usize,
         expanded: &ExpandedKv,
-        window: HeadKeyWindow,
+        window: KvExpansionWindow,
     ) -> Result<(), DeviceError> {
         let (k, dtype) = (weights.k(), call.layout.dtype);
         let (n, first_output) = (window.heads * weights.n(), window.first_head * weights.n());
@@ -279,9 +280,9 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        call: &MlaPrefillCall<'_>,
+        call: &MlaPrefillLaunchArgs<'_>,
         expanded: &ExpandedKv,
-        window: HeadKeyWindow,
+        window: KvExpansionWindow,
     ) -> Result<(), DeviceError> {
         let (args, layout, tokens) = (call.args, call.layout, o.rows());
         let rows = &args.rows;
@@ -321,7 +322,7 @@ impl GpuBackend {
         let scalars = [
             first,
             count,
-            RowBounds::MLA_PREFILL_TOKENS,
+            BatchUpperBounds::MLA_PREFILL_TOKENS,
             window.first_key,
             window.keys,
             tokens,
@@ -337,8 +338,8 @@ impl GpuBackend {
     /// Returns the launch of the attention kernel for the heads and keys of `window`, without arguments.
     fn prefill_launch(
         &self,
-        call: &MlaPrefillCall<'_>,
-        window: HeadKeyWindow,
+        call: &MlaPrefillLaunchArgs<'_>,
+        window: KvExpansionWindow,
     ) -> Result<KernelLaunch, DeviceError> {
         let (args, tile) = (call.args, self.tokens_of_block(&call.kernel));
         let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());

@@ -33,8 +33,9 @@ pub(super) struct KvExpansionPlan {
 }
 
 impl KvExpansionSizes {
-    /// Plans the windows. Windows with some heads and all keys are preferred, since they need no carry-over
-    /// state, unless they have too few tiles to keep the device busy; then windows have some of the keys.
+    /// Chooses the window size. A window with a subset of the heads and all keys is preferred, since it needs
+    /// no carry-over state. If such a window has too few (token tile, head) pairs to keep the device busy,
+    /// windows have a subset of the keys instead.
     pub(super) fn plan(&self) -> KvExpansionPlan {
         let Self { bytes, keys, row_bytes, head_bytes, tiles, carry_over_bytes, .. } = *self;
         let fitting_heads = ((bytes / keys).saturating_sub(row_bytes) / head_bytes).min(self.heads);

@@ -10,11 +10,11 @@ use device::{
 
 use super::expert_load::ExpertCounterPtrs;
 use super::fp8;
-use super::moe_call::{ALIGN_PAIRS, KERNEL, MoeCall, MoeKernel};
+use super::moe_call::{ALIGN_PAIRS, KERNEL, MoeKernel, MoeLaunchArgs};
 use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
 use crate::gpu::GpuBackend;
 use crate::{
-    ExpertMlp, ExpertWeights, GpuKernel, HostMat, PackedMatrixGroup, RoutedExpertMlp, RouterLogits,
+    ExpertMlp, ExpertWeights, FusedMoe, GpuKernel, HostMat, PackedMatrixGroup, RouterLogits,
     TopKRoutes,
 };
 
@@ -68,7 +68,7 @@ impl GpuBackend {
         PackedMatrixGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
     }
 
-    fn align(&self, s: &DeviceStream, call: &MoeCall<'_>) -> Result<(), DeviceError> {
+    fn align(&self, s: &DeviceStream, call: &MoeLaunchArgs<'_>) -> Result<(), DeviceError> {
         let count = call.experts.down.len();
         let blocks = call.routed_pairs.div_ceil(ALIGN_PAIRS);
         let threads =
@@ -102,7 +102,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         y: &mut MatMut<'_>,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&ALIGN, "moe_combine", &call.combine_defines())?;
         let width = 16 / call.out_type().bytes();
@@ -162,7 +162,7 @@ pub(crate) fn fits_routed_decode(router: &RouterLogits<'_>, experts: &ExpertWeig
         && all <= FUSED_ROUTING_EXPERTS
 }
 
-impl GpuKernel for RoutedExpertMlp<'_, '_> {
+impl GpuKernel for FusedMoe<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut y, x, router, experts, load } = self;
         if !fits_routed_decode(router, experts) {

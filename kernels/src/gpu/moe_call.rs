@@ -1,4 +1,4 @@
-//! Sizes, scratch memory and choice of the kernel for one launch of expert MLPs.
+//! Sizes, scratch memory and kernel selection for one launch of expert MLPs.
 
 use device::gpu::{KernelDefine, KernelLaunch};
 use device::{DType, DeviceError, DeviceStream, MatRef};
@@ -16,11 +16,11 @@ const SEGMENT_BYTES: usize = 16;
 pub(super) const ALIGN_PAIRS: usize = 4096;
 /// Maximum average number of routed pairs per expert for which the small-M kernels are used.
 const SMALL_M_PAIRS: usize = 8;
-/// Minimum average number of routed pairs per expert for `TILE_MEDIUM` of the TMA kernel, which has twice the
-/// rows of W of `TILE_SMALL`; fp8 never uses `TILE_SMALL`.
+/// Minimum average number of routed pairs per expert for which the TMA kernel uses `TILE_MEDIUM`, which has
+/// twice as many rows of W as `TILE_SMALL`. fp8 never uses `TILE_SMALL`.
 const WIDE_TILE_PAIRS: usize = 4;
-/// Minimum average number of routed pairs per expert for `TILE_LARGE` of the TMA kernel, which has more rows
-/// of x.
+/// Minimum average number of routed pairs per expert for which the TMA kernel uses `TILE_LARGE`, which has
+/// more rows of x.
 const LARGE_TILE_PAIRS: usize = 17;
 /// Minimum average number of routed pairs per expert for tiles of 128 instead of 64 rows of x in the grouped
 /// GEMM without TMA.
@@ -32,7 +32,7 @@ const FP8_TILE_ROWS: usize = 64;
 pub(super) const SMALL_M_ROWS: usize = 16;
 
 /// Operands, sizes and scratch memory of one launch of expert MLPs.
-pub(super) struct MoeCall<'a> {
+pub(super) struct MoeLaunchArgs<'a> {
     pub(super) x: MatRef<'a>,
     pub(super) routes: &'a TopKRoutes<'a>,
     pub(super) experts: &'a ExpertWeights<'a>,
@@ -82,7 +82,7 @@ impl GpuBackend {
         x: MatRef<'a>,
         routes: &'a TopKRoutes<'a>,
         experts: &'a ExpertWeights<'a>,
-    ) -> Result<MoeCall<'a>, DeviceError> {
+    ) -> Result<MoeLaunchArgs<'a>, DeviceError> {
         let (hidden, inner) = (x.cols(), experts.down.k());
         let act_f32 = self.act_f32(KERNEL, x.dtype())?;
         let routed_pairs = routes.experts.rows() * routes.experts.cols();
@@ -111,7 +111,7 @@ impl GpuBackend {
         let at = |n: usize| unsafe { order.add(sizes[..n].iter().sum()) };
         let (segments, activations, out, counts) = (at(1), at(2), at(3), at(4));
         let quantized = [at(5), at(6)];
-        Ok(MoeCall {
+        Ok(MoeLaunchArgs {
             x,
             routes,
             experts,
@@ -130,7 +130,7 @@ impl GpuBackend {
     }
 }
 
-impl MoeCall<'_> {
+impl MoeLaunchArgs<'_> {
     pub(super) fn act(&self) -> [KernelDefine; 1] {
         [("ACT_F32", self.act_f32)]
     }
@@ -218,14 +218,14 @@ impl MoeKernel {
         }
     }
 
-    /// Whether blocks prefetch weights before the routing is complete. Then every expert has at least one
-    /// segment, even without tokens.
+    /// Whether blocks prefetch weights before routing is complete. If so, every expert has at least one
+    /// segment, even if no token selected it.
     pub(super) fn prefetches_weights(self) -> bool {
         self == Self::GroupedGemmTma(moe_grouped_gemm_tma::TILE_MEDIUM)
     }
 
-    /// Returns the maximum numbers of values and of scales that quantised inputs of the two GEMMs have; 0 if
-    /// the kernel does not quantise inputs.
+    /// Returns the numbers of fp8 values and of scales of quantised GEMM inputs, each the maximum over both
+    /// GEMMs; 0 if the kernel does not quantise inputs.
     fn quantized_input_size(self, inputs: [GemmInputShape; 2]) -> (usize, usize) {
         if self != Self::Fp8GroupedGemm {
             return (0, 0);
@@ -244,7 +244,7 @@ impl MoeKernel {
     }
 }
 
-/// Chooses the kernel by the average number of routed pairs per expert; pairs of shared experts are included.
+/// Selects the kernel by the average number of routed pairs per expert, pairs of shared experts included.
 /// `small_m_fits`: the rows of a small-M segment fit into shared memory.
 fn choose_kernel(
     x: MatRef<'_>,

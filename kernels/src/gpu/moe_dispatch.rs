@@ -6,7 +6,7 @@ use device::{DeviceError, DeviceStream, check_at_most, check_dense};
 
 use crate::check::{check_combine, check_dispatch, check_expert_map};
 use crate::gpu::GpuBackend;
-use crate::{ExpertPlacementLookup, GpuKernel, MoeCombine, TokenDispatch};
+use crate::{ExpertPlacementLookup, GpuKernel, MoeCombine, MoeDispatchLayout};
 
 static DISPATCH: KernelSource = kernel_source!("moe_dispatch/moe_dispatch.hip");
 
@@ -46,7 +46,7 @@ impl GpuKernel for MoeCombine<'_> {
     }
 }
 
-impl GpuKernel for TokenDispatch<'_> {
+impl GpuKernel for MoeDispatchLayout<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut tokens, mut token_rows, mut counts, experts, layout } = self;
         check_dispatch(&tokens, &token_rows, &counts, experts, layout)?;

@@ -28,8 +28,8 @@ pub(super) enum RoutingSource<'a> {
     InKernel(&'a RouterLogits<'a>, ExpertCounterPtrs),
 }
 
-/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights, the time of a
-/// stage does not depend on how many rows of the tile are used, so the smallest sufficient tile is chosen.
+/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights, unused tile
+/// rows take as much time as used rows, so the smallest sufficient tile is selected.
 fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGemmTile {
     if experts.down.dtype() != DType::F8E4M3 {
         return TILE_SMALL;

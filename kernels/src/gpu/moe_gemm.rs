@@ -4,7 +4,7 @@ use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, check_size};
 
 use super::gemm::{SmallMStripShape, TILE_OUTPUTS};
-use super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
+use super::moe_call::{KERNEL, MoeLaunchArgs, SMALL_M_ROWS};
 use crate::gpu::GpuBackend;
 
 static GEMM_SMALL_M: KernelSource = kernel_source!("moe_gemm_small_m/moe_gemm_small_m.hip");
@@ -14,12 +14,12 @@ static PLAIN: KernelSource = kernel_source!("moe_plain/moe_plain.hip");
 const THREADS: u32 = 256;
 
 impl GpuBackend {
-    /// Launches the grouped GEMM for few tokens per expert. `first`: the gate and up projection, otherwise
-    /// the down projection.
+    /// Launches the grouped GEMM for few tokens per expert. `first`: true for the gate and up projection,
+    /// false for the down projection.
     pub(super) fn moe_gemm_small_m(
         &self,
         s: &DeviceStream,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
         let (group, k) = call.gemm_weights(first);
@@ -38,12 +38,12 @@ impl GpuBackend {
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the grouped GEMM for many tokens per expert, in tiles of `rows` rows of x. `first`: the gate
-    /// and up projection, otherwise the down projection.
+    /// Launches the grouped GEMM for many tokens per expert, in tiles of `rows` rows of x. `first`: true for
+    /// the gate and up projection, false for the down projection.
     pub(super) fn moe_grouped_gemm(
         &self,
         s: &DeviceStream,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
         rows: usize,
         first: bool,
     ) -> Result<(), DeviceError> {
@@ -56,12 +56,12 @@ impl GpuBackend {
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the plain kernel, which supports every type and size. `first`: the gate and up projection,
-    /// otherwise the down projection.
+    /// Launches the plain kernel, which supports every type and size. `first`: true for the gate and up
+    /// projection, false for the down projection.
     pub(super) fn moe_gemm_plain(
         &self,
         s: &DeviceStream,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
         let [act] = call.act();

@@ -4,7 +4,7 @@
 use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream};
 
-use super::moe_call::MoeCall;
+use super::moe_call::MoeLaunchArgs;
 use crate::gpu::GpuBackend;
 use crate::{PackedMatrixGroup, PackedScales};
 
@@ -42,10 +42,10 @@ pub(super) struct GroupedGemmTile {
     pub(super) weight_rows: usize,
 }
 
-/// Tile for few tokens, where the time is that of reading the weights.
+/// Tile for few tokens, where reading the weights determines the time.
 pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile { rows: 64, weight_rows: 128 };
-/// Tile for more tokens, still bound by reading the weights: more bytes of weights are loaded at a time, and
-/// blocks prefetch them before routing is complete.
+/// Tile for more tokens, where reading the weights still determines the time: more weight bytes are loaded at
+/// a time, and blocks prefetch weights before routing is complete.
 pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, weight_rows: 256 };
 /// Tile for several hundred tokens and more, where computation dominates.
 pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, weight_rows: 256 };
@@ -163,12 +163,12 @@ impl GpuBackend {
         Ok(launch.u32(n as u32).u32(k as u32))
     }
 
-    /// Launches the grouped GEMM for routed pairs that `moe_align` has sorted. `first`: the gate and up
-    /// projection, otherwise the down projection.
+    /// Launches the grouped GEMM for routed pairs that `moe_align` has sorted. `first`: true for the gate and
+    /// up projection, false for the down projection.
     pub(super) fn moe_grouped_gemm_tma(
         &self,
         s: &DeviceStream,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
         tile: GroupedGemmTile,
         first: bool,
     ) -> Result<(), DeviceError> {

@@ -4,7 +4,7 @@ use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_size};
 
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite};
+use crate::{GpuKernel, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite};
 
 static QK_ROPE: KernelSource = kernel_source!("qk_rope/qk_rope.hip");
 
@@ -83,7 +83,7 @@ pub(super) fn check_strides(
     args: &QkNormRopeArgs<'_>,
 ) -> Result<(), DeviceError> {
     let size = |what, got, expected| check_size(kernel, what, got, expected);
-    size("layout of the KV pool", usize::from(layout.order == KvOrder::RowMajor), 1)?;
+    size("layout of the KV pool", usize::from(layout.order == KvTileOrder::RowMajor), 1)?;
     size("stride of cos", args.rope.cos.stride(), args.rope.cos.cols())?;
     size("stride of sin", args.rope.sin.stride(), args.rope.sin.cols())?;
     size("row stride of qkv modulo 4", args.qkv.stride() % 4, 0)?;

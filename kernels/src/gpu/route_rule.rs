@@ -10,7 +10,9 @@ use device::{
 use super::expert_load::ExpertCounterPtrs;
 use super::moe_route::route_launch;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, GroupScore, GroupedTopKRouting, RouterRuleArgs, RouterScore};
+use crate::{
+    GpuKernel, GroupScoreFunction, GroupedTopKRouting, RouterRuleArgs, RouterScoreFunction,
+};
 
 static MOE_ROUTE: KernelSource = kernel_source!("moe_route_rule/moe_route_rule.hip");
 
@@ -24,18 +26,19 @@ impl GpuKernel for GroupedTopKRouting<'_, '_> {
         check(&experts, &weights, logits, rule)?;
         let counters = ExpertCounterPtrs::of(load, KERNEL, logits)?;
         let (k, count) = (experts.cols() - rule.shared, logits.cols());
-        let (groups, topk_group, group_score) =
-            rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.topk_group, g.score));
+        let (groups, topk_group, group_score) = rule
+            .groups
+            .map_or((0, 0, GroupScoreFunction::Largest), |g| (g.count, g.topk_group, g.score));
         let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
         let launch = route_launch(gpu, kernel, [&mut experts, &mut weights], logits)
             .arg_or_null(rule.bias)
             .u32(count as u32)
             .u32(k as u32)
             .u32(rule.shared as u32)
-            .u32(u32::from(rule.score == RouterScore::Sigmoid))
+            .u32(u32::from(rule.score == RouterScoreFunction::Sigmoid))
             .u32(groups as u32)
             .u32(topk_group as u32)
-            .u32(u32::from(group_score == GroupScore::Top2Sum))
+            .u32(u32::from(group_score == GroupScoreFunction::Top2Sum))
             .u32(u32::from(rule.renormalise))
             .f32(rule.scale);
         // SAFETY: the shapes were checked; the arguments match the kernel parameters.

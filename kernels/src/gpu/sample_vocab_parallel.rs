@@ -24,8 +24,8 @@ const CANDIDATES_AT: usize = 2;
 /// words belongs to two shards.
 const SHARD_ALIGNMENT: usize = 64;
 
-/// Returns the number of candidate tokens per rank. It is limited, since a block sorts the candidates of all
-/// ranks together.
+/// Returns the number of candidate tokens per rank and row. The number is limited, because one block sorts
+/// the candidates of all ranks.
 fn candidate_count(shard: &VocabShard) -> usize {
     CANDIDATES.min(MAX_TOP / shard.ranks.max(1)).min(shard.cols / IDS_PER_CANDIDATE)
 }
@@ -36,8 +36,8 @@ fn exchange_words(rows: usize, shard: &VocabShard) -> usize {
 }
 
 impl GpuBackend {
-    /// Returns which rows can be sampled vocab-parallel: top-k up to the number of candidates per rank, if
-    /// the candidates are fewer words than the logits of the shard.
+    /// Returns which rows can be sampled vocab-parallel: rows with top-k up to the number of candidates per
+    /// rank, or no rows if the candidates take at least as many words as the logits of the shard.
     pub(crate) fn vocab_parallel_support_of(shard: &VocabShard) -> VocabParallelSupport {
         match candidate_count(shard) {
             top_k if top_k > 0 && exchange_words(1, shard) < shard.cols => {

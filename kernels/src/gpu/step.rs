@@ -7,7 +7,7 @@ use device::{
 };
 
 use crate::gpu::GpuBackend;
-use crate::step::{RowMetadataField, SequenceSlotArrays, StagingBufferView, StepArrays};
+use crate::step::{RowMetadataField, SequenceSlotArrays, StagingBufferView, StepInputArrays};
 use crate::{GpuKernel, StepPreparation};
 
 static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
@@ -58,7 +58,10 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
     }
 }
 
-fn check_step(stage: &StagingBufferView<'_>, step: &StepArrays<'_>) -> Result<(), DeviceError> {
+fn check_step(
+    stage: &StagingBufferView<'_>,
+    step: &StepInputArrays<'_>,
+) -> Result<(), DeviceError> {
     let check_columns = |what, got, min| check_at_least(KERNEL, what, got, min);
     check_columns("ids", step.ids.cols(), stage.tokens)?;
     check_columns("positions", step.positions.cols(), stage.tokens)?;

@@ -59,8 +59,8 @@ struct WeightRowRange {
 }
 
 impl GpuBackend {
-    /// Packs `parts` as one matrix, the rows of each part after those of the part before. fp8 parts stay fp8
-    /// if kernels support their scales and `dtype` is the 16-bit type.
+    /// Packs `parts`, stacked by rows, as one matrix. fp8 parts stay fp8 if kernels support their scales and
+    /// `dtype` is the 16-bit type.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         match fp8::scale_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
             Some(grid) => self.load_fp8(parts, grid),

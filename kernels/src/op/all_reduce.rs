@@ -6,9 +6,9 @@ use device::{MatMut, MatRef};
 /// Sums `x` over the ranks. Rows must be contiguous; [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]
 pub struct OneShotAllReduce<'a> {
-    /// Summand of this rank, replaced by the sum; `[tokens, hidden_size]`.
+    /// Matrix of this rank, replaced by the sum over the ranks; `[tokens, hidden_size]`.
     pub x: MatMut<'a>,
-    /// Shared memory of all ranks, through which they exchange their summands.
+    /// Shared memory of all ranks, through which the ranks exchange their matrices.
     pub peers: &'a PeerMemoryView,
 }
 
@@ -20,12 +20,12 @@ pub struct OneShotAllReduceNorm<'a> {
     pub y: MatMut<'a>,
     /// Residual stream `[tokens, hidden_size]`, updated in place.
     pub x: MatMut<'a>,
-    /// Summand of this rank, `[tokens, hidden_size]`.
+    /// Matrix of this rank to be summed over the ranks, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
     /// Weight of the norm, `[hidden_size]`.
     pub weight: MatRef<'a>,
     /// Epsilon of the norm, added to the mean square.
     pub eps: f32,
-    /// Shared memory of all ranks, through which they exchange their summands.
+    /// Shared memory of all ranks, through which the ranks exchange their matrices.
     pub peers: &'a PeerMemoryView,
 }

@@ -54,7 +54,7 @@ pub struct AddRmsNorm<'a> {
     pub y: MatMut<'a>,
     /// Residual stream `[tokens, hidden_size]`, updated in place.
     pub x: MatMut<'a>,
-    /// Summand that is added to the residual stream, `[tokens, hidden_size]`.
+    /// Matrix that is added to the residual stream, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
     /// Weight of the norm, `[hidden_size]`.
     pub weight: MatRef<'a>,
@@ -74,7 +74,7 @@ pub struct SiluMul<'a> {
 /// Elementwise sum `y = a + b` of matrices of one shape.
 #[derive(Debug)]
 pub struct TensorAdd<'a> {
-    /// Sum, of the shape of `a` and `b`.
+    /// Sum, with the shape of `a` and `b`.
     pub y: MatMut<'a>,
     /// First summand.
     pub a: MatRef<'a>,
@@ -94,20 +94,20 @@ pub struct LogitSoftcap<'a> {
 
 /// Multiplication by a scalar, `x = factor · x` in place.
 #[derive(Debug)]
-pub struct TensorScale<'a> {
+pub struct TensorScalarMul<'a> {
     /// Matrix `[rows, columns]`, replaced in place.
     pub x: MatMut<'a>,
     /// Factor of every element.
     pub factor: f32,
 }
 
-/// Addition of gated rows, `y[i] = y[i] + sigmoid(gate[i]) · x[i]` in place: the output of a shared expert with a gate
-/// (transformers `modeling_qwen2_moe.py`).
+/// Addition of gated rows, `y[i] = y[i] + sigmoid(gate[i]) · x[i]` in place; adds the output of a shared
+/// expert with a gate (transformers `modeling_qwen2_moe.py`).
 #[derive(Debug)]
 pub struct SigmoidGatedAdd<'a> {
     /// Sum `[tokens, columns]`, updated in place.
     pub y: MatMut<'a>,
-    /// Rows that are added, of the shape and type of `y`.
+    /// Rows that are added; same shape and type as `y`.
     pub x: MatRef<'a>,
     /// Gate logits, f32 `[tokens, 1]`.
     pub gate: MatRef<'a>,

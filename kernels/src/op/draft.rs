@@ -3,7 +3,7 @@
 
 use device::{MatMut, MatRef};
 
-use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
+use crate::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use crate::{AllGatherFn, VocabShard};
 
 /// Prepares the inputs of pass `pass` of a draft model, one token for each row of the step: the newest token
@@ -17,14 +17,14 @@ pub struct DraftPassPreparation<'a, 'b> {
     pub arrays: &'a mut DraftPassArrays<'b>,
     /// Draft pass (0 = first draft token), number of rows, and the arrays from which the inputs of the pass
     /// are computed.
-    pub pass: &'a DraftPass<'a>,
+    pub pass: &'a DraftPassArgs<'a>,
 }
 
 /// Gathers the hidden states that a draft model combines with its input tokens: the state of the token before
 /// each input token. Inputs are the first tokens of the first `rows` rows of a stage, or with `hidden` all
 /// tokens of these rows.
 #[derive(Debug)]
-pub struct DraftInputGather<'a> {
+pub struct DraftHiddenStateGather<'a> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
@@ -39,10 +39,10 @@ pub struct DraftInputGather<'a> {
     pub states: &'a DraftHiddenStates<'a>,
 }
 
-/// Stores hidden states of a step for later steps: those with which the next step of each row begins, and
-/// those of the last token of each full block.
+/// Stores hidden states of a step for later steps: for each row, the states that the next step of the request
+/// starts from, and the state of the last token of each full KV block.
 #[derive(Debug)]
-pub struct DraftStateStore<'a, 'b> {
+pub struct DraftHiddenStateStore<'a, 'b> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.

@@ -9,7 +9,7 @@ use crate::{MlaAttentionArgs, MlaKvLayout, MlaKvWriteArgs};
 /// the compressed KV and RoPE of the last `qk_rope_head_dim` channels. Applies RoPE to the last
 /// `qk_rope_head_dim` channels of every head of `q`.
 #[derive(Debug)]
-pub struct MlaKvWrite<'a> {
+pub struct MlaPrologue<'a> {
     /// Queries `[tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]`, changed in place.
     pub q: MatMut<'a>,
     /// KV pool.

@@ -37,9 +37,9 @@ pub struct GroupedTopKRouting<'a, 'b> {
 }
 
 /// [`SoftmaxRouting`] and [`ExpertMlp`] in one launch, with equal results. GPU only;
-/// [`RoutedExpertMlp::supports`] gives the supported shapes.
+/// [`FusedMoe::supports`] gives the supported shapes.
 #[derive(Debug)]
-pub struct RoutedExpertMlp<'a, 'b> {
+pub struct FusedMoe<'a, 'b> {
     /// Output, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
     /// Input, `[tokens, hidden_size]`.
@@ -74,7 +74,7 @@ pub struct ExpertPlacementLookup<'a> {
 /// has the tokens for rank 0 in ascending order, then those for rank 1, and so on; `counts` has the number of
 /// tokens per rank. `token_rows` has the index of each token's entry in `tokens` for each rank, or −1.
 #[derive(Debug)]
-pub struct TokenDispatch<'a> {
+pub struct MoeDispatchLayout<'a> {
     /// Indices of the tokens to send, grouped by destination rank; i32 `[1, ranks · tokens]`.
     pub tokens: MatMut<'a>,
     /// Index in `tokens` by token and rank; i32 `[tokens, ranks]`.

@@ -4,13 +4,13 @@
 use device::DType;
 
 use crate::{
-    AttentionMetadata, ExpertWeights, FusedLinear, HostMat, KernelBackend, KvLayout, PackedMatrix,
-    PrologueLinear, QkNormRopeArgs, RopeAttention, RoutedExpertMlp, RouterLogits,
+    AttentionMetadata, ExpertWeights, FusedLinear, FusedMoe, HostMat, KernelBackend, KvLayout,
+    PackedMatrix, PrologueLinear, QkNormRopeArgs, RopeAttention, RouterLogits,
 };
 
 impl FusedLinear<'_> {
-    /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` rows of type `dtype` and weights
-    /// `w`, with every fusion.
+    /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` input rows of type `dtype` and
+    /// weights `w` that supports all ops of `LinearFusion`.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -21,8 +21,8 @@ impl FusedLinear<'_> {
         }
     }
 
-    /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` rows of type `dtype` and weights
-    /// `w`, with `silu_mul` and no other fusion.
+    /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` input rows of type `dtype` and
+    /// weights `w`, if `silu_mul` is the only fused op.
     #[must_use]
     pub fn supports_silu_mul(
         backend: &KernelBackend,
@@ -66,8 +66,8 @@ impl RopeAttention<'_> {
     }
 }
 
-impl RoutedExpertMlp<'_, '_> {
-    /// Whether the device has a kernel for [`RoutedExpertMlp`] with these tokens and experts.
+impl FusedMoe<'_, '_> {
+    /// Whether the device has a kernel for [`FusedMoe`] with these tokens and experts.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,

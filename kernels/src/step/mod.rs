@@ -33,7 +33,7 @@ records!(
     StagedSequenceInit,
     StagedLogitsRow,
     StagedLogitEdit,
-    DraftRow,
+    StagedDraftRow,
     SequenceSamplingParams,
     LatestToken,
     SampledToken,
@@ -177,7 +177,7 @@ pub struct StagedLogitEdit {
 /// Input row of a draft model: `len` known tokens of a request, then `drafts` draft tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct DraftRow {
+pub struct StagedDraftRow {
     /// Sequence slot of the request.
     pub seq_slot: i32,
     /// Number of known tokens in the row.
@@ -300,7 +300,7 @@ pub struct SequenceSlotArrays<'a> {
 
 /// Inputs of a forward pass, written by [`StepPreparation`](crate::StepPreparation).
 #[derive(Debug)]
-pub struct StepArrays<'a> {
+pub struct StepInputArrays<'a> {
     /// Token ids; i32 `[1, tokens]`.
     pub ids: MatMut<'a>,
     /// Position of each token; i32 `[1, tokens]`.
@@ -366,7 +366,7 @@ pub struct DraftPassArrays<'a> {
 
 /// Arguments of the preparation of one forward pass of a draft model.
 #[derive(Debug, Clone, Copy)]
-pub struct DraftPass<'a> {
+pub struct DraftPassArgs<'a> {
     /// Draft pass within the step, from 0: pass `p` proposes draft token `p` of each row.
     pub pass: usize,
     /// Number of rows to prepare, padding rows included.
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(size_of::<StagedStepRow>(), 32);
         assert_eq!(size_of::<StagedLogitsRow>(), 40);
         assert_eq!(size_of::<StagedLogitEdit>(), 16);
-        assert_eq!(size_of::<DraftRow>(), 32);
+        assert_eq!(size_of::<StagedDraftRow>(), 32);
         assert_eq!(size_of::<SequenceSamplingParams>(), 48);
         assert_eq!(size_of::<LatestToken>(), 12);
         assert_eq!(size_of::<StagedSequenceInit>(), 80);

@@ -1,5 +1,5 @@
 //! Row facts: per-row inputs of kernels in addition to tokens and block tables. They are declared here,
-//! computed in one table of the executor (`executor/src/step/row_facts.rs`), and written by
+//! computed by the executor (table in `executor/src/step/row_facts.rs`), and written by
 //! [`StepPreparation`](crate::StepPreparation) to an array i32 `[facts, rows]`.
 
 /// A per-row input of kernels. Its discriminant is its row index in the array of row facts.

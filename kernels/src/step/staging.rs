@@ -4,8 +4,8 @@
 use device::{DeviceError, MatRef};
 
 use super::{
-    DraftRow, RowMetadataField, StagedLogitEdit, StagedLogitsRow, StagedRecord, StagedSequenceInit,
-    StagedStepRow, StagingHeader,
+    RowMetadataField, StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedRecord,
+    StagedSequenceInit, StagedStepRow, StagingHeader,
 };
 
 /// Alignment of the regions of a stage, in bytes.
@@ -26,7 +26,7 @@ pub struct StagingBuffer {
     /// Conditional or unconditional changes of logits.
     pub edits: Vec<StagedLogitEdit>,
     /// Input rows of draft models.
-    pub drafts: Vec<DraftRow>,
+    pub drafts: Vec<StagedDraftRow>,
     /// [`RowMetadataField`]s of each row, one row after the other; missing facts are written as zeros.
     pub facts: Vec<i32>,
     /// Number of tokens of the step.
@@ -123,7 +123,7 @@ pub(crate) struct StagingReader<'a> {
     pub(crate) inits: &'a [StagedSequenceInit],
     pub(crate) words: &'a [i32],
     pub(crate) edits: &'a [StagedLogitEdit],
-    pub(crate) drafts: &'a [DraftRow],
+    pub(crate) drafts: &'a [StagedDraftRow],
     /// Row facts: `facts_per_row` words for each row.
     pub(crate) facts: &'a [i32],
     pub(crate) facts_per_row: usize,
@@ -195,11 +195,11 @@ mod tests {
             ..StagedSequenceInit::default()
         });
         stage.edits.push(StagedLogitEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
-        stage.drafts.push(DraftRow {
+        stage.drafts.push(StagedDraftRow {
             seq_slot: 3,
             state_in_slot: 1,
             boundary_block: 4,
-            ..DraftRow::default()
+            ..StagedDraftRow::default()
         });
         stage.tokens = 2;
         let mut memory = vec![u64::MAX; stage.bytes() / 8 + 2];

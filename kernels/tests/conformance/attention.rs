@@ -4,7 +4,7 @@
 use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
+    AttentionMetadata, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
     QkNormRopeKvWrite, RopeCosSin,
 };
 
@@ -71,7 +71,7 @@ impl AttentionConformanceCase {
             kv_heads,
             head_dim,
             dtype: T::DTYPE,
-            order: KvOrder::LaneInterleaved,
+            order: KvTileOrder::LaneInterleaved,
         };
         let mut free: Vec<i32> = (0..layout.blocks as i32).collect();
         let requests = lens
@@ -227,7 +227,11 @@ impl AttentionConformanceCase {
                 context_lens: MatRef::of(&context_lens, 1, rows).unwrap(),
                 block_tables: MatRef::of(&tables, rows, widest).unwrap(),
                 table_rows: None,
-                bounds: kernels::RowBounds::of_any(tokens, rows, widest * self.layout.block_tokens),
+                bounds: kernels::BatchUpperBounds::of_any(
+                    tokens,
+                    rows,
+                    widest * self.layout.block_tokens,
+                ),
             },
             heads: self.heads,
             layer: 1,
@@ -458,7 +462,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
             kv_heads: 2,
             head_dim: 16,
             dtype: T::DTYPE,
-            order: KvOrder::LaneInterleaved,
+            order: KvTileOrder::LaneInterleaved,
         };
         Self { layout, qkv: cast::<T>(&SeededNumbers::new(3).floats(4 * Self::WIDTH)) }
     }
@@ -491,7 +495,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
         device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
     }
 
-    /// Writes the keys and values that `store` must write to the bytes of a pool.
+    /// Writes the keys and values that `store` is expected to write to `pool`, the bytes of a KV pool.
     fn expect(&self, pool: &mut [u8], slots: [i64; 4]) {
         let size = T::DTYPE.bytes();
         for (t, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
@@ -508,7 +512,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
     }
 }
 
-/// Returns the bytes of `x` in a KV pool of type `T`.
+/// Returns the bytes that represent `x` in a KV pool of type `T`.
 fn stored<T: CpuTestFloat>(x: T) -> Vec<u8> {
     match T::DTYPE {
         device::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
@@ -558,7 +562,7 @@ fn invalid_block_tables_are_rejected() {
         kv_heads: 1,
         head_dim: 16,
         dtype: device::DType::F32,
-        order: KvOrder::LaneInterleaved,
+        order: KvTileOrder::LaneInterleaved,
     };
     let pool = device.alloc(layout.bytes()).unwrap();
     let q = [0.0f32; 3 * 16];
@@ -571,7 +575,7 @@ fn invalid_block_tables_are_rejected() {
                 context_lens: MatRef::of(context, 1, context.len()).unwrap(),
                 block_tables: MatRef::of(table, 1, table.len()).unwrap(),
                 table_rows: None,
-                bounds: kernels::RowBounds::of_any(
+                bounds: kernels::BatchUpperBounds::of_any(
                     3,
                     context.len(),
                     table.len() * layout.block_tokens,

@@ -4,8 +4,8 @@
 use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionMetadata, HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvLayout,
-    MlaKvWrite, MlaKvWriteArgs, PackedMatrixGroup, RopeCosSin, RowBounds,
+    AttentionMetadata, BatchUpperBounds, HostMat, MlaAttention, MlaAttentionArgs, MlaKvLayout,
+    MlaKvWriteArgs, MlaPrologue, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
 };
 
 use crate::support::{CpuTestFloat, SeededNumbers, bytes_of, cast, devices, error};
@@ -149,7 +149,7 @@ impl MlaConformanceCase {
     }
 
     /// Returns the attention outputs of all rows, or the error of the kernel. The positions before `first`
-    /// are masked; the rows have the queries that `queries(row, query_first)` counts.
+    /// are masked; row `row` has `queries(row, query_first)` queries.
     fn try_outputs<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
@@ -194,12 +194,12 @@ impl MlaConformanceCase {
             context_lens: MatRef::of(&lens, 1, lens.len()).unwrap(),
             block_tables: MatRef::of(&tables, ROWS.len(), width).unwrap(),
             table_rows: None,
-            bounds: RowBounds::of_any(tokens, ROWS.len(), width * BLOCK_TOKENS),
+            bounds: BatchUpperBounds::of_any(tokens, ROWS.len(), width * BLOCK_TOKENS),
         };
         let args = MlaAttentionArgs {
             q: MatRef::of(&q, tokens, heads * (nope_dim + rope_dim)).unwrap(),
             rows,
-            heads: MlaHeadWeights { w_uk: &key, w_uk_t: key_transposed.as_ref(), w_uv: &values },
+            heads: MlaUpProjections { w_uk: &key, w_uk_t: key_transposed.as_ref(), w_uv: &values },
             layer: 1,
             scale: SCALE,
             first_position: first,
@@ -247,7 +247,7 @@ impl MlaConformanceCase {
             layer: 1,
         };
         let out = MatMut::of(&mut q, context, width).unwrap();
-        device.launch(&S, MlaKvWrite { q: out, pool, layout, args: &args }).unwrap();
+        device.launch(&S, MlaPrologue { q: out, pool, layout, args: &args }).unwrap();
         q
     }
 }
@@ -347,7 +347,7 @@ fn mla_kv_write_skips_negative_slots() {
         let mut q = [0f32; 8];
         let q = MatMut::of(&mut q, 1, 8).unwrap();
         let done =
-            device.launch(&S, MlaKvWrite { q, pool: &mut pool, layout: &layout, args: &args });
+            device.launch(&S, MlaPrologue { q, pool: &mut pool, layout: &layout, args: &args });
         let mut bytes = vec![0; layout.bytes()];
         device.download(&S, &pool, 0, &mut bytes).unwrap();
         (done.is_ok(), bytes.iter().any(|b| *b != 0))

@@ -4,10 +4,10 @@
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
-    ExpertPlacementLookup, ExpertWeights, GroupScore, GroupedTopKRouting, HiddenStateSum,
-    LogitSoftcap, MoeCombine, PackedEmbedding, RmsNorm, RouterLogits, RouterRuleArgs, RouterScore,
-    RowGather, SigmoidGatedAdd, SiluMul, SoftmaxRouting, TensorAdd, TensorScale, TokenDispatch,
-    TokenEmbedding, TopKRoutes,
+    ExpertPlacementLookup, ExpertWeights, GroupScoreFunction, GroupedTopKRouting, HiddenStateSum,
+    LogitSoftcap, MoeCombine, MoeDispatchLayout, PackedEmbedding, RmsNorm, RouterLogits,
+    RouterRuleArgs, RouterScoreFunction, RowGather, SigmoidGatedAdd, SiluMul, SoftmaxRouting,
+    TensorAdd, TensorScalarMul, TokenEmbedding, TopKRoutes,
 };
 
 use crate::support::{
@@ -86,7 +86,7 @@ fn scaled_and_gated<T: CpuTestFloat>() {
         for device in devices(2) {
             let mut out = x.clone();
             let mat = MatMut::of(&mut out, rows, cols).unwrap();
-            device.launch(&S, TensorScale { x: mat, factor: 0.22 }).unwrap();
+            device.launch(&S, TensorScalarMul { x: mat, factor: 0.22 }).unwrap();
             assert!(error(&out, &scaled) < tolerance::<T>());
             let mut out = y.clone();
             let mat = MatMut::of(&mut out, rows, cols).unwrap();
@@ -222,7 +222,8 @@ fn one_row(array: &[i32]) -> MatRef<'_> {
     MatRef::of(array, 1, array.len()).unwrap()
 }
 
-/// Adds two sequences to their sums, whole and in two rows, after another sequence has used the slots.
+/// Sums the hidden states of two sequences, once with one row per sequence and once with a sequence split
+/// into two rows. The sequence slots contain sums of earlier sequences.
 fn hidden_state_sums<T: CpuTestFloat>() {
     let (tokens, cols) = (9, 37);
     let x = cast::<T>(&SeededNumbers::new(11).floats(tokens * cols));
@@ -300,7 +301,7 @@ fn expert_groups_are_chosen_before_experts() {
     let shares = scores.map(f32::ln);
     let bias = [0.3f32, 0.0, 0.0, 0.0, 0.0, 0.0];
     let plain = RouterRuleArgs {
-        score: RouterScore::Sigmoid,
+        score: RouterScoreFunction::Sigmoid,
         bias: None,
         groups: None,
         renormalise: false,
@@ -308,10 +309,10 @@ fn expert_groups_are_chosen_before_experts() {
         shared: 0,
     };
     let groups = |topk_group, score| Some(ExpertGroups { count: 3, topk_group, score });
-    let two = GroupScore::Top2Sum;
+    let two = GroupScoreFunction::Top2Sum;
     let corrected = Some(MatRef::of(&bias, 1, 6).unwrap());
     let shared = scores.iter().sum::<f32>();
-    let softmax = RouterRuleArgs { score: RouterScore::Softmax, scale: shared, ..plain };
+    let softmax = RouterRuleArgs { score: RouterScoreFunction::Softmax, scale: shared, ..plain };
     // Router rule, logits, expected experts, expected weights.
     type RoutedCase<'a> = (RouterRuleArgs<'a>, [f32; 6], &'a [i32], &'a [f32]);
     let cases: [RoutedCase<'_>; 6] = [
@@ -332,7 +333,7 @@ fn expert_groups_are_chosen_before_experts() {
         ),
         (softmax, shares, &[0, 4, 2], &[0.9, 0.8, 0.6]),
         (
-            RouterRuleArgs { groups: groups(2, GroupScore::Largest), ..softmax },
+            RouterRuleArgs { groups: groups(2, GroupScoreFunction::Largest), ..softmax },
             shares,
             &[0, 4, 5],
             &[0.9, 0.8, 0.2],
@@ -386,7 +387,7 @@ fn expert_groups_are_chosen_before_experts() {
             weights[..2].iter().zip([0.9, 0.8]).all(|(w, e): (&f32, f32)| (w - e).abs() < 1e-6)
         );
         assert_eq!(weights[2..], [1.0; 2]);
-        // More experts per token than the selected groups have is an error.
+        // Selecting more experts per token than the selected groups contain is an error.
         let rule = RouterRuleArgs { groups: groups(1, two), ..plain };
         let (mut experts, mut weights) = ([0i32; 3], [0f32; 3]);
         let (out, out_weights) =
@@ -498,8 +499,10 @@ fn tokens_are_dispatched_once_per_target_rank() {
             let token_rows = MatMut::of(&mut token_rows[..3 * t], t, 3).unwrap();
             let counts = MatMut::of(&mut counts, 1, 3).unwrap();
             let experts = MatRef::of(experts, t, 2).unwrap();
-            device
-                .launch(&S, TokenDispatch { tokens, token_rows, counts, experts, layout: &layout })
+            device.launch(
+                &S,
+                MoeDispatchLayout { tokens, token_rows, counts, experts, layout: &layout },
+            )
         };
         dispatch(&experts, 6, 18).unwrap();
         let error = dispatch(&experts, 6, 17).unwrap_err().to_string();
@@ -515,7 +518,7 @@ fn tokens_are_dispatched_once_per_target_rank() {
         device
             .launch(
                 &S,
-                TokenDispatch {
+                MoeDispatchLayout {
                     tokens: no_tokens,
                     token_rows: no_rows.unwrap(),
                     counts: zero.unwrap(),

@@ -13,8 +13,9 @@ use std::process::{Child, Command, Output};
 
 use sources::SOURCES;
 
-/// Returns the numbers of lanes per warp (wavefront) that tests emulate: 64 and 32, or the value of the
-/// environment variable `variable`. Machine code (`HIPEMU_ISA`) has 64.
+/// Returns the warp (wavefront) sizes, in lanes, that tests emulate: the value of the environment variable
+/// `variable` if it is set; otherwise 64 if kernels are compiled to machine code (`HIPEMU_ISA`), else 64 and
+/// 32.
 ///
 /// # Panics
 /// If the variable is neither 64 nor 32.
@@ -46,8 +47,8 @@ const OPTIONS: &[&str] = &[
     "-fvisibility=hidden",
 ];
 
-/// Options for sources in `isa/`, whose loops over 64 lanes use the vector instructions of this CPU. Sums and
-/// products are rounded one by one, as the emulated instructions.
+/// Options for sources in `isa/`, whose loops over 64 lanes use the vector instructions of this CPU. Products
+/// and sums are rounded separately, as the emulated instructions do.
 const ISA_OPTIONS: &[&str] = &["-O3", "-march=native", "-ffp-contract=off"];
 
 /// Returns the path of `libhipemu.so`, which contains the driver, run-time compiler and collectives of an
@@ -88,9 +89,9 @@ fn cpu_features() -> String {
     info.lines().find(|line| line.starts_with("flags")).unwrap_or_default().to_owned()
 }
 
-/// Returns the path of a copy of the library for a world whose ranks are threads of one process, each with its
-/// own device. Worlds need separate devices, because a rank holds the lock of its device while it waits for
-/// other ranks.
+/// Returns the path of a copy of the library for the process group named `world`, whose ranks are threads of
+/// this process, each with its own device. Different process groups need separate devices, because a rank
+/// holds the lock of its device while it waits for other ranks.
 pub fn library_of(world: &str) -> PathBuf {
     let library = library();
     let copy = library.with_file_name(format!("libhipemu-{world}.so"));
@@ -103,7 +104,7 @@ pub fn library_of(world: &str) -> PathBuf {
     copy
 }
 
-/// Compiles all sources in parallel, links them, and gives the library its final name last.
+/// Compiles all sources in parallel and links them. Renames the library to its final name as the last step.
 fn build(compiler: &OsString, home: &Path, library: &Path) {
     fs::create_dir_all(home.join("isa")).expect("the target folder can be written to");
     for (name, text) in SOURCES {

@@ -1,6 +1,6 @@
 //! The emulator's source files, which tests compile.
 
-/// Returns each name, relative to `kernels/emu`, with the text of the file.
+/// Returns (name, text) pairs of files; names are relative to `kernels/emu`.
 macro_rules! texts {
     ($($name:literal),* $(,)?) => {
         &[$(($name, include_str!(concat!("../../emu/", $name)))),*]

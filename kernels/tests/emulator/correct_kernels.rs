@@ -20,7 +20,7 @@ pub(crate) fn values(n: usize) -> Vec<f32> {
 fn near(got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        // The comparison is false, and the test fails, also for NaN.
+        // A NaN makes the comparison false, so the test fails.
         assert!((f64::from(*got) - want).abs() <= tolerance, "{i}: {got} for {want}");
     }
 }

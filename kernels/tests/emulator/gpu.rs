@@ -88,17 +88,17 @@ impl EmulatedGpu {
         assert_eq!(unsafe { (self.driver.context_set)(self.context) }, code::SUCCESS);
     }
 
-    /// Compiles to machine code of an architecture from now on, for example 0x942.
+    /// Makes later compilations produce machine code of GPU architecture `gfx`, for example 0x942.
     pub(crate) fn use_machine_code(&self, gfx: u32) {
         (self.set_isa)(gfx);
     }
 
-    /// Makes the device usable after a failed launch, which real devices are not.
+    /// Makes the device usable again after a failed launch; a real device would stay unusable.
     pub(crate) fn clear_failure(&self) {
         (self.clear_failure)();
     }
 
-    /// Returns the reason of the last failed launch.
+    /// Returns the reason why the last failed launch failed.
     pub(crate) fn last_failure(&self) -> String {
         // SAFETY: the emulator returns a NUL-terminated text, which changes in the next failed launch only.
         let text = unsafe { CStr::from_ptr((self.last_failure)()) };

@@ -39,7 +39,8 @@ fn truncated_half(value: f32) -> u32 {
     u32::from(nearest.to_bits() - u16::from(too_large))
 }
 
-/// Selects bytes of {x, y} by the bytes of z: 0-7 a byte, 8-11 the sign of a word, 12 zero, above 0xff.
+/// Expected result of V_PERM_B32. Each byte of z selects a result byte: 0-7 selects that byte of {x, y}, 8-11
+/// the replicated sign bit of 16-bit word 0-3, 12 selects 0x00, above 12 selects 0xff.
 fn permuted([x, y, z]: [u32; 3]) -> u32 {
     let bytes = [y.to_le_bytes(), x.to_le_bytes()].concat();
     let select = |s: u8| match s {
@@ -100,7 +101,7 @@ const INSTRUCTIONS: &[VectorInstruction] = &[
     op("v_pack_b32_f16", 2, |[x, y, _]| x & 0xffff | y << 16),
 ];
 
-/// Returns operands that differ by lane: edges of integers, of f32 and of f16, and arbitrary bits.
+/// Returns operands that differ by lane: edge cases of integers, f32 and f16, and arbitrary bits.
 fn operand(seed: u32) -> Vec<u32> {
     let edges = [
         0,
@@ -130,8 +131,7 @@ fn operand(seed: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Returns whether a result of the instruction `name` is right. The bits of a float that is not a number may
-/// differ.
+/// Returns whether a result of the instruction `name` is right. NaN results may have different bits.
 fn is_right(name: &str, got: u32, want: u32) -> bool {
     let is_nan = |bits: u32| float(bits).is_nan();
     let has_nan = |bits: u32| half(bits, 0).is_nan() || half(bits, 1).is_nan();
@@ -177,26 +177,26 @@ fn vector_instructions_have_their_results() {
 }
 
 /// A DPP control, and the lane that each lane reads; `None` keeps the destination.
-struct LaneControl {
+struct DppControl {
     text: &'static str,
     source: fn(usize) -> Option<usize>,
 }
 
-const CONTROLS: &[LaneControl] = &[
-    LaneControl { text: "quad_perm:[3,1,0,2]", source: |l| Some(l / 4 * 4 + [3, 1, 0, 2][l % 4]) },
-    LaneControl { text: "row_mirror", source: |l| Some(l / 16 * 16 + 15 - l % 16) },
-    LaneControl { text: "row_half_mirror", source: |l| Some(l / 8 * 8 + 7 - l % 8) },
-    LaneControl { text: "row_ror:5", source: |l| Some(l / 16 * 16 + (l + 11) % 16) },
-    LaneControl { text: "row_shr:3", source: |l| (l % 16 >= 3).then(|| l - 3) },
-    LaneControl { text: "row_shl:2", source: |l| (l % 16 < 14).then(|| l + 2) },
-    LaneControl { text: "row_bcast:15", source: |l| (l >= 16).then(|| l / 16 * 16 - 1) },
-    LaneControl { text: "row_bcast:31", source: |l| (l >= 32).then_some(31) },
+const CONTROLS: &[DppControl] = &[
+    DppControl { text: "quad_perm:[3,1,0,2]", source: |l| Some(l / 4 * 4 + [3, 1, 0, 2][l % 4]) },
+    DppControl { text: "row_mirror", source: |l| Some(l / 16 * 16 + 15 - l % 16) },
+    DppControl { text: "row_half_mirror", source: |l| Some(l / 8 * 8 + 7 - l % 8) },
+    DppControl { text: "row_ror:5", source: |l| Some(l / 16 * 16 + (l + 11) % 16) },
+    DppControl { text: "row_shr:3", source: |l| (l % 16 >= 3).then(|| l - 3) },
+    DppControl { text: "row_shl:2", source: |l| (l % 16 < 14).then(|| l + 2) },
+    DppControl { text: "row_bcast:15", source: |l| (l >= 16).then(|| l / 16 * 16 - 1) },
+    DppControl { text: "row_bcast:31", source: |l| (l >= 32).then_some(31) },
 ];
 
 #[test]
 fn dpp_reads_the_lane_of_its_control() {
-    // The row mask leaves out rows 1 and 3.
-    let statement = |(i, control): (usize, &LaneControl)| {
+    // The row mask disables rows 1 and 3.
+    let statement = |(i, control): (usize, &DppControl)| {
         format!(
             "    r = 1000;\n    asm volatile(\"s_nop 1\\n v_mov_b32_dpp %0, %1 {} row_mask:0x5 \
              bank_mask:0xf\" : \"+v\"(r) : \"v\"(x));\n    out[{i} * 64 + tid()] = r;\n",

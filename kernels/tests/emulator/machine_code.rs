@@ -14,8 +14,8 @@ use crate::matrix::{F16, MATRIX, MmaModule, fp8_mismatch, mismatch};
 
 pub(crate) const ARCHITECTURES: [u32; 2] = [0x942, 0x950];
 
-/// An emulated GPU that runs machine code. Tests use it one at a time, because a failed launch fails the
-/// device.
+/// An emulated GPU that runs machine code. Only one test uses it at a time, because a failed launch makes the
+/// device unusable.
 pub(crate) struct MachineCodeGpu {
     gpu: EmulatedGpu,
     gfx: u32,

@@ -1,5 +1,5 @@
-//! Faults that are planted in machine code, in its disassembly or in headers of the kernels: each must be
-//! detected, and the same kernel without the fault must be right.
+//! Faults injected into machine code, its disassembly or the headers of kernels. Each fault must be detected,
+//! and the same kernel without the fault must give correct results.
 
 use crate::gpu::EmulatedGpu;
 use crate::injected_bugs::{FIRST_BARRIER, LAST_BARRIER, ROWS, inject_bug, sums_error};
@@ -149,7 +149,7 @@ fn a_barrier_that_does_not_wait_for_lds_is_caught() {
     }
 }
 
-/// Returns the mismatch of an MMA kernel whose headers are edited, on machine code and on the SIMT emulator.
+/// Returns the mismatches of an MMA kernel with edited headers: as machine code, and on the SIMT emulator.
 fn layout_mismatches(
     gpu: &MachineCodeGpu,
     edit: impl Fn(&str, &str) -> String,
@@ -192,7 +192,8 @@ fn exchanged_rows_and_columns_of_a_layout_are_caught() {
 
 #[test]
 fn a_half_rate_layout_for_a_full_rate_product_is_caught() {
-    // Elements of A as two products of 16x16x16 take them, whose k are not those of one 16x16x32.
+    // Arranges A for two 16x16x16 products, in which the elements of a lane have other k indices than in one
+    // 16x16x32 product.
     let half_rate = |name: &str, text: &str| match name {
         "dev/mfma.h" => inject_bug(
             text,

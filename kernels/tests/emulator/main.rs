@@ -1,5 +1,6 @@
 //! Tests of the emulated GPU: correct kernels give correct results in every order of lanes and warps,
-//! injected bugs and faults of machine code are detected, and the driver's rules (memory, capture, replay) are those of hardware.
+//! injected bugs and machine-code faults are detected, and the driver's rules (memory, capture, replay) are
+//! the rules of real drivers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 

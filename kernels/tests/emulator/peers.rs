@@ -9,7 +9,7 @@ use crate::injected_bugs::ROWS;
 const INVALID_VALUE: DriverStatus = 1;
 const ILLEGAL_ADDRESS: DriverStatus = 700;
 
-/// Calls the function of HIP that succeeds and enables nothing.
+/// Calls `hipCtxEnablePeerAccess`, which in HIP succeeds but does not enable peer access.
 fn enable_context_peer_access(peer: &EmulatedGpu) -> DriverStatus {
     type Enable = unsafe extern "C" fn(hip_runtime_sys::DriverPtr, u32) -> DriverStatus;
     // SAFETY: the emulator's library is already loaded, and its function has this type.
@@ -20,7 +20,7 @@ fn enable_context_peer_access(peer: &EmulatedGpu) -> DriverStatus {
     }
 }
 
-/// Launches a kernel of `gpu` that counts the threads of a block in the memory of `peer`, on which nothing runs.
+/// Launches a kernel on `gpu` that writes a thread count to the memory of `peer`; `peer` runs no kernel.
 fn write_to_peer(gpu: &EmulatedGpu, peer: &EmulatedGpu) -> (DriverStatus, u32) {
     peer.select();
     let count = peer.upload(&[0u32; 3]);

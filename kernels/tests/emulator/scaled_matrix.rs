@@ -32,7 +32,8 @@ impl NarrowFloatFormat {
         }
     }
 
-    /// Returns `k` of element `i` of a lane: fp8 comes in two runs of 16, fp4 in one run of 32.
+    /// Returns the index k of element `i` of a lane. A lane has two runs of 16 consecutive k in fp8, and one
+    /// run of 32 in fp4.
     fn k(self, lane: usize, i: usize) -> usize {
         match self {
             Self::Fp8 => i / 16 * 64 + lane / SIDE * 16 + i % 16,
@@ -41,7 +42,8 @@ impl NarrowFloatFormat {
     }
 }
 
-/// One operand: codes of 16 lines of 128 elements, and a scale byte per line and block of 32.
+/// One operand, A or B: 16 lines (rows of A or columns of B) of 128 encoded elements, with a scale byte for
+/// each block of 32 elements of a line.
 struct ScaledOperand {
     format: NarrowFloatFormat,
     codes: Vec<u8>,

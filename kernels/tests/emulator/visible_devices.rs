@@ -47,7 +47,7 @@ fn visibility_lists_combine_as_in_amd_runtimes() {
         (&[(ROCR, "gpu-0000000000000003, 0")], "[3, 1]"),
     ];
     for (lists, expected) in cases {
-        // Variables of the machine on which the test runs must not take part.
+        // Overrides the variables of the machine on which the test runs, which must not affect the result.
         let mut variables = vec![("HIPEMU_DEVICES", "4"), (HIP, ""), (CUDA, "")];
         variables.extend(lists);
         let output = child_process::run("visible_devices::print_visible_devices", &variables);

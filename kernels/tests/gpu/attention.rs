@@ -3,7 +3,7 @@
 
 use device::{Buffer, DType, DeviceDriver, MatRef, bf16, f16};
 use kernels::{
-    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, RowBounds,
+    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, rounded, tolerance};
@@ -42,10 +42,10 @@ impl PagedAttentionCase {
     ) -> Self {
         let used = |context: usize| context.div_ceil(block_tokens);
         let blocks = rows.iter().map(|r| used(r.1)).sum::<usize>() + 2;
-        let order = KvOrder::RowMajor;
+        let order = KvTileOrder::RowMajor;
         let gpu = KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order };
         let layouts =
-            [gpu, KvLayout { order: KvOrder::LaneInterleaved, dtype: on_cpu(dtype), ..gpu }];
+            [gpu, KvLayout { order: KvTileOrder::LaneInterleaved, dtype: on_cpu(dtype), ..gpu }];
         let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
         let mut free: Vec<i32> = (0..blocks as i32).collect();
         let mut take = |numbers: &mut RandomNumbers, n: usize| free.swap_remove(numbers.below(n));
@@ -122,7 +122,7 @@ impl PagedAttentionCase {
         let contexts = pair.put(&contexts, 1, rows);
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
         let seq_slots = pair.put(&self.seq_slots, 1, rows);
-        let bounds = RowBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
+        let bounds = BatchUpperBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&CpuGpuMatrix) -> MatRef<'_>; 2] = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu];
         let devices = pair.backends();
@@ -213,7 +213,7 @@ fn attention_agrees_with_the_cpu() {
     }
 }
 
-/// Runs more tokens than the maximum grid size of any dimension but the first.
+/// Runs more tokens than the maximum grid size in y and z.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -246,7 +246,8 @@ fn decodes_of_many_rows_agree_with_the_cpu() {
     }
 }
 
-/// A query of a prompt has the same bits alone and in a batch, and whether its prompt is one row or chunked.
+/// The output of a prompt token has the same bits alone and in a batch, and with whole and with chunked
+/// prefill.
 #[test]
 fn chunked_prefill_matches_whole_prefill_bitwise() {
     let heads = (6, 2, 64, 16);
@@ -307,9 +308,9 @@ fn decodes_are_batch_invariant() {
     }
 }
 
-/// One-token rows of a request with draft tokens are processed together. Each matches the CPU, and bit for
-/// bit the row alone: with splits that begin or end between the rows' contexts, and with more rows than one
-/// block processes.
+/// One-token rows of a request with draft tokens are processed together. The output of each row matches the
+/// CPU and has the same bits as the row processed separately: with splits that begin or end between the
+/// context lengths of the rows, and with more rows than one block processes.
 #[test]
 fn successive_tokens_of_a_request_agree_with_the_cpu() {
     let requests = [(1, 259), (1, 1), (1, 0), (1, 452), (1, 18), (1, 17), (1, 900)];

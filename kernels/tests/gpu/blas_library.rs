@@ -71,10 +71,10 @@ fn check(pair: &CpuGpuPair, rows: usize, n: usize, k: usize) {
 fn blas_gemm_agrees_with_the_cpu() {
     let pair = CpuGpuPair::new(device().into());
     assert!(pair.gpu.name().contains("with a BLASLt library"), "{}", pair.gpu.name());
-    // Numbers of rows (algorithms are cached by bucket, a rounded-up number of rows): within a bucket, at its
-    // end, odd (the mock requires an algorithm for the exact number), in a bucket that the mock does not
-    // support; and above 64 (`F32_ROWS`), where f32 GEMMs use the library too. The mock supports no GEMM with
-    // 8 outputs.
+    // Numbers of rows (algorithms are cached per bucket, a rounded-up number of rows): inside a bucket, at
+    // the end of a bucket, an odd number (for which the mock requires an algorithm for exactly this number),
+    // in a bucket that the mock does not support; and above 64 (`F32_ROWS`), where f32 GEMMs use the library
+    // too. The mock supports no GEMM with 8 outputs.
     for (rows, n, k) in [
         (18, 24, 40),
         (32, 33, 18),
@@ -102,8 +102,8 @@ fn launched_kernels(gpu: &GpuBackend, launches: impl FnOnce()) -> Vec<&'static s
     gpu.end_kernel_timestamps()
 }
 
-/// The library multiplies fp8 matrices with scales per channel and token. Of block scales, the header of
-/// hipBLASLt says "not supported yet", so the built-in kernel multiplies these.
+/// The library multiplies fp8 matrices with per-channel and per-token scales. The header of hipBLASLt marks
+/// block scales as "not supported yet", so matrices with block scales use the built-in kernel.
 fn check_fp8() {
     let pair = CpuGpuPair::new(device().into());
     let (channels, blocks) = (ScaleGranularity::Channels, ScaleGranularity::Blocks);

@@ -9,8 +9,8 @@ use kernels::gpu::GpuBackend;
 
 use crate::support::emulator;
 
-/// Runs an ignored test of this file with environment variables, and returns what it prints. The architecture is that
-/// of the card, also in runs of the suite with `HIPEMU_GFX`.
+/// Runs an ignored test of this file with environment variables, and returns what it prints. `HIPEMU_GFX` is
+/// unset, so that the architecture is that of the card.
 fn run(name: &str, variables: &[(&str, &str)]) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--ignored", "--exact", "--nocapture", &format!("cards::{name}")]);
@@ -46,7 +46,7 @@ fn cards_are_described_by_their_driver() {
     }
 }
 
-/// The memory of an MI300A is that of the host, which other processes use too.
+/// The GPU memory of an MI300A is host memory, which other processes use too.
 #[test]
 fn free_unified_memory_is_that_of_the_host() {
     const GIB: &str = "16777216"; // More than any host has.

@@ -235,8 +235,8 @@ impl CpuGpuMatrix {
 }
 
 /// Returns the permitted error, relative to the largest value, for one rounding to `dtype` and another order
-/// of sums. For f16 the CPU computes in f32 without intermediate rounding, where a kernel rounds up to three
-/// times by 2^-11.
+/// of summation. For f16 the CPU computes in f32 without intermediate rounding, while a kernel rounds up to
+/// three times, with a relative error of up to 2^-11 each.
 pub(crate) fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 8e-3,

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use device::{Buffer, DType, DeviceDriver, DeviceError, MatMut, bf16};
 use kernels::gpu::GpuBackend;
-use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays, DraftRow, StagingBuffer};
+use kernels::step::{
+    DraftHiddenStates, DraftPassArgs, DraftPassArrays, StagedDraftRow, StagingBuffer,
+};
 use kernels::{
-    AllGatherFn, DraftArgmax, DraftIdTranslation, DraftInputGather, DraftInsertion,
-    DraftPassPreparation, DraftStateStore, KernelBackend, RowGather, VocabParallelDraftArgmax,
+    AllGatherFn, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore, DraftIdTranslation,
+    DraftInsertion, DraftPassPreparation, KernelBackend, RowGather, VocabParallelDraftArgmax,
     VocabShard,
 };
 
@@ -21,18 +23,18 @@ const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
 const MAX_LEN: usize = 24;
 
-/// Returns the rows of a step, in this order. A one-token row has two draft tokens and its previous hidden
-/// state in its sequence slot; a row starts at position 0; a chunk follows a block of another request; a
-/// one-token row has the maximum number of draft tokens, across the end of a block; a row has no draft
-/// tokens.
-fn rows() -> [DraftRow; 5] {
-    let row = |seq_slot, len, drafts, state_in_slot, boundary_block| DraftRow {
+/// Returns the five rows of a step: (1) one token with two draft tokens, and the previous hidden state in the
+/// sequence slot; (2) a row that starts at position 0; (3) a prefill chunk after a block of another request;
+/// (4) one token with the maximum number of draft tokens, which cross the end of a block; (5) one token
+/// without draft tokens.
+fn rows() -> [StagedDraftRow; 5] {
+    let row = |seq_slot, len, drafts, state_in_slot, boundary_block| StagedDraftRow {
         seq_slot,
         len,
         drafts,
         state_in_slot,
         boundary_block,
-        ..DraftRow::default()
+        ..StagedDraftRow::default()
     };
     let mut rows = [
         row(4, 1, 2, 1, -1),
@@ -57,7 +59,7 @@ const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 const FIRSTS: [i32; SEQ_SLOTS] = [-7, 1, -7, 14, 7];
 
 fn positions() -> Vec<i32> {
-    let row = |(row, start): (&DraftRow, i32)| start..start + row.len + row.drafts;
+    let row = |(row, start): (&StagedDraftRow, i32)| start..start + row.len + row.drafts;
     rows().iter().zip(STARTS).flat_map(row).collect()
 }
 
@@ -157,7 +159,7 @@ fn draft_pass_layout_matches_the_cpu() {
                         context_lens,
                         row_seq_slots,
                     };
-                    let pass = DraftPass {
+                    let pass = DraftPassArgs {
                         pass,
                         rows: count,
                         ids,
@@ -215,7 +217,7 @@ fn check_state_copies<T: GpuTestElement>(
                     backend
                         .launch(
                             &S,
-                            DraftInputGather {
+                            DraftHiddenStateGather {
                                 stage,
                                 positions: positions.as_ref(),
                                 rows,
@@ -241,7 +243,7 @@ fn check_state_copies<T: GpuTestElement>(
                 backend
                     .launch(
                         &S,
-                        DraftStateStore {
+                        DraftHiddenStateStore {
                             stage,
                             positions: positions.as_ref(),
                             states: &mut states,

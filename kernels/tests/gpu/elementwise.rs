@@ -1,7 +1,7 @@
 //! Activations and additions of the GPU match the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScale};
+use kernels::{LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScalarMul};
 
 use crate::support::{
     DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -71,7 +71,7 @@ fn scaled_and_gated<T: GpuTestFloat>() {
         gate[0] = -200.0;
         let (mut scaled, mut sum) = (x.clone(), y.clone());
         let out = MatMut::of(&mut scaled, rows, cols).unwrap();
-        cpu.launch(&S, TensorScale { x: out, factor: 0.22 }).unwrap();
+        cpu.launch(&S, TensorScalarMul { x: out, factor: 0.22 }).unwrap();
         let (input, logits) = (MatRef::of(&x, rows, cols), MatRef::of(&gate, rows, 1));
         let out = MatMut::of(&mut sum, rows, cols).unwrap();
         let op = SigmoidGatedAdd { y: out, x: input.unwrap(), gate: logits.unwrap() };
@@ -79,7 +79,7 @@ fn scaled_and_gated<T: GpuTestFloat>() {
         for device in devices() {
             let name = format!("{} {rows} x {cols}", device.name());
             let mut out = DeviceArray::of(&device, &x, rows, cols);
-            device.launch(&S, TensorScale { x: out.mat_mut(), factor: 0.22 }).unwrap();
+            device.launch(&S, TensorScalarMul { x: out.mat_mut(), factor: 0.22 }).unwrap();
             assert_eq!(out.read(&device), scaled, "{name}");
             let mut out = DeviceArray::of(&device, &y, rows, cols);
             let input = DeviceArray::of(&device, &x, rows, cols);

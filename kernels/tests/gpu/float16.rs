@@ -3,7 +3,7 @@
 
 use device::gpu::HalfDtype;
 use device::{DType, f16};
-use kernels::{AddRmsNorm, HostMat, Linear, RmsNorm, RowBounds, SiluMul, TensorAdd};
+use kernels::{AddRmsNorm, BatchUpperBounds, HostMat, Linear, RmsNorm, SiluMul, TensorAdd};
 
 use crate::device_pair::{CpuGpuPair, bytes_of, f16_pairs, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
@@ -15,8 +15,8 @@ use crate::{
 
 const F16: DType = DType::F16;
 
-/// The sum of any f16 value and a value of any magnitude is rounded once, also if it is inexact or subnormal,
-/// or overflows.
+/// The sum of any f16 value and a value of any magnitude is rounded once, also if the sum is inexact,
+/// subnormal or overflows.
 #[test]
 fn sums_round_to_nearest_even() {
     let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
@@ -118,7 +118,12 @@ fn attention_agrees_with_the_cpu() {
     }
     for device in devices_of(HalfDtype::F16).iter().filter(|device| device.warp_size() == 32) {
         rope_attention::check::<f16>(device, (4, 2, 128, 16), &[1, 16, 0, 257], true);
-        rope_attention::check::<f16>(device, (2, 1, 64, 16), &[RowBounds::SHORT_CONTEXT], true);
+        rope_attention::check::<f16>(
+            device,
+            (2, 1, 64, 16),
+            &[BatchUpperBounds::SHORT_CONTEXT],
+            true,
+        );
     }
 }
 

@@ -1,6 +1,6 @@
-//! Linear layers with fp8 weights. Results for few rows are compared with the CPU's, which dequantises the
-//! weights; results for more rows with sums over quantised weights and inputs. With and without fused
-//! operations.
+//! Linear layers with fp8 weights, with and without fused operations. Results for few rows are compared with
+//! the CPU, which dequantises the weights; results for more rows are compared with reference sums over
+//! quantised weights and inputs.
 
 use device::{DType, DeviceDriver, Fp8E4m3, bf16};
 use kernels::{
@@ -58,7 +58,7 @@ impl Fp8Weights {
         Self { bytes, scales, each, n, k, scaling: ActivationScaling::default() }
     }
 
-    /// Sets the rule for the scales of activations.
+    /// Sets how the scales of activations are computed.
     pub(crate) fn set_scaling(&mut self, scaling: ActivationScaling) {
         self.scaling = scaling;
     }
@@ -220,8 +220,8 @@ fn fp8_gemm_uses_quantized_inputs() {
     }
 }
 
-/// Weights with one scale, scales of activations that are powers of two, and a static scale, beyond which half
-/// of the values are.
+/// Tests weights with one scale, power-of-two activation scales, and a static activation scale with which
+/// half of the inputs saturate.
 #[test]
 fn fp8_gemm_applies_the_activation_scaling() {
     use ActivationScaling::{Dynamic, PowerOfTwo, Static};
@@ -240,7 +240,8 @@ fn fp8_gemm_applies_the_activation_scaling() {
     }
 }
 
-/// The parts of a stacked matrix have one scale each; the largest of their static scales of activations is used.
+/// Each part of a stacked weight matrix has its own weight scale and its own static activation scale; the
+/// maximum of the static activation scales is used.
 #[test]
 fn stacked_tensors_use_the_largest_static_scale() {
     for pair in &pairs() {
@@ -294,7 +295,7 @@ fn read_rows(matrix: &HostMat<'_>) -> Vec<Vec<f32>> {
     rows
 }
 
-/// Product with inputs that are quantised in groups of `group` columns.
+/// Operands of a matrix product whose inputs are quantised in groups of `group` columns.
 struct ScaledProduct<'a> {
     w: &'a PackedMatrix,
     /// Dequantised weights.
@@ -304,7 +305,8 @@ struct ScaledProduct<'a> {
 }
 
 impl ScaledProduct<'_> {
-    /// Compares the product with `values` on the GPU with a sum over values that are quantised with `scaling`.
+    /// Compares the GPU product for inputs `values` with a reference sum over inputs that are quantised with
+    /// `scaling`.
     fn check<T: GpuTestFloat>(
         &self,
         pair: &CpuGpuPair,
@@ -394,7 +396,7 @@ fn check_rows(pair: &CpuGpuPair, n: usize, k: usize, grid: ScaleGranularity, nor
     assert!(same || pair.gpu.name().contains("with a BLASLt"), "24 rows of {n} x {k} {grid:?}");
 }
 
-/// Inputs that are quantised by the kernel that computes them give the same bits as with separate kernels.
+/// A prologue that quantises its own output gives the same bits as separate kernels.
 #[test]
 fn fp8_prologue_quantizes_inputs() {
     for pair in &pairs() {

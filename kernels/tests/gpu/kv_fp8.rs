@@ -2,8 +2,8 @@
 
 use device::{DType, DeviceDriver, MatRef};
 use kernels::{
-    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
-    QkNormRopeKvWrite, RopeCosSin, RowBounds,
+    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs,
+    QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
@@ -31,7 +31,7 @@ pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode
         let dtype = DType::F8E4M3;
         KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order }
     };
-    let layouts = [layout(KvOrder::RowMajor), layout(KvOrder::LaneInterleaved)];
+    let layouts = [layout(KvTileOrder::RowMajor), layout(KvTileOrder::LaneInterleaved)];
     let mut pools =
         [pair.gpu.alloc(layouts[0].bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
     // Fills the pool with NaN, as previous requests may leave it.
@@ -95,12 +95,12 @@ pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode
             context_lens: view(&rows[1]),
             block_tables: view(&rows[2]),
             table_rows: None,
-            bounds: RowBounds {
+            bounds: BatchUpperBounds {
                 decode_rows: if decode { count } else { 0 },
                 max_rows_per_request: 1,
                 max_query_len: each.iter().map(|row| row.0).max().unwrap(),
                 max_context_len: TOKENS,
-                ..RowBounds::default()
+                ..BatchUpperBounds::default()
             },
         };
         let scale = SCALES[0] * (head_dim as f32).powf(-0.5);

@@ -176,8 +176,8 @@ fn linear_rows_are_batch_invariant() {
     }
 }
 
-/// Checks that rows have the same bits in a batch of `rows` rows and in batches of `parts` of it: (first row,
-/// number of rows).
+/// Checks that output rows have the same bits in a batch of `rows` rows and in smaller batches; `parts` has
+/// the (first row, number of rows) of each smaller batch.
 fn check_rows(
     pair: &CpuGpuPair,
     n: usize,

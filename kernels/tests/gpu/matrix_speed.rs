@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use device::{DType, DeviceDriver};
 use kernels::{
-    AttentionMetadata, FusedLinear, KvLayout, KvOrder, LinearFusion, PackedMatrix, PagedAttention,
-    PagedAttentionArgs, RowBounds,
+    AttentionMetadata, BatchUpperBounds, FusedLinear, KvLayout, KvTileOrder, LinearFusion,
+    PackedMatrix, PagedAttention, PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuPair, pairs};
@@ -121,7 +121,7 @@ struct AttentionWorkload {
     requests: usize,
     /// Number of rows, of `q` tokens each, per request.
     rows_per_request: usize,
-    /// Number of rows per request in the launch's metadata, which are processed together.
+    /// `max_rows_per_request` of the launch: up to this number of rows of a request are processed together.
     max_rows_per_request: usize,
     q: usize,
     context: usize,
@@ -157,7 +157,7 @@ fn measure_attention(pair: &CpuGpuPair, workload: &AttentionWorkload) {
     let rows = requests * tokens;
     let (dim, block_tokens, layers) = (128, 16, 2);
     let width = (context + tokens - 1).div_ceil(block_tokens);
-    let (blocks, order) = (requests * width, KvOrder::RowMajor);
+    let (blocks, order) = (requests * width, KvTileOrder::RowMajor);
     let head_dim = dim;
     let dtype = DType::BF16;
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
@@ -171,7 +171,8 @@ fn measure_attention(pair: &CpuGpuPair, workload: &AttentionWorkload) {
     let seq_slots = pair.put(&by_row(&|r| r / tokens), 1, rows);
     let tables: Vec<i32> = (0..blocks as i32).map(|i| (i * 7919) % blocks as i32).collect();
     let tables = pair.put(&tables, requests, width);
-    let bounds = RowBounds::of(std::iter::repeat_n((q, context + tokens - 1), rows), together);
+    let bounds =
+        BatchUpperBounds::of(std::iter::repeat_n((q, context + tokens - 1), rows), together);
     let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
     let table_rows = Some(seq_slots.gpu());
     let step =

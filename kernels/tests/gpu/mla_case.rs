@@ -2,16 +2,16 @@
 
 use device::{Buffer, DType, MatMut, MatRef};
 use kernels::{
-    AttentionMetadata, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs, MlaHeadWeights,
-    MlaKvLayout, MlaKvWrite, MlaKvWriteArgs, PackedMatrixGroup, RopeCosSin, RowBounds,
+    AttentionMetadata, BatchUpperBounds, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs,
+    MlaKvLayout, MlaKvWriteArgs, MlaPrologue, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, rounded, tolerance};
 use crate::mla::{MlaRowLengths, MlaSizes, MlaStepRows};
 use crate::support::{RandomNumbers, S, error};
 
-/// Rows that attend to prefixes of one context, whose length is that of the longest row; with weights of all
-/// heads.
+/// Rows that all attend to prefixes of one context, which is as long as the longest row, and the weights of
+/// all heads.
 pub(crate) struct MlaCase<'a> {
     pair: &'a CpuGpuPair,
     sizes: MlaSizes,
@@ -59,7 +59,7 @@ struct MlaQueries {
     context_lens: CpuGpuMatrix,
     block_tables: CpuGpuMatrix,
     seq_slots: CpuGpuMatrix,
-    bounds: RowBounds,
+    bounds: BatchUpperBounds,
     /// First visible position; earlier positions are masked for all queries.
     first_position: usize,
 }
@@ -143,12 +143,13 @@ impl<'a> MlaCase<'a> {
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let args = self.kv_inputs.args(view, self.sizes[0]);
         let q = view_mut(&mut self.queries.q);
-        device.launch(&S, MlaKvWrite { q, pool: &mut pool, layout, args: &args }).unwrap();
+        device.launch(&S, MlaPrologue { q, pool: &mut pool, layout, args: &args }).unwrap();
         let packed = self.weights.packed(device, &self.sizes, layout.dtype);
         (pool, packed)
     }
 
-    /// Panics if the results of the devices differ, or those of the GPU's separate runs.
+    /// Panics if the GPU and CPU results differ, or if the GPU results of rows processed separately differ
+    /// from the batch.
     pub(crate) fn check(&self) {
         let Self { pair, sizes, dtype, .. } = self;
         let [heads, _, rope_dim, _, value_dim, _] = *sizes;
@@ -243,9 +244,9 @@ impl MlaHeadMatrices {
 }
 
 impl PackedMlaWeights {
-    fn heads(&self, dtype: DType) -> MlaHeadWeights<'_> {
+    fn heads(&self, dtype: DType) -> MlaUpProjections<'_> {
         let key_transposed = (dtype != DType::F32).then_some(&self.w_uk_t);
-        MlaHeadWeights { w_uk: &self.w_uk, w_uk_t: key_transposed, w_uv: &self.w_uv }
+        MlaUpProjections { w_uk: &self.w_uk, w_uk_t: key_transposed, w_uv: &self.w_uv }
     }
 }
 
@@ -258,8 +259,8 @@ fn transposed(x: &[u8], k: usize) -> Vec<u8> {
 impl MlaQueries {
     fn new(pair: &CpuGpuPair, q: CpuGpuMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
         let rows = step.rows.len();
-        let exact = RowBounds::of(step.rows.iter().copied(), step.max_rows_per_request);
-        let bounds = RowBounds { decode_rows: step.decode_rows, max_query_len: 5, ..exact };
+        let exact = BatchUpperBounds::of(step.rows.iter().copied(), step.max_rows_per_request);
+        let bounds = BatchUpperBounds { decode_rows: step.decode_rows, max_query_len: 5, ..exact };
         let mut ends = vec![0i32];
         for (queries, _) in step.rows {
             ends.push(ends[ends.len() - 1] + *queries as i32);
@@ -282,7 +283,7 @@ impl MlaQueries {
         self.ends[self.ends.len() - 1] as usize
     }
 
-    fn args<'a>(&'a self, view: CpuGpuViewFn, heads: MlaHeadWeights<'a>) -> MlaAttentionArgs<'a> {
+    fn args<'a>(&'a self, view: CpuGpuViewFn, heads: MlaUpProjections<'a>) -> MlaAttentionArgs<'a> {
         let (q, queries) = (view(&self.q), self.count());
         MlaAttentionArgs {
             q: q.rows_from(q.rows() - queries, queries),
@@ -303,7 +304,7 @@ impl MlaQueries {
 
 /// Returns the arguments of the attention kernel, changed to process every row separately.
 fn rows_separately<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
-    let bounds = RowBounds { max_rows_per_request: 1, ..all.rows.bounds };
+    let bounds = BatchUpperBounds { max_rows_per_request: 1, ..all.rows.bounds };
     MlaAttentionArgs { rows: AttentionMetadata { bounds, ..all.rows }, ..*all }
 }
 
@@ -315,7 +316,7 @@ fn first_row_only<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
         cu_q: all.rows.cu_q.columns(0, 2),
         context_lens: all.rows.context_lens.columns(0, 1),
         table_rows: all.rows.table_rows.map(|slots| slots.columns(0, 1)),
-        bounds: RowBounds { decode_rows, mla_decode_tokens: 1, ..bounds },
+        bounds: BatchUpperBounds { decode_rows, mla_decode_tokens: 1, ..bounds },
         ..all.rows
     };
     MlaAttentionArgs { q: all.q.rows_from(0, 1), rows, ..*all }

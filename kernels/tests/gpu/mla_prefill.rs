@@ -1,5 +1,5 @@
-//! Non-absorbed MLA prefill against the CPU, and against itself: no bit depends on the other rows of the
-//! batch, or on the windows in which keys and values are computed.
+//! Non-absorbed MLA prefill is compared with the CPU. No bit of the results may depend on the other rows of
+//! the batch, or on the windows of heads and keys that are up-projected at a time.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use device::gpu::HalfDtype;
 use device::{Buffer, DType};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionMetadata, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs, MlaHeadWeights,
-    MlaKvLayout, PackedMatrixGroup, RowBounds,
+    AttentionMetadata, BatchUpperBounds, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs,
+    MlaKvLayout, MlaUpProjections, PackedMatrixGroup,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
@@ -34,7 +34,7 @@ const MIXED: MlaPrefillRows<'static> = &[
     (300, 515),
     (3, 130),
 ];
-const LONG: usize = RowBounds::MLA_PREFILL_TOKENS;
+const LONG: usize = BatchUpperBounds::MLA_PREFILL_TOKENS;
 
 /// Rows and random inputs of a prefill batch, in host memory.
 struct MlaPrefillCase<'a> {
@@ -173,9 +173,9 @@ fn outputs(
                 context_lens: view(&metadata[1]),
                 block_tables: view(&metadata[2]),
                 table_rows: Some(view(&metadata[3])),
-                bounds: RowBounds::of(rows.iter().copied(), 1),
+                bounds: BatchUpperBounds::of(rows.iter().copied(), 1),
             },
-            heads: MlaHeadWeights {
+            heads: MlaUpProjections {
                 w_uk: &key,
                 w_uk_t: (dtype != DType::F32).then_some(&transposed),
                 w_uv: &values,
@@ -212,8 +212,8 @@ pub(crate) fn check(
     }
 }
 
-/// Returns GPUs under test with a limit of `bytes` for computed keys and values (`None` = they use the
-/// absorbed form). All of them have equal random numbers.
+/// Returns the GPUs under test with a memory limit of `bytes` for up-projected keys and values (`None` = the
+/// absorbed form is used). All of them use the same random numbers.
 pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<CpuGpuPair> {
     let limited = |gpu: Arc<GpuBackend>| {
         let gpu = Arc::into_inner(gpu).unwrap().with_mla_prefill_bytes(bytes);
@@ -234,8 +234,8 @@ fn mla_prefill_agrees_with_the_cpu() {
 #[test]
 fn mla_prefill_windows_change_no_bit() {
     let sizes = [3, 128, 64, 64, 64, 16];
-    // Limits with which all heads are computed at once; two heads, then the third; one head at a time in
-    // windows of several steps; and one head in windows of one step.
+    // Memory limits with which all heads are up-projected at once; two heads, then the third; one head at a
+    // time in windows of several steps; and one head at a time in windows of one step.
     let all_bytes = [1 << 28, 1 << 20, 700 << 10, 1];
     let pairs_by_limit = all_bytes.map(|bytes| with_bytes(Some(bytes)));
     for i in 0..pairs_by_limit[0].len() {

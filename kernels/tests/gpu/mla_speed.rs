@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    AttentionMetadata, HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvLayout,
-    PackedMatrixGroup, RowBounds,
+    AttentionMetadata, BatchUpperBounds, HostMat, MlaAttention, MlaAttentionArgs, MlaKvLayout,
+    MlaUpProjections, PackedMatrixGroup,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs};
@@ -96,8 +96,8 @@ fn heads_of(pair: &CpuGpuPair, heads: usize, n: usize, k: usize) -> PackedMatrix
     pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
 }
 
-/// Measures `requests` requests of `tokens` one-token rows each. The launch's metadata states `together` rows
-/// per request, which are processed together.
+/// Measures `requests` requests of `tokens` one-token rows each. In the launch, `max_rows_per_request` is
+/// `together`: up to this number of rows of a request are processed together.
 fn drafts(
     pair: &CpuGpuPair,
     heads: usize,
@@ -216,7 +216,8 @@ fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usi
     let entries = workload.requests * width;
     let tables: Vec<i32> = (0..entries).map(|i| (i * 7919 % blocks) as i32).collect();
     let tables = pair.put(&tables, workload.requests, width);
-    let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), workload.rows_per_request);
+    let bounds =
+        BatchUpperBounds::of(std::iter::repeat_n((q, context), rows), workload.rows_per_request);
     let step = AttentionMetadata {
         cu_q: cu_q.gpu(),
         context_lens: contexts.gpu(),
@@ -227,7 +228,7 @@ fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usi
     let [key, value] = [0; 2].map(|_| heads_of(pair, heads, NOPE_DIM, KV_LORA_RANK));
     let transposed = heads_of(pair, heads, KV_LORA_RANK, NOPE_DIM);
     let launch = |i: usize, o: &mut CpuGpuMatrix| {
-        let heads = MlaHeadWeights { w_uk: &key, w_uk_t: Some(&transposed), w_uv: &value };
+        let heads = MlaUpProjections { w_uk: &key, w_uk_t: Some(&transposed), w_uv: &value };
         let layer = i % LAYERS;
         let (q, rows, scale) = (queries.gpu(), step, 0.07);
         let args = MlaAttentionArgs { q, rows, heads, layer, scale, first_position: 0 };
@@ -240,7 +241,7 @@ fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usi
     let seen: usize = workload.contexts.iter().map(|context| seen(*context)).sum();
     // Counts the operations of the form in use: few queries use the absorbed form, many the non-absorbed
     // form.
-    let channels = if q < RowBounds::MLA_PREFILL_TOKENS {
+    let channels = if q < BatchUpperBounds::MLA_PREFILL_TOKENS {
         2 * KV_LORA_RANK + ROPE_DIM
     } else {
         2 * NOPE_DIM + ROPE_DIM

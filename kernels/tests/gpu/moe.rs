@@ -3,7 +3,7 @@
 
 use device::{DType, bf16};
 use kernels::{
-    ExpertLoadArgs, ExpertMlp, ExpertWeights, HostMat, Linear, PackedMatrixGroup, RoutedExpertMlp,
+    ExpertLoadArgs, ExpertMlp, ExpertWeights, FusedMoe, HostMat, Linear, PackedMatrixGroup,
     RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
@@ -115,8 +115,8 @@ fn experts_agree_with_the_cpu() {
     }
 }
 
-/// Runs more tokens than the maximum grid size of any dimension but the first, as the tokens of all DP
-/// replicas may be.
+/// Runs more tokens than the maximum grid size in y and z; the tokens of all DP replicas together may be as
+/// many.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -244,9 +244,8 @@ fn fused_routing_changes_no_bit() {
         let mut to =
             ExpertLoadArgs { tokens: counted.mat_mut(), layer: 0, slots: Some(slots.mat()) };
         let (x, to) = (x.gpu(), Some(&mut to));
-        if RoutedExpertMlp::supports(&pair.backends()[0], &scores, &experts) {
-            let op =
-                RoutedExpertMlp { y: y.gpu_mut(), x, router: &scores, experts: &experts, load: to };
+        if FusedMoe::supports(&pair.backends()[0], &scores, &experts) {
+            let op = FusedMoe { y: y.gpu_mut(), x, router: &scores, experts: &experts, load: to };
             pair.gpu.launch(&S, op).unwrap();
             let [fused, _] = pair.read_floats(&y);
             assert_eq!(fused, separate, "{tokens} tokens");
@@ -292,8 +291,8 @@ fn moe_tokens_are_batch_invariant() {
     }
 }
 
-/// Checks that tokens have the same bits in a batch of `tokens` tokens and in batches of `some` consecutive
-/// ones of them.
+/// Checks that the result of each token has the same bits in a batch of `tokens` tokens and in batches of
+/// `some` consecutive tokens.
 fn check_batch_invariance(pair: &CpuGpuPair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);

@@ -1,7 +1,7 @@
 //! Dispatch of tokens to the ranks of their experts (EP): the GPU's tables match the CPU's.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, TokenDispatch};
+use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, MoeDispatchLayout};
 
 use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, oracle};
 
@@ -40,7 +40,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
         let chosen = MatRef::of(&experts, t, k).unwrap();
         cpu.launch(
             &S,
-            TokenDispatch {
+            MoeDispatchLayout {
                 tokens: listed,
                 token_rows: rows.unwrap(),
                 counts: sums.unwrap(),
@@ -61,7 +61,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
             device
                 .launch(
                     &S,
-                    TokenDispatch {
+                    MoeDispatchLayout {
                         tokens: listed.mat_mut(),
                         token_rows: rows.mat_mut(),
                         counts: sums.mat_mut(),
@@ -89,7 +89,7 @@ fn dispatch_rejects_too_many_ranks() {
             [(); 3].map(|()| DeviceArray::<i32>::poisoned(&device, 1, 65));
         let result = device.launch(
             &S,
-            TokenDispatch {
+            MoeDispatchLayout {
                 tokens: listed.mat_mut(),
                 token_rows: rows.mat_mut(),
                 counts: sums.mat_mut(),

@@ -1,5 +1,5 @@
-//! fp8 experts with block scales. Results for few rows are compared with the CPU's, which dequantises the
-//! weights; results for more rows with sums over quantised inputs.
+//! fp8 experts with block scales. Results for few rows are compared with the CPU, which dequantises the
+//! weights; results for more rows are compared with reference sums over quantised inputs.
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
@@ -30,7 +30,7 @@ pub(crate) type MoeFp8Sizes = (usize, usize, usize, usize);
 
 /// First expert of this rank; expert 0 is on another rank.
 const FIRST: usize = 1;
-/// Number of MoE layers for which `experts_dtype` chooses fp8, because no device has memory for them in bf16.
+/// Number of MoE layers that fit into the memory of no device in bf16, so that `experts_dtype` returns fp8.
 const MANY_LAYERS: usize = 1 << 40;
 
 impl MoeFp8Case {
@@ -44,7 +44,7 @@ impl MoeFp8Case {
         Self::of(pair, numbers, sizes, tokens, stored)
     }
 
-    /// Creates a case with the weights `stored` for all experts, of which those on other ranks are left out.
+    /// Creates a case with the weights `stored` of the experts of this rank.
     pub(crate) fn of(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
@@ -147,7 +147,8 @@ impl MoeFp8Case {
     fn quantized<T: GpuTestFloat>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
-        // The gate and up projections of all experts have one scaling, and the down projections another one.
+        // The gate and up projections of all experts share one activation scaling; the down projections share
+        // another.
         let scalings = [[0, 1].as_slice(), &[2]].map(|projections| {
             let of_expert = |expert: &[Fp8Weights; 3]| {
                 let rule = |&i: &usize| expert[i].mat().activation_scaling();
@@ -251,8 +252,8 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
     }
 }
 
-/// Experts with one scale per projection, activation scales that are powers of two, and static scales, of which
-/// the largest of all experts is used.
+/// Tests experts with one scale per projection, power-of-two activation scales, and static activation scales,
+/// of which the maximum over all experts is used.
 #[test]
 fn fp8_grouped_gemm_applies_the_activation_scaling() {
     use ActivationScaling::{Dynamic, PowerOfTwo, Static};
@@ -386,8 +387,8 @@ fn fp8_moe_tokens_are_batch_invariant() {
     }
 }
 
-/// Checks that tokens have the same bits in a batch of `tokens` tokens and in batches of `some` consecutive
-/// ones of them.
+/// Checks that the result of each token has the same bits in a batch of `tokens` tokens and in batches of
+/// `some` consecutive tokens.
 pub(crate) fn check_batch_invariance(
     pair: &CpuGpuPair,
     sizes: MoeFp8Sizes,

@@ -2,7 +2,7 @@
 //! the CPU, which dequantises the weights. GPUs without WGMMA have no such kernels, so the tests skip them.
 
 use device::DType;
-use kernels::{RoutedExpertMlp, RouterLogits};
+use kernels::{FusedMoe, RouterLogits};
 
 use crate::device_pair::{CpuGpuPair, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
@@ -70,9 +70,9 @@ fn fused_routing_changes_no_bit() {
             let scores = RouterLogits { logits: logits.gpu(), top_k, renormalise: true, shared: 0 };
             let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.0);
             let (out, experts) = (y.gpu_mut(), case.experts());
-            assert!(RoutedExpertMlp::supports(&pair.backends()[0], &scores, &experts));
+            assert!(FusedMoe::supports(&pair.backends()[0], &scores, &experts));
             let (x_gpu, experts) = (x.gpu(), &experts);
-            let op = RoutedExpertMlp { y: out, x: x_gpu, router: &scores, experts, load: None };
+            let op = FusedMoe { y: out, x: x_gpu, router: &scores, experts, load: None };
             pair.gpu.launch(&S, op).unwrap();
             case.route(pair, &scores, tokens);
             let [separate, _] = pair.read_floats(&case.run(pair, &x, 0, false));

@@ -2,8 +2,8 @@
 
 use device::{DeviceDriver, MatMut, MatRef};
 use kernels::{
-    ExpertGroups, ExpertLoadArgs, GroupScore, GroupedTopKRouting, RouterLogits, RouterRuleArgs,
-    RouterScore, SoftmaxRouting,
+    ExpertGroups, ExpertLoadArgs, GroupScoreFunction, GroupedTopKRouting, RouterLogits,
+    RouterRuleArgs, RouterScoreFunction, SoftmaxRouting,
 };
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
@@ -157,9 +157,9 @@ fn any_rule_agrees_with_the_cpu() {
         let logits: Vec<f32> =
             (0..tokens).flat_map(|_| clear_logits(&mut numbers, &bias, groups)).collect();
         for (score, by, corrected, renormalise) in [
-            (RouterScore::Sigmoid, GroupScore::Top2Sum, true, true),
-            (RouterScore::Sigmoid, GroupScore::Top2Sum, true, false),
-            (RouterScore::Softmax, GroupScore::Largest, false, false),
+            (RouterScoreFunction::Sigmoid, GroupScoreFunction::Top2Sum, true, true),
+            (RouterScoreFunction::Sigmoid, GroupScoreFunction::Top2Sum, true, false),
+            (RouterScoreFunction::Softmax, GroupScoreFunction::Largest, false, false),
         ] {
             let topk_group = groups.div_ceil(2);
             let groups =

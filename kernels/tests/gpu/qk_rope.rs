@@ -1,7 +1,7 @@
 //! Q/K norm, RoPE and KV write of the GPU match the CPU, whose pool has another layout.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
+use kernels::{KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
 
 use crate::support::{
     DeviceArray, GpuTestElement, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -48,7 +48,7 @@ fn data<T: GpuTestFloat>(case: &QkRopeCase) -> QkRopeData<T> {
     }
 }
 
-fn layout<T: GpuTestFloat>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
+fn layout<T: GpuTestFloat>(case: &QkRopeCase, order: KvTileOrder) -> KvLayout {
     let &QkRopeCase { kv_heads, head_dim, block_tokens, .. } = case;
     let (layers, blocks, dtype) = (LAYERS, BLOCKS, T::DTYPE);
     KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
@@ -76,7 +76,7 @@ fn rotations<T: GpuTestFloat>(case: &QkRopeCase) {
     let data = data::<T>(case);
     let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
     let columns = (case.heads + 2 * case.kv_heads) * case.head_dim;
-    let lanes = layout::<T>(case, KvOrder::LaneInterleaved);
+    let lanes = layout::<T>(case, KvTileOrder::LaneInterleaved);
     let mut pool = cpu.alloc(lanes.bytes()).unwrap();
     let mut q = vec![T::of(0.0); TOKENS * width];
     let args = QkNormRopeArgs {
@@ -104,7 +104,7 @@ fn rotations<T: GpuTestFloat>(case: &QkRopeCase) {
     let stored = in_order(&stored, &lanes);
 
     for device in devices() {
-        let rows = layout::<T>(case, KvOrder::RowMajor);
+        let rows = layout::<T>(case, KvTileOrder::RowMajor);
         let elements = rows.bytes() / T::DTYPE.bytes();
         let mut pool = DeviceArray::<T>::of(&device, &vec![T::of(0.0); elements], 1, elements);
         let qkv = DeviceArray::of(&device, &data.qkv, TOKENS, columns);

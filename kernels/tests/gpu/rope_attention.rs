@@ -1,11 +1,12 @@
-//! Decode attention fused with Q/K norm, RoPE and the KV write. It gives the results of the two separate
-//! kernels: the same bits in the pool, and the same bits in the outputs where both use the same splits.
+//! Decode attention fused with Q/K norm, RoPE and the KV write. The results equal those of the two separate
+//! kernels: the pool has the same bits, and the outputs have the same bits where the fused and the separate
+//! kernels use the same splits.
 
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
-    QkNormRopeKvWrite, RopeAttention, RopeCosSin, RowBounds,
+    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs,
+    QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention, RopeCosSin,
 };
 
 use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, tolerance};
@@ -15,8 +16,8 @@ type RopeHeadShape = (usize, usize, usize, usize);
 
 const LAYERS: usize = 2;
 const SCALE: f32 = 0.11;
-/// Maximum context length at which each warp has at most one tile, fused or not, so that both merge in the
-/// same order.
+/// Maximum context length at which each warp has at most one tile in the fused and in the separate kernels,
+/// so that both merge partial results in the same order.
 const WHOLE: usize = 64;
 
 /// Rows of one token each with their context lengths, and their inputs and KV pool.
@@ -39,7 +40,7 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
         let mut numbers = RandomNumbers::fresh((query_heads + contexts.len()) as u64);
         let width = contexts.iter().map(|c| c.div_ceil(block_tokens)).max().unwrap() + 1;
         let blocks = contexts.len() * width;
-        let (layers, dtype, order) = (LAYERS, T::DTYPE, KvOrder::RowMajor);
+        let (layers, dtype, order) = (LAYERS, T::DTYPE, KvTileOrder::RowMajor);
         let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
         let mut tables: Vec<i32> = (0..blocks as i32).collect();
         for i in (1..blocks).rev() {
@@ -141,7 +142,7 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             context_lens: contexts.mat(),
             block_tables: tables.mat(),
             table_rows: None,
-            bounds: RowBounds::of(std::iter::repeat_n((1, longest_context), rows), 1),
+            bounds: BatchUpperBounds::of(std::iter::repeat_n((1, longest_context), rows), 1),
         };
         let mut o = DeviceArray::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);
@@ -206,7 +207,7 @@ pub(crate) fn check<T: GpuTestFloat>(
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_separate, pool_separate) = case.run(device, None);
     // Tests the launch for short contexts, and the one for any context.
-    for longest in [case.longest(), RowBounds::SHORT_CONTEXT + 1] {
+    for longest in [case.longest(), BatchUpperBounds::SHORT_CONTEXT + 1] {
         let what = format!("{what} of up to {longest}");
         let (o, pool) = case.run(device, Some(longest));
         assert!(o.iter().all(|x| x.value().is_finite()), "{what}");
@@ -235,7 +236,7 @@ fn fused_rope_attention_matches_two_launches() {
         check::<bf16>(&device, (14, 2, 64, 16), &[33, 12], false);
         check::<bf16>(&device, (4, 1, 128, 16), &[300], true);
         // Several tiles per warp, and more tiles than the ring buffer has stages.
-        check::<bf16>(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT_CONTEXT], true);
+        check::<bf16>(&device, (2, 1, 64, 16), &[530, BatchUpperBounds::SHORT_CONTEXT], true);
         check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
     }
 }

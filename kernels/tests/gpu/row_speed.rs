@@ -10,7 +10,7 @@ use kernels::step::{
     SequenceSlotArrays, StagedLogitsRow, StagingBuffer, StagingBufferView,
 };
 use kernels::{
-    AddRmsNorm, KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin,
+    AddRmsNorm, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin,
     RouterLogits, RowSampling, SiluMul, SoftmaxRouting, TokenEmbedding,
 };
 
@@ -107,7 +107,7 @@ fn rotations(device: &GpuBackend, rows: usize) {
     let (heads, kv_heads, head_dim, block_tokens) = (16, 8, 128, 16);
     let columns = (heads + 2 * kv_heads) * head_dim;
     let blocks = rows.div_ceil(block_tokens);
-    let (layers, dtype, order) = (1, device::DType::BF16, KvOrder::RowMajor);
+    let (layers, dtype, order) = (1, device::DType::BF16, KvTileOrder::RowMajor);
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let mut numbers = RandomNumbers::new(3);

@@ -166,8 +166,8 @@ impl SampleCase {
         }
     }
 
-    /// Returns the case with only the logits rows `rows`. If the results `left` of earlier rows are given,
-    /// the sequence slots have the state after these.
+    /// Returns the case with only the logits rows `rows`. If `left`, the results of earlier rows, is given,
+    /// the sequence slots start from the state after those rows.
     fn slice_rows(&self, rows: std::ops::Range<usize>, left: Option<&SampleResults>) -> Self {
         let v = self.vocabulary;
         let mut part = self.clone();
@@ -193,7 +193,8 @@ impl SampleCase {
         self.masks[slot * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
     }
 
-    /// Stages a random grammar bitmask for a logits row: it allows about three quarters of the token ids, or only a few.
+    /// Stages a random grammar bitmask for a logits row. The bitmask allows about three quarters of the token
+    /// ids, or only a few.
     fn mask_row(&mut self, numbers: &mut RandomNumbers, logits_row: &mut StagedLogitsRow) {
         let words = mask_words(self.vocabulary);
         (logits_row.mask_at, logits_row.mask_words) = (self.words.len() as i32, words as i32);

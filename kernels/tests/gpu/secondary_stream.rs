@@ -103,8 +103,9 @@ fn lazy_streams() {
     }
 }
 
-/// In lazy mode an emulated device runs a stream only when the host waits for it: without the stream waits
-/// the sums would be wrong. With interleaved streams, shared scratch memory would be overwritten.
+/// In lazy mode (`HIPEMU_LAZY` = 1) an emulated device runs a stream only when the host waits for it, so a
+/// missing wait between streams gives wrong sums. With `HIPEMU_LAZY` = 2 streams are also interleaved, so
+/// scratch memory shared by streams would be overwritten.
 #[test]
 fn independent_streams_run_in_any_order() {
     if std::env::var_os("HADRON_GPU").is_some() {
@@ -151,8 +152,8 @@ const ROWS: usize = 24;
 const N: usize = 256;
 const K: usize = 1024;
 
-/// Checks scratch memory: norms leave rows there for the GEMM that follows, so concurrent streams must not
-/// share it.
+/// Checks that streams have separate scratch memory: a norm stores rows there for the next GEMM, so
+/// concurrent streams must not share scratch memory.
 fn check_scratch(pair: &CpuGpuPair) {
     let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
     let [w, _] = pair.pack(&pair.numbers(1).reals::<f32>(N * K), N, K, half);

@@ -5,7 +5,7 @@ use kernels::StepPreparation;
 use kernels::gpu::GpuBackend;
 use kernels::step::{
     RowMetadataField, SequenceSamplingParams, SequenceSlotArrays, StagedLogitsRow,
-    StagedSequenceInit, StagedStepRow, StagingBuffer, StagingBufferView, StepArrays,
+    StagedSequenceInit, StagedStepRow, StagingBuffer, StagingBufferView, StepInputArrays,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
@@ -130,7 +130,7 @@ fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepT
         params: MatMut::of(params, SEQ_SLOTS, PARAM_WORDS).unwrap(),
     };
     let [ids, positions, cu_q, context_lens, logits_indices] = &mut arrays.step;
-    let mut step = StepArrays {
+    let mut step = StepInputArrays {
         ids: MatMut::of(ids, 1, tokens).unwrap(),
         positions: MatMut::of(positions, 1, tokens).unwrap(),
         slots: MatMut::of(&mut arrays.slots, 1, tokens).unwrap(),
@@ -182,7 +182,7 @@ fn on_device(
     let mut slot_arrays = SequenceSlotArrays { latest: newest, tables, history, masks, params };
     let [ids, positions, cu_q, context_lens, logits_indices] =
         step_arrays.each_mut().map(DeviceArray::mat_mut);
-    let mut step = StepArrays {
+    let mut step = StepInputArrays {
         ids,
         positions,
         slots: slots.mat_mut(),
@@ -259,7 +259,7 @@ fn long_prompts_are_prepared_by_several_blocks() {
         let mut slot_arrays = SequenceSlotArrays { latest: newest, tables, history, masks, params };
         let [ids, positions, cu_q, context_lens, logits_indices] =
             step_arrays.each_mut().map(DeviceArray::mat_mut);
-        let mut step = StepArrays {
+        let mut step = StepInputArrays {
             ids,
             positions,
             slots: slots.mat_mut(),

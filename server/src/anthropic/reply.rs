@@ -9,7 +9,7 @@ use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::{ChoiceFinish, StopMatch};
 use crate::openai::collect::{CollectedChoice, body_of, collect_one};
 use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields,
+    EndpointRequest, InferenceEndpoint, PreparedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
@@ -137,7 +137,7 @@ impl AnthropicReply {
     }
 }
 
-impl CompletionEndpoint for AnthropicReply {
+impl InferenceEndpoint for AnthropicReply {
     type StreamWriter = AnthropicEventWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {

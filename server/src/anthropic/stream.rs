@@ -7,7 +7,7 @@ use crate::api_error::ApiError;
 use crate::openai::choice::{ChoiceDelta, ChoiceFinish};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::sse::ChunkWriter;
+use crate::sse::SseEventWriter;
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -124,7 +124,7 @@ impl AnthropicEventWriter {
     }
 }
 
-impl ChunkWriter for AnthropicEventWriter {
+impl SseEventWriter for AnthropicEventWriter {
     fn delta(
         &mut self,
         _: u32,

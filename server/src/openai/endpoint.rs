@@ -9,9 +9,9 @@ use crate::app::{AppState, ServingContext};
 use crate::auth::{ApiKeys, CallerIdentity};
 use crate::request_body;
 use crate::request_fields::RequestFields;
-use crate::request_ids::IdGenerator;
+use crate::request_ids::RequestIdGenerator;
 use crate::request_trace::RequestTracer;
-use crate::sse::{ChunkWriter, SseBody};
+use crate::sse::{SseBody, SseEventWriter};
 use crate::strict_json::JsonValue;
 use axum::body::Body;
 use axum::extract::Request;
@@ -91,7 +91,7 @@ impl HeaderParams {
     pub(crate) fn request_id(
         &self,
         params: &mut CompletionParams,
-        id_generator: &IdGenerator,
+        id_generator: &RequestIdGenerator,
     ) -> String {
         let client_id = self.request_id.clone().or_else(|| params.request_id.take());
         let request_id = client_id.unwrap_or_else(|| id_generator.id());
@@ -161,9 +161,9 @@ impl<R> PreparedRequest<R> {
 }
 
 /// API endpoint that submits requests to the engine: parses its requests and writes its replies.
-pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
+pub(crate) trait InferenceEndpoint: Send + Sized + 'static {
     /// Writer of the chunks of a streaming reply.
-    type StreamWriter: ChunkWriter + 'static;
+    type StreamWriter: SseEventWriter + 'static;
 
     /// Parses, validates and submits one request. Runs on the text pool, where CPU-bound work is allowed.
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError>;
@@ -179,7 +179,7 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
 }
 
 /// Handles one request of an endpoint and returns its reply.
-pub(crate) async fn serve<E: CompletionEndpoint>(
+pub(crate) async fn serve<E: InferenceEndpoint>(
     app: Arc<AppState>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
@@ -192,7 +192,7 @@ pub(crate) async fn serve<E: CompletionEndpoint>(
 }
 
 /// Reads, validates and submits one request of an endpoint.
-pub(crate) async fn prepare<E: CompletionEndpoint>(
+pub(crate) async fn prepare<E: InferenceEndpoint>(
     app: &Arc<AppState>,
     request: Request,
 ) -> Result<PreparedRequest<E>, ApiError> {
@@ -230,7 +230,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
 
 /// Waits for the first token of a streaming reply, or for the complete output of a non-streaming one, and
 /// returns the reply.
-pub(crate) async fn respond<E: CompletionEndpoint>(
+pub(crate) async fn respond<E: InferenceEndpoint>(
     app: &AppState,
     mut prepared: PreparedRequest<E>,
 ) -> Result<Response<Body>, ApiError> {

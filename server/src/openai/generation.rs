@@ -8,7 +8,7 @@ use crate::context_overflow::ContextOverflow;
 use crate::request_spans::SpanGenerationParams;
 use crate::request_trace::{RequestTraceRecord, RequestTracer};
 use axum::http::StatusCode;
-use engine::{QueuedBytes, RequestEventStream};
+use engine::{QueuedBytesPermit, RequestEventStream};
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, RejectReason, RequestError, TokenEvent};
 use std::future::poll_fn;
@@ -293,7 +293,7 @@ impl RequestGeneration {
     }
 
     /// Returns the request's memory reservation. The reply body must hold it as long as it uses the memory.
-    pub(crate) fn into_memory_reservation(mut self) -> QueuedBytes {
+    pub(crate) fn into_memory_reservation(mut self) -> QueuedBytesPermit {
         self.stream.take_queued_bytes()
     }
 

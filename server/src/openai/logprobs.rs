@@ -99,12 +99,12 @@ pub(crate) enum LogprobsFormat {
 struct LogprobColumn {
     /// JSON text before the first row of the list; it also closes the preceding list.
     opening: &'static str,
-    cell: LogprobCell,
+    cell: LogprobColumnKind,
 }
 
 /// Kind of value in each row of a list.
 #[derive(Debug, Clone, Copy)]
-enum LogprobCell {
+enum LogprobColumnKind {
     ChatEntry,
     Name,
     Logprob,
@@ -114,14 +114,15 @@ enum LogprobCell {
 }
 
 const CHAT: &[LogprobColumn] =
-    &[LogprobColumn { opening: "{\"content\":[", cell: LogprobCell::ChatEntry }];
+    &[LogprobColumn { opening: "{\"content\":[", cell: LogprobColumnKind::ChatEntry }];
 const TEXT: &[LogprobColumn] = &[
-    LogprobColumn { opening: "{\"tokens\":[", cell: LogprobCell::Name },
-    LogprobColumn { opening: "],\"token_logprobs\":[", cell: LogprobCell::Logprob },
-    LogprobColumn { opening: "],\"top_logprobs\":[", cell: LogprobCell::Top },
-    LogprobColumn { opening: "],\"text_offset\":[", cell: LogprobCell::Offset },
+    LogprobColumn { opening: "{\"tokens\":[", cell: LogprobColumnKind::Name },
+    LogprobColumn { opening: "],\"token_logprobs\":[", cell: LogprobColumnKind::Logprob },
+    LogprobColumn { opening: "],\"top_logprobs\":[", cell: LogprobColumnKind::Top },
+    LogprobColumn { opening: "],\"text_offset\":[", cell: LogprobColumnKind::Offset },
 ];
-const PROMPT: &[LogprobColumn] = &[LogprobColumn { opening: "[null", cell: LogprobCell::Ranks }];
+const PROMPT: &[LogprobColumn] =
+    &[LogprobColumn { opening: "[null", cell: LogprobColumnKind::Ranks }];
 
 impl LogprobsFormat {
     fn columns(self) -> &'static [LogprobColumn] {
@@ -198,26 +199,28 @@ impl LogprobListWriter {
 
     fn write_cell(
         &mut self,
-        cell: LogprobCell,
+        cell: LogprobColumnKind,
         names: &TokenFormatter,
         listed: LogprobRow<'_>,
         out: &mut BytesMut,
     ) {
         let LogprobRow { token, entry } = listed;
         match cell {
-            LogprobCell::ChatEntry => {
+            LogprobColumnKind::ChatEntry => {
                 write_json(&entry.map(|entry| ChatTokenLogprob::with_top(names, entry)), out);
             }
-            LogprobCell::Name => write_json(&names.of(token), out),
-            LogprobCell::Logprob => {
+            LogprobColumnKind::Name => write_json(&names.of(token), out),
+            LogprobColumnKind::Logprob => {
                 write_json(&entry.map(|entry| finite_logprob(entry.logprob)), out);
             }
-            LogprobCell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
-            LogprobCell::Offset => {
+            LogprobColumnKind::Top => {
+                write_json(&entry.map(|entry| by_name(names, token, entry)), out);
+            }
+            LogprobColumnKind::Offset => {
                 write_json(&self.chars, out);
                 self.chars += names.text_chars(token);
             }
-            LogprobCell::Ranks => {
+            LogprobColumnKind::Ranks => {
                 if let Some(entry) = entry {
                     write_ranks(names, entry, out);
                 }

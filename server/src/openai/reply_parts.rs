@@ -5,7 +5,7 @@ use super::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFo
 use crate::piece_body::{IncrementalBodyWriter, body_of};
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
-use engine::QueuedBytes;
+use engine::QueuedBytesPermit;
 use protocol::{Token, TokenLogprobs};
 use std::collections::VecDeque;
 use std::mem;
@@ -53,7 +53,7 @@ impl BufferedReply {
     }
 
     /// Returns the response body, which holds the request's `memory_reservation` until the body is dropped.
-    pub(crate) fn into_body(mut self, memory_reservation: QueuedBytes) -> Body {
+    pub(crate) fn into_body(mut self, memory_reservation: QueuedBytesPermit) -> Body {
         if self.parts.is_empty() {
             return Body::from(self.text.freeze());
         }

@@ -7,7 +7,7 @@ use crate::app::ServingContext;
 use crate::openai::collect::collect;
 use crate::openai::completions::{CompletionPrompt, take_prompts};
 use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields,
+    EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::params::{CompletionParams, FieldBounds};
@@ -74,7 +74,7 @@ pub(super) struct EmbeddingReply {
     normalise: bool,
 }
 
-impl CompletionEndpoint for EmbeddingReply {
+impl InferenceEndpoint for EmbeddingReply {
     type StreamWriter = NoStreamWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {

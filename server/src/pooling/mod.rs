@@ -24,7 +24,7 @@ use super::openai::generation::RequestGeneration;
 use super::openai::params::FieldBounds;
 use super::openai::usage::UsageInfo;
 use super::request_fields::RequestFields;
-use super::sse::ChunkWriter;
+use super::sse::SseEventWriter;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
@@ -72,7 +72,7 @@ pub(crate) fn check_embeddings(
 /// Chunk writer type for pooling replies. The type has no values, because pooling replies are not streamed.
 pub(crate) enum NoStreamWriter {}
 
-impl ChunkWriter for NoStreamWriter {
+impl SseEventWriter for NoStreamWriter {
     fn delta(
         &mut self,
         _choice: u32,

@@ -1,6 +1,6 @@
 //! Scores of text pairs: submits the prompts and computes the scores from the pooled vectors.
 
-use super::text_pairs::{PairFields, TextPair, TextPairs};
+use super::text_pairs::{PairFieldNames, TextPair, TextPairs};
 use super::{PoolingTask, prompts, vectors};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
@@ -107,7 +107,7 @@ fn text_prompts(
     pairs: &TextPairs,
     params: &CompletionParams,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
-    let PairFields { queries, documents } = pairs.fields;
+    let PairFieldNames { queries, documents } = pairs.fields;
     let ids = |text: &String, field| prompts::encode(serving, text, true, params, field);
     let first = pairs.queries.iter().map(|text| ids(text, queries));
     first.chain(pairs.documents.iter().map(|text| ids(text, documents))).collect()
@@ -118,7 +118,7 @@ fn pair_prompt(
     serving: &ServingContext,
     pair: TextPair<'_>,
     params: &CompletionParams,
-    fields: PairFields,
+    fields: PairFieldNames,
 ) -> Result<Vec<Token>, ApiError> {
     let TextPair { query, document } = pair;
     let query_is_longer = query.len() > document.len();

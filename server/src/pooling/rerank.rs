@@ -5,7 +5,7 @@ use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, su
 use super::text_pairs::TextPairs;
 use crate::api_error::ApiError;
 use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields,
+    EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
@@ -21,7 +21,7 @@ pub(super) struct RerankReply {
     documents: Option<Vec<String>>,
 }
 
-impl CompletionEndpoint for RerankReply {
+impl InferenceEndpoint for RerankReply {
     type StreamWriter = NoStreamWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {

@@ -5,7 +5,7 @@ use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, su
 use super::text_pairs::TextPairs;
 use crate::api_error::ApiError;
 use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields,
+    EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
@@ -18,7 +18,7 @@ pub(super) struct ScoreReply {
     scorer: PairScorer,
 }
 
-impl CompletionEndpoint for ScoreReply {
+impl InferenceEndpoint for ScoreReply {
     type StreamWriter = NoStreamWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {

@@ -7,7 +7,7 @@ use crate::strict_json::JsonValue;
 
 /// Names of the two request fields that contain the texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PairFields {
+pub(super) struct PairFieldNames {
     pub(super) queries: &'static str,
     pub(super) documents: &'static str,
 }
@@ -16,23 +16,23 @@ pub(super) struct PairFields {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TextPairs {
     /// Field names for errors about the texts.
-    pub(super) fields: PairFields,
+    pub(super) fields: PairFieldNames,
     pub(super) queries: Vec<String>,
     pub(super) documents: Vec<String>,
 }
 
 /// Pairs of field names for the texts of a score request, as in vLLM.
-const SCORE_FIELDS: [PairFields; 4] = [
-    PairFields { queries: "text_1", documents: "text_2" },
-    PairFields { queries: "queries", documents: "documents" },
-    PairFields { queries: "queries", documents: "items" },
-    PairFields { queries: "data_1", documents: "data_2" },
+const SCORE_FIELDS: [PairFieldNames; 4] = [
+    PairFieldNames { queries: "text_1", documents: "text_2" },
+    PairFieldNames { queries: "queries", documents: "documents" },
+    PairFieldNames { queries: "queries", documents: "items" },
+    PairFieldNames { queries: "data_1", documents: "data_2" },
 ];
 
 /// Names of the fields that contain the texts of a rerank request.
-const RERANK_FIELDS: PairFields = PairFields { queries: "query", documents: "documents" };
+const RERANK_FIELDS: PairFieldNames = PairFieldNames { queries: "query", documents: "documents" };
 
-impl PairFields {
+impl PairFieldNames {
     /// Returns the pair of field names used by a score request: a pair of which both fields are present, else
     /// a pair of which one is present, so that the error names the missing field.
     fn of_score(fields: &RequestFields) -> Self {
@@ -47,8 +47,8 @@ impl PairFields {
 impl TextPairs {
     /// Parses the texts of a score request, under any of the supported field names.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
-        let names = PairFields::of_score(fields);
-        let PairFields { queries, documents } = names;
+        let names = PairFieldNames::of_score(fields);
+        let PairFieldNames { queries, documents } = names;
         let pairs = Self {
             fields: names,
             queries: take_texts(fields, queries)?,
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn score_fields_have_four_spellings() {
         for names in SCORE_FIELDS {
-            let PairFields { queries, documents } = names;
+            let PairFieldNames { queries, documents } = names;
             let body = format!(r#"{{"{queries}": "q", "{documents}": ["a", {{"text": "b"}}]}}"#);
             let pairs = TextPairs::take(&mut fields(&body)).unwrap();
             assert_eq!(pairs.fields, names);

@@ -1,11 +1,11 @@
 //! Converts the input items of a Responses request to chat template messages.
 
-use super::foreign_items::{HostedToolCall, HostedToolItem};
+use super::hosted_tool_items::{HostedToolCall, HostedToolItem};
 use super::items::{template_arguments, template_call};
-use super::stored_context::{StoredContextReader, StoredItems};
-use crate::accepted_hints::IgnoredRequestParts;
+use super::stored_context::{StoredContextReader, StoredConversationItems};
 use crate::api_error::ApiError;
 use crate::conversations::user_message;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::custom_tools::INPUT;
 use crate::openai::chat::messages::{MESSAGES_MAX, TEXT_PARTS, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
@@ -48,7 +48,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     /// Converts the items of the stored conversation `id`. Returns the size of the conversation in bytes.
     pub(super) fn conversation(&mut self, id: &str) -> Result<usize, ApiError> {
         const FIELD: &str = "conversation";
-        let StoredItems { items, bytes } = self.stored.conversation(id, FIELD)?;
+        let StoredConversationItems { items, bytes } = self.stored.conversation(id, FIELD)?;
         for item in items {
             self.convert(RequestFields::of(FIELD.to_owned(), item)?)?;
         }

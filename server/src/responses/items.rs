@@ -1,9 +1,9 @@
 //! Output items of the Responses API: reasoning, messages, function calls and custom tool calls.
 
 use super::item_scope::ItemIdScope;
-use super::tool_names::{CalledTool, ToolNames, function_name};
+use super::tool_names::{CalledTool, ToolNameMap, function_name};
 use crate::openai::assistant_message::AssistantMessage;
-use crate::openai::chat::custom_input::CustomInputDecoder;
+use crate::openai::chat::custom_input::CustomToolInputDecoder;
 use crate::openai::chat::custom_tools::INPUT;
 use crate::request_ids::ToolCallIds;
 use serde::Serialize;
@@ -83,15 +83,15 @@ impl OutputItemContent {
 
 /// Generates the output item ids of one response, and builds its tool call items.
 #[derive(Debug, Clone)]
-pub(super) struct OutputItemIds {
+pub(super) struct OutputItemIdGenerator {
     pub(super) scope: ItemIdScope,
     /// Number of input items, which precede the output items in the numbering of ids.
     pub(super) input_items: usize,
     pub(super) tool_call_ids: ToolCallIds,
-    pub(super) tool_names: ToolNames,
+    pub(super) tool_names: ToolNameMap,
 }
 
-impl OutputItemIds {
+impl OutputItemIdGenerator {
     /// Returns the id of a reasoning item.
     pub(super) fn reasoning(&self, index: usize) -> String {
         self.id("rs", index)
@@ -117,7 +117,7 @@ impl OutputItemIds {
     ) -> ResponseOutputItem {
         let CalledTool { namespace, name, is_custom } = self.tool_names.called(function);
         if is_custom {
-            let (id, input) = (self.id("ctc", index), CustomInputDecoder::decode(&arguments));
+            let (id, input) = (self.id("ctc", index), CustomToolInputDecoder::decode(&arguments));
             return ResponseOutputItem::CustomToolCall {
                 id,
                 call_id,
@@ -136,7 +136,7 @@ impl OutputItemIds {
 /// truncated, the last item has the status incomplete.
 pub(super) fn of_message(
     message: AssistantMessage,
-    item_ids: &OutputItemIds,
+    item_ids: &OutputItemIdGenerator,
     truncated: bool,
 ) -> Vec<ResponseOutputItem> {
     let AssistantMessage { reasoning, content, calls } = message;
@@ -245,11 +245,11 @@ mod tests {
 
     #[test]
     fn output_ids_follow_those_of_the_input() {
-        let ids = OutputItemIds {
+        let ids = OutputItemIdGenerator {
             scope: ItemIdScope::new("0a1b", None),
             input_items: 3,
             tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
-            tool_names: ToolNames::default(),
+            tool_names: ToolNameMap::default(),
         };
         assert_eq!((ids.message(12), ids.reasoning(0)), ("msg_0a1b_15".into(), "rs_0a1b_3".into()));
     }

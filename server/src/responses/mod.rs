@@ -6,7 +6,7 @@
 mod background;
 mod convert;
 mod events;
-mod foreign_items;
+mod hosted_tool_items;
 mod item_scope;
 mod items;
 mod reply;

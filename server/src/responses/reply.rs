@@ -1,7 +1,7 @@
 //! Response object of the Responses API, and non-streaming replies.
 
 use super::item_scope::ItemIdScope;
-use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
+use super::items::{OutputItemIdGenerator, ResponseOutputItem, assistant_turn, of_message};
 use super::response_items::ResponseItems;
 use super::store::FinishedResponse;
 use super::stored_context::StoredContextReader;
@@ -18,7 +18,7 @@ use crate::openai::chat::system_turns::place_system_turns;
 use crate::openai::choice::ChoiceFinish;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields, unix_time,
+    EndpointRequest, InferenceEndpoint, PreparedRequest, ignored_fields, unix_time,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
@@ -34,7 +34,7 @@ pub(super) struct ResponsesReply {
     pub(super) id: String,
     /// Identity of the caller; only this caller can access the stored response.
     pub(super) owner: CallerIdentity,
-    pub(super) item_ids: OutputItemIds,
+    pub(super) item_ids: OutputItemIdGenerator,
     created: u64,
     /// Completion time of the response: Unix time in seconds.
     completed: OnceLock<u64>,
@@ -188,7 +188,7 @@ fn usage_body(usage: &UsageInfo) -> Value {
     })
 }
 
-impl CompletionEndpoint for ResponsesReply {
+impl InferenceEndpoint for ResponsesReply {
     type StreamWriter = ResponsesEventWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
@@ -226,7 +226,7 @@ impl CompletionEndpoint for ResponsesReply {
             app: Arc::clone(app),
             id: format!("resp_{response_hex}"),
             owner: headers.caller,
-            item_ids: OutputItemIds { scope, input_items, tool_call_ids, tool_names },
+            item_ids: OutputItemIdGenerator { scope, input_items, tool_call_ids, tool_names },
             created: unix_time(),
             completed: OnceLock::new(),
             model,

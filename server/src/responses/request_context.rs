@@ -10,7 +10,7 @@ use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 
 /// Context of one response.
-pub(super) struct RequestContext {
+pub(super) struct ResponsesRequestContext {
     pub(super) instructions: Option<String>,
     /// Id of the response that the request continues.
     pub(super) previous: Option<String>,
@@ -22,7 +22,7 @@ pub(super) struct RequestContext {
     pub(super) history: Vec<Value>,
 }
 
-impl RequestContext {
+impl ResponsesRequestContext {
     /// Parses the context of a request, and adds its fields to the response object. `stored` reads the stored
     /// objects that the request continues or refers to; `stores_input`: the input is stored with the
     /// response.

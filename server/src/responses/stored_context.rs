@@ -15,7 +15,7 @@ use serde_json::Value;
 const COPIES: u64 = 4;
 
 /// Items of a stored conversation.
-pub(super) struct StoredItems {
+pub(super) struct StoredConversationItems {
     pub(super) items: Vec<JsonValue>,
     /// Number of bytes that the conversation occupies in its store.
     pub(super) bytes: usize,
@@ -68,7 +68,11 @@ impl<'a> StoredContextReader<'a> {
     ///
     /// Errors: HTTP status 404 if the conversation is not stored; 400, 429 or 503 if the memory budget does
     /// not suffice.
-    pub(super) fn conversation(&mut self, id: &str, field: &str) -> Result<StoredItems, ApiError> {
+    pub(super) fn conversation(
+        &mut self,
+        id: &str,
+        field: &str,
+    ) -> Result<StoredConversationItems, ApiError> {
         let unknown = || not_stored("unknown_conversation", "conversation", id, field);
         let conversations = &self.app.conversations;
         let bytes = conversations.item_bytes(self.caller, id).ok_or_else(unknown)?;
@@ -80,7 +84,7 @@ impl<'a> StoredContextReader<'a> {
             .ok_or_else(unknown)?
             .into_iter()
             .map(|body| JsonValue::parse(body.as_bytes()).map_err(|_| ApiError::internal()));
-        Ok(StoredItems { items: items.collect::<Result<_, _>>()?, bytes })
+        Ok(StoredConversationItems { items: items.collect::<Result<_, _>>()?, bytes })
     }
 
     fn reserve(&mut self, bytes: usize, field: &str) -> Result<(), ApiError> {

@@ -4,11 +4,11 @@ use super::events::{ResponseEventBody, write};
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
 use super::reply::{ResponseStatus, ResponsesReply, state};
 use crate::api_error::ApiError;
-use crate::openai::chat::custom_input::CustomInputDecoder;
+use crate::openai::chat::custom_input::CustomToolInputDecoder;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::sse::ChunkWriter;
+use crate::sse::SseEventWriter;
 use bytes::BytesMut;
 use std::mem;
 use text::OutputPiece;
@@ -22,14 +22,14 @@ pub(super) struct ResponsesEventWriter {
     output: Vec<ResponseOutputItem>,
     open: Option<ResponseOutputItem>,
     /// Decoder for the arguments of the open custom tool call.
-    input_decoder: CustomInputDecoder,
+    input_decoder: CustomToolInputDecoder,
     state: ResponseStatus,
 }
 
 impl ResponsesEventWriter {
     pub(super) fn new(reply: ResponsesReply) -> Self {
         let (output, open, state) = (Vec::new(), None, ResponseStatus::Completed);
-        let input_decoder = CustomInputDecoder::default();
+        let input_decoder = CustomToolInputDecoder::default();
         Self { reply, started: false, number: 0, output, open, input_decoder, state }
     }
 
@@ -53,7 +53,7 @@ impl ResponsesEventWriter {
             }
             OutputPiece::Call { index, name, .. } => {
                 self.close(OutputItemStatus::Completed, out);
-                self.input_decoder = CustomInputDecoder::default();
+                self.input_decoder = CustomToolInputDecoder::default();
                 let item_ids = &self.reply.item_ids;
                 let call_id = item_ids.tool_call_ids.id(0, index, name);
                 let (at, status) = (self.output.len(), OutputItemStatus::InProgress);
@@ -223,7 +223,7 @@ fn part_done<'a>(
     (kind, ResponseEventBody::TextDone { item_id, output_index, content_index, text, logprobs })
 }
 
-impl ChunkWriter for ResponsesEventWriter {
+impl SseEventWriter for ResponsesEventWriter {
     fn delta(&mut self, _: u32, delta: &ChoiceDelta, _: &RequestGeneration, out: &mut BytesMut) {
         if !mem::replace(&mut self.started, true) {
             self.write_response_event("response.created", ResponseStatus::InProgress, None, out);

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use text::{ToolCallSyntax, ToolDefinition};
 
 /// Values of `text`.
-pub(super) struct TextSettings {
+pub(super) struct ResponseTextConfig {
     pub(super) constraint: Option<OutputConstraint>,
     /// Value repeated in the response object.
     pub(super) echoed: Value,
 }
 
-impl TextSettings {
+impl ResponseTextConfig {
     /// Parses `text`: the output format, and `verbosity`, which has no effect.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let plain = json!({"type": "text"});

@@ -1,7 +1,7 @@
 //! Parses `tool_choice` of a Responses request: a keyword, one tool, or a list of allowed tools.
 
 use super::tool_names::function_name;
-use super::tools::ResponsesToolList;
+use super::tools::ResponsesToolsBuilder;
 use crate::api_error::ApiError;
 use crate::openai::chat::tool_choice::{ChosenToolName, ToolChoice, ToolSelection};
 use crate::request_fields::RequestFields;
@@ -23,7 +23,7 @@ impl ResponsesToolChoice {
     /// Errors: HTTP status 400 if the choice is invalid, or names a tool that was skipped or is missing.
     pub(super) fn take(
         fields: &mut RequestFields,
-        list: &ResponsesToolList,
+        list: &ResponsesToolsBuilder,
     ) -> Result<Self, ApiError> {
         let (value, echoed) = match fields.take(NAME) {
             None => (JsonValue::Str("auto".to_owned()), json!("auto")),
@@ -42,7 +42,7 @@ impl ResponsesToolChoice {
 /// Parses a tool choice given as an object.
 fn selected(
     mut choice: RequestFields,
-    list: &ResponsesToolList,
+    list: &ResponsesToolsBuilder,
 ) -> Result<ToolSelection, ApiError> {
     let kind = choice.required_string("type")?;
     let name_of = |fields: &mut RequestFields, kind: &str| named_function(fields, kind, list);
@@ -61,7 +61,7 @@ fn selected(
 fn named_function(
     fields: &mut RequestFields,
     kind: &str,
-    list: &ResponsesToolList,
+    list: &ResponsesToolsBuilder,
 ) -> Result<Option<ChosenToolName>, ApiError> {
     match kind {
         "function" | "custom" => {

@@ -14,11 +14,11 @@ pub(super) struct CalledTool {
 
 /// Tools of a request by function name. Plain functions without a namespace are not listed.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ToolNames {
+pub(super) struct ToolNameMap {
     by_function: HashMap<String, CalledTool>,
 }
 
-impl ToolNames {
+impl ToolNameMap {
     /// Adds a tool.
     pub(super) fn insert(&mut self, tool: CalledTool) {
         if tool.is_custom || tool.namespace.is_some() {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn names_are_flattened_and_given_back() {
-        let mut names = ToolNames::default();
+        let mut names = ToolNameMap::default();
         let tool = |namespace: Option<&str>, name: &str, is_custom| CalledTool {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),

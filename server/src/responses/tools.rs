@@ -3,9 +3,9 @@
 //! for them; they are skipped.
 
 use super::tool_choice::ResponsesToolChoice;
-use super::tool_names::{CalledTool, ToolNames, function_name};
-use crate::accepted_hints::IgnoredRequestParts;
+use super::tool_names::{CalledTool, ToolNameMap, function_name};
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames, joined};
 use crate::openai::chat::tools::{self, ParsedFunction, RequestTools};
 use crate::request_fields::RequestFields;
@@ -20,17 +20,17 @@ pub(super) struct ResponsesTools {
     /// Functions that the model may call, and the tool choice.
     pub(super) tools: RequestTools,
     /// Tools under which calls of these functions are reported.
-    pub(super) names: ToolNames,
+    pub(super) names: ToolNameMap,
 }
 
 /// Tools parsed so far.
 #[derive(Default)]
-pub(super) struct ResponsesToolList {
+pub(super) struct ResponsesToolsBuilder {
     pub(super) definitions: Vec<ToolDefinition>,
     /// Types of the skipped tools.
     pub(super) skipped_types: Vec<String>,
     template_tools: Vec<Value>,
-    names: ToolNames,
+    names: ToolNameMap,
     strict_paths: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn take(
     fields: &mut RequestFields,
     echoed_fields: &mut Map<String, Value>,
 ) -> Result<ResponsesTools, ApiError> {
-    let (mut list, mut echoed_tools) = (ResponsesToolList::default(), Vec::new());
+    let (mut list, mut echoed_tools) = (ResponsesToolsBuilder::default(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
         echoed_tools.push(item.clone().into_template_value());
         let item = RequestFields::of(format!("tools[{index}]"), item)?;
@@ -50,7 +50,7 @@ pub(super) fn take(
     let ResponsesToolChoice { selection, echoed } = ResponsesToolChoice::take(fields, &list)?;
     selection.retain(&mut list.definitions, &mut list.template_tools);
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let ResponsesToolList { definitions, template_tools, names, strict_paths, .. } = list;
+    let ResponsesToolsBuilder { definitions, template_tools, names, strict_paths, .. } = list;
     let template_value =
         if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
     let tools = RequestTools {
@@ -70,7 +70,7 @@ pub(super) fn take(
     Ok(ResponsesTools { tools, names })
 }
 
-impl ResponsesToolList {
+impl ResponsesToolsBuilder {
     fn tool(
         &mut self,
         mut item: RequestFields,

@@ -16,7 +16,7 @@ use text::ChatInput;
 
 /// Order in which the messages of a conversation are dropped.
 #[derive(Debug, PartialEq)]
-struct DropOrder {
+struct MessageDropOrder {
     /// Index of each message's unit; `None` = the message is never dropped.
     units: Vec<Option<usize>>,
     /// Number of units that may be dropped.
@@ -34,7 +34,7 @@ pub(super) fn truncate(
     messages: &[Value],
     place: impl Fn(Vec<Value>) -> Value,
 ) -> Result<Value, ApiError> {
-    let order = DropOrder::of(messages);
+    let order = MessageDropOrder::of(messages);
     let output_tokens = request.params.max_tokens.unwrap_or(1);
     let tokens_max = serving.field_bounds.max_model_len.saturating_sub(output_tokens) as usize;
     let dropped = order.units_to_drop(|dropped| {
@@ -48,7 +48,7 @@ pub(super) fn truncate(
     Ok(place(order.remaining(messages, dropped)))
 }
 
-impl DropOrder {
+impl MessageDropOrder {
     fn of(messages: &[Value]) -> Self {
         let last_user = messages.iter().rposition(|message| message["role"] == "user");
         let (mut units, mut count) = (Vec::with_capacity(messages.len()), 0);
@@ -147,7 +147,7 @@ mod tests {
             }
         };
         let messages: Vec<Value> = conversation.split(' ').map(message).collect();
-        let order = DropOrder::of(&messages);
+        let order = MessageDropOrder::of(&messages);
         let name = |unit: &Option<usize>| unit.map_or("-".to_owned(), |unit| unit.to_string());
         format!("{} {}", order.units.iter().map(name).collect::<String>(), order.count)
     }
@@ -176,14 +176,14 @@ mod tests {
         let messages: Vec<Value> = ["system", "user", "assistant", "user", "assistant", "user"]
             .map(|role| json!({"role": role}))
             .into();
-        let order = DropOrder::of(&messages);
+        let order = MessageDropOrder::of(&messages);
         let left = |dropped| order.remaining(&messages, dropped).len();
         assert_eq!([left(0), left(1), left(2)], [6, 4, 2]);
     }
 
     #[test]
     fn the_smallest_number_of_units_is_dropped() {
-        let order = DropOrder { units: Vec::new(), count: 100 };
+        let order = MessageDropOrder { units: Vec::new(), count: 100 };
         for needed in [0, 1, 2, 50, 99, 100] {
             assert_eq!(order.units_to_drop(|dropped| Ok(dropped >= needed)), Ok(needed));
         }

@@ -1,10 +1,10 @@
 //! Parses and validates the fields of a Responses request.
 
-use super::request_context::RequestContext;
+use super::request_context::ResponsesRequestContext;
 use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContextReader;
-use super::text_format::{self, TextSettings};
-use super::tool_names::ToolNames;
+use super::text_format::{self, ResponseTextConfig};
+use super::tool_names::ToolNameMap;
 use super::tools::{self, ResponsesTools};
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
@@ -35,7 +35,7 @@ pub(super) struct ResponsesRequest {
     pub(super) input: Vec<Value>,
     /// Request fields that the response object repeats.
     pub(super) echoed_fields: Map<String, Value>,
-    pub(super) tool_names: ToolNames,
+    pub(super) tool_names: ToolNameMap,
     /// Whether the oldest messages are dropped if the prompt does not fit into the context length.
     pub(super) truncates: bool,
     pub(super) store: bool,
@@ -64,12 +64,17 @@ pub(super) fn take(
     service_fields::take(fields)?;
     let delivery = DeliveryOptions::take(fields)?;
     delivery.echo(&mut echoed_fields);
-    let TextSettings { constraint, echoed } = TextSettings::take(fields)?;
+    let ResponseTextConfig { constraint, echoed } = ResponseTextConfig::take(fields)?;
     echoed_fields.insert("text".to_owned(), echoed);
     let ResponsesTools { mut tools, names: tool_names } = tools::take(fields, &mut echoed_fields)?;
     let kwargs = kwargs(fields, &mut echoed_fields)?;
-    let RequestContext { instructions, previous, conversation, input: input_items, history } =
-        RequestContext::take(fields, stored, delivery.store, &mut echoed_fields)?;
+    let ResponsesRequestContext {
+        instructions,
+        previous,
+        conversation,
+        input: input_items,
+        history,
+    } = ResponsesRequestContext::take(fields, stored, delivery.store, &mut echoed_fields)?;
     let constraint = text_format::apply(constraint, &tools, serving)?;
     // A grammar that combines an output format with tool calls also enforces the schemas of strict tools.
     if matches!(&constraint, Some(OutputConstraint { spec: GrammarSpec::Lark(_), .. })) {

@@ -78,7 +78,7 @@ const UNSUPPORTED: [&str; 26] = [
 
 /// Log-probabilities requested by a `/generate` request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct GenerateLogprobs {
+pub(super) struct GenerateLogprobOptions {
     /// Number of top-k log-probabilities per token.
     pub(super) top: u32,
     /// Index of the first prompt token whose log-probabilities are returned; `None` = only output tokens.
@@ -94,7 +94,7 @@ pub(super) struct GenerateRequest {
     /// Whether the reply is a list: the request contains a list of prompts, or more than one choice per
     /// prompt.
     pub(super) is_batch: bool,
-    pub(super) logprobs: Option<GenerateLogprobs>,
+    pub(super) logprobs: Option<GenerateLogprobOptions>,
     /// Name of the field that contains the prompts.
     pub(super) prompt_field: &'static str,
     /// Sampling parameters that were ignored.
@@ -198,7 +198,7 @@ fn reject_unsupported(fields: &mut RequestFields, names: &[&str]) -> Result<(), 
 }
 
 /// Takes the log-probability fields. In a batch, each field may be a list of equal values.
-fn logprobs(fields: &mut RequestFields) -> Result<Option<GenerateLogprobs>, ApiError> {
+fn logprobs(fields: &mut RequestFields) -> Result<Option<GenerateLogprobOptions>, ApiError> {
     for name in ["return_logprob", "logprob_start_len", "top_logprobs_num"] {
         replace_uniform_list(fields, name)?;
     }
@@ -207,7 +207,7 @@ fn logprobs(fields: &mut RequestFields) -> Result<Option<GenerateLogprobs>, ApiE
     let with_text = fields.bool("return_text_in_logprobs")?.unwrap_or(false);
     let requested = fields.bool("return_logprob")?.unwrap_or(false);
     let prompt_start = usize::try_from(start).ok();
-    Ok(requested.then_some(GenerateLogprobs { top, prompt_start, with_text }))
+    Ok(requested.then_some(GenerateLogprobOptions { top, prompt_start, with_text }))
 }
 
 /// Replaces a list of equal values in the field `name` by one of these values.

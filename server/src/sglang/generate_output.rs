@@ -1,6 +1,6 @@
 //! Output of one choice of a `/generate` request in SGLang's JSON form.
 
-use super::generate_fields::GenerateLogprobs;
+use super::generate_fields::GenerateLogprobOptions;
 use crate::openai::choice::{ChoiceFinish, StopMatch};
 use crate::openai::logprobs::TokenFormatter;
 use crate::openai::usage::UsageInfo;
@@ -15,7 +15,7 @@ pub(super) struct GenerateMeta {
     pub(super) weight_version: String,
     /// Whether the reply is a list; each output then has its own id.
     pub(super) is_batch: bool,
-    pub(super) logprobs: Option<GenerateLogprobs>,
+    pub(super) logprobs: Option<GenerateLogprobOptions>,
     pub(super) tokens: TokenFormatter,
     pub(super) received: Instant,
 }
@@ -120,7 +120,7 @@ fn push_row(rows: &mut String, row: &str) {
 /// Returns `[logprob, token id, text]`.
 fn row(
     meta: &GenerateMeta,
-    logprobs: GenerateLogprobs,
+    logprobs: GenerateLogprobOptions,
     logprob: Option<f32>,
     token: Token,
 ) -> String {
@@ -129,7 +129,7 @@ fn row(
     format!("[{},{token},{text}]", logprob.map_or("null".to_owned(), |value| value.to_string()))
 }
 
-fn top_row(meta: &GenerateMeta, logprobs: GenerateLogprobs, entry: &TokenLogprobs) -> String {
+fn top_row(meta: &GenerateMeta, logprobs: GenerateLogprobOptions, entry: &TokenLogprobs) -> String {
     let mut rows = String::new();
     for &(token, logprob) in &entry.top_logprobs {
         push_row(&mut rows, &row(meta, logprobs, Some(logprob), token));

@@ -7,11 +7,11 @@ use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::collect;
 use crate::openai::completions;
 use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ignored_fields,
+    EndpointRequest, InferenceEndpoint, PreparedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::sse::ChunkWriter;
+use crate::sse::SseEventWriter;
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
 use protocol::Token;
@@ -26,7 +26,7 @@ pub(super) struct GenerateReply {
     n: usize,
 }
 
-impl CompletionEndpoint for GenerateReply {
+impl InferenceEndpoint for GenerateReply {
     type StreamWriter = GenerateChunkWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
@@ -89,7 +89,7 @@ pub(super) struct GenerateChunkWriter {
     outputs: Vec<GenerateOutput>,
 }
 
-impl ChunkWriter for GenerateChunkWriter {
+impl SseEventWriter for GenerateChunkWriter {
     fn delta(
         &mut self,
         choice: u32,

@@ -1,6 +1,6 @@
 //! Tests of the conversion of `/generate` requests and replies.
 
-use super::generate_fields::{GenerateLogprobs, GenerateRequest, rename_field};
+use super::generate_fields::{GenerateLogprobOptions, GenerateRequest, rename_field};
 use super::generate_output::finish_reason;
 use crate::api_error::ApiError;
 use crate::openai::choice::{ChoiceFinish, StopMatch};
@@ -29,7 +29,7 @@ fn requests_become_text_completions() {
         "return_text_in_logprobs": true});
     let fields = completion(&logprobs);
     assert_eq!((&fields["logprobs"], &fields["prompt_logprobs"]), (&json!(2), &json!(2)));
-    let expected = GenerateLogprobs { top: 2, prompt_start: Some(0), with_text: true };
+    let expected = GenerateLogprobOptions { top: 2, prompt_start: Some(0), with_text: true };
     assert_eq!(taken(&logprobs).ok().and_then(|request| request.logprobs), Some(expected));
 }
 

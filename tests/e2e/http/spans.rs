@@ -13,12 +13,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// Accepts exports over HTTP and sends their spans to the test.
-struct TestCollector {
+struct OtlpTestCollector {
     endpoint: String,
     exports: Receiver<ExportTraceServiceRequest>,
 }
 
-impl TestCollector {
+impl OtlpTestCollector {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}/v1/traces", listener.local_addr().unwrap());
@@ -98,7 +98,7 @@ fn complete(client: &mut HttpClient, traceparent: &str, id: &str) {
 
 #[test]
 fn spans_join_the_client_trace_and_have_genai_attributes() {
-    let collector = TestCollector::start();
+    let collector = OtlpTestCollector::start();
     let mut process = ServerProcess::of(&mut command(&[
         "--port",
         "0",
@@ -156,7 +156,7 @@ fn spans_join_the_client_trace_and_have_genai_attributes() {
 
 #[test]
 fn spans_of_embeddings_have_no_attributes_of_sampling() {
-    let collector = TestCollector::start();
+    let collector = OtlpTestCollector::start();
     let flags = ["--port", "0", "--runner", "pooling", "--otlp-traces-endpoint"];
     let args = [&flags[..], &[collector.endpoint.as_str()]].concat();
     let mut process = ServerProcess::of(&mut command(&args));

@@ -11,12 +11,12 @@ pub(crate) struct CallArguments {
     /// Positional arguments.
     pub(crate) positional: Vec<JinjaValue>,
     /// Keyword arguments.
-    pub(crate) keyword: Vec<NamedValue>,
+    pub(crate) keyword: Vec<KeywordArgumentValue>,
 }
 
 /// Value with a name.
 #[derive(Debug, Clone)]
-pub(crate) struct NamedValue {
+pub(crate) struct KeywordArgumentValue {
     /// Name.
     pub(crate) name: Arc<str>,
     /// Value.
@@ -32,7 +32,7 @@ impl CallArguments {
             let message = format!("got multiple values for keyword argument '{name}'");
             return Err(JinjaError::type_error(message));
         }
-        self.keyword.push(NamedValue { name, value });
+        self.keyword.push(KeywordArgumentValue { name, value });
         Ok(())
     }
 
@@ -73,7 +73,7 @@ impl CallArguments {
         for (slot, value) in bound.iter_mut().zip(self.positional) {
             *slot = Some(value);
         }
-        for NamedValue { name, value } in self.keyword {
+        for KeywordArgumentValue { name, value } in self.keyword {
             let Some(index) = names.iter().position(|parameter| **parameter == *name) else {
                 let message = format!("{function}() got an unexpected keyword argument '{name}'");
                 return Err(JinjaError::type_error(message));

@@ -1,6 +1,6 @@
 //! Calls of macros, of environment functions, and of other callable values.
 
-use super::arguments::{CallArguments, NamedValue, integer_argument, text_argument};
+use super::arguments::{CallArguments, KeywordArgumentValue, integer_argument, text_argument};
 use super::dict::DictValue;
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::evaluator::TemplateEvaluator;
@@ -202,7 +202,7 @@ impl TemplateEvaluator {
             }
             Some(pairs) => self.dict_of_pairs(&pairs)?,
         };
-        for NamedValue { name, value } in keyword {
+        for KeywordArgumentValue { name, value } in keyword {
             dict.insert(JinjaValue::Str(name), value)?;
         }
         Ok(dict)
@@ -250,7 +250,7 @@ fn range(arguments: CallArguments) -> JinjaResult<JinjaValue> {
 /// Assigns the arguments that match no parameter to `kwargs` and `varargs`.
 fn bind_rest(
     definition: &MacroValue,
-    keyword: Vec<NamedValue>,
+    keyword: Vec<KeywordArgumentValue>,
     positional: Vec<JinjaValue>,
     frame: &ScopeFrame,
 ) -> JinjaResult<()> {
@@ -258,7 +258,7 @@ fn bind_rest(
     let name = node.name.as_deref().unwrap_or("None");
     if node.uses.kwargs {
         let mut rest = DictValue::default();
-        for NamedValue { name, value } in keyword {
+        for KeywordArgumentValue { name, value } in keyword {
             rest.insert(JinjaValue::Str(name), value)?;
         }
         frame.set(definition.special.kwargs, JinjaValue::dict(rest));

@@ -1,7 +1,7 @@
 //! Comparison and membership with Python's rules.
 
 use super::ast::CompareOperator;
-use super::dict::{DictKey, ViewKind};
+use super::dict::{DictKey, DictViewKind};
 use super::error::{JinjaError, JinjaResult};
 use super::evaluator::TemplateEvaluator;
 use super::iteration::ValueIterator;
@@ -74,7 +74,7 @@ pub(crate) fn equal(
         (JinjaValue::Bytes(a), JinjaValue::Bytes(b)) => a == b,
         (JinjaValue::Range(_), JinjaValue::Range(_)) => DictKey::new(left)? == DictKey::new(right)?,
         (JinjaValue::View(a), JinjaValue::View(b))
-            if a.kind != ViewKind::Values && b.kind == a.kind =>
+            if a.kind != DictViewKind::Values && b.kind == a.kind =>
         {
             let items = evaluator.collect(left)?;
             let mut all = a.dict.len() == b.dict.len();
@@ -184,7 +184,9 @@ pub(crate) fn contains(
             Ok(text.contains(part))
         }
         JinjaValue::Dict(dict) => Ok(dict.get(item)?.is_some()),
-        JinjaValue::View(view) if view.kind == ViewKind::Keys => Ok(view.dict.get(item)?.is_some()),
+        JinjaValue::View(view) if view.kind == DictViewKind::Keys => {
+            Ok(view.dict.get(item)?.is_some())
+        }
         JinjaValue::Range(range) => match PythonNumber::of(item) {
             Some(PythonNumber::Int(number)) => Ok(range.position(number).is_some()),
             Some(PythonNumber::Float(number)) if number.fract() == 0.0 && number.abs() < 9e18 => {

@@ -196,7 +196,7 @@ impl DictValue {
 
 /// Contents of a dict view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ViewKind {
+pub(crate) enum DictViewKind {
     /// `keys()`
     Keys,
     /// `values()`
@@ -211,16 +211,16 @@ pub(crate) struct DictView {
     /// Dict.
     pub(crate) dict: Rc<DictValue>,
     /// What is shown.
-    pub(crate) kind: ViewKind,
+    pub(crate) kind: DictViewKind,
 }
 
 impl DictView {
     /// Name of the Python type.
     pub(crate) fn type_name(&self) -> &'static str {
         match self.kind {
-            ViewKind::Keys => "dict_keys",
-            ViewKind::Values => "dict_values",
-            ViewKind::Items => "dict_items",
+            DictViewKind::Keys => "dict_keys",
+            DictViewKind::Values => "dict_values",
+            DictViewKind::Items => "dict_items",
         }
     }
 }

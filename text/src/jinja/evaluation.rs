@@ -1,6 +1,6 @@
 //! Evaluation of expressions.
 
-use super::arguments::{CallArguments, NamedValue};
+use super::arguments::{CallArguments, KeywordArgumentValue};
 use super::arithmetic::{binary, signed};
 use super::ast::{
     ArgumentList, CallExpression, CompareOperand, ConditionalExpression, DictPair, ExpressionNode,
@@ -165,7 +165,9 @@ impl TemplateEvaluator {
         }
         for argument in &list.keyword {
             let value = self.evaluate(&argument.value, scope)?;
-            arguments.keyword.push(NamedValue { name: Arc::clone(&argument.name), value });
+            arguments
+                .keyword
+                .push(KeywordArgumentValue { name: Arc::clone(&argument.name), value });
         }
         if let Some(spread) = &list.spread {
             let values = self.evaluate(spread, scope)?;

@@ -1,7 +1,7 @@
 //! Iteration over values. Filters that are generators in Jinja2 return an iterator, which computes its items
 //! lazily and can be consumed once.
 
-use super::dict::{DictValue, ViewKind};
+use super::dict::{DictValue, DictViewKind};
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::evaluator::TemplateEvaluator;
 use super::value::{JinjaValue, RangeValue, SequenceValue, VALUE_DEPTH_MAX};
@@ -66,7 +66,7 @@ pub(crate) enum ValueIterator {
     /// Items of a list or a tuple in reverse order, with the number of items left.
     Reversed(Rc<SequenceValue>, usize),
     /// Keys, values or items of a dict.
-    Entries(Rc<DictValue>, ViewKind, usize),
+    Entries(Rc<DictValue>, DictViewKind, usize),
     /// Characters of a string, from a byte position.
     Characters(Arc<str>, usize),
     /// Bytes.
@@ -89,7 +89,7 @@ impl ValueIterator {
             JinjaValue::List(items) | JinjaValue::Tuple(items) => {
                 Self::Sequence(Rc::clone(items), 0)
             }
-            JinjaValue::Dict(dict) => Self::Entries(Rc::clone(dict), ViewKind::Keys, 0),
+            JinjaValue::Dict(dict) => Self::Entries(Rc::clone(dict), DictViewKind::Keys, 0),
             JinjaValue::View(view) => Self::Entries(Rc::clone(&view.dict), view.kind, 0),
             JinjaValue::Str(text) | JinjaValue::Markup(text) => {
                 Self::Characters(Arc::clone(text), 0)
@@ -129,9 +129,9 @@ impl ValueIterator {
                 *at += 1;
                 let Some(entry) = dict.entries().get(*at - 1) else { return Ok(None) };
                 Some(match kind {
-                    ViewKind::Keys => entry.key.clone(),
-                    ViewKind::Values => entry.value.clone(),
-                    ViewKind::Items => {
+                    DictViewKind::Keys => entry.key.clone(),
+                    DictViewKind::Values => entry.value.clone(),
+                    DictViewKind::Items => {
                         JinjaValue::tuple(vec![entry.key.clone(), entry.value.clone()])?
                     }
                 })

@@ -63,7 +63,7 @@ pub(crate) struct LoopValue {
     /// Number of items before the current one; -1 before the first iteration.
     index0: Cell<i64>,
     length: Cell<Option<usize>>,
-    position: RefCell<LoopPosition>,
+    position: RefCell<AdjacentLoopItems>,
     /// Arguments of the last call of `changed`.
     last_changed: RefCell<Option<JinjaValue>>,
     /// Nesting depth of a recursive loop, from 0.
@@ -78,7 +78,7 @@ pub(crate) struct LoopValue {
 
 /// Neighbours of the current item.
 #[derive(Debug, Default)]
-struct LoopPosition {
+struct AdjacentLoopItems {
     before: Option<JinjaValue>,
     current: Option<JinjaValue>,
     /// Next item, if it was taken in advance.

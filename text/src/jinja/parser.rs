@@ -34,7 +34,7 @@ pub(crate) fn parse(source: &str) -> JinjaResult<ParsedTemplate> {
         name_ids: HashMap::new(),
         blocks: Vec::new(),
         usage: VariableUsage::default(),
-        place: StatementPlace {
+        place: StatementContext {
             depth: 0,
             loops: 0,
             enclosing_loops: 0,
@@ -54,7 +54,7 @@ pub(crate) fn parse(source: &str) -> JinjaResult<ParsedTemplate> {
 
 /// Context of the statement being parsed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct StatementPlace {
+pub(super) struct StatementContext {
     /// Nesting of statements.
     pub(super) depth: u32,
     /// Number of enclosing loops that `break` and `continue` may refer to.
@@ -75,7 +75,7 @@ pub(super) struct TemplateParser {
     name_ids: HashMap<Arc<str>, NameId>,
     pub(super) blocks: Vec<Arc<BlockNode>>,
     pub(super) usage: VariableUsage,
-    pub(super) place: StatementPlace,
+    pub(super) place: StatementContext,
     /// Nesting depth of the expression being parsed.
     pub(super) nesting: u32,
     /// Tree height of the last parsed expression.
@@ -245,7 +245,7 @@ impl TemplateParser {
     /// Runs `parse` in a context modified by `change`, then restores the previous context.
     pub(super) fn within<T>(
         &mut self,
-        change: impl FnOnce(&mut StatementPlace),
+        change: impl FnOnce(&mut StatementContext),
         parse: impl FnOnce(&mut Self) -> JinjaResult<T>,
     ) -> JinjaResult<T> {
         let place = self.place;
@@ -257,7 +257,7 @@ impl TemplateParser {
 
     /// Parses statements that have a new variable scope, up to the tag `end`.
     pub(super) fn scoped_body(&mut self, end: &str) -> JinjaResult<StatementList> {
-        let inner = |place: &mut StatementPlace| {
+        let inner = |place: &mut StatementContext| {
             place.is_soft = false;
             place.is_top = false;
         };

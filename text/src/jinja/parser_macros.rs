@@ -2,7 +2,7 @@
 
 use super::ast::{AssignTarget, ExpressionNode, JinjaStatement, MacroNode, MacroParameter};
 use super::error::JinjaResult;
-use super::parser::{StatementPlace, TemplateParser};
+use super::parser::{StatementContext, TemplateParser};
 use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
@@ -158,7 +158,7 @@ impl TemplateParser {
 }
 
 /// Changes the parsing context to the body of a macro.
-fn enter_function(place: &mut StatementPlace) {
+fn enter_function(place: &mut StatementContext) {
     place.is_soft = false;
     place.is_top = false;
     place.loops = 0;

@@ -5,14 +5,14 @@ use super::ast::{
     WithVariable,
 };
 use super::error::JinjaResult;
-use super::parser::{StatementPlace, TemplateParser};
+use super::parser::{StatementContext, TemplateParser};
 use super::token::JinjaTokenValue;
 use std::sync::Arc;
 
 impl TemplateParser {
     /// Parses a `for` loop after its tag name.
     pub(super) fn for_statement(&mut self) -> JinjaResult<JinjaStatement> {
-        let strict = |place: &mut StatementPlace| {
+        let strict = |place: &mut StatementContext| {
             place.is_soft = false;
             place.is_top = false;
             place.enclosing_loops += 1;
@@ -29,7 +29,7 @@ impl TemplateParser {
         };
         let is_recursive = self.skip_name("recursive");
         self.usage.enter();
-        let in_loop = |place: &mut StatementPlace| {
+        let in_loop = |place: &mut StatementContext| {
             strict(place);
             place.loops += 1;
         };
@@ -39,7 +39,7 @@ impl TemplateParser {
             StatementList::new()
         } else {
             self.advance();
-            let after_loop = |place: &mut StatementPlace| {
+            let after_loop = |place: &mut StatementContext| {
                 strict(place);
                 place.loops = if is_recursive { 0 } else { place.loops };
             };
@@ -117,7 +117,7 @@ impl TemplateParser {
             return Err(self.fail(format!("block '{name}' defined twice")));
         }
         let outer_usage = std::mem::take(&mut self.usage);
-        let function = |place: &mut StatementPlace| {
+        let function = |place: &mut StatementContext| {
             place.is_soft = false;
             place.is_top = false;
             place.loops = 0;

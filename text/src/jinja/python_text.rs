@@ -1,6 +1,6 @@
 //! Text of values in the formats of Python's `str` and `repr`.
 
-use super::dict::ViewKind;
+use super::dict::DictViewKind;
 use super::error::{JinjaError, JinjaResult};
 use super::evaluator::TemplateEvaluator;
 use super::numbers::{big_text, float_text};
@@ -178,7 +178,9 @@ impl TemplateEvaluator {
                 out.push_str(view.type_name());
                 out.push('(');
                 let items = match view.kind {
-                    ViewKind::Keys | ViewKind::Values | ViewKind::Items => self.collect(value)?,
+                    DictViewKind::Keys | DictViewKind::Values | DictViewKind::Items => {
+                        self.collect(value)?
+                    }
                 };
                 self.write_items(&items, ['[', ']'], out)?;
                 out.push(')');

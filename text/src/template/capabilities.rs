@@ -1,8 +1,8 @@
 //! Message forms that a chat template accepts and shows, determined by trial renderings.
 
 use super::trial::{
-    ArgumentsForm, CallContent, ContentForm, MessageTrial, TrialOutcome, TrialRenderer, shows_call,
-    shows_call_repr, shows_call_text,
+    ArgumentsForm, CallMessageContent, ContentForm, MessageTrial, TrialOutcome, TrialRenderer,
+    shows_call, shows_call_repr, shows_call_text,
 };
 
 /// Role used in the trials for all roles that are not listed in `TemplateCapabilities`.
@@ -131,7 +131,7 @@ fn role_capability(
 /// object is preferred, unless the template prints an object as a Python value and prints text unchanged.
 fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsForm, bool) {
     let outputs = |form| {
-        let contents = [CallContent::Empty, CallContent::Absent];
+        let contents = [CallMessageContent::Empty, CallMessageContent::Absent];
         let outputs = contents.map(|content| trial.calls(form, content, other));
         outputs.into_iter().flatten().collect::<Vec<String>>()
     };
@@ -157,8 +157,8 @@ fn accepts_absent_content(
     other: ContentForm,
 ) -> bool {
     let nulls = |output: &String| output.matches("None").count() + output.matches("null").count();
-    let absent = trial.calls(arguments, CallContent::Absent, other);
-    let empty = trial.calls(arguments, CallContent::Empty, other);
+    let absent = trial.calls(arguments, CallMessageContent::Absent, other);
+    let empty = trial.calls(arguments, CallMessageContent::Empty, other);
     let all_shown = |outputs: &[String]| outputs.iter().all(|output| shows_call(output));
     absent.len() >= empty.len()
         && !absent.is_empty()

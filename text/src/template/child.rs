@@ -4,7 +4,7 @@ use super::super::error::TextError;
 use super::capabilities::TemplateCapabilities;
 use super::conversation::adapt;
 use super::engine::NamedTemplateSet;
-use super::message::{TemplateReply, TemplateRequest};
+use super::message::{TemplateRenderReply, TemplateRenderRequest};
 use super::request_template::TEMPLATE_CPU_S;
 use super::trial::TrialRenderer;
 use grammar::worker_process::{EPOCH, limit_memory, lower_priority};
@@ -29,14 +29,14 @@ pub fn serve(stream: LinkSocket) -> io::Result<()> {
 fn render(stream: LinkSocket) -> Result<(), LinkError> {
     let failed = |error: io::Error| LinkError::Io(error.kind());
     let mut writer = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
-    let mut reader = FrameReader::<_, TemplateRequest>::new(stream, EPOCH);
+    let mut reader = FrameReader::<_, TemplateRenderRequest>::new(stream, EPOCH);
     let Some(request) = reader.receive()? else { return Ok(()) };
     limit_memory(request.memory_bytes).map_err(failed)?;
-    writer.send(TemplateReply(render_request(request)))
+    writer.send(TemplateRenderReply(render_request(request)))
 }
 
-fn render_request(request: TemplateRequest) -> Result<String, TextError> {
-    let TemplateRequest { template, mut variables, other_arguments, .. } = request;
+fn render_request(request: TemplateRenderRequest) -> Result<String, TextError> {
+    let TemplateRenderRequest { template, mut variables, other_arguments, .. } = request;
     let engine = NamedTemplateSet::of_text(&template, request.output_bytes_max)?;
     let has_tools = !variables["tools"].is_null();
     let trial = TrialRenderer::new(&engine, &variables, has_tools);

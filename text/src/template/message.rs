@@ -12,7 +12,7 @@ const TEMPLATE_REPLY: u16 = 68;
 
 /// Request to the worker process: one template to render.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct TemplateRequest {
+pub(super) struct TemplateRenderRequest {
     /// Source of the template.
     pub(super) template: String,
     /// Variables of the template.
@@ -27,9 +27,9 @@ pub(super) struct TemplateRequest {
 
 /// Reply of the worker process: the rendered text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct TemplateReply(pub(super) Result<String, TextError>);
+pub(super) struct TemplateRenderReply(pub(super) Result<String, TextError>);
 
-impl WireMessage for TemplateRequest {
+impl WireMessage for TemplateRenderRequest {
     fn kind(&self) -> u16 {
         TEMPLATE_REQUEST
     }
@@ -43,7 +43,7 @@ impl WireMessage for TemplateRequest {
     }
 }
 
-impl WireMessage for TemplateReply {
+impl WireMessage for TemplateRenderReply {
     fn kind(&self) -> u16 {
         TEMPLATE_REPLY
     }

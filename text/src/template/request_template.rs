@@ -5,7 +5,7 @@
 //! template-worker`), which the kernel terminates if the process exceeds its memory or CPU time limit.
 
 use super::context::SpecialTokens;
-use super::message::{TemplateReply, TemplateRequest};
+use super::message::{TemplateRenderReply, TemplateRenderRequest};
 use super::{ChatInput, RenderedChat};
 use crate::error::TextError;
 use crate::text_memory::TextMemoryBudget;
@@ -72,7 +72,7 @@ impl RequestTemplateRenderer {
         let busy = |_| TextError::TemplatesBusy(TEMPLATES_MAX);
         let _slot = self.render_slots.acquire_within(1, 0, SLOT_WAIT).map_err(busy)?;
         let _share = tokenizer.memory().acquire_within(memory_bytes, template.len(), SLOT_WAIT)?;
-        let request = TemplateRequest {
+        let request = TemplateRenderRequest {
             template,
             variables: std::mem::take(&mut context.variables),
             other_arguments: std::mem::take(&mut context.other_arguments),
@@ -88,8 +88,8 @@ impl RequestTemplateRenderer {
 /// Worker process that renders one template. Dropping this value kills the process and waits for its end.
 struct TemplateProcess {
     child: Child,
-    writer: FrameWriter<UnixStream, TemplateRequest>,
-    reader: FrameReader<UnixStream, TemplateReply>,
+    writer: FrameWriter<UnixStream, TemplateRenderRequest>,
+    reader: FrameReader<UnixStream, TemplateRenderReply>,
 }
 
 impl TemplateProcess {
@@ -113,11 +113,11 @@ impl TemplateProcess {
         Ok(Self { child, writer, reader })
     }
 
-    fn render(mut self, request: TemplateRequest) -> Result<String, TextError> {
+    fn render(mut self, request: TemplateRenderRequest) -> Result<String, TextError> {
         let memory_bytes = request.memory_bytes;
         let sent = self.writer.send(request);
         match sent.and_then(|()| self.reader.recv(TEMPLATE_TIME)) {
-            Ok(Some(TemplateReply(rendered))) => rendered,
+            Ok(Some(TemplateRenderReply(rendered))) => rendered,
             Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
                 tracing::warn!(
                     seconds = TEMPLATE_TIME.as_secs(),

@@ -59,7 +59,7 @@ impl ArgumentsForm {
 
 /// Content of the assistant message in which a trial calls a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallContent {
+pub(super) enum CallMessageContent {
     /// The empty string.
     Empty,
     /// The message has no content.
@@ -177,7 +177,7 @@ impl<'a> TrialRenderer<'a> {
     pub(super) fn calls(
         &self,
         arguments: ArgumentsForm,
-        content: CallContent,
+        content: CallMessageContent,
         other: ContentForm,
     ) -> Vec<String> {
         let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
@@ -246,18 +246,20 @@ fn tool_conversations(
     let result = tool_message(content);
     let call = |content| call_message(arguments, content);
     vec![
-        vec![user.clone(), call(CallContent::Empty), result.clone()],
-        vec![user.clone(), call(CallContent::Absent), result.clone(), assistant.clone()],
+        vec![user.clone(), call(CallMessageContent::Empty), result.clone()],
+        vec![user.clone(), call(CallMessageContent::Absent), result.clone(), assistant.clone()],
         vec![user, assistant, result],
     ]
 }
 
-fn call_message(arguments: ArgumentsForm, content: CallContent) -> Value {
+fn call_message(arguments: ArgumentsForm, content: CallMessageContent) -> Value {
     let function = json!({"name": TOOL, "arguments": arguments.value()});
     let call = json!({"id": CALL_ID, "type": "function", "function": function});
     match content {
-        CallContent::Empty => json!({"role": "assistant", "content": "", "tool_calls": [call]}),
-        CallContent::Absent => json!({"role": "assistant", "tool_calls": [call]}),
+        CallMessageContent::Empty => {
+            json!({"role": "assistant", "content": "", "tool_calls": [call]})
+        }
+        CallMessageContent::Absent => json!({"role": "assistant", "tool_calls": [call]}),
     }
 }
 

@@ -181,17 +181,17 @@ struct ParsedCall {
 /// Sections of an output in order: content, and groups of adjacent calls. A malformed call counts as content
 /// with the call's text.
 #[derive(Debug, PartialEq, Eq)]
-enum OutputRun {
+enum OutputSegment {
     Content(String),
     Calls(Vec<ParsedCall>),
 }
 
-fn runs(pieces: &OutputPieces, output: &str) -> Vec<OutputRun> {
+fn runs(pieces: &OutputPieces, output: &str) -> Vec<OutputSegment> {
     let mut runs = Vec::new();
     let mut open = None;
-    let add_content = |runs: &mut Vec<OutputRun>, more: &str| match runs.last_mut() {
-        Some(OutputRun::Content(text)) => text.push_str(more),
-        _ => runs.push(OutputRun::Content(more.to_owned())),
+    let add_content = |runs: &mut Vec<OutputSegment>, more: &str| match runs.last_mut() {
+        Some(OutputSegment::Content(text)) => text.push_str(more),
+        _ => runs.push(OutputSegment::Content(more.to_owned())),
     };
     for piece in pieces.iter() {
         match piece {
@@ -202,8 +202,8 @@ fn runs(pieces: &OutputPieces, output: &str) -> Vec<OutputRun> {
             }
             OutputPiece::Arguments { text, .. } => open.as_mut().unwrap().arguments.push_str(text),
             OutputPiece::End { .. } => match (runs.last_mut(), open.take().unwrap()) {
-                (Some(OutputRun::Calls(calls)), call) => calls.push(call),
-                (_, call) => runs.push(OutputRun::Calls(vec![call])),
+                (Some(OutputSegment::Calls(calls)), call) => calls.push(call),
+                (_, call) => runs.push(OutputSegment::Calls(vec![call])),
             },
             OutputPiece::Broken { to, .. } => {
                 add_content(&mut runs, &output[open.take().unwrap().from..to]);
@@ -221,16 +221,16 @@ fn check_sources(syntax: ToolCallSyntax, output: &str) -> Result<(), TestCaseErr
     let mut end = output.len();
     for one in parsed(output).iter().rev() {
         match one {
-            OutputRun::Content(text) => {
+            OutputSegment::Content(text) => {
                 prop_assert!(output[..end].ends_with(text), "{text:?} in {:?}", &output[..end]);
                 end -= text.len();
             }
-            OutputRun::Calls(calls) => {
+            OutputSegment::Calls(calls) => {
                 let from = calls[0].from;
                 let source = &output[from..end];
                 let moved =
                     |call: &ParsedCall| ParsedCall { from: call.from - from, ..call.clone() };
-                let alone = vec![OutputRun::Calls(calls.iter().map(moved).collect())];
+                let alone = vec![OutputSegment::Calls(calls.iter().map(moved).collect())];
                 prop_assert_eq!(parsed(source), alone, "{:?}", source);
                 end = from;
             }
@@ -364,9 +364,11 @@ fn valid_calls_are_all_parsed() {
     for &syntax in ToolCallSyntax::ALL {
         let text = valid_output(syntax);
         let runs = runs(&run(parser(syntax, None, u32::MAX), [text.as_str()]), &text);
-        let calls = |run: &OutputRun| match run {
-            OutputRun::Calls(calls) => calls.iter().filter(|call| call.name == "weather").count(),
-            OutputRun::Content(text) => {
+        let calls = |run: &OutputSegment| match run {
+            OutputSegment::Calls(calls) => {
+                calls.iter().filter(|call| call.name == "weather").count()
+            }
+            OutputSegment::Content(text) => {
                 assert!(text.trim().len() == 1, "{syntax:?} {text:?}");
                 0
             }
@@ -394,6 +396,6 @@ fn malformed_calls_are_content_as_written() {
     outputs.push((ToolCallSyntax::Mistral, list.to_owned()));
     for (syntax, output) in outputs {
         let runs = runs(&run(parser(syntax, None, u32::MAX), [output.as_str()]), &output);
-        assert_eq!(runs, [OutputRun::Content(output)]);
+        assert_eq!(runs, [OutputSegment::Content(output)]);
     }
 }

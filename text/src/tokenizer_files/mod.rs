@@ -16,7 +16,7 @@ mod tiktoken;
 mod tokenizer_class;
 mod vocab_merges;
 
-use super::declared_tokens::DeclaredTokens;
+use super::declared_tokens::DeclaredSpecialTokens;
 use super::error::TextLoadError;
 use super::tokenizer::read_file;
 use protocol::Token;
@@ -54,7 +54,7 @@ struct ConversionContext<'a> {
     /// model type is known.
     class: Option<String>,
     /// Declared tokens; a conversion adds the roles that its tokenizer class defines.
-    declared: &'a mut DeclaredTokens,
+    declared: &'a mut DeclaredSpecialTokens,
 }
 
 impl TokenizerDefinition {
@@ -62,7 +62,10 @@ impl TokenizerDefinition {
     /// defines to `declared`.
     ///
     /// Errors: no such file exists; the file is invalid, or cannot be converted exactly.
-    pub(super) fn read(dir: &Path, declared: &mut DeclaredTokens) -> Result<Self, TextLoadError> {
+    pub(super) fn read(
+        dir: &Path,
+        declared: &mut DeclaredSpecialTokens,
+    ) -> Result<Self, TextLoadError> {
         for name in TOKENIZER_FILES {
             let path = dir.join(name);
             let Some(bytes) = read_file(&path)? else { continue };

@@ -63,7 +63,7 @@ pub(super) struct CallGrammarWriter<'a> {
 }
 
 /// Text split at its first special token, for use at the end of a value.
-pub(super) struct ValueEndText {
+pub(super) struct SpecialTokenSplit {
     /// Plain text before the first special token, not escaped.
     pub plain: String,
     /// Rest of the text, in Lark syntax; empty if the text contains no special token.
@@ -83,22 +83,22 @@ impl<'a> CallGrammarWriter<'a> {
 
     /// Converts `text` to Lark; markers in `text` that are special tokens are written as special tokens.
     pub(super) fn text(&self, text: &str) -> String {
-        let ValueEndText { plain, rest } = self.split(text);
+        let SpecialTokenSplit { plain, rest } = self.split(text);
         let plain = if plain.is_empty() { String::new() } else { literal(&plain) };
         format!("{plain} {rest}").trim().to_owned()
     }
 
     /// Splits `text` at its first special token.
-    pub(super) fn split(&self, text: &str) -> ValueEndText {
+    pub(super) fn split(&self, text: &str) -> SpecialTokenSplit {
         let first = self
             .markers
             .iter()
             .filter_map(|marker| Some((text.find(marker)?, marker.len(), (self.special)(marker)?)));
         match first.min_by_key(|(at, _, _)| *at) {
-            None => ValueEndText { plain: text.to_owned(), rest: String::new() },
+            None => SpecialTokenSplit { plain: text.to_owned(), rest: String::new() },
             Some((at, len, token)) => {
                 let rest = format!("{token} {}", self.text(&text[at + len..]));
-                ValueEndText { plain: text[..at].to_owned(), rest: rest.trim().to_owned() }
+                SpecialTokenSplit { plain: text[..at].to_owned(), rest: rest.trim().to_owned() }
             }
         }
     }
@@ -129,7 +129,7 @@ impl<'a> CallGrammarWriter<'a> {
     /// Adds the terminal `name` for the text up to and including the first `end`; the text contains none of
     /// `excluded`. Returns the Lark expression of this text.
     pub(super) fn text_up_to(&mut self, name: &str, end: &str, excluded: &[String]) -> String {
-        let ValueEndText { plain, rest } = self.split(end);
+        let SpecialTokenSplit { plain, rest } = self.split(end);
         if rest.is_empty() {
             self.rule(name, &up_to(&[plain], excluded));
             return name.to_owned();
@@ -156,14 +156,14 @@ pub(super) struct CallDelimiters {
 }
 
 /// Text of one call before and after its arguments.
-pub(super) struct CallText {
+pub(super) struct CallWrapperText {
     pub head: String,
     /// Rest of the text before the arguments, in Lark syntax.
     pub infix: String,
     pub tail: String,
 }
 
-impl CallText {
+impl CallWrapperText {
     /// Returns the Lark expression of `open`, followed by the call with the arguments of the rule named
     /// `arguments`. The prefix `read` of this text is omitted, because it has already been matched.
     pub(super) fn written(
@@ -285,8 +285,8 @@ pub(super) fn call_text(
     syntax: ToolCallSyntax,
     name: &str,
     writer: &CallGrammarWriter<'_>,
-) -> CallText {
-    let call = |head: &str, tail: &str| CallText {
+) -> CallWrapperText {
+    let call = |head: &str, tail: &str| CallWrapperText {
         head: head.to_owned(),
         infix: String::new(),
         tail: tail.to_owned(),
@@ -307,7 +307,7 @@ pub(super) fn call_text(
             ),
             CallHeadForm::Index => {
                 let infix = format!("/[0-9]{{1,3}}/ {}", writer.text(separator));
-                CallText { infix, ..call(&format!("{open}functions.{name}:"), close) }
+                CallWrapperText { infix, ..call(&format!("{open}functions.{name}:"), close) }
             }
         };
     }

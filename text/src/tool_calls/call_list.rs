@@ -1,7 +1,7 @@
 //! Parser of a JSON array of call objects: `[{"name": …, "arguments": {…}}, …]`.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{CallObjectParser, CallParseStatus, FunctionNames};
+use super::call_object::{AllowedFunctionNames, CallObjectParser, CallParseStatus};
 use super::json_scanner::is_space;
 use crate::output_pieces::OutputPieceWriter;
 
@@ -19,7 +19,7 @@ enum CallListState {
 /// Parser of one array of call objects.
 #[derive(Debug, Clone)]
 pub(super) struct CallListParser {
-    names: FunctionNames,
+    names: AllowedFunctionNames,
     state: CallListState,
     /// Byte offset in the output at which the syntax of the next call begins.
     from: usize,
@@ -28,7 +28,7 @@ pub(super) struct CallListParser {
 impl CallListParser {
     /// Creates a parser of an array whose syntax begins at byte `from` of the output; only the functions
     /// `names` may be called.
-    pub(super) fn new(names: FunctionNames, from: usize) -> Self {
+    pub(super) fn new(names: AllowedFunctionNames, from: usize) -> Self {
         Self { names, state: CallListState::Start, from }
     }
 

@@ -26,7 +26,7 @@ pub(super) enum CallParseStatus {
 }
 
 /// Names of the functions that may be called; `None` allows any function.
-pub(super) type FunctionNames = Option<Arc<[String]>>;
+pub(super) type AllowedFunctionNames = Option<Arc<[String]>>;
 
 #[derive(Debug, Clone)]
 enum CallObjectState {
@@ -49,7 +49,7 @@ enum CallMember {
 /// Parser of one call object; keeps the state between two characters.
 #[derive(Debug, Clone)]
 pub(super) struct CallObjectParser {
-    names: FunctionNames,
+    names: AllowedFunctionNames,
     state: CallObjectState,
     member: CallMember,
     json: JsonScanner,
@@ -65,7 +65,7 @@ pub(super) struct CallObjectParser {
 
 impl CallObjectParser {
     /// Creates a parser of a call whose syntax begins at byte `from` of the output.
-    pub(super) fn new(names: FunctionNames, from: usize) -> Self {
+    pub(super) fn new(names: AllowedFunctionNames, from: usize) -> Self {
         Self {
             names,
             state: CallObjectState::Open,

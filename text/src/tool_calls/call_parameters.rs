@@ -81,10 +81,11 @@ pub(super) fn call_variants_of(
     part: &Value,
     budget: &SchemaBudget,
 ) -> Result<Vec<CallParameters>, CallGrammarError> {
-    let schema = ObjectSchema { tool, budget };
-    let mut variants = vec![ObjectVariant::default()];
+    let schema = ArgumentSchemaCombiner { tool, budget };
+    let mut variants = vec![SchemaAlternative::default()];
     schema.combine(part, DEPTH_MAX, &mut variants)?;
-    let variants = variants.into_iter().filter_map(ObjectVariant::completed).collect::<Vec<_>>();
+    let variants =
+        variants.into_iter().filter_map(SchemaAlternative::completed).collect::<Vec<_>>();
     if variants.is_empty() {
         return Err(CallGrammarError::NoObject { tool: tool.name.clone() });
     }
@@ -106,8 +107,8 @@ pub(super) fn call_variants_of(
 /// Alternative of a schema, while schemas are being combined. The alternative borrows from the tool's schema,
 /// so copies are small.
 #[derive(Debug, Clone, Default)]
-struct ObjectVariant<'a> {
-    members: Vec<VariantMember<'a>>,
+struct SchemaAlternative<'a> {
+    members: Vec<AlternativeProperty<'a>>,
     required: Vec<&'a str>,
     /// `properties` of each schema with `additionalProperties: false`, which forbids all other parameters.
     allowed: Vec<Option<&'a Map<String, Value>>>,
@@ -115,17 +116,17 @@ struct ObjectVariant<'a> {
 
 /// Parameter of an alternative, with all schemas that the value must match.
 #[derive(Debug, Clone)]
-struct VariantMember<'a> {
+struct AlternativeProperty<'a> {
     key: &'a str,
     schemas: Vec<&'a Value>,
 }
 
-impl<'a> ObjectVariant<'a> {
+impl<'a> SchemaAlternative<'a> {
     /// Adds the required parameters that no schema describes, and drops the parameters that a schema forbids.
     /// Returns `None` if a required parameter is forbidden.
     fn completed(self) -> Option<CallParameters> {
         let mut parameters = Vec::new();
-        for VariantMember { key, schemas } in &self.members {
+        for AlternativeProperty { key, schemas } in &self.members {
             let schema = match schemas[..] {
                 [schema] => schema.clone(),
                 _ => json!({ "allOf": schemas }),
@@ -159,7 +160,7 @@ impl<'a> ObjectVariant<'a> {
         match self.members.iter_mut().find(|one| one.key == key) {
             Some(known) if known.schemas.contains(&schema) => {}
             Some(known) => known.schemas.push(schema),
-            None => self.members.push(VariantMember { key, schemas: vec![schema] }),
+            None => self.members.push(AlternativeProperty { key, schemas: vec![schema] }),
         }
     }
 
@@ -195,12 +196,12 @@ impl<'a> ObjectVariant<'a> {
 }
 
 /// Schema of a tool's arguments.
-struct ObjectSchema<'a> {
+struct ArgumentSchemaCombiner<'a> {
     tool: &'a ToolDefinition,
     budget: &'a SchemaBudget,
 }
 
-impl<'a> ObjectSchema<'a> {
+impl<'a> ArgumentSchemaCombiner<'a> {
     fn unsupported(&self, keyword: &'static str) -> CallGrammarError {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }
@@ -210,7 +211,7 @@ impl<'a> ObjectSchema<'a> {
         &self,
         schema: &'a Value,
         depth: usize,
-        variants: &mut Vec<ObjectVariant<'a>>,
+        variants: &mut Vec<SchemaAlternative<'a>>,
     ) -> Result<(), CallGrammarError> {
         let Some(depth) = depth.checked_sub(1) else { return Err(self.unsupported("$ref")) };
         let members = schema["properties"].as_object().map_or(0, Map::len)
@@ -257,7 +258,7 @@ impl<'a> ObjectSchema<'a> {
         keyword: &'static str,
         choices: &'a [Value],
         depth: usize,
-        variants: &mut Vec<ObjectVariant<'a>>,
+        variants: &mut Vec<SchemaAlternative<'a>>,
     ) -> Result<(), CallGrammarError> {
         if variants.is_empty() {
             return Ok(());
@@ -286,12 +287,12 @@ impl<'a> ObjectSchema<'a> {
 /// Whether no object matches both a variant of `left` and a variant of `right`: for each pair of variants, a
 /// required parameter has different constants, or one variant requires a parameter that the other variant
 /// forbids.
-fn are_disjoint(left: &[ObjectVariant<'_>], right: &[ObjectVariant<'_>]) -> bool {
+fn are_disjoint(left: &[SchemaAlternative<'_>], right: &[SchemaAlternative<'_>]) -> bool {
     left.iter().all(|left| right.iter().all(|right| variants_differ(left, right)))
 }
 
-fn variants_differ(left: &ObjectVariant<'_>, right: &ObjectVariant<'_>) -> bool {
-    let forbids = |one: &ObjectVariant<'_>, other: &ObjectVariant<'_>| {
+fn variants_differ(left: &SchemaAlternative<'_>, right: &SchemaAlternative<'_>) -> bool {
+    let forbids = |one: &SchemaAlternative<'_>, other: &SchemaAlternative<'_>| {
         other.required.iter().any(|key| one.forbids(key))
     };
     let differs = |key: &&str| {

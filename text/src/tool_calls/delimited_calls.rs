@@ -4,9 +4,9 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
-use super::delimited_object::{DelimitedObjectParser, DelimitedScanStatus};
+use super::delimited_object::{GemmaObjectParser, GemmaScanStatus};
 use super::json_scanner::is_space;
-use super::marked_text::MarkedText;
+use super::marked_text::ContentMarkerScanner;
 use super::tagged_calls::NAME_MAX;
 use crate::output_pieces::OutputPieceWriter;
 
@@ -15,24 +15,24 @@ pub(super) const LABEL: &str = "call:";
 
 /// Markers of one model family.
 #[derive(Debug)]
-pub(super) struct DelimitedSyntax {
+pub(super) struct GemmaCallSyntax {
     pub open: &'static str,
     pub close: &'static str,
     /// Text around strings.
     pub delimiter: &'static str,
 }
 
-pub(super) static FUNCTION_GEMMA: DelimitedSyntax = DelimitedSyntax {
+pub(super) static FUNCTION_GEMMA: GemmaCallSyntax = GemmaCallSyntax {
     open: "<start_function_call>",
     close: "<end_function_call>",
     delimiter: "<escape>",
 };
 
-pub(super) static GEMMA4: DelimitedSyntax =
-    DelimitedSyntax { open: "<|tool_call>", close: "<tool_call|>", delimiter: "<|\"|>" };
+pub(super) static GEMMA4: GemmaCallSyntax =
+    GemmaCallSyntax { open: "<|tool_call>", close: "<tool_call|>", delimiter: "<|\"|>" };
 
 #[derive(Debug, Clone, Default)]
-enum DelimitedCallState {
+enum GemmaParserState {
     #[default]
     Text,
     /// After the opening marker: the rest of the label must follow.
@@ -40,20 +40,20 @@ enum DelimitedCallState {
         label: &'static str,
     },
     Name(String),
-    Object(Box<DelimitedObjectParser>),
+    Object(Box<GemmaObjectParser>),
 }
 
 /// Parser of tool calls in Gemma's syntax.
 #[derive(Debug, Clone)]
-pub(super) struct DelimitedToolParser {
-    syntax: &'static DelimitedSyntax,
-    text: MarkedText,
-    state: DelimitedCallState,
+pub(super) struct GemmaToolParser {
+    syntax: &'static GemmaCallSyntax,
+    text: ContentMarkerScanner,
+    state: GemmaParserState,
 }
 
-impl DelimitedToolParser {
-    pub(super) fn new(syntax: &'static DelimitedSyntax) -> Self {
-        Self { syntax, text: MarkedText::default(), state: DelimitedCallState::Text }
+impl GemmaToolParser {
+    pub(super) fn new(syntax: &'static GemmaCallSyntax) -> Self {
+        Self { syntax, text: ContentMarkerScanner::default(), state: GemmaParserState::Text }
     }
 
     pub(super) fn push(
@@ -63,10 +63,10 @@ impl DelimitedToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         let step = match &mut self.state {
-            DelimitedCallState::Text => return self.text(c, emitter, out),
-            DelimitedCallState::Lead { label } => match label.strip_prefix(c) {
+            GemmaParserState::Text => return self.text(c, emitter, out),
+            GemmaParserState::Lead { label } => match label.strip_prefix(c) {
                 Some("") => {
-                    self.state = DelimitedCallState::Name(String::new());
+                    self.state = GemmaParserState::Name(String::new());
                     CallParseStatus::Continues
                 }
                 Some(rest) => {
@@ -76,21 +76,21 @@ impl DelimitedToolParser {
                 None if is_space(c) && *label == LABEL => CallParseStatus::Continues,
                 None => CallParseStatus::Invalid,
             },
-            DelimitedCallState::Name(_) => self.name(c, emitter, out),
-            DelimitedCallState::Object(object) => {
+            GemmaParserState::Name(_) => self.name(c, emitter, out),
+            GemmaParserState::Object(object) => {
                 match object.push(c, &mut |part| emitter.arguments(part, out)) {
-                    DelimitedScanStatus::Continues => CallParseStatus::Continues,
-                    DelimitedScanStatus::Invalid => CallParseStatus::Invalid,
-                    DelimitedScanStatus::Done => {
+                    GemmaScanStatus::Continues => CallParseStatus::Continues,
+                    GemmaScanStatus::Invalid => CallParseStatus::Invalid,
+                    GemmaScanStatus::Done => {
                         emitter.end(out);
-                        (self.state, self.text.closing) = (DelimitedCallState::Text, true);
+                        (self.state, self.text.closing) = (GemmaParserState::Text, true);
                         CallParseStatus::Done
                     }
                 }
             }
         };
         if !self.text.apply_step(c, step, emitter, out) {
-            self.state = DelimitedCallState::Text;
+            self.state = GemmaParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -100,7 +100,7 @@ impl DelimitedToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        if matches!(self.state, DelimitedCallState::Text) {
+        if matches!(self.state, GemmaParserState::Text) {
             self.text.finish(emitter, out);
         } else {
             self.text.reject_call(out.bytes_read, emitter, out);
@@ -108,10 +108,10 @@ impl DelimitedToolParser {
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        let DelimitedSyntax { open, close, .. } = *self.syntax;
+        let GemmaCallSyntax { open, close, .. } = *self.syntax;
         match self.text.push(c, &[open, close], emitter, out) {
             Some(0) => {
-                self.state = DelimitedCallState::Lead { label: LABEL };
+                self.state = GemmaParserState::Lead { label: LABEL };
                 self.text.open(open, emitter, out);
             }
             Some(_) => self.text.close(close, emitter, out),
@@ -126,15 +126,15 @@ impl DelimitedToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
-        let DelimitedCallState::Name(name) = &mut self.state else {
+        let GemmaParserState::Name(name) = &mut self.state else {
             return CallParseStatus::Invalid;
         };
         if c == '{' && !name.is_empty() {
             emitter.begin(name, self.text.unparsed.from, out);
             let delimiter = self.syntax.delimiter;
             let object =
-                DelimitedObjectParser::new(delimiter, &mut |part| emitter.arguments(part, out));
-            self.state = DelimitedCallState::Object(Box::new(object));
+                GemmaObjectParser::new(delimiter, &mut |part| emitter.arguments(part, out));
+            self.state = GemmaParserState::Object(Box::new(object));
             return CallParseStatus::Continues;
         }
         name.push(c);

@@ -1,10 +1,10 @@
 //! List and object constants in Gemma's syntax.
 
-use super::delimited_calls::DelimitedSyntax;
+use super::delimited_calls::GemmaCallSyntax;
 use serde_json::Value;
 
 /// Formats a value in the syntax that the model generates.
-pub(super) fn constant_text(syntax: &DelimitedSyntax, value: &Value) -> String {
+pub(super) fn constant_text(syntax: &GemmaCallSyntax, value: &Value) -> String {
     let delimiter = syntax.delimiter;
     match value {
         Value::String(text) => format!("{delimiter}{text}{delimiter}"),

@@ -3,11 +3,11 @@
 
 use super::call_grammar::{CallGrammarError, CallGrammarWriter};
 use super::call_parameters::{CallParameters, SchemaBudget, call_variants_of};
-use super::delimited_calls::DelimitedSyntax;
+use super::delimited_calls::GemmaCallSyntax;
 use super::delimited_constants::constant_text;
 use super::schema_refs::{extracted, target};
-use super::schema_types::SchemaTypes;
-use super::text_language::{SchemaTextTerminals, intersection};
+use super::schema_types::JsonTypeSet;
+use super::text_language::{SchemaTerminalBuilder, intersection};
 use super::tool_definition::ToolDefinition;
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{literal, without};
@@ -41,19 +41,19 @@ const COMPOUND_KEYWORDS: &[&str] = &[
 ///
 /// Errors: this syntax cannot represent the arguments of the tool as its schema requires.
 pub(super) fn delimited_arguments(
-    syntax: &'static DelimitedSyntax,
+    syntax: &'static GemmaCallSyntax,
     index: usize,
     tool: &ToolDefinition,
     writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let (names, budget) = (HashMap::new(), SchemaBudget::new());
-    let mut schemas = DelimitedSchemas { syntax, index, tool, writer, names, chains: 0, budget };
+    let mut schemas = GemmaSchemaRules { syntax, index, tool, writer, names, chains: 0, budget };
     schemas.object(&tool.parameters)
 }
 
 /// Builds the right-hand side of a rule that accepts any arguments.
 pub(super) fn any_object(
-    syntax: &'static DelimitedSyntax,
+    syntax: &'static GemmaCallSyntax,
     writer: &mut CallGrammarWriter<'_>,
 ) -> String {
     let text = text_terminal("ANY_TEXT", &without(&[syntax.delimiter.to_owned()]), syntax, writer);
@@ -70,7 +70,7 @@ pub(super) fn any_object(
 fn text_terminal(
     name: &str,
     language: &str,
-    syntax: &DelimitedSyntax,
+    syntax: &GemmaCallSyntax,
     writer: &mut CallGrammarWriter<'_>,
 ) -> String {
     let end = writer.split(syntax.delimiter);
@@ -79,8 +79,8 @@ fn text_terminal(
 }
 
 /// Converts the subschemas of one tool's schema to grammar rules.
-struct DelimitedSchemas<'a, 'b> {
-    syntax: &'static DelimitedSyntax,
+struct GemmaSchemaRules<'a, 'b> {
+    syntax: &'static GemmaCallSyntax,
     index: usize,
     tool: &'a ToolDefinition,
     writer: &'a mut CallGrammarWriter<'b>,
@@ -92,7 +92,7 @@ struct DelimitedSchemas<'a, 'b> {
     budget: SchemaBudget,
 }
 
-impl DelimitedSchemas<'_, '_> {
+impl GemmaSchemaRules<'_, '_> {
     fn unsupported(&self, keyword: &'static str) -> CallGrammarError {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }
@@ -123,7 +123,7 @@ impl DelimitedSchemas<'_, '_> {
     }
 
     fn text(&mut self, schema: &Value, name: &str) -> Result<Option<String>, CallGrammarError> {
-        let language = SchemaTextTerminals::new(&self.tool.parameters).of(schema);
+        let language = SchemaTerminalBuilder::new(&self.tool.parameters).of(schema);
         let language = language.map_err(|keyword| self.unsupported(keyword))?;
         Ok(language.map(|language| {
             let conjuncts = [language, without(&[self.syntax.delimiter.to_owned()])];
@@ -138,7 +138,7 @@ impl DelimitedSchemas<'_, '_> {
         if *schema == Value::Bool(false) {
             return None;
         }
-        let types = SchemaTypes::of_value(&self.tool.parameters, schema);
+        let types = JsonTypeSet::of_value(&self.tool.parameters, schema);
         let mut names = types.names_except_text();
         names.retain(|name| !matches!(*name, "array" | "object"));
         if names.is_empty() {
@@ -154,7 +154,7 @@ impl DelimitedSchemas<'_, '_> {
     fn compound(&mut self, schema: &Value, depth: usize) -> Result<Vec<String>, CallGrammarError> {
         let depth = depth.checked_sub(1).filter(|_| self.budget.spend(1));
         let Some(depth) = depth else { return Err(self.unsupported("$ref")) };
-        let types = SchemaTypes::of_value(&self.tool.parameters, schema);
+        let types = JsonTypeSet::of_value(&self.tool.parameters, schema);
         if !types.allows_compound() || *schema == Value::Bool(false) {
             return Ok(Vec::new());
         }

@@ -14,7 +14,7 @@ const WORD_MAX: usize = 512;
 
 /// State of an object after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DelimitedScanStatus {
+pub(super) enum GemmaScanStatus {
     /// The object continues.
     Continues,
     /// The object is complete with this character.
@@ -24,7 +24,7 @@ pub(super) enum DelimitedScanStatus {
 }
 
 #[derive(Debug, Clone)]
-enum DelimitedState {
+enum GemmaObjectState {
     /// In a key, or before it.
     Key {
         text: String,
@@ -51,94 +51,94 @@ struct OpenContainer {
 
 /// Translator of one object.
 #[derive(Debug, Clone)]
-pub(super) struct DelimitedObjectParser {
+pub(super) struct GemmaObjectParser {
     delimiter: &'static str,
     scanner: MarkerScanner,
-    state: DelimitedState,
+    state: GemmaObjectState,
     /// Open containers, outermost first.
     open: Vec<OpenContainer>,
 }
 
-impl DelimitedObjectParser {
+impl GemmaObjectParser {
     /// Creates a translator for an object, starting after its `{`; `delimiter` encloses strings.
     pub(super) fn new(delimiter: &'static str, out: &mut dyn FnMut(&str)) -> Self {
         let (scanner, open) = (MarkerScanner::default(), Vec::new());
-        let state = DelimitedState::Next;
+        let state = GemmaObjectState::Next;
         let mut parser = Self { delimiter, scanner, state, open };
         parser.enter(true, out);
         parser
     }
 
     /// Processes the next character and passes the JSON text to `out`.
-    pub(super) fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+    pub(super) fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
         let mut released = String::new();
         let found = self.scanner.push(c, &[self.delimiter], |c| released.push(c));
         for c in released.chars() {
             let status = self.plain(c, out);
-            if status != DelimitedScanStatus::Continues {
+            if status != GemmaScanStatus::Continues {
                 return status;
             }
         }
-        if found.is_some() { self.delimiter(out) } else { DelimitedScanStatus::Continues }
+        if found.is_some() { self.delimiter(out) } else { GemmaScanStatus::Continues }
     }
 
     /// Processes a delimiter.
-    fn delimiter(&mut self, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+    fn delimiter(&mut self, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
         match &mut self.state {
-            DelimitedState::Text => {
+            GemmaObjectState::Text => {
                 out("\"");
-                self.go(DelimitedState::Next)
+                self.go(GemmaObjectState::Next)
             }
-            DelimitedState::Value { .. } => {
+            GemmaObjectState::Value { .. } => {
                 self.member(out);
                 out("\"");
-                self.go(DelimitedState::Text)
+                self.go(GemmaObjectState::Text)
             }
-            DelimitedState::Key { text, is_delimited } if *is_delimited || text.is_empty() => {
+            GemmaObjectState::Key { text, is_delimited } if *is_delimited || text.is_empty() => {
                 *is_delimited = !*is_delimited;
-                DelimitedScanStatus::Continues
+                GemmaScanStatus::Continues
             }
-            _ => DelimitedScanStatus::Invalid,
+            _ => GemmaScanStatus::Invalid,
         }
     }
 
     /// Processes a character that is not part of a delimiter.
-    fn plain(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+    fn plain(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
         match &mut self.state {
-            DelimitedState::Text => escape(c, out),
-            DelimitedState::Key { .. } => return self.key(c, out),
-            DelimitedState::Value { .. } | DelimitedState::Next if c.is_ascii_whitespace() => {}
-            DelimitedState::Value { .. } if matches!(c, '{' | '[') => {
+            GemmaObjectState::Text => escape(c, out),
+            GemmaObjectState::Key { .. } => return self.key(c, out),
+            GemmaObjectState::Value { .. } | GemmaObjectState::Next if c.is_ascii_whitespace() => {}
+            GemmaObjectState::Value { .. } if matches!(c, '{' | '[') => {
                 self.member(out);
                 return self.enter(c == '{', out);
             }
-            DelimitedState::Value { may_close: true } if c == ']' => return self.leave(c, out),
-            DelimitedState::Value { .. } if matches!(c, ',' | '}' | ']' | ':') => {
-                return DelimitedScanStatus::Invalid;
+            GemmaObjectState::Value { may_close: true } if c == ']' => return self.leave(c, out),
+            GemmaObjectState::Value { .. } if matches!(c, ',' | '}' | ']' | ':') => {
+                return GemmaScanStatus::Invalid;
             }
-            DelimitedState::Value { .. } => {
+            GemmaObjectState::Value { .. } => {
                 self.member(out);
-                return self.go(DelimitedState::Word(String::from(c)));
+                return self.go(GemmaObjectState::Word(String::from(c)));
             }
-            DelimitedState::Word(word) if matches!(c, ',' | '}' | ']') => {
+            GemmaObjectState::Word(word) if matches!(c, ',' | '}' | ']') => {
                 out(&word_json(word));
                 return self.next(c, out);
             }
-            DelimitedState::Word(word) => {
+            GemmaObjectState::Word(word) => {
                 word.push(c);
                 if word.len() > WORD_MAX {
-                    return DelimitedScanStatus::Invalid;
+                    return GemmaScanStatus::Invalid;
                 }
             }
-            DelimitedState::Next => return self.next(c, out),
+            GemmaObjectState::Next => return self.next(c, out),
         }
-        DelimitedScanStatus::Continues
+        GemmaScanStatus::Continues
     }
 
     /// Processes a character of a key.
-    fn key(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
-        let DelimitedState::Key { text, is_delimited } = &mut self.state else {
-            return DelimitedScanStatus::Invalid;
+    fn key(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+        let GemmaObjectState::Key { text, is_delimited } = &mut self.state else {
+            return GemmaScanStatus::Invalid;
         };
         match c {
             _ if *is_delimited => text.push(c),
@@ -153,15 +153,15 @@ impl DelimitedObjectParser {
                 out(if has_members { ", " } else { "" });
                 out(&key);
                 out(": ");
-                return self.go(DelimitedState::Value { may_close: false });
+                return self.go(GemmaObjectState::Value { may_close: false });
             }
-            '{' | '}' | '[' | ']' | ',' | '\n' => return DelimitedScanStatus::Invalid,
+            '{' | '}' | '[' | ']' | ',' | '\n' => return GemmaScanStatus::Invalid,
             c => text.push(c),
         }
         if text.len() > NAME_MAX {
-            return DelimitedScanStatus::Invalid;
+            return GemmaScanStatus::Invalid;
         }
-        DelimitedScanStatus::Continues
+        GemmaScanStatus::Continues
     }
 
     /// Begins a list item by writing its comma if needed; object members begin with their keys instead.
@@ -173,9 +173,9 @@ impl DelimitedObjectParser {
         }
     }
 
-    fn enter(&mut self, is_object: bool, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+    fn enter(&mut self, is_object: bool, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
         if self.open.len() == DEPTH_MAX {
-            return DelimitedScanStatus::Invalid;
+            return GemmaScanStatus::Invalid;
         }
         out(if is_object { "{" } else { "[" });
         self.open.push(OpenContainer { is_object, has_members: false });
@@ -183,39 +183,39 @@ impl DelimitedObjectParser {
     }
 
     /// Processes the character after a value.
-    fn next(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+    fn next(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
         let is_object = self.open.last().is_some_and(|open| open.is_object);
         match c {
             ',' => self.go(first_state(is_object)),
             '}' | ']' => self.leave(c, out),
-            _ => DelimitedScanStatus::Invalid,
+            _ => GemmaScanStatus::Invalid,
         }
     }
 
     /// Ends the innermost list or object with the bracket `c`.
-    fn leave(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+    fn leave(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
         match self.open.pop() {
             Some(open) if open.is_object == (c == '}') => out(c.encode_utf8(&mut [0; 4])),
-            _ => return DelimitedScanStatus::Invalid,
+            _ => return GemmaScanStatus::Invalid,
         }
         if self.open.is_empty() {
-            return DelimitedScanStatus::Done;
+            return GemmaScanStatus::Done;
         }
-        self.go(DelimitedState::Next)
+        self.go(GemmaObjectState::Next)
     }
 
-    fn go(&mut self, state: DelimitedState) -> DelimitedScanStatus {
+    fn go(&mut self, state: GemmaObjectState) -> GemmaScanStatus {
         self.state = state;
-        DelimitedScanStatus::Continues
+        GemmaScanStatus::Continues
     }
 }
 
 /// Returns the state at the start of a list or an object, which is also the state after a comma.
-fn first_state(is_object: bool) -> DelimitedState {
+fn first_state(is_object: bool) -> GemmaObjectState {
     if is_object {
-        DelimitedState::Key { text: String::new(), is_delimited: false }
+        GemmaObjectState::Key { text: String::new(), is_delimited: false }
     } else {
-        DelimitedState::Value { may_close: true }
+        GemmaObjectState::Value { may_close: true }
     }
 }
 
@@ -240,11 +240,11 @@ mod tests {
         let mut out = String::new();
         let mut chars = text.chars();
         assert_eq!(chars.next(), Some('{'));
-        let mut parser = DelimitedObjectParser::new("<escape>", &mut |part| out.push_str(part));
+        let mut parser = GemmaObjectParser::new("<escape>", &mut |part| out.push_str(part));
         for c in chars.by_ref() {
             match parser.push(c, &mut |part| out.push_str(part)) {
-                DelimitedScanStatus::Continues => {}
-                DelimitedScanStatus::Done if chars.next().is_none() => {
+                GemmaScanStatus::Continues => {}
+                GemmaScanStatus::Done if chars.next().is_none() => {
                     return Some(
                         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e} {out}")),
                     );

@@ -2,8 +2,8 @@
 //! follow their schemas: free text up to a marker that opens calls, the calls, and free text again.
 
 use super::call_grammar::{
-    CallDelimiters, CallGrammarError, CallGrammarWriter, CallText, SpecialMarkerFn, add_arguments,
-    allows_several, call_text, delimiters,
+    CallDelimiters, CallGrammarError, CallGrammarWriter, CallWrapperText, SpecialMarkerFn,
+    add_arguments, allows_several, call_text, delimiters,
 };
 use super::text_language::regex_literal;
 use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, pythonic};
@@ -118,10 +118,10 @@ impl FreeCallGrammar<'_> {
     /// Returns the Lark expression of the calls after an opening marker.
     fn calls(&mut self, at: usize, opening: &CallOpening) -> String {
         let CallOpening { marker, delimiters, is_list, .. } = opening;
-        let texts: Vec<CallText> =
+        let texts: Vec<CallWrapperText> =
             self.tools.iter().map(|tool| self.call_text(&tool.name, opening)).collect();
         let written = |open: &str, read: &str| {
-            let one = |(index, text): (usize, &CallText)| {
+            let one = |(index, text): (usize, &CallWrapperText)| {
                 text.written(open, read, &format!("args_{index}"), &self.writer)
             };
             texts.iter().enumerate().map(one).collect::<Vec<_>>().join(" | ")
@@ -138,7 +138,7 @@ impl FreeCallGrammar<'_> {
         format!("first_{at} {more} {close}")
     }
 
-    fn call_text(&self, name: &str, opening: &CallOpening) -> CallText {
+    fn call_text(&self, name: &str, opening: &CallOpening) -> CallWrapperText {
         match self.syntax.tags().filter(|_| opening.is_bare) {
             Some(tags) => {
                 let tags = super::tag_syntax::TagSyntax { wraps_each_call: false, ..*tags };

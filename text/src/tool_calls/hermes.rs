@@ -6,7 +6,7 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallObjectParser, CallParseStatus};
-use super::marked_text::MarkedText;
+use super::marked_text::ContentMarkerScanner;
 use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const OPEN: &str = "<tool_call>";
@@ -30,13 +30,13 @@ pub(super) const GRANITE_20B: HermesMarkers = HermesMarkers { markers: &[FUNCTIO
 #[derive(Debug, Clone)]
 pub(super) struct HermesToolParser {
     markers: &'static [&'static str],
-    text: MarkedText,
+    text: ContentMarkerScanner,
     call: Option<CallObjectParser>,
 }
 
 impl HermesToolParser {
     pub(super) fn new(markers: &HermesMarkers) -> Self {
-        Self { markers: markers.markers, text: MarkedText::default(), call: None }
+        Self { markers: markers.markers, text: ContentMarkerScanner::default(), call: None }
     }
 
     pub(super) fn push(

@@ -6,16 +6,16 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_list::CallListParser;
-use super::call_object::{CallParseStatus, FunctionNames};
+use super::call_object::{AllowedFunctionNames, CallParseStatus};
 use super::hermes;
 use super::json_scanner::is_space;
-use super::marked_text::MarkedText;
+use super::marked_text::ContentMarkerScanner;
 use crate::output_pieces::OutputPieceWriter;
 
 /// Markers around the array of one model family. If `allows_bare`, an array at the beginning of an output
 /// needs no marker, but its function names must be known.
 #[derive(Debug)]
-pub(super) struct ListSyntax {
+pub(super) struct JsonListSyntax {
     pub openers: &'static [&'static str],
     pub closers: &'static [&'static str],
     pub allows_bare: bool,
@@ -23,21 +23,21 @@ pub(super) struct ListSyntax {
     pub label: &'static str,
 }
 
-pub(super) static GRANITE: ListSyntax = ListSyntax {
+pub(super) static GRANITE: JsonListSyntax = JsonListSyntax {
     openers: &["<|tool_call|>", hermes::OPEN],
     closers: &[hermes::CLOSE],
     allows_bare: true,
     label: "",
 };
 
-pub(super) static PHI4_MINI: ListSyntax = ListSyntax {
+pub(super) static PHI4_MINI: JsonListSyntax = JsonListSyntax {
     openers: &["functools", "<|tool_call|>"],
     closers: &["<|/tool_call|>"],
     allows_bare: false,
     label: "",
 };
 
-pub(super) static XLAM: ListSyntax = ListSyntax {
+pub(super) static XLAM: JsonListSyntax = JsonListSyntax {
     openers: &["```", hermes::OPEN],
     closers: &["```", hermes::CLOSE],
     allows_bare: true,
@@ -45,7 +45,7 @@ pub(super) static XLAM: ListSyntax = ListSyntax {
 };
 
 #[derive(Debug, Clone)]
-enum ListParserState {
+enum JsonListParserState {
     /// The output is only whitespace so far.
     Start,
     Text,
@@ -58,24 +58,24 @@ enum ListParserState {
 
 /// Parser of tool calls that are a JSON array.
 #[derive(Debug, Clone)]
-pub(super) struct ListToolParser {
-    syntax: &'static ListSyntax,
-    names: FunctionNames,
+pub(super) struct JsonListToolParser {
+    syntax: &'static JsonListSyntax,
+    names: AllowedFunctionNames,
     markers: Vec<&'static str>,
-    text: MarkedText,
-    state: ListParserState,
+    text: ContentMarkerScanner,
+    state: JsonListParserState,
 }
 
-impl ListToolParser {
+impl JsonListToolParser {
     /// Creates a parser; `names` are the known functions.
-    pub(super) fn new(syntax: &'static ListSyntax, names: FunctionNames) -> Self {
+    pub(super) fn new(syntax: &'static JsonListSyntax, names: AllowedFunctionNames) -> Self {
         let closers = syntax.closers.iter().filter(|closer| !syntax.openers.contains(closer));
         Self {
             syntax,
             names,
             markers: syntax.openers.iter().chain(closers).copied().collect(),
-            text: MarkedText::default(),
-            state: ListParserState::Start,
+            text: ContentMarkerScanner::default(),
+            state: JsonListParserState::Start,
         }
     }
 
@@ -86,8 +86,10 @@ impl ListToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         let step = match &mut self.state {
-            ListParserState::Start | ListParserState::Text => return self.text(c, emitter, out),
-            ListParserState::Lead { label } => match label.strip_prefix(c) {
+            JsonListParserState::Start | JsonListParserState::Text => {
+                return self.text(c, emitter, out);
+            }
+            JsonListParserState::Lead { label } => match label.strip_prefix(c) {
                 Some(rest) => {
                     *label = rest;
                     CallParseStatus::Continues
@@ -95,13 +97,13 @@ impl ListToolParser {
                 None if is_space(c) => CallParseStatus::Continues,
                 None => self.list(c, emitter, out),
             },
-            ListParserState::List(list) => list.push(c, emitter, out),
+            JsonListParserState::List(list) => list.push(c, emitter, out),
         };
-        if matches!(&self.state, ListParserState::List(list) if list.is_complete()) {
-            (self.state, self.text.closing) = (ListParserState::Text, true);
+        if matches!(&self.state, JsonListParserState::List(list) if list.is_complete()) {
+            (self.state, self.text.closing) = (JsonListParserState::Text, true);
         }
         if !self.text.apply_step(c, step, emitter, out) {
-            self.state = ListParserState::Text;
+            self.state = JsonListParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -112,25 +114,25 @@ impl ListToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         match &self.state {
-            ListParserState::Start | ListParserState::Text => {
+            JsonListParserState::Start | JsonListParserState::Text => {
                 self.text.finish(emitter, out);
             }
-            ListParserState::List(list) if list.is_after_object() => {}
+            JsonListParserState::List(list) if list.is_after_object() => {}
             _ => self.text.reject_call(out.bytes_read, emitter, out),
         }
     }
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        if matches!(self.state, ListParserState::Start) && self.text.scanner.is_empty() {
+        if matches!(self.state, JsonListParserState::Start) && self.text.scanner.is_empty() {
             if c == '[' && self.syntax.allows_bare {
                 self.text.unparsed.open("[", emitter, out);
                 let mut list = CallListParser::new(self.names.clone(), self.text.unparsed.from);
                 list.push(c, emitter, out);
-                self.state = ListParserState::List(list);
+                self.state = JsonListParserState::List(list);
                 return;
             }
             if !is_space(c) {
-                self.state = ListParserState::Text;
+                self.state = JsonListParserState::Text;
             }
         }
         let found = self.text.push(c, &self.markers, emitter, out);
@@ -143,7 +145,7 @@ impl ListToolParser {
             emitter.drop_space();
         } else if found < self.syntax.openers.len() {
             self.text.open(marker, emitter, out);
-            self.state = ListParserState::Lead { label: self.syntax.label };
+            self.state = JsonListParserState::Lead { label: self.syntax.label };
         } else {
             marker.chars().for_each(|c| emitter.content(c, out));
         }
@@ -160,7 +162,7 @@ impl ListToolParser {
         let names = self.names.clone().filter(|_| self.syntax.label == "json");
         let mut list = CallListParser::new(names, self.text.unparsed.from);
         let step = list.push(c, emitter, out);
-        self.state = ListParserState::List(list);
+        self.state = JsonListParserState::List(list);
         step
     }
 }

@@ -8,7 +8,7 @@
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
-use super::marked_text::MarkedText;
+use super::marked_text::ContentMarkerScanner;
 use crate::output_pieces::OutputPieceWriter;
 
 /// Text that opens the arguments of a fenced call.
@@ -30,7 +30,7 @@ pub(super) enum CallHeadForm {
 
 /// Markers of one model family.
 #[derive(Debug)]
-pub(super) struct SectionSyntax {
+pub(super) struct DeepSeekKimiSyntax {
     /// Marker before all calls, which models may omit.
     pub section_open: &'static str,
     pub section_close: &'static str,
@@ -43,7 +43,7 @@ pub(super) struct SectionSyntax {
     pub between: &'static str,
 }
 
-pub(super) static DEEPSEEK_V3: SectionSyntax = SectionSyntax {
+pub(super) static DEEPSEEK_V3: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
     section_open: "<｜tool▁calls▁begin｜>",
     section_close: "<｜tool▁calls▁end｜>",
     call_open: "<｜tool▁call▁begin｜>",
@@ -53,10 +53,10 @@ pub(super) static DEEPSEEK_V3: SectionSyntax = SectionSyntax {
     between: "\n",
 };
 
-pub(super) static DEEPSEEK_V31: SectionSyntax =
-    SectionSyntax { head: CallHeadForm::Name, between: "", ..DEEPSEEK_V3 };
+pub(super) static DEEPSEEK_V31: DeepSeekKimiSyntax =
+    DeepSeekKimiSyntax { head: CallHeadForm::Name, between: "", ..DEEPSEEK_V3 };
 
-pub(super) static KIMI_K2: SectionSyntax = SectionSyntax {
+pub(super) static KIMI_K2: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
     section_open: "<|tool_calls_section_begin|>",
     section_close: "<|tool_calls_section_end|>",
     call_open: "<|tool_call_begin|>",
@@ -67,7 +67,7 @@ pub(super) static KIMI_K2: SectionSyntax = SectionSyntax {
 };
 
 #[derive(Debug, Clone, Default)]
-enum SectionParserState {
+enum DeepSeekKimiParserState {
     #[default]
     Text,
     /// Text before the separator.
@@ -79,18 +79,23 @@ enum SectionParserState {
 
 /// Parser of tool calls with a name before their JSON.
 #[derive(Debug, Clone)]
-pub(super) struct SectionToolParser {
-    syntax: &'static SectionSyntax,
-    text: MarkedText,
-    state: SectionParserState,
+pub(super) struct DeepSeekKimiToolParser {
+    syntax: &'static DeepSeekKimiSyntax,
+    text: ContentMarkerScanner,
+    state: DeepSeekKimiParserState,
     /// Number of closing markers of the last call that have been read or skipped: those of its code fence, of
     /// the call and of the section, in this order.
     closed: usize,
 }
 
-impl SectionToolParser {
-    pub(super) fn new(syntax: &'static SectionSyntax) -> Self {
-        Self { syntax, text: MarkedText::default(), state: SectionParserState::Text, closed: 0 }
+impl DeepSeekKimiToolParser {
+    pub(super) fn new(syntax: &'static DeepSeekKimiSyntax) -> Self {
+        Self {
+            syntax,
+            text: ContentMarkerScanner::default(),
+            state: DeepSeekKimiParserState::Text,
+            closed: 0,
+        }
     }
 
     pub(super) fn push(
@@ -100,15 +105,17 @@ impl SectionToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) {
         let step = match &mut self.state {
-            SectionParserState::Text => return self.text(c, emitter, out),
-            SectionParserState::Head(_) | SectionParserState::Name(_) => self.head(c, emitter, out),
-            SectionParserState::Arguments(arguments) => arguments.push(c, emitter, out),
+            DeepSeekKimiParserState::Text => return self.text(c, emitter, out),
+            DeepSeekKimiParserState::Head(_) | DeepSeekKimiParserState::Name(_) => {
+                self.head(c, emitter, out)
+            }
+            DeepSeekKimiParserState::Arguments(arguments) => arguments.push(c, emitter, out),
         };
         if step == CallParseStatus::Done {
-            (self.state, self.closed) = (SectionParserState::Text, 0);
+            (self.state, self.closed) = (DeepSeekKimiParserState::Text, 0);
         }
         if !self.text.apply_step(c, step, emitter, out) {
-            self.state = SectionParserState::Text;
+            self.state = DeepSeekKimiParserState::Text;
             self.text(c, emitter, out);
         }
     }
@@ -118,7 +125,7 @@ impl SectionToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        if matches!(self.state, SectionParserState::Text) {
+        if matches!(self.state, DeepSeekKimiParserState::Text) {
             // An opening marker that is not followed by a call is content.
             self.text.unparsed.release(emitter, out);
             self.text.finish(emitter, out);
@@ -138,7 +145,7 @@ impl SectionToolParser {
         ];
         let fenced = syntax.head == CallHeadForm::Type && emitter.is_after_call();
         let markers = if fenced { &markers[..] } else { &markers[..4] };
-        let MarkedText { scanner, unparsed, .. } = &mut self.text;
+        let ContentMarkerScanner { scanner, unparsed, .. } = &mut self.text;
         let found = scanner.push(c, markers, |c| {
             if is_space(c) && !unparsed.is_empty() && !unparsed.is_full() {
                 return unparsed.push(c);
@@ -149,7 +156,7 @@ impl SectionToolParser {
         match found {
             Some(0) => {
                 self.text.unparsed.open(syntax.call_open, emitter, out);
-                self.state = SectionParserState::Head(String::new());
+                self.state = DeepSeekKimiParserState::Head(String::new());
             }
             Some(1) => self.text.unparsed.open(syntax.section_open, emitter, out),
             Some(2) => self.close(3, syntax.section_close, emitter, out),
@@ -184,10 +191,10 @@ impl SectionToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let (text, end, is_name) = match &mut self.state {
-            SectionParserState::Head(text) => {
+            DeepSeekKimiParserState::Head(text) => {
                 (text, self.syntax.separator, self.syntax.head != CallHeadForm::Type)
             }
-            SectionParserState::Name(text) => (text, FENCE, true),
+            DeepSeekKimiParserState::Name(text) => (text, FENCE, true),
             _ => return CallParseStatus::Invalid,
         };
         let found = self.text.scanner.push(c, &[end], |c| text.push(c));
@@ -201,7 +208,7 @@ impl SectionToolParser {
         if is_name {
             return self.begin(&text, emitter, out);
         }
-        self.state = SectionParserState::Name(String::new());
+        self.state = DeepSeekKimiParserState::Name(String::new());
         CallParseStatus::Continues
     }
 
@@ -222,7 +229,7 @@ impl SectionToolParser {
             return CallParseStatus::Invalid;
         }
         emitter.begin(name, self.text.unparsed.from, out);
-        self.state = SectionParserState::Arguments(CallArgumentsParser::default());
+        self.state = DeepSeekKimiParserState::Arguments(CallArgumentsParser::default());
         CallParseStatus::Continues
     }
 }

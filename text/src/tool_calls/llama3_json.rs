@@ -5,7 +5,7 @@
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{CallObjectParser, CallParseStatus, FunctionNames};
+use super::call_object::{AllowedFunctionNames, CallObjectParser, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedCallText;
@@ -28,14 +28,14 @@ enum LlamaParserState {
 /// Parser of tool calls in Llama's syntax.
 #[derive(Debug, Clone)]
 pub(super) struct LlamaToolParser {
-    names: FunctionNames,
+    names: AllowedFunctionNames,
     state: LlamaParserState,
     scanner: MarkerScanner,
     unparsed: UnparsedCallText,
 }
 
 impl LlamaToolParser {
-    pub(super) fn new(names: FunctionNames) -> Self {
+    pub(super) fn new(names: AllowedFunctionNames) -> Self {
         let state = LlamaParserState::Start { tagged: false };
         Self {
             names,

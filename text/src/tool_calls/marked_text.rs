@@ -9,7 +9,7 @@ use crate::output_pieces::OutputPieceWriter;
 
 /// State of the text outside of calls.
 #[derive(Debug, Clone, Default)]
-pub(super) struct MarkedText {
+pub(super) struct ContentMarkerScanner {
     /// Scanner of the markers, including the markers inside a call.
     pub scanner: MarkerScanner,
     /// Text held back of a call that has not begun to be emitted.
@@ -18,7 +18,7 @@ pub(super) struct MarkedText {
     pub closing: bool,
 }
 
-impl MarkedText {
+impl ContentMarkerScanner {
     /// Processes a character outside of calls: emits content, or returns the index of the marker that the character
     /// completes.
     pub(super) fn push(

@@ -7,7 +7,7 @@ use super::call_emitter::ToolCallEmitter;
 use super::call_list::CallListParser;
 use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
-use super::marked_text::MarkedText;
+use super::marked_text::ContentMarkerScanner;
 use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
@@ -33,7 +33,7 @@ enum MistralParserState {
 /// Parser of tool calls in Mistral's syntax.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MistralToolParser {
-    text: MarkedText,
+    text: ContentMarkerScanner,
     state: MistralParserState,
 }
 

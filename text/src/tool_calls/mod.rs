@@ -45,10 +45,10 @@ use super::output_pieces::OutputPieceWriter;
 use call_emitter::ToolCallEmitter;
 pub use call_grammar::CallGrammarError;
 pub use closed_arguments::closed_arguments;
-use delimited_calls::DelimitedToolParser;
+use delimited_calls::GemmaToolParser;
 use hermes::HermesToolParser;
-use json_lists::{GRANITE, ListToolParser, PHI4_MINI, XLAM};
-use json_sections::SectionToolParser;
+use json_lists::{GRANITE, JsonListToolParser, PHI4_MINI, XLAM};
+use json_sections::DeepSeekKimiToolParser;
 use llama3_json::LlamaToolParser;
 pub(super) use marker_scanner::MarkerScanner;
 use mistral::MistralToolParser;
@@ -97,13 +97,13 @@ impl CallEnforcement {
 #[derive(Debug, Clone)]
 enum FamilyToolParser {
     Hermes(HermesToolParser),
-    Delimited(DelimitedToolParser),
+    Delimited(GemmaToolParser),
     Tagged(Box<TaggedToolParser>),
     Llama(LlamaToolParser),
-    List(ListToolParser),
+    List(JsonListToolParser),
     Mistral(MistralToolParser),
     Pythonic(PythonicToolParser),
-    Section(SectionToolParser),
+    Section(DeepSeekKimiToolParser),
 }
 
 impl FamilyToolParser {
@@ -117,10 +117,10 @@ impl FamilyToolParser {
             )));
         }
         if let Some(section) = syntax.section() {
-            return Self::Section(SectionToolParser::new(section));
+            return Self::Section(DeepSeekKimiToolParser::new(section));
         }
         if let Some(delimited) = syntax.delimited() {
-            return Self::Delimited(DelimitedToolParser::new(delimited));
+            return Self::Delimited(GemmaToolParser::new(delimited));
         }
         let names = || Some(tools.iter().map(|tool| tool.name.clone()).collect());
         match syntax {
@@ -129,9 +129,9 @@ impl FamilyToolParser {
             ToolCallSyntax::Pythonic => Self::Pythonic(PythonicToolParser::new(names(), false)),
             ToolCallSyntax::ToolCode => Self::Pythonic(PythonicToolParser::new(names(), true)),
             ToolCallSyntax::Granite20b => Self::Hermes(HermesToolParser::new(&hermes::GRANITE_20B)),
-            ToolCallSyntax::Granite => Self::List(ListToolParser::new(&GRANITE, names())),
-            ToolCallSyntax::Phi4Mini => Self::List(ListToolParser::new(&PHI4_MINI, names())),
-            ToolCallSyntax::Xlam => Self::List(ListToolParser::new(&XLAM, names())),
+            ToolCallSyntax::Granite => Self::List(JsonListToolParser::new(&GRANITE, names())),
+            ToolCallSyntax::Phi4Mini => Self::List(JsonListToolParser::new(&PHI4_MINI, names())),
+            ToolCallSyntax::Xlam => Self::List(JsonListToolParser::new(&XLAM, names())),
             _ => Self::Hermes(HermesToolParser::new(&hermes::HERMES)),
         }
     }

@@ -4,7 +4,7 @@ use super::json_escape::escape;
 
 /// Translator of one string literal, whose opening quote has been read.
 #[derive(Debug, Clone)]
-pub(super) struct PythonTextParser {
+pub(super) struct PythonStringParser {
     quote: char,
     escape: PythonEscape,
     /// Leading surrogate that has been read; the trailing surrogate must follow.
@@ -28,7 +28,7 @@ enum PythonEscape {
     },
 }
 
-impl PythonTextParser {
+impl PythonStringParser {
     /// Creates a translator that starts after the opening quote `quote`.
     pub(super) fn new(quote: char) -> Self {
         Self { quote, escape: PythonEscape::None, high: None }

@@ -1,7 +1,7 @@
 //! Translates one Python literal to JSON character by character: strings, numbers, `True`, `False`, `None`,
 //! lists and dictionaries with string keys. JSON's own spelling of these values is accepted too.
 
-use super::python_text::PythonTextParser;
+use super::python_text::PythonStringParser;
 use super::schema_types::is_json;
 
 /// Maximum nesting depth of lists and dictionaries, as in `serde_json`.
@@ -34,7 +34,7 @@ enum PythonValueState {
     /// After a value in a list or dictionary: a comma or the closing bracket must follow.
     Next,
     Text {
-        text: PythonTextParser,
+        text: PythonStringParser,
         is_key: bool,
     },
     Word(String),
@@ -147,7 +147,7 @@ impl PythonValueParser {
     /// Begins a string with the quote `quote`.
     fn text(&mut self, quote: char, is_key: bool, out: &mut dyn FnMut(&str)) -> PythonScanStatus {
         out("\"");
-        self.go(PythonValueState::Text { text: PythonTextParser::new(quote), is_key })
+        self.go(PythonValueState::Text { text: PythonStringParser::new(quote), is_key })
     }
 
     /// Emits the comma before a member of the innermost container, unless it is the first one.

@@ -7,7 +7,7 @@
 //!   writes it where the system prompt asks for it. Source: Google's guides to function calling with Gemma 3.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{CallParseStatus, FunctionNames};
+use super::call_object::{AllowedFunctionNames, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::python_value::{PythonScanStatus, PythonValueParser};
@@ -55,7 +55,7 @@ enum PythonicState {
 /// Parser of tool calls in Python's syntax.
 #[derive(Debug, Clone)]
 pub(super) struct PythonicToolParser {
-    names: FunctionNames,
+    names: AllowedFunctionNames,
     /// Whether calls are written one per line in a fence.
     in_fence: bool,
     state: PythonicState,
@@ -72,7 +72,7 @@ pub(super) struct PythonicToolParser {
 impl PythonicToolParser {
     /// Creates a parser of calls in a list, or, with `in_fence`, of calls written one per line in a fence.
     /// `names` are the known functions.
-    pub(super) fn new(names: FunctionNames, in_fence: bool) -> Self {
+    pub(super) fn new(names: AllowedFunctionNames, in_fence: bool) -> Self {
         Self {
             names,
             in_fence,

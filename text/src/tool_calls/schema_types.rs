@@ -19,7 +19,7 @@ const VALUES_VISITED_MAX: usize = 128;
 
 /// Set of JSON types that a schema allows for a value. A number without a fraction is an integer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SchemaTypes(u8);
+pub(super) struct JsonTypeSet(u8);
 
 const TEXT: u8 = 1;
 const INTEGER: u8 = 2;
@@ -45,7 +45,7 @@ const KEYWORD_TYPES: &[(&str, u8)] = &[
     ("maxLength", TEXT),
 ];
 
-impl SchemaTypes {
+impl JsonTypeSet {
     /// Returns the set that contains strings only.
     pub(super) fn text() -> Self {
         Self(TEXT)
@@ -250,7 +250,7 @@ fn value_type(value: &Json) -> u8 {
 pub(super) struct ArgumentTypeCache {
     tools: Arc<[ToolDefinition]>,
     /// Types by tool index and argument name.
-    by_member: HashMap<usize, HashMap<String, SchemaTypes>>,
+    by_member: HashMap<usize, HashMap<String, JsonTypeSet>>,
 }
 
 /// Maximum number of arguments of one tool whose types are cached.
@@ -267,13 +267,13 @@ impl ArgumentTypeCache {
     }
 
     /// Returns the types of argument `key` of a tool; all arguments of an unknown function are strings.
-    pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> SchemaTypes {
-        let Some(index) = tool else { return SchemaTypes::text() };
+    pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> JsonTypeSet {
+        let Some(index) = tool else { return JsonTypeSet::text() };
         let cache = self.by_member.entry(index).or_default();
         if let Some(types) = cache.get(key) {
             return *types;
         }
-        let types = SchemaTypes::of(&self.tools[index].parameters, key);
+        let types = JsonTypeSet::of(&self.tools[index].parameters, key);
         if cache.len() < CACHED_MAX {
             cache.insert(key.to_owned(), types);
         }

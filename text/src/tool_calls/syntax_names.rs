@@ -1,7 +1,7 @@
 //! Tool call syntaxes of the model families, with their command-line names.
 
-use super::delimited_calls::{DelimitedSyntax, FUNCTION_GEMMA, GEMMA4};
-use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, SectionSyntax};
+use super::delimited_calls::{FUNCTION_GEMMA, GEMMA4, GemmaCallSyntax};
+use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimiSyntax, KIMI_K2};
 use super::tag_syntax::{DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagSyntax};
 use super::{ToolDefinition, call_grammar, free_grammar, hermes, llama3_json, mistral, pythonic};
 use crate::tokenizer::Tokenizer;
@@ -132,8 +132,13 @@ impl ToolCallSyntax {
             return tags.special.to_vec();
         }
         if let Some(section) = self.section() {
-            let SectionSyntax {
-                section_open, section_close, call_open, call_close, separator, ..
+            let DeepSeekKimiSyntax {
+                section_open,
+                section_close,
+                call_open,
+                call_close,
+                separator,
+                ..
             } = *section;
             return vec![section_open, section_close, call_open, call_close, separator];
         }
@@ -217,7 +222,7 @@ impl ToolCallSyntax {
     }
 
     /// Returns the markers of a syntax with delimiters around strings.
-    pub(super) fn delimited(self) -> Option<&'static DelimitedSyntax> {
+    pub(super) fn delimited(self) -> Option<&'static GemmaCallSyntax> {
         match self {
             Self::FunctionGemma => Some(&FUNCTION_GEMMA),
             Self::Gemma4 => Some(&GEMMA4),
@@ -226,7 +231,7 @@ impl ToolCallSyntax {
     }
 
     /// Returns the markers of a syntax that writes the function name before JSON.
-    pub(super) fn section(self) -> Option<&'static SectionSyntax> {
+    pub(super) fn section(self) -> Option<&'static DeepSeekKimiSyntax> {
         match self {
             Self::DeepSeekV3 => Some(&DEEPSEEK_V3),
             Self::DeepSeekV31 => Some(&DEEPSEEK_V31),

@@ -4,13 +4,15 @@
 //! A string is written as plain text. It must not contain a text that ends the value. If the schema also
 //! allows other types, the string must not look like a value of one of those types.
 
-use super::call_grammar::{CallGrammarError, CallGrammarWriter, CallText, ValueEndText};
+use super::call_grammar::{
+    CallGrammarError, CallGrammarWriter, CallWrapperText, SpecialTokenSplit,
+};
 use super::call_parameters::{CallParameter, call_variants};
 use super::schema_refs::extracted;
-use super::schema_types::SchemaTypes;
-use super::tag_syntax::{TagSyntax, ValueForm};
+use super::schema_types::JsonTypeSet;
+use super::tag_syntax::{TagSyntax, ValueConversion};
 use super::tagged_calls::NAME_MAX;
-use super::text_language::{SchemaTextTerminals, accepts_constant, intersection, regex_literal};
+use super::text_language::{SchemaTerminalBuilder, accepts_constant, intersection, regex_literal};
 use super::tool_definition::ToolDefinition;
 use grammar::lark_text::literal;
 use serde_json::{Value, json};
@@ -54,7 +56,7 @@ pub(super) fn tagged_parameters(
 }
 
 /// Returns the text of a call before and after its parameters.
-pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallText {
+pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallWrapperText {
     let TagSyntax { call, line_break, .. } = syntax;
     let wrapper = syntax.wrapper.filter(|_| syntax.wraps_each_call);
     // If the name is ended only by a line break or by another tag, `name_end` is empty after trimming.
@@ -65,12 +67,12 @@ pub(super) fn call_tags(syntax: &TagSyntax, name: &str) -> CallText {
         head.insert_str(0, &format!("{}{line_break}", tags.open));
         tail = format!("{tail}{line_break}{}", tags.close);
     }
-    CallText { head, infix: String::new(), tail }
+    CallWrapperText { head, infix: String::new(), tail }
 }
 
 /// Builds the right-hand side of a rule that accepts any parameters.
 pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut CallGrammarWriter<'_>) -> String {
-    let ValueEndText { plain, rest } = writer.split(syntax.key_end);
+    let SpecialTokenSplit { plain, rest } = writer.split(syntax.key_end);
     writer.rule("ANY_KEY", &format!("/[^<>\"\\n]{{1,64}}/ {}", literal(&plain)));
     let line_break = if syntax.wraps_values { "\n" } else { "" };
     let gap = syntax.value_gap;
@@ -114,12 +116,14 @@ impl TaggedParameter<'_> {
         let syntax = self.syntax;
         let key = &self.parameter.key;
         let head = format!("{}{key}{}{}", syntax.parameter_open, syntax.key_end, syntax.value_gap);
-        let types = SchemaTypes::of(&self.tool.parameters, key);
+        let types = JsonTypeSet::of(&self.tool.parameters, key);
         let opening = |form| syntax.value_openings.iter().find(|opening| opening.form == form);
         let mut alternatives = Vec::new();
-        if let (Some(text), Some(json)) = (opening(ValueForm::Text), opening(ValueForm::Json)) {
+        if let (Some(text), Some(json)) =
+            (opening(ValueConversion::Text), opening(ValueConversion::Json))
+        {
             // In this syntax, the tag itself states whether the value is a string.
-            if let Some(value) = self.text_value(SchemaTypes::text(), types, writer)? {
+            if let Some(value) = self.text_value(JsonTypeSet::text(), types, writer)? {
                 alternatives
                     .push(format!("{} {value}", writer.text(&format!("{head}{}", text.text))));
             }
@@ -154,15 +158,15 @@ impl TaggedParameter<'_> {
     /// `null`. Returns the Lark expression of the value; `None` if no string is allowed.
     fn text_value(
         &self,
-        types: SchemaTypes,
-        allowed: SchemaTypes,
+        types: JsonTypeSet,
+        allowed: JsonTypeSet,
         writer: &mut CallGrammarWriter<'_>,
     ) -> Result<Option<String>, CallGrammarError> {
         if !allowed.allows_text() {
             return Ok(None);
         }
         let (root, schema) = (&self.tool.parameters, &self.parameter.schema);
-        let language = SchemaTextTerminals::new(root).of(schema).map_err(|keyword| {
+        let language = SchemaTerminalBuilder::new(root).of(schema).map_err(|keyword| {
             CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
         })?;
         let mut alternatives = Vec::new();
@@ -180,7 +184,7 @@ impl TaggedParameter<'_> {
         if alternatives.is_empty() {
             return Ok(None);
         }
-        let ValueEndText { plain, rest } = writer.split(&self.end());
+        let SpecialTokenSplit { plain, rest } = writer.split(&self.end());
         let terminal = self.rule.to_uppercase();
         let body = alternatives.join(" | ");
         if plain.is_empty() {
@@ -198,7 +202,7 @@ impl TaggedParameter<'_> {
     fn json_value(
         &self,
         names: &[&'static str],
-        types: SchemaTypes,
+        types: JsonTypeSet,
         writer: &mut CallGrammarWriter<'_>,
     ) -> Option<String> {
         if names.is_empty() {
@@ -222,7 +226,7 @@ impl TaggedParameter<'_> {
 }
 
 /// Returns the terminals of all texts that the output parser would convert to a non-string type.
-fn other_types(types: SchemaTypes) -> Vec<&'static str> {
+fn other_types(types: JsonTypeSet) -> Vec<&'static str> {
     let mut terminals = Vec::new();
     if types.allows_null() {
         terminals.push("/(?i:\\s*(?:null|none)\\s*)/");

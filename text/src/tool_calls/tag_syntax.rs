@@ -14,7 +14,7 @@ pub(super) struct TagPair {
 
 /// Conversion of the text of a value to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ValueForm {
+pub(super) enum ValueConversion {
     /// Converted to the type of the parameter in the tool's schema.
     Typed,
     /// As a string.
@@ -27,7 +27,7 @@ pub(super) enum ValueForm {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ValueOpening {
     pub text: &'static str,
-    pub form: ValueForm,
+    pub form: ValueConversion,
 }
 
 /// Tags of one model family.
@@ -114,9 +114,9 @@ pub(super) static DEEPSEEK_V32: TagSyntax = TagSyntax {
     parameter_open: "<｜DSML｜parameter name=\"",
     key_end: "\"",
     value_openings: &[
-        ValueOpening { text: "string=\"true\">", form: ValueForm::Text },
-        ValueOpening { text: "string=\"false\">", form: ValueForm::Json },
-        ValueOpening { text: ">", form: ValueForm::Typed },
+        ValueOpening { text: "string=\"true\">", form: ValueConversion::Text },
+        ValueOpening { text: "string=\"false\">", form: ValueConversion::Json },
+        ValueOpening { text: ">", form: ValueConversion::Typed },
     ],
     value_ends: &["</｜DSML｜parameter>"],
     wraps_values: false,
@@ -134,7 +134,7 @@ pub(super) static GLM45: TagSyntax = TagSyntax {
     name_ends: &["\n", "<arg_key>", hermes::CLOSE],
     parameter_open: "<arg_key>",
     key_end: "</arg_key>",
-    value_openings: &[ValueOpening { text: "<arg_value>", form: ValueForm::Typed }],
+    value_openings: &[ValueOpening { text: "<arg_value>", form: ValueConversion::Typed }],
     value_ends: &["</arg_value>"],
     wraps_values: false,
     wraps_each_call: false,

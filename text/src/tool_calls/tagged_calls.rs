@@ -4,9 +4,9 @@ use super::CallEnforcement;
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallParseStatus;
 use super::json_scanner::is_space;
-use super::marked_text::MarkedText;
-use super::schema_types::{ArgumentTypeCache, SchemaTypes, quoted};
-use super::tag_syntax::{TagSyntax, ValueForm};
+use super::marked_text::ContentMarkerScanner;
+use super::schema_types::{ArgumentTypeCache, JsonTypeSet, quoted};
+use super::tag_syntax::{TagSyntax, ValueConversion};
 use super::tool_definition::ToolDefinition;
 use super::value_text::ArgumentValueParser;
 use crate::output_pieces::OutputPieceWriter;
@@ -43,7 +43,7 @@ pub(super) struct TaggedToolParser {
     text_markers: Vec<&'static str>,
     /// Texts that may open a value.
     value_markers: Vec<&'static str>,
-    text: MarkedText,
+    text: ContentMarkerScanner,
     state: TaggedParserState,
     /// Index of the called tool; `None` = no tool has this name.
     tool: Option<usize>,
@@ -66,7 +66,7 @@ impl TaggedToolParser {
             is_enforced,
             text_markers,
             value_markers: syntax.value_openings.iter().map(|opening| opening.text).collect(),
-            text: MarkedText::default(),
+            text: ContentMarkerScanner::default(),
             state: TaggedParserState::Text,
             tool: None,
             has_parameters: false,
@@ -222,7 +222,7 @@ impl TaggedToolParser {
 
     fn key(&mut self, key: String, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if self.value_markers.is_empty() {
-            self.value(&key, ValueForm::Typed, emitter, out);
+            self.value(&key, ValueConversion::Typed, emitter, out);
         } else {
             self.state = TaggedParserState::Opening(key);
         }
@@ -232,7 +232,7 @@ impl TaggedToolParser {
     fn value(
         &mut self,
         key: &str,
-        form: ValueForm,
+        form: ValueConversion,
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
@@ -242,9 +242,9 @@ impl TaggedToolParser {
         emitter.arguments(&quoted(key), out);
         emitter.arguments(": ", out);
         let types = match form {
-            ValueForm::Typed => self.schemas.types(self.tool, key),
-            ValueForm::Text => SchemaTypes::text(),
-            ValueForm::Json => SchemaTypes::json(),
+            ValueConversion::Typed => self.schemas.types(self.tool, key),
+            ValueConversion::Text => JsonTypeSet::text(),
+            ValueConversion::Json => JsonTypeSet::json(),
         };
         let is_exact = self.tool.is_some_and(|tool| self.is_enforced[tool]);
         let value = ArgumentValueParser::new(types, self.syntax.wraps_values, is_exact);

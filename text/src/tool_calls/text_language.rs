@@ -13,12 +13,12 @@ const LONG_KEYWORDS: &[&str] = &["oneOf", "anyOf", "allOf", "enum", "const", "pa
 const ANY: &str = "/(?s:.*)/";
 
 /// Builds terminals for the parts of one schema.
-pub(super) struct SchemaTextTerminals<'a> {
+pub(super) struct SchemaTerminalBuilder<'a> {
     root: &'a Value,
     left: u32,
 }
 
-impl<'a> SchemaTextTerminals<'a> {
+impl<'a> SchemaTerminalBuilder<'a> {
     /// Creates a builder for parts of the schema `root`.
     pub(super) fn new(root: &'a Value) -> Self {
         Self { root, left: SCHEMAS_VISITED_MAX }

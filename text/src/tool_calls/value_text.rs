@@ -3,7 +3,7 @@
 
 use super::json_escape::escape;
 use super::json_scanner::{JsonScanStatus, JsonScanner};
-use super::schema_types::SchemaTypes;
+use super::schema_types::JsonTypeSet;
 
 /// Maximum number of bytes of a value that is not a plain string; such a value is held back until its end.
 const BUFFER_MAX: usize = 64 << 10;
@@ -11,7 +11,7 @@ const BUFFER_MAX: usize = 64 << 10;
 /// Parser of one argument value.
 #[derive(Debug, Clone)]
 pub(super) struct ArgumentValueParser {
-    types: SchemaTypes,
+    types: JsonTypeSet,
     text: String,
     started: bool,
     /// Whether a line break directly after the opening tag and a line break directly before the closing tag
@@ -30,7 +30,7 @@ pub(super) struct ArgumentValueParser {
 impl ArgumentValueParser {
     /// Creates a parser of a value. With `is_exact`, a list or object is guaranteed to be valid JSON, so text
     /// in its strings is never interpreted as a tag.
-    pub(super) fn new(types: SchemaTypes, is_wrapped: bool, is_exact: bool) -> Self {
+    pub(super) fn new(types: JsonTypeSet, is_wrapped: bool, is_exact: bool) -> Self {
         Self {
             types,
             text: String::new(),
@@ -66,14 +66,14 @@ impl ArgumentValueParser {
 
     /// Ends the value: emits the rest of the value.
     pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
-        if self.types != SchemaTypes::text() {
+        if self.types != JsonTypeSet::text() {
             return out(&self.types.json_text(&self.text));
         }
         out(if self.started { "\"" } else { "\"\"" });
     }
 
     fn add(&mut self, c: char, out: &mut impl FnMut(&str)) {
-        if self.types != SchemaTypes::text() {
+        if self.types != JsonTypeSet::text() {
             return self.add_typed(c);
         }
         if !std::mem::replace(&mut self.started, true) {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn read(types: SchemaTypes, text: &str) -> Value {
+    fn read(types: JsonTypeSet, text: &str) -> Value {
         let mut value = ArgumentValueParser::new(types, true, false);
         let mut out = String::new();
         assert!(text.chars().all(|c| value.push(c, |s| out.push_str(s))));
@@ -118,7 +118,7 @@ mod tests {
             "r": {"$ref": "#/$defs/count"}, "l": {"$ref": "#/$defs/loop"},
             "both": {"allOf": [{"type": ["integer", "null"]}, {"type": ["integer", "string"]}]},
         }, "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}});
-        let read = |key: &str, text: &str| read(SchemaTypes::of(&schema, key), text);
+        let read = |key: &str, text: &str| read(JsonTypeSet::of(&schema, key), text);
         assert_eq!(read("i", "\n7\n"), json!(7));
         assert_eq!(read("i", "7.5"), json!("7.5"));
         assert_eq!(read("n", "7.5"), json!(7.5));
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn long_integers_keep_their_digits() {
-        let types = SchemaTypes::of(&json!({"properties": {"i": {"type": "integer"}}}), "i");
+        let types = JsonTypeSet::of(&json!({"properties": {"i": {"type": "integer"}}}), "i");
         assert_eq!(
             types.json_text(" 123456789012345678901234567890 "),
             "123456789012345678901234567890"

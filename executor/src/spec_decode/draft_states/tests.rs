@@ -4,7 +4,7 @@ use crate::executor::Executor;
 use crate::spec_decode::ProposerModel;
 use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::sharding::ParallelRanks;
-use models::{AuxHiddenStates, ForwardContext, ModelConfig, kv_layout};
+use models::{AuxHiddenStateCollector, ForwardContext, ModelConfig, kv_layout};
 use ops::{DType, DeviceBatchMetadata, HostBatchMetadata, KvPool, Ops};
 use protocol::{
     Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DraftAcceptanceRule, Epoch,
@@ -303,7 +303,8 @@ fn reference_drafts(
     let f =
         ForwardContext { aux_hidden_states: aux.as_ref(), ..context.forward_context(&kv, &batch) };
     let states = context.model.forward(&f, &ids(&tokens[..at])).unwrap();
-    let states = ops.read_f32(&aux.and_then(AuxHiddenStates::states).unwrap_or(states)).unwrap();
+    let states =
+        ops.read_f32(&aux.and_then(AuxHiddenStateCollector::states).unwrap_or(states)).unwrap();
     let width = states.len() / at;
     let (mut start, mut previous_states, mut next_tokens) = (1, states, tokens[1..=at].to_vec());
     let mut drafts = Vec::new();

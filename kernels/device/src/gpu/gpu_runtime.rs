@@ -49,7 +49,7 @@ pub struct GpuRuntime {
 /// Identification of a device within its process, for peer access: HIP identifies the device by index, CUDA
 /// by context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerDeviceAddress {
+pub struct PeerDeviceHandle {
     /// Index of the device in the device list of the driver.
     pub ordinal: i32,
     /// Driver context of the device.
@@ -119,14 +119,14 @@ impl GpuRuntime {
 
     /// Returns the identification of this device, with which other devices of the same process enable peer
     /// access.
-    pub fn peer_address(&self) -> PeerDeviceAddress {
-        PeerDeviceAddress { ordinal: self.ordinal, context: self.context as u64 }
+    pub fn peer_address(&self) -> PeerDeviceHandle {
+        PeerDeviceHandle { ordinal: self.ordinal, context: self.context as u64 }
     }
 
     /// Enables access from this device to the memory of another device of this process.
     ///
     /// Errors: the driver does not support peer access, or the link between the devices does not support it.
-    pub fn enable_peer_access(&self, peer: PeerDeviceAddress) -> Result<(), GpuError> {
+    pub fn enable_peer_access(&self, peer: PeerDeviceHandle) -> Result<(), GpuError> {
         self.enter()?;
         let code = match (self.driver.hip_peer_enable, self.driver.cuda_peer_enable) {
             // SAFETY: the driver accepts any device index.

@@ -1,5 +1,4 @@
-//! Keys and values of 16 consecutive positions (a group), in the form that the matrix product of a tile
-//! reads.
+//! Keys and values of 16 consecutive positions (a group), in the operand layout of the tile matrix product.
 //!
 //! If the block size is a multiple of 16, a group is inside one KV block and is read in place. Other block
 //! sizes are for tests and unusual configurations: the group is first copied to contiguous memory. Groups of
@@ -81,7 +80,7 @@ impl HeadKvBlocks<'_> {
     }
 
     /// Returns the address of the keys at positions `[position, position + 16)`, of which the first `count`
-    /// exist, in the form that the tile product reads. Keys that cannot be read in place in the KV pool are
+    /// exist, in the operand layout of the tile product. Keys that cannot be read in place in the KV pool are
     /// first copied to `copy`.
     pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
@@ -113,8 +112,8 @@ impl HeadKvBlocks<'_> {
     }
 
     /// Returns the address of the values at positions `[position, position + 16)`, of which the first `count`
-    /// exist, in the form that the tile product reads. Values that cannot be read in place in the KV pool are
-    /// first copied to `copy`.
+    /// exist, in the operand layout of the tile product. Values that cannot be read in place in the KV pool
+    /// are first copied to `copy`.
     pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.values_of(position);
@@ -157,8 +156,8 @@ impl HeadKvBlocks<'_> {
         }
     }
 
-    /// Writes `word` to `copy`, the copy of a group of 16 positions; `column` counts the columns of all
-    /// steps.
+    /// Writes `word` to column `column` of `copy`, the copy of a group of 16 positions. Columns are numbered
+    /// consecutively over all steps of the group.
     fn put(&self, copy: &mut [u32], column: usize, word: u32) {
         if self.column() == 4 {
             copy[column] = word;

@@ -1,14 +1,15 @@
 //! Paged attention on the CPU with online softmax (flash attention), for rows of any query length.
 //!
 //! Keys are read in tiles of 64 positions that begin at multiples of 64, and partial results are merged at
-//! tile boundaries only. The causal mask gives keys after the position of a query probability zero, which
-//! adds nothing. So the result of a query never depends on its prefill chunk or on other rows. Scores,
-//! maxima, sums and outputs are f32; probabilities are rounded to the activation type before they are
-//! multiplied by the values, and summed after the rounding.
+//! tile boundaries only. The causal mask sets the probability of keys after the position of a query to zero,
+//! so these keys add nothing. Therefore the result of a query never depends on its prefill chunk or on other
+//! rows. Scores, maxima, sums and outputs are f32; probabilities are rounded to the activation type before
+//! they are multiplied by the values, and summed after the rounding.
 //!
 //! A query tile has up to 12 (token, query head) pairs of one KV head (GQA), which share every loaded key.
-//! Threads take tiles from an atomic counter. The last rows of a step come first, and the last queries of a
-//! row come first, which have the longest contexts: so all threads finish at about the same time.
+//! Threads take tiles from an atomic counter. The last rows of a step, and the last queries of a row, are
+//! processed first, because they have the longest contexts. Starting with the longest tiles lets all threads
+//! finish at about the same time.
 
 mod head_kv_blocks;
 mod query_tile;
@@ -35,7 +36,7 @@ const KEY_TILE: usize = 64;
 const MIN_MULTIPLICATIONS: usize = 1 << 17;
 
 /// Arguments of one launch, shared by all of its query tiles.
-struct CpuAttentionCall<'a, T> {
+struct CpuAttentionArgs<'a, T> {
     args: &'a PagedAttentionArgs<'a>,
     /// Layout of the KV pool, with `dtype` replaced by the activation type, to which fp8 keys and values are
     /// converted.
@@ -54,10 +55,10 @@ struct CpuAttentionCall<'a, T> {
 }
 
 // SAFETY: the pool is only read while it is borrowed; tiles write disjoint parts of `out`.
-unsafe impl<T> Sync for CpuAttentionCall<'_, T> {}
+unsafe impl<T> Sync for CpuAttentionArgs<'_, T> {}
 
 impl CpuBackend {
-    fn run_tiles<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>) {
+    fn run_tiles<T: FloatElement>(&self, call: &CpuAttentionArgs<'_, T>) {
         let tiles = call.layout.kv_heads * call.tiles_per_head();
         let next = AtomicUsize::new(0);
         let worker = |_| {
@@ -92,7 +93,7 @@ impl CpuKernel for PagedAttention<'_> {
                 (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
             });
         }
-        for_float!(KERNEL, layout.dtype, T => cpu.run_tiles(&CpuAttentionCall::<T> {
+        for_float!(KERNEL, layout.dtype, T => cpu.run_tiles(&CpuAttentionArgs::<T> {
             args,
             layout,
             fp8,
@@ -107,13 +108,13 @@ impl CpuKernel for PagedAttention<'_> {
     }
 }
 
-impl<T> CpuAttentionCall<'_, T> {
+impl<T> CpuAttentionArgs<'_, T> {
     fn tiles_per_head(&self) -> usize {
         self.tiles_before.last().copied().unwrap_or(0)
     }
 
-    /// Returns query tile `index` of the launch. The KV head is the slowest index, so that threads share the
-    /// keys in cache; the last queries of a row come first.
+    /// Returns query tile `index` of the launch. All tiles of a KV head are consecutive, so that threads
+    /// share the keys in cache; the last queries of a row come first.
     fn tile(&self, index: usize) -> QueryTile {
         let per_head = self.tiles_per_head();
         let (head, tile) = (index / per_head, per_head - 1 - index % per_head);

@@ -8,7 +8,7 @@ use super::super::matmul_tile::{
 use super::super::row_kernel::{RowConversion, dispatch};
 use super::head_kv_blocks::{HeadKvBlocks, group_words, per_step};
 use super::softmax::{KeyTileSoftmax, OutputNormalization, RunningSoftmax, softmax_key_tile};
-use super::{CpuAttentionCall, KEY_TILE};
+use super::{CpuAttentionArgs, KEY_TILE};
 use crate::KvLayout;
 
 /// Up to 12 (token, query head) pairs of one row and one KV head, numbered token by token.
@@ -28,10 +28,10 @@ const GROUPS: usize = KEY_TILE / HALF;
 /// Scratch memory of one thread, for the query tile that it processes.
 pub(super) struct TileScratch<T: FloatElement> {
     /// Queries of the tile, `[12][head_dim]`.
-    q: Vec<T::Operand>,
+    q: Vec<T::MatmulOperand>,
     /// Attention scores of one key tile, `[12][64]`.
     scores: Vec<[f32; KEY_TILE]>,
-    probabilities: Vec<[T::Operand; KEY_TILE]>,
+    probabilities: Vec<[T::MatmulOperand; KEY_TILE]>,
     /// Unnormalised outputs `[12][head_dim]`, rows padded to whole tile columns.
     out: Vec<f32>,
     running: [RunningSoftmax; TILE_ROWS],
@@ -45,7 +45,7 @@ pub(super) struct TileScratch<T: FloatElement> {
 
 impl<T: FloatElement> TileScratch<T> {
     pub(super) fn new(layout: &KvLayout) -> Self {
-        let zero = T::Operand::store(0.0);
+        let zero = T::MatmulOperand::store(0.0);
         let dim = layout.head_dim;
         let words = group_words(layout);
         Self {
@@ -68,7 +68,7 @@ fn out_stride(head_dim: usize) -> usize {
 impl QueryTile {
     pub(super) fn run<T: FloatElement>(
         &self,
-        call: &CpuAttentionCall<'_, T>,
+        call: &CpuAttentionArgs<'_, T>,
         s: &mut TileScratch<T>,
     ) {
         let blocks = HeadKvBlocks {
@@ -93,20 +93,20 @@ impl QueryTile {
     }
 
     /// Token (index in the step) and query head of pair `i` of the tile.
-    fn pair<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> (usize, usize) {
+    fn pair<T>(&self, call: &CpuAttentionArgs<'_, T>, i: usize) -> (usize, usize) {
         let pair = self.first + i;
         let (from, _) = call.args.rows.tokens(self.row);
         (from + pair / call.group, self.head * call.group + pair % call.group)
     }
 
-    /// Number of keys at or before the token of pair `i`.
-    fn visible<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> usize {
+    /// Number of keys at or before the position of the token of pair `i`.
+    fn visible<T>(&self, call: &CpuAttentionArgs<'_, T>, i: usize) -> usize {
         let (_, to) = call.args.rows.tokens(self.row);
         let (token, _) = self.pair(call, i);
         call.args.rows.context(self.row) - (to - 1 - token)
     }
 
-    fn begin<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>, s: &mut TileScratch<T>) {
+    fn begin<T: FloatElement>(&self, call: &CpuAttentionArgs<'_, T>, s: &mut TileScratch<T>) {
         let dim = call.layout.head_dim;
         for (i, q) in s.q.chunks_exact_mut(dim).enumerate().take(self.pairs) {
             let (token, head) = self.pair(call, i);
@@ -120,7 +120,7 @@ impl QueryTile {
     /// Computes `scores = q kᵀ` for the keys at positions `[start, start + keys)`.
     fn score<T: FloatElement>(
         &self,
-        call: &CpuAttentionCall<'_, T>,
+        call: &CpuAttentionArgs<'_, T>,
         s: &mut TileScratch<T>,
         blocks: &HeadKvBlocks<'_>,
         start: usize,
@@ -138,7 +138,7 @@ impl QueryTile {
             };
             let operands = TileOperands {
                 a: s.q.as_ptr().cast(),
-                a_stride: dim * T::Operand::DTYPE.bytes(),
+                a_stride: dim * T::MatmulOperand::DTYPE.bytes(),
                 b: &[OperandSegment { start: [low, high], steps: dim / per_step(&call.layout) }],
                 b_stride: blocks.key_stride(),
                 c: s.scores.as_mut_ptr().cast::<f32>().wrapping_add(from),
@@ -155,7 +155,7 @@ impl QueryTile {
     /// Converts the scores of a key tile to probabilities, and updates the running softmax.
     fn compute_probabilities<T: FloatElement>(
         &self,
-        call: &CpuAttentionCall<'_, T>,
+        call: &CpuAttentionArgs<'_, T>,
         s: &mut TileScratch<T>,
         start: usize,
     ) {
@@ -180,7 +180,7 @@ impl QueryTile {
     /// Computes `out += probabilities · values` for the keys at positions `[start, start + keys)`.
     fn accumulate_values<T: FloatElement>(
         &self,
-        call: &CpuAttentionCall<'_, T>,
+        call: &CpuAttentionArgs<'_, T>,
         s: &mut TileScratch<T>,
         blocks: &HeadKvBlocks<'_>,
         start: usize,
@@ -199,7 +199,7 @@ impl QueryTile {
             });
             let operands = TileOperands {
                 a: s.probabilities.as_ptr().cast(),
-                a_stride: KEY_TILE * T::Operand::DTYPE.bytes(),
+                a_stride: KEY_TILE * T::MatmulOperand::DTYPE.bytes(),
                 b: &b[..count],
                 b_stride: blocks.value_stride(),
                 c: s.out.as_mut_ptr().wrapping_add(channel),
@@ -213,7 +213,7 @@ impl QueryTile {
         }
     }
 
-    fn finish<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>, s: &mut TileScratch<T>) {
+    fn finish<T: FloatElement>(&self, call: &CpuAttentionArgs<'_, T>, s: &mut TileScratch<T>) {
         let dim = call.layout.head_dim;
         let outs = s.out.chunks_exact(out_stride(dim)).zip(&s.running);
         for (i, (out, running)) in outs.enumerate().take(self.pairs) {
@@ -228,9 +228,9 @@ impl QueryTile {
 /// Returns the segments (address and number of steps) of the values at the positions of a key tile, and the
 /// number of segments: one per group of 16 positions, and one for a copied last pair.
 ///
-/// If the last bf16 pair has only one position, this request never wrote the second one: it may have infinite
-/// values of an earlier request, which multiplied by a zero probability would be NaN. That pair is therefore
-/// copied, with zeros for the second position.
+/// If the number of positions is odd, the second position of the last bf16 pair was never written by this
+/// request. It may contain infinities that an earlier request left, and infinity times a zero probability is
+/// NaN. The last pair is therefore copied, with zeros for the second position.
 fn value_segments<T: FloatElement>(
     s: &mut TileScratch<T>,
     blocks: &HeadKvBlocks<'_>,

@@ -21,7 +21,7 @@ impl RunningSoftmax {
 pub(super) struct KeyTileSoftmax<'a, T: FloatElement> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
     /// Probabilities relative to the new maximum, rounded to `T`; zero for masked keys.
-    pub(super) probabilities: &'a mut [[T::Operand; KEY_TILE]],
+    pub(super) probabilities: &'a mut [[T::MatmulOperand; KEY_TILE]],
     pub(super) running: &'a mut [RunningSoftmax],
     /// Unnormalised outputs, rescaled to the new maximum; rows are `out_stride` elements apart.
     pub(super) out: &'a mut [f32],
@@ -38,7 +38,7 @@ impl<T: FloatElement> RowKernel for KeyTileSoftmax<'_, T> {
         let rows = self.scores.iter().zip(self.probabilities).zip(self.running).zip(outs);
         for ((((scores, probabilities), running), out), &visible) in rows.zip(self.visible) {
             if visible == 0 {
-                *probabilities = [T::Operand::store(0.0); KEY_TILE];
+                *probabilities = [T::MatmulOperand::store(0.0); KEY_TILE];
                 continue;
             }
             let mut masked = [0.0f32; KEY_TILE];
@@ -52,7 +52,7 @@ impl<T: FloatElement> RowKernel for KeyTileSoftmax<'_, T> {
                 weights[j] = T::store(exp(masked[j] - max)).load();
             }
             for j in 0..KEY_TILE {
-                probabilities[j] = T::Operand::truncate(weights[j]);
+                probabilities[j] = T::MatmulOperand::truncate(weights[j]);
             }
             let rescale = exp(running.max - max);
             *running = RunningSoftmax { max, sum: running.sum * rescale + sum(&weights) };

@@ -28,7 +28,7 @@ pub(super) fn run<T: FloatElement>(tile: KeyTileSoftmax<'_, T>) {
     let rows = tile.scores.iter().zip(tile.probabilities).zip(tile.running).zip(outs);
     for ((((scores, probabilities), running), out), &visible) in rows.zip(tile.visible) {
         if visible == 0 {
-            *probabilities = [T::Operand::store(0.0); KEY_TILE];
+            *probabilities = [T::MatmulOperand::store(0.0); KEY_TILE];
             continue;
         }
         let masked = mask(scores, visible, tile.scale);
@@ -87,7 +87,7 @@ fn exp(x: __m512) -> __m512 {
 /// rounded weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {
+fn store<T: FloatElement>(to: &mut [T::MatmulOperand], weight: __m512) -> __m512 {
     assert_eq!(to.len(), LANES);
     if T::DTYPE == DType::BF16 {
         // Rounds to the nearest bf16, ties to even. Weights are at most 1, so the carry cannot overflow the

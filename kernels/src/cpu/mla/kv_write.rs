@@ -9,7 +9,7 @@ use super::super::norm::RmsNormRow;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::shared_rows::{SendPtr, SharedRows};
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, MlaKvLayout, MlaKvWrite, MlaKvWriteArgs};
+use crate::{CpuKernel, MlaKvLayout, MlaKvWriteArgs, MlaPrologue};
 
 const KERNEL: &str = "mla_kv_write";
 
@@ -73,7 +73,7 @@ impl CpuBackend {
     }
 }
 
-impl CpuKernel for MlaKvWrite<'_> {
+impl CpuKernel for MlaPrologue<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut q, pool: kv, layout, args } = self;
         check(&q, kv, layout, args)?;

@@ -8,17 +8,17 @@ use device::{DeviceDriver, DeviceError, FloatElement, MatMut, MatRef};
 use super::MlaCall;
 use crate::cpu::CpuBackend;
 use crate::{
-    AttentionMetadata, KvLayout, KvOrder, Linear, PagedAttention, PagedAttentionArgs,
-    QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin, RowBounds,
+    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, Linear, PagedAttention,
+    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
-/// Maximum bytes of the temporary KV pool, which limits the number of heads at a time; one head may exceed
-/// it.
+/// Maximum size of the temporary KV pool in bytes, which limits how many heads are up-projected at a time. A
+/// single head may exceed it.
 const UP_PROJECTED_KV_BYTES: usize = 64 << 20;
 /// Number of positions per block of the temporary KV pool.
 const BLOCK_TOKENS: usize = 64;
-/// Unit of the head size of ordinary attention: heads are padded to a multiple of it with zeros, which change
-/// no sum.
+/// Granularity of the head size in ordinary attention: heads are padded with zeros, which change no sum, to a
+/// multiple of this size.
 const HEAD_UNIT: usize = 16;
 
 impl CpuBackend {
@@ -97,7 +97,7 @@ impl CpuBackend {
             kv_heads: count,
             head_dim: dim,
             dtype: T::DTYPE,
-            order: KvOrder::LaneInterleaved,
+            order: KvTileOrder::LaneInterleaved,
         };
         let mut pool = self.alloc(layout.bytes())?;
         let (slots, positions): (Vec<i64>, Vec<i32>) =
@@ -142,7 +142,7 @@ impl CpuBackend {
             context_lens: MatRef::of(&lens, 1, 1)?,
             block_tables: MatRef::of(&table, 1, table.len())?,
             table_rows: None,
-            bounds: RowBounds::of([(tokens, context)], 1),
+            bounds: BatchUpperBounds::of([(tokens, context)], 1),
         };
         let q_mat = MatRef::of(&q, tokens, count * dim)?;
         let args = PagedAttentionArgs {

@@ -268,8 +268,8 @@ pub(super) fn top_p_index(
     })
 }
 
-/// Returns the last token that top-p keeps of the whole row. Computes all probabilities once, then narrows
-/// the range of probabilities that contains the cutoff until sorting that range is cheap.
+/// Returns the last token that top-p keeps if it applies to the whole row. Computes all probabilities once,
+/// then narrows the range of probabilities that contains the cutoff until sorting that range is cheap.
 fn top_p_cutoff(
     l: &[f32],
     top_p: f32,
@@ -312,9 +312,9 @@ fn top_p_cutoff(
     SamplingCutoff { value: last.value, id: last.id }
 }
 
-/// Returns the token with the largest `logit + noise` among those up to `cutoff`, the lowest id among equals,
-/// and that sum. `l[0]` is the logit of token id `first_id`, a multiple of [`CHUNK`]; the ids of `best`,
-/// `cutoff` and the result are indices into `l`.
+/// Returns the token with the largest sum `logit + noise` among the tokens up to `cutoff` (the lowest id
+/// among equals), and that sum. `l[0]` is the logit of token id `first_id`, a multiple of [`CHUNK`]; the ids
+/// of `best`, `cutoff` and the result are indices into `l`.
 ///
 /// The result is exact, but most tokens cost only an integer comparison: Gumbel noise decreases with the
 /// random word, so in each chunk only tokens with words up to a limit can exceed the best sum so far.

@@ -45,7 +45,7 @@ pub(crate) struct DraftToken<'a> {
 /// `rules` are the sampling parameters of these positions, with the draft tokens before each position as
 /// context.
 ///
-/// Errors: that of the first position without a token, if all draft tokens before it are accepted.
+/// Errors: sampling fails at a position before which all draft tokens were accepted.
 pub(crate) fn verify_rows(
     logits: MatRef<'_>,
     rules: &[SamplingRules<'_>],
@@ -120,7 +120,7 @@ fn accept_or_resample(
     resampled.unwrap_or_else(|| gumbel_argmax(l, 0, draw, best, cutoff, &scratch.maxima)).id
 }
 
-/// Writes the probability with which each token is sampled, given the scaled logits `l`, to `p`.
+/// Writes to `p` the probability with which each token is sampled, given the scaled logits `l`.
 fn probabilities(l: &[f32], best: RankedToken, cutoff: SamplingCutoff, p: &mut Vec<f32>) {
     let mass = |(id, &x): (u32, &f32)| {
         if cutoff.keeps(id, x) { vector::exp(x - best.value) } else { 0.0 }

@@ -3,7 +3,7 @@
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
-use super::super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
+use super::super::moe_call::{KERNEL, MoeLaunchArgs, SMALL_M_ROWS};
 use super::THREADS;
 use super::gemm::RowScales;
 use super::pack::{ScaleBlockShape, expert_block_shape};
@@ -15,9 +15,9 @@ static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 /// Number of rows of `W` per tile of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
 
-/// Returns the shape of the scale blocks of experts with this projection; `None` if kernels do not support them
-/// in fp8. The projection must have block scales or one scale per matrix, and no scale block may contain both
-/// gate and up rows.
+/// Returns the scale block shape of the expert projections `matrices`; `None` if kernels do not support these
+/// projections in fp8. A projection must have block scales or a single scale, and no scale block may contain
+/// both gate and up rows.
 pub(in super::super) fn fp8_experts_block_shape(
     matrices: &[Vec<HostMat<'_>>],
     gated: bool,
@@ -61,12 +61,12 @@ impl GpuBackend {
         })
     }
 
-    /// Launches the grouped GEMM for few tokens per expert, with 16-bit inputs (W8A16). `first`: the gate and
-    /// up projection, otherwise the down projection.
+    /// Launches the grouped GEMM for few tokens per expert, with 16-bit inputs (W8A16). `first`: true for the
+    /// gate and up projection, false for the down projection.
     pub(in super::super) fn moe_gemm_fp8_small_m(
         &self,
         s: &DeviceStream,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
         let (group, k) = call.gemm_weights(first);
@@ -88,12 +88,12 @@ impl GpuBackend {
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the grouped GEMM for many tokens per expert, with fp8-quantised inputs (W8A8). `first`: the
-    /// gate and up projection, otherwise the down projection.
+    /// Launches the grouped GEMM for many tokens per expert, with fp8-quantised inputs (W8A8). `first`: true
+    /// for the gate and up projection, false for the down projection.
     pub(in super::super) fn moe_grouped_gemm_fp8(
         &self,
         s: &DeviceStream,
-        call: &MoeCall<'_>,
+        call: &MoeLaunchArgs<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
         let (x, (group, _)) = (call.inputs(first), call.gemm_weights(first));

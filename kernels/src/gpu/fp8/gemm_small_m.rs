@@ -27,9 +27,9 @@ const NORMED_COLUMNS: usize = 4096;
 const STREAM_THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 4);
 /// Maximum number of strips (groups of 8 or 16 rows of `W`) per block of the kernel without streamed weights.
 const MAX_STRIPS: usize = 8;
-/// Number of bytes of each weight row of the next GEMM that a launch prefetches into L2: in general, and if
-/// all its own weights are loaded at once, so that memory is idle until its inputs are available. Prefetching
-/// more takes longer than it saves.
+/// Number of bytes of each weight row of the next GEMM that a launch prefetches into L2.
+/// `IDLE_PREFETCH_BYTES` applies if all weights of the launch are loaded at once, so that memory is idle
+/// until the inputs are available. Prefetching more takes longer than it saves.
 const PREFETCH_BYTES: usize = 1024;
 const IDLE_PREFETCH_BYTES: usize = 2048;
 /// Maximum bytes of x that every block prepares (normalises and scales) itself; a separate launch prepares a
@@ -54,15 +54,15 @@ impl Fp8SmallMRows {
 }
 
 impl GpuBackend {
-    /// Whether the small-M kernel supports these rows with every op of `LinearFusion`: gate and up rows must
-    /// not share a scale block.
+    /// Whether the small-M kernel supports `rows` input rows of type `dtype` and weights `w` with every op of
+    /// `LinearFusion`. Gate and up rows must not share a scale block.
     pub(in super::super) fn fuses_fp8(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let no_shared_block = |unit: usize| unit == 1 || (w.n() / 2).is_multiple_of(unit);
         w.scales().is_some_and(|scales| no_shared_block(scales.rows))
             && self.fits_fp8_small_m(rows, dtype, w)
     }
 
-    /// Whether a linear layer with `rows` rows uses the small-M kernel.
+    /// Whether a linear layer with `rows` input rows uses the small-M kernel.
     pub(in super::super) fn fits_fp8_small_m(
         &self,
         rows: usize,
@@ -110,7 +110,8 @@ impl GpuBackend {
         self.small_m_streamed(s, y, rows, w, &LinearFusion { norm: None, ..*fusion })
     }
 
-    /// Returns the maximum bytes of x that every block prepares itself, which shared memory limits.
+    /// Returns the maximum size of x, in bytes, that every block prepares itself; it is limited by shared
+    /// memory.
     fn in_kernel_prepared_bytes(&self) -> usize {
         IN_KERNEL_PREPARED_BYTES.min(self.shared_bytes() as usize / 3)
     }

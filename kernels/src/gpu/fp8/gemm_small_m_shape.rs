@@ -84,7 +84,7 @@ impl Fp8SmallMProblem {
     }
 
     /// Chooses the largest number of strips per pass for which enough slabs fit into shared memory at a time.
-    /// x can be loaded slab by slab only if its rows are prepared.
+    /// x can be loaded slab by slab only if a separate launch has prepared (normalised and scaled) its rows.
     pub(super) fn choose_launch(
         &self,
         prepared: bool,

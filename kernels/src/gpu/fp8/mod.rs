@@ -1,4 +1,4 @@
-//! Linear layers and experts with fp8 weights, and the choice of the kernel. BLASLt is cuBLASLt on NVIDIA and
+//! Linear layers and experts with fp8 weights, and kernel selection. BLASLt is cuBLASLt on NVIDIA and
 //! hipBLASLt on AMD.
 //!
 //! | rows | kernel | inputs |

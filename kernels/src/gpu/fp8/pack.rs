@@ -26,7 +26,7 @@ pub(in super::super) struct ScaleBlockShape {
     cols: usize,
 }
 
-/// Returns the shape of the scale blocks in the matrix with the rows of all `parts`; `None` if kernels do not
+/// Returns the scale block shape of the matrix that stacks all `parts` by rows; `None` if kernels do not
 /// support the scales.
 pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
     let k = parts.first()?.cols();
@@ -39,12 +39,12 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
     })
 }
 
-/// Returns the number of rows per scale of the matrix with the rows of all `parts`; `None` if a part has no
-/// block scales, or if kernels do not support this number.
+/// Returns the number of rows per scale in the matrix that stacks all `parts` by rows; `None` if a part has
+/// no block scales, or if kernels do not support this number of rows.
 fn block_rows(parts: &[HostMat<'_>]) -> Option<usize> {
-    // Scale blocks begin anew in every part, and a part that is a slice of a stored matrix may begin inside a
-    // block. The number of rows is the largest power of two that divides the block size, the first row of
-    // every part in the packed matrix, and its first row in the stored matrix.
+    // Scale blocks restart in every part, and a part that is a slice of a stored matrix may begin inside a
+    // block. The number of rows per scale is the largest power of two that divides the block size and, for
+    // every part, the index of its first row in the packed matrix and in the stored matrix.
     let (mut offsets, mut start) = (BLOCK, 0);
     for part in parts {
         let scales = part.scales()?;
@@ -58,8 +58,8 @@ fn block_rows(parts: &[HostMat<'_>]) -> Option<usize> {
     (rows >= MIN_UNIT).then_some(rows)
 }
 
-/// Returns the shape of the scale blocks in the stack of all `parts` of experts, whose kernels support block
-/// scales only. Parts with one scale each get block scales of equal values.
+/// Returns the scale block shape of the matrix that stacks the `parts` of all experts. Expert kernels support
+/// block scales only: a part with a single scale gets block scales that are all equal to it.
 pub(super) fn expert_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
     let block = scale_block_shape(parts)?;
     if block.rows > 1 || !parts.iter().all(has_one_scale) {
@@ -123,7 +123,7 @@ impl GpuBackend {
     }
 }
 
-/// Returns the row stride and the row-major scales of the matrix with the rows of all `parts`.
+/// Returns the row stride and the row-major scales of the matrix that stacks all `parts` by rows.
 fn scales(parts: &[HostMat<'_>], block: ScaleBlockShape, k: usize) -> (usize, Vec<f32>) {
     let cols = k.div_ceil(block.cols);
     let stride = if block.rows == 1 { 1 } else { cols.next_multiple_of(SCALE_STRIDE) };

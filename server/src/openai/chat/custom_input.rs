@@ -28,7 +28,7 @@ enum InputDecoderState {
 
 /// Incremental decoder for the arguments of one call.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct CustomInputDecoder {
+pub(crate) struct CustomToolInputDecoder {
     state: InputDecoderState,
     matched: usize,
     head: String,
@@ -36,7 +36,7 @@ pub(crate) struct CustomInputDecoder {
     high: Option<u16>,
 }
 
-impl CustomInputDecoder {
+impl CustomToolInputDecoder {
     /// Decodes complete arguments.
     pub(crate) fn decode(arguments: &str) -> String {
         let mut decoder = Self::default();
@@ -171,8 +171,8 @@ mod tests {
     #[test]
     fn input_is_decoded_from_any_split() {
         for (arguments, expected) in CASES {
-            assert_eq!(CustomInputDecoder::decode(arguments), expected, "{arguments}");
-            let mut decoder = CustomInputDecoder::default();
+            assert_eq!(CustomToolInputDecoder::decode(arguments), expected, "{arguments}");
+            let mut decoder = CustomToolInputDecoder::default();
             let mut text = String::new();
             for c in arguments.chars() {
                 text.push_str(&decoder.push(c.encode_utf8(&mut [0; 4])));
@@ -186,6 +186,6 @@ mod tests {
     fn every_json_string_is_decoded() {
         let text: String = (0..0x300u32).filter_map(char::from_u32).collect();
         let arguments = serde_json::json!({"input": text}).to_string();
-        assert_eq!(CustomInputDecoder::decode(&arguments), text);
+        assert_eq!(CustomToolInputDecoder::decode(&arguments), text);
     }
 }

@@ -2,8 +2,8 @@
 //! `input`. Supported by chat completions and `/v1/responses`.
 
 use super::tools;
-use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use grammar::{TEXT_BYTES_MAX, lark_pattern};

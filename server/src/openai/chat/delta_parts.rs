@@ -1,7 +1,7 @@
 //! Output parts that a streaming chat completion sends: pieces of the parsed output, in which the arguments
 //! of custom tools are decoded to plain input text.
 
-use super::custom_input::CustomInputDecoder;
+use super::custom_input::CustomToolInputDecoder;
 use super::custom_tools::CustomToolNames;
 use std::collections::HashMap;
 use text::OutputPiece;
@@ -29,11 +29,11 @@ pub(super) enum ChatDeltaPart<'a> {
 
 /// Decoders of unfinished custom tool calls, by choice.
 #[derive(Debug, Default)]
-pub(super) struct CustomCallDecoders {
-    by_choice: HashMap<u32, CustomInputDecoder>,
+pub(super) struct CustomToolCallDecoders {
+    by_choice: HashMap<u32, CustomToolInputDecoder>,
 }
 
-impl CustomCallDecoders {
+impl CustomToolCallDecoders {
     /// Returns the part to send for a piece of the output of `choice`; `None` = send nothing. Once a call is
     /// malformed, nothing more of it is sent; its earlier chunks cannot be retracted.
     pub(super) fn part<'a>(
@@ -48,7 +48,7 @@ impl CustomCallDecoders {
             OutputPiece::Call { index, name, .. } => {
                 let is_custom = custom_tools.contains(name);
                 if is_custom {
-                    self.by_choice.insert(choice, CustomInputDecoder::default());
+                    self.by_choice.insert(choice, CustomToolInputDecoder::default());
                 }
                 Some(ChatDeltaPart::Call { index, name, is_custom })
             }

@@ -2,9 +2,9 @@
 //! in the reply header of ignored fields and counted.
 
 use super::types::ChatCompletionRequest;
-use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
+use crate::ignored_parts::IgnoredRequestParts;
 
 /// Adds the names of request values without effect to `ignored`.
 ///

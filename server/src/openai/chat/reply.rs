@@ -2,15 +2,13 @@
 
 use super::ReasoningField;
 use super::convert;
-use super::custom_input::CustomInputDecoder;
+use super::custom_input::CustomToolInputDecoder;
 use super::custom_tools::CustomToolNames;
 use super::stream::ChatChunkWriter;
 use crate::api_error::ApiError;
 use crate::openai::assistant_message::{AssistantMessage, ToolCall};
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata,
-};
+use crate::openai::endpoint::{EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
@@ -45,7 +43,7 @@ pub(super) struct ChatCompletionReply {
     pub(super) reasoning: Option<ReasoningField>,
 }
 
-impl CompletionEndpoint for ChatCompletionReply {
+impl InferenceEndpoint for ChatCompletionReply {
     type StreamWriter = ChatChunkWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
@@ -130,7 +128,7 @@ impl ChatCompletionReply {
 
     fn call(&self, ToolCall { id, name, arguments, .. }: &ToolCall) -> Value {
         if self.custom_tools.contains(name) {
-            let input = CustomInputDecoder::decode(arguments);
+            let input = CustomToolInputDecoder::decode(arguments);
             return json!({"id": id, "type": "custom", "custom": {"name": name, "input": input}});
         }
         json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})

@@ -1,14 +1,14 @@
 //! Writes the chunks of streaming chat completions.
 
 use super::ReasoningField;
-use super::delta_parts::{ChatDeltaPart, CustomCallDecoders};
+use super::delta_parts::{ChatDeltaPart, CustomToolCallDecoders};
 use super::reply::ChatCompletionReply;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat};
 use crate::openai::stream_chunk::StreamChunkFields;
 use crate::openai::usage::UsageInfo;
-use crate::sse::{ChunkWriter, escape, write_end};
+use crate::sse::{SseEventWriter, escape, write_end};
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::fmt;
@@ -18,7 +18,7 @@ use text::OutputPiece;
 /// Writes the chunks of a streaming reply.
 pub(super) struct ChatChunkWriter {
     reply: ChatCompletionReply,
-    decoders: CustomCallDecoders,
+    decoders: CustomToolCallDecoders,
     chunk_fields: StreamChunkFields,
 }
 
@@ -26,7 +26,7 @@ impl ChatChunkWriter {
     pub(super) fn new(reply: ChatCompletionReply) -> Self {
         let chunk_fields =
             StreamChunkFields::new(&reply.head, "chat.completion.chunk", reply.stream_options);
-        Self { reply, decoders: CustomCallDecoders::default(), chunk_fields }
+        Self { reply, decoders: CustomToolCallDecoders::default(), chunk_fields }
     }
 
     /// Writes the first chunk of a choice, which contains the role and the echoed message if there is one.
@@ -109,7 +109,7 @@ fn write_text(head: fmt::Arguments<'_>, text: &str, out: &mut BytesMut) {
     out.put_u8(b'"');
 }
 
-impl ChunkWriter for ChatChunkWriter {
+impl SseEventWriter for ChatChunkWriter {
     fn delta(
         &mut self,
         choice: u32,

@@ -3,8 +3,8 @@
 use super::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames};
 pub(crate) use super::tool_choice::ToolChoice;
 use super::tool_choice::{ChosenToolName, ToolSelection};
-use crate::accepted_hints::IgnoredRequestParts;
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};

@@ -4,16 +4,14 @@ use super::convert;
 use crate::api_error::ApiError;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{
-    CompletionEndpoint, EndpointRequest, PreparedRequest, ReplyMetadata,
-};
+use crate::openai::endpoint::{EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
 use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
 use crate::openai::stream_chunk::StreamChunkFields;
 use crate::openai::usage::UsageInfo;
-use crate::sse::{ChunkWriter, escape, write_end};
+use crate::sse::{SseEventWriter, escape, write_end};
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
 use protocol::Token;
@@ -42,7 +40,7 @@ pub(super) struct CompletionReply {
     pub(super) stream_options: StreamOptions,
 }
 
-impl CompletionEndpoint for CompletionReply {
+impl InferenceEndpoint for CompletionReply {
     type StreamWriter = CompletionChunkWriter;
 
     fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
@@ -141,7 +139,7 @@ impl CompletionChunkWriter {
     }
 }
 
-impl ChunkWriter for CompletionChunkWriter {
+impl SseEventWriter for CompletionChunkWriter {
     fn delta(
         &mut self,
         choice: u32,

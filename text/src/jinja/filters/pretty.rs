@@ -22,14 +22,14 @@ pub(super) fn pretty_print(
 ) -> JinjaResult<JinjaValue> {
     arguments.expect_none("pprint")?;
     let mut out = String::new();
-    let place = PrintPlace { indent: 0, allowance: 0, level: 0 };
+    let place = PrintPosition { indent: 0, allowance: 0, level: 0 };
     write_pretty(evaluator, value, place, &mut out)?;
     Ok(JinjaValue::text(out))
 }
 
 /// Position at which a value is written.
 #[derive(Clone, Copy)]
-struct PrintPlace {
+struct PrintPosition {
     /// Column of the value.
     indent: usize,
     /// Number of characters that follow the value on the same line.
@@ -82,7 +82,7 @@ fn sorted_entries(
 fn write_pretty(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
-    place: PrintPlace,
+    place: PrintPosition,
     out: &mut String,
 ) -> JinjaResult<()> {
     let line = one_line(evaluator, value)?;
@@ -118,7 +118,7 @@ fn new_line(indent: usize, out: &mut String) {
 fn write_items(
     evaluator: &mut TemplateEvaluator,
     items: &[JinjaValue],
-    place: PrintPlace,
+    place: PrintPosition,
     end: &str,
     out: &mut String,
 ) -> JinjaResult<()> {
@@ -130,7 +130,7 @@ fn write_items(
         }
         let is_last = index + 1 == items.len();
         let allowance = if is_last { place.allowance + end.len() } else { 1 };
-        let inner = PrintPlace { indent, allowance, level: place.level + 1 };
+        let inner = PrintPosition { indent, allowance, level: place.level + 1 };
         write_pretty(evaluator, item, inner, out)?;
     }
     out.push_str(end);
@@ -140,7 +140,7 @@ fn write_items(
 fn write_dict(
     evaluator: &mut TemplateEvaluator,
     entries: &[DictEntry],
-    place: PrintPlace,
+    place: PrintPosition,
     out: &mut String,
 ) -> JinjaResult<()> {
     out.push('{');
@@ -155,7 +155,7 @@ fn write_dict(
         out.push_str(": ");
         let indent = place.indent + 1 + key.chars().count() + 2;
         let allowance = if index + 1 == count { place.allowance + 1 } else { 1 };
-        let inner = PrintPlace { indent, allowance, level: place.level + 1 };
+        let inner = PrintPosition { indent, allowance, level: place.level + 1 };
         write_pretty(evaluator, &entry.value, inner, out)?;
     }
     out.push('}');
@@ -166,7 +166,7 @@ fn write_dict(
 fn write_text(
     evaluator: &mut TemplateEvaluator,
     text: &str,
-    place: PrintPlace,
+    place: PrintPosition,
     out: &mut String,
 ) -> JinjaResult<()> {
     let is_top = place.level == 0;

@@ -2,7 +2,7 @@
 
 use super::super::arguments::{CallArguments, flag, integer_argument, text_argument};
 use super::super::ast::BinaryOperator;
-use super::super::dict::ViewKind;
+use super::super::dict::DictViewKind;
 use super::super::error::{JinjaError, JinjaResult};
 use super::super::evaluator::TemplateEvaluator;
 use super::super::iteration::{IteratorValue, ValueIterator};
@@ -240,7 +240,8 @@ fn items(
     match value {
         JinjaValue::Undefined(_) => iterator_of(Vec::new()),
         JinjaValue::Dict(dict) => {
-            let mut items = ValueIterator::Entries(std::rc::Rc::clone(dict), ViewKind::Items, 0);
+            let mut items =
+                ValueIterator::Entries(std::rc::Rc::clone(dict), DictViewKind::Items, 0);
             IteratorValue::value(value, move |evaluator| items.next(evaluator))
         }
         _ => Err(JinjaError::type_error("Can only get item pairs from a mapping.")),

@@ -2,7 +2,7 @@
 
 use super::super::arguments::{CallArguments, integer_argument};
 use super::super::comparison::equal;
-use super::super::dict::{DictValue, DictView, ViewKind};
+use super::super::dict::{DictValue, DictView, DictViewKind};
 use super::super::error::{JinjaError, JinjaResult};
 use super::super::evaluator::TemplateEvaluator;
 use super::super::value::JinjaValue;
@@ -58,9 +58,9 @@ fn index(
 /// Returns the method `name` of a dict.
 pub(super) fn find_dict(name: &str) -> Option<MethodFunction> {
     Some(match name {
-        "keys" => |_, value, arguments| view(value, arguments, ViewKind::Keys),
-        "values" => |_, value, arguments| view(value, arguments, ViewKind::Values),
-        "items" => |_, value, arguments| view(value, arguments, ViewKind::Items),
+        "keys" => |_, value, arguments| view(value, arguments, DictViewKind::Keys),
+        "values" => |_, value, arguments| view(value, arguments, DictViewKind::Values),
+        "items" => |_, value, arguments| view(value, arguments, DictViewKind::Items),
         "get" => |_, value, arguments| {
             let [key, default] = arguments.bind_positional("get", 1)?;
             let found = dict_of(value)?.get(&key.unwrap_or(JinjaValue::None))?.cloned();
@@ -91,7 +91,11 @@ fn dict_of(value: &JinjaValue) -> JinjaResult<&Rc<DictValue>> {
     }
 }
 
-fn view(value: &JinjaValue, arguments: CallArguments, kind: ViewKind) -> JinjaResult<JinjaValue> {
+fn view(
+    value: &JinjaValue,
+    arguments: CallArguments,
+    kind: DictViewKind,
+) -> JinjaResult<JinjaValue> {
     arguments.expect_none("dict method")?;
     let dict = Rc::clone(dict_of(value)?);
     Ok(JinjaValue::View(Rc::new(DictView { dict, kind })))

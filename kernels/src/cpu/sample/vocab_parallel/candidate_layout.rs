@@ -11,7 +11,7 @@ const CANDIDATES: usize = 128;
 /// Minimum number of shard columns per candidate: limits the number of candidates in small shards.
 const IDS_PER_CANDIDATE: usize = 8;
 
-/// Layout of the 32-bit words that a rank sends for a logits row: which parts they have.
+/// Layout of the 32-bit words that a rank sends for a logits row: which parts are present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CandidateLayout {
     /// Number of candidate tokens that the rank sends.

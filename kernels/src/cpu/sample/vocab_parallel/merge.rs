@@ -28,7 +28,7 @@ pub(super) struct MergedLogprobs {
 }
 
 /// Selects the token of a row from the candidates of all ranks. `None` = the result depends on tokens that
-/// are no candidates.
+/// are not candidates.
 ///
 /// # Panics
 /// If a known token id is outside the vocabulary.
@@ -58,7 +58,8 @@ fn is_masked(best: &TokenCandidate) -> bool {
     best.ranked.value == f32::NEG_INFINITY
 }
 
-/// Returns the candidate that is sampled; `None` if it depends on tokens that are no candidates.
+/// Returns the candidate that is sampled; `None` if the sampled token depends on tokens that are not
+/// candidates.
 fn choose(
     rules: &SamplingRules<'_>,
     vocab: usize,
@@ -79,8 +80,8 @@ fn choose(
     kept.iter().min_by(|a, b| order(&noisy(a), &noisy(b))).copied()
 }
 
-/// Number of candidates, from the most likely on, that the filters keep; `None` if it depends on tokens that
-/// are no candidates.
+/// Number of candidates that the filters keep, in descending order of probability; `None` if this number
+/// depends on tokens that are not candidates.
 fn kept_count(
     draw: &RandomSamplingParams,
     vocab: usize,

@@ -5,8 +5,9 @@
 //! need the most likely token of each shard; unfiltered random rows the token with the largest noisy logit;
 //! filtered rows the most likely tokens of each shard, and for top-p the probability mass of the shard. In
 //! flat distributions top-p or min-p can keep tokens that are not among these candidates: such rows, and rows
-//! with more words to exchange than logits, are gathered whole. A last all-gather counts the tokens before a
-//! token if its rank among all token ids is requested.
+//! with more words to exchange than logits, are gathered whole. If the rank of a token among all token ids is
+//! requested, a last all-gather counts the tokens before it in the token order (larger logit, or equal logit
+//! and lower id).
 //!
 //! All ranks compute from the same words in the order of ranks, so their results are bit-identical. Token ids
 //! equal those sampled from whole rows; sums of log-probabilities differ in the order of summation.
@@ -30,7 +31,7 @@ use super::{CpuSampler, vector};
 use crate::{AllGatherFn, VocabShard};
 
 /// Logits rows of one sampling op, of which this rank has a vocabulary shard, and their sampling requests.
-struct ShardedRows<'a> {
+struct ShardedLogitsRows<'a> {
     sampler: &'a CpuSampler,
     threads: &'a ThreadPool,
     /// Logits of this shard; f32 `[rows, shard.cols]`.
@@ -52,7 +53,7 @@ impl CpuSampler {
         requests: &[SampleRequest<'_>],
         gather: &mut AllGatherFn<'_>,
     ) -> Result<Vec<RowSampleResult>, DeviceError> {
-        let rows = ShardedRows { sampler: self, threads, logits, shard, requests };
+        let rows = ShardedLogitsRows { sampler: self, threads, logits, shard, requests };
         let outcomes = rows.outcomes(gather)?;
         let mut full_rows = rows.sample_full_rows(&outcomes, gather)?.into_iter();
         let mut token_ranks = rows.token_ranks(&outcomes, gather)?.into_iter();
@@ -69,8 +70,8 @@ impl CpuSampler {
     }
 }
 
-/// Whether the rank of the token must be determined by counting the tokens before it. The most likely token
-/// has rank 1 without a count.
+/// Whether the rank of the token must be determined by counting the tokens before it in the token order. A
+/// greedily sampled token without logit edits is the most likely token and has rank 1.
 fn needs_rank_count(request: &SampleRequest<'_>) -> bool {
     let is_top_token = match &request.choice {
         TokenChoice::Score(_) => false,
@@ -88,7 +89,7 @@ fn sampled_row(token: MergedToken, rank: u32) -> SampledRow {
     SampledRow { token: token.token, logprobs }
 }
 
-impl ShardedRows<'_> {
+impl ShardedLogitsRows<'_> {
     /// Logits of row `r` in the shard of this rank, without padding columns.
     fn shard_logits(&self, r: usize) -> &[f32] {
         &self.logits.row::<f32>(r)[..self.shard.ids]
@@ -140,8 +141,8 @@ impl ShardedRows<'_> {
         Ok(self.sampler.sample_rows(self.threads, logits, &requests))
     }
 
-    /// Last all-gather: returns the ranks among all token ids, from 1, of the tokens for which they are
-    /// requested and must be counted.
+    /// Last all-gather: returns the rank among all token ids, from 1, of each token whose rank is requested
+    /// and must be counted.
     fn token_ranks(
         &self,
         outcomes: &[MergeOutcome],
