@@ -1,9 +1,10 @@
-//! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), after transformers
+//! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), based on transformers
 //! `modeling_deepseek_v2.py` and `modeling_deepseek_v3.py`.
 //!
-//! Attention is multi-head latent attention (MLA). The first layers have a dense MLP, all others have routed
-//! and shared experts. V2 routes by softmax, V3 by sigmoid with a correction bias; both may use group-limited
-//! routing. V3 has an MTP module. Reference outputs for tests: `tests/data/golden/deepseek_v*`.
+//! Attention is multi-head latent attention (MLA). The first layers have a dense MLP; all other layers have
+//! routed and shared experts. V2 computes router scores by softmax, V3 by sigmoid with a correction bias;
+//! both may use group-limited routing. V3 has an MTP module. Reference outputs for tests:
+//! `tests/data/golden/deepseek_v*`.
 
 use crate::config::MlaConfig;
 use crate::layers::{

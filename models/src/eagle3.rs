@@ -28,8 +28,8 @@ pub struct Eagle3Model {
     embed: Option<VocabParallelEmbedding>,
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
-    /// Column blocks of the QKV projections: first the block for the token embedding, then the block for the
-    /// hidden state.
+    /// Column blocks of the stacked QKV projection: first the block that multiplies the token embedding, then
+    /// the block that multiplies the hidden state.
     qkv_proj: Vec<PackedLinear>,
     heads: GqaAttentionCore,
     mlp_norm: RmsNormLayer,
@@ -44,7 +44,7 @@ pub struct Eagle3Model {
     shape: Eagle3Config,
 }
 
-/// Output of a draft pass: hidden states of its rows.
+/// Output of a draft pass: hidden states of its tokens, one row per token.
 #[derive(Debug)]
 pub struct DraftPassOutput {
     /// Hidden states after the final norm, which are the input of the LM head, `[rows, hidden size]`.
@@ -57,7 +57,7 @@ pub struct DraftPassOutput {
 /// Collects the auxiliary hidden states during one forward pass of the target model, and projects them with
 /// `fc`.
 #[derive(Debug)]
-pub struct AuxHiddenStates<'a> {
+pub struct AuxHiddenStateCollector<'a> {
     eagle: &'a Eagle3Model,
     /// Sum of the projections of the auxiliary hidden states that were collected so far.
     combined: RefCell<Option<Tensor>>,
@@ -97,12 +97,12 @@ impl Eagle3Model {
 
     /// Returns a collector for one forward pass of the target model.
     #[must_use]
-    pub fn aux_hidden_states(&self) -> AuxHiddenStates<'_> {
-        AuxHiddenStates { eagle: self, combined: RefCell::default() }
+    pub fn aux_hidden_states(&self) -> AuxHiddenStateCollector<'_> {
+        AuxHiddenStateCollector { eagle: self, combined: RefCell::default() }
     }
 
-    /// Computes a draft pass: `ids [rows]` are token ids at positions above 0, and
-    /// `previous [rows, hidden size]` are the hidden states of the tokens before them.
+    /// Computes a draft pass: `ids [rows]` are token ids at positions above 0, and `previous [rows, hidden
+    /// size]` are the hidden states of the preceding tokens.
     pub fn draft(
         &self,
         f: &ForwardContext<'_>,
@@ -135,8 +135,8 @@ impl Eagle3Model {
         self.heads.write_kv(f, &qkv).map(drop)
     }
 
-    /// Computes the logits of the whole draft vocabulary, f32 `[rows, draft vocabulary]`, from `hidden [rows,
-    /// H]`, on every rank.
+    /// Computes the logits of the whole draft vocabulary on every rank: f32 `[rows, draft vocabulary]` from
+    /// `hidden [rows, hidden size]`.
     pub fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
         self.lm_head.full_logits(f, hidden)
     }
@@ -177,8 +177,8 @@ impl Eagle3Model {
         Ok(f.ops.rms_norm(&embedding, &self.embedding_norm.weight, self.embedding_norm.eps)?)
     }
 
-    /// Computes queries, keys and values `[rows, query, key and value channels]` from token embeddings and
-    /// hidden states.
+    /// Computes queries, keys and values `[rows, query channels + key channels + value channels]` from token
+    /// embeddings and hidden states.
     fn project_states(
         &self,
         f: &ForwardContext<'_>,
@@ -209,7 +209,7 @@ fn load_embedding(
     w.has(EAGLE_EMBEDDING).then(load).transpose()
 }
 
-impl AuxHiddenStates<'_> {
+impl AuxHiddenStateCollector<'_> {
     /// Returns the projected auxiliary hidden states after the forward pass, `[tokens, hidden size]`.
     #[must_use]
     pub fn states(self) -> Option<Tensor> {

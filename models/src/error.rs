@@ -1,5 +1,5 @@
-//! Errors of loading a model, where every variant names the file, tensor or setting to check, and of forward
-//! passes.
+//! Errors of model loading and of forward passes. Every variant of a loading error names the file, tensor or
+//! setting to check.
 
 use crate::ModelConfigError;
 use crate::sharding::UnevenSplitError;
@@ -64,14 +64,15 @@ pub enum ModelLoadError {
         /// Error in the tensor's metadata or values.
         fault: StoredTensorError,
     },
-    /// The checkpoint contains tensors that no weight uses, or lacks weights that the configuration requires.
+    /// The checkpoint contains tensors that the model does not use, or lacks weights that the configuration
+    /// requires.
     #[error("{dir}: weights do not match the configuration: {}", coverage(missing, unexpected))]
     Coverage {
         /// Path of the model folder.
         dir: PathBuf,
         /// Names of weights that the configuration requires and the checkpoint lacks.
         missing: Vec<String>,
-        /// Names of stored tensors that no weight uses.
+        /// Names of stored tensors that the model does not use.
         unexpected: Vec<String>,
     },
     /// The expert placement does not fit the model or the ranks.
@@ -91,8 +92,8 @@ pub enum ModelLoadError {
         /// Dimension that cannot be split, its size and the number of ranks.
         error: UnevenSplitError,
     },
-    /// The model has a bug: it reads a weight that is not in the weight table, or does not read a weight that
-    /// is in the table.
+    /// Internal error: the model code reads a weight that is not in the weight table, or does not read a
+    /// weight that is in the table.
     #[error("weight `{tensor}` {what}: the model and the weight table disagree")]
     Table {
         /// Name of the weight on which the model and the weight table disagree.
@@ -154,7 +155,8 @@ pub enum WeightFileError {
         /// Position and reason of the parse error in the index.
         detail: String,
     },
-    /// A file name in the index is not a plain name inside the folder.
+    /// A file name in the index is not a plain file name, so that it may refer to a file outside of the model
+    /// folder.
     #[error("`{name}` is not the name of a file in this folder")]
     Outside {
         /// Invalid file name in the index.
@@ -209,7 +211,7 @@ pub enum StoredTensorError {
         /// Size of the target vocabulary.
         ids: usize,
     },
-    /// The dtype is not supported for offsets from draft ids to target ids.
+    /// The dtype is not supported for stored offsets from draft token ids to target token ids.
     #[error("dtype {0} is not supported for draft id offsets; I64 is")]
     OffsetDType(&'static str),
     /// A scale of the quantised KV cache or of activations is not a finite number above 0.
@@ -238,13 +240,13 @@ pub enum StoredTensorError {
     /// A weight is stored as its own tensor and in a fused tensor.
     #[error("contains the weight `{0}`, which is also stored separately")]
     StoredTwice(String),
-    /// Two tensors are spellings of the name of one weight.
+    /// Two stored tensors have different spellings of the same weight name.
     #[error("is another spelling of `{0}`, which is also stored")]
     OtherSpelling(String),
-    /// A weight that an MTP module stores as a copy differs from the original.
+    /// The MTP module stores a copy of a weight, and the copy differs from the original.
     #[error("differs from `{0}`, of which it must be a copy")]
     Copy(&'static str),
-    /// A scale that is stored under two names has two values.
+    /// A scale is stored under two names, and the two values differ.
     #[error("differs from `{0}`, which is another name of this scale")]
     ScaleSpelling(String),
     /// The stored LM head differs from the embedding that it is tied to.

@@ -1,4 +1,4 @@
-//! Expert load: device counters of the tokens that the routers send to each expert.
+//! Expert load: counters in device memory of the tokens that the routers send to each expert.
 
 use crate::ModelConfig;
 use ops::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter, OpError, Ops, Tensor};
@@ -14,7 +14,7 @@ impl ExpertLoad {
         Ok(Some(Self(ExpertLoadCounters::new(ops, config.layers, moe.experts)?)))
     }
 
-    /// Starts a copy of the counts to the host and resets them: see [`ExpertLoadCounters::take`].
+    /// Starts a copy of the counts to the host, and resets the counters: see [`ExpertLoadCounters::take`].
     pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadDownload>, OpError> {
         self.0.take(ops)
     }

@@ -1,12 +1,13 @@
-//! Expert placement (EPLB map) that the operator supplies: for each layer, the logical expert of every
-//! physical expert. Each rank has an equal, consecutive range of the physical experts. Frequently selected
+//! Expert placement (EPLB map), which the operator supplies: the logical expert of every physical expert of
+//! each layer. Each rank has an equally long, consecutive range of the physical experts. Frequently selected
 //! experts may have several copies.
 //!
-//! If an expert has several copies, the position of a token in its request selects the copy. The selected
-//! copy does not depend on batch and chunking, and the copies receive equal numbers of tokens.
+//! If an expert has several copies, the position of a token in its request selects the copy. The selection
+//! therefore does not depend on the batch or on chunked prefill, and each copy receives about the same number
+//! of tokens.
 //!
-//! Rows after those of the model's layers are for MTP modules. Without such a row, each expert of an MTP
-//! module has one copy, in ascending order of experts.
+//! The rows after the rows of the decoder layers are for MTP modules. If an MTP module has no row, each of
+//! its experts has one copy, in ascending order of experts.
 
 use crate::ModelConfig;
 use crate::sharding::ParallelRank;
@@ -16,7 +17,7 @@ use std::ops::Range;
 /// Error of an expert placement that does not fit the model or the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpertPlacementError {
-    /// The model runs without expert parallelism, so every rank has a part of all experts.
+    /// The model runs without expert parallelism, where every rank has a slice of each expert.
     #[error("an expert placement needs expert parallelism over several ranks")]
     NotExpertParallel,
     /// The placement has the wrong number of layers.
@@ -29,7 +30,8 @@ pub enum ExpertPlacementError {
         /// Number of MTP modules of the model, for which the placement may have further rows.
         mtp_modules: usize,
     },
-    /// The experts of an MTP module without a row cannot be split evenly over the ranks.
+    /// The placement has no row for an MTP module, and the experts of this module cannot be split evenly over
+    /// the ranks.
     #[error(
         "the placement has no row for the MTP module, and {experts} experts cannot be split over {ranks} ranks"
     )]
@@ -73,7 +75,7 @@ pub enum ExpertPlacementError {
         /// Logical expert without a physical expert.
         expert: usize,
     },
-    /// An expert has two copies on one rank; the second copy would not balance any load.
+    /// An expert has two copies on the same rank; a second copy there does not balance the load.
     #[error("layer {layer}: expert {expert} has two copies on rank {rank}")]
     DuplicateCopy {
         /// Index of the layer.

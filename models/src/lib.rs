@@ -1,8 +1,9 @@
-//! Models: configurations, loading of weights, and forward passes. Each architecture has one file, which
-//! composes parallel layers.
+//! Models: configurations, weight loading and forward passes. Each architecture has one file, which combines
+//! parallel layers.
 //!
-//! A model computes formulas only; it is independent of requests, of KV block allocation and of GPU vendors.
-//! [`ModelConfig`] defines the arithmetic, [`load_model`] loads the weights, [`Model`] computes.
+//! A model only performs the computation; it is independent of requests, of KV block allocation and of GPU
+//! vendors. [`ModelConfig`] defines the computation, [`load_model`] loads the weights, and [`Model`] runs
+//! forward passes.
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -29,7 +30,7 @@ pub mod weight_table;
 mod weights;
 
 pub use config::{ModelArchitecture, ModelConfig, ModelConfigError};
-pub use eagle3::{AuxHiddenStates, DraftPassOutput, Eagle3Model};
+pub use eagle3::{AuxHiddenStateCollector, DraftPassOutput, Eagle3Model};
 pub use error::{ForwardError, ModelLoadError, StoredTensorError, WeightFileError};
 pub use expert_load::ExpertLoad;
 pub use expert_placement::{ExpertPlacementError, check_placement};

@@ -1,13 +1,15 @@
-//! Llama 2, 3 and 3.x (`LlamaForCausalLM`), after transformers `modeling_llama.py`.
+//! Llama 2, 3 and 3.x (`LlamaForCausalLM`), based on transformers `modeling_llama.py`.
 //!
-//! RoPE scaling is default, linear, llama3 or yarn; the configuration decides whether projections have biases
-//! and whether the LM head is tied. Architectures whose layers differ in the configuration only use the same layer:
-//! Granite (`modeling_granite.py`: multipliers), SmolLM3 (`modeling_smollm3.py`: layers without RoPE) and Seed-OSS
-//! (`modeling_seed_oss.py`: biases). Reference outputs for tests: `tests/data/golden/{llama,granite,smollm3,seed_oss}-*`.
+//! RoPE scaling is default, linear, llama3 or yarn; the configuration determines whether projections have
+//! biases and whether the LM head is tied. The same layer is used for architectures that differ only in their
+//! configuration: Granite (`modeling_granite.py`, `modeling_granitemoehybrid.py`: multipliers), SmolLM3
+//! (`modeling_smollm3.py`: layers without RoPE), Seed-OSS (`modeling_seed_oss.py`: biases) and OLMo 2 and 3
+//! (`modeling_olmo2.py`, `modeling_olmo3.py`: output norms, QK norm over all heads). Reference outputs for tests:
+//! `tests/data/golden/{llama,granite,granite4,smollm3,seed_oss,olmo2,olmo3}-*`.
 
 use crate::layers::{
-    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNormLayer,
-    RotaryEmbedding,
+    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RotaryEmbedding,
+    SublayerNorms,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
@@ -18,22 +20,23 @@ pub(crate) type LlamaModel = DecoderModel<LlamaLayer>;
 /// Decoder layer of Llama: GQA, followed by a gated MLP.
 #[derive(Debug)]
 pub(crate) struct LlamaLayer {
-    attn_norm: RmsNormLayer,
+    attn_norms: SublayerNorms,
     attn: GqaAttention,
-    mlp_norm: RmsNormLayer,
+    mlp_norms: SublayerNorms,
     mlp: GatedMlp,
 }
 
 impl DecoderLayer for LlamaLayer {
-    /// Computes `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
+    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`, or with output norms `x += norm(attn(x)); x +=
+    /// norm(mlp(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        self.attn.forward(f, x, &self.attn_norm, logits_indices)?;
-        self.mlp.forward(f, x, &self.mlp_norm)
+        self.attn.forward(f, x, &self.attn_norms, logits_indices)?;
+        self.mlp.forward(f, x, &self.mlp_norms)
     }
 
     fn load(
@@ -44,11 +47,7 @@ impl DecoderLayer for LlamaLayer {
     ) -> Result<Self, ModelLoadError> {
         let attn = GqaAttention::load(config, &w.at("self_attn"), None, rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), config.mlp_bias)?;
-        Ok(Self {
-            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.stream_eps())?,
-            attn,
-            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.stream_eps())?,
-            mlp,
-        })
+        let [attn_norms, mlp_norms] = SublayerNorms::load_both(config, w)?;
+        Ok(Self { attn_norms, attn, mlp_norms, mlp })
     }
 }

@@ -22,7 +22,7 @@ use std::path::Path;
 pub enum LoadFormat {
     /// Safetensors files in the model folder.
     Safetensors,
-    /// Hash function that computes the values of synthetic checkpoints; the folder needs no weight files.
+    /// Synthetic values that a hash function computes; the folder needs no weight files.
     Synth {
         /// Seed from which all weight values are computed.
         seed: u64,
@@ -31,10 +31,10 @@ pub enum LoadFormat {
 
 /// Options of `load_model` and `load_eagle3`.
 pub struct ModelLoadOptions<'a> {
-    /// Ops of the device on which weights are stored; the dtype of the ops is the dtype of the model.
+    /// Ops of the device on which weights are stored. The dtype of the ops is also the dtype of the model.
     pub ops: &'a Ops,
-    /// Index of this rank on the tensor-parallel and expert-parallel axes. It must agree with the parallel
-    /// groups in the `ForwardContext` of later forward passes.
+    /// Indices of this rank on the tensor-parallel and expert-parallel axes. They must agree with the
+    /// parallel groups in the `ForwardContext` of later forward passes.
     pub ranks: ParallelRanks,
     /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub placement: Option<&'a ExpertPlacement>,
@@ -42,13 +42,14 @@ pub struct ModelLoadOptions<'a> {
     pub format: LoadFormat,
     /// Dtype of the KV cache: the model's dtype, or fp8.
     pub kv_dtype: DType,
-    /// Longest context that requests can use: number of positions of the RoPE tables.
+    /// Number of positions in the RoPE tables: the longest context that requests can use, in tokens.
     pub max_positions: usize,
     /// Number of threads that compute synthetic weights, or hash the loaded weights for the digest.
     pub threads: usize,
     /// Called with the number of weight bytes loaded so far and the total number of weight bytes.
     pub progress: &'a mut dyn FnMut(u64, u64),
-    /// Sum to which the digests of all loaded bytes are added, so that ranks can compare their weights.
+    /// Accumulator to which the digests of all loaded bytes are added, so that ranks can compare their
+    /// weights.
     pub digest: &'a mut WeightsDigest,
 }
 
@@ -62,7 +63,7 @@ impl std::fmt::Debug for ModelLoadOptions<'_> {
     }
 }
 
-/// Loads a rank's part of a model from a folder; `config` is the parsed configuration of the folder.
+/// Loads this rank's part of a model from a folder; `config` is the parsed configuration of the model folder.
 ///
 /// All names, shapes, dtypes and sizes are checked before the first weight is read.
 pub fn load_model(
@@ -81,9 +82,14 @@ pub fn load_model(
     let loaded = match config.architecture {
         ModelArchitecture::Llama
         | ModelArchitecture::Granite
+        | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::SmolLm3
+        | ModelArchitecture::Olmo2
+        | ModelArchitecture::Olmo3
         | ModelArchitecture::SeedOss => LlamaModel::load(config, &w)?,
-        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 => MistralModel::load(config, &w)?,
+        ModelArchitecture::Mistral
+        | ModelArchitecture::Mistral3
+        | ModelArchitecture::Ministral3 => MistralModel::load(config, &w)?,
         ModelArchitecture::Mixtral => MixtralModel::load(config, &w)?,
         ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
         ModelArchitecture::Qwen2Moe => Qwen2MoeModel::load(config, &w)?,
@@ -103,7 +109,7 @@ pub fn load_model(
     Ok(loaded)
 }
 
-/// Loads a rank's part of the EAGLE-3 draft model of the target model `target`.
+/// Loads this rank's part of the EAGLE-3 draft model for the target model `target`.
 pub fn load_eagle3(
     dir: &Path,
     config: &ModelConfig,

@@ -1,4 +1,4 @@
-//! Digest of a model folder. Processes compare it to check that they serve the same model.
+//! Digest of a model folder. Processes compare their digests to check that they serve the same model.
 
 use crate::weights::weight_files;
 use crate::{LoadFormat, ModelLoadError};
@@ -8,8 +8,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Number of bytes at the start of a weight file that are hashed completely. They contain the header with
-/// names, dtypes, shapes and offsets of the tensors; a longer header is hashed up to this size.
+/// Maximum number of header bytes of a weight file that are hashed. The header contains the names, dtypes,
+/// shapes and offsets of the tensors.
 const HEADER_BYTES: u64 = 16 << 20;
 /// Number of samples that are hashed in a weight file, spread evenly over the file.
 const SAMPLES: u64 = 32;
@@ -18,10 +18,10 @@ const SAMPLE_BYTES: u64 = 256;
 
 /// Digest of `config.json` and, if the weights are files, of the name, size, header and samples of each file.
 ///
-/// Reads a few kilobytes of each file before weights are loaded. Another checkpoint or an incomplete copy
-/// changes the digest, but a difference of a few bytes may go undetected; [`protocol::WeightsDigest`] covers
-/// all bytes that are loaded. The digest detects mistakes (two mounts, an incomplete download), not
-/// manipulation.
+/// Only the header and 8 KiB of samples of each file are read, before weights are loaded. A different
+/// checkpoint or an incomplete copy changes the digest, but a difference of a few bytes may go undetected;
+/// [`protocol::WeightsDigest`] covers all bytes that are loaded. The digest detects mistakes (different
+/// mounts, an incomplete download), not manipulation.
 ///
 /// Errors: a file cannot be read, or the folder has no weights.
 pub fn manifest(dir: &Path, format: LoadFormat) -> Result<u64, ModelLoadError> {
@@ -42,11 +42,11 @@ pub fn manifest(dir: &Path, format: LoadFormat) -> Result<u64, ModelLoadError> {
     Ok(digest)
 }
 
-/// Digest of the size, the header and the samples of a weight file, seeded with `seed`. The content is not
-/// validated here, but when it is loaded.
+/// Digest of the size, the header and the samples of a weight file, seeded with `seed`. The file content is
+/// not validated here, but when the weights are loaded.
 fn file_digest(path: &Path, seed: u64) -> io::Result<u64> {
-    // The file is read, not mapped: if the file is truncated in the meantime, a read returns an error,
-    // whereas an access to a mapping would end the process with SIGBUS.
+    // The file is read instead of mapped into memory: if the file is truncated meanwhile, a read returns an
+    // error, whereas an access to mapped memory would terminate the process with SIGBUS.
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut digest = digest_bytes(&size.to_le_bytes(), seed);

@@ -3,10 +3,10 @@
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
-use crate::{AuxHiddenStates, ExpertLoad, ForwardError, ModelConfig};
+use crate::{AuxHiddenStateCollector, ExpertLoad, ForwardError, ModelConfig};
 use collectives::ParallelGroup;
 use ops::{
-    DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvOrder, KvPool, KvPoolLayout,
+    DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvPool, KvPoolLayout, KvTileOrder,
     MlaKvLayout, OpError, Ops, Tensor,
 };
 use protocol::{KvGroup, KvKind, KvSpec};
@@ -19,13 +19,13 @@ pub struct ForwardContext<'a> {
     pub ops: &'a Ops,
     /// Tensor-parallel group: the ranks over which every layer is split.
     pub tp: &'a ParallelGroup,
-    /// Data-parallel group: the ranks of all replicas that share experts with this rank. These ranks have
-    /// equal parts of all other weights, but process different tokens.
+    /// Data-parallel group: the ranks of all replicas among which the experts are distributed. These ranks
+    /// have the same parts of all other weights as this rank, but process different tokens.
     pub dp: &'a ParallelGroup,
-    /// Maximum number of tokens that any rank of `dp` has in this step; buffers of the all-gather have this
-    /// number of rows per rank.
+    /// Maximum number of tokens that any rank of `dp` has in this step; each rank has this number of rows in
+    /// the all-gather buffers.
     pub dp_rows: usize,
-    /// Collective with which tokens are exchanged with experts on other ranks of `dp`.
+    /// Collective operation by which tokens are exchanged with experts on other ranks of `dp`.
     pub expert_exchange: ExpertExchange,
     /// KV cache of this rank.
     pub kv: &'a KvPool,
@@ -35,23 +35,24 @@ pub struct ForwardContext<'a> {
     /// other tokens after its attention. `None` = hidden states of all tokens.
     pub logits_indices: Option<&'a Tensor>,
     /// Collector of auxiliary hidden states for an EAGLE-3 proposer; `None` if there is no such proposer.
-    pub aux_hidden_states: Option<&'a AuxHiddenStates<'a>>,
+    pub aux_hidden_states: Option<&'a AuxHiddenStateCollector<'a>>,
     /// Counters of the tokens routed to each expert; `None` if they are not counted.
     pub expert_load: Option<&'a ExpertLoad>,
     /// Probe that receives intermediate results; `None` in normal operation.
     pub probe: Option<&'a dyn ForwardObserver>,
 }
 
-/// Method by which tokens are exchanged with experts on other ranks. All ranks use the same method in a step.
+/// Method by which tokens are exchanged with experts on other ranks. In a step, all ranks use the same
+/// method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertExchange {
-    /// All-gather of the tokens, then reduce-scatter of the results. Buffer sizes are independent of routing,
-    /// so the exchange can be captured into a GPU graph.
+    /// All-gather of the tokens, then reduce-scatter of the results. Buffer sizes do not depend on routing,
+    /// so that the exchange can be captured into a CUDA or HIP graph.
     AllGather,
     /// All-to-all: each rank receives only the tokens that are routed to its experts. Before the exchange,
     /// the ranks exchange token counts through the host.
     AllToAll,
-    /// The method that is expected to be faster if tokens are routed uniformly.
+    /// All-gather or all-to-all, whichever is expected to be faster with uniform routing.
     Auto,
 }
 
@@ -65,14 +66,14 @@ impl fmt::Debug for ForwardContext<'_> {
 /// Receives intermediate results of a forward pass, for comparison with a reference. A probe never changes
 /// the outputs of the model.
 pub trait ForwardObserver {
-    /// Called with the residual stream `x [tokens, hidden size]` after layer `layer`.
+    /// Called with the hidden states `x [tokens, hidden size]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
 
-    /// Called with the experts and weights that the router of layer `layer` selected.
+    /// Called with the experts and expert weights that the router of layer `layer` selected for each token.
     fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
 }
 
-/// Target model, with the classification head and the enabled MTP module of the same checkpoint.
+/// Target model, with the classification head and the MTP module of the same checkpoint if they are used.
 pub struct LoadedModel {
     /// Target model, without its MTP module.
     pub model: Box<dyn Model>,
@@ -88,12 +89,12 @@ impl fmt::Debug for LoadedModel {
     }
 }
 
-/// MTP (NextN) module: predicts the token after the next token. The LM head of the target model computes its
-/// logits.
+/// MTP (NextN) module: predicts the token after the next token. The LM head of the target model computes the
+/// logits from the module's hidden states.
 pub trait MtpModel: Send {
     /// Computes hidden states `[tokens, hidden size]`. `ids [tokens]` are token ids at positions above 0, and
-    /// `previous [tokens, hidden size]` are the hidden states of the tokens before them. From the results,
-    /// the LM head computes the logits of the tokens that follow `ids`.
+    /// `previous [tokens, hidden size]` are the hidden states of the preceding tokens. From the result, the
+    /// LM head computes the logits of the tokens that follow `ids`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -101,8 +102,8 @@ pub trait MtpModel: Send {
         previous: &Tensor,
     ) -> Result<Tensor, ForwardError>;
 
-    /// Writes keys and values of these tokens to the KV cache, for later draft tokens; computes no hidden
-    /// states. Keys and values at position 0 are never read.
+    /// Writes the keys and values of the tokens `ids` to the KV cache, for later draft tokens; computes no
+    /// hidden states. Keys and values at position 0 are never read.
     fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -114,7 +115,8 @@ pub trait MtpModel: Send {
 /// Target model: an architecture with its weights on this rank.
 pub trait Model: Send {
     /// Computes the hidden states after the final norm, `[rows, hidden size]`, from token ids `[tokens]`. The
-    /// rows are the tokens of [`ForwardContext::logits_indices`], or all tokens.
+    /// rows correspond to the tokens at [`ForwardContext::logits_indices`], or to all tokens if there are no
+    /// indices.
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
     /// Embeds token ids `[tokens]` to `[tokens, hidden size]`, the input of the first layer.
@@ -130,19 +132,20 @@ pub trait Model: Send {
     -> Result<Tensor, ForwardError>;
 }
 
-/// Returns the KV cache groups of this model for the scheduler, with elements of `dtype`, on one rank of
-/// `ranks`.
+/// Returns the KV cache groups of this model for the scheduler, for one rank of `ranks` and KV cache elements
+/// of the type `dtype`.
 ///
-/// Every supported layer caches keys and values, or compressed KV, of every position, so the model has one
-/// group. A model with a proposer also stores the hidden state at each block boundary. The bytes of this
-/// hidden state are counted here, but it is stored outside of the KV pool.
+/// Every supported layer caches keys and values, or compressed KV, of every position, so that the model has
+/// one group. A model with an MTP or EAGLE-3 proposer also stores the hidden state at each block boundary.
+/// The bytes of this hidden state are included in `bytes_per_block`, although it is stored outside of the KV
+/// pool.
 pub fn kv_spec(
     config: &ModelConfig,
     dtype: DType,
     block_tokens: u32,
     ranks: &ParallelRanks,
 ) -> Result<KvSpec, UnevenSplitError> {
-    let layout = kv_layout(config, dtype, 1, block_tokens as usize, KvOrder::RowMajor, ranks)?;
+    let layout = kv_layout(config, dtype, 1, block_tokens as usize, KvTileOrder::RowMajor, ranks)?;
     let kind = match layout {
         KvPoolLayout::Heads(_) => KvKind::Full,
         KvPoolLayout::Mla(_) => KvKind::Mla,
@@ -154,14 +157,14 @@ pub fn kv_spec(
     Ok(KvSpec { block_tokens, groups })
 }
 
-/// Returns the layout of the KV pool, with `blocks` blocks of `block_tokens` tokens. `order` is the order of
-/// elements in a block that the kernels of the device require.
+/// Returns the layout of the KV pool with `blocks` blocks of `block_tokens` tokens. `order` is the element
+/// order within a block that the attention kernels of the device require.
 pub fn kv_layout(
     config: &ModelConfig,
     dtype: DType,
     blocks: usize,
     block_tokens: usize,
-    order: KvOrder,
+    order: KvTileOrder,
     ranks: &ParallelRanks,
 ) -> Result<KvPoolLayout, UnevenSplitError> {
     let layers = config.kv_layers();

@@ -1,4 +1,4 @@
-//! Qwen3 dense (`Qwen3ForCausalLM`), after transformers `modeling_qwen3.py`.
+//! Qwen3 dense (`Qwen3ForCausalLM`), based on transformers `modeling_qwen3.py`.
 //!
 //! Queries and keys have an RMS norm per head before RoPE; `head_dim` is independent of the hidden size.
 //! Reference outputs for tests: `tests/data/golden/qwen3-*`.
@@ -51,8 +51,7 @@ impl DecoderLayer for Qwen3Layer {
     }
 }
 
-/// Loads the attention of Qwen layers, with QK norm if the architecture has one; dense and MoE models use the same
-/// attention.
+/// Loads the attention of a Qwen layer, dense or MoE, with QK norm if the architecture has one.
 pub(crate) fn attention(
     config: &ModelConfig,
     w: &Weights<'_>,

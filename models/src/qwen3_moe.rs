@@ -1,9 +1,10 @@
-//! Qwen3 MoE (`Qwen3MoeForCausalLM`) and Qwen2 MoE (`Qwen2MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`
-//! and `modeling_qwen2_moe.py`.
+//! Qwen3 MoE (`Qwen3MoeForCausalLM`) and Qwen2 MoE (`Qwen2MoeForCausalLM`), based on transformers
+//! `modeling_qwen3_moe.py` and `modeling_qwen2_moe.py`.
 //!
 //! Qwen3 MoE is Qwen3 with experts instead of a dense MLP in the layers that the configuration selects. The
-//! router's GEMM and softmax are computed in f32 for every dtype. Qwen2 MoE has biases instead of QK norm, and a shared
-//! expert with a gate. Reference outputs for tests: `tests/data/golden/qwen3_moe-*`, `qwen2_moe-*`.
+//! GEMM and the softmax of the router are computed in f32 for every dtype. Qwen2 MoE has biases instead of QK
+//! norm, and a shared expert with a gate. Reference outputs for tests: `tests/data/golden/qwen3_moe-*`,
+//! `qwen2_moe-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNormLayer,
@@ -15,10 +16,10 @@ use ops::Tensor;
 /// Qwen3 model with experts.
 pub(crate) type Qwen3MoeModel = DecoderModel<Qwen3MoeLayer>;
 
-/// Qwen2 model with experts; its layers differ from those of Qwen3 MoE in their configuration only.
+/// Qwen2 MoE model; its layers differ from Qwen3 MoE layers only in their configuration.
 pub(crate) type Qwen2MoeModel = DecoderModel<Qwen3MoeLayer>;
 
-/// Decoder layer of Qwen3 MoE: GQA with QK norm, followed by experts or a gated MLP.
+/// Decoder layer of Qwen3 MoE: GQA with QK norm, followed by experts or a dense MLP.
 #[derive(Debug)]
 pub(crate) struct Qwen3MoeLayer {
     attn_norm: RmsNormLayer,

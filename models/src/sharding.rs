@@ -1,8 +1,9 @@
 //! Sharding of weights over ranks. The table in `weight_table.rs` has a [`ShardSpec`] for each weight;
-//! [`ShardSpec::slice`] computes the rows and columns of the weight that one rank reads.
+//! [`ShardSpec::slice`] computes the rows and columns of the weight that a rank reads.
 //!
-//! Weights are stored as `[outputs, inputs]`, so a split of the outputs (column parallel) splits the rows of
-//! the stored matrix. An uneven split is rejected with an error that contains the numbers.
+//! Weights are stored as `[outputs, inputs]`, so that a split of the outputs (column parallel) splits the
+//! rows of the stored matrix. If a dimension cannot be split evenly, an error with the dimension, its size
+//! and the number of ranks is returned.
 
 use crate::ModelConfig;
 use ops::VocabShard;
@@ -17,37 +18,37 @@ pub enum ShardSpec {
     /// rows.
     VocabRows,
     /// Outputs are split by attention head.
-    Heads(HeadKind),
+    Heads(AttentionHeadKind),
     /// Outputs are split into equal parts (column parallel).
     Cols,
     /// Inputs are split into equal parts that are multiples of the unit (row parallel); the partial products
     /// are all-reduced.
     Rows(SplitUnit),
-    /// Only rank 0 has the weight. Used for biases, which must be added once before the all-reduce.
+    /// Only rank 0 has the weight. Used for biases that must be added only once to a sum over the ranks.
     FirstRankOnly,
-    /// Outputs of an expert's weight: not split with expert parallelism, otherwise split as `Cols`.
+    /// Outputs of an expert weight: split as `Cols`, or not split with expert parallelism.
     ExpertCols,
-    /// Inputs of an expert's weight: not split with expert parallelism, otherwise split as `Rows`.
+    /// Inputs of an expert weight: split as `Rows`, or not split with expert parallelism.
     ExpertRows,
 }
 
 /// Kind of attention heads whose rows a projection computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadKind {
+pub enum AttentionHeadKind {
     /// Query heads.
     Query,
-    /// KV heads; with fewer heads than ranks, several ranks have the same head.
+    /// KV heads; if there are fewer heads than ranks, several ranks have the same head.
     KeyValue,
     /// Key and value of each query head, up-projected from compressed KV (MLA).
     MlaKvUp,
 }
 
-/// Smallest unit of input channels that a row-parallel split keeps together.
+/// Group of input channels that a row-parallel split does not separate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitUnit {
-    /// A split may separate any two input channels.
+    /// Single input channels: the split may be at any channel.
     Channel,
-    /// All value channels of one attention head are on one rank.
+    /// All value channels of an attention head, which remain on one rank.
     Head,
 }
 
@@ -65,9 +66,9 @@ pub struct ParallelRank {
 pub struct ParallelRanks {
     /// Index of this rank and number of ranks on the tensor-parallel axis.
     pub tp: ParallelRank,
-    /// Index of this rank and number of ranks on the expert-parallel axis. With one rank, experts are split
-    /// like dense weights. Otherwise whole experts are distributed over all ranks of all replicas; the ranks
-    /// of one replica have consecutive indices.
+    /// Index of this rank and number of ranks on the expert-parallel axis. If the axis has one rank, experts
+    /// are split like dense weights. Otherwise whole experts are distributed over all ranks of all replicas;
+    /// the ranks of a replica have consecutive indices.
     pub ep: ParallelRank,
 }
 
@@ -98,14 +99,15 @@ pub struct UnevenSplitError {
     pub nearest: usize,
 }
 
-/// The number of vocabulary rows per rank, with padding, is a multiple of this number.
+/// Number of vocabulary rows per rank, with padding, is a multiple of this value.
 const VOCAB_UNIT: usize = 64;
 
 impl ParallelRank {
     /// The only rank of an axis whose parallel size is 1.
     pub const SINGLE: Self = Self { rank: 0, size: 1 };
 
-    /// Range of the items that this rank has of `count` items; returns an error if they do not split evenly.
+    /// Range of the `count` items that belong to this rank; returns an error if the items cannot be split
+    /// evenly. `what` is the name of the dimension in the error message.
     pub fn share(self, what: &'static str, count: usize) -> Result<Range<usize>, UnevenSplitError> {
         if !count.is_multiple_of(self.size) {
             let ranks = self.size;
@@ -119,7 +121,7 @@ impl ParallelRank {
 }
 
 impl ParallelRanks {
-    /// Tensor-parallel and expert-parallel index of a model that runs on one device.
+    /// Indices of the only rank of a model that runs on one device.
     pub const SINGLE: Self = Self { tp: ParallelRank::SINGLE, ep: ParallelRank::SINGLE };
 
     /// Range of the query heads that this rank computes.
@@ -127,8 +129,8 @@ impl ParallelRanks {
         self.tp.share("num_attention_heads", config.heads)
     }
 
-    /// Range of the KV heads that this rank computes; with more ranks than heads, several ranks have the same
-    /// head.
+    /// Range of the KV heads that this rank computes; if there are more ranks than heads, several ranks have
+    /// the same head.
     pub fn kv_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplitError> {
         const WHAT: &str = "num_key_value_heads";
         let (heads, size) = (config.kv_heads, self.tp.size);
@@ -163,16 +165,16 @@ impl ParallelRanks {
         VocabShard { first_id: ids.start, ids: ids.len(), cols, vocab, ranks: self.tp.size }
     }
 
-    /// Range of the whole experts on this rank with expert parallelism.
+    /// Range of the experts on this rank with expert parallelism, where each expert is wholly on one rank.
     pub fn experts(&self, experts: usize) -> Result<Range<usize>, UnevenSplitError> {
         self.ep.share("num_experts", experts)
     }
 }
 
 impl ShardSpec {
-    /// Returns the part of a stored `[rows, cols]` matrix that the rank at `ranks` reads. With expert
-    /// parallelism, the result for an expert's weight is the whole matrix; callers skip experts of other
-    /// ranks.
+    /// Returns the part of a stored `[rows, cols]` matrix that the rank with the indices `ranks` reads. With
+    /// expert parallelism, the result for an expert weight is the whole matrix; callers do not load the
+    /// experts of other ranks.
     pub fn slice(
         self,
         [rows, cols]: [usize; 2],
@@ -189,13 +191,13 @@ impl ShardSpec {
                 let (rows, padding) = ranks.vocab(rows);
                 WeightSlice { rows, padding, ..whole }
             }
-            Self::Heads(HeadKind::Query) => {
+            Self::Heads(AttentionHeadKind::Query) => {
                 WeightSlice { rows: heads(ranks.query_heads(config)?), ..whole }
             }
-            Self::Heads(HeadKind::KeyValue) => {
+            Self::Heads(AttentionHeadKind::KeyValue) => {
                 WeightSlice { rows: heads(ranks.kv_heads(config)?), ..whole }
             }
-            Self::Heads(HeadKind::MlaKvUp) => {
+            Self::Heads(AttentionHeadKind::MlaKvUp) => {
                 let dim = config.mla.map_or(0, |mla| mla.qk_nope_head_dim + mla.v_head_dim);
                 WeightSlice { rows: scaled(ranks.query_heads(config)?, dim), ..whole }
             }
@@ -256,10 +258,10 @@ mod tests {
                 4,
                 "0..64x0..4 64..128x0..4 128..130+62x0..4 130..130+64x0..4",
             ),
-            (ShardSpec::Heads(HeadKind::Query), [64, 4], 2, "0..32x0..4 32..64x0..4"),
-            (ShardSpec::Heads(HeadKind::KeyValue), [32, 4], 2, "0..16x0..4 16..32x0..4"),
+            (ShardSpec::Heads(AttentionHeadKind::Query), [64, 4], 2, "0..32x0..4 32..64x0..4"),
+            (ShardSpec::Heads(AttentionHeadKind::KeyValue), [32, 4], 2, "0..16x0..4 16..32x0..4"),
             (
-                ShardSpec::Heads(HeadKind::KeyValue),
+                ShardSpec::Heads(AttentionHeadKind::KeyValue),
                 [32, 4],
                 4,
                 "0..16x0..4 0..16x0..4 16..32x0..4 16..32x0..4",
@@ -280,7 +282,10 @@ mod tests {
     fn uneven_splits_are_rejected_with_the_numbers() {
         let nearest = "num_attention_heads 4 cannot be split over 3 ranks; \
                        the nearest number that works is 2";
-        assert_eq!(split(ShardSpec::Heads(HeadKind::Query), [64, 4], 3), [nearest; 3].join(" "));
+        assert_eq!(
+            split(ShardSpec::Heads(AttentionHeadKind::Query), [64, 4], 3),
+            [nearest; 3].join(" ")
+        );
         let error = ranks(0, 3).kv_heads(&tiny("Qwen3ForCausalLM")).unwrap_err();
         assert_eq!((error.count, error.ranks, error.nearest), (2, 3, 2));
         assert!(split(ShardSpec::Cols, [10, 4], 4).contains("output channels 10 cannot be split"));

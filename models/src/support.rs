@@ -5,7 +5,7 @@ use crate::ModelArchitecture;
 /// Kind of attention that an architecture uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionKind {
-    /// Grouped-query attention (multi-head and multi-query attention included).
+    /// Grouped-query attention, which includes multi-head and multi-query attention.
     Gqa,
     /// Multi-head latent attention with a compressed KV cache.
     Mla,
@@ -26,11 +26,11 @@ pub struct ArchitectureSupport {
     pub formats: Fp8Support,
     /// Names of published checkpoints of the architecture, listed as examples in `docs/models.md`.
     pub examples: &'static [&'static str],
-    /// Restrictions on fields of `config.json`: other values are rejected.
+    /// Restrictions on fields of `config.json`; other values are rejected.
     pub limits: &'static [&'static str],
 }
 
-/// Support of FP8 formats, in addition to the formats f32, bf16 and f16 that all architectures support.
+/// Supported FP8 formats, in addition to f32, bf16 and f16, which all architectures support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fp8Support {
     /// FP8 e4m3 weights with dynamic or static activation scales.
@@ -44,6 +44,7 @@ const LONG_WINDOWS: &str = "`sliding_window`: below `max_position_embeddings` it
 const LONGROPE: &str = "`rope_scaling`: `longrope`; if the configured maximum length exceeds \
     `original_max_position_embeddings`, all requests use `long_factor`, otherwise all use `short_factor`";
 const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
+const DENSE_GRANITE: &str = "`num_local_experts`: 0; `layer_types`: `attention` in every layer";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
@@ -80,10 +81,13 @@ impl ModelArchitecture {
                 ..DENSE
             },
             Self::Mistral3 => ArchitectureSupport {
-                examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509"],
+                examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509", "Ministral-3"],
                 limits: &[TEXT_PART, NO_WINDOWS, FULL_ROPE],
                 ..DENSE
             },
+            Self::Ministral3 => {
+                ArchitectureSupport { examples: &["Ministral-3 (text only)"], ..DENSE }
+            }
             Self::Qwen3Vl => ArchitectureSupport {
                 examples: &["Qwen3-VL-2B to 32B"],
                 limits: &[TEXT_PART, FULL_ROPE],
@@ -117,7 +121,18 @@ impl ModelArchitecture {
             Self::Granite => {
                 ArchitectureSupport { examples: &["Granite 3.x"], limits: &[FULL_ROPE], ..DENSE }
             }
+            Self::GraniteMoeHybrid => ArchitectureSupport {
+                examples: &["Granite-4.0-micro, 350m, 1b"],
+                limits: &[DENSE_GRANITE, FULL_ROPE],
+                ..DENSE
+            },
             Self::SmolLm3 => ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE },
+            Self::Olmo2 => ArchitectureSupport {
+                examples: &["OLMo-2-1B to 32B"],
+                limits: &[FULL_ROPE],
+                ..DENSE
+            },
+            Self::Olmo3 => ArchitectureSupport { examples: &["OLMo 3 without windows"], ..DENSE },
             Self::SeedOss => {
                 ArchitectureSupport { examples: &["Seed-OSS-36B"], limits: &[FULL_ROPE], ..DENSE }
             }

@@ -1,13 +1,13 @@
 //! Table of all weights of all supported architectures: name in the checkpoint, shape, sharding, and
-//! distribution of the values in a synthetic checkpoint. The loader, its coverage check and the writer of
-//! synthetic checkpoints use this table only.
+//! distribution of the values in a synthetic checkpoint. The weight loader, its check for missing and
+//! unexpected tensors, and the writer of synthetic checkpoints all use this table.
 
 mod weight_dim;
 
 use self::weight_dim::WeightDim;
 use crate::ModelConfig;
-use crate::config::{LayerQuantization, ModelHead};
-use crate::sharding::{HeadKind, ShardSpec, SplitUnit};
+use crate::config::{LayerQuantization, ModelHead, NormPlacement};
+use crate::sharding::{AttentionHeadKind, ShardSpec, SplitUnit};
 use crate::synth::SynthDistribution;
 use crate::weights::family_name;
 
@@ -15,13 +15,14 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 /// Name of the classification head of checkpoints that score text pairs.
 pub(crate) const SCORE: &str = "score.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Name of the embedding in an EAGLE-3 checkpoint; a checkpoint without it uses the embedding of the target
-/// model.
+/// Name of the embedding in an EAGLE-3 checkpoint; if it is absent, the embedding of the target model is
+/// used.
 pub(crate) const EAGLE_EMBEDDING: &str = "embed_tokens.weight";
-/// Name of the offsets from draft token ids to target token ids; absent if the draft vocabulary is the target
+/// Name of the offsets from draft token ids to target token ids; absent if both models have the same
 /// vocabulary.
 pub(crate) const DRAFT_TO_TARGET: &str = "d2t";
-/// Name prefix of the decoder layer in EAGLE-3 checkpoints: older checkpoints, then newer checkpoints.
+/// Name prefix of the decoder layer in EAGLE-3 checkpoints: first of older checkpoints, then of newer
+/// checkpoints.
 pub(crate) const MIDLAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
 /// Name, shape, sharding and storage of one weight of a checkpoint.
@@ -37,14 +38,14 @@ pub struct TensorSpec {
     pub values: SynthDistribution,
     /// Scales of the weight; `None` if the weight cannot be stored in fp8.
     pub scales: Option<ScaleSpec>,
-    /// Whether a checkpoint may omit the weight. Synthetic checkpoints omit it.
+    /// Whether a checkpoint may omit the weight. Synthetic checkpoints omit optional weights.
     pub optional: bool,
 }
 
 /// Metadata of the scales of a weight that may be stored in fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleSpec {
-    /// Format of weights and activations.
+    /// Quantisation format of the weight and of the activations.
     pub format: LayerQuantization,
     /// Whether a synthetic checkpoint stores the weight in fp8 with these scales; false if the configuration
     /// excludes the weight from quantisation.
@@ -70,13 +71,13 @@ impl TensorSpec {
     }
 
     /// Names under which checkpoints may store the scales of this weight in the format `format`. Synthetic
-    /// checkpoints use the first one.
+    /// checkpoints use the first name.
     pub fn scale_names(&self, format: LayerQuantization) -> impl Iterator<Item = String> {
         format.suffixes.iter().map(|suffix| format!("{}{suffix}", self.name))
     }
 
-    /// Names under which checkpoints may store the static scale of the activations of this weight. Synthetic
-    /// checkpoints use the first one.
+    /// Names under which checkpoints may store the static activation scale of this weight. Synthetic
+    /// checkpoints use the first name.
     #[must_use]
     pub fn input_scale_names(&self) -> [String; 2] {
         let module = self.name.strip_suffix(".weight").unwrap_or(&self.name);
@@ -96,7 +97,7 @@ impl TensorSpec {
     }
 }
 
-/// Part of the model that has a weight. It determines the name prefix of the weight.
+/// Part of the model to which a weight belongs. It determines the name prefix of the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WeightScope {
     Top,
@@ -108,13 +109,13 @@ enum WeightScope {
     Sparse,
     /// Weight of every routed expert, with the name prefix `model.layers.{i}.mlp.experts.{e}.`
     Expert,
-    /// Weight of MTP modules in addition to those of a decoder layer, with the name prefix
+    /// Weight of MTP modules in addition to the weights of a decoder layer, with the name prefix
     /// `model.layers.{i}.`
     Mtp,
     /// Weight of an EAGLE-3 draft model outside of its decoder layer, without name prefix.
     Eagle,
-    /// Weight of an EAGLE-3 draft model's decoder layer in addition to those of a Llama layer, with the name
-    /// prefix `midlayer.`
+    /// Weight of the decoder layer of an EAGLE-3 draft model in addition to the weights of a Llama layer,
+    /// with the name prefix `midlayer.`
     Midlayer,
 }
 
@@ -136,24 +137,27 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Top, HEAD, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, |c| !c.tied),
     (WeightScope::Top, SCORE, &[WeightDim::One, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| matches!(c.head, ModelHead::Classifier { .. })),
 
-    (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, |c| !has_output_norms(c)),
     (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
-    (WeightScope::Layer, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(HeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c)),
-    (WeightScope::Layer, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
-    (WeightScope::Layer, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Layer, "post_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_output_norms),
+    (WeightScope::Layer, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c)),
+    (WeightScope::Layer, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Layer, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
     (WeightScope::Layer, "self_attn.q_a_proj.weight", &[WeightDim::QLoraRank, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_q_lora),
     (WeightScope::Layer, "self_attn.q_a_layernorm.weight", &[WeightDim::QLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, has_q_lora),
-    (WeightScope::Layer, "self_attn.q_b_proj.weight", &[WeightDim::Query, WeightDim::QLoraRank], ShardSpec::Heads(HeadKind::Query), SynthDistribution::Linear, has_q_lora),
+    (WeightScope::Layer, "self_attn.q_b_proj.weight", &[WeightDim::Query, WeightDim::QLoraRank], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, has_q_lora),
     (WeightScope::Layer, "self_attn.kv_a_proj_with_mqa.weight", &[WeightDim::KvLoraRankPlusRope, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| c.mla.is_some()),
     (WeightScope::Layer, "self_attn.kv_a_layernorm.weight", &[WeightDim::KvLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.mla.is_some()),
-    (WeightScope::Layer, "self_attn.kv_b_proj.weight", &[WeightDim::MlaKvUp, WeightDim::KvLoraRank], ShardSpec::Heads(HeadKind::MlaKvUp), SynthDistribution::Linear, |c| c.mla.is_some()),
+    (WeightScope::Layer, "self_attn.kv_b_proj.weight", &[WeightDim::MlaKvUp, WeightDim::KvLoraRank], ShardSpec::Heads(AttentionHeadKind::MlaKvUp), SynthDistribution::Linear, |c| c.mla.is_some()),
     (WeightScope::Layer, "self_attn.o_proj.weight", &[WeightDim::Hidden, WeightDim::Value], ShardSpec::Rows(SplitUnit::Head), SynthDistribution::Linear, always),
-    (WeightScope::Layer, "self_attn.q_proj.bias", &[WeightDim::Query], ShardSpec::Heads(HeadKind::Query), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Layer, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Layer, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Layer, "self_attn.q_proj.bias", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Layer, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Layer, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
     (WeightScope::Layer, "self_attn.o_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.out_bias),
     (WeightScope::Layer, "self_attn.q_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
     (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
+    (WeightScope::Layer, "self_attn.q_norm.weight", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Norm, ModelConfig::full_qk_norm),
+    (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Norm, ModelConfig::full_qk_norm),
 
     (WeightScope::Dense, "mlp.gate_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
     (WeightScope::Dense, "mlp.up_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
@@ -195,6 +199,10 @@ fn always(_: &ModelConfig) -> bool {
     true
 }
 
+fn has_output_norms(config: &ModelConfig) -> bool {
+    config.norm_placement() == NormPlacement::Output
+}
+
 fn has_q_lora(config: &ModelConfig) -> bool {
     config.mla.is_some_and(|mla| mla.q_lora_rank.is_some())
 }
@@ -203,8 +211,9 @@ fn has_fc_norm(config: &ModelConfig) -> bool {
     config.eagle.is_some_and(|eagle| eagle.fc_norm)
 }
 
-/// Whether an EAGLE-3 checkpoint may omit the weight: the embedding if the target model has an embedding of
-/// equal size, and the offsets if the draft vocabulary is as large as the target vocabulary.
+/// Whether an EAGLE-3 checkpoint may omit the weight `name`. The embedding is optional if the target model
+/// has the same hidden size; the draft id offsets are optional if the draft vocabulary is as large as the
+/// target vocabulary.
 fn is_optional(config: &ModelConfig, name: &str) -> bool {
     let Some(eagle) = config.eagle else { return false };
     match name {
@@ -245,7 +254,7 @@ fn eagle_tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     specs
 }
 
-/// Weights of a decoder layer, or of an MTP module if `layer` is not below the number of layers.
+/// Weights of a decoder layer, or of an MTP module if `layer` is at least the number of decoder layers.
 fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
     let prefix = format!("model.layers.{layer}.");
     let mut specs = Vec::new();
@@ -265,7 +274,8 @@ fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
     specs
 }
 
-/// Weights of which MTP modules store a copy: name of the copy, and name of the original.
+/// Weights that MTP modules store as copies of weights of the target model: name of the copy, and name of the
+/// original.
 #[must_use]
 pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
     let head = if config.tied { EMBEDDING } else { HEAD };
@@ -295,7 +305,8 @@ fn specs_in(
     })
 }
 
-/// Scales of a weight that may be quantised: weights of linear layers, except the LM head and routers.
+/// Scales of a weight that may be quantised; `None` for the LM head, routers and all weights outside of
+/// linear layers.
 fn scales(
     config: &ModelConfig,
     scope: WeightScope,
@@ -315,7 +326,8 @@ fn scales(
     })
 }
 
-/// Names under which a checkpoint may store the linear layer `module`: canonical, of the family, and fused.
+/// Module names under which a checkpoint may store the linear layer `module`: the canonical name, the name in
+/// the model family, and the names of a fused tensor that contains the layer.
 fn stored_modules(config: &ModelConfig, module: &str) -> Vec<String> {
     const FUSED: [(&str, &str); 5] = [
         (".q_proj", ".qkv_proj"),
@@ -324,11 +336,15 @@ fn stored_modules(config: &ModelConfig, module: &str) -> Vec<String> {
         (".gate_proj", ".gate_up_proj"),
         (".up_proj", ".gate_up_proj"),
     ];
-    let mut names = vec![module.to_owned(), family_name(config, module)];
+    let of_family = |module: &str| {
+        let name = family_name(config, &format!("{module}."));
+        name.trim_end_matches('.').to_owned()
+    };
+    let mut names = vec![module.to_owned(), of_family(module)];
     let fused = FUSED.iter().find_map(|(part, fused)| Some((module.strip_suffix(part)?, fused)));
     if let Some((parent, fused)) = fused {
         let name = format!("{parent}{fused}");
-        names.extend([family_name(config, &name), name]);
+        names.extend([of_family(&name), name]);
     }
     names
 }
@@ -340,8 +356,8 @@ pub(crate) mod tests {
     use serde_json::json;
     use std::path::Path;
 
-    /// JSON of a configuration with 2 layers: the first is dense; the second has experts if the architecture
-    /// has experts.
+    /// JSON of a configuration with 2 layers. The first layer has a dense MLP; the second layer has experts
+    /// if the architecture supports experts.
     pub(crate) fn tiny_json(architecture: &str) -> String {
         json!({
             "architectures": [architecture], "vocab_size": 272, "hidden_size": 32,

@@ -2,8 +2,8 @@
 
 use device::DType;
 use kernels::{
-    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention,
-    RopeCosSin,
+    AttentionTemperature, PagedAttention, PagedAttentionArgs, QkChannels, QkFullNorm,
+    QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, RopeAttention, RopeCosSin,
 };
 
 use crate::error::check_size;
@@ -21,7 +21,7 @@ pub struct RopeTable {
 /// Weights and settings of the ops between the QKV projection and attention: query and key norms, RoPE, KV
 /// write.
 #[derive(Debug, Clone, Copy)]
-pub struct QkRopeWeights<'a> {
+pub struct QkNormRopeParams<'a> {
     /// Weight `[head_dim]` of the per-head query norm; `None` = the model has no such norm.
     pub q_norm: Option<&'a Tensor>,
     /// Weight `[head_dim]` of the per-head key norm; `None` = the model has no such norm.
@@ -32,6 +32,19 @@ pub struct QkRopeWeights<'a> {
     pub rope: &'a RopeTable,
     /// Scales of keys and of values. An fp8 KV cache stores keys and values divided by their scale.
     pub kv_scales: [f32; 2],
+}
+
+/// Weights of the RMS norm over all query heads together and over all key heads together.
+#[derive(Debug, Clone, Copy)]
+pub struct QkFullNormWeights<'a> {
+    /// Weights `[query + key channels]` of this rank's queries, then of its keys.
+    pub weight: &'a Tensor,
+    /// Number of query and key channels of this rank.
+    pub channels: QkChannels,
+    /// Number of tensor-parallel ranks, which have equally many channels.
+    pub ranks: usize,
+    /// Epsilon of the norm, which is added to the mean square.
+    pub eps: f32,
 }
 
 /// Parameters of one attention layer that are not in the layout of the KV pool.
@@ -65,6 +78,55 @@ impl Ops {
         Ok(RopeTable { cos: upload(cos)?, sin: upload(sin)? })
     }
 
+    /// Uploads the attention temperature: one factor of the queries per position.
+    pub fn temperature_table(&self, factors: &[f32]) -> Result<Tensor, OpError> {
+        let mut table = self.zeros(DType::F32, &[factors.len()])?;
+        let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+        self.device.upload(table.buffer_mut()?, 0, &bytes)?;
+        Ok(table)
+    }
+
+    /// Returns the sums of squares of this rank's query channels and of its key channels, f32 `[tokens, 2]`.
+    /// `qkv [tokens, channels]` has the query channels, then the key channels, then others.
+    pub fn qk_square_sums(&self, qkv: &Tensor, channels: QkChannels) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
+        let mut sums = self.scratch(DType::F32, &[qkv.rows(), 2])?;
+        let op = QkSquareSums { sums: sums.mat_mut()?, qkv: qkv.mat()?, channels };
+        self.device.launch(&self.stream, op)?;
+        Ok(sums)
+    }
+
+    /// Applies the RMS norm over all query heads together and over all key heads together to `qkv [tokens,
+    /// channels]`, in place. `sums`, f32 `[tokens, 2]`, are the results of [`Ops::qk_square_sums`], summed over the
+    /// tensor-parallel ranks.
+    pub fn qk_full_norm(
+        &self,
+        qkv: &mut Tensor,
+        sums: &Tensor,
+        norm: &QkFullNormWeights<'_>,
+    ) -> Result<(), OpError> {
+        self.launch_order.interrupt();
+        let QkFullNormWeights { weight, channels, ranks, eps } = *norm;
+        let (sums, weight) = (sums.mat()?, weight.mat()?);
+        let op = QkFullNorm { qkv: qkv.mat_mut()?, sums, weight, channels, ranks, eps };
+        Ok(self.device.launch(&self.stream, op)?)
+    }
+
+    /// Multiplies the first `query` channels of `qkv [tokens, channels]` by the factor of the position of each
+    /// token, in place; `factors` is a table of [`Ops::temperature_table`].
+    pub fn attention_temperature(
+        &self,
+        qkv: &mut Tensor,
+        factors: &Tensor,
+        query: usize,
+        batch: &DeviceBatchMetadata,
+    ) -> Result<(), OpError> {
+        self.launch_order.interrupt();
+        let (factors, positions) = (factors.mat()?, batch.positions.mat()?);
+        let op = AttentionTemperature { qkv: qkv.mat_mut()?, factors, positions, query };
+        Ok(self.device.launch(&self.stream, op)?)
+    }
+
     /// Attention from the QKV projection. `qkv [tokens, (heads + 2 · kv_heads) · head_dim]` has the query,
     /// key and value heads, in this order. Queries and keys are normed and rotated; keys and values are
     /// written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`, `[tokens, heads ·
@@ -72,7 +134,7 @@ impl Ops {
     pub fn rope_attention(
         &self,
         qkv: &Tensor,
-        weights: &QkRopeWeights<'_>,
+        weights: &QkNormRopeParams<'_>,
         shape: &AttentionLayerParams,
         kv: &KvPool,
         batch: &DeviceBatchMetadata,
@@ -108,7 +170,7 @@ impl Ops {
     pub fn qk_norm_rope_kv_write(
         &self,
         qkv: &Tensor,
-        weights: &QkRopeWeights<'_>,
+        weights: &QkNormRopeParams<'_>,
         shape: &AttentionLayerParams,
         kv: &KvPool,
         batch: &DeviceBatchMetadata,
@@ -150,7 +212,7 @@ impl Ops {
 
 fn qk_rope<'a>(
     qkv: &'a Tensor,
-    weights: &QkRopeWeights<'a>,
+    weights: &QkNormRopeParams<'a>,
     shape: &AttentionLayerParams,
     batch: &'a DeviceBatchMetadata,
 ) -> Result<QkNormRopeArgs<'a>, OpError> {

@@ -29,39 +29,39 @@ mod tensor;
 mod tensor_download;
 mod weights;
 
-pub use attention::{AttentionLayerParams, QkRopeWeights, RopeTable};
+pub use attention::{AttentionLayerParams, QkFullNormWeights, QkNormRopeParams, RopeTable};
 pub use batch::{DeviceBatchMetadata, HostBatchMetadata};
 pub use dense::Ops;
 pub use device::{
     CapturedGraph, CopyInFlight, DType, DeviceStream, Fp8E4m3, MappedFile, MatMut, MatRef,
     PinnedBuffer, bf16, f16,
 };
-pub use draft_buffers::{DraftBufferSize, DraftBuffers};
+pub use draft_buffers::{DraftBufferLimits, DraftBuffers};
 pub use error::OpError;
 pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, ExpertLoadEntry, LayerLoadCounter};
 pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
-    DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
+    DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
-    StagedLogitEdit, StagedLogitsRow, StagedSequenceInit, StagedStepRow, StagingBuffer,
-    StagingHeader,
+    StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedSequenceInit, StagedStepRow,
+    StagingBuffer, StagingHeader,
 };
 pub use kernels::{
-    ActivationScaling, AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore,
-    HashedMatrixPart, HostMat, KvLayout, KvOrder, MlaKvLayout, RouterScore, RowBounds,
-    VocabParallelSupport, VocabShard, digest_bytes,
+    ActivationScaling, AllGatherFn, BatchUpperBounds, ExpertGroups, ExpertParallelLayout,
+    GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout, KvTileOrder, MlaKvLayout, QkChannels,
+    RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
 pub use launch_plan::SharedExpertPlan;
-pub use mla::{MlaWeights, PackedMlaHeads};
+pub use mla::{MlaWeights, PackedMlaUpProjections};
 pub use moe::{ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
-pub use moe_dispatch::MoeDispatch;
-pub use pooled_sums::PooledSums;
+pub use moe_dispatch::MoeDispatchPlan;
+pub use pooled_sums::MeanPoolingSums;
 pub use secondary_stream::SecondaryStream;
 pub use sequence_slots::DeviceSequenceSlots;
 pub use step_buffers::{
-    SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBufferLimits, StepBuffers,
-    StepShape,
+    SamplerOutputHostBuffers, SamplerOutputs, SamplerOutputsInFlight, StepBufferLimits,
+    StepBuffers, StepShape,
 };
 pub use step_ids::TokenIdDownload;
 pub use tensor::Tensor;

@@ -3,7 +3,7 @@
 
 use crate::config::ReplyArgs;
 use models::ModelArchitecture;
-use text::{ChatTemplate, OutputParsers, ReasoningFamily, Tokenizer, ToolCallSyntax};
+use text::{ChatTemplate, OutputParserConfig, ReasoningFamily, Tokenizer, ToolCallSyntax};
 
 /// Markers that a chat template prints, with the tool call syntax that they belong to. A marker that also occurs
 /// in another syntax comes after the markers of that syntax.
@@ -32,7 +32,7 @@ pub(super) fn select_parsers(
     architecture: ModelArchitecture,
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
-) -> OutputParsers {
+) -> OutputParserConfig {
     let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
     let tool_calls = match args.tool_call_parser.as_str() {
         "auto" => Some(tool_call_syntax(architecture, mentions)),
@@ -49,7 +49,7 @@ pub(super) fn select_parsers(
     );
     // A template with the variable `enable_thinking` belongs to a model that reasons unless the variable is
     // false.
-    let mut parsers = OutputParsers::new(tool_calls, reasoning, tokenizer);
+    let mut parsers = OutputParserConfig::new(tool_calls, reasoning, tokenizer);
     parsers.opens_reasoning = mentions("enable_thinking");
     parsers
 }
@@ -86,15 +86,19 @@ fn tool_call_syntax(
     }
     match architecture {
         ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => ToolCallSyntax::Llama3Json,
-        ModelArchitecture::Mistral | ModelArchitecture::Mistral3 | ModelArchitecture::Mixtral => {
-            ToolCallSyntax::Mistral
-        }
+        ModelArchitecture::Mistral
+        | ModelArchitecture::Mistral3
+        | ModelArchitecture::Ministral3
+        | ModelArchitecture::Mixtral => ToolCallSyntax::Mistral,
         ModelArchitecture::Qwen2
         | ModelArchitecture::Qwen2Moe
         | ModelArchitecture::Qwen3
         | ModelArchitecture::Qwen3Moe
         | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
+        | ModelArchitecture::GraniteMoeHybrid
+        | ModelArchitecture::Olmo2
+        | ModelArchitecture::Olmo3
         | ModelArchitecture::SmolLm3 => ToolCallSyntax::Hermes,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
@@ -117,7 +121,8 @@ fn reasoning_family(
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::SmolLm3 => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
-        // Kimi K2 always reasons, and its template mentions its thinking.
+        // Kimi K2 always reasons. Its template contains `thinking`, so this arm must precede the one of
+        // DeepSeek V3.1.
         _ if mentions("<|tool_calls_section_begin|>") => Some(ReasoningFamily::DeepSeekR1),
         // DeepSeek V3.1 reasons on request; R1 and models distilled from it always reason.
         _ if mentions("thinking") => Some(ReasoningFamily::DeepSeekV3),

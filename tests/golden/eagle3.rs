@@ -17,7 +17,7 @@ use crate::model_harness::{
 };
 
 const NAMES: [&str; 2] = ["llama-eagle3", "qwen3_moe-eagle3-variants"];
-/// Maximum difference of logits between CPU f32 and the reference, which adds in another order.
+/// Maximum difference of logits between CPU f32 and the reference, which sums in another order.
 const TOLERANCE: f32 = 1e-4;
 
 /// An EAGLE-3 layer for the model of the harness, with its own KV pool.

@@ -142,7 +142,7 @@ impl Eagle3Fixture {
 }
 
 /// Checkpoint that a quantisation tool wrote, with logits of references for it.
-pub(crate) struct ToolCheckpoint {
+pub(crate) struct QuantizedCheckpointFixture {
     /// Folder of the model.
     pub(crate) dir: PathBuf,
     pub(crate) tokens: Vec<i32>,
@@ -152,7 +152,7 @@ pub(crate) struct ToolCheckpoint {
     pub(crate) quantized: Vec<Vec<f32>>,
 }
 
-impl ToolCheckpoint {
+impl QuantizedCheckpointFixture {
     pub(crate) fn read(name: &str) -> Self {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantized").join(name);
         let bytes = fs::read(dir.join("expected.safetensors")).unwrap();

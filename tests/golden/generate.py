@@ -168,6 +168,10 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
             "Qwen3MoeForCausalLM": "qwen3_moe",
             "Qwen2MoeForCausalLM": "qwen2_moe",
             "GraniteForCausalLM": "granite",
+            "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+            "Ministral3ForCausalLM": "ministral3",
+            "Olmo2ForCausalLM": "olmo2",
+            "Olmo3ForCausalLM": "olmo3",
             "SmolLM3ForCausalLM": "smollm3",
             "SeedOssForCausalLM": "seed_oss",
             "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -344,6 +348,29 @@ LONGROPE = {
         "long_factor": [1.0, 1.125, 1.5, 2.5, 6.0, 14.0],
     },
 }
+# Ministral 3: the temperature of queries changes every 32 positions.
+TEMPERATURE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.25,
+}
+# Granite 4 without experts and Mamba layers.
+GRANITE4 = {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "layer_types": ["attention"] * 4,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 1.5,
+}
+OLMO = {"pad_token_id": None}
 NEW_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}
 
 CASES = {
@@ -365,6 +392,14 @@ CASES = {
         "Mistral3ForConditionalGeneration",
         "mistral3",
         config("MistralForCausalLM", 4, 2, 32, sliding_window=None, rope_theta=1000000000.0),
+    ),
+    "ministral3-text": multimodal(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        config("Ministral3ForCausalLM", 4, 2, 32, rope_theta=1000000.0, rope_parameters=TEMPERATURE),
+    ),
+    "ministral3-tied-d128": config(
+        "Ministral3ForCausalLM", 4, 1, 128, tie_word_embeddings=True, rope_theta=1000000.0, rope_parameters=TEMPERATURE
     ),
     "qwen3_vl-tied": multimodal(
         "Qwen3VLForConditionalGeneration",
@@ -407,6 +442,40 @@ CASES = {
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,
+    ),
+    "granite4-dense": config(
+        "GraniteMoeHybridForCausalLM", 4, 2, 16, position_embedding_type="rope", **GRANITE4
+    ),
+    "granite4-nope-tied-d64": config(
+        "GraniteMoeHybridForCausalLM",
+        8,
+        2,
+        64,
+        position_embedding_type="nope",
+        tie_word_embeddings=True,
+        attention_bias=True,
+        **(GRANITE4 | {"embedding_multiplier": 0.4}),
+    ),
+    "olmo2-untied": config("Olmo2ForCausalLM", 4, 4, 16, rope_theta=500000.0, **OLMO),
+    "olmo2-tied-biases-d64-gqa4": config(
+        "Olmo2ForCausalLM", 8, 2, 64, tie_word_embeddings=True, attention_bias=True, **OLMO
+    ),
+    "olmo3-full-yarn-d128": config(
+        "Olmo3ForCausalLM",
+        4,
+        1,
+        128,
+        layer_types=["full_attention"] * 4,
+        rope_theta=500000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "attention_factor": 1.2079441541679836,
+        },
+        **OLMO,
     ),
     "smollm3-every-fourth": config(
         "SmolLM3ForCausalLM", 4, 2, 16, tie_word_embeddings=True, rope_theta=5e6, pad_token_id=None
@@ -614,7 +683,14 @@ def canonical(name: str) -> str | None:
     """Name from which values are computed; None for weights of vision encoders, which text does not need."""
     if name.startswith(("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")):
         return None
-    return name.replace("model.language_model.", "model.")
+    names = {
+        "model.language_model.": "model.",
+        ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
+        ".shared_mlp.output_linear.": ".mlp.down_proj.",
+    }
+    for stored, known in names.items():
+        name = name.replace(stored, known)
+    return name
 
 
 # Configuration keys that are removed for HF, because its weights are dequantised.
@@ -627,7 +703,7 @@ def use_long_factors(body) -> None:
     sequence is longer than the original context. HF chooses by the length of each sequence."""
     parameters = body.config.rope_parameters
     original = parameters.get("original_max_position_embeddings")
-    if parameters["rope_type"] != "longrope" or body.config.max_position_embeddings <= original:
+    if parameters.get("rope_type") != "longrope" or body.config.max_position_embeddings <= original:
         return
     compute = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"]
     frequencies, _ = compute(body.config, seq_len=original + 1)
@@ -662,7 +738,7 @@ class Watched:
         self.routers = []
         for layer in body.layers:
             layer.register_forward_hook(lambda _, __, out: self.hidden.append(first(out)))
-            router = getattr(layer.mlp, "gate", None)
+            router = getattr(getattr(layer, "mlp", None), "gate", None)
             if router is not None:
                 self.routers.append(router)
                 router.register_forward_hook(lambda _, __, out: self.routes.append(out))

@@ -11,7 +11,7 @@ use crate::model_harness::{
 };
 
 const NAME: &str = "deepseek_v3-mtp";
-/// Maximum difference of logits between CPU f32 and the reference, which adds in another order.
+/// Maximum difference of logits between CPU f32 and the reference, which sums in another order.
 const TOLERANCE: f32 = 1e-4;
 
 /// The sequence of the fixture as a row, the model's hidden states at all tokens but the last, and the MTP
@@ -36,7 +36,7 @@ fn matches_reference(rank_context: &RankContext, fixture: &GoldenFixture) {
     let worst = difference(&logits[logits.len() - expected.len()..], expected);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Results are bit-exact for any chunking, with draft passes and KV-only writes in turn.
+    // Results are bit-exact for any chunking, also if draft passes and KV-only writes alternate.
     let row = SequenceRow::new(&mut harness, &fixture.tokens);
     let hidden = harness.hidden(&row);
     harness.write_draft_kv(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
@@ -97,7 +97,7 @@ fn batched_and_single(
 }
 
 /// In bf16, few and many rows use different kernels; both results must be close to the fixture at positions
-/// where the router chose the experts of f32.
+/// where the router chose the same experts as in f32.
 #[test]
 fn mtp_logits_in_bf16_are_close() {
     if model_harness::on_a_gpu() {

@@ -1,5 +1,5 @@
-//! Model families whose layers use ops that other families do not: multipliers, layers without RoPE, partial rotary
-//! embedding, and shared experts with a gate.
+//! Tests of model families with ops that other families do not use: multipliers, layers without RoPE, partial
+//! rotary embedding, and gated shared experts.
 
 use std::path::Path;
 
@@ -56,6 +56,20 @@ fn multipliers_match_the_cpu() {
 #[test]
 fn layers_without_rope_match_the_cpu() {
     check("smollm3", r#""architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]"#);
+}
+
+#[test]
+fn full_qk_norm_and_output_norms_match_the_cpu() {
+    check("olmo2", r#""architectures": ["Olmo2ForCausalLM"]"#);
+}
+
+#[test]
+fn attention_temperature_matches_the_cpu() {
+    check(
+        "ministral3",
+        r#""architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 8.0,
+        "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}"#,
+    );
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod moe_dispatch;
 mod norm;
 mod pack;
 mod pooling;
+mod qk_norm;
 mod qk_rope;
 mod route;
 mod row_kernel;

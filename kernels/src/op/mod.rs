@@ -15,6 +15,7 @@ mod linear;
 mod mla;
 mod moe;
 mod pooling;
+mod qk_norm;
 mod sampling;
 mod step;
 mod support;
@@ -27,6 +28,7 @@ pub use linear::*;
 pub use mla::*;
 pub use moe::*;
 pub use pooling::*;
+pub use qk_norm::*;
 pub use sampling::*;
 pub use step::*;
 

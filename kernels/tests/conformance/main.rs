@@ -6,5 +6,6 @@
 mod attention;
 mod linear;
 mod mla;
+mod qk_norm;
 mod rows;
 mod support;

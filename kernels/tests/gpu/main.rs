@@ -44,6 +44,7 @@ mod moe_fp8_tma;
 mod moe_route;
 mod norm;
 mod pooling;
+mod qk_norm;
 mod qk_rope;
 mod rope_attention;
 mod row_speed;

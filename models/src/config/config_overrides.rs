@@ -1,11 +1,11 @@
-//! Overrides of members of `config.json` (`--hf-overrides`).
+//! Overrides of the fields of `config.json` (`--hf-overrides`).
 //!
-//! An object is merged into the object of the same name, member by member, as vLLM does. A name with dots
-//! (`rope_scaling.factor`) is the path of a member. A member that is set to null counts as absent.
+//! As in vLLM, an object in the overrides is merged field by field into the object of the same name. A dotted
+//! name (`rope_scaling.factor`) is the path of a nested field. A field that is set to null counts as absent.
 
 use serde_json::{Map, Value, map::Entry};
 
-/// Applies the overrides to the members of a configuration.
+/// Applies the overrides `overrides` to the fields `members` of a configuration.
 pub(super) fn apply_overrides(members: &mut Map<String, Value>, overrides: &Map<String, Value>) {
     for (path, value) in overrides {
         let (parents, name) = path.rsplit_once('.').unwrap_or(("", path));
@@ -20,7 +20,8 @@ pub(super) fn apply_overrides(members: &mut Map<String, Value>, overrides: &Map<
     }
 }
 
-/// Returns the object that is the member `name`. A member of another type is replaced by an empty object.
+/// Returns the object that is stored in the field `name`. A value of another type is replaced by an empty
+/// object.
 fn object_member<'a>(
     members: &'a mut Map<String, Value>,
     name: &str,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-use ops::GroupScore;
+use ops::GroupScoreFunction;
 use serde_json::{Value, json};
 
 /// `config.json` of DeepSeek-V3, without the fields that do not change the arithmetic.
@@ -67,10 +67,10 @@ fn published_configs_are_read() {
     assert_eq!((config.head_dim, config.rotary(), config.value_dim()), (192, 64, 128));
     let moe = config.moe_at(3).unwrap();
     assert!(config.moe_at(2).is_none() && config.moe_at(60).is_some());
-    let groups = ExpertGroups { count: 8, topk_group: 4, score: GroupScore::Top2Sum };
+    let groups = ExpertGroups { count: 8, topk_group: 4, score: GroupScoreFunction::Top2Sum };
     assert_eq!(
         (moe.score, moe.has_correction_bias, moe.expert_groups),
-        (RouterScore::Sigmoid, true, Some(groups))
+        (RouterScoreFunction::Sigmoid, true, Some(groups))
     );
     assert_eq!((moe.norm_topk_prob, moe.scale, moe.shared_intermediate), (true, 2.5, 2048));
     let RopeScaling::Yarn { attention_factor, all_dim_gain, .. } = config.rope.scaling else {
@@ -85,7 +85,7 @@ fn published_configs_are_read() {
     assert_eq!(lite.mla.and_then(|mla| mla.q_lora_rank), None);
     assert_eq!(
         (moe.score, moe.has_correction_bias, moe.expert_groups),
-        (RouterScore::Softmax, false, None)
+        (RouterScoreFunction::Softmax, false, None)
     );
     assert_eq!((moe.norm_topk_prob, moe.shared_intermediate, lite.mtp_layers), (false, 2816, 0));
 }

@@ -28,7 +28,8 @@ pub struct Eagle3Config {
 const AUX_LAYERS_FIELD: &str = "eagle_aux_hidden_state_layer_ids";
 
 impl Eagle3Config {
-    /// Reads the settings of a draft model with hidden size `hidden`; returns `None` for other architectures.
+    /// Reads the EAGLE-3 settings of a draft model with hidden size `hidden`; returns `None` for other
+    /// architectures.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
@@ -97,7 +98,7 @@ fn reject_unsupported(fields: &JsonFields) -> Result<(), ModelConfigError> {
     }
 }
 
-/// Rejects inputs of the projection `fc` that are not supported, which `eagle_config` selects.
+/// Rejects settings in `eagle_config` that select unsupported inputs of the projection `fc`.
 fn reject_unsupported_inputs(nested: &JsonFields) -> Result<(), ModelConfigError> {
     if !nested.flag("use_aux_hidden_state", true)? {
         let why = "auxiliary hidden states of three layers are required";

@@ -1,6 +1,8 @@
-//! Tests of the fields that only some dense families have.
+//! Tests of the fields that only some dense model families have.
 
-use super::{ActivationMultipliers, ModelConfig, RopeScaling};
+use super::{
+    ActivationMultipliers, AttentionTemperatureConfig, ModelConfig, NormPlacement, RopeScaling,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -29,7 +31,7 @@ fn granite_has_four_multipliers() {
     };
     assert_eq!(config.multipliers, multipliers);
     assert_eq!((config.softmax_scale(), config.stream_eps()), (0.007_812_5, 16e-6));
-    // Absent multipliers are 1, that of attention too, as in transformers.
+    // Multipliers that are absent are 1, including the attention multiplier, as in transformers.
     assert_eq!(parse(NAME, &json!({})).unwrap().softmax_scale(), 1.0);
     let zero = parse(NAME, &json!({"logits_scaling": 0})).unwrap_err();
     assert!(zero.contains("logits_scaling"), "{zero}");
@@ -74,7 +76,7 @@ fn absent_fields_have_the_defaults_of_transformers() {
     let smollm3 = parse("SmolLM3ForCausalLM", &json!({})).unwrap();
     assert!(smollm3.tied && smollm3.rope.theta.to_bits() == 2e6f64.to_bits());
     assert!(!parse("GraniteForCausalLM", &json!({})).unwrap().tied);
-    // Without the field, Mistral has a window of 4,096; null means no window.
+    // If the field `sliding_window` is absent, Mistral has a window of 4,096 tokens; null means no window.
     let long = json!({"max_position_embeddings": 8192});
     assert!(parse("MistralForCausalLM", &long).unwrap_err().contains("sliding_window"));
     let null = json!({"max_position_embeddings": 8192, "sliding_window": null});
@@ -109,4 +111,77 @@ fn experts_of_all_layers_are_bounded() {
         json!({"num_local_experts": 16384, "num_experts_per_tok": 2, "num_hidden_layers": 4096});
     let error = parse("MixtralForCausalLM", &fields).unwrap_err();
     assert!(error.contains("16384 experts in 4096 layers"), "{error}");
+}
+
+#[test]
+fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
+    let olmo2 = parse("Olmo2ForCausalLM", &json!({"attention_bias": true})).unwrap();
+    assert!(olmo2.full_qk_norm() && !olmo2.qk_norm() && olmo2.qkv_bias && olmo2.out_bias);
+    assert_eq!(olmo2.norm_placement(), NormPlacement::Output);
+    let names: Vec<String> =
+        crate::weight_table::tensors(&olmo2).into_iter().map(|spec| spec.name).collect();
+    assert!(names.contains(&"model.layers.0.post_feedforward_layernorm.weight".to_owned()));
+    assert!(!names.contains(&"model.layers.0.input_layernorm.weight".to_owned()));
+    // Without `layer_types`, three of four layers of OLMo 3 have a window.
+    const OLMO3: &str = "Olmo3ForCausalLM";
+    let long = json!({"max_position_embeddings": 8192});
+    assert!(parse(OLMO3, &long).unwrap_err().contains("sliding_window"));
+    let mixed = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention",
+        "full_attention", "full_attention", "full_attention"]});
+    assert!(parse(OLMO3, &mixed).unwrap_err().contains("layer_types"));
+    let full = json!({"layer_types": vec!["full_attention"; 6], "max_position_embeddings": 8192,
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0},
+            "sliding_attention": {"rope_type": "default"}}});
+    let olmo3 = parse(OLMO3, &full).unwrap();
+    assert_eq!(olmo3.rope.theta.to_bits(), 500_000f64.to_bits());
+    assert_eq!(olmo3.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn dense_granite4_rejects_experts_and_mamba_layers() {
+    const NAME: &str = "GraniteMoeHybridForCausalLM";
+    let granite4 = |field: &str, value: Value| {
+        let mut fields = json!({"num_local_experts": 0, "shared_intermediate_size": 80,
+            "layer_types": vec!["attention"; 6], "position_embedding_type": "rope",
+            "residual_multiplier": 0.25});
+        fields[field] = value;
+        parse(NAME, &fields)
+    };
+    let dense = granite4("attention_bias", json!(false)).unwrap();
+    assert_eq!((dense.intermediate, dense.nope_layers.len()), (80, 0));
+    assert_eq!(dense.multipliers.residual, 0.25);
+    let nope = granite4("position_embedding_type", json!("nope")).unwrap();
+    assert_eq!(nope.nope_layers, [0, 1, 2, 3, 4, 5]);
+    let mamba = ["mamba", "attention", "mamba", "mamba", "mamba", "attention"];
+    for (field, value) in [
+        ("num_local_experts", json!(4)),
+        ("num_local_experts", Value::Null),
+        ("layer_types", json!(mamba)),
+        ("layer_types", Value::Null),
+    ] {
+        let error = granite4(field, value).unwrap_err();
+        assert!(error.contains(field), "{error}");
+    }
+}
+
+#[test]
+fn ministral3_has_an_attention_temperature() {
+    const NAME: &str = "Ministral3ForCausalLM";
+    let heads = json!({"num_attention_heads": 32});
+    let config = parse(NAME, &heads).unwrap();
+    // Absent fields have the values of `configuration_ministral3.py`.
+    assert_eq!((config.kv_heads, config.head_dim), (2, 128));
+    assert!(matches!(config.rope.scaling, RopeScaling::Yarn { factor, .. } if factor == 16.0));
+    let temperature = AttentionTemperatureConfig { beta: 0.1, interval: 16384.0 };
+    assert_eq!(config.attention_temperature, Some(temperature));
+    let factors = [0, 16383, 16384, 65535].map(|position| temperature.factor(position));
+    assert_eq!(factors[..2], [1.0, 1.0]);
+    assert!((factors[2] - 1.069_314_7).abs() < 1e-6 && (factors[3] - 1.138_629_4).abs() < 1e-6);
+    let rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+        "llama_4_scaling_beta": 0.5});
+    let set = parse(NAME, &json!({"rope_parameters": rope})).unwrap();
+    let temperature = AttentionTemperatureConfig { beta: 0.5, interval: 128.0 };
+    assert_eq!(set.attention_temperature, Some(temperature));
+    let other = parse("LlamaForCausalLM", &json!({"rope_parameters": rope})).unwrap_err();
+    assert!(other.contains("llama_4_scaling_beta"), "{other}");
 }

@@ -1,4 +1,4 @@
-//! `generation_config.json`: EOS tokens and recommended sampling defaults of a checkpoint.
+//! `generation_config.json`: BOS and EOS tokens and recommended sampling defaults of a checkpoint.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;

@@ -12,13 +12,15 @@ use std::path::{Path, PathBuf};
 /// Size limit of a configuration file in bytes, far above the size of any published `config.json`.
 const FILE_LIMIT_BYTES: u64 = 16 << 20;
 
-/// JSON object, with the path of its file and the path of the object inside the file for error messages.
+/// JSON object of a configuration file. `path` is the path of the file and `prefix` is the path of the object
+/// in the file; both are used in error messages.
 #[derive(Debug, Clone)]
 pub(crate) struct JsonFields {
     path: PathBuf,
     prefix: String,
     map: Map<String, Value>,
-    /// Fields that are in the outermost object of the file, without the prefix.
+    /// Names of the fields that were copied from the outermost object of the file; error messages name these
+    /// fields without `prefix`.
     inherited: Vec<&'static str>,
 }
 
@@ -39,7 +41,7 @@ impl JsonFields {
         Ok(Self { path: path.to_owned(), prefix: String::new(), map, inherited: Vec::new() })
     }
 
-    /// Returns the object after the overrides (`--hf-overrides`).
+    /// Applies the overrides of `--hf-overrides` and returns the result.
     pub(crate) fn with(mut self, overrides: &Map<String, Value>) -> Self {
         apply_overrides(&mut self.map, overrides);
         self
@@ -51,7 +53,8 @@ impl JsonFields {
         Self { path: path.to_owned(), prefix, map, inherited: Vec::new() }
     }
 
-    /// Returns the object with the fields `inherited` of the outermost object `outer`.
+    /// Replaces the fields `inherited` by the fields of the same names of the outermost object `outer`, and
+    /// returns the result.
     pub(crate) fn inheriting(mut self, outer: &Self, inherited: Vec<&'static str>) -> Self {
         for field in &inherited {
             match outer.value(field) {
@@ -67,7 +70,7 @@ impl JsonFields {
         self.map.get(field).filter(|v| !v.is_null())
     }
 
-    /// Whether the object has the field with the value null.
+    /// Whether the object has the field `field` with the value null.
     pub(crate) fn is_null(&self, field: &str) -> bool {
         self.map.get(field).is_some_and(Value::is_null)
     }

@@ -11,6 +11,7 @@ mod error;
 #[cfg(test)]
 mod family_tests;
 mod generation;
+mod heads;
 mod json_fields;
 mod mla;
 mod model_head;
@@ -21,6 +22,7 @@ mod quantization;
 #[cfg(test)]
 mod quantization_tests;
 mod rope;
+mod temperature;
 #[cfg(test)]
 mod tests;
 mod text_part;
@@ -31,13 +33,14 @@ pub use generation::GenerationConfig;
 pub use model_head::ModelHead;
 pub use multipliers::ActivationMultipliers;
 pub use quantization::{
-    ActivationScheme, CheckpointScaleGranularity, LayerQuantization, LayerTarget, ModulePattern,
-    QuantizationConfig, QuantizationGroup,
+    ActivationScheme, CheckpointScaleGranularity, LayerQuantization, ModulePattern,
+    QuantizationConfig, QuantizationGroup, QuantizationTarget,
 };
 pub use rope::{RopeConfig, RopeScaling};
+pub use temperature::AttentionTemperatureConfig;
 
-use crate::weights::RotaryRows;
-use ops::{ExpertGroups, RouterScore};
+use crate::weights::RotaryRowOrder;
+use ops::{ExpertGroups, RouterScoreFunction};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::path::Path;
@@ -47,10 +50,10 @@ use std::path::Path;
 pub struct ModelConfig {
     /// Architecture, which selects the implementation of the model.
     pub architecture: ModelArchitecture,
-    /// Head that follows the final norm.
+    /// Head after the final norm: LM head, classification head or none.
     pub head: ModelHead,
-    /// Embedding dimensions that the model was trained for: `None` = whole embeddings only, an empty list = any
-    /// number of dimensions.
+    /// Matryoshka dimensions of an embedding model, to which embeddings may be truncated: `None` = embeddings
+    /// cannot be truncated, an empty list = any number of dimensions is allowed.
     pub matryoshka: Option<Vec<u32>>,
     /// Vocabulary size: number of rows of the embedding.
     pub vocab: usize,
@@ -62,7 +65,7 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Number of KV heads, over all ranks; for MLA equal to the number of query heads.
     pub kv_heads: usize,
-    /// Number of channels of a head's query and of its key.
+    /// Number of channels per head of query and key.
     pub head_dim: usize,
     /// Intermediate size of a dense MLP.
     pub intermediate: usize,
@@ -70,8 +73,10 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Base frequency and scaling of the rotary embedding (RoPE).
     pub rope: RopeConfig,
-    /// Indices of layers whose queries and keys are not rotated (NoPE), ascending.
+    /// Indices of the layers without RoPE (NoPE), ascending.
     pub nope_layers: Vec<usize>,
+    /// Attention temperature: factors of queries that depend on the position; `None` = all are 1.
+    pub attention_temperature: Option<AttentionTemperatureConfig>,
     /// Constant factors of activations.
     pub multipliers: ActivationMultipliers,
     /// Longest context that the model was trained for (`max_position_embeddings`).
@@ -114,11 +119,12 @@ pub struct MlaConfig {
     pub q_lora_rank: Option<usize>,
     /// Number of channels of the compressed KV of a token.
     pub kv_lora_rank: usize,
-    /// Number of channels of a head's query and key that RoPE does not rotate.
+    /// Number of channels per head of query and key that RoPE does not rotate.
     pub qk_nope_head_dim: usize,
-    /// Number of channels of a head's query that RoPE rotates, and of the rotated key, which all heads share.
+    /// Number of channels per head of the query that RoPE rotates; also the number of channels of the rotated
+    /// key, which all heads share.
     pub qk_rope_head_dim: usize,
-    /// Number of channels of a head's value.
+    /// Number of channels per head of the value.
     pub v_head_dim: usize,
 }
 
@@ -138,7 +144,7 @@ pub struct MoeConfig {
     /// sigmoid of a gate (`shared_expert_gate`).
     pub has_shared_gate: bool,
     /// Function that turns router logits into scores: softmax or sigmoid.
-    pub score: RouterScore,
+    pub score: RouterScoreFunction,
     /// Whether a bias is added to the scores when experts are selected (`e_score_correction_bias`). The bias
     /// does not change the weights with which the outputs of the selected experts are summed.
     pub has_correction_bias: bool,
@@ -165,6 +171,8 @@ pub enum ModelArchitecture {
     Mistral,
     /// `Mistral3ForConditionalGeneration`, text part
     Mistral3,
+    /// `Ministral3ForCausalLM`
+    Ministral3,
     /// `MixtralForCausalLM`
     Mixtral,
     /// `Qwen2ForCausalLM`
@@ -181,8 +189,14 @@ pub enum ModelArchitecture {
     Qwen3VlMoe,
     /// `GraniteForCausalLM`
     Granite,
+    /// `GraniteMoeHybridForCausalLM` without experts and Mamba layers: Granite 4 dense
+    GraniteMoeHybrid,
     /// `SmolLM3ForCausalLM`
     SmolLm3,
+    /// `Olmo2ForCausalLM`
+    Olmo2,
+    /// `Olmo3ForCausalLM`
+    Olmo3,
     /// `SeedOssForCausalLM`
     SeedOss,
     /// `DeepseekV2ForCausalLM`
@@ -193,6 +207,16 @@ pub enum ModelArchitecture {
     Phi3,
     /// `LlamaForCausalLMEagle3`: draft model of EAGLE-3
     LlamaEagle3,
+}
+
+/// Placement of the RMS norms of attention and of the feed-forward part in a decoder layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// Pre-norm: the residual stream is normalised before the first projection.
+    Input,
+    /// Post-norm: the output is normalised before it is added to the residual stream (OLMo 2, arXiv 2501.00656,
+    /// section 3.2).
+    Output,
 }
 
 /// Data type of the weights that `config.json` declares.
@@ -251,39 +275,57 @@ impl ModelConfig {
         )
     }
 
-    /// Factor of the products of queries and keys before the softmax.
+    /// Whether all query heads together, and all key heads together, have an RMS norm before RoPE.
+    #[must_use]
+    pub fn full_qk_norm(&self) -> bool {
+        matches!(self.architecture, ModelArchitecture::Olmo2 | ModelArchitecture::Olmo3)
+    }
+
+    /// Placement of the RMS norms of decoder layers.
+    #[must_use]
+    pub fn norm_placement(&self) -> NormPlacement {
+        match self.architecture {
+            ModelArchitecture::Olmo2 | ModelArchitecture::Olmo3 => NormPlacement::Output,
+            _ => NormPlacement::Input,
+        }
+    }
+
+    /// Factor by which the dot products of queries and keys are multiplied before the softmax.
     #[must_use]
     pub fn softmax_scale(&self) -> f32 {
         self.multipliers.attention.unwrap_or_else(|| (self.head_dim as f32).powf(-0.5))
     }
 
-    /// Epsilon of the RMS norms of the residual stream, which is divided by the residual multiplier `m`: `norm(x)` with
-    /// `eps` equals `norm(x / m)` with `eps / m²`, and the additions to `x / m` need no multiplication.
+    /// Epsilon of the RMS norms of the residual stream. The stream is stored divided by the residual
+    /// multiplier `m`, so that the outputs of attention and MLP are added without a multiplication. RMS norm
+    /// of `x` with epsilon `eps` equals RMS norm of `x / m` with epsilon `eps / m²`.
     #[must_use]
     pub fn stream_eps(&self) -> f32 {
         self.rms_eps / self.multipliers.residual.powi(2)
     }
 
-    /// Order of the rows of query and key projections, if RoPE rotates some channels of a head only.
+    /// Row order of the query and key projections; `None` unless RoPE rotates only a part of the channels of
+    /// a head.
     #[must_use]
-    pub(crate) fn rotary_rows(&self) -> Option<RotaryRows> {
-        let rows = RotaryRows { head_dim: self.head_dim, rotated: self.rotated_channels() };
+    pub(crate) fn rotary_rows(&self) -> Option<RotaryRowOrder> {
+        let rows = RotaryRowOrder { head_dim: self.head_dim, rotated: self.rotated_channels() };
         (self.mla.is_none() && rows.rotated < rows.head_dim).then_some(rows)
     }
 
-    /// Number of channels of a head's query and key whose angle is not always 0.
+    /// Number of channels per head of query and key that RoPE rotates.
     #[must_use]
     pub fn rotated_channels(&self) -> usize {
         (self.rotary() as f64 * self.rope.partial_rotary_factor) as usize
     }
 
-    /// Number of channels of a head's query and key in the tables of RoPE.
+    /// Number of channels per head of query and key in the RoPE tables. With partial rotation, these include
+    /// channels that are not rotated.
     #[must_use]
     pub fn rotary(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
     }
 
-    /// Number of channels of a head's value.
+    /// Number of channels per head of the value.
     #[must_use]
     pub fn value_dim(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.v_head_dim)
@@ -316,8 +358,9 @@ impl ModelConfig {
         self.layers + if self.load_mtp { self.mtp_layers } else { 0 }
     }
 
-    /// Number of channels of the hidden state that is stored at each KV block boundary, so that an MTP or
-    /// EAGLE-3 proposer can continue after a prefix cache hit; 0 if the configuration has no proposer.
+    /// Number of channels of the hidden state that is stored at each KV block boundary; MTP and EAGLE-3
+    /// proposers need this state to continue after a prefix cache hit. 0 if the configuration has no
+    /// proposer.
     #[must_use]
     pub fn boundary_state_channels(&self) -> usize {
         if self.load_mtp || self.eagle.is_some() { self.hidden } else { 0 }
@@ -340,10 +383,11 @@ impl MoeConfig {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 21] = [
         Self::Llama,
         Self::Mistral,
         Self::Mistral3,
+        Self::Ministral3,
         Self::Mixtral,
         Self::Qwen2,
         Self::Qwen2Moe,
@@ -352,7 +396,10 @@ impl ModelArchitecture {
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
         Self::Granite,
+        Self::GraniteMoeHybrid,
         Self::SmolLm3,
+        Self::Olmo2,
+        Self::Olmo3,
         Self::SeedOss,
         Self::DeepseekV2,
         Self::DeepseekV3,
@@ -367,6 +414,7 @@ impl ModelArchitecture {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
             Self::Mistral3 => "Mistral3ForConditionalGeneration",
+            Self::Ministral3 => "Ministral3ForCausalLM",
             Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
@@ -375,7 +423,10 @@ impl ModelArchitecture {
             Self::Qwen3Vl => "Qwen3VLForConditionalGeneration",
             Self::Qwen3VlMoe => "Qwen3VLMoeForConditionalGeneration",
             Self::Granite => "GraniteForCausalLM",
+            Self::GraniteMoeHybrid => "GraniteMoeHybridForCausalLM",
             Self::SmolLm3 => "SmolLM3ForCausalLM",
+            Self::Olmo2 => "Olmo2ForCausalLM",
+            Self::Olmo3 => "Olmo3ForCausalLM",
             Self::SeedOss => "SeedOssForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",

@@ -1,20 +1,21 @@
-//! Head of a checkpoint, named by the suffix of its architecture: LM head, classification head or none.
+//! Head of a checkpoint: LM head, classification head or none. The suffix of the architecture name determines
+//! the head.
 
 use super::ModelArchitecture;
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
 
-/// Suffix of the architectures that generate text.
+/// Suffix of the names of architectures that generate text.
 const LANGUAGE_SUFFIX: &str = "ForCausalLM";
 
-/// Head that follows the final norm.
+/// Head after the final norm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelHead {
     /// LM head (`…ForCausalLM`).
     Language,
     /// No head (`…Model`): the checkpoint computes hidden states only.
     Absent,
-    /// Classification head with one label (`…ForSequenceClassification`).
+    /// Classification head with one output (`…ForSequenceClassification`).
     Classifier {
         /// Whether a sigmoid follows.
         sigmoid: bool,
@@ -22,19 +23,19 @@ pub enum ModelHead {
     /// LM head as classifier: the score is the difference of the logits of two tokens
     /// (`…ForSequenceClassification` with `classifier_from_token`).
     TokenClassifier {
-        /// Token of a negative and of a positive answer, such as `no` and `yes`.
+        /// Tokens of the negative and the positive label, such as `no` and `yes`.
         tokens: [String; 2],
     },
 }
 
 impl ModelHead {
-    /// Returns whether the model has an LM head, so that it can generate text.
+    /// Returns whether the model generates text; a classifier that uses an LM head does not.
     #[must_use]
     pub fn generates(&self) -> bool {
         *self == Self::Language
     }
 
-    /// Returns whether the checkpoint stores an LM head, or a tied one.
+    /// Returns whether the checkpoint has an LM head, either stored or tied to the embedding.
     pub(crate) fn has_lm_head(&self) -> bool {
         matches!(self, Self::Language | Self::TokenClassifier { .. })
     }
@@ -75,7 +76,7 @@ impl CheckpointKind {
     }
 }
 
-/// Reads the kind of classification head.
+/// Reads the head of a checkpoint for sequence classification.
 fn classifier(fields: &JsonFields) -> Result<ModelHead, ModelConfigError> {
     const TOKENS: &str = "classifier_from_token";
     if let Some(tokens) = fields.strings(TOKENS)? {
@@ -108,8 +109,8 @@ fn classifier(fields: &JsonFields) -> Result<ModelHead, ModelConfigError> {
     Ok(ModelHead::Classifier { sigmoid: sigmoid(fields)? })
 }
 
-/// Reads the activation that follows the classification head, from the members that sentence-transformers
-/// writes; a sigmoid is the default.
+/// Returns whether a sigmoid follows the classification head, according to the fields that
+/// sentence-transformers writes; the default is a sigmoid.
 fn sigmoid(fields: &JsonFields) -> Result<bool, ModelConfigError> {
     const MEMBER: &str = "activation_fn";
     const OLD_FIELD: &str = "sbert_ce_default_activation_function";
@@ -125,8 +126,8 @@ fn sigmoid(fields: &JsonFields) -> Result<bool, ModelConfigError> {
     }
 }
 
-/// Reads the embedding dimensions that the model was trained for (`matryoshka_dimensions`, `is_matryoshka`):
-/// `None` = only whole embeddings, an empty list = any number of dimensions.
+/// Reads the Matryoshka dimensions of an embedding model (`matryoshka_dimensions`, `is_matryoshka`): `None` =
+/// embeddings cannot be truncated, an empty list = any number of dimensions is allowed.
 pub(super) fn matryoshka(fields: &JsonFields) -> Result<Option<Vec<u32>>, ModelConfigError> {
     let listed = fields.tokens("matryoshka_dimensions")?;
     let any = fields.flag("is_matryoshka", false)?;

@@ -3,10 +3,11 @@
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, WIDTH_LIMIT};
 use super::{ModelArchitecture, ModelConfigError, MoeConfig};
-use ops::{ExpertGroups, GroupScore, RouterScore};
+use ops::{ExpertGroups, GroupScoreFunction, RouterScoreFunction};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
-/// Maximum number of experts in all layers: the weight table has three entries for each.
+/// Maximum sum of the numbers of experts of all layers. It limits the weight table, which has three entries
+/// per expert.
 const ALL_EXPERTS_LIMIT: usize = 1 << 18;
 
 /// Reads the MoE settings; returns `None` for architectures without experts.
@@ -43,7 +44,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
         shared_intermediate: 0,
         has_shared_gate: false,
-        score: RouterScore::Softmax,
+        score: RouterScoreFunction::Softmax,
         has_correction_bias: false,
         expert_groups: None,
         norm_topk_prob: fields.flag("norm_topk_prob", false)?,
@@ -53,7 +54,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
     })
 }
 
-/// Reads the MoE settings of Qwen2-MoE: those of Qwen3-MoE, and a shared expert with a gate.
+/// Reads the MoE settings of Qwen2-MoE: the settings of Qwen3-MoE, and a shared expert with a gate.
 fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
     Ok(MoeConfig {
         shared_intermediate: fields.size("shared_expert_intermediate_size", WIDTH_LIMIT)?,
@@ -62,7 +63,8 @@ fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
     })
 }
 
-/// Reads the MoE settings of Qwen3-VL-MoE: those of Qwen3-MoE, but the weights are always normalised.
+/// Reads the MoE settings of Qwen3-VL-MoE: the settings of Qwen3-MoE, but the expert weights of a token are
+/// always normalised.
 fn qwen3_vl(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
     if !fields.flag("norm_topk_prob", true)? {
         return Err(
@@ -72,8 +74,9 @@ fn qwen3_vl(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfig
     Ok(MoeConfig { norm_topk_prob: true, ..qwen3(fields, layers)? })
 }
 
-/// Reads the MoE settings of Mixtral, as transformers `modeling_mixtral.py` does: every layer has experts, and
-/// the weights of the selected experts are a softmax over their logits, which equals normalised scores.
+/// Reads the MoE settings of Mixtral, as transformers `modeling_mixtral.py` does: every layer has experts,
+/// and the softmax over the logits of the selected experts yields their weights, which is equal to softmax
+/// over all logits followed by normalisation.
 fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
     let experts = expert_count(fields, "num_local_experts", "num_experts")?;
     Ok(MoeConfig {
@@ -82,7 +85,7 @@ fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
         intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
         shared_intermediate: 0,
         has_shared_gate: false,
-        score: RouterScore::Softmax,
+        score: RouterScoreFunction::Softmax,
         has_correction_bias: false,
         expert_groups: None,
         norm_topk_prob: true,
@@ -92,7 +95,7 @@ fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
     })
 }
 
-/// Reads the number of routed experts of a layer from `field`, or from `other`, its name in other files.
+/// Reads the number of routed experts of a layer from `field`, or from the alternative spelling `other`.
 fn expert_count(fields: &JsonFields, field: &str, other: &str) -> Result<usize, ModelConfigError> {
     fields.reject_disagreement(field, fields, other)?;
     match fields.size_or_none(field, EXPERT_LIMIT)? {
@@ -119,7 +122,7 @@ fn deepseek(
     layers: usize,
 ) -> Result<MoeConfig, ModelConfigError> {
     let v3 = architecture == ModelArchitecture::DeepseekV3;
-    let score = if v3 { RouterScore::Sigmoid } else { RouterScore::Softmax };
+    let score = if v3 { RouterScoreFunction::Sigmoid } else { RouterScoreFunction::Softmax };
     let name = if v3 { "sigmoid" } else { "softmax" };
     if fields.text("scoring_func")?.is_some_and(|score| score != name) {
         return Err(
@@ -173,8 +176,8 @@ fn groups(
 ) -> Result<Option<ExpertGroups>, ModelConfigError> {
     let score = match (fields.text("topk_method")?, v3) {
         (None | Some("greedy"), false) => return Ok(None),
-        (Some("group_limited_greedy"), false) => GroupScore::Largest,
-        (None | Some("noaux_tc"), true) => GroupScore::Top2Sum,
+        (Some("group_limited_greedy"), false) => GroupScoreFunction::Largest,
+        (None | Some("noaux_tc"), true) => GroupScoreFunction::Top2Sum,
         _ => {
             return Err(
                 fields.unsupported("topk_method", "this architecture requires another method")

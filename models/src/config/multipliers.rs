@@ -9,10 +9,10 @@ use super::{ModelArchitecture, ModelConfigError};
 pub struct ActivationMultipliers {
     /// Factor of token embeddings (`embedding_multiplier`).
     pub embedding: f32,
-    /// Factor of the output of attention and of the feed-forward part before it is added to the residual stream
+    /// Factor of the outputs of attention and of the MLP before they are added to the residual stream
     /// (`residual_multiplier`).
     pub residual: f32,
-    /// Factor of the products of queries and keys (`attention_multiplier`); `None` = `1 / √head_dim`.
+    /// Factor of the dot products of queries and keys (`attention_multiplier`); `None` = `1 / √head_dim`.
     pub attention: Option<f32>,
     /// Divisor of logits (`logits_scaling`).
     pub logits: f32,
@@ -25,12 +25,16 @@ impl Default for ActivationMultipliers {
 }
 
 impl ActivationMultipliers {
-    /// Reads the multipliers of an architecture that has them.
+    /// Reads the multipliers; returns the default values for architectures without multipliers.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
     ) -> Result<Self, ModelConfigError> {
-        if architecture != ModelArchitecture::Granite {
+        let is_granite = matches!(
+            architecture,
+            ModelArchitecture::Granite | ModelArchitecture::GraniteMoeHybrid
+        );
+        if !is_granite {
             return Ok(Self::default());
         }
         let factor = |name| Ok(fields.positive_or_none(name)?.unwrap_or(1.0) as f32);

@@ -4,6 +4,7 @@
 //! The size limits of fields are far above the values of every published model, but low enough that products
 //! of a few fields do not overflow u64 for any input.
 
+use super::heads::{HeadCounts, gqa_heads, mla_heads};
 use super::json_fields::JsonFields;
 use super::mla::mla;
 use super::model_head::{CheckpointKind, matryoshka};
@@ -11,8 +12,8 @@ use super::moe::moe;
 use super::rope::{RopeConfig, RopeScaling};
 use super::text_part::text_fields;
 use super::{
-    ActivationMultipliers, CheckpointDType, Eagle3Config, GenerationConfig, MlaConfig,
-    ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
+    ActivationMultipliers, AttentionTemperatureConfig, CheckpointDType, Eagle3Config,
+    GenerationConfig, ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
 };
 
 pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
@@ -20,24 +21,24 @@ pub(super) const VOCAB_LIMIT: u64 = 1 << 24;
 pub(super) const LAYER_LIMIT: u64 = 1 << 12;
 const POSITION_LIMIT: u64 = 1 << 24;
 
-/// Number of channels per head must be a multiple of this number, because of the layout of the KV pool.
-const HEAD_UNIT: usize = 16;
-
 pub(super) fn config(
     fields: &JsonFields,
     generation: GenerationConfig,
 ) -> Result<ModelConfig, ModelConfigError> {
     let CheckpointKind { architecture, head } = CheckpointKind::read(fields)?;
     let fields = &text_fields(fields, architecture)?;
+    let fields = &RopeConfig::with_defaults(fields, architecture)?;
     reject_unsupported(fields, architecture)?;
+    reject_hybrid_layers(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     reject_sliding_windows(fields, architecture, layers)?;
     let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
     let mla = mla(fields, architecture)?;
-    let (heads, kv_heads, head_dim) = match &mla {
+    let heads = match &mla {
         Some(mla) => mla_heads(fields, mla)?,
-        None => gqa_heads(fields, hidden)?,
+        None => gqa_heads(fields, architecture, hidden)?,
     };
+    let HeadCounts { query: heads, key_value: kv_heads, dim: head_dim } = heads;
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
     let AttentionBiases { qkv_bias, out_bias } = AttentionBiases::read(fields, architecture)?;
     let config_eos = fields.tokens("eos_token_id")?;
@@ -50,13 +51,14 @@ pub(super) fn config(
         heads,
         kv_heads,
         head_dim,
-        intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
+        intermediate: fields.size(intermediate_field(architecture), WIDTH_LIMIT)?,
         rms_eps: fields.positive("rms_norm_eps")? as f32,
         rope: RopeConfig::read(fields, architecture, max_positions)?,
+        attention_temperature: RopeConfig::temperature(fields, architecture)?,
         nope_layers: nope_layers(fields, architecture, layers)?,
         multipliers: ActivationMultipliers::read(fields, architecture)?,
         max_positions,
-        // A checkpoint without LM head needs no memory for one: the embedding is used in its place.
+        // A checkpoint without an LM head is loaded as tied, so that no memory is allocated for an LM head.
         tied: fields.flag("tie_word_embeddings", architecture.ties_by_default())?
             || !head.has_lm_head(),
         head,
@@ -119,6 +121,7 @@ fn reject_unsupported(
         architecture,
         ModelArchitecture::Mistral
             | ModelArchitecture::Mistral3
+            | ModelArchitecture::Ministral3
             | ModelArchitecture::Mixtral
             | ModelArchitecture::Qwen2
             | ModelArchitecture::Qwen2Moe
@@ -160,7 +163,11 @@ fn reject_sliding_windows(
         return Err(fields.unsupported("sliding_window", WHY));
     }
     let types = fields.strings("layer_types")?.unwrap_or_default();
-    if types.iter().any(|t| *t != "full_attention") {
+    let is_full = |kind: &&str| {
+        let is_granite = architecture == ModelArchitecture::GraniteMoeHybrid;
+        *kind == "full_attention" || (is_granite && *kind == "attention")
+    };
+    if !types.iter().all(is_full) {
         return Err(fields.unsupported("layer_types", WHY));
     }
     if !types.is_empty() && types.len() != layers {
@@ -181,6 +188,8 @@ fn has_sliding_window(
     Ok(match architecture {
         ModelArchitecture::Llama
         | ModelArchitecture::Granite
+        | ModelArchitecture::GraniteMoeHybrid
+        | ModelArchitecture::Olmo2
         | ModelArchitecture::SeedOss
         | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
@@ -188,20 +197,28 @@ fn has_sliding_window(
         | ModelArchitecture::DeepseekV3
         | ModelArchitecture::LlamaEagle3 => false,
         ModelArchitecture::SmolLm3 => {
-            // Without `layer_types`, layers without RoPE have a window.
+            // If `layer_types` is absent, the sliding window applies to the layers without RoPE.
             let by_type = fields.value("layer_types").is_some();
             let has_nope_layers = !nope_layers(fields, architecture, layers)?.is_empty();
             !by_type && has_nope_layers && fields.flag("use_sliding_window", false)? && has_window
         }
+        // Without `layer_types`, three of four layers have a window.
+        ModelArchitecture::Olmo3 => {
+            let positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
+            let window = window.or(absent_window(fields, architecture));
+            let by_type = fields.value("layer_types").is_some();
+            !by_type && window.is_some_and(|window| window < positions)
+        }
         ModelArchitecture::Qwen2Moe => {
-            // The first of every two layers below `max_window_layers` has a window.
+            // The sliding window applies to every second layer below `max_window_layers`, from layer 0.
             let below = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
             let by_type = fields.value("layer_types").is_some();
             !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
         }
-        // A window as long as the context includes every position.
+        // A window at least as long as the context has no effect.
         ModelArchitecture::Mistral
         | ModelArchitecture::Mistral3
+        | ModelArchitecture::Ministral3
         | ModelArchitecture::Mixtral
         | ModelArchitecture::Phi3 => {
             let positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
@@ -219,21 +236,23 @@ fn has_sliding_window(
 }
 
 impl ModelArchitecture {
-    /// Value of `tie_word_embeddings` in configurations without it, as in transformers.
+    /// Default of `tie_word_embeddings` if the configuration has no such field, as in transformers.
     const fn ties_by_default(self) -> bool {
         matches!(self, Self::SmolLm3)
     }
 }
 
-/// Window of Mistral configurations without the field `sliding_window` (transformers `configuration_mistral.py`); null
-/// means no window.
+/// Sliding window if `sliding_window` is absent: 4,096 tokens for Mistral and OLMo 3 (transformers
+/// `configuration_mistral.py`, `configuration_olmo3.py`), else `None`. The value null means no window.
 fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
-    let is_mistral =
-        matches!(architecture, ModelArchitecture::Mistral | ModelArchitecture::Mistral3);
-    (is_mistral && !fields.is_null("sliding_window")).then_some(4096)
+    let has_window = match architecture {
+        ModelArchitecture::Mistral3 => !AttentionTemperatureConfig::applies(fields, architecture),
+        _ => matches!(architecture, ModelArchitecture::Mistral | ModelArchitecture::Olmo3),
+    };
+    (has_window && !fields.is_null("sliding_window")).then_some(4096)
 }
 
-/// Which projections of attention have biases.
+/// Which attention projections have biases.
 struct AttentionBiases {
     qkv_bias: bool,
     out_bias: bool,
@@ -252,6 +271,9 @@ impl AttentionBiases {
             | ModelArchitecture::Qwen3Vl
             | ModelArchitecture::Qwen3VlMoe
             | ModelArchitecture::Granite
+            | ModelArchitecture::GraniteMoeHybrid
+            | ModelArchitecture::Olmo2
+            | ModelArchitecture::Olmo3
             | ModelArchitecture::SmolLm3 => both(fields.flag("attention_bias", false)?),
             ModelArchitecture::SeedOss => Self {
                 qkv_bias: fields.flag("attention_bias", true)?,
@@ -263,6 +285,7 @@ impl AttentionBiases {
             }
             ModelArchitecture::Mistral
             | ModelArchitecture::Mistral3
+            | ModelArchitecture::Ministral3
             | ModelArchitecture::Mixtral
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3
@@ -272,8 +295,37 @@ impl AttentionBiases {
     }
 }
 
-/// Reads the indices of layers without RoPE: those with 0 in `no_rope_layers`, or every `no_rope_layer_interval`-th
-/// layer (transformers `configuration_smollm3.py`).
+/// Name of the field with the intermediate size of a dense MLP.
+const fn intermediate_field(architecture: ModelArchitecture) -> &'static str {
+    match architecture {
+        // In variants with experts, this MLP is the shared expert.
+        ModelArchitecture::GraniteMoeHybrid => "shared_intermediate_size",
+        _ => "intermediate_size",
+    }
+}
+
+/// Rejects GraniteMoeHybrid configurations with experts or Mamba layers (transformers
+/// `configuration_granitemoehybrid.py`): only the dense models with attention in every layer are supported.
+fn reject_hybrid_layers(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<(), ModelConfigError> {
+    if architecture != ModelArchitecture::GraniteMoeHybrid {
+        return Ok(());
+    }
+    if fields.number_or_none("num_local_experts")? != Some(0.0) {
+        return Err(fields.unsupported("num_local_experts", "only 0 is: dense models"));
+    }
+    let types = fields.strings("layer_types")?.unwrap_or_default();
+    let is_attention = |kind: &&str| matches!(*kind, "attention" | "full_attention");
+    if types.is_empty() || !types.iter().all(is_attention) {
+        return Err(fields.unsupported("layer_types", "every layer must be `attention`"));
+    }
+    Ok(())
+}
+
+/// Reads the indices of the layers without RoPE: the layers whose value in `no_rope_layers` is 0 or, if this
+/// list is absent, every `no_rope_layer_interval`-th layer (transformers `configuration_smollm3.py`).
 fn nope_layers(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -281,8 +333,15 @@ fn nope_layers(
 ) -> Result<Vec<usize>, ModelConfigError> {
     const FIELD: &str = "no_rope_layers";
     const DEFAULT_INTERVAL: usize = 4;
-    if architecture != ModelArchitecture::SmolLm3 {
-        return Ok(Vec::new());
+    match architecture {
+        ModelArchitecture::SmolLm3 => {}
+        // Without `rope`, no layer has RoPE (transformers `modeling_granitemoehybrid.py`).
+        ModelArchitecture::GraniteMoeHybrid
+            if fields.text("position_embedding_type")? != Some("rope") =>
+        {
+            return Ok((0..layers).collect());
+        }
+        _ => return Ok(Vec::new()),
     }
     let Some(value) = fields.value(FIELD) else {
         let interval = fields.size_or_none("no_rope_layer_interval", LAYER_LIMIT)?;
@@ -294,49 +353,6 @@ fn nope_layers(
     let flags: Vec<u64> = flags
         .ok_or_else(|| fields.wrong(FIELD, "a list with 1 (RoPE) or 0 for each layer", value))?;
     Ok((0..layers).filter(|i| flags[*i] == 0).collect())
-}
-
-/// Reads the number of query heads, the number of KV heads and the number of channels per head.
-fn gqa_heads(
-    fields: &JsonFields,
-    hidden: usize,
-) -> Result<(usize, usize, usize), ModelConfigError> {
-    let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
-    let kv_heads = fields.size_or_none("num_key_value_heads", WIDTH_LIMIT)?.unwrap_or(heads);
-    if !heads.is_multiple_of(kv_heads) {
-        let detail = format!("{kv_heads} does not divide num_attention_heads {heads}");
-        return Err(fields.contradiction("num_key_value_heads", detail));
-    }
-    let head_dim = fields.size_or_none("head_dim", WIDTH_LIMIT)?;
-    if head_dim.is_none() && !hidden.is_multiple_of(heads) {
-        let detail =
-            format!("{heads} does not divide hidden_size {hidden}, and head_dim is absent");
-        return Err(fields.contradiction("num_attention_heads", detail));
-    }
-    let head_dim = head_dim.unwrap_or(hidden / heads);
-    if !head_dim.is_multiple_of(HEAD_UNIT) {
-        let detail =
-            format!("{head_dim} channels per head; kernels need a multiple of {HEAD_UNIT}");
-        return Err(fields.contradiction("head_dim", detail));
-    }
-    Ok((heads, kv_heads, head_dim))
-}
-
-/// Reads the number of query heads, the number of KV heads and the number of channels per head for MLA, where
-/// every query head has its own key and value.
-fn mla_heads(
-    fields: &JsonFields,
-    mla: &MlaConfig,
-) -> Result<(usize, usize, usize), ModelConfigError> {
-    const FIELD: &str = "num_key_value_heads";
-    let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
-    let kv_heads = fields.size_or_none(FIELD, WIDTH_LIMIT)?.unwrap_or(heads);
-    if kv_heads != heads {
-        let detail =
-            format!("{kv_heads} KV heads for {heads} query heads; MLA has one per query head");
-        return Err(fields.contradiction(FIELD, detail));
-    }
-    Ok((heads, heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim))
 }
 
 /// Reads the number of MTP modules in the checkpoint (`num_nextn_predict_layers`).

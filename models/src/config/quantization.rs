@@ -1,6 +1,6 @@
 //! Quantisation of linear layers: parser of `quantization_config` in the formats `fp8`, `compressed-tensors`
-//! and `modelopt`. The stored dtype of a weight decides whether it is quantised; the configuration defines the
-//! scales.
+//! and `modelopt`. Whether a weight is quantised depends on its dtype in the checkpoint; the configuration
+//! defines the scales.
 
 mod compressed_tensors;
 mod fp8;
@@ -14,73 +14,75 @@ use super::ModelConfigError;
 use super::json_fields::JsonFields;
 use std::path::Path;
 
-/// Number of rows and of columns of the weight blocks that share one scale, in block-quantised checkpoints.
+/// Number of rows and of columns of the weight blocks that have one scale each, in block-quantised
+/// checkpoints.
 const BLOCK: usize = 128;
 
-/// FP8 e4m3 weights with scales: the format of each layer.
+/// Quantisation of a checkpoint with FP8 e4m3 weights: the format of each linear layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationConfig {
-    /// Groups of layers with one format each. Of the groups whose targets match a layer, the first one that
-    /// names the layer applies, else the first one.
+    /// Groups of layers; all layers of a group have the same format. The first group with a matching name
+    /// pattern applies to a layer; if there is none, the first group of all linear layers applies.
     pub groups: Vec<QuantizationGroup>,
     /// Modules that are excluded from quantisation, as listed in `quantization_config`.
     pub ignored: Vec<ModulePattern>,
 }
 
-/// Linear layers that are quantised in one format.
+/// Group of linear layers that are quantised in the same format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationGroup {
     /// Layers of the group.
-    pub targets: Vec<LayerTarget>,
+    pub targets: Vec<QuantizationTarget>,
     /// Format of these layers.
     pub format: LayerQuantization,
 }
 
 /// Entry in the list of layers that a group quantises.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LayerTarget {
-    /// All linear layers, written as the class `Linear`.
+pub enum QuantizationTarget {
+    /// All linear layers (`Linear`, the name of the PyTorch class).
     Linear,
     /// Layers with a name.
     Named(ModulePattern),
 }
 
-/// Format of the quantised weights and activations of a linear layer.
+/// Quantisation format of the weights and activations of a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerQuantization {
-    /// Number of weights that share one scale.
+    /// Granularity of the weight scales.
     pub scales: CheckpointScaleGranularity,
-    /// Rule for the scales of activations.
+    /// Rule for the activation scales.
     pub activations: ActivationScheme,
-    /// Suffixes of which one is appended to the name of a weight to form the name of its scales. Synthetic
-    /// checkpoints use the first one.
+    /// Possible suffixes of the scale tensor: its name is the name of the weight followed by one of these
+    /// suffixes. Synthetic checkpoints use the first suffix.
     pub suffixes: &'static [&'static str],
 }
 
-/// Group of weights of a linear layer that share one scale.
+/// Granularity of the weight scales of a linear layer: the weights that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointScaleGranularity {
-    /// Blocks of 128 × 128 weights. Activations have one scale per token and group of 128 channels.
+    /// Blocks of 128 × 128 weights share a scale. Activations have one scale per token and group of 128
+    /// channels.
     Blocks,
-    /// All weights of one output channel. Activations have one scale per token.
+    /// All weights of an output channel share a scale. Activations have one scale per token.
     Channels,
-    /// All weights of the layer. Activations have one scale per token, or a static scale.
+    /// All weights of the layer share a scale. Activations have one scale per token, or a static scale.
     Tensor,
 }
 
-/// Rule for the scales of a layer's activations.
+/// Rule for the activation scales of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActivationScheme {
-    /// The largest magnitude divided by 448.
+    /// The scale is the largest magnitude of the activations divided by 448, the largest e4m3 value.
     Dynamic,
-    /// The scale of `Dynamic`, rounded up to a power of two (`scale_fmt` `ue8m0`).
+    /// The scale of `Dynamic` is rounded up to a power of two (`scale_fmt` `ue8m0`).
     PowerOfTwo,
-    /// A scale that the checkpoint stores.
+    /// The scale is stored in the checkpoint.
     Static,
 }
 
 impl CheckpointScaleGranularity {
-    /// Number of rows and number of columns that one scale covers, in a weight of shape `[rows, cols]`.
+    /// Number of rows and number of columns that share a scale, for a weight of shape `[rows, cols]`.
     #[must_use]
     pub fn block_shape(self, [rows, cols]: [usize; 2]) -> [usize; 2] {
         match self {
@@ -95,7 +97,7 @@ impl QuantizationConfig {
     /// Makes a configuration in which all linear layers have the format `format`, except `ignored`.
     #[must_use]
     pub fn uniform(format: LayerQuantization, ignored: Vec<ModulePattern>) -> Self {
-        let groups = vec![QuantizationGroup { targets: vec![LayerTarget::Linear], format }];
+        let groups = vec![QuantizationGroup { targets: vec![QuantizationTarget::Linear], format }];
         Self { groups, ignored }
     }
 
@@ -118,10 +120,11 @@ impl QuantizationConfig {
         }
     }
 
-    /// Reads `hf_quant_config.json` of the model folder `dir`, in which older checkpoints of ModelOpt have their
-    /// configuration. Returns the configuration of `config.json`, whose fields are `fields`, if there is one.
+    /// Returns the configuration `own` of `config.json` or, if there is none, the configuration in
+    /// `hf_quant_config.json` of the model folder `dir`; older ModelOpt checkpoints use this file. `fields`
+    /// are the fields of `config.json`.
     ///
-    /// Errors: the format is not supported, or the files disagree.
+    /// Errors: the format is not supported, or the two files contradict each other.
     pub(super) fn or_hf_quant_config(
         own: Option<Self>,
         fields: &JsonFields,
@@ -134,26 +137,27 @@ impl QuantizationConfig {
         modelopt::read_file(own, fields, &path)
     }
 
-    /// Format of the layer that checkpoints store under one of `names` (modules, without `.weight`); `None` if no group
-    /// contains it. Layers that are excluded from quantisation have the format that a quantised layer would have.
+    /// Format of a linear layer; `None` if no group contains the layer. `names` are the module names under
+    /// which checkpoints store the layer, without `.weight`. For a layer that is excluded from quantisation,
+    /// the result is the format that the layer would otherwise have.
     #[must_use]
     pub fn of_layer(&self, names: &[&str]) -> Option<LayerQuantization> {
         let selects = |p: &ModulePattern| names.iter().any(|name| p.selects(name));
-        let names = |target: &LayerTarget| matches!(target, LayerTarget::Named(p) if selects(p));
-        let is_linear = |target: &LayerTarget| *target == LayerTarget::Linear;
+        let names = |target: &QuantizationTarget| matches!(target, QuantizationTarget::Named(p) if selects(p));
+        let is_linear = |target: &QuantizationTarget| *target == QuantizationTarget::Linear;
         let named = self.groups.iter().find(|group| group.targets.iter().any(names));
         let linear = || self.groups.iter().find(|group| group.targets.iter().any(is_linear));
         named.or_else(linear).map(|group| group.format)
     }
 
-    /// Whether the layer `name` (a module, without `.weight`) is excluded from quantisation.
+    /// Whether the layer with the module name `name`, without `.weight`, is excluded from quantisation.
     #[must_use]
     pub fn ignores(&self, name: &str) -> bool {
         self.ignored.iter().any(|ignored| ignored.covers(name))
     }
 }
 
-/// Rejects the field `field` if it is present and its value is not one of `texts`.
+/// Returns an error if the field `field` is present and its value is not one of `texts`.
 fn expect_text(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelConfigError> {
     match fields.text(field)? {
         Some(text) if !texts.contains(&text) => {

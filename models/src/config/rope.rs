@@ -1,10 +1,11 @@
 //! Parser of the RoPE settings: `rope_parameters` (new form), or `rope_theta` and `rope_scaling` (old form).
 //!
-//! The scaling type may be written as `type` or as `rope_type` in both forms. Rejected are dynamic scaling,
-//! partial rotation and longrope scaling of other architectures than Phi-3, parameters that differ between layer types, unknown parameters, and two
-//! spellings of one parameter with different values.
+//! The scaling type may be written as `type` or as `rope_type` in both forms. The following are rejected:
+//! dynamic scaling; partial rotation and longrope scaling of architectures other than Phi-3; parameters that
+//! differ between layer types; unknown parameters; and two spellings of a parameter with different values.
 
 use super::json_fields::JsonFields;
+use super::temperature::{AttentionTemperatureConfig, BETA};
 use super::{ModelArchitecture, ModelConfigError};
 
 /// Settings of the rotary embedding (RoPE) of queries and keys.
@@ -18,8 +19,8 @@ pub struct RopeConfig {
     pub partial_rotary_factor: f64,
 }
 
-/// Method that changes the rotation frequencies `f` for longer contexts. The wavelength of a frequency is `2π
-/// / f` positions.
+/// Scaling of the rotation frequencies for longer contexts. A frequency `f` has the wavelength `2π/f`, in
+/// positions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// The rotation frequencies are not scaled.
@@ -47,10 +48,10 @@ pub enum RopeScaling {
     Yarn {
         /// Divisor of low rotation frequencies.
         factor: f64,
-        /// A channel that rotates more often than this over the original context is unchanged.
+        /// Channels with more than this number of rotations over the original context are not scaled.
         beta_fast: f64,
-        /// The frequency of a channel that rotates less often than this over the original context is divided
-        /// by `factor`.
+        /// The frequencies of channels with fewer than this number of rotations over the original context are
+        /// divided by `factor`.
         beta_slow: f64,
         /// Context length of the original training.
         original_positions: f64,
@@ -59,16 +60,18 @@ pub enum RopeScaling {
         /// Factor derived from `mscale_all_dim`; MLA multiplies its softmax scale by the square of this
         /// factor.
         all_dim_gain: f64,
-        /// Whether the first and the last channel of the ramp are rounded to whole channels.
+        /// Whether the bounds of the ramp are rounded to integer channel indices.
         truncate: bool,
     },
     /// LongRoPE (arXiv 2402.13753), as in transformers `modeling_rope_utils.py`: the frequency of each channel
     /// pair is divided by a factor of its own; cosines and sines are multiplied by `attention_factor`.
     LongRope {
-        /// Divisors of the frequencies if no request is longer than the original context.
+        /// Divisors of the frequencies if the longest context that is served does not exceed the original
+        /// context.
         short_factors: Vec<f64>,
-        /// Divisors of the frequencies otherwise. The longest context that is served selects the divisors, so
-        /// that cached keys do not depend on the length of the request.
+        /// Divisors of the frequencies if the longest context that is served exceeds the original context.
+        /// The choice does not depend on the length of a request, so that cached keys can be shared between
+        /// requests.
         long_factors: Vec<f64>,
         /// Context length of the original training.
         original_positions: f64,
@@ -77,12 +80,15 @@ pub enum RopeScaling {
     },
 }
 
-/// Base of the rotation frequencies if the configuration has none (`default_theta` in transformers).
+/// Base of the rotation frequencies if the configuration does not define one (`default_theta` in
+/// transformers).
 const fn default_theta(architecture: ModelArchitecture) -> f64 {
     match architecture {
         ModelArchitecture::Mixtral => 1_000_000.0,
         ModelArchitecture::SmolLm3 => 2_000_000.0,
-        ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => 500_000.0,
+        ModelArchitecture::Olmo3 | ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => {
+            500_000.0
+        }
         _ => 10_000.0,
     }
 }
@@ -112,9 +118,11 @@ const PARAMETERS: &[&str] = &[
     "short_factor",
     "long_factor",
 ];
-/// Parameters of multimodal models, whose tokens have three positions. For text, these are equal, and the
-/// parameters have no effect.
+/// Parameters of the RoPE of multimodal models (M-RoPE), in which a token has three positions. The three
+/// positions of a text token are equal, so that these parameters have no effect on text.
 const MROPE_PARAMETERS: &[&str] = &["mrope_section", "mrope_interleaved"];
+/// Parameters of the attention temperature. transformers ignores `max_position_embeddings` here.
+const TEMPERATURE_PARAMETERS: &[&str] = &[BETA, "max_position_embeddings"];
 /// Parameters that some files store at the top level of `config.json`.
 const TOP_LEVEL_PARAMETERS: &[&str] =
     &["rope_theta", "original_max_position_embeddings", "partial_rotary_factor"];
@@ -131,8 +139,8 @@ impl RopeConfig {
             let why = format!("the known fields are {}", ROPE_FIELDS.join(", "));
             return Err(fields.unsupported(name, &why));
         }
-        let new = fields.object(NEW_FORM)?;
-        let old = fields.object(OLD_FORM)?;
+        let new = full_attention(fields.object(NEW_FORM)?, architecture)?;
+        let old = full_attention(fields.object(OLD_FORM)?, architecture)?;
         let theta = fields.positive_or_none("rope_theta")?;
         let partial = partial_rotary(fields, architecture)?;
         if let (Some(new), Some(old)) = (&new, &old) {
@@ -149,7 +157,9 @@ impl RopeConfig {
             }
         }
         let mrope = if architecture.is_multimodal() { MROPE_PARAMETERS } else { &[] };
-        map.reject_unknown(&[PARAMETERS, mrope].concat())?;
+        let has_temperature = AttentionTemperatureConfig::applies(fields, architecture);
+        let temperature = if has_temperature { TEMPERATURE_PARAMETERS } else { &[] };
+        map.reject_unknown(&[PARAMETERS, mrope, temperature].concat())?;
         map.reject_disagreement("rope_type", &map, "type")?;
         for parameter in TOP_LEVEL_PARAMETERS {
             map.reject_disagreement(parameter, fields, parameter)?;
@@ -157,7 +167,8 @@ impl RopeConfig {
         let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(default_theta);
         let partial = partial_rotary(&map, architecture)?.or(partial);
         let original = match architecture {
-            // Phi-3 reads the top level only.
+            // transformers reads the original context length of Phi-3 only from the top level of
+            // `config.json`.
             ModelArchitecture::Phi3 => phi3_original_positions(fields, &map)?,
             _ => original_positions(fields, &map, max_positions)?,
         };
@@ -166,6 +177,53 @@ impl RopeConfig {
             _ => RopeScaling::read(&map, original, max_positions)?,
         };
         Ok(Self { theta, scaling, partial_rotary_factor: partial.unwrap_or(1.0) })
+    }
+
+    /// Reads the attention temperature, whose parameters are in the RoPE settings.
+    pub(super) fn temperature(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+    ) -> Result<Option<AttentionTemperatureConfig>, ModelConfigError> {
+        let map = match fields.object(NEW_FORM)? {
+            Some(map) => Some(map),
+            None => fields.object(OLD_FORM)?,
+        };
+        AttentionTemperatureConfig::read(fields, architecture, map.as_ref())
+    }
+
+    /// Adds the RoPE settings of Ministral 3 if `fields` has none (transformers `configuration_ministral3.py`).
+    pub(super) fn with_defaults(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+    ) -> Result<JsonFields, ModelConfigError> {
+        let has_settings = fields.object(NEW_FORM)?.or(fields.object(OLD_FORM)?).is_some();
+        if has_settings || !AttentionTemperatureConfig::applies(fields, architecture) {
+            return Ok(fields.clone());
+        }
+        let mut settings = serde_json::json!({
+            "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
+        });
+        if fields.value("rope_theta").is_none() {
+            settings["rope_theta"] = 1e6.into();
+        }
+        let overrides = [(NEW_FORM.to_owned(), settings)].into_iter().collect();
+        Ok(fields.clone().with(&overrides))
+    }
+}
+
+/// Returns the settings of layers that attend to the whole context, which OLMo 3 stores in an object of their own
+/// (transformers `configuration_olmo3.py`).
+fn full_attention(
+    settings: Option<JsonFields>,
+    architecture: ModelArchitecture,
+) -> Result<Option<JsonFields>, ModelConfigError> {
+    const FIELD: &str = "full_attention";
+    match settings {
+        Some(map) if architecture == ModelArchitecture::Olmo3 && map.value(FIELD).is_some() => {
+            map.object(FIELD)
+        }
+        settings => Ok(settings),
     }
 }
 
@@ -188,7 +246,8 @@ impl RopeScaling {
         }
     }
 
-    /// Reads the scaling of Phi-3, whose older files name longrope `su` or `yarn`.
+    /// Reads the scaling of Phi-3. Older configuration files of Phi-3 use the names `su` and `yarn` for
+    /// longrope.
     fn phi3(
         map: &JsonFields,
         original: f64,
@@ -260,7 +319,8 @@ impl RopeScaling {
     }
 }
 
-/// Rejects a configuration with both forms if a parameter differs between them.
+/// Rejects a configuration in which `rope_parameters` and `rope_scaling` are both present and a parameter
+/// differs between them.
 fn reject_different_forms(new: &JsonFields, old: &JsonFields) -> Result<(), ModelConfigError> {
     for (spelling, old_spelling) in [("rope_type", "type"), ("type", "rope_type")] {
         new.reject_disagreement(spelling, old, old_spelling)?;
@@ -291,8 +351,9 @@ fn partial_rotary(
     }
 }
 
-/// Reads `original_max_position_embeddings` of Phi-3, with the default of transformers `configuration_phi3.py`. A value
-/// in the RoPE object alone would have no effect in transformers, so it must equal the default.
+/// Reads `original_max_position_embeddings` of Phi-3, with the default of transformers
+/// `configuration_phi3.py`. A value that is only in the RoPE object has no effect in transformers, and is
+/// therefore rejected unless it equals the default.
 fn phi3_original_positions(fields: &JsonFields, map: &JsonFields) -> Result<f64, ModelConfigError> {
     const FIELD: &str = "original_max_position_embeddings";
     const DEFAULT: f64 = 4096.0;
@@ -306,8 +367,8 @@ fn phi3_original_positions(fields: &JsonFields, map: &JsonFields) -> Result<f64,
     }
 }
 
-/// Reads `original_max_position_embeddings`, which some files store at the top level instead of in the RoPE
-/// object; `RopeConfig::read` rejects different values.
+/// Reads `original_max_position_embeddings` from the RoPE object or from the top level of `config.json`;
+/// `RopeConfig::read` rejects files in which the two values differ.
 fn original_positions(
     fields: &JsonFields,
     map: &JsonFields,

@@ -77,7 +77,7 @@ fn context_max_follows_rope_scaling() {
     let longest =
         |scaling| parse(&with(qwen3(), json!({"rope_scaling": scaling}))).unwrap().context_max();
     assert_eq!(longest(Value::Null), 40_960);
-    // As in Qwen3's model card, `max_position_embeddings` is not changed when YaRN is enabled.
+    // As in the Qwen3 model card, `max_position_embeddings` stays unchanged when YaRN is enabled.
     let yarn =
         json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
     assert_eq!(longest(yarn), 131_072);
@@ -271,7 +271,7 @@ fn text_part_has_fields_of_the_outer_object() {
     assert_eq!(float16.dtype, Some(CheckpointDType::F16));
     let error = |members| parse(&outer(members)).unwrap_err().to_string();
     let tied = !plain.tied;
-    // The outer field decides, as in transformers.
+    // A value of `tie_word_embeddings` in the outer object takes precedence, as in transformers.
     assert_eq!(parse(&outer(json!({"tie_word_embeddings": tied}))).unwrap().tied, tied);
     let found = error(json!({"rope_scaling": {"rope_type": "yarn"}}));
     assert!(

@@ -1,39 +1,39 @@
 //! Text part of multimodal models, whose fields are in `text_config`.
 //!
-//! Some fields of the text part are in the outer object, such as the data type and the quantisation format.
-//! The fields of the vision part are not read: requests with images are rejected.
+//! Some fields of the text part, such as the data type and the quantisation format, are in the outermost
+//! object of `config.json`. The fields of the vision part are not read: requests with images are rejected.
 
 use super::json_fields::JsonFields;
 use super::{ModelArchitecture, ModelConfigError};
 
 /// Object with the fields of the text part.
 const TEXT_CONFIG: &str = "text_config";
-/// Fields of the outer object that the text part has unless `text_config` contains them.
+/// Fields that are read from the outermost object if `text_config` does not contain them.
 const INHERITED: &[&str] =
     &["quantization_config", "compression_config", "bos_token_id", "eos_token_id"];
-/// Field that the outer object decides if it has it.
+/// Field for which a value in the outermost object takes precedence over `text_config`.
 const TIE: &str = "tie_word_embeddings";
-/// Fields that only `text_config` may have: in the outer object they would have no effect.
+/// Fields that may only be in `text_config`. In the outermost object they would have no effect.
 const TEXT_ONLY: &[&str] =
     &["max_position_embeddings", "rope_scaling", "rope_parameters", "rope_theta", "sliding_window"];
-/// Spellings of the data type, which the outer object decides if it has one.
+/// Spellings of the data type. A value in the outermost object takes precedence over `text_config`.
 const DTYPES: &[&str] = &["dtype", "torch_dtype"];
 
 impl ModelArchitecture {
-    /// Value of `text_config.model_type`; `None` if the architecture is not multimodal.
-    const fn text_model_type(self) -> Option<&'static str> {
+    /// Possible values of `text_config.model_type`; none if the architecture is not multimodal.
+    const fn text_model_types(self) -> &'static [&'static str] {
         match self {
-            Self::Mistral3 => Some("mistral"),
-            Self::Qwen3Vl => Some("qwen3_vl_text"),
-            Self::Qwen3VlMoe => Some("qwen3_vl_moe_text"),
-            _ => None,
+            Self::Mistral3 => &["mistral", "ministral3"],
+            Self::Qwen3Vl => &["qwen3_vl_text"],
+            Self::Qwen3VlMoe => &["qwen3_vl_moe_text"],
+            _ => &[],
         }
     }
 
-    /// Whether the architecture is multimodal, of which the text part is served.
+    /// Whether the architecture is multimodal; only the text part of such a model is served.
     #[must_use]
     pub const fn is_multimodal(self) -> bool {
-        self.text_model_type().is_some()
+        !self.text_model_types().is_empty()
     }
 }
 
@@ -42,10 +42,14 @@ pub(super) fn text_fields(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<JsonFields, ModelConfigError> {
-    let Some(model_type) = architecture.text_model_type() else { return Ok(fields.clone()) };
+    let model_types = architecture.text_model_types();
+    if model_types.is_empty() {
+        return Ok(fields.clone());
+    }
     let text = fields.object(TEXT_CONFIG)?.ok_or_else(|| fields.missing(TEXT_CONFIG))?;
-    if text.text("model_type")?.is_some_and(|found| found != model_type) {
-        let why = format!("this architecture has a text part of the type {model_type}");
+    if text.text("model_type")?.is_some_and(|found| !model_types.contains(&found)) {
+        let types = model_types.join(" or ");
+        let why = format!("this architecture has a text part of the type {types}");
         return Err(text.unsupported("model_type", &why));
     }
     for field in TEXT_ONLY {

@@ -1,4 +1,4 @@
-//! Decoder model over the layers of one architecture: embedding, decoder layers, final norm and LM head.
+//! Decoder-only model for any architecture: embedding, decoder layers, final norm and LM head.
 
 use std::sync::Arc;
 
@@ -12,20 +12,21 @@ use crate::{
 };
 use ops::Tensor;
 
-/// Decoder-only model whose layers have the type `L` of one architecture.
+/// Decoder-only model. `L` is the decoder layer type of the architecture.
 #[derive(Debug)]
 pub(crate) struct DecoderModel<L> {
     embed: Arc<VocabParallelEmbedding>,
     layers: Vec<L>,
     norm: RmsNormLayer,
     lm_head: LmHead,
-    /// Factor of the embeddings at the start of the residual stream: `embedding / residual` of the multipliers.
+    /// Factor of the embeddings at the start of the residual stream: embedding multiplier / residual
+    /// multiplier.
     embedding_scale: f32,
-    /// Residual multiplier: hidden states are the residual stream times this factor.
+    /// Residual multiplier. The stored residual stream times this factor is the hidden state.
     residual_scale: f32,
 }
 
-/// Decoder layer: attention and feed-forward part. Each architecture file implements this trait.
+/// Decoder layer: attention and MLP. Each architecture file implements this trait.
 pub(crate) trait DecoderLayer: Sized {
     /// Loads decoder layer `i`. Weight names in `w` are relative to the name prefix of this layer.
     fn load(
@@ -35,8 +36,8 @@ pub(crate) trait DecoderLayer: Sized {
         i: usize,
     ) -> Result<Self, ModelLoadError>;
 
-    /// Updates the residual stream `[tokens, hidden size]`. If `logits_indices`, i32 `[rows]`, are given, the
-    /// stream contains only these tokens after attention.
+    /// Updates the residual stream `x` of shape `[tokens, hidden size]`. If `logits_indices`, i32 `[rows]`,
+    /// are given, the stream contains only the tokens at these indices after attention.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -44,8 +45,8 @@ pub(crate) trait DecoderLayer: Sized {
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError>;
 
-    /// Writes keys and values of the stream `[tokens, hidden size]` to the KV cache, for later tokens; the
-    /// content of the stream is undefined afterwards.
+    /// Writes the keys and values of the tokens in `x`, `[tokens, hidden size]`, to the KV cache, for
+    /// attention of later tokens; the content of `x` is undefined afterwards.
     fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,

@@ -1,11 +1,11 @@
-//! Vocab-parallel token embedding and LM head: both are split by rows of the vocabulary over the ranks of
-//! `f.tp`, the tensor-parallel group. If the weights are tied, both share one matrix.
+//! Vocab-parallel token embedding and LM head: the rows of both matrices are split over the ranks of `f.tp`,
+//! the tensor-parallel group. If the weights are tied, both layers share one matrix.
 
 use crate::weight_table::{EMBEDDING, HEAD};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, EmbeddingTable, PackedLinear, Tensor};
 
-/// Vocab-parallel embedding: for ids outside of its shard, a rank contributes zeros to the all-reduce.
+/// Vocab-parallel embedding: for token ids outside of its shard, a rank contributes zeros to the all-reduce.
 #[derive(Debug)]
 pub(crate) struct VocabParallelEmbedding(EmbeddingTable);
 
@@ -60,9 +60,9 @@ impl LmHead {
         Ok(Self { head: w.vocab_linear(name)?, vocab, scale: 1.0 })
     }
 
-    /// Computes the logits of this rank's shard of the vocabulary, f32 `[rows, ids of this rank]`, from
-    /// `hidden [rows, hidden size]`. On the last ranks, padding columns follow: see
-    /// `ParallelRanks::vocab_shard`.
+    /// Computes the logits of this rank's shard of the vocabulary, f32 `[rows, token ids of this rank]`, from
+    /// `hidden [rows, hidden size]`. On the last ranks, the columns of the shard are followed by padding
+    /// columns: see `ParallelRanks::vocab_shard`.
     pub(crate) fn shard_logits(
         &self,
         f: &ForwardContext<'_>,
@@ -74,7 +74,7 @@ impl LmHead {
     }
 
     /// Computes the logits of the whole vocabulary, f32 `[rows, vocabulary]`, equal on all ranks. Padding
-    /// columns are dropped, so that no invalid token id can be sampled.
+    /// columns are removed, so that no invalid token id can be sampled.
     pub(crate) fn full_logits(
         &self,
         f: &ForwardContext<'_>,

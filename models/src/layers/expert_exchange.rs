@@ -1,20 +1,20 @@
-//! Expert parallelism across the ranks of `f.dp`, the data-parallel group: tokens are sent to the ranks of
-//! their experts, and the results of the experts are returned.
+//! Expert parallelism over the ranks of `f.dp`, the data-parallel group: each token is sent to the ranks of
+//! its experts, and the expert outputs are returned to the rank of the token.
 
 use crate::{ExpertExchange, ForwardContext, ForwardError};
 use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
 
-/// Largest expected share of tokens per rank for which the all-to-all is used. At a share of 1, both
-/// exchanges move equal numbers of bytes, but the all-to-all also sorts tokens and exchanges counts. This
-/// cost is only recovered if the share is at most 7/8.
+/// All-to-all is used if the expected share of all tokens that a rank receives is at most this value. At a
+/// share of 1, all-to-all moves as many bytes as all-gather and reduce-scatter, and additionally sorts tokens
+/// and exchanges counts. These additional costs are only recovered if the share is at most 7/8.
 const ALL_TO_ALL_MAX_SHARE: f64 = 7.0 / 8.0;
 
 /// Computes `Σ weight_e · expert_e(h)` over the experts of each token, for `h [tokens, hidden size]`. The
 /// experts are distributed over the data-parallel ranks (`f.dp`). The result has the shape of `h`.
 ///
-/// The all-gather and the all-to-all exchange both add in f32 in rank order, starting with zero, and give
-/// equal bits, with two exceptions: NCCL and RCCL add in an order of their own, and in bf16 on a GPU the
-/// kernel that is selected depends on the number of rows.
+/// All-gather and all-to-all both sum the expert outputs in f32 in rank order, starting with zero, and the
+/// results are bit-identical, with two exceptions: NCCL and RCCL sum in a different order, and in bf16 on a
+/// GPU the number of rows determines the kernel.
 pub(super) fn expert_parallel_mlp(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -28,7 +28,7 @@ pub(super) fn expert_parallel_mlp(
     }
 }
 
-/// Whether the all-to-all is used. The decision only depends on values that are equal on all ranks.
+/// Whether all-to-all is used. The decision only depends on values that are equal on all ranks.
 fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, experts_per_rank: usize) -> bool {
     match f.expert_exchange {
         ExpertExchange::AllGather => false,
@@ -40,16 +40,16 @@ fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, experts_per_rank: usize
     }
 }
 
-/// Expected share of tokens that are routed to at least one of `experts_per_rank` experts, for uniform
-/// routing to `top_k` of `all` experts.
+/// Expected share of the tokens that are routed to at least one of the `experts_per_rank` experts of a rank,
+/// if each token is routed uniformly to `top_k` of the `all` experts.
 fn rank_share(top_k: usize, experts_per_rank: usize, all: usize) -> f64 {
     let misses =
         |i: usize| (all - experts_per_rank).saturating_sub(i) as f64 / (all - i).max(1) as f64;
     1.0 - (0..top_k.min(all)).map(misses).product::<f64>()
 }
 
-/// Gathers the token rows of all ranks, computes this rank's experts on them, and reduce-scatters the
-/// results. Padding rows have no experts, so that no expert is computed for them.
+/// Gathers the tokens of all ranks, computes this rank's experts for these tokens, and reduce-scatters the
+/// results. Padding rows are not routed to any expert, so that no expert is computed for them.
 fn all_gather_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -69,9 +69,9 @@ fn all_gather_experts(
     Ok(y)
 }
 
-/// Sends each row once to every rank that has one of its experts, computes this rank's experts on the
-/// received rows, and returns the results. Receive buffers are allocated for the rows of all ranks, as in
-/// `all_gather_experts`, so their size does not depend on routing.
+/// Sends each token once to every rank that has one of its experts, computes this rank's experts for the
+/// received tokens, and returns the results to the ranks of the tokens. Receive buffers have space for the
+/// tokens of all ranks, so that their size does not depend on routing.
 fn all_to_all_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -100,8 +100,8 @@ fn all_to_all_experts(
     Ok(f.ops.moe_combine_ranks(&returned, &dispatch)?) // [tokens, hidden size]
 }
 
-/// Returns the mapping from experts to ranks of `f.dp` (data-parallel group), for this rank's index in `f.tp`
-/// (tensor-parallel group).
+/// Returns the mapping from experts to the ranks of `f.dp` (data-parallel group) that have the same index in
+/// `f.tp` (tensor-parallel group) as this rank.
 fn expert_parallel_layout(f: &ForwardContext<'_>, experts_per_rank: usize) -> ExpertParallelLayout {
     ExpertParallelLayout {
         experts_per_rank,

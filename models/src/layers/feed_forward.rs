@@ -1,10 +1,10 @@
-//! Feed-forward part of a decoder layer, in model families with experts.
+//! MLP of a decoder layer (dense or mixture of experts), in model families with experts.
 
 use super::{GatedMlp, MoeMlp, ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// Feed-forward part `x += mlp(norm(x))` of a decoder layer: a dense MLP or a mixture of experts.
+/// MLP of a decoder layer, `x += mlp(norm(x))`: a dense MLP or a mixture of experts.
 #[derive(Debug)]
 pub(crate) enum FeedForward {
     Dense(GatedMlp),
@@ -12,7 +12,7 @@ pub(crate) enum FeedForward {
 }
 
 impl FeedForward {
-    /// Loads the feed-forward part of layer `i`; the configuration selects a dense MLP or experts.
+    /// Loads the MLP of layer `i`; the configuration selects a dense MLP or a mixture of experts.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -24,8 +24,8 @@ impl FeedForward {
         })
     }
 
-    /// Updates the residual stream, which contains the tokens `logits_indices`, i32 `[rows]`, or all tokens
-    /// if `None`.
+    /// Updates the residual stream `x`, which contains the tokens with the indices `logits_indices`, i32
+    /// `[rows]`, or all tokens if `logits_indices` is `None`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,

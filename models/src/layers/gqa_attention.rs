@@ -1,38 +1,57 @@
 //! Causal grouped-query attention (GQA) over the paged KV cache.
 
 use super::{
-    ColumnParallelLinear, ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear,
+    ColumnParallelLinear, FullQkNorm, ResidualStream, RotaryEmbedding, RowParallelLinear,
+    SublayerNormRefs,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionLayerParams, DType, QkRopeWeights, Tensor};
+use ops::{AttentionLayerParams, DType, QkNormRopeParams, Tensor};
 
-/// Attention part of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ / √head_dim) · v)`, where `q`,
-/// `k` and `v` are projections of `norm(x)`. If the model has a QK norm, it is applied to `q` and `k` before
-/// RoPE.
+/// Attention of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ · scale) · v)`, where `q`, `k` and
+/// `v` are projections of `norm(x)`, and `scale` is `ModelConfig::softmax_scale`. If the model has a QK norm,
+/// it is applied to `q` and `k` before RoPE. If the model has an attention temperature, `q` is multiplied by
+/// the factor of its position.
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
     qkv_proj: ColumnParallelLinear,
+    full_norm: Option<FullQkNorm>,
     heads: GqaAttentionCore,
 }
 
-/// Part of GQA attention after the QKV projection: QK norm, RoPE, KV write, attention and output projection.
-/// The input is `[tokens, (query heads + 2 · KV heads) · head_dim]`.
+/// GQA after the QKV projection: QK norm, RoPE, KV write, attention and output projection. The input is
+/// `[tokens, (query heads + 2 · KV heads) · head_dim]`.
 #[derive(Debug)]
 pub(crate) struct GqaAttentionCore {
     norm: Option<QkNorm>,
     rope: RotaryEmbedding,
     shape: AttentionLayerParams,
-    /// Factors by which stored fp8 keys and values are multiplied to get their values; 1 for other KV caches.
-    /// The softmax scale includes the factor of keys, the output projection the factor of values.
+    /// Number of query channels of this rank.
+    query_channels: usize,
+    /// Dequantisation scales of an fp8 KV cache: first of keys, then of values; 1 for other KV caches. The
+    /// softmax scale includes the key scale, and the output projection includes the value scale.
     kv_scales: [f32; 2],
     o_proj: RowParallelLinear,
 }
 
-/// Names under which checkpoints may store the scales of an fp8 KV cache: for keys, then for values. `kv_scale`
-/// is the scale of both.
-const KV_CACHE_SCALES: [[&str; 5]; 2] = [
-    ["k_proj.k_scale", "attn.k_scale", "k_scale", "k_proj.output_scale", "kv_scale"],
-    ["v_proj.v_scale", "attn.v_scale", "v_scale", "v_proj.output_scale", "kv_scale"],
+/// Names under which checkpoints may store the fp8 KV cache scales: first of keys, then of values. `kv_scale`
+/// is a common scale of keys and values.
+const KV_CACHE_SCALES: [[&str; 6]; 2] = [
+    [
+        "k_proj.k_scale",
+        "qkv_proj.k_scale",
+        "attn.k_scale",
+        "k_scale",
+        "k_proj.output_scale",
+        "kv_scale",
+    ],
+    [
+        "v_proj.v_scale",
+        "qkv_proj.v_scale",
+        "attn.v_scale",
+        "v_scale",
+        "v_proj.output_scale",
+        "kv_scale",
+    ],
 ];
 
 /// RMS norms that are applied to each head of queries and keys.
@@ -50,7 +69,7 @@ impl QkNorm {
 }
 
 impl GqaAttention {
-    /// Loads the attention of a layer; `layer` is the index of the layer in the KV pool.
+    /// Loads the attention of a layer; `layer` is the layer's index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -59,32 +78,40 @@ impl GqaAttention {
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let qkv_proj = ColumnParallelLinear::load_qkv(w, config)?;
-        Ok(Self { qkv_proj, heads: GqaAttentionCore::load(config, w, norm, rope, layer)? })
+        let full_norm = FullQkNorm::load(config, w)?;
+        let heads = GqaAttentionCore::load(config, w, norm, rope, layer)?;
+        Ok(Self { qkv_proj, full_norm, heads })
     }
 
-    /// Updates the residual stream. If `logits_indices`, i32 `[rows]`, are given, the stream contains only
-    /// these tokens afterwards.
-    pub(crate) fn forward(
+    /// Updates the residual stream `x`. If `logits_indices`, i32 `[rows]`, are given, the stream contains
+    /// only the tokens at these indices afterwards.
+    pub(crate) fn forward<'a>(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNormLayer,
+        norms: impl Into<SublayerNormRefs<'a>>,
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        let qkv = self.qkv_proj.forward(f, x, norm)?; // [tokens, q + k + v channels]
+        let norms = norms.into();
+        let mut qkv = self.qkv_proj.forward(f, x, norms.input)?; // [tokens, q + k + v channels]
         let (heads, weights) = (&self.heads, self.heads.weights());
+        if let Some(norm) = &self.full_norm {
+            norm.apply(f, &mut qkv)?;
+        }
+        if let Some(factors) = &heads.rope.temperature {
+            f.ops.attention_temperature(&mut qkv, factors, heads.query_channels, f.batch)?;
+        }
         let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [tokens, q chans]
         if let Some(rows) = logits_indices {
             x.retain_rows(f, rows)?; // [rows, hidden size]
             o = f.ops.gather_rows(&o, rows)?; // [rows, query channels]
         }
-        heads.o_proj.add_to(f, x, &o) // [tokens or rows, hidden size]; all-reduced over f.tp
+        heads.o_proj.add_to(f, x, &o, norms.output) // [tokens or rows, hidden size]; all-reduced over f.tp
     }
 }
 
 impl GqaAttentionCore {
-    /// Loads QK norm, RoPE tables, shape and output projection; `layer` is the index of the layer in the KV
-    /// pool.
+    /// Loads the QK norm, RoPE tables and output projection; `layer` is the layer's index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -106,6 +133,7 @@ impl GqaAttentionCore {
             norm,
             rope: rope.at_layer(layer),
             shape: AttentionLayerParams { heads, layer, scale, first_position: 0 },
+            query_channels: heads * config.head_dim,
             kv_scales,
             o_proj: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
         })
@@ -122,7 +150,7 @@ impl GqaAttentionCore {
         let q = self.write_kv(f, qkv)?; // [tokens, query channels]
         let shape = AttentionLayerParams { first_position: 1, ..self.shape };
         let o = f.ops.paged_attention(&q, &shape, f.kv, f.batch)?; // [tokens, query channels]
-        self.o_proj.add_to(f, x, &o) // [tokens, hidden size]; all-reduced over f.tp
+        self.o_proj.add_to(f, x, &o, None) // [tokens, hidden size]; all-reduced over f.tp
     }
 
     /// Writes keys and values to the KV cache and returns the queries `[tokens, query channels]` after RoPE.
@@ -135,9 +163,9 @@ impl GqaAttentionCore {
         Ok(ops.qk_norm_rope_kv_write(qkv, &weights, &self.shape, f.kv, f.batch)?)
     }
 
-    fn weights(&self) -> QkRopeWeights<'_> {
+    fn weights(&self) -> QkNormRopeParams<'_> {
         let norm = self.norm.as_ref();
-        QkRopeWeights {
+        QkNormRopeParams {
             q_norm: norm.map(|n| &n.q),
             k_norm: norm.map(|n| &n.k),
             eps: norm.map_or(0.0, |n| n.eps),

@@ -29,24 +29,25 @@ impl ColumnParallelLinear {
         Ok(Self(w.qkv_linear(config.qkv_bias, config.rotary_rows())?))
     }
 
-    /// Computes `norm(x) Wᵀ + b`: from the residual stream `[tokens, inputs]` to `[tokens, outputs of this
-    /// rank]`.
+    /// Computes `norm(x) Wᵀ + b`, or `x Wᵀ + b` without a norm: from the residual stream `[tokens, inputs]` to
+    /// `[tokens, outputs of this rank]`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNormLayer,
+        norm: Option<&RmsNormLayer>,
     ) -> Result<Tensor, ForwardError> {
         x.normed_linear(f, norm, &self.0)
     }
 
-    /// Computes `silu(gate) · up`, where gate and up are the first and second half of `norm(x) Wᵀ + b`. The
-    /// result is the input of the layer `down`, in the form that [`GatedActivation`] describes.
+    /// Computes `silu(gate) · up`, where `gate` and `up` are the first and the second half of the output
+    /// channels of `norm(x) Wᵀ + b`. The result is the input of the layer `down`, in the form that
+    /// [`GatedActivation`] describes.
     pub(crate) fn forward_gated(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNormLayer,
+        norm: Option<&RmsNormLayer>,
         down: &RowParallelLinear,
     ) -> Result<GatedActivation, ForwardError> {
         x.normed_gated(f, norm, &self.0, &down.0)
@@ -68,24 +69,27 @@ impl RowParallelLinear {
         Ok(Self(w.linear_scaled(name, bias, factor)?))
     }
 
-    /// Computes `x += W h + b` for `h [tokens, inputs of this rank]`. The residual stream `x [tokens,
-    /// outputs]` is equal on all ranks.
+    /// Computes `x += norm(W h + b)`, or `x += W h + b` without a norm, where `h [tokens, inputs of this rank]` is
+    /// the input. The residual stream `x [tokens, outputs]` is equal on all ranks.
     pub(crate) fn add_to(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         h: &Tensor,
+        norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {
-        x.add_linear(f, h, &self.0)
+        x.add_linear(f, h, &self.0, norm)
     }
 
-    /// Computes `x += W (silu(gate) · up) + b`, where `h` is this rank's output of `forward_gated`.
+    /// Computes `x += norm(W (silu(gate) · up) + b)`, or the sum without a norm, where `h` is this rank's output
+    /// of `forward_gated`.
     pub(crate) fn add_gated_to(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         h: &GatedActivation,
+        norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {
-        x.add_gated_linear(f, h, &self.0)
+        x.add_gated_linear(f, h, &self.0, norm)
     }
 }

@@ -4,18 +4,19 @@
 use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionLayerParams, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
+use ops::{AttentionLayerParams, MlaWeights, PackedLinear, PackedMlaUpProjections, Tensor};
 
-/// Attention part of a decoder layer: `x += o_proj(softmax(q · kᵀ · scale) · v)` with `h = norm(x)`. The
-/// cache row of a token is `[norm(c) | rope(k_pe)]`, where `[c | k_pe] = kv_a_proj h`, `c` has kv_lora_rank
-/// channels and `k_pe` has qk_rope_head_dim channels. The key of a head is `[W_UK norm(c) | rope(k_pe)]`, its
-/// value `W_UV norm(c)`. All ranks of `f.tp` have equal cache rows; heads are split over the ranks.
+/// Attention of a decoder layer: `x += o_proj(softmax(q · kᵀ · scale) · v)` with `h = norm(x)`. The KV cache
+/// row of a token is `[norm(c) | rope(k_pe)]`, where `[c | k_pe] = kv_a_proj h`, `c` has kv_lora_rank
+/// channels and `k_pe` has qk_rope_head_dim channels. The key of a head is `[W_UK norm(c) | rope(k_pe)]`, and
+/// its value is `W_UV norm(c)`. The KV cache rows are equal on all ranks of `f.tp`; the heads are split over
+/// the ranks.
 #[derive(Debug)]
 pub(crate) struct MlaAttentionLayer {
     query: QueryProjection,
     kv_a_proj: PackedLinear,
     kv_a_norm: RmsNormLayer,
-    heads: PackedMlaHeads,
+    heads: PackedMlaUpProjections,
     rope: RotaryEmbedding,
     shape: AttentionLayerParams,
     o_proj: RowParallelLinear,
@@ -31,7 +32,7 @@ enum QueryProjection {
 }
 
 impl QueryProjection {
-    /// Loads the projection, which is of low rank if the model compresses queries.
+    /// Loads the query projection: the low-rank form if the model compresses queries.
     fn load(
         config: &ModelConfig,
         mla: &MlaConfig,
@@ -49,7 +50,7 @@ impl QueryProjection {
 }
 
 impl MlaAttentionLayer {
-    /// Loads the attention of a layer; `layer` is the index of the layer in the KV pool.
+    /// Loads the attention of a layer; `layer` is the layer's index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         mla: &MlaConfig,
@@ -76,8 +77,8 @@ impl MlaAttentionLayer {
         })
     }
 
-    /// Updates the residual stream. If `logits_indices`, i32 `[rows]`, are given, the stream contains only
-    /// these tokens afterwards.
+    /// Updates the residual stream `x`. If `logits_indices`, i32 `[rows]`, are given, the stream contains
+    /// only the tokens at these indices afterwards.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -100,10 +101,10 @@ impl MlaAttentionLayer {
             x.retain_rows(f, rows)?; // [rows, hidden size]
             o = f.ops.gather_rows(&o, rows)?; // [rows, heads · v_head_dim]
         }
-        self.o_proj.add_to(f, x, &o) // [tokens or rows, hidden size]; all-reduced over f.tp
+        self.o_proj.add_to(f, x, &o, None) // [tokens or rows, hidden size]; all-reduced over f.tp
     }
 
-    /// Writes the compressed KV of the stream's tokens to the KV cache, for later tokens.
+    /// Writes the compressed KV of the tokens in `x` to the KV cache, for attention of later tokens.
     pub(crate) fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -125,8 +126,9 @@ impl MlaAttentionLayer {
     }
 }
 
-/// Softmax scale: `(qk_nope_head_dim + qk_rope_head_dim)^-½`, times the square of YaRN's factor from
-/// `mscale_all_dim` (transformers 5.23 `modeling_deepseek_v3.py`, `yarn_apply_mscale`).
+/// Softmax scale: `(qk_nope_head_dim + qk_rope_head_dim)^-½`. With YaRN it is multiplied by the square of the
+/// factor that is derived from `mscale_all_dim` (transformers 5.23 `modeling_deepseek_v3.py`,
+/// `yarn_apply_mscale`).
 fn softmax_scale(config: &ModelConfig) -> f32 {
     let gain = match config.rope.scaling {
         RopeScaling::Yarn { all_dim_gain, .. } => all_dim_gain,

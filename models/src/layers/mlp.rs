@@ -1,10 +1,9 @@
 //! Dense gated MLP, used by all supported model families.
 
-use super::{ColumnParallelLinear, ResidualStream, RmsNormLayer, RowParallelLinear};
+use super::{ColumnParallelLinear, ResidualStream, RowParallelLinear, SublayerNormRefs};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 
-/// Dense feed-forward part of a decoder layer: `x += down_proj(silu(gate_proj h) · up_proj h)` with `h =
-/// norm(x)`.
+/// Dense MLP of a decoder layer: `x += down_proj(silu(gate_proj h) · up_proj h)` with `h = norm(x)`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
     gate_up_proj: ColumnParallelLinear,
@@ -18,14 +17,15 @@ impl GatedMlp {
         Ok(Self { gate_up_proj, down_proj })
     }
 
-    pub(crate) fn forward(
+    pub(crate) fn forward<'a>(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNormLayer,
+        norms: impl Into<SublayerNormRefs<'a>>,
     ) -> Result<(), ForwardError> {
+        let norms = norms.into();
         // [tokens, intermediate size], or [tokens, 2 · intermediate size] for `GatedActivation::GateUp`.
-        let h = self.gate_up_proj.forward_gated(f, x, norm, &self.down_proj)?;
-        self.down_proj.add_gated_to(f, x, &h) // [tokens, hidden size]; all-reduced over f.tp
+        let h = self.gate_up_proj.forward_gated(f, x, norms.input, &self.down_proj)?;
+        self.down_proj.add_gated_to(f, x, &h, norms.output) // [tokens, hidden size]; all-reduced over f.tp
     }
 }

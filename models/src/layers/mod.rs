@@ -1,13 +1,14 @@
-//! Layers of which models are composed. A layer contains its weights, its formula and its collectives; it
-//! gets all other inputs through `&ForwardContext`, the first argument of its functions.
+//! Layers that models consist of. A layer contains its weights, its computation and its collective
+//! operations; all other inputs are passed in `&ForwardContext`, the first argument of its functions.
 //!
-//! All shapes are those of one rank: with tensor parallelism, a rank has a part of the heads and of the
-//! intermediate channels of an MLP.
+//! All shapes are shapes on one rank: with tensor parallelism, a rank has a part of the attention heads and
+//! of the intermediate channels of an MLP.
 
 mod decoder;
 mod embedding;
 mod expert_exchange;
 mod feed_forward;
+mod full_qk_norm;
 mod gqa_attention;
 mod linear;
 mod mla_attention;
@@ -21,12 +22,13 @@ mod rope;
 pub(crate) use decoder::{DecoderLayer, DecoderModel};
 pub(crate) use embedding::{LmHead, VocabParallelEmbedding};
 pub(crate) use feed_forward::FeedForward;
+pub(crate) use full_qk_norm::FullQkNorm;
 pub(crate) use gqa_attention::{GqaAttention, GqaAttentionCore, QkNorm};
 pub(crate) use linear::{ColumnParallelLinear, RowParallelLinear};
 pub(crate) use mla_attention::MlaAttentionLayer;
 pub(crate) use mlp::GatedMlp;
 pub(crate) use moe::MoeMlp;
 pub(crate) use mtp::MtpModule;
-pub(crate) use norm::RmsNormLayer;
+pub(crate) use norm::{RmsNormLayer, SublayerNormRefs, SublayerNorms};
 pub(crate) use residual::ResidualStream;
 pub(crate) use rope::RotaryEmbedding;

@@ -9,16 +9,17 @@ use ops::{
     SharedExpertPlan, Tensor,
 };
 
-/// Feed-forward part of a layer with experts: `x += Σ weight_e · expert_e(h) + shared(h)` with `h = norm(x)`.
-/// The sum is over the `top_k` experts that the router selects from the logits `router h`.
+/// Mixture of experts of a decoder layer: `x += Σ weight_e · expert_e(h) + shared(h)` with `h = norm(x)`. The
+/// sum is over the `top_k` experts that the router selects from the logits `router h`.
 ///
 /// With tensor parallelism, each rank has a part of every expert; with expert parallelism, each rank has some
 /// whole experts. All ranks of `f.tp` have the same tokens, so an all-reduce over `f.tp` completes the sum.
-/// Ranks of `f.dp` have different tokens and exchange them before the experts are computed.
+/// Ranks of `f.dp` have different tokens and exchange tokens before the experts are computed.
 ///
-/// With tensor parallelism, shared experts may be fused: they are stored after the routed experts and have
-/// weight 1. With expert parallelism or an expert placement, shared experts are a separate MLP that is
-/// computed on the rank of the token, so that no rows are sent for them.
+/// With tensor parallelism, shared experts may be fused with the routed experts: fused shared experts are
+/// stored after the routed experts and have weight 1. With expert parallelism or an expert placement, shared
+/// experts are a separate MLP that is computed on the rank of the token, so that no tokens are sent to other
+/// ranks for shared experts.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
@@ -26,7 +27,8 @@ pub(crate) struct MoeMlp {
     experts: PackedExperts,
     /// Shared experts as separate MLPs, used in steps in which fused shared experts would be slower.
     shared: Vec<SharedExpert>,
-    /// Gate of the shared expert, `[1, hidden size]`: the output is multiplied by `sigmoid(gate h)`.
+    /// Gate of the shared expert, `[1, hidden size]`: the output of the shared expert is multiplied by
+    /// `sigmoid(gate h)`.
     shared_gate: Option<PackedLinear>,
     top_k: usize,
     layer: usize,
@@ -60,8 +62,8 @@ impl MoeMlp {
         })
     }
 
-    /// Updates the residual stream, which contains the tokens `logits_indices`, i32 `[rows]`, or all tokens
-    /// if `None`.
+    /// Updates the residual stream `x`, which contains the tokens with the indices `logits_indices`, i32
+    /// `[rows]`, or all tokens if `logits_indices` is `None`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -105,8 +107,8 @@ impl MoeMlp {
         f.ops.plan_shared_experts(tokens, &self.experts, gate_up, f.dp.size() > 1)
     }
 
-    /// Computes the routed experts and `shared` fused shared experts, for rows `h [tokens, hidden size]` with
-    /// router logits `[tokens, experts]`.
+    /// Computes the routed experts and `shared` fused shared experts for `h [tokens, hidden size]` with
+    /// router logits `logits [tokens, experts]`.
     fn routed_experts(
         &self,
         f: &ForwardContext<'_>,
@@ -142,7 +144,7 @@ fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelL
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
-/// One shared expert, or several shared experts as one MLP, split over the tensor-parallel ranks.
+/// One shared expert, or several shared experts combined into one MLP, split over the tensor-parallel ranks.
 #[derive(Debug)]
 struct SharedExpert {
     gate_up_proj: PackedLinear,
@@ -155,7 +157,7 @@ impl SharedExpert {
         Ok(Self { gate_up_proj, down_proj: w.linear(&["down_proj"], false)? })
     }
 
-    /// Returns the shared experts that are fused after the routed experts in `experts`, as separate MLPs.
+    /// Returns the shared experts that are stored after the routed experts in `experts`, as separate MLPs.
     fn from_fused(experts: &PackedExperts) -> Vec<Self> {
         let linears = experts.shared_linears().unwrap_or_default();
         linears
@@ -164,8 +166,8 @@ impl SharedExpert {
             .collect()
     }
 
-    /// Computes this rank's partial sum of the shared experts for `h [tokens, hidden size]`; the result has
-    /// the shape of `h`.
+    /// Computes this rank's partial sum of the shared expert output for `h [tokens, hidden size]`; the result
+    /// has the shape of `h`.
     fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
         let inner = ops.linear_silu_mul(h, &self.gate_up_proj)?; // [tokens, intermediate size]
         Ok(ops.linear(&inner, &self.down_proj)?)

@@ -1,5 +1,6 @@
 //! Multi-token prediction (MTP, NextN) module: a decoder layer after the last layer of the model that
-//! predicts one more token, the next draft token (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+//! predicts one draft token, the token after the token that the model predicts (DeepSeek-V3, arXiv
+//! 2412.19437, section 2.2).
 
 use std::sync::Arc;
 
@@ -8,14 +9,15 @@ use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, MtpModel,
 use ops::{PackedLinear, Tensor};
 
 /// MTP module: computes `norm(layer(W [embedding_norm(e); hidden_norm(h)]))`, where `e` is the embedding of a
-/// token and `h` the hidden state of the token before it, both `[tokens, hidden size]`. From the result, the
+/// token and `h` the hidden state of the preceding token, both `[tokens, hidden size]`. From the result, the
 /// LM head computes the logits of the next token.
 #[derive(Debug)]
 pub(crate) struct MtpModule<L> {
     embed: Arc<VocabParallelEmbedding>,
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
-    /// Column blocks of the projection `W`: the block for the embedding, then the block for the hidden state.
+    /// Column blocks of the projection `W`: first the block that multiplies the embedding, then the block
+    /// that multiplies the hidden state.
     eh_proj: Vec<PackedLinear>,
     layer: L,
     norm: RmsNormLayer,

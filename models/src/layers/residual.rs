@@ -1,6 +1,6 @@
-//! Residual stream of a decoder. The output of a layer stays pending until the next norm, so that one kernel
-//! adds it to the stream and normalises the sum. If the tensor-parallel group supports it, this kernel also
-//! computes the all-reduce.
+//! Residual stream of a decoder. The output of attention or of an MLP is not added until the next norm, so
+//! that one kernel adds it to the stream and normalises the sum. If the tensor-parallel group supports it,
+//! this kernel also computes the all-reduce.
 
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
@@ -12,11 +12,12 @@ use ops::{GatedActivation, PackedLinear, Tensor};
 pub(crate) struct ResidualStream {
     x: Tensor,
     pending: Option<PendingDelta>,
-    /// Factor between the stream and the hidden states that probes and collectors receive.
+    /// Factor by which the stream is multiplied to obtain the hidden states that are passed to probes and to
+    /// the collector of auxiliary hidden states.
     scale: f32,
 }
 
-/// Output of attention or of the feed-forward part that has not been added to the residual stream yet.
+/// Output of attention or of an MLP that has not been added to the residual stream yet.
 #[derive(Debug)]
 struct PendingDelta {
     delta: Tensor,
@@ -35,7 +36,7 @@ impl ResidualStream {
         Self { x, pending: None, scale }
     }
 
-    /// Adds the pending delta to the stream and returns `norm(x)`.
+    /// Adds the pending delta to the stream and returns `norm(x)`, where `x` is the sum.
     pub(crate) fn normed(
         &mut self,
         f: &ForwardContext<'_>,
@@ -60,13 +61,23 @@ impl ResidualStream {
         Ok(y)
     }
 
-    /// Adds the pending delta to the stream and returns `norm(x) Wᵀ + bias`.
+    /// Adds the pending delta, which must be all-reduced, to the stream and returns the sum.
+    fn summed(&mut self, f: &ForwardContext<'_>) -> Result<&Tensor, ForwardError> {
+        if let Some(PendingDelta { delta, .. }) = self.pending.take() {
+            self.x = f.ops.add(&self.x, &delta)?;
+        }
+        Ok(&self.x)
+    }
+
+    /// Adds the pending delta to the stream and returns `norm(x) Wᵀ + bias`, where `x` is the sum; `x Wᵀ + bias`
+    /// without a norm.
     pub(crate) fn normed_linear(
         &mut self,
         f: &ForwardContext<'_>,
-        norm: &RmsNormLayer,
+        norm: Option<&RmsNormLayer>,
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
+        let Some(norm) = norm else { return Ok(f.ops.linear(self.summed(f)?, w)?) };
         let weight = norm.as_op();
         if self.pending.as_ref().is_some_and(|pending| pending.partial) {
             return Ok(f.ops.linear(&self.normed(f, norm)?, w)?);
@@ -79,15 +90,19 @@ impl ResidualStream {
         })
     }
 
-    /// Adds the pending delta to the stream and returns `silu(gate) · up`, where gate and up are the first
-    /// and second half of `norm(x) Wᵀ + bias`. The result is the input of the layer `down`.
+    /// Adds the pending delta to the stream and returns `silu(gate) · up`, where `gate` and `up` are the
+    /// first and the second half of the output channels of `norm(x) Wᵀ + bias` (`x Wᵀ + bias` without a
+    /// norm), and `x` is the sum. The result is the input of the layer `down`.
     pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
-        norm: &RmsNormLayer,
+        norm: Option<&RmsNormLayer>,
         gate_up: &PackedLinear,
         down: &PackedLinear,
     ) -> Result<GatedActivation, ForwardError> {
+        let Some(norm) = norm else {
+            return Ok(f.ops.linear_gated(self.summed(f)?, gate_up, down)?);
+        };
         if self.pending.as_ref().is_some_and(|pending| pending.partial) {
             return Ok(f.ops.linear_gated(&self.normed(f, norm)?, gate_up, down)?);
         }
@@ -100,14 +115,19 @@ impl ResidualStream {
         })
     }
 
-    /// Computes `x += h Wᵀ + bias`; the products are summed over the tensor-parallel ranks.
+    /// Computes `x += norm(h Wᵀ + bias)`, or `x += h Wᵀ + bias` without a norm; the products are summed over the
+    /// tensor-parallel ranks.
     pub(crate) fn add_linear(
         &mut self,
         f: &ForwardContext<'_>,
         h: &Tensor,
         w: &PackedLinear,
+        norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "a delta is pending");
+        if let Some(norm) = norm {
+            return self.add_normed(f, f.ops.linear(h, w)?, norm);
+        }
         if f.tp.size() > 1 {
             return self.add_partial(f, f.ops.linear(h, w)?);
         }
@@ -115,14 +135,19 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += (silu(gate) · up) Wᵀ + bias`; the products are summed over the tensor-parallel ranks.
+    /// Computes `x += norm((silu(gate) · up) Wᵀ + bias)`, or the sum without a norm; the products are summed over
+    /// the tensor-parallel ranks.
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
         h: &GatedActivation,
         w: &PackedLinear,
+        norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "a delta is pending");
+        if let Some(norm) = norm {
+            return self.add_normed(f, f.ops.gated_linear(h, w)?, norm);
+        }
         if f.tp.size() > 1 {
             return self.add_partial(f, f.ops.gated_linear(h, w)?);
         }
@@ -130,9 +155,9 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += delta`, where `delta` is summed over the tensor-parallel ranks. The addition may stay
-    /// pending until the next norm, which must precede the next delta. If a probe reads intermediate results,
-    /// `delta` is all-reduced immediately.
+    /// Computes `x += delta`, where `delta` is summed over the tensor-parallel ranks. The addition may be
+    /// postponed until the next norm, which must precede the next call. If a probe reads intermediate
+    /// results, `delta` is all-reduced immediately.
     pub(crate) fn add_partial(
         &mut self,
         f: &ForwardContext<'_>,
@@ -145,6 +170,20 @@ impl ResidualStream {
             f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
         }
         self.pending = Some(PendingDelta { delta, partial });
+        Ok(())
+    }
+
+    /// Computes `x += norm(delta)`, where `delta` is summed over the tensor-parallel ranks before the norm. The
+    /// addition is postponed until the next use of the stream.
+    fn add_normed(
+        &mut self,
+        f: &ForwardContext<'_>,
+        mut delta: Tensor,
+        norm: &RmsNormLayer,
+    ) -> Result<(), ForwardError> {
+        f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
+        let delta = f.ops.rms_norm(&delta, &norm.weight, norm.eps)?;
+        self.pending = Some(PendingDelta { delta, partial: false });
         Ok(())
     }
 
@@ -180,26 +219,28 @@ impl ResidualStream {
         }
     }
 
-    /// Returns the hidden states `scale · (x + pending)`; `None` if they equal `x`. The pending delta must be all-reduced.
+    /// Returns the hidden states `scale · (x + pending)`; `None` if they equal `x`. A pending delta must
+    /// already be all-reduced.
     fn hidden_states(&self, f: &ForwardContext<'_>) -> Result<Option<Tensor>, ForwardError> {
         let (mut hidden, scale) = match &self.pending {
             Some(PendingDelta { delta, .. }) => (f.ops.add(&self.x, delta)?, self.scale),
             None if self.scale.to_bits() == 1f32.to_bits() => return Ok(None),
-            // The sum is a copy; its factor 2 is exact.
+            // `x + x` serves as a copy of `x` that is multiplied by 2; halving the scale compensates this
+            // exactly.
             None => (f.ops.add(&self.x, &self.x)?, self.scale / 2.0),
         };
         f.ops.scale(&mut hidden, scale)?;
         Ok(Some(hidden))
     }
 
-    /// Returns the stream `[tokens, hidden size]`. The last operation must have been a norm, so that no delta
-    /// is pending.
+    /// Returns the stream `[tokens, hidden size]`. The preceding operation must have been a norm, so that no
+    /// delta is pending.
     pub(crate) fn into_stream(self) -> Tensor {
         debug_assert!(self.pending.is_none(), "a delta is pending");
         self.x
     }
 
-    /// Passes the stream after layer `layer` to the probe, if there is a probe.
+    /// Passes the hidden states after layer `layer` to the probe, if there is a probe.
     pub(crate) fn probe_layer(
         &self,
         f: &ForwardContext<'_>,

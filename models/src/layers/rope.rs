@@ -1,12 +1,12 @@
 //! Rotary embedding (RoPE): rotation frequencies from the configuration, and tables of cosines and sines by
 //! position.
 //!
-//! Frequencies and tables are computed in f32, as in transformers, so that angles at large positions are
-//! equal to the last bits.
+//! Frequencies and tables are computed in f32, as in transformers, so that the angles at large positions are
+//! bit-identical to those of transformers.
 
 use crate::config::{RopeConfig, RopeScaling};
 use crate::{ModelConfig, ModelLoadError, Weights};
-use ops::RopeTable;
+use ops::{RopeTable, Tensor};
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
@@ -15,9 +15,11 @@ use std::sync::Arc;
 pub(crate) struct RotaryEmbedding {
     pub(crate) table: Arc<RopeTable>,
     nope: Option<NopeTable>,
+    /// Attention temperature: factor of the queries of each position, f32 `[positions]`; `None` = all factors are 1.
+    pub(crate) temperature: Option<Arc<Tensor>>,
 }
 
-/// Table of layers without RoPE (NoPE): all angles are 0, so queries and keys remain exactly as they are.
+/// Table for layers without RoPE (NoPE): all angles are 0, so that queries and keys are not changed.
 #[derive(Debug, Clone)]
 struct NopeTable {
     table: Arc<RopeTable>,
@@ -26,7 +28,7 @@ struct NopeTable {
 }
 
 impl RotaryEmbedding {
-    /// Creates the table for all positions that a request can reach.
+    /// Creates the table for all positions up to the longest context that requests can use.
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let half = config.rotary() / 2;
         let rotated = config.rotated_channels();
@@ -37,7 +39,7 @@ impl RotaryEmbedding {
             _ => 1.0,
         };
         let mut scales = vec![scale; frequencies.len()];
-        // Channels that RoPE does not rotate have angle 0 (`RotaryRows`).
+        // Channels that RoPE does not rotate (see `RotaryRowOrder`) have the angle 0.
         frequencies.resize(half, 0.0);
         scales.resize(half, 1.0);
         let angles = || {
@@ -58,21 +60,37 @@ impl RotaryEmbedding {
                 Some(NopeTable { table, layers: layers.into() })
             }
         };
-        Ok(Self { table: table(&cos, &sin)?, nope })
+        let temperature = temperature(config, w)?;
+        Ok(Self { table: table(&cos, &sin)?, nope, temperature })
     }
 
-    /// Returns the embedding of one layer.
+    /// Returns the rotary embedding of layer `layer`; layers without RoPE have a separate table.
     pub(crate) fn at_layer(&self, layer: usize) -> Self {
         match &self.nope {
             Some(nope) if nope.layers.contains(&layer) => {
-                Self { table: Arc::clone(&nope.table), nope: None }
+                Self { table: Arc::clone(&nope.table), nope: None, ..self.clone() }
             }
             _ => self.clone(),
         }
     }
 }
 
-/// Rotation frequency of each channel pair, in radians per position; `positions` is the longest context.
+/// Uploads the attention temperature of all positions; `None` if every factor is 1.
+fn temperature(
+    config: &ModelConfig,
+    w: &Weights<'_>,
+) -> Result<Option<Arc<Tensor>>, ModelLoadError> {
+    let Some(temperature) = config.attention_temperature else { return Ok(None) };
+    let factors: Vec<f32> = (0..w.positions()).map(|p| temperature.factor(p)).collect();
+    if factors.iter().all(|factor| factor.to_bits() == 1f32.to_bits()) {
+        return Ok(None);
+    }
+    let table = w.ops().temperature_table(&factors);
+    table.map(|table| Some(Arc::new(table))).map_err(|e| w.device("attention temperature", e))
+}
+
+/// Rotation frequency of each channel pair, in radians per position; `positions` is the length of the longest
+/// context, in tokens.
 fn frequencies(rope: &RopeConfig, rotary: usize, positions: usize) -> Vec<f32> {
     let channels = (0..rotary).step_by(2);
     let plain = channels.map(|i| 1.0 / (rope.theta as f32).powf(i as f32 / rotary as f32));
@@ -109,8 +127,8 @@ fn frequencies(rope: &RopeConfig, rotary: usize, positions: usize) -> Vec<f32> {
     }
 }
 
-/// Scales the frequency `f` as Llama 3 does: divided by `factor` for long wavelengths, unchanged for short
-/// ones, interpolated between them.
+/// Scales the frequency `f` as Llama 3 does: the frequency is divided by `factor` for long wavelengths,
+/// unchanged for short wavelengths, and interpolated between them.
 fn llama3(f: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
     let wavelength = TAU as f32 / f;
     if wavelength < original / high {
@@ -146,8 +164,8 @@ mod tests {
             high_freq_factor: 4.0,
             original_positions: 128.0,
         });
-        // The wavelengths are 6, 63, 628 and 6283 positions; the limits for short and long wavelengths are 32
-        // and 128.
+        // The four wavelengths are 6, 63, 628 and 6283 positions; wavelengths below 32 are short and
+        // wavelengths above 128 are long.
         assert_eq!((llama[0], llama[2], llama[3]), (plain[0], plain[2] / 8.0, plain[3] / 8.0));
         assert!(plain[1] / 8.0 < llama[1] && llama[1] < plain[1]);
     }

@@ -1,6 +1,6 @@
-//! Synthetic checkpoints for tests and benchmarks. Each value is a hash of the weight's name and the
-//! element's index, and is exact in every float type. A model of any size can thus be loaded and sharded
-//! without weight files, and compared with a written checkpoint.
+//! Synthetic checkpoints for tests and benchmarks. Each value is a hash of the weight name and the element
+//! index, and is exact in every float type. A model of any size can therefore be loaded and sharded without
+//! weight files, and the loaded values can be compared with those of a checkpoint that was written to files.
 
 mod synth_tensor;
 mod tokenizer;

@@ -1,18 +1,18 @@
-//! Tensors of a synthetic checkpoint, with the encoding of their elements in the weight files.
+//! Tensors of a synthetic checkpoint, and the encoding of their elements in the weight files.
 
 use super::values::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use super::write::{SynthDType, SynthOptions};
 use crate::ModelConfig;
 use crate::config::{ActivationScheme, CheckpointScaleGranularity, LayerQuantization};
 use crate::weight_table::{ScaleSpec, TensorSpec, mtp_copies, tensors};
-use crate::weights::{FusedWeight, family_name};
+use crate::weights::{FusedWeightLocation, family_name};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::{self, Write};
 
-/// Tensor with one flag per target token id: whether it is the target of a draft token id. EAGLE-3
-/// checkpoints store it in addition to the offsets `d2t`; Hadron does not load it.
+/// Tensor with one flag per target token id: whether any draft token id maps to it. EAGLE-3 checkpoints store
+/// this tensor in addition to the offsets `d2t`; Hadron does not load it.
 const TARGET_TO_DRAFT: &str = "t2d";
 
 /// Tensor of a synthetic checkpoint that is written to a weight file.
@@ -21,15 +21,15 @@ pub(super) struct SynthTensor {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     element: SynthElementType,
-    /// Weights that the tensor contains, in the order of their rows.
-    parts: Vec<SynthPart>,
-    /// Number of parts in one matrix, if the matrices are written transposed.
+    /// Weights that the tensor contains, in row order.
+    parts: Vec<SynthWeight>,
+    /// Number of weights per matrix if the matrices of the tensor are written transposed; otherwise `None`.
     transposed_parts: Option<usize>,
 }
 
 /// Weight that a synthetic tensor contains.
 #[derive(Clone, Copy)]
-struct SynthPart {
+struct SynthWeight {
     generator: SynthValueGenerator,
     /// Number of rows and columns of the weight.
     shape: [usize; 2],
@@ -44,7 +44,7 @@ enum SynthElementType {
     E4m3,
     /// I64 offsets from draft token ids to target token ids (EAGLE-3).
     Offsets(SynthDraftVocab),
-    /// Flag per target token id: whether it is the target of a draft token id.
+    /// Flag per target token id: whether any draft token id maps to it.
     DraftableFlags(SynthDraftVocab),
 }
 
@@ -61,7 +61,7 @@ pub(super) fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<S
             name: TARGET_TO_DRAFT.to_owned(),
             shape: vec![config.vocab],
             element,
-            parts: vec![SynthPart { generator, shape: [config.vocab, 1] }],
+            parts: vec![SynthWeight { generator, shape: [config.vocab, 1] }],
             transposed_parts: None,
         }
     });
@@ -79,7 +79,7 @@ pub(super) fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<S
     tensors
 }
 
-/// Joins tensors of equal name, which are parts of one fused tensor.
+/// Joins tensors of the same name, which are parts of one fused tensor.
 fn join_parts(tensors: impl Iterator<Item = SynthTensor>) -> Vec<SynthTensor> {
     let mut joined: Vec<SynthTensor> = Vec::new();
     let mut indices = BTreeMap::new();
@@ -95,14 +95,15 @@ fn join_parts(tensors: impl Iterator<Item = SynthTensor>) -> Vec<SynthTensor> {
     joined
 }
 
-/// Tensors that are stored for a weight: the weight, and its scales if it is quantised. If the family stores
-/// the weight in a fused tensor, the results are parts of fused tensors.
+/// Tensors that are stored for a weight: the weight, and its scales if it is quantised. If published
+/// checkpoints of the model family store the weight in a fused tensor, the results are parts of fused
+/// tensors.
 fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Vec<SynthTensor> {
     let [_, inputs] = spec.matrix();
     let tensor = |name: &str, shape: Vec<usize>, element, values| {
         let generator = SynthValueGenerator::new(name, options.seed, values, inputs);
         let rows = shape.first().copied().unwrap_or(1);
-        let part = SynthPart { generator, shape: [rows, shape.iter().product::<usize>() / rows] };
+        let part = SynthWeight { generator, shape: [rows, shape.iter().product::<usize>() / rows] };
         let (name, parts) = (name.to_owned(), vec![part]);
         SynthTensor { name, shape, element, parts, transposed_parts: None }
     };
@@ -112,16 +113,18 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Ve
         let element = plain_element(spec, options, config.vocab);
         vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
     };
-    // A fused tensor whose scale blocks contain rows of two weights would need other scales.
-    let is_fusible = |fused: &FusedWeight| match spec.quantized().map(|scales| scales.format) {
-        None => true,
-        Some(format) => {
-            fused.experts.is_none()
-                && format.scales == CheckpointScaleGranularity::Channels
-                && format.activations != ActivationScheme::Static
-        }
-    };
-    if let Some(fused) = FusedWeight::of_family(spec, config).filter(is_fusible) {
+    // A quantised weight is fused only if it has one scale per output channel and no static activation scale.
+    // Otherwise the parts of a fused tensor would share scales, which differ from those of separate weights.
+    let is_fusible =
+        |fused: &FusedWeightLocation| match spec.quantized().map(|scales| scales.format) {
+            None => true,
+            Some(format) => {
+                fused.experts.is_none()
+                    && format.scales == CheckpointScaleGranularity::Channels
+                    && format.activations != ActivationScheme::Static
+            }
+        };
+    if let Some(fused) = FusedWeightLocation::of_family(spec, config).filter(is_fusible) {
         for tensor in &mut tensors {
             tensor.name = tensor.name.replacen(&spec.name, &fused.name, 1);
             tensor.shape = fused.shape(&tensor.shape);
@@ -131,8 +134,8 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Ve
     tensors
 }
 
-/// Tensors of a quantised weight, made by `tensor` from name, shape, type and distribution: the weight, its
-/// scales and, if it is stored, the scale of its activations.
+/// Tensors that are stored for a quantised weight: the weight, its scales and, if activation scales are
+/// static, the activation scale. `tensor` creates a tensor from name, shape, element type and distribution.
 fn quantized_tensors(
     spec: &TensorSpec,
     scales: &ScaleSpec,
@@ -152,7 +155,7 @@ fn quantized_tensors(
     [weight, scales].into_iter().chain(input).collect()
 }
 
-/// Type of the elements of a weight that is not quantised.
+/// Element type of a weight that is not quantised.
 fn plain_element(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> SynthElementType {
     match options.dtype {
         _ if spec.values == SynthDistribution::Offsets => {
@@ -222,7 +225,7 @@ impl SynthTensor {
 }
 
 impl SynthElementType {
-    /// Writes the element with index `i` of a weight.
+    /// Writes the element with the index `i` of the weight that `values` generates.
     fn write(self, to: &mut impl Write, values: &SynthValueGenerator, i: u64) -> io::Result<()> {
         match self {
             Self::F32 => to.write_all(&values.value(i).to_le_bytes()),

@@ -1,9 +1,9 @@
-//! Tokenizer of synthetic checkpoints: every id decodes to a text that encodes to the id.
+//! Tokenizer of synthetic checkpoints: every id decodes to a text that is encoded as this id.
 //!
-//! Ids 0–255 are the bytes. The special tokens of the model family follow, then the tokens `<|t{id}|>` up to
-//! the size of the vocabulary. A pre-tokenizer pattern isolates the `<|t{id}|>` texts; they are not added
-//! tokens, because tokenizer libraries take seconds to load a large number of added tokens. `tokenizer.json`
-//! is written as plain JSON, without a tokenizer library.
+//! Ids 0–255 are the bytes. The next ids are the special tokens of the model family; all further ids up to
+//! the vocabulary size are tokens `<|t{id}|>`. A pre-tokenizer pattern isolates the `<|t{id}|>` texts; they
+//! are not added tokens, because tokenizer libraries take seconds to load a large number of added tokens.
+//! `tokenizer.json` is written as plain JSON, without a tokenizer library.
 
 use crate::{ModelArchitecture, ModelConfig};
 use serde_json::{Map, Value, json};
@@ -47,7 +47,7 @@ pub(super) struct SynthTokenizer {
     special: &'static [&'static str],
     template: &'static str,
     bos: Option<&'static str>,
-    /// Tokens that end a text or a chat turn; their ids are written to `generation_config.json`.
+    /// EOS tokens, which end a text or a chat turn; their ids are written to `generation_config.json`.
     eos: &'static [&'static str],
 }
 
@@ -58,6 +58,7 @@ impl SynthTokenizer {
         match architecture {
             ModelArchitecture::Llama
             | ModelArchitecture::Granite
+            | ModelArchitecture::GraniteMoeHybrid
             | ModelArchitecture::LlamaEagle3 => Self {
                 special: LLAMA3,
                 template: LLAMA3_TEMPLATE,
@@ -66,6 +67,7 @@ impl SynthTokenizer {
             },
             ModelArchitecture::Mistral
             | ModelArchitecture::Mistral3
+            | ModelArchitecture::Ministral3
             | ModelArchitecture::Mixtral => Self {
                 special: MISTRAL,
                 template: MISTRAL_TEMPLATE,
@@ -79,6 +81,8 @@ impl SynthTokenizer {
             | ModelArchitecture::Qwen3Vl
             | ModelArchitecture::Qwen3VlMoe
             | ModelArchitecture::SmolLm3
+            | ModelArchitecture::Olmo2
+            | ModelArchitecture::Olmo3
             | ModelArchitecture::SeedOss => Self {
                 special: CHATML,
                 template: CHATML_TEMPLATE,
@@ -100,7 +104,7 @@ impl SynthTokenizer {
         }
     }
 
-    /// Smallest vocabulary size that has ids for all bytes and special tokens.
+    /// Smallest vocabulary size with ids for all bytes and special tokens.
     pub(super) fn min_vocab(&self) -> usize {
         BYTES + self.special.len()
     }
@@ -111,8 +115,8 @@ impl SynthTokenizer {
 
     /// Content of `tokenizer.json`: byte-level BPE without merges.
     pub(super) fn tokenizer(&self, config: &ModelConfig) -> Value {
-        // The vocabulary contains the special tokens, because libraries assign new ids to added tokens that
-        // it lacks.
+        // The special tokens are also in the vocabulary, because libraries assign new ids to added tokens
+        // that are not in the vocabulary.
         let special = self.special.iter().map(|text| (*text).to_owned());
         let fillers = (self.min_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
         let texts = byte_alphabet().into_iter().map(String::from).chain(special).chain(fillers);
@@ -132,7 +136,7 @@ impl SynthTokenizer {
             "normalizer": null,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
             "post_processor": null, "decoder": byte_level,
-            // With `ignore_merges`, a pre-token that is in the vocabulary becomes one token.
+            // `ignore_merges` encodes a pre-token that is in the vocabulary as one token.
             "model": {"type": "BPE", "dropout": null, "unk_token": null,
                 "continuing_subword_prefix": null, "end_of_word_suffix": null,
                 "fuse_unk": false, "byte_fallback": false, "ignore_merges": true,

@@ -3,15 +3,16 @@
 //!
 //! `key = mix(fnv1a64(name) ⊕ seed)` and `u(i) = mix(key + (i + 1) · γ)`, where `i` is the row-major index in
 //! the whole tensor and `mix` is the finaliser of splitmix64. The bits of `u(i)` select an odd multiple of
-//! 1/128 in (−1, 1). A weight is this number times a power of two, hence exact in bf16, f16 and f32.
+//! 1/128 in (−1, 1). A weight is this number times a power of two, and therefore exact in bf16, f16 and f32.
 
 use ops::Fp8E4m3;
 
 /// Distribution of the values of a synthetic tensor. `x` is an odd multiple of 1/128 in (−1, 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthDistribution {
-    /// `x · 2^e`, where `x` is an odd multiple of 1/128 in (−1, 1). With `e`, the largest integer for which
-    /// `4^e · inputs ≤ 6`, a layer of `inputs` input channels has about equal variances of input and output.
+    /// `x · 2^e`, where `x` is an odd multiple of 1/128 in (−1, 1), and `e` is the largest integer with `4^e
+    /// · inputs ≤ 6`. With this `e`, the output of a layer with `inputs` input channels has about the same
+    /// variance as its input.
     Linear,
     /// Four times the values of `Linear`, so that router logits of different experts differ clearly.
     Router,
@@ -24,10 +25,10 @@ pub enum SynthDistribution {
     /// Integers: offsets from draft token ids to target token ids, which are spread evenly over the
     /// vocabulary; see `SynthDraftVocab`.
     Offsets,
-    /// Scales from `2^(e − 1)` to `2^(e + 2)` of an fp8 linear layer, with the exponent `e` of `Linear`. The
-    /// fp8 elements are the unscaled values `x` rounded to e4m3.
+    /// Scales of an fp8 linear layer: powers of two from `2^(e − 1)` to `2^(e + 2)`, with the exponent `e` of
+    /// `Linear`. The fp8 elements are the unscaled values `x` rounded to e4m3.
     Scale,
-    /// Static scales of activations, from 1/32 to 1/4.
+    /// Static activation scales: powers of two from 1/32 to 1/4.
     InputScale,
 }
 
@@ -74,7 +75,7 @@ impl SynthValueGenerator {
         }
     }
 
-    /// Tensor element with row-major index `i` before scaling, as FP8 e4m3 encoding.
+    /// FP8 e4m3 encoding of the unscaled value of the tensor element with row-major index `i`.
     #[must_use]
     pub fn e4m3(&self, i: u64) -> u8 {
         self.e4m3[(self.word(i) >> 57) as usize]
@@ -100,7 +101,7 @@ impl SynthDraftVocab {
         (i * self.target_ids as u64 / self.draft_ids.max(1) as u64 - i) as i64
     }
 
-    /// Whether target token id `id` is the target of a draft token id.
+    /// Whether any draft token id maps to the target token id `id`.
     pub(crate) fn contains(self, id: u64) -> bool {
         let (draft_ids, target_ids) = (self.draft_ids as u64, self.target_ids.max(1) as u64);
         let near = id * draft_ids / target_ids; // The draft id with this target, or the draft id before it.
@@ -108,8 +109,8 @@ impl SynthDraftVocab {
     }
 }
 
-/// Value with index `i` of the 128 odd multiples of 1/128 in (−1, 1), ascending; synthetic weights are scaled
-/// from these values.
+/// The odd multiple of 1/128 in (−1, 1) with index `i` of 128, in ascending order; synthetic weights are
+/// scaled from these values.
 fn level(i: u64) -> f32 {
     (2.0 * i as f32 - 127.0) / 128.0
 }

@@ -1,4 +1,5 @@
-//! Writer of synthetic checkpoints, which this crate and `from_pretrained` of transformers can read.
+//! Writer of synthetic checkpoints. Hadron and the `from_pretrained` function of transformers can load these
+//! checkpoints.
 
 use super::synth_tensor::{SynthTensor, all_tensors};
 use super::tokenizer::SynthTokenizer;
@@ -14,8 +15,8 @@ use std::path::{Path, PathBuf};
 pub enum SynthDType {
     /// Weights are written as `F32`.
     F32,
-    /// Weights are written as `BF16`. All values are exact in F32, BF16 and F16, so the dtype does not change
-    /// them.
+    /// Weights are written as `BF16`. All values are exact in F32, BF16 and F16, so that the dtype does not
+    /// change the values.
     BF16,
     /// Weights are written as `F16`.
     F16,
@@ -37,10 +38,10 @@ impl SynthDType {
 pub struct SynthOptions {
     /// Seed from which all weight values are computed.
     pub seed: u64,
-    /// Dtype of weights that are not quantised in the configuration.
+    /// Dtype of the weights that are not quantised.
     pub dtype: SynthDType,
-    /// Maximum size of a weight file in bytes; a larger tensor gets a file of its own. A checkpoint with a
-    /// single file has no index.
+    /// Maximum size of a weight file in bytes; a larger tensor is written to a separate file. A checkpoint
+    /// with a single file has no index.
     pub shard_bytes: u64,
 }
 
@@ -111,9 +112,9 @@ pub fn write(
     write_weights(&all_tensors(&config, options), out, options, progress)
 }
 
-/// Writes the configuration unchanged, unless exactly one of the declared dtype and the dtype of the written
-/// weights is float16. In that case the declared dtype is replaced, because a declared float16 selects
-/// float16 for the computation.
+/// Writes the configuration unchanged unless exactly one of the declared dtype and the dtype of the written
+/// weights is float16. In that case the declared dtype is replaced by the dtype of the weights, because a
+/// declared float16 selects float16 for the computation.
 fn write_config(
     from: &Path,
     config: &ModelConfig,

@@ -12,7 +12,7 @@ pub(super) enum WeightDim {
     /// Two times the hidden size.
     TwoHidden,
     /// Input channels of the query, key and value projections: the hidden size, or two times the hidden size
-    /// in EAGLE-3.
+    /// in EAGLE-3 draft models.
     AttentionInput,
     /// Hidden size of the target model of an EAGLE-3 draft model.
     TargetHidden,
@@ -34,9 +34,9 @@ pub(super) enum WeightDim {
     Value,
     QLoraRank,
     KvLoraRank,
-    /// Compressed KV channels and RoPE channels of the key.
+    /// Compressed KV channels plus RoPE channels of the key.
     KvLoraRankPlusRope,
-    /// Output channels of `kv_b_proj`: key channels without RoPE and value channels of each head.
+    /// Output channels of `kv_b_proj`: the key channels without RoPE and the value channels of all heads.
     MlaKvUp,
 }
 

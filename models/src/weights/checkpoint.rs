@@ -1,8 +1,9 @@
-//! Safetensors files of a model folder: opening, mapping into memory, and checking against the index.
+//! Safetensors files of a model folder: the files are opened, mapped into memory and checked against the
+//! index.
 //!
 //! The folder is untrusted input: pickle files are not read, no code is executed, and file names in the index
-//! must not point outside of the folder. Symbolic links inside of the folder are followed, because download
-//! caches consist of links; the user is responsible for their targets.
+//! must not point outside of the folder. Symbolic links in the folder are followed, because download caches
+//! consist of links; the user is responsible for their targets.
 
 use super::header::{self, SafetensorsHeaderError, StoredTensor};
 use crate::ModelLoadError;
@@ -16,13 +17,13 @@ use std::path::{Path, PathBuf};
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// All tensors that the safetensors files of a folder store, with the mapped files.
+/// All tensors in the safetensors files of a folder, with the files mapped into memory.
 #[derive(Debug)]
 pub(crate) struct SafetensorsCheckpoint {
     pub(crate) dir: PathBuf,
     files: Vec<CheckpointFile>,
     tensors: BTreeMap<String, (usize, StoredTensor)>,
-    /// Names in the files of renamed tensors, by their new names.
+    /// Original name of each renamed tensor, by new name.
     stored_names: BTreeMap<String, String>,
 }
 
@@ -57,7 +58,9 @@ impl SafetensorsCheckpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Renames every tensor to `canonical(name)`. Errors: two tensors have equal new names.
+    /// Renames every tensor to `canonical(name)`.
+    ///
+    /// Errors: two tensors have the same new name.
     pub(crate) fn rename(
         &mut self,
         canonical: impl Fn(&str) -> String,
@@ -162,7 +165,7 @@ fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Model
     })
 }
 
-/// Name and byte range of each tensor in a safetensors file; `path` is used in error messages.
+/// Names and byte ranges of the tensors in the safetensors file `file`; `path` is used in error messages.
 ///
 /// Errors: the header is invalid or contradicts the size of the file.
 pub fn tensor_locations(
@@ -173,7 +176,7 @@ pub fn tensor_locations(
     Ok(stored(path, file)?.into_iter().map(location).collect())
 }
 
-/// Paths of the weight files of a folder, including the index file. Only the index is opened.
+/// Paths of the weight files of a folder, including the index file. Only the index file is opened.
 pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     let (index, single) = (dir.join(INDEX_FILE), dir.join(SINGLE_FILE));
     if index.exists() {

@@ -14,11 +14,11 @@ use crate::weight_table::TensorSpec;
 use ops::{ActivationScaling, DType, digest_bytes};
 use protocol::WeightsDigest;
 
-/// Number of bytes at both ends of a stored tensor that every rank hashes, independent of the part that it
-/// loads.
+/// Number of bytes that every rank hashes at both ends of a stored tensor, even if the rank loads a different
+/// part of the tensor or none.
 const SAMPLE_BYTES: usize = 64;
 
-/// Receives each weight that is loaded: reports progress and adds the weight to the digest.
+/// Observer of weight loading: reports progress and adds each loaded weight to the digest.
 pub(crate) struct WeightLoadObserver<'a> {
     /// Called with the number of bytes loaded so far and the total number of bytes.
     pub(crate) progress: ProgressFn<'a>,
@@ -38,8 +38,8 @@ impl<'a> WeightLoadObserver<'a> {
         Self { progress, digest, workers: Some(DigestWorkers::start(threads)) }
     }
 
-    /// Adds the digest of a rank's part of a weight: immediately for synthetic weights, by the worker threads
-    /// for files. `slice` is the range of the whole weight that the rank has.
+    /// Adds the digest of this rank's part of a weight: immediately for synthetic weights, by worker threads
+    /// for weights from files. `slice` is the range of the whole weight that the rank loads.
     pub(super) fn add(
         &mut self,
         source: &WeightSource,
@@ -47,8 +47,8 @@ impl<'a> WeightLoadObserver<'a> {
         slice: &WeightSlice,
         part: &HostShard<'_>,
     ) {
-        // The key is added in addition to the hash of the bytes, so that a part without bytes also changes
-        // the digest.
+        // `key` is added in addition to the hash of the bytes, so that a part of zero bytes also changes the
+        // digest.
         let key = part_key(spec, slice, part.dtype);
         match source {
             // Name, shape, slice, distribution and seed determine all values of a synthetic weight.
@@ -75,7 +75,7 @@ impl<'a> WeightLoadObserver<'a> {
     }
 }
 
-/// Adds the digest `part` of a rank's part of a weight to the sum that `shard` selects.
+/// Adds `part`, the digest of this rank's part of a weight, to the sum that `shard` selects.
 pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) {
     let sum = match shard {
         ShardSpec::Replicated => &mut digest.common,
@@ -89,7 +89,8 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) 
     *sum = sum.wrapping_add(part);
 }
 
-/// Adds the digest `other` to `sum`: of other bytes of the same weights, or of other weights of the model.
+/// Adds the digest `other` to `sum`. `other` covers other bytes of the same weights, or other weights of the
+/// model.
 pub(super) fn add_digest(sum: &mut WeightsDigest, other: WeightsDigest) {
     sum.common = sum.common.wrapping_add(other.common);
     sum.sharded = sum.sharded.wrapping_add(other.sharded);
@@ -102,8 +103,8 @@ pub(super) fn add_common(digest: &mut WeightsDigest, name: &str, bytes: &[u8]) {
     digest.common = digest.common.wrapping_add(digest_bytes(bytes, key));
 }
 
-/// Adds samples of all tensors of a checkpoint: name, dtype, shape, and the bytes at both ends. The samples
-/// differ if ranks read different files, even if the ranks load no tensor in common.
+/// Adds the name, dtype, shape, and the bytes at both ends of every tensor of a checkpoint. If ranks read
+/// different files, these samples differ even if no tensor is loaded by more than one rank.
 pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCheckpoint) {
     for name in checkpoint.names() {
         let (Some(stored), Some(bytes)) = (checkpoint.get(name), checkpoint.bytes(name)) else {

@@ -3,7 +3,7 @@
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
 use super::source::HostShard;
-use super::tensor_plan::{WeightLayout, WeightLocation};
+use super::tensor_plan::{StackedRowRange, WeightLocation};
 use crate::sharding::{ShardSpec, WeightSlice};
 use ops::HashedMatrixPart;
 use protocol::WeightsDigest;
@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Maximum number of threads: more threads would take memory bandwidth from packing and uploading.
+/// Maximum number of threads: more threads would reduce the memory bandwidth that is available for packing
+/// and uploading weights.
 const THREADS_MAX: usize = 4;
 /// Number of hash blocks (about 1 MiB each, hashed separately) in one job. A large matrix is split into
 /// several jobs, so that all threads end at about the same time.
@@ -25,8 +26,8 @@ pub(super) struct WeightPartLocation {
     checkpoint: Arc<SafetensorsCheckpoint>,
     /// Name of the checkpoint tensor that contains the hashed part.
     stored: String,
-    /// Byte range in the stored tensor of the matrix that contains the part; a fused tensor has several
-    /// matrices.
+    /// Byte range of the matrix that contains the part, within the stored tensor; a fused tensor contains
+    /// several matrices.
     matrix: Range<usize>,
     /// Number of bytes of a row of the matrix.
     row_bytes: usize,
@@ -44,7 +45,7 @@ impl WeightPartLocation {
         slice: &WeightSlice,
         part: &HostShard<'_>,
     ) -> Self {
-        let WeightLayout { first, count, transposed } = location.layout;
+        let StackedRowRange { first, count, transposed } = location.layout;
         let outputs = first + slice.rows.start..first + slice.rows.end;
         let (rows, columns, row_elements) = if transposed {
             (slice.cols.clone(), outputs, count)
@@ -77,7 +78,7 @@ impl WeightPartLocation {
     }
 }
 
-/// Job of a worker thread: hashes the blocks `blocks` of one part of a weight.
+/// Job of a worker thread: hash the blocks `blocks` of a part of a weight.
 #[derive(Debug)]
 struct DigestJob {
     part: Arc<WeightPartLocation>,
@@ -135,7 +136,7 @@ impl SharedDigestQueue {
     }
 }
 
-/// Worker threads that hash parts of weights. Dropping the value discards parts that are not hashed yet.
+/// Worker threads that hash parts of weights. Dropping this value discards the parts that are not hashed yet.
 #[derive(Debug)]
 pub(super) struct DigestWorkers {
     shared: Arc<SharedDigestQueue>,
@@ -155,7 +156,7 @@ impl DigestWorkers {
         Self { shared, threads }
     }
 
-    /// Queues the part `part` of a weight for hashing. Its digest, with the key `key`, is added to the sum
+    /// Queues the part `part` of a weight for hashing. Its digest, seeded with `key`, is added to the sum
     /// that `shard` selects.
     pub(super) fn add(&self, part: WeightPartLocation, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);

@@ -1,5 +1,5 @@
-//! Loading of a layer's experts: the routed experts on this rank, and the shared experts if they can be
-//! fused.
+//! Loading of the experts of a layer: the routed experts on this rank, and the shared experts if they can be
+//! fused with the routed experts.
 
 use super::source::HostShard;
 use super::{WeightSource, WeightStore, Weights};
@@ -13,7 +13,7 @@ use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Gate, up and down projections of several experts on the host.
+/// Gate, up and down projections of several experts, in host memory.
 pub(super) struct ExpertMatrices<'a> {
     /// Stacked gate and up projections: for each expert, the list of matrices whose rows are stacked.
     pub(super) gate_up: Vec<Vec<HostMat<'a>>>,
@@ -24,8 +24,8 @@ pub(super) struct ExpertMatrices<'a> {
 impl Weights<'_> {
     /// Loads this rank's routed experts of layer `layer`: `experts.{e}.gate_proj` and `up_proj` stacked, and
     /// `experts.{e}.down_proj`. If `Weights::can_fuse_shared` and the device allow it, the shared experts are
-    /// packed after the routed experts. If the device cannot compute fused shared experts separately, they
-    /// are packed a second time as an MLP.
+    /// fused: they are packed after the routed experts. If the device cannot compute fused shared experts as
+    /// a separate MLP, they are packed a second time as an MLP.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
         let WeightStore { config, ranks, placement, .. } = &*self.store;
         let split_error = |error| self.split("experts.*", error);
@@ -55,8 +55,8 @@ impl Weights<'_> {
         Ok(packed)
     }
 
-    /// Counts the weights of experts that are only on other ranks as taken, so that `finish` does not report
-    /// them. The layer has `count` experts.
+    /// Marks the weights of experts that are only on other ranks as taken, so that `finish` does not report
+    /// them as unused. `count` is the number of experts of the layer.
     fn skip_remote_experts(&self, own: &LocalExperts, count: usize) {
         for e in (0..count).filter(|e| !own.experts.contains(e)) {
             for name in projection_names(&format!("experts.{e}")) {
@@ -71,9 +71,9 @@ impl Weights<'_> {
         Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
     }
 
-    /// Whether shared experts may be fused after the routed experts. This requires that every rank has a part
-    /// of every expert. With expert parallelism, an expert placement or DP attention, shared experts are
-    /// computed on the rank of the token instead, without routing.
+    /// Whether shared experts may be fused with the routed experts. Fusion requires that every rank has a
+    /// part of every expert. With expert parallelism, an expert placement or data-parallel attention, shared
+    /// experts are computed on the rank of the token instead, without routing.
     fn can_fuse_shared(&self, moe: &MoeConfig) -> bool {
         let WeightStore { ranks, placement, source, untaken, .. } = &*self.store;
         let has_all_experts = ranks.ep.size == 1 && placement.is_none();
@@ -86,8 +86,8 @@ impl Weights<'_> {
         has_all_experts && moe.shared_experts() > 0 && PROJECTIONS.iter().all(is_alike)
     }
 
-    /// Loads the table of the physical experts of each of a layer's `count` logical experts; `None` without
-    /// an expert placement.
+    /// Loads a table with the physical experts of each of the `count` logical experts of layer `layer`;
+    /// `None` without an expert placement.
     pub fn expert_placement(
         &self,
         layer: usize,
@@ -107,7 +107,7 @@ fn projection_names(mlp: &str) -> [String; 3] {
     PROJECTIONS.map(|projection| format!("{mlp}.{projection}.weight"))
 }
 
-/// Packs the routed experts, followed by `count` shared experts, for the MoE kernels of the device.
+/// Packs the routed experts, followed by `count` shared experts, in the layout of the device's MoE kernels.
 fn pack_with_shared(
     ops: &Ops,
     first_expert: usize,
@@ -129,9 +129,9 @@ fn pack_with_shared(
     Ok(packed.with_separate_shared([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
 
-/// Whether shared and routed experts can be packed together for one projection: both without fp8, both in fp8
-/// with one scale per matrix, or both in fp8 with block scales where no block contains weights of two shared
-/// experts.
+/// Whether routed and shared experts can be packed together for one projection. This is possible if both are
+/// not in fp8; if both are in fp8 with one scale per matrix; or if both are in fp8 with block scales and no
+/// block contains weights of two shared experts.
 pub(super) fn same_storage(
     source: &WeightSource,
     moe: &MoeConfig,
@@ -154,8 +154,8 @@ pub(super) fn same_storage(
     source.is_fp8(routed) && shared == routed_format && can_pack
 }
 
-/// Returns the gate, up and down projections as matrices. Each projection contains `count` experts of equal
-/// width.
+/// Returns the gate, up and down projections as matrices of single experts. Each stored projection contains
+/// `count` experts of equal width.
 pub(super) fn matrices<'a>(
     parts: &'a [[HostShard<'_>; 3]],
     count: usize,
@@ -172,7 +172,7 @@ pub(super) fn matrices<'a>(
     Ok(all)
 }
 
-/// Logical experts on this rank, in the order of their physical experts on this rank.
+/// Logical experts on this rank, in the order of the physical experts.
 pub(super) struct LocalExperts {
     /// Index of this rank's first physical expert.
     first: usize,

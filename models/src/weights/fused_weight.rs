@@ -1,9 +1,10 @@
-//! Weights that checkpoints store as rows of a fused tensor.
+//! Fused tensors, in which checkpoints store several weights.
 //!
-//! `qkv_proj` stacks the rows of the query, key and value projections, `gate_up_proj` those of the gate and
-//! up projections. A layer's experts may be stored in two tensors, `experts.gate_up_proj` and
-//! `experts.down_proj`, with one matrix per expert. Each checkpoint may store weights separately or fused.
+//! `qkv_proj` stacks the rows of the query, key and value projections; `gate_up_proj` stacks the rows of the
+//! gate and up projections. The experts of a layer may be stored in two tensors, `experts.gate_up_proj` and
+//! `experts.down_proj`, with one matrix per expert. A checkpoint may store weights separately or fused.
 
+use crate::config::LayerQuantization;
 use crate::weight_table::TensorSpec;
 use crate::{ModelArchitecture, ModelConfig};
 
@@ -18,15 +19,16 @@ const QKV: FusedProjection =
     FusedProjection { name: "qkv_proj", projections: &["q_proj", "k_proj", "v_proj"] };
 const GATE_UP: FusedProjection =
     FusedProjection { name: "gate_up_proj", projections: &["gate_proj", "up_proj"] };
-/// Not stacked, but stored in one tensor for all experts.
+/// Down projections of all experts, stored in one tensor; no rows are stacked.
 const DOWN: FusedProjection = FusedProjection { name: "down_proj", projections: &["down_proj"] };
 
-/// Place of one weight in a fused tensor.
+/// Location of a weight in a fused tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FusedWeight {
+pub(crate) struct FusedWeightLocation {
     /// Canonical name of the fused tensor.
     pub(crate) name: String,
-    /// Number of matrices in the fused tensor: experts of the layer; `None` = the tensor is one matrix.
+    /// Number of experts of the layer, each of which has one matrix in the fused tensor; `None` = the tensor
+    /// is a single matrix.
     pub(crate) experts: Option<usize>,
     /// Index of the matrix that contains the weight.
     pub(crate) matrix: usize,
@@ -40,8 +42,9 @@ pub(crate) struct FusedWeight {
     pub(crate) transposed: bool,
 }
 
-impl FusedWeight {
-    /// Returns the place of the weight `spec` in a fused tensor; `None` if no checkpoint stores it fused.
+impl FusedWeightLocation {
+    /// Returns the location of the weight `spec` in a fused tensor; `None` if no checkpoint stores the weight
+    /// fused.
     pub(crate) fn of(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
         let (path, kind) = spec.name.rsplit_once('.')?;
         let (module, projection) = path.rsplit_once('.')?;
@@ -77,23 +80,39 @@ impl FusedWeight {
         })
     }
 
-    /// Returns the place of the weight `spec` in the fused tensor that published checkpoints of its family
-    /// have; `None` if they store the weight separately.
+    /// Returns the location of the weight `spec` in the fused tensor of published checkpoints of its model
+    /// family; `None` if these checkpoints store the weight separately.
     pub(crate) fn of_family(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
         let fused = Self::of(spec, config)?;
         let is_stored = match fused.experts {
             Some(_) => has_transposed_experts(config),
-            None => stores_fused_rows(config),
+            None => stores_fused_rows(config, &fused),
         };
         is_stored.then_some(fused)
     }
 
-    /// Specification of the fused tensor that contains the weight `spec`, for its scales.
+    /// Specification of the fused tensor that contains the weight `spec`. It is used for the scales of the
+    /// fused tensor.
     pub(crate) fn stored_spec(&self, spec: &TensorSpec) -> TensorSpec {
         TensorSpec { name: self.name.clone(), shape: self.shape(&spec.shape), ..spec.clone() }
     }
 
-    /// Shape of the fused tensor that contains a weight with the shape `shape`, or its scales per row.
+    /// Shape of the scales of the fused experts that contain a matrix of the shape `matrix`, in the format `format`:
+    /// one grid of scales per expert. `None` if the fused tensor is one matrix.
+    pub(crate) fn expert_scale_shape(
+        &self,
+        [_, inputs]: [usize; 2],
+        format: LayerQuantization,
+    ) -> Option<[usize; 3]> {
+        let matrix = [self.rows, inputs];
+        let block = format.scales.block_shape(matrix);
+        let [rows, cols] = [0, 1].map(|i| matrix[i].div_ceil(block[i]));
+        let grid = if self.transposed { [cols, rows] } else { [rows, cols] };
+        self.experts.map(|experts| [experts, grid[0], grid[1]])
+    }
+
+    /// Shape of the fused tensor that contains a weight of the shape `shape`. Also applies to scales that
+    /// have one row per output channel.
     pub(crate) fn shape(&self, shape: &[usize]) -> Vec<usize> {
         let mut matrix = shape.to_vec();
         matrix[0] = self.rows;
@@ -110,8 +129,12 @@ fn has_transposed_experts(config: &ModelConfig) -> bool {
 }
 
 /// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.
-fn stores_fused_rows(config: &ModelConfig) -> bool {
-    config.architecture == ModelArchitecture::Phi3
+fn stores_fused_rows(config: &ModelConfig, fused: &FusedWeightLocation) -> bool {
+    match config.architecture {
+        ModelArchitecture::Phi3 => true,
+        ModelArchitecture::GraniteMoeHybrid => fused.name.contains(GATE_UP.name),
+        _ => false,
+    }
 }
 
 /// Returns the fused tensor that contains a projection, and the index of the projection in it.

@@ -1,8 +1,8 @@
 //! Parser for headers of safetensors files, which are untrusted input.
 //!
-//! A file consists of the header length (little-endian `u64`), the header as JSON, and the data. The tensors
-//! must fill the data exactly, without gap or overlap. All arithmetic is checked for overflow, and the size
-//! of the file bounds every allocation.
+//! A file consists of the header length (little-endian `u64`), the header as JSON, and the data section. The
+//! tensors must fill the data section exactly, without gap or overlap. All arithmetic is checked for
+//! overflow, and every allocation is limited by the size of the file.
 
 use crate::error::{StoredTensorError, WeightFileError};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
@@ -39,7 +39,7 @@ pub(crate) struct StoredTensor {
     pub(crate) bytes: Range<usize>,
 }
 
-/// Tensor of a header, after the check of its dtype, shape and byte range.
+/// Tensor from a header, after its dtype, shape and byte range have been checked.
 struct HeaderTensor {
     name: String,
     dtype: StoredDType,
@@ -48,14 +48,14 @@ struct HeaderTensor {
     data: Range<u64>,
 }
 
-/// Error in the header: it concerns the whole file, or one tensor.
+/// Error in the header that concerns either the whole file or one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SafetensorsHeaderError {
     File(WeightFileError),
     Tensor(String, StoredTensorError),
 }
 
-/// Parses the header of a file. Returns the tensors in the order of their data.
+/// Parses the header of a file. Returns the tensors in the order of their data offsets.
 pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, SafetensorsHeaderError> {
     let (json, data_start) = header_json(file).map_err(SafetensorsHeaderError::File)?;
     let HeaderEntries(entries) = serde_json::from_slice(json).map_err(|e| {
@@ -80,7 +80,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Safetens
     Ok(tensors.into_iter().map(stored).collect())
 }
 
-/// Checks that the tensors, in the order of their data, fill `data_bytes` bytes without gap or overlap.
+/// Checks that the tensors, sorted by data offset, fill `data_bytes` bytes without gap or overlap.
 fn check_contiguous(
     tensors: &[HeaderTensor],
     data_bytes: u64,
@@ -184,7 +184,7 @@ impl StoredDType {
     }
 }
 
-/// Tensors in the order of the header. A list is used instead of a map, so that a duplicate name is detected.
+/// Tensors in header order. They are stored as a list instead of a map, so that duplicate names are detected.
 struct HeaderEntries(Vec<(String, HeaderEntry)>);
 
 impl<'de> Deserialize<'de> for HeaderEntries {

@@ -1,4 +1,5 @@
-//! Loading of weights: they are located, checked, sliced for this rank, cast, and provided to layers by name.
+//! Weight loading: weights are located, checked, sliced for this rank, converted, and provided to layers by
+//! name.
 //!
 //! A layer calls, for example, `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`. The call
 //! does not depend on the stored format or on the rank's slice. Each weight must be taken exactly once;
@@ -22,8 +23,8 @@ mod tests;
 pub use checkpoint::tensor_locations;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use digest::WeightLoadObserver;
-pub(crate) use fused_weight::FusedWeight;
-pub(crate) use rotary_rows::RotaryRows;
+pub(crate) use fused_weight::FusedWeightLocation;
+pub(crate) use rotary_rows::RotaryRowOrder;
 pub(crate) use source::WeightSource;
 pub(crate) use stored_names::family_name;
 
@@ -32,7 +33,7 @@ use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice
 use crate::weight_table::{TensorSpec, tensors};
 use crate::{ModelConfig, ModelLoadError};
 use expert_weights::local_experts;
-use ops::{DType, HostMat, OpError, Ops, PackedLinear, PackedMlaHeads, Tensor};
+use ops::{DType, HostMat, OpError, Ops, PackedLinear, PackedMlaUpProjections, Tensor};
 use protocol::ExpertPlacement;
 use source::HostShard;
 use std::cell::{Cell, RefCell};
@@ -43,7 +44,7 @@ use std::rc::Rc;
 /// Names of the QKV projections, in the order in which their rows are stacked.
 pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
-/// Callback that gets the number of bytes loaded so far and the total number of bytes.
+/// Callback that is called with the number of bytes loaded so far and the total number of bytes.
 pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Access to the weights whose names have a common prefix.
@@ -58,13 +59,13 @@ pub struct Weights<'a> {
 pub(crate) struct WeightLoadTarget<'a> {
     /// Ops of the device on which weights are stored.
     pub(crate) ops: &'a Ops,
-    /// Index of this rank on the tensor-parallel and expert-parallel axes.
+    /// Indices of this rank on the tensor-parallel and expert-parallel axes.
     pub(crate) ranks: ParallelRanks,
     /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub(crate) placement: Option<&'a ExpertPlacement>,
     /// Dtype of the KV cache.
     pub(crate) kv_dtype: DType,
-    /// Number of positions that a request can reach, for which RoPE tables are created.
+    /// Number of positions in the RoPE tables: the longest context that requests can use, in tokens.
     pub(crate) positions: usize,
 }
 
@@ -84,8 +85,9 @@ struct WeightStore<'a> {
 }
 
 impl WeightStore<'_> {
-    /// Takes this rank's part of the weight `name`. Errors: the weight has been taken already, or is not in
-    /// the table.
+    /// Takes this rank's part of the weight `name`.
+    ///
+    /// Errors: the weight has been taken already, or is not in the weight table.
     fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
         let table = |what| ModelLoadError::table(name, what);
         let spec = self.untaken.borrow_mut().remove(name);
@@ -102,8 +104,8 @@ impl WeightStore<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that every weight of the weight table can be split over the ranks. Of the checkpoint, only
-    /// samples for the digest are read.
+    /// Creates access to all weights, after checking that every weight of the weight table can be split over
+    /// the ranks. Only the samples for the digest are read from the checkpoint.
     pub(crate) fn new(
         config: &'a ModelConfig,
         source: WeightSource,
@@ -141,7 +143,9 @@ impl<'a> Weights<'a> {
         Ok(Self { store: Rc::new(store), path: String::new() })
     }
 
-    /// Waits until the digest is complete. Errors: a weight has not been taken.
+    /// Waits until the digest is complete.
+    ///
+    /// Errors: a weight has not been taken.
     pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
         if let Some(tensor) = self.store.untaken.borrow().keys().next() {
             return Err(ModelLoadError::table(tensor, "was not read"));
@@ -150,7 +154,7 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    /// Returns access to the weights with the further name prefix `child`.
+    /// Returns access to the weights whose names start with the current prefix followed by `child`.
     #[must_use]
     pub fn at(&self, child: impl Display) -> Self {
         Self { store: self.store.clone(), path: self.name(child) }
@@ -163,16 +167,18 @@ impl<'a> Weights<'a> {
     }
 
     /// Takes the projections `q_proj`, `k_proj` and `v_proj` with their rows stacked, and their biases if
-    /// `bias` is true. The rows of queries and keys are in the order `rotary_rows`; `None` = as stored.
+    /// `bias` is true. `rotary_rows` is the row order of the query and key projections; `None` = the stored
+    /// order.
     pub(crate) fn qkv_linear(
         &self,
         bias: bool,
-        rotary_rows: Option<RotaryRows>,
+        rotary_rows: Option<RotaryRowOrder>,
     ) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(&QKV_PROJECTIONS, bias, 1.0, rotary_rows)
     }
 
-    /// Takes the projection `name` and multiplies its weights by `factor`.
+    /// Takes the projection `name` and multiplies its weights by `factor`. A static activation scale is
+    /// divided by `factor`, because the inputs of the layer are divided by `factor`.
     pub fn linear_scaled(
         &self,
         name: &str,
@@ -182,8 +188,9 @@ impl<'a> Weights<'a> {
         self.stacked(&[name], bias, factor, None)
     }
 
-    /// Takes the projections `names` with their rows stacked, split into `parts` layers with equal ranges of
-    /// input channels. The sum of the layers' outputs is the output of the whole projection.
+    /// Takes the projections `names` with their rows stacked, and splits the result into `parts` layers with
+    /// equally long ranges of input channels. The sum of the outputs of these layers is the output of the
+    /// whole projection.
     pub fn linear_stacked(
         &self,
         names: &[&str],
@@ -204,8 +211,8 @@ impl<'a> Weights<'a> {
         packed.map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Whether the checkpoint has the optional weight `name`. If not, the weight counts as taken, so that
-    /// `finish` does not report it.
+    /// Whether the checkpoint contains the optional weight `name`. If not, the weight is marked as taken, so
+    /// that `finish` does not report it.
     pub fn has(&self, name: &str) -> bool {
         let has =
             self.store.untaken.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
@@ -216,7 +223,8 @@ impl<'a> Weights<'a> {
     }
 
     /// Takes the target token id of each draft token id, i32 `[1, draft vocabulary]`. The tensor `name`
-    /// stores offsets from draft ids to target ids. Returns `None` if every target id equals its draft id.
+    /// contains the offsets from draft token ids to target token ids. Returns `None` if the tensor is absent,
+    /// where every target token id equals its draft token id.
     pub fn draft_to_target(&self, name: &str) -> Result<Option<Tensor>, ModelLoadError> {
         if !self.has(name) {
             return Ok(None);
@@ -237,7 +245,7 @@ impl<'a> Weights<'a> {
         names: &[&str],
         bias: bool,
         factor: f32,
-        rotary_rows: Option<RotaryRows>,
+        rotary_rows: Option<RotaryRowOrder>,
     ) -> Result<PackedLinear, ModelLoadError> {
         let [query, key, _] = QKV_PROJECTIONS;
         let order = |name: &str| rotary_rows.filter(|_| name == query || name == key);
@@ -260,7 +268,7 @@ impl<'a> Weights<'a> {
                     None => rows.push(matrix),
                 }
             }
-            // A bias that is added only on rank 0 is absent on the other ranks.
+            // A bias of a row-parallel layer is only loaded on rank 0.
             let bias = (!biases.is_empty()).then_some(&biases[..]);
             self.store.ops.pack_linear(&rows, bias)
         };
@@ -269,27 +277,36 @@ impl<'a> Weights<'a> {
 
     /// Takes the vector `name` in the model's dtype.
     pub fn vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
-        self.vector_as(name, self.store.ops.dtype())
+        self.vector_as(&[name], self.store.ops.dtype())
     }
 
     /// Takes the vector `name` in f32, independent of the model's dtype.
     pub fn vector_f32(&self, name: &str) -> Result<Tensor, ModelLoadError> {
-        self.vector_as(name, DType::F32)
+        self.vector_as(&[name], DType::F32)
     }
 
-    fn vector_as(&self, name: &str, dtype: DType) -> Result<Tensor, ModelLoadError> {
+    /// Takes the vectors `names`, one after the other in one vector, in the model's dtype.
+    pub(crate) fn stacked_vector(&self, names: &[&str]) -> Result<Tensor, ModelLoadError> {
+        self.vector_as(names, self.store.ops.dtype())
+    }
+
+    fn vector_as(&self, names: &[&str], dtype: DType) -> Result<Tensor, ModelLoadError> {
         let ops = self.store.ops;
-        let part = self.take(name)?;
+        let parts = names.iter().map(|name| self.take(name)).collect::<Result<Vec<_>, _>>()?;
         let upload = || -> Result<_, OpError> {
-            let values = part.vector()?;
+            let mut values = Vec::new();
+            for part in &parts {
+                values.extend_from_slice(&part.vector()?);
+            }
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             let row = HostMat::new(&bytes, DType::F32, 1, values.len())?;
             ops.upload(&[row], dtype)?.reshape(&[values.len()])
         };
-        upload().map_err(|e| self.device(name, e))
+        upload().map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Takes the matrix `name`, which is not split over the ranks, in f32 on the host, row by row.
+    /// Takes the matrix `name`, which must not be split over the ranks, as row-major f32 values in host
+    /// memory.
     pub fn host_matrix(&self, name: &str) -> Result<Vec<f32>, ModelLoadError> {
         let part = self.take(name)?;
         let matrix = part.matrix().map_err(|e| self.device(name, e))?;
@@ -300,7 +317,7 @@ impl<'a> Weights<'a> {
         Ok(values)
     }
 
-    /// Takes this rank's rows of the vocabulary matrix `name`, not packed, for use as an embedding table.
+    /// Takes this rank's rows of the vocabulary matrix `name`, unpacked, for use as an embedding table.
     pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
@@ -312,20 +329,20 @@ impl<'a> Weights<'a> {
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
-    /// Takes the up-projection of compressed KV (`kv_b_proj`) for the heads of this rank: per head, `keys`
-    /// rows of W_UK, followed by `values` rows of W_UV.
+    /// Takes the up-projection of compressed KV (`kv_b_proj`) for the heads of this rank. For each head, it
+    /// contains `keys` rows of W_UK, followed by `values` rows of W_UV.
     pub fn mla_heads(
         &self,
         name: &str,
         keys: usize,
         values: usize,
-    ) -> Result<PackedMlaHeads, ModelLoadError> {
+    ) -> Result<PackedMlaUpProjections, ModelLoadError> {
         let part = self.take(format_args!("{name}.weight"))?;
         let pack = || self.store.ops.pack_mla_heads(&part.matrix()?, keys, values);
         pack().map_err(|e| self.device(name, e))
     }
 
-    /// Reads the scale that is stored under the first existing name of `names`.
+    /// Reads the scale that is stored under the first of `names` that exists; `None` if none exists.
     ///
     /// Errors: the scale is not a finite number above 0.
     pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, ModelLoadError> {
@@ -344,13 +361,13 @@ impl<'a> Weights<'a> {
         self.store.kv_dtype
     }
 
-    /// Number of positions that a request can reach, for which RoPE tables are created.
+    /// Number of positions in the RoPE tables: the longest context that requests can use, in tokens.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.store.positions
     }
 
-    /// Index of this rank on the tensor-parallel and expert-parallel axes.
+    /// Indices of this rank on the tensor-parallel and expert-parallel axes.
     #[must_use]
     pub fn ranks(&self) -> &ParallelRanks {
         &self.store.ranks
@@ -362,12 +379,12 @@ impl<'a> Weights<'a> {
         self.store.ops
     }
 
-    /// Creates an error about a device operation on the weight `child`.
+    /// Creates an error for a failed device operation on the weight `child`.
     pub fn device(&self, child: impl Display, error: OpError) -> ModelLoadError {
         ModelLoadError::Device { tensor: self.name(child), error }
     }
 
-    /// Creates an error about the weight `child`, which cannot be split evenly over the ranks.
+    /// Creates an error for the weight `child`, which cannot be split evenly over the ranks.
     pub fn split(&self, child: impl Display, error: UnevenSplitError) -> ModelLoadError {
         ModelLoadError::Split { tensor: self.name(child), error }
     }
@@ -376,7 +393,7 @@ impl<'a> Weights<'a> {
         self.store.take(&self.name(child))
     }
 
-    /// Counts the weight `child` as taken, so that `finish` does not report it. Used if only another rank
+    /// Marks the weight `child` as taken, so that `finish` does not report it. Used if only another rank
     /// loads the weight, or if the checkpoint omits it.
     fn skip(&self, child: impl Display) {
         self.store.untaken.borrow_mut().remove(&self.name(child));
@@ -393,11 +410,11 @@ impl fmt::Debug for Weights<'_> {
     }
 }
 
-/// Checks that every weight of a model can be split over `ranks`; uses the configuration only, not the
+/// Checks that every weight of a model can be split over `ranks`. Only the configuration is used, not the
 /// checkpoint.
 ///
-/// Errors: a weight cannot be split. The error contains the nearest number of TP ranks over which all weights
-/// can be split.
+/// Errors: a weight cannot be split. The error contains the nearest number of tensor-parallel ranks over
+/// which all weights can be split.
 pub fn check_split(
     config: &ModelConfig,
     ranks: &ParallelRanks,
@@ -415,8 +432,8 @@ pub fn check_split(
     let Some(error) = first_error(ranks) else { return Ok(()) };
     let ModelLoadError::Split { tensor, error } = error else { return Err(error) };
     let requested = ranks.tp.size;
-    // With expert parallelism, the slices of experts do not depend on the number of TP ranks, so `ep` is
-    // kept.
+    // `ranks.ep` is not changed: with expert parallelism, expert slices do not depend on the number of
+    // tensor-parallel ranks.
     let with_size = |size| ParallelRanks { tp: ParallelRank { rank: 0, size }, ..*ranks };
     let sizes = (1..=config.heads)
         .filter(|&size| size != requested && first_error(&with_size(size)).is_none());
@@ -424,7 +441,7 @@ pub fn check_split(
     Err(ModelLoadError::Split { tensor, error: UnevenSplitError { nearest, ..error } })
 }
 
-/// Whether the weight belongs to an expert that is only on other ranks.
+/// Whether the weight `spec` belongs to an expert that is only on other ranks.
 fn belongs_to_other_rank(
     spec: &TensorSpec,
     config: &ModelConfig,
@@ -450,8 +467,8 @@ fn split(
     let split_error = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
     let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(split_error)?;
     let Some(scales) = spec.quantized() else { return Ok(slice) };
-    // A row-parallel split must not cut scale blocks, because a kernel multiplies the partial sum of a block
-    // by its scale.
+    // A row-parallel split must not divide scale blocks, because a kernel multiplies the partial sum of a
+    // whole block by the block's scale.
     let inputs = spec.matrix()[1];
     let [_, block] = scales.format.scales.block_shape(spec.matrix());
     if slice.cols.len() < inputs && block < inputs {
@@ -465,7 +482,7 @@ fn split(
     Ok(slice)
 }
 
-/// Appends zero rows as padding to the vocabulary rows of a rank.
+/// Calls `load` with this rank's rows of a vocabulary matrix, followed by its zero padding rows.
 fn with_padding<T>(
     part: &HostShard<'_>,
     load: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,

@@ -1,31 +1,32 @@
-//! Order of the channels of a head for partial rotary embedding.
+//! Channel order within a head for partial rotary embedding.
 //!
-//! Kernels rotate the channels `i` and `i + d/2` of a head with `d` channels as a pair. With partial RoPE, the
-//! first `r` channels form the pairs `i` and `i + r/2`, and the others are not rotated. The rows of query and
-//! key projections are loaded in an order in which each pair is `d/2` apart; channels that are not rotated
-//! have angle 0. Scores do not depend on the order, because queries and keys have the same.
+//! Kernels rotate the channels `i` and `i + d/2` of a head with `d` channels as a pair. With partial RoPE,
+//! the pairs are the channels `i` and `i + r/2` of the first `r` channels, and the other channels are not
+//! rotated. The rows of query and key projections are therefore reordered at load time so that the channels
+//! of each pair are `d/2` apart; channels that are not rotated have the angle 0. The order does not change
+//! attention scores, because queries and keys have the same order.
 
 use ops::HostMat;
 use std::ops::Range;
 
-/// Order in which the rows of query and key projections are loaded.
+/// Row order in which query and key projections are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RotaryRows {
-    /// Number of channels of a head.
+pub(crate) struct RotaryRowOrder {
+    /// Number of channels per head.
     pub(crate) head_dim: usize,
-    /// Number of channels of a head that RoPE rotates; even and at most `head_dim`.
+    /// Number of channels per head that RoPE rotates; even and at most `head_dim`.
     pub(crate) rotated: usize,
 }
 
-impl RotaryRows {
-    /// Ranges of stored channels of a head, in the order in which they are loaded.
+impl RotaryRowOrder {
+    /// Ranges of the stored channels of a head, in load order.
     fn ranges(self) -> [Range<usize>; 4] {
         let Self { head_dim, rotated } = self;
         let split = rotated + (head_dim - rotated) / 2;
         [0..rotated / 2, rotated..split, rotated / 2..rotated, split..head_dim]
     }
 
-    /// Rows of a projection `[heads · head_dim, inputs]`, in the order in which they are loaded.
+    /// Rows of a projection `[heads · head_dim, inputs]`, in load order.
     pub(super) fn of_matrix<'a>(self, matrix: &HostMat<'a>) -> Vec<HostMat<'a>> {
         let heads = (0..matrix.rows()).step_by(self.head_dim);
         let of_head = |head: usize| {
@@ -35,7 +36,7 @@ impl RotaryRows {
         heads.flat_map(of_head).collect()
     }
 
-    /// Elements of a vector `[heads · head_dim]`, in the order in which they are loaded.
+    /// Elements of a vector `[heads · head_dim]`, in load order.
     pub(super) fn of_vector(self, vector: &[f32]) -> Vec<f32> {
         let heads = vector.chunks(self.head_dim);
         heads
@@ -51,7 +52,7 @@ mod tests {
 
     #[test]
     fn rotated_pairs_are_half_a_head_apart() {
-        let rows = RotaryRows { head_dim: 16, rotated: 12 };
+        let rows = RotaryRowOrder { head_dim: 16, rotated: 12 };
         let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
         let loaded = rows.of_vector(&channels);
         for head in [0, 16] {
@@ -78,6 +79,6 @@ mod tests {
     #[test]
     fn full_rotation_keeps_the_order() {
         let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
-        assert_eq!(RotaryRows { head_dim: 16, rotated: 16 }.of_vector(&channels), channels);
+        assert_eq!(RotaryRowOrder { head_dim: 16, rotated: 16 }.of_vector(&channels), channels);
     }
 }

@@ -1,4 +1,4 @@
-//! Assignment of stored scales to quantised weights: scales of the weight, and the static scale of its activations.
+//! Assignment of stored scales to quantised weights: weight scales and static activation scales.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::{StoredDType, StoredTensor};
@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 
 /// Scales of a quantised weight in a checkpoint.
 pub(super) struct LocatedScales {
-    /// Name of the stored tensor with the scales of the weight.
+    /// Name of the stored tensor with the weight scales.
     pub(super) weight: String,
-    /// Rule for the scales of activations.
+    /// Rule for the activation scales.
     pub(super) activation_scaling: ActivationScaling,
 }
 
-/// Names of the tensors that a checkpoint stores or lacks, collected while weights are located.
+/// Names of missing weights and of used tensors, collected while weights are located.
 #[derive(Default)]
 pub(super) struct TensorCoverage {
     /// Tensors of the weight table that are not stored.
@@ -27,18 +27,24 @@ pub(super) struct TensorCoverage {
     pub(super) used: BTreeSet<String>,
 }
 
-/// Locates the scales of the weight `spec`; `None` if a tensor is not stored, which is added to the coverage.
+/// Locates the scales of the weight `spec`. If a required scale is not stored, adds its name to the missing
+/// tensors of `coverage` and returns `None`. `of_experts` is the shape of the scales if `spec` is a fused tensor of
+/// experts.
 ///
-/// Errors: a scale has a wrong shape or dtype, or scales that are stored under two names disagree.
+/// Errors: a scale has a wrong shape or dtype, or a scale is stored under two names with different values.
 pub(super) fn locate_scales(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
     scales: &ScaleSpec,
+    of_experts: Option<[usize; 3]>,
     coverage: &mut TensorCoverage,
 ) -> Result<Option<LocatedScales>, ModelLoadError> {
     let names: Vec<String> = spec.scale_names(scales.format).collect();
     let Some(weight) = assign(checkpoint, &names, coverage)? else { return Ok(None) };
-    check_scales(checkpoint, spec, scales, &weight)?;
+    match of_experts {
+        Some(shape) => check(checkpoint, &weight, &shape, AllowedDType::Scale).map(drop)?,
+        None => check_scales(checkpoint, spec, scales, &weight)?,
+    }
     let activation_scaling = match scales.format.activations {
         ActivationScheme::Dynamic => ActivationScaling::Dynamic,
         ActivationScheme::PowerOfTwo => ActivationScaling::PowerOfTwo,
@@ -53,8 +59,8 @@ pub(super) fn locate_scales(
     Ok(Some(LocatedScales { weight, activation_scaling }))
 }
 
-/// Returns the first of `names` that is stored, and adds all that are stored to the coverage. If none is, the
-/// first name is missing.
+/// Returns the first of `names` that is stored, and marks all stored tensors with these names as used. If no
+/// such tensor is stored, adds the first name to the missing tensors and returns `None`.
 ///
 /// Errors: tensors that are stored under several of the names differ.
 fn assign(
@@ -75,8 +81,8 @@ fn assign(
     Ok(Some(first.clone()))
 }
 
-/// Checks dtype and shape of the scales of a weight. Scales per row may be stored as `[rows]` or `[rows, 1]`, and
-/// one scale as `[]`, `[1]` or `[1, 1]`.
+/// Checks the dtype and shape of the scales of a weight. Scales per row may be stored with the shape `[rows]`
+/// or `[rows, 1]`, and a single scale with the shape `[]`, `[1]` or `[1, 1]`.
 fn check_scales(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
@@ -94,9 +100,9 @@ fn check_scales(
     check(checkpoint, name, shape, AllowedDType::Scale).map(drop)
 }
 
-/// Reads a scale; of several values, the largest one.
+/// Reads a scale; returns the maximum if the tensor has several values.
 ///
-/// Errors: a value is not a finite number above 0, or the dtype is not a float.
+/// Errors: a value is not a normal, finite number above 0, or the dtype is not a float.
 pub(super) fn stored_scale(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
@@ -106,14 +112,15 @@ pub(super) fn stored_scale(
     let Some(values) = stored_values(checkpoint, name).filter(|values| !values.is_empty()) else {
         return fault(StoredTensorError::WrongDType(stored.dtype.name()));
     };
-    // The inverse of a smaller scale is not finite.
+    // Subnormal scales are rejected, because their inverse may be infinite.
     match values.iter().find(|value| !(value.is_finite() && **value >= f32::MIN_POSITIVE)) {
         Some(value) => fault(StoredTensorError::Scale(value.to_string())),
         None => Ok(values.into_iter().fold(0.0, f32::max)),
     }
 }
 
-/// Values of a stored float tensor or of stored powers of two (E8M0), converted to f32; `None` for other dtypes.
+/// Values of a stored tensor of a float dtype or of E8M0 (powers of two), converted to f32; `None` for other
+/// dtypes.
 pub(super) fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
     let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
     let dtype = match stored.dtype {
@@ -128,7 +135,8 @@ pub(super) fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> O
     Some(values)
 }
 
-/// Value of an E8M0 number: `2^(bits − 127)`; 255 is NaN (OCP Microscaling Formats 1.0, section 5.4.1).
+/// Value of an E8M0 number: `2^(bits − 127)`; the encoding 255 is NaN (OCP Microscaling Formats 1.0, section
+/// 5.4.1).
 fn e8m0(bits: u8) -> f32 {
     match bits {
         u8::MAX => f32::NAN,

@@ -1,14 +1,15 @@
 //! Sources of weight values: safetensors files, or the hash function of `synth`.
 //!
-//! Both sources return the slice of a weight that a rank needs, as bytes on the host. Files return bytes of
-//! their memory mapping, so that nothing is copied before weights are packed.
+//! Both sources return the slice of a weight that a rank needs, as bytes in host memory. The bytes of files
+//! are those of the memory mapping, so that nothing is copied before weights are packed; only transposed
+//! weights are copied.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
 use super::scale_plan::{stored_scale, stored_values};
 use super::stored_names::canonical_name;
 use super::synth_shard::{synth_fp8, synth_part};
-use super::tensor_plan::{WeightLayout, WeightLocation, locate};
+use super::tensor_plan::{StackedRowRange, WeightLocation, locate};
 use crate::sharding::WeightSlice;
 use crate::synth::SynthDraftVocab;
 use crate::weight_table::TensorSpec;
@@ -36,7 +37,7 @@ pub(crate) enum WeightSource {
     },
 }
 
-/// A rank's part of one weight, in host memory.
+/// This rank's part of a weight, in host memory.
 #[derive(Debug)]
 pub(crate) struct HostShard<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
@@ -47,7 +48,7 @@ pub(crate) struct HostShard<'a> {
     pub(super) slice: WeightSlice,
     /// Scales of the whole matrix; `None` if the weight is not quantised.
     pub(super) scales: Option<WeightScales>,
-    /// Rule for the scales of the activations by which the matrix is multiplied.
+    /// Rule for the activation scales of the layer with this weight.
     pub(super) activation_scaling: ActivationScaling,
 }
 
@@ -55,7 +56,7 @@ pub(crate) struct HostShard<'a> {
 #[derive(Debug)]
 pub(super) struct WeightScales {
     pub(super) values: Vec<f32>,
-    /// Number of rows and columns of the weight that share one scale.
+    /// Number of rows and columns of the weight block that shares a scale.
     pub(super) block_shape: [usize; 2],
 }
 
@@ -89,8 +90,10 @@ impl WeightSource {
         }
     }
 
-    /// Reads the offsets from draft token ids to target token ids, which must be below `ids` (a weight of
-    /// [`SynthDistribution::Offsets`](crate::synth::SynthDistribution::Offsets)).
+    /// Reads the offsets from draft token ids to target token ids, a weight with the distribution
+    /// [`SynthDistribution::Offsets`](crate::synth::SynthDistribution::Offsets).
+    ///
+    /// Errors: a target token id is not below `ids`, or the offsets are not stored.
     pub(crate) fn offsets(
         &self,
         spec: &TensorSpec,
@@ -115,7 +118,7 @@ impl WeightSource {
         Ok(offsets)
     }
 
-    /// Number of bytes that are read to load this slice of the weight `spec`.
+    /// Number of bytes that are read to load the slice `slice` of the weight `spec`.
     pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &WeightSlice) -> u64 {
         let size = match self {
             _ if !self.has(spec) => 0,
@@ -126,7 +129,7 @@ impl WeightSource {
         slice.elements() as u64 * size
     }
 
-    /// Returns a slice of one weight, in host memory.
+    /// Returns the slice `slice` of the weight `spec`, in host memory.
     pub(crate) fn part(
         &self,
         spec: &TensorSpec,
@@ -144,9 +147,9 @@ impl WeightSource {
         }
     }
 
-    /// Reads the scale of the KV cache that is stored under the first existing name of `names`. Of scales per
-    /// head, the largest one is returned, with which no head saturates; the exponents of fp8 make up for the
-    /// difference. Synthetic checkpoints have no such scale.
+    /// Reads the KV cache scale that is stored under the first of `names` that exists. If the scale has one
+    /// value per head, the maximum is returned: no head saturates with this scale, and the exponent bits of
+    /// fp8 keep the precision of heads with smaller scales. Synthetic checkpoints have no KV cache scales.
     ///
     /// Errors: a scale is not a finite number above 0, or its dtype is not a float.
     pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
@@ -161,8 +164,8 @@ fn not_stored(spec: &TensorSpec) -> ModelLoadError {
     ModelLoadError::table(&spec.name, "is not stored")
 }
 
-/// Slice of the weight at `location`, which borrows the memory mapping; `None` if the tensor or its scales
-/// are not stored.
+/// Slice of the weight at `location`, borrowed from the memory mapping unless the weight is stored
+/// transposed; `None` if the tensor or its scales are not stored.
 fn stored_part<'a>(
     checkpoint: &'a SafetensorsCheckpoint,
     location: &WeightLocation,
@@ -178,33 +181,56 @@ fn stored_part<'a>(
         _ => return None, // `locate` has rejected all other dtypes.
     };
     let bytes = &bytes[location.bytes.clone()];
-    let WeightLayout { first, count, transposed } = location.layout;
-    if transposed {
-        return Some(transposed_part(bytes, dtype, location.layout, &slice));
-    }
+    let StackedRowRange { first, count, transposed } = location.layout;
     let full_shape = [count, spec.matrix()[1]];
+    let bytes = match (transposed, &location.scales) {
+        (true, None) => return Some(transposed_part(bytes, dtype, location.layout, &slice)),
+        // The whole matrix is copied, so that blocks of scales remain whole.
+        (true, Some(_)) => Cow::Owned(transposed_elements(bytes, dtype.bytes(), full_shape)),
+        (false, _) => Cow::Borrowed(bytes),
+    };
     let rows = first + slice.rows.start..first + slice.rows.end;
     let slice = WeightSlice { rows, ..slice };
     let scales = match (&location.scales, &spec.scales) {
-        (Some(stored), Some(scales)) => Some(WeightScales {
-            values: stored_values(checkpoint, stored)?,
-            block_shape: scales.format.scales.block_shape(full_shape),
-        }),
+        (Some(stored), Some(scales)) => {
+            let block_shape = scales.format.scales.block_shape(full_shape);
+            let grid = [0, 1].map(|i| full_shape[i].div_ceil(block_shape[i]));
+            let mut values = stored_values(checkpoint, stored)?;
+            values.drain(..location.matrix * grid[0] * grid[1]);
+            values.truncate(grid[0] * grid[1]);
+            if transposed {
+                let stored = std::mem::take(&mut values);
+                let element = |i: usize| stored[i % grid[1] * grid[0] + i / grid[1]];
+                values.extend((0..stored.len()).map(element));
+            }
+            Some(WeightScales { values, block_shape })
+        }
         _ => None,
     };
     let activation_scaling = location.activation_scaling;
-    let bytes = Cow::Borrowed(bytes);
     Some(HostShard { bytes, dtype, full_shape, slice, scales, activation_scaling })
 }
 
-/// Copies a slice of a weight that is stored transposed; only the copy has rows of outputs.
+/// Copies a matrix `[cols, rows]` of elements of `size` bytes as a matrix `[rows, cols]`.
+fn transposed_elements(bytes: &[u8], size: usize, [rows, cols]: [usize; 2]) -> Vec<u8> {
+    let mut copy = Vec::with_capacity(bytes.len());
+    for row in 0..rows {
+        for col in 0..cols {
+            let start = (col * rows + row) * size;
+            copy.extend_from_slice(&bytes[start..start + size]);
+        }
+    }
+    copy
+}
+
+/// Copies a slice of a weight that is stored transposed; each row of the copy is an output channel.
 fn transposed_part(
     bytes: &[u8],
     dtype: DType,
-    layout: WeightLayout,
+    layout: StackedRowRange,
     slice: &WeightSlice,
 ) -> HostShard<'static> {
-    let WeightLayout { first, count, .. } = layout;
+    let StackedRowRange { first, count, .. } = layout;
     let size = dtype.bytes();
     let full_shape = [slice.rows.len(), slice.cols.len()];
     let mut rows = Vec::with_capacity(full_shape[0] * full_shape[1] * size);
@@ -221,7 +247,7 @@ fn transposed_part(
 }
 
 impl HostShard<'_> {
-    /// The rank's rows and columns of the matrix, without padding rows.
+    /// This rank's rows and columns of the matrix, without padding rows.
     pub(crate) fn matrix(&self) -> Result<HostMat<'_>, OpError> {
         let [rows, cols] = self.full_shape;
         let mut matrix = HostMat::new(&self.bytes, self.dtype, rows, cols)?
@@ -233,8 +259,8 @@ impl HostShard<'_> {
         Ok(matrix.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
-    /// Multiplies the weight by `factor`, by changing its scales, for inputs that are divided by `factor`: a static scale
-    /// of activations is divided too.
+    /// Multiplies the weight by `factor`, by changing its scales. A static activation scale is divided by
+    /// `factor`, because the inputs of the layer are divided by `factor`.
     pub(crate) fn scaled(mut self, factor: f32) -> Self {
         if let ActivationScaling::Static(scale) = &mut self.activation_scaling {
             *scale /= factor;
@@ -242,7 +268,7 @@ impl HostShard<'_> {
         match &mut self.scales {
             _ if factor.to_bits() == 1f32.to_bits() => {}
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),
-            // A weight without scales gets one scale for the whole matrix.
+            // A weight without scales is given one scale for the whole matrix.
             none => {
                 let block_shape = self.full_shape.map(|n| n.max(1));
                 *none = Some(WeightScales { values: vec![factor], block_shape });
@@ -256,12 +282,12 @@ impl HostShard<'_> {
         self.dtype == DType::F8E4M3
     }
 
-    /// Number of zero rows that are appended to the rank's rows as vocabulary padding.
+    /// Number of zero rows that are appended to this rank's rows as vocabulary padding.
     pub(crate) fn padding(&self) -> usize {
         self.slice.padding
     }
 
-    /// The rank's part of a vector, converted to f32.
+    /// This rank's part of a vector, converted to f32.
     pub(crate) fn vector(&self) -> Result<Vec<f32>, OpError> {
         let matrix = self.matrix()?;
         let mut values = vec![0.0; matrix.rows()];

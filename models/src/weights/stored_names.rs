@@ -1,47 +1,56 @@
 //! Names under which checkpoints store the weights of the weight table.
 //!
-//! The weight table has one canonical name per weight. A checkpoint may store the weight under another
-//! prefix, under a name of its family, or as rows of a fused tensor. The tables of this file list these
-//! spellings; the loader replaces stored names by canonical names, and synthetic checkpoints get the names
-//! that transformers reads. Values of synthetic weights depend on canonical names only.
+//! The weight table has one canonical name per weight. A checkpoint may store the weight with a different
+//! prefix, with a name that is specific to the model family, or as rows of a fused tensor. The tables of this
+//! file list the prefixes and family names. The loader replaces stored names by canonical names; synthetic
+//! checkpoints are written with the names that transformers reads. The values of synthetic weights depend on
+//! canonical names only.
 
 use crate::weight_table::MIDLAYER;
 use crate::{ModelArchitecture, ModelConfig};
 
-/// Two spellings of a part of tensor names.
+/// Stored and canonical spelling of a part of tensor names.
 #[derive(Debug, Clone, Copy)]
-struct NameSpelling {
+struct TensorNameMapping {
     stored: &'static str,
     canonical: &'static str,
 }
 
-const fn spelling(stored: &'static str, canonical: &'static str) -> NameSpelling {
-    NameSpelling { stored, canonical }
+const fn spelling(stored: &'static str, canonical: &'static str) -> TensorNameMapping {
+    TensorNameMapping { stored, canonical }
 }
 
-/// Prefixes of the text part of a multimodal model, in checkpoints that transformers 5 writes.
-const MODEL_LANGUAGE_MODEL: &[NameSpelling] = &[spelling("model.language_model.", "model.")];
+/// Prefix of the text part of a multimodal model, in checkpoints that transformers 5 writes.
+const MODEL_LANGUAGE_MODEL: &[TensorNameMapping] = &[spelling("model.language_model.", "model.")];
 /// Prefixes of the text part of a multimodal model, in older checkpoints.
-const LANGUAGE_MODEL: &[NameSpelling] =
+const LANGUAGE_MODEL: &[TensorNameMapping] =
     &[spelling("language_model.model.", "model."), spelling("language_model.lm_head.", "lm_head.")];
-/// Prefixes of checkpoints of `…Model` architectures, which store the decoder only.
-const DECODER_ONLY: &[NameSpelling] = &[
+/// Prefixes in checkpoints of `…Model` architectures, which store the decoder without an LM head.
+const DECODER_ONLY: &[TensorNameMapping] = &[
     spelling("embed_tokens.", "model.embed_tokens."),
     spelling("layers.", "model.layers."),
     spelling("norm.", "model.norm."),
 ];
 /// Prefix of the decoder layer in newer EAGLE-3 checkpoints.
-const DRAFT_LAYER: &[NameSpelling] = &[spelling(MIDLAYER[1], MIDLAYER[0])];
+const DRAFT_LAYER: &[TensorNameMapping] = &[spelling(MIDLAYER[1], MIDLAYER[0])];
 
-/// Modules of a Mixtral layer (`modeling_mixtral.py` before transformers 5, whose checkpoints are published).
-const MIXTRAL_MODULES: &[NameSpelling] = &[
+/// Modules of a Mixtral layer, as named in published checkpoints (`modeling_mixtral.py` before transformers
+/// 5).
+const MIXTRAL_MODULES: &[TensorNameMapping] = &[
     spelling(".block_sparse_moe.", ".mlp."),
     spelling(".w1.", ".gate_proj."),
     spelling(".w2.", ".down_proj."),
     spelling(".w3.", ".up_proj."),
 ];
 
-/// Prefixes of the tensors of vision encoders and their projections, which the text part does not need.
+/// Modules of a dense Granite 4 layer (`modeling_granitemoehybrid.py`).
+const GRANITE4_MODULES: &[TensorNameMapping] = &[
+    spelling(".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
+    spelling(".shared_mlp.output_linear.", ".mlp.down_proj."),
+];
+
+/// Prefixes of the tensors of vision encoders and of their projections to the language model, which are not
+/// loaded.
 const VISION_PREFIXES: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",
@@ -51,17 +60,18 @@ const VISION_PREFIXES: &[&str] = &[
     "model.visual.",
 ];
 
-/// Spellings of modules inside of a layer, which depend on the model family.
-fn module_spellings(config: &ModelConfig) -> &'static [NameSpelling] {
+/// Spellings of module names within a layer, which depend on the model family.
+fn module_spellings(config: &ModelConfig) -> &'static [TensorNameMapping] {
     match config.architecture {
         ModelArchitecture::Mixtral => MIXTRAL_MODULES,
+        ModelArchitecture::GraniteMoeHybrid => GRANITE4_MODULES,
         _ => &[],
     }
 }
 
-/// Returns the canonical name of a stored tensor; names without another spelling are canonical.
+/// Returns the canonical name of a stored tensor; a name that is in no spelling table is already canonical.
 pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
-    let prefixes: &[&[NameSpelling]] = match config.eagle {
+    let prefixes: &[&[TensorNameMapping]] = match config.eagle {
         Some(_) => &[DRAFT_LAYER],
         None => &[MODEL_LANGUAGE_MODEL, LANGUAGE_MODEL, DECODER_ONLY],
     };
@@ -74,9 +84,9 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
     modules.fold(name, |name, spelling| name.replace(spelling.stored, spelling.canonical))
 }
 
-/// Returns the name that published checkpoints of the family have for the tensor `canonical`.
+/// Returns the name of the tensor `canonical` in published checkpoints of the model family.
 pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
-    let prefixes: &[NameSpelling] = match config.architecture {
+    let prefixes: &[TensorNameMapping] = match config.architecture {
         ModelArchitecture::Mistral3 => LANGUAGE_MODEL,
         ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => MODEL_LANGUAGE_MODEL,
         _ => &[],
@@ -90,8 +100,7 @@ pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
     modules.fold(name, |name, spelling| name.replace(spelling.canonical, spelling.stored))
 }
 
-/// Whether the tensor `name` belongs to the vision part of a multimodal model, of which only the text part is
-/// loaded.
+/// Whether the tensor `name` belongs to the vision part of a multimodal model; only the text part is loaded.
 pub(super) fn is_vision_tensor(config: &ModelConfig, name: &str) -> bool {
     config.architecture.is_multimodal()
         && VISION_PREFIXES.iter().any(|prefix| name.starts_with(prefix))

@@ -1,4 +1,4 @@
-//! Computation of a rank's part of a synthetic weight, on several threads.
+//! Multi-threaded computation of this rank's part of a synthetic weight.
 
 use super::source::{HostShard, WeightScales};
 use crate::config::ActivationScheme;
@@ -10,7 +10,7 @@ use ops::{ActivationScaling, DType};
 use std::borrow::Cow;
 use std::thread;
 
-/// Computes the values of a slice of a synthetic weight, as bf16, which represents them exactly.
+/// Computes a slice of a synthetic weight in bf16, which represents the values exactly.
 pub(super) fn synth_part(
     spec: &TensorSpec,
     slice: &WeightSlice,
@@ -29,7 +29,8 @@ pub(super) fn synth_part(
     HostShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
 }
 
-/// Computes all values of a quantised synthetic weight, because scale blocks may cross the bounds of slices.
+/// Computes a quantised synthetic weight. All elements are computed, not only the slice, because a scale
+/// block may extend over several slices.
 pub(super) fn synth_fp8(
     spec: &TensorSpec,
     slice: WeightSlice,

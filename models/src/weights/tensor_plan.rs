@@ -1,10 +1,11 @@
 //! Assignment of stored tensors to the weights of the weight table, before any weight is read.
 //!
-//! Every stored tensor must be used once or be ignored by a rule of this file, and every weight of the table
-//! must be assigned once. Otherwise the checkpoint is rejected with a list of missing and unexpected tensors.
+//! Every stored tensor must be used once or be ignored by a rule in this file, and every weight of the table
+//! must be assigned a stored tensor. Otherwise the checkpoint is rejected with a list of missing and
+//! unexpected tensors.
 
 use super::checkpoint::SafetensorsCheckpoint;
-use super::fused_weight::FusedWeight;
+use super::fused_weight::FusedWeightLocation;
 use super::header::StoredDType;
 use super::scale_plan::{TensorCoverage, locate_scales};
 use super::stored_names::{family_name, is_vision_tensor};
@@ -16,62 +17,66 @@ use ops::ActivationScaling;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Name suffixes of stored tensors that are ignored, because models do not need them.
+/// Name suffixes of stored tensors that are ignored.
 const IGNORED_SUFFIXES: &[&str] = &[
     ".rotary_emb.inv_freq", // RoPE frequencies are computed from the configuration.
 ];
-/// Tensor of an EAGLE-3 checkpoint with one flag per target token id: whether it is the target of a draft
-/// token id. The tensor is ignored.
+/// Tensor of an EAGLE-3 checkpoint with one flag per target token id: whether any draft token id maps to it.
+/// The tensor is ignored.
 const TARGET_TO_DRAFT: &str = "t2d";
 /// Name suffixes of KV cache scales, which are read only if the KV cache is quantised.
 const KV_CACHE_SCALES: &[&str] =
     &[".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"];
-/// Name suffixes of scales of queries and attention probabilities, which are not quantised.
+/// Name suffixes of the scales of queries and of attention probabilities. The scales are ignored, because
+/// queries and attention probabilities are not quantised.
 const ATTENTION_SCALES: &[&str] = &[".q_scale", ".prob_output_scale"];
 
-/// Location of one weight in the stored tensors.
+/// Location of a weight in the stored tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WeightLocation {
     /// Name of the stored tensor that contains the weight.
     pub(crate) stored: String,
     pub(crate) dtype: StoredDType,
-    /// Byte range of the matrix that contains the weight in the stored tensor: the whole tensor, or one
+    /// Byte range of the matrix that contains the weight, within the stored tensor: the whole tensor, or one
     /// expert of a fused tensor.
     pub(crate) bytes: Range<usize>,
-    /// Place of the weight in this matrix.
-    pub(crate) layout: WeightLayout,
+    /// Location of the weight in this matrix.
+    pub(crate) layout: StackedRowRange,
+    /// Index of the matrix in the stored tensor: the expert, in a fused tensor of experts.
+    pub(crate) matrix: usize,
     /// Name of the stored tensor with the scales of the matrix, if the weight is quantised.
     pub(crate) scales: Option<String>,
-    /// Rule for the scales of the activations by which the weight is multiplied.
+    /// Rule for the activation scales of the layer with this weight.
     pub(crate) activation_scaling: ActivationScaling,
 }
 
 impl WeightLocation {
-    /// Makes the location of a weight without scales.
+    /// Creates the location of a weight without scales.
     fn unscaled(
         stored: String,
         dtype: StoredDType,
         bytes: Range<usize>,
-        layout: WeightLayout,
+        layout: StackedRowRange,
     ) -> Self {
         let activation_scaling = ActivationScaling::default();
-        Self { stored, dtype, bytes, layout, scales: None, activation_scaling }
+        Self { stored, dtype, bytes, layout, matrix: 0, scales: None, activation_scaling }
     }
 }
 
-/// Place of a weight in a stored matrix, whose rows may be those of several weights.
+/// Location of a weight in a stored matrix; the matrix may stack the rows of several weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WeightLayout {
-    /// First row of the weight in the matrix; if the matrix is transposed, its first column.
+pub(crate) struct StackedRowRange {
+    /// First row of the weight in the matrix, or first column if the matrix is transposed.
     pub(crate) first: usize,
-    /// Number of rows of the matrix; if the matrix is transposed, of its columns.
+    /// Number of rows of the matrix, or of columns if the matrix is transposed.
     pub(crate) count: usize,
     /// Whether the matrix is stored transposed, as `[inputs, outputs]`.
     pub(crate) transposed: bool,
 }
 
-/// Locates every weight of the table. Errors: weights are missing, stored tensors are unused, or tensors are
-/// invalid.
+/// Locates every weight of the table.
+///
+/// Errors: weights are missing, stored tensors are unused, or tensors are invalid.
 pub(crate) fn locate(
     checkpoint: &SafetensorsCheckpoint,
     config: &ModelConfig,
@@ -80,15 +85,16 @@ pub(crate) fn locate(
     let mut located = BTreeMap::new();
     let mut coverage = TensorCoverage::default();
     for spec in specs {
-        let fused = FusedWeight::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
+        let fused =
+            FusedWeightLocation::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
         let stored_spec = fused.as_ref().map(|fused| fused.stored_spec(spec));
-        let mut found = match (checkpoint.get(&spec.name).is_some(), fused) {
+        let mut found = match (checkpoint.get(&spec.name).is_some(), &fused) {
             (true, Some(fused)) => {
                 let fault = StoredTensorError::StoredTwice(spec.name.clone());
                 return Err(checkpoint.fault(&fused.name, fault));
             }
             (true, None) => locate_whole(checkpoint, spec)?,
-            (false, Some(fused)) => locate_fused(checkpoint, spec, &fused)?,
+            (false, Some(fused)) => locate_fused(checkpoint, spec, fused)?,
             (false, None) if spec.optional => continue,
             (false, None) => {
                 coverage.missing.push(spec.name.clone());
@@ -98,8 +104,11 @@ pub(crate) fn locate(
         coverage.used.insert(found.stored.clone());
         if let Some(scales) = spec.scales.as_ref().filter(|_| found.dtype == StoredDType::F8E4M3) {
             let stored_spec = stored_spec.as_ref().unwrap_or(spec);
-            let Some(scales) = locate_scales(checkpoint, stored_spec, scales, &mut coverage)?
-            else {
+            let of_experts = fused.as_ref();
+            let of_experts =
+                of_experts.and_then(|f| f.expert_scale_shape(spec.matrix(), scales.format));
+            let scales = locate_scales(checkpoint, stored_spec, scales, of_experts, &mut coverage)?;
+            let Some(scales) = scales else {
                 continue;
             };
             found.scales = Some(scales.weight);
@@ -107,10 +116,11 @@ pub(crate) fn locate(
         }
         located.insert(spec.name.clone(), found);
     }
+    equalise_expert_scales(&mut located);
     let TensorCoverage { missing, mut used } = coverage;
     let missing: Vec<String> = missing.iter().map(|name| family_name(config, name)).collect();
     if config.tied && checkpoint.get(HEAD).is_some() {
-        // A model without LM head does not use one that its checkpoint has.
+        // A model without an LM head ignores an LM head in its checkpoint.
         if config.head.has_lm_head() {
             check_same(checkpoint, HEAD, EMBEDDING, StoredTensorError::TiedHead)?;
         }
@@ -142,7 +152,34 @@ pub(crate) fn locate(
     Err(ModelLoadError::Coverage { dir: checkpoint.dir.clone(), missing, unexpected })
 }
 
-/// Whether the tensor belongs to an MTP module that is not loaded, because `load_mtp` is false.
+/// Replaces the static activation scales of a layer's experts by their maximum, separately for down projections
+/// and for gate and up projections. With expert parallelism a rank has only some of the experts, so the maximum
+/// over the experts of a rank would depend on the number of ranks.
+fn equalise_expert_scales(located: &mut BTreeMap<String, WeightLocation>) {
+    fn group(name: &str) -> Option<(&str, bool)> {
+        let (layer, expert) = name.split_once(".experts.")?;
+        Some((layer, expert.contains("down_proj")))
+    }
+    let mut largest: BTreeMap<(String, bool), f32> = BTreeMap::new();
+    for (name, location) in &*located {
+        if let (Some((layer, is_down)), ActivationScaling::Static(scale)) =
+            (group(name), location.activation_scaling)
+        {
+            let entry = largest.entry((layer.to_owned(), is_down)).or_insert(scale);
+            *entry = entry.max(scale);
+        }
+    }
+    for (name, location) in located {
+        let Some((layer, is_down)) = group(name) else { continue };
+        if let (Some(scale), ActivationScaling::Static(own)) =
+            (largest.get(&(layer.to_owned(), is_down)), &mut location.activation_scaling)
+        {
+            *own = *scale;
+        }
+    }
+}
+
+/// Whether the tensor `name` belongs to an MTP module that is not loaded, because `load_mtp` is false.
 fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
@@ -150,7 +187,7 @@ fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     layer.is_some_and(|layer| unloaded.contains(&layer))
 }
 
-/// Locates a weight that is stored as its own tensor. The stored dtype decides whether the weight is
+/// Locates a weight that is stored as a separate tensor. The stored dtype determines whether the weight is
 /// quantised.
 fn locate_whole(
     checkpoint: &SafetensorsCheckpoint,
@@ -162,40 +199,40 @@ fn locate_whole(
         _ => AllowedDType::Float,
     };
     let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
-    let layout = WeightLayout { first: 0, count: spec.matrix()[0], transposed: false };
+    let layout = StackedRowRange { first: 0, count: spec.matrix()[0], transposed: false };
     Ok(WeightLocation::unscaled(spec.name.clone(), dtype, 0..bytes, layout))
 }
 
-/// Locates a weight in a fused tensor. Experts that are stored in one tensor cannot be quantised.
+/// Locates a weight in a fused tensor.
 fn locate_fused(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
-    fused: &FusedWeight,
+    fused: &FusedWeightLocation,
 ) -> Result<WeightLocation, ModelLoadError> {
-    let may_be_fp8 = spec.scales.is_some() && fused.experts.is_none();
-    let allowed = if may_be_fp8 { AllowedDType::Fp8 } else { AllowedDType::Float };
+    let allowed = if spec.scales.is_some() { AllowedDType::Fp8 } else { AllowedDType::Float };
     let (_, dtype) = check(checkpoint, &fused.name, &fused.shape(&spec.shape), allowed)?;
     let count = fused.rows;
     let matrix_bytes = count * spec.matrix()[1] * dtype.bytes() as usize;
     let bytes = fused.matrix * matrix_bytes..(fused.matrix + 1) * matrix_bytes;
-    let layout = WeightLayout { first: fused.first_row, count, transposed: fused.transposed };
-    Ok(WeightLocation::unscaled(fused.name.clone(), dtype, bytes, layout))
+    let layout = StackedRowRange { first: fused.first_row, count, transposed: fused.transposed };
+    let location = WeightLocation::unscaled(fused.name.clone(), dtype, bytes, layout);
+    Ok(WeightLocation { matrix: fused.matrix, ..location })
 }
 
-/// Set of dtypes that a stored tensor may have.
+/// Dtypes that a stored tensor may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AllowedDType {
-    /// The tensor is stored as F32, BF16 or F16.
+    /// F32, BF16 or F16.
     Float,
-    /// The tensor is stored as F32, BF16, F16 or FP8 e4m3.
+    /// F32, BF16, F16 or FP8 e4m3.
     Fp8,
-    /// The tensor is stored as F32, BF16, F16 or E8M0, for scales of a weight.
+    /// F32, BF16, F16 or E8M0, for weight scales.
     Scale,
-    /// The tensor is stored as I64, for the offsets from draft token ids to target token ids.
+    /// I64, for the offsets from draft token ids to target token ids.
     DraftToTarget,
 }
 
-/// Checks dtype and shape of a stored tensor; returns its size in bytes and its dtype.
+/// Checks the dtype and shape of a stored tensor; returns its size in bytes and its dtype.
 pub(super) fn check(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
@@ -225,7 +262,7 @@ pub(super) fn check(
     Ok((stored.bytes.len(), stored.dtype))
 }
 
-/// Checks that the stored tensor `copy` has the values of the stored tensor `of`, of which it must be a copy.
+/// Checks that the stored tensor `copy` equals the stored tensor `of`; otherwise returns the error `fault`.
 pub(super) fn check_same(
     checkpoint: &SafetensorsCheckpoint,
     copy: &str,

@@ -13,7 +13,7 @@ use super::checkpoint::SafetensorsCheckpoint;
 use super::header::{self, StoredDType, StoredTensor};
 use super::stored_names::canonical_name;
 use super::tensor_plan::{WeightLocation, locate};
-use crate::sharding::{HeadKind, ParallelRank, ParallelRanks, ShardSpec, WeightSlice};
+use crate::sharding::{AttentionHeadKind, ParallelRank, ParallelRanks, ShardSpec, WeightSlice};
 use crate::synth::{self, SynthDType, SynthOptions};
 use crate::weight_table::{TensorSpec, tensors, tests::tiny_json};
 use crate::{ModelConfig, ModelLoadError};
@@ -188,7 +188,8 @@ fn stored_tied_head_must_equal_the_embedding() {
     expect!["DIR/model.safetensors: tensor `lm_head.weight`: differs from the embedding, but tie_word_embeddings is true"].assert_eq(&folder.error());
 }
 
-/// Replaces the expert weights of layer 1 by fused tensors with all experts, as in published checkpoints.
+/// Replaces the expert weights of layer 1 by fused tensors that contain all experts, as in published
+/// checkpoints.
 fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep_separate: bool) {
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in 0..4 {
@@ -215,6 +216,116 @@ fn fused_experts_load_equal_bytes() {
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| fuse(t, true));
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: contains the weight `model.layers.1.mlp.experts.0.gate_proj.weight`, which is also stored separately"].assert_eq(&folder.error());
+}
+
+/// Replaces the fp8 expert weights of layer 1 by fused tensors with one grid of scales per expert.
+fn fuse_fp8(
+    t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>,
+    scale: &str,
+    fused_scales: impl Fn(&str, usize, Vec<Vec<u8>>) -> (Vec<u64>, Vec<u8>),
+) {
+    for (fused, parts, shape) in
+        [("gate_up", &["gate", "up"][..], [4, 32, 32]), ("down", &["down"], [4, 32, 16])]
+    {
+        let (mut weights, mut scales, mut scale_shape) = (Vec::new(), Vec::new(), Vec::new());
+        for e in 0..4 {
+            let mut take = |suffix: &str| -> Vec<Vec<u8>> {
+                let at =
+                    |part| format!("model.layers.1.mlp.experts.{e}.{part}_proj.weight{suffix}");
+                parts.iter().map(|part| t.remove(&at(part)).unwrap().2).collect()
+            };
+            weights.extend(take("").concat());
+            let (shape, bytes) = fused_scales(fused, e, take(scale));
+            scales.extend(bytes);
+            scale_shape = shape;
+        }
+        let at = format!("model.layers.1.mlp.experts.{fused}_proj");
+        t.insert(at.clone(), ("F8_E4M3".into(), shape.to_vec(), weights));
+        let shape = [4].into_iter().chain(scale_shape).collect();
+        t.insert(format!("{at}{scale}"), ("F32".into(), shape, scales));
+    }
+}
+
+/// Transposes the fused experts of layer 1 and their scales, and gives them the names of Qwen3-VL-MoE.
+fn transpose_experts(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>) {
+    for (name, (dtype, shape, bytes)) in t.iter_mut().filter(|(name, _)| name.contains(".experts."))
+    {
+        let size = if dtype == "F32" { 4 } else { 1 };
+        let [experts, rows, cols] = [0, 1, 2].map(|i| shape[i] as usize);
+        let mut transposed = Vec::new();
+        for e in 0..experts {
+            for (c, r) in (0..cols).flat_map(|c| (0..rows).map(move |r| (c, r))) {
+                let start = ((e * rows + r) * cols + c) * size;
+                transposed.extend_from_slice(&bytes[start..start + size]);
+            }
+        }
+        *bytes = transposed;
+        shape.swap(1, 2);
+        assert!(name.starts_with("model.layers.1."));
+    }
+}
+
+#[test]
+fn fused_fp8_experts_load_equal_values() {
+    let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",
+        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "symmetric": true, "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "float", "symmetric": true,
+            "strategy": "token", "dynamic": true}}}});
+    let mut config: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
+    config["quantization_config"] = channels;
+    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let separate = folder.values();
+    let stack = |fused: &str, _: usize, parts: Vec<Vec<u8>>| {
+        assert!(["gate_up", "down"].contains(&fused));
+        (vec![32, 1], parts.concat())
+    };
+    folder.edit(|t| fuse_fp8(t, "_scale", stack));
+    assert_eq!(folder.values(), separate);
+
+    let mut text = config.clone();
+    text["model_type"] = json!("qwen3_vl_moe_text");
+    let quantization = text.as_object_mut().unwrap().remove("quantization_config");
+    let architecture = "Qwen3VLMoeForConditionalGeneration";
+    let config = json!({"architectures": [architecture], "text_config": text,
+        "quantization_config": quantization});
+    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    folder.edit(|t| {
+        let stored = std::mem::take(t);
+        t.extend(
+            stored.into_iter().map(|(n, v)| (n.replace("model.language_model.", "model."), v)),
+        );
+        fuse_fp8(t, "_scale", stack);
+        transpose_experts(t);
+    });
+    assert_eq!(folder.values(), separate, "transposed");
+    folder.edit(|t| {
+        let scales = t.get_mut("model.layers.1.mlp.experts.down_proj_scale").unwrap();
+        scales.1 = vec![4, 32];
+    });
+    expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.down_proj_scale`: shape [4, 32], but the configuration requires [4, 1, 32]"]
+    .assert_eq(&folder.error());
+}
+
+#[test]
+fn fused_fp8_experts_have_scale_blocks_of_their_own() {
+    let mut config: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
+    config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let values = |scale: fn(usize) -> f32| -> Vec<(String, Vec<f32>)> {
+        let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+        let scales = |_: &str, e, _: Vec<Vec<u8>>| (vec![1, 1], scale(e).to_le_bytes().to_vec());
+        folder.edit(|t| fuse_fp8(t, "_scale_inv", scales));
+        folder.values()
+    };
+    let (elements, scaled) = (values(|_| 1.0), values(|e| [1.0, 2.0, 4.0, 8.0][e]));
+    let mut experts = 0;
+    for ((name, elements), (_, scaled)) in elements.iter().zip(&scaled) {
+        let Some((_, expert)) = name.split_once("layers.1.mlp.experts.") else { continue };
+        let scale = [1.0, 2.0, 4.0, 8.0][expert[..1].parse::<usize>().unwrap()];
+        assert!(elements.iter().zip(scaled).all(|(x, y)| x * scale == *y), "{name}");
+        experts += 1;
+    }
+    assert_eq!(experts, 12);
 }
 
 /// Stores the attention projections and MLPs of all layers as fused tensors.
@@ -263,7 +374,8 @@ fn fused_projections_load_equal_values() {
 
 #[test]
 fn scale_blocks_may_contain_rows_of_two_projections() {
-    // 4 query heads and 2 KV heads of 48 channels: the block of rows 128 to 255 has rows of all projections.
+    // 4 query heads and 2 KV heads of 48 channels: the scale block of rows 128 to 255 contains rows of all
+    // three projections.
     let mut config: Value = serde_json::from_str(&tiny_json("LlamaForCausalLM")).unwrap();
     config["head_dim"] = json!(48);
     config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
@@ -283,7 +395,7 @@ fn scale_blocks_may_contain_rows_of_two_projections() {
     });
     let fused: BTreeMap<_, _> = folder.values().into_iter().collect();
     let separate: BTreeMap<_, _> = separate.into_iter().collect();
-    // The ratio of two elements with equal fp8 bytes is that of their scales.
+    // The ratio of two weights with equal fp8 elements equals the ratio of their scales.
     let k = "model.layers.0.self_attn.k_proj.weight";
     let ratio = |i: usize| fused[k][i * 32] / separate[k][i * 32];
     assert_eq!(ratio(63), ratio(0), "rows 192 to 255 of the fused tensor have one scale");
@@ -334,7 +446,7 @@ fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
     let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     folder.locate().unwrap();
     folder.edit_index(change);
-    // The column in the error depends on the order of keys in the index, so it is removed.
+    // The column in the error message depends on the key order in the index, so it is removed.
     let error = folder.error();
     expected.assert_eq(error.split(" column ").next().unwrap());
 }
@@ -421,7 +533,7 @@ fn every_truncation_is_an_error() {
     assert!(header::parse(&bytes).is_ok());
 }
 
-/// Names and locations of all weights; `None` if the header is rejected.
+/// Names and locations of all stored tensors; `None` if the header is rejected.
 fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, StoredTensor)>> {
     let mut tensors = header::parse(file).ok()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
@@ -468,7 +580,7 @@ fn mutated_header_is_rejected_or_equivalent() {
     assert!(equivalent < MUTATIONS / 10, "{equivalent} of {MUTATIONS} mutations are accepted");
 }
 
-/// A rank's part of one weight as f32 rows, without padding rows.
+/// One rank's part of a weight as f32 rows, without padding rows.
 fn part(
     source: &WeightSource,
     spec: &TensorSpec,
@@ -486,7 +598,7 @@ fn part(
     (0..matrix.rows()).map(row).collect()
 }
 
-/// Joins the parts of all ranks to the whole weight, according to its sharding.
+/// Combines the parts of all ranks into the whole weight, according to its sharding.
 fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
     match spec.shard {
         ShardSpec::Replicated => parts.into_iter().next().unwrap(),
@@ -494,7 +606,7 @@ fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
             let rows = 0..parts[0].len();
             rows.map(|r| parts.iter().flat_map(|p| p[r].clone()).collect()).collect()
         }
-        ShardSpec::Heads(HeadKind::KeyValue) => {
+        ShardSpec::Heads(AttentionHeadKind::KeyValue) => {
             let mut rows = Vec::new();
             for part in parts {
                 if rows.len() < part.len() || !rows.ends_with(&part) {

@@ -45,12 +45,27 @@ SHAPES = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
         "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     },
+    # One scale per weight; activation scales are dynamic, or static as in files of ModelOpt.
+    "qwen3-8b-fp8-tensor": QWEN | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+        "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    },
+    "qwen3-8b-fp8-static": QWEN | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+        "quantization_config": {"quant_method": "fp8", "activation_scheme": "static"},
+    },
+    "qwen3-8b-fp8-ue8m0": QWEN | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+        "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+    },
     "qwen3-0.6b": QWEN | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024,
                           "intermediate_size": 3072, "num_attention_heads": 16, "tie_word_embeddings": True},
     "qwen3-30b-a3b": QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 48,
                              "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_key_value_heads": 4,
                              "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
                              "mlp_only_layers": []},
+    "olmo2-7b": QWEN | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_hidden_layers": 32, "intermediate_size": 11008,
+                        "num_key_value_heads": 32, "max_position_embeddings": 4096, "rope_theta": 500000, "vocab_size": 100352},
     "qwen3-8b-eagle3": QWEN | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
                                "draft_vocab_size": 32000},
 }  # fmt: skip

@@ -4,8 +4,8 @@ use super::super::ModelConfigError;
 use super::super::json_fields::JsonFields;
 use super::kv_scales::check_kv_cache_scheme;
 use super::{
-    ActivationScheme, BLOCK, CheckpointScaleGranularity, LayerQuantization, LayerTarget,
-    ModulePattern, QuantizationConfig, QuantizationGroup, expect_text,
+    ActivationScheme, BLOCK, CheckpointScaleGranularity, LayerQuantization, ModulePattern,
+    QuantizationConfig, QuantizationGroup, QuantizationTarget, expect_text,
 };
 
 const FIELDS: &[&str] = &[
@@ -24,8 +24,8 @@ const FIELDS: &[&str] = &[
 /// Fields of a group in `config_groups`.
 const GROUP_FIELDS: &[&str] =
     &["targets", "weights", "input_activations", "output_activations", "format"];
-/// Fields of the description of quantised weights or activations. The observer describes the calibration,
-/// which is complete.
+/// Fields of the objects `weights` and `input_activations`. The fields `observer` and `observer_kwargs`
+/// describe the calibration and do not affect inference.
 const TENSOR_FIELDS: &[&str] = &[
     "num_bits",
     "type",
@@ -58,8 +58,8 @@ pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfi
     })
 }
 
-/// Rejects parts of the format that change the weights and are not supported: sparse weights, and transforms of
-/// weights and activations.
+/// Rejects features of compressed-tensors that change the weights and are not supported: sparse weights, and
+/// transforms of weights and activations.
 fn reject_unsupported_parts(object: &JsonFields) -> Result<(), ModelConfigError> {
     if let Some(sparsity) = object.object("sparsity_config")? {
         expect_text(&sparsity, "format", &["dense"])?;
@@ -94,8 +94,8 @@ fn group(fields: &JsonFields) -> Result<QuantizationGroup, ModelConfigError> {
     let names = fields.strings("targets")?.ok_or_else(|| fields.missing("targets"))?;
     let patterns = ModulePattern::list(fields, "targets", ModulePattern::new)?.into_iter();
     let target = |(name, pattern): (&str, ModulePattern)| match name {
-        "Linear" => LayerTarget::Linear,
-        _ => LayerTarget::Named(pattern),
+        "Linear" => QuantizationTarget::Linear,
+        _ => QuantizationTarget::Named(pattern),
     };
     let targets = names.into_iter().zip(patterns).map(target).collect();
     let member = |field: &str| fields.object(field)?.ok_or_else(|| fields.missing(field));
@@ -111,7 +111,7 @@ fn group(fields: &JsonFields) -> Result<QuantizationGroup, ModelConfigError> {
     Ok(QuantizationGroup { targets, format })
 }
 
-/// Rejects a description of quantised values other than symmetric FP8.
+/// Rejects quantisation schemes of weights or activations other than symmetric FP8.
 pub(super) fn check_float8(fields: &JsonFields) -> Result<(), ModelConfigError> {
     fields.reject_unknown(TENSOR_FIELDS)?;
     if fields.value("actorder").is_some_and(|order| *order != false) {
@@ -127,7 +127,7 @@ pub(super) fn check_float8(fields: &JsonFields) -> Result<(), ModelConfigError> 
     Ok(())
 }
 
-/// Reads the granularity of the scales of weights. Without `strategy` a layer has one scale, as in
+/// Reads the granularity of the weight scales. If `strategy` is absent, a layer has one scale, as in
 /// compressed-tensors.
 fn granularity(weights: &JsonFields) -> Result<CheckpointScaleGranularity, ModelConfigError> {
     if weights.value("group_size").is_some() {
@@ -148,8 +148,8 @@ fn granularity(weights: &JsonFields) -> Result<CheckpointScaleGranularity, Model
     Ok(scales)
 }
 
-/// Reads the rule for the scales of activations. Dynamic scales per tensor become scales per token, which are
-/// more exact and do not depend on the other tokens of a batch.
+/// Reads the rule for the activation scales. Dynamic per-tensor scales are replaced by dynamic per-token
+/// scales, which are more accurate and do not depend on the other tokens of a batch.
 fn activations(
     inputs: &JsonFields,
     scales: CheckpointScaleGranularity,

@@ -8,7 +8,7 @@ use super::{
     QuantizationConfig, expect_text,
 };
 
-/// Known fields. `dequantize` is an option of the loader of transformers.
+/// Known fields. `dequantize` is an option of the transformers loader and does not describe the checkpoint.
 const FIELDS: &[&str] = &[
     "quant_method",
     "fmt",

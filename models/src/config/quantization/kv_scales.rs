@@ -1,5 +1,5 @@
-//! Checks of the fields that describe the scales of the KV cache. The scales are used with an FP8 cache
-//! (`--kv-cache-dtype fp8`) and ignored with other caches, which are more exact.
+//! Checks of the fields that describe the KV cache scales. The scales are used with an FP8 KV cache
+//! (`--kv-cache-dtype fp8`) and ignored with KV caches of higher precision.
 
 use super::super::ModelConfigError;
 use super::super::json_fields::JsonFields;
@@ -7,7 +7,8 @@ use super::compressed_tensors::check_float8;
 use super::expect_text;
 use serde_json::Value;
 
-/// Rejects a `kv_cache_scheme` other than FP8 with stored scales: `static`, or an object.
+/// Rejects a `kv_cache_scheme` other than FP8 with scales that are stored in the checkpoint. The field is the
+/// string `static` or an object.
 pub(super) fn check_kv_cache_scheme(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const FIELD: &str = "kv_cache_scheme";
     if let Some(Value::String(_)) = fields.value(FIELD) {

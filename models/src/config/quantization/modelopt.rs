@@ -5,12 +5,12 @@ use super::super::json_fields::JsonFields;
 use super::compressed_tensors::groups;
 use super::kv_scales::check_kv_cache_scheme;
 use super::{
-    ActivationScheme, CheckpointScaleGranularity, LayerQuantization, LayerTarget, ModulePattern,
-    QuantizationConfig, QuantizationGroup, expect_text,
+    ActivationScheme, CheckpointScaleGranularity, LayerQuantization, ModulePattern,
+    QuantizationConfig, QuantizationGroup, QuantizationTarget, expect_text,
 };
 use std::path::Path;
 
-/// Known fields. `producer` names the version of ModelOpt.
+/// Known fields. `producer` contains the ModelOpt version.
 const FIELDS: &[&str] = &[
     "quant_method",
     "quant_algo",
@@ -35,7 +35,7 @@ pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfi
         }
         _ => return Err(object.unsupported(ALGORITHM, "FP8 and FP8_PER_CHANNEL_PER_TOKEN are")),
     };
-    let expected = QuantizationGroup { targets: vec![LayerTarget::Linear], format };
+    let expected = QuantizationGroup { targets: vec![QuantizationTarget::Linear], format };
     if groups(object)?.iter().any(|group| *group != expected) {
         let why = "only one group of all linear layers in the format of quant_algo is";
         return Err(object.unsupported("config_groups", why));
@@ -45,8 +45,8 @@ pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfi
     Ok(QuantizationConfig::uniform(format, ignored))
 }
 
-/// Reads the file `path` in addition to `config.json`, whose fields are `fields` and whose configuration is
-/// `own`.
+/// Reads `hf_quant_config.json` at `path`, and returns the configuration `own` of `config.json` or, if there
+/// is none, the configuration in this file. `fields` are the fields of `config.json`.
 pub(super) fn read_file(
     own: Option<QuantizationConfig>,
     fields: &JsonFields,
@@ -58,7 +58,7 @@ pub(super) fn read_file(
         object.reject_disagreement(ALGORITHM, &config, ALGORITHM)?;
     }
     match own {
-        // Only the KV cache is quantised.
+        // Without `quant_algo`, only the KV cache is quantised.
         None if object.value(ALGORITHM).is_none() => Ok(None),
         None => read(&object).map(Some),
         own => Ok(own),

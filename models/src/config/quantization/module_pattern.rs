@@ -5,8 +5,8 @@ use super::super::json_fields::JsonFields;
 use regex::Regex;
 
 /// Entry in a list of modules: a module name, `re:` followed by a regular expression that must match the
-/// beginning of the module name (as Python's `re.match`), or a glob with `*` and `?` that must match the whole
-/// name.
+/// beginning of the module name (as Python's `re.match`), or a glob (`*`, `?`, `[seq]`) that must match the
+/// whole name.
 #[derive(Debug, Clone)]
 pub struct ModulePattern {
     entry: String,
@@ -22,19 +22,27 @@ impl ModulePattern {
         Ok(Self { entry: entry.to_owned(), pattern: pattern.transpose()? })
     }
 
-    /// Parses an entry that is a name or a glob with `*` and `?`.
+    /// Parses an entry that is a name or a glob as in Python's `fnmatch`: `*`, `?`, `[seq]` and `[!seq]`.
     ///
-    /// Errors: the entry is too long for a regular expression.
+    /// Errors: the entry is too long for a regular expression, or a range of a set is invalid.
     pub fn glob(entry: &str) -> Result<Self, regex::Error> {
-        let part = |c: char| match c {
-            '*' => ".*".to_owned(),
-            '?' => ".".to_owned(),
-            c => regex::escape(&c.to_string()),
-        };
-        let is_glob = entry.contains(['*', '?']);
-        let text: String = entry.chars().map(part).collect();
-        let pattern = is_glob.then(|| Regex::new(&format!("^{text}$"))).transpose()?;
-        Ok(Self { entry: entry.to_owned(), pattern })
+        if !entry.contains(['*', '?', '[']) {
+            return Ok(Self { entry: entry.to_owned(), pattern: None });
+        }
+        let (mut text, mut rest) = (String::new(), entry);
+        while let Some(c) = rest.chars().next() {
+            rest = &rest[c.len_utf8()..];
+            match (c, set_end(rest)) {
+                ('*', _) => text.push_str(".*"),
+                ('?', _) => text.push('.'),
+                ('[', Some(end)) => {
+                    text.push_str(&character_class(&rest[..end]));
+                    rest = &rest[end + 1..];
+                }
+                _ => text.push_str(&regex::escape(&c.to_string())),
+            }
+        }
+        Ok(Self { entry: entry.to_owned(), pattern: Some(Regex::new(&format!("^{text}$"))?) })
     }
 
     /// Whether the pattern matches the module `name`: the entry equals the name, or is a regular expression or
@@ -43,8 +51,8 @@ impl ModulePattern {
         self.pattern.as_ref().map_or(name == self.entry, |pattern| pattern.is_match(name))
     }
 
-    /// Whether the pattern matches the module `name` or, if it is a name, is a parent module or a suffix of the
-    /// name.
+    /// Whether the pattern matches the module `name`. An entry that is a plain name also matches its
+    /// submodules, and modules whose dotted name ends with the entry.
     pub(super) fn covers(&self, name: &str) -> bool {
         let is_suffix = || name.strip_suffix(&self.entry).is_some_and(|rest| rest.ends_with('.'));
         let is_parent = || name.strip_prefix(&self.entry).is_some_and(|rest| rest.starts_with('.'));
@@ -64,6 +72,27 @@ impl ModulePattern {
     }
 }
 
+/// Position of the `]` that ends the set of characters at the beginning of `text`. As in `fnmatch`, a `]` at the
+/// beginning of a set belongs to it. `None` = `[` is an ordinary character.
+fn set_end(text: &str) -> Option<usize> {
+    let first = usize::from(text.starts_with('!'));
+    let first = first + usize::from(text[first..].starts_with(']'));
+    text[first..].find(']').map(|end| first + end)
+}
+
+/// Regular expression of the set of characters `chars` of a glob.
+fn character_class(chars: &str) -> String {
+    let (negation, chars) = match chars.strip_prefix('!') {
+        Some(chars) => ("^", chars),
+        None => ("", chars),
+    };
+    let escape = |c: char| match c {
+        c if c.is_ascii_punctuation() && c != '-' => format!("\\{c}"),
+        c => c.to_string(),
+    };
+    format!("[{negation}{}]", chars.chars().map(escape).collect::<String>())
+}
+
 impl PartialEq for ModulePattern {
     fn eq(&self, other: &Self) -> bool {
         self.entry == other.entry
@@ -71,3 +100,32 @@ impl PartialEq for ModulePattern {
 }
 
 impl Eq for ModulePattern {}
+
+#[cfg(test)]
+mod tests {
+    use super::ModulePattern;
+
+    #[test]
+    fn globs_match_as_fnmatch_does() {
+        let matches = |glob: &str, name: &str| ModulePattern::glob(glob).unwrap().selects(name);
+        for (glob, name) in [
+            ("lm_head", "lm_head"),
+            ("*layers.[02].mlp*", "model.layers.2.mlp.up_proj"),
+            ("model.layers.[!0-3].mlp", "model.layers.4.mlp"),
+            ("a[]b]c", "a]c"),
+            ("a[", "a["),
+            ("a?c", "a.c"),
+        ] {
+            assert!(matches(glob, name), "{glob} {name}");
+        }
+        for (glob, name) in [
+            ("*layers.[02].mlp*", "model.layers.1.mlp"),
+            ("model.layers.[!0-3].mlp", "model.layers.3.mlp"),
+            ("a[.]c", "abc"),
+            ("a[^]c", "abc"),
+            ("a.c", "abc"),
+        ] {
+            assert!(!matches(glob, name), "{glob} {name}");
+        }
+    }
+}

@@ -7,8 +7,8 @@ use crate::weights::{WeightLoadObserver, WeightSource, digest, header, split};
 use protocol::WeightsDigest;
 use std::fs;
 
-/// Digest of all weights that a rank loads from a folder; tensors are loaded one by one in the order of
-/// `sort`.
+/// Digest of all weights that a rank loads from a folder. Tensors are loaded one by one, in the order in
+/// which `sort` puts them.
 fn loaded_in_order(
     folder: &CheckpointFolder,
     ranks: &ParallelRanks,
@@ -48,7 +48,7 @@ fn order_and_threads_do_not_change_the_digest() {
     assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 1, |specs| specs.reverse()), first);
     let by_shape = |specs: &mut Vec<TensorSpec>| specs.sort_by_key(|spec| spec.shape.clone());
     assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 7, by_shape), first);
-    // The second checkpoint stores equal tensors in several files.
+    // The second checkpoint stores the same tensors in several files.
     assert_eq!(
         loaded(&CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 14), &ParallelRanks::SINGLE),
         first

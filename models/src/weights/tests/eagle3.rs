@@ -1,4 +1,5 @@
-//! Tests of loading EAGLE-3 draft models: optional weights, and offsets to invalid target token ids.
+//! Tests of loading EAGLE-3 draft models: optional weights, and draft id offsets that yield invalid target
+//! token ids.
 
 use super::*;
 use crate::error::StoredTensorError;

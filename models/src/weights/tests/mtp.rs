@@ -1,5 +1,5 @@
-//! Tests of loading MTP modules: they are loaded only if `load_mtp` is set, and their copies of weights must
-//! equal the originals.
+//! Tests of loading MTP modules: a module is loaded only if `load_mtp` is set, and its copies of weights of
+//! the target model must equal the originals.
 
 use super::*;
 
@@ -33,8 +33,8 @@ fn mtp_module_is_read_only_when_drafting() {
     let found = folder(&json(), true).locate().unwrap();
     let mtp: Vec<&String> =
         found.keys().filter(|name| name.starts_with("model.layers.2.")).collect();
-    // The module has 3 norms and `eh_proj`; 2 norms of the layer; 5 weights of attention; the router and its
-    // bias; 3 weights of the shared expert; 12 weights of routed experts.
+    // The module has 3 norms and `eh_proj`; 2 norms of its decoder layer; 5 attention weights; the router and
+    // its bias; 3 weights of the shared expert; and 12 weights of routed experts.
     assert_eq!(mtp.len(), 4 + 2 + 5 + 1 + 1 + 3 + 12, "{mtp:?}");
     assert_eq!(found.len(), plain.len() + mtp.len());
 

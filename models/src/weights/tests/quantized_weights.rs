@@ -59,7 +59,8 @@ fn mismatched_scales_and_undeclared_fp8_are_rejected() {
     );
 }
 
-/// For the parts of all ranks, values read from files equal the values that the hash function computes.
+/// For each rank's part, the values that are read from files equal the values that the hash function
+/// computes.
 #[test]
 fn quantized_values_match_the_file() {
     let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",
@@ -92,7 +93,7 @@ fn quantized_values_match_the_file() {
     }
 }
 
-/// A scale that is stored under two names must have one value, and either name is read.
+/// A scale may be stored under either of two names; if it is stored under both, the two values must be equal.
 #[test]
 fn both_names_of_a_scale_are_read_and_must_agree() {
     let [inverse, plain] = ["_scale_inv", "_scale"].map(|suffix| format!("{Q}{suffix}"));
@@ -182,8 +183,8 @@ fn scales_of_the_cache_are_finite_and_above_zero() {
     assert!(error.contains(NAME) && error.contains("I32"), "{error}");
 }
 
-/// Inputs of `o_proj` are attention outputs over stored FP8 values, which are divided by the scale of values: the weight is
-/// multiplied by it, and the static scale of the inputs is divided by it.
+/// The inputs of `o_proj` are attention outputs that are divided by the value scale of the fp8 KV cache. The
+/// weight is therefore multiplied by the value scale, and the static activation scale is divided by it.
 #[test]
 fn scaled_weights_divide_their_static_scale() {
     let slice = WeightSlice { rows: 0..1, cols: 0..1, padding: 0 };

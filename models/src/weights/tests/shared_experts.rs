@@ -4,7 +4,8 @@ use super::super::expert_weights::{ExpertMatrices, matrices, same_storage};
 use super::super::source::HostShard;
 use super::*;
 
-/// Configuration of DeepSeek-V2 with one layer and two shared experts with an intermediate size of `width`.
+/// Configuration of DeepSeek-V2 with one layer and two shared experts, each with the intermediate size
+/// `width`.
 fn json(width: usize, scales: &Value) -> String {
     let mut config = json!({
         "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 272, "hidden_size": 192,
@@ -32,7 +33,7 @@ fn spec<'a>(specs: &'a [TensorSpec], of: &str, projection: &str) -> &'a TensorSp
     specs.iter().find(|spec| spec.name == name).unwrap()
 }
 
-/// Gate row, up row and down column of each intermediate channel.
+/// For each intermediate channel: the gate row, the up row and the down column.
 type ExpertChannels = Vec<Vec<f32>>;
 
 fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
@@ -49,8 +50,8 @@ fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
     gate.into_iter().zip(up).enumerate().map(channel).collect()
 }
 
-/// Every intermediate channel belongs to one shared expert on one rank, with its gate row, up row and down
-/// column.
+/// Every intermediate channel, with its gate row, up row and down column, belongs to one shared expert on one
+/// rank.
 #[test]
 fn shared_expert_shards_cover_the_mlp() {
     let cases = [(48, Value::Null, 1), (48, Value::Null, 2), (128, blocks("none"), 1)];
@@ -88,8 +89,8 @@ fn shared_expert_shards_cover_the_mlp() {
     }
 }
 
-/// In fp8, shared experts are split at the bounds of scale blocks. They are not fused if they are stored in
-/// another format than the routed experts.
+/// In fp8, shared experts can only be separated at scale block boundaries. They are not fused with the routed
+/// experts if the two are stored in different formats.
 #[test]
 fn differently_stored_shared_experts_stay_separate() {
     let alike = |width: usize, scales: Value| {

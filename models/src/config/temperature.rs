@@ -1,0 +1,50 @@
+//! Attention temperature: factors by which queries are multiplied, depending on their position.
+
+use super::json_fields::JsonFields;
+use super::{ModelArchitecture, ModelConfigError};
+
+/// Attention temperature of Llama 4 and Ministral 3 (transformers `get_llama_4_attn_scale` in
+/// `modeling_ministral3.py`): queries at position `p` are multiplied by `1 + beta · ln(1 + ⌊p / interval⌋)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionTemperatureConfig {
+    /// Growth of the factor (`llama_4_scaling_beta`).
+    pub beta: f64,
+    /// Number of positions with the same factor (`original_max_position_embeddings`).
+    pub interval: f64,
+}
+
+/// Field of the RoPE settings that contains `beta`.
+pub(super) const BETA: &str = "llama_4_scaling_beta";
+
+impl AttentionTemperatureConfig {
+    /// Reads the temperature from the RoPE settings `rope` of an architecture that has one.
+    pub(super) fn read(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+        rope: Option<&JsonFields>,
+    ) -> Result<Option<Self>, ModelConfigError> {
+        const INTERVAL: &str = "original_max_position_embeddings";
+        let Some(rope) = rope.filter(|_| Self::applies(fields, architecture)) else {
+            return Ok(None);
+        };
+        let Some(beta) = rope.positive_or_none(BETA)? else { return Ok(None) };
+        Ok(Some(Self { beta, interval: rope.positive(INTERVAL)? }))
+    }
+
+    /// Whether the text part has the layers of Ministral 3, which have a temperature.
+    pub(super) fn applies(fields: &JsonFields, architecture: ModelArchitecture) -> bool {
+        let model_type = || fields.value("model_type").and_then(|value| value.as_str());
+        match architecture {
+            ModelArchitecture::Ministral3 => true,
+            ModelArchitecture::Mistral3 => model_type() == Some("ministral3"),
+            _ => false,
+        }
+    }
+
+    /// Factor of the queries at `position`, computed in f32 as in transformers.
+    #[must_use]
+    pub fn factor(&self, position: usize) -> f32 {
+        let interval = (position as f32 / self.interval as f32).floor();
+        1.0 + self.beta as f32 * (1.0 + interval).ln()
+    }
+}
