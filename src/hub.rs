@@ -465,6 +465,7 @@ fn status(error: &ApiError) -> Option<u16> {
 
 /// Returns the names of the weight files in a safetensors index. Rejects names that are not plain file names.
 fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    /// Contents of `model.safetensors.index.json`.
     #[derive(serde::Deserialize)]
     struct SafetensorsIndex {
         weight_map: std::collections::BTreeMap<String, String>,

@@ -22,6 +22,7 @@ pub struct LogWriter {
     state: Arc<Mutex<LogWriterState>>,
 }
 
+/// State that all clones of a log writer share.
 #[derive(Debug, Default)]
 struct LogWriterState {
     /// Number of lines that were dropped since drops were last reported.
@@ -154,6 +155,7 @@ impl LogFile {
 }
 
 impl MakeWriter<'_> for LogWriter {
+    /// Writer of one log line: a clone of this one.
     type Writer = Self;
 
     fn make_writer(&self) -> Self {

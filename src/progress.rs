@@ -28,14 +28,16 @@ pub struct ProgressReporter {
     sink: ProgressSink,
 }
 
+/// Where progress is shown: as a bar on a terminal, or as log lines.
 #[derive(Debug)]
 enum ProgressSink {
     Bar(ProgressBar),
-    Lines(Mutex<ProgressLog>),
+    Lines(Mutex<ProgressLogState>),
 }
 
+/// State of progress that is shown as log lines.
 #[derive(Debug)]
-struct ProgressLog {
+struct ProgressLogState {
     done: u64,
     total: u64,
     started: Instant,
@@ -53,7 +55,7 @@ impl ProgressReporter {
             ProgressSink::Bar(bar)
         } else {
             let now = Instant::now();
-            ProgressSink::Lines(Mutex::new(ProgressLog {
+            ProgressSink::Lines(Mutex::new(ProgressLogState {
                 done: 0,
                 total,
                 started: now,
@@ -117,7 +119,7 @@ impl ProgressReporter {
         format!("{}: {} in {seconds:.1} s", self.label, self.amount(done))
     }
 
-    fn write_line(&self, lines: &ProgressLog, suffix: &str) {
+    fn write_line(&self, lines: &ProgressLogState, suffix: &str) {
         let percent = (lines.done * 100).checked_div(lines.total);
         let percent = percent.map_or_else(String::new, |p| format!(" ({p} %)"));
         let of = if lines.total > 0 {

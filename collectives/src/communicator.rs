@@ -43,7 +43,7 @@ pub struct CollectiveLibrary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommunicatorId(NcclUniqueId);
 
-/// One rank of an RCCL or NCCL communicator. Dropping this value aborts the communicator without waiting for
+/// RCCL or NCCL communicator of one rank. Dropping this value aborts the communicator without waiting for
 /// other ranks.
 pub struct GpuCommunicator {
     device: Arc<GpuBackend>,

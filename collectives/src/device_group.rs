@@ -29,8 +29,8 @@ use crate::{
 /// the one-shot kernel takes 9.6 µs and NCCL takes 15.4 µs.
 const ONE_SHOT_MAX_BYTES: usize = 1 << 20;
 
-/// One rank of a group of GPUs. Dropping this value leaves the group, which makes the group fail on all other
-/// ranks.
+/// Group of GPU ranks, as one of its ranks uses it. Dropping this value leaves the group, which makes the
+/// group fail on all other ranks.
 #[derive(Debug)]
 pub struct DeviceGroup {
     /// Must be the first field: fields are dropped in order, and the watchdog thread must end before the

@@ -35,8 +35,8 @@ pub(crate) struct GroupHealth {
     done_calls: AtomicU32,
 }
 
-/// Checkpoint of all collective calls that a rank had launched when the checkpoint was created. `finish`
-/// confirms that these calls have completed.
+/// The collective calls that a rank had launched when this value was created. `finish` confirms that they
+/// have completed.
 #[derive(Debug)]
 pub struct LaunchedCollectives {
     health: Arc<GroupHealth>,

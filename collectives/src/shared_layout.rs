@@ -30,7 +30,7 @@ const FLAG_CACHE_LINES: usize = 4;
 const RANK_WORDS: usize =
     (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS + CALL_HISTORY_LEN * CALL_WORDS + 2 * SLOT_WORDS;
 
-/// Value in shared memory that one rank writes and other ranks read.
+/// Kind of flag, a word in shared memory that one rank writes and other ranks read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RankFlag {
     /// Number of rounds (exchanges of one chunk between all ranks) that the rank has reached.
@@ -45,7 +45,7 @@ pub(crate) enum RankFlag {
     HasLeft,
 }
 
-/// Location of one group in the shared memory of all groups.
+/// Layout of one group in the shared memory of all groups: its first word and its number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupMemoryLayout {
     first: usize,

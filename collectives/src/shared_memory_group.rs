@@ -24,8 +24,8 @@ use crate::{
     CollectiveOp,
 };
 
-/// One rank of a shared memory group. Dropping this value leaves the group, which makes the group fail on all
-/// other ranks.
+/// Group of ranks that communicate through shared memory, as one of its ranks uses it. Dropping this value
+/// leaves the group, which makes the group fail on all other ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
     memory: Arc<HostSharedMemory>,

@@ -57,6 +57,7 @@ pub struct EngineClient {
     state: Arc<EngineClientState>,
 }
 
+/// State that all clones of an engine client share.
 struct EngineClientState {
     inflight: DashMap<RequestId, EventDestination>,
     inbox: Arc<BulkInbox<EngineMessage>>,

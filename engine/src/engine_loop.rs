@@ -61,7 +61,7 @@ pub enum SupervisorEvent {
         epoch: Epoch,
         /// On success: one link per replica of the lockstep group, starting with `replica`, and the KV blocks
         /// and captured graphs of the executors. On failure: the reason.
-        outcome: Result<(Vec<ExecutorLink>, ExecutorReady), StartFailureReport>,
+        outcome: Result<(Vec<ExecutorLink>, ExecutorReady), ExecutorRestartFailure>,
     },
     /// No executor is running and none will be started, so the engine has stopped. Carries the cause.
     EngineFailed(String),
@@ -69,7 +69,7 @@ pub enum SupervisorEvent {
 
 /// Failure of an executor restart, as reported to the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartFailureReport {
+pub struct ExecutorRestartFailure {
     /// Failure class.
     pub failure: RestartFailureKind,
     /// Description of the failure.

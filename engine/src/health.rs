@@ -14,7 +14,7 @@ const STALL_MS: u64 = 900;
 /// Expected restart time in seconds that is reported until a restart has been measured.
 const RESTART_S: u32 = 10;
 
-/// Health state of the server, read by the HTTP health probes.
+/// Tracks the health of the server; the HTTP health probes read it.
 #[derive(Debug)]
 pub struct HealthMonitor {
     start: Instant,

@@ -4,7 +4,7 @@
 //!   runs the engine for it: the scheduler thread (`engine_loop.rs`) reads its inbox, ticks and sends
 //!   batches.
 //! - [`ExecutorManager`] starts the executors of all replicas, as a thread, as processes or on other nodes
-//!   ([`nodes`]), and restarts failed ones. [`ExecutorStartup`] waits until started executors are ready.
+//!   ([`nodes`]), and restarts failed ones. [`ExecutorStartupParams`] waits until started executors are ready.
 //! - [`supervise`] runs on the main thread: it waits for the end of the server and restarts failed executors.
 //!
 //! Handles token ids only: no text and no HTTP. Reads neither command-line flags nor environment variables.
@@ -28,7 +28,7 @@ pub use client::{
     EngineClient, EngineMessage, ExecutorId, OverloadRejection, PrefixIndexSnapshot,
     QueuedBytesPermit, RequestEventStream,
 };
-pub use engine_loop::{StartFailureReport, SupervisorEvent};
+pub use engine_loop::{ExecutorRestartFailure, SupervisorEvent};
 pub use executors::{
     ExecutorLaunchOptions, ExecutorLink, ExecutorManager, ExecutorProcessHandle, ExecutorProgram,
     ExecutorReceiver, RemoteNodes, RestartPolicy, StartPolicy,
@@ -36,6 +36,7 @@ pub use executors::{
 pub use health::{HealthMonitor, ServerStatus};
 pub use running_engine::{EngineTelemetry, RunningEngine, SchedulerWithKvEvents};
 pub use startup::{
-    ExecutorStartup, ExpectedHello, StartError, StartTimeouts, StartupReport, WeightsDigestBaseline,
+    ExecutorStartupParams, ExpectedHello, StartError, StartTimeouts, StartupReport,
+    WeightsDigestBaseline,
 };
 pub use supervisor::{ServiceEndReason, SupervisorState, supervise};

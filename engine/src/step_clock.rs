@@ -38,7 +38,7 @@ struct SchedulerTimes {
     commit: Duration,
 }
 
-/// Clock of the scheduler thread: times its phases and steps, and updates the metrics.
+/// Times the phases of the scheduler thread and its steps, and updates the metrics.
 pub(crate) struct StepTimer {
     metrics: Arc<ServerMetrics>,
     /// Time of the last clock read, at which the phase being timed began.

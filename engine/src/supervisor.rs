@@ -1,6 +1,6 @@
 //! Supervisor on the main thread: waits for the end of the server and restarts failed executors.
 
-use super::engine_loop::{StartFailureReport, SupervisorEvent};
+use super::engine_loop::{ExecutorRestartFailure, SupervisorEvent};
 use super::executors::{ExecutorManager, FailureStage, RestartAttempt};
 use super::running_engine::RunningEngine;
 use crate::health::HealthMonitor;
@@ -123,9 +123,9 @@ impl SupervisorState {
         host: &RunningEngine,
         replica: Replica,
         epoch: Epoch,
-        failed: &StartFailureReport,
+        failed: &ExecutorRestartFailure,
     ) {
-        let StartFailureReport { failure, text } = failed;
+        let ExecutorRestartFailure { failure, text } = failed;
         self.metrics.executors.start_failed(replica, *failure);
         self.set_start_failure(health, replica, Some(*failure));
         let replica_number = replica.0;

@@ -125,13 +125,14 @@ fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>
     );
 }
 
+/// Benchmark of the steps of a CPU executor, with the id of its last step.
 struct CpuForwardBench {
     executor: Executor,
     step: StepId,
 }
 
 /// Measured times and sampled tokens of a finished step.
-struct ForwardBenchStep {
+struct ForwardBenchStepResult {
     /// Total time of the step in nanoseconds.
     ns: u64,
     timing: StepTiming,
@@ -140,7 +141,7 @@ struct ForwardBenchStep {
 }
 
 impl CpuForwardBench {
-    fn step(&mut self, rows: Vec<BatchRow>) -> ForwardBenchStep {
+    fn step(&mut self, rows: Vec<BatchRow>) -> ForwardBenchStepResult {
         self.step = self.step.next();
         let dispatch = StepLaunchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
         let batch = Batch {
@@ -155,12 +156,12 @@ impl CpuForwardBench {
         let output = self.executor.step(&batch).unwrap();
         let ns = started.elapsed().as_nanos() as u64;
         let tokens = output.rows.iter().map(|row| row.sampled_tokens[0]).collect();
-        ForwardBenchStep { ns, timing: output.timing, tokens }
+        ForwardBenchStepResult { ns, timing: output.timing, tokens }
     }
 
     fn prefill(&mut self, len: u32) -> (u64, StepTiming) {
         let row = first_row(0, len, &SamplingParams::greedy());
-        let ForwardBenchStep { ns, timing, .. } = self.step(vec![row]);
+        let ForwardBenchStepResult { ns, timing, .. } = self.step(vec![row]);
         (ns, timing)
     }
 

@@ -190,6 +190,8 @@ fn config(
     }
 }
 
+/// Benchmark of the steps of a GPU executor, with the row counts of its captured graphs and the id of its
+/// last step.
 struct GpuForwardBench {
     executor: Executor,
     model: GpuBenchModel,

@@ -6,7 +6,7 @@ use crate::open_device::OpenedDevice;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
     self, GraphCapturePlan, PendingStep, StepGraphs, StepLimits, StepState, StepStateSize,
-    TokenBitmaskSource, UnconstrainedBitmasks,
+    TokenBitmaskSource, UnconstrainedBitmaskSource,
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
@@ -158,7 +158,9 @@ impl Executor {
             &passes,
             block_tokens,
             gpu,
-            |batch| state.submit(&self.model, batch, &mut UnconstrainedBitmasks, None)?.finish(),
+            |batch| {
+                state.submit(&self.model, batch, &mut UnconstrainedBitmaskSource, None)?.finish()
+            },
             |done| progress(StartupPhaseProgress { phase, done, total }),
         )?;
         let blocks = self.blocks(&state)?;
@@ -213,7 +215,7 @@ impl Executor {
     ///
     /// Errors: every error is final: the executor cannot be used after it.
     pub fn submit(&mut self, batch: &Batch) -> Result<SubmittedStep, ExecutorError> {
-        self.submit_with_bitmasks(batch, &mut UnconstrainedBitmasks)
+        self.submit_with_bitmasks(batch, &mut UnconstrainedBitmaskSource)
     }
 
     /// [`Executor::submit`] for a batch that may have masked rows. `masks` is read only if there are masked

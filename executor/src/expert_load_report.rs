@@ -2,8 +2,8 @@
 //! in step outputs.
 
 use crate::ExecutorError;
-use models::{ExpertLoad, ModelConfig};
-use ops::{ExpertLoadDownload, ExpertLoadEntry, Ops};
+use models::{ExpertLoadStats, ModelConfig};
+use ops::{ExpertLoadEntry, ExpertLoadStatsDownload, Ops};
 use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
@@ -12,22 +12,23 @@ use std::cell::Cell;
 /// with an eager step.
 const REPLAYS: u32 = 16;
 
-/// Expert load counters of a replica. Only one rank of each replica has them.
+/// Reports the expert load of a replica from its counters on the device. Only one rank of each replica has
+/// a reporter.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReporter {
-    pub(crate) load: ExpertLoad,
+    pub(crate) load: ExpertLoadStats,
     /// Number of steps that replayed a captured graph since the counts were last downloaded.
     replays: Cell<u32>,
 }
 
 /// An expert load report whose download from the device is in flight.
 #[derive(Debug)]
-pub(crate) struct ExpertLoadReport(ExpertLoadDownload);
+pub(crate) struct PendingExpertLoadReport(ExpertLoadStatsDownload);
 
 impl ExpertLoadReporter {
     /// Creates the counters for the experts of a model; `None` = the model has no experts.
     pub(crate) fn new(ops: &Ops, config: &ModelConfig) -> Result<Option<Self>, ExecutorError> {
-        let load = ExpertLoad::new(ops, config)?;
+        let load = ExpertLoadStats::new(ops, config)?;
         Ok(load.map(|load| Self { load, replays: Cell::new(0) }))
     }
 
@@ -37,17 +38,17 @@ impl ExpertLoadReporter {
         &self,
         ops: &Ops,
         replayed: bool,
-    ) -> Result<Option<ExpertLoadReport>, ExecutorError> {
+    ) -> Result<Option<PendingExpertLoadReport>, ExecutorError> {
         let replays = if replayed { self.replays.get() + 1 } else { REPLAYS };
         self.replays.set(replays % REPLAYS);
         if replays < REPLAYS {
             return Ok(None);
         }
-        Ok(self.load.take(ops)?.map(ExpertLoadReport))
+        Ok(self.load.take(ops)?.map(PendingExpertLoadReport))
     }
 }
 
-impl ExpertLoadReport {
+impl PendingExpertLoadReport {
     /// Waits for the download and returns the number of tokens routed to each expert.
     pub(crate) fn wait(self) -> Result<Vec<ExpertTokenCount>, ExecutorError> {
         let count = |entry: ExpertLoadEntry| ExpertTokenCount {

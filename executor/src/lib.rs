@@ -40,4 +40,4 @@ pub use rank_calls::CollectiveHistory;
 pub use ranks::{ParallelConfigError, RankRendezvous, check_draft_world, check_world};
 pub use run::run;
 pub use spec_decode::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
-pub use step::{TokenBitmaskSource, UnconstrainedBitmasks};
+pub use step::{TokenBitmaskSource, UnconstrainedBitmaskSource};

@@ -4,7 +4,7 @@ use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::spec_decode::ProposerModel;
 use collectives::{CollectiveHostTime, CollectiveOp, ParallelGroup};
-use models::{ExpertExchange, ExpertLoad, ForwardContext, Model};
+use models::{ExpertExchangeMethod, ExpertLoadStats, ForwardContext, Model};
 use ops::{DeviceBatchMetadata, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl ModelContext {
         batch: &'a DeviceBatchMetadata,
     ) -> ForwardContext<'a> {
         let Self { ops, tp, dp, .. } = self;
-        let (dp_rows, expert_exchange) = (0, ExpertExchange::AllGather);
+        let (dp_rows, expert_exchange) = (0, ExpertExchangeMethod::AllGather);
         let (logits_indices, aux_hidden_states, expert_load, probe) = (None, None, None, None);
         ForwardContext {
             ops,
@@ -71,7 +71,7 @@ impl ModelContext {
     }
 
     /// Expert load counters, if this rank counts routed tokens.
-    pub(crate) fn expert_load(&self) -> Option<&ExpertLoad> {
+    pub(crate) fn expert_load(&self) -> Option<&ExpertLoadStats> {
         self.expert_load_reporter.as_ref().map(|reporter| &reporter.load)
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use device::CpuConfig;
-use device::gpu::{GpuApi, GpuConfig, GpuInventory, GpuLibraries, HalfDtype};
+use device::gpu::{GpuApi, GpuConfig, GpuInventory, GpuLibrarySelection, HalfDtype};
 use kernels::KernelBackend;
 use kernels::cpu::CpuBackend;
 use kernels::gpu::GpuBackend;
@@ -76,8 +76,8 @@ pub(crate) fn open_device(request: &DeviceOpenOptions<'_>) -> Result<OpenedDevic
 fn gpu_config(request: &DeviceOpenOptions<'_>) -> Option<GpuConfig> {
     let (api, system) = match request.device {
         DeviceKind::Cpu => return None,
-        DeviceKind::Rocm => (GpuApi::Hip, GpuLibraries::Rocm),
-        DeviceKind::Cuda => (GpuApi::Cuda, GpuLibraries::Cuda),
+        DeviceKind::Rocm => (GpuApi::Hip, GpuLibrarySelection::Rocm),
+        DeviceKind::Cuda => (GpuApi::Cuda, GpuLibrarySelection::Cuda),
     };
     Some(GpuConfig {
         libraries: request.libraries.map_or(system, |named| named_libraries(api, named)),
@@ -128,8 +128,8 @@ fn half_dtype(dtype: ModelDtype) -> HalfDtype {
     }
 }
 
-fn named_libraries(api: GpuApi, named: &DeviceLibraries) -> GpuLibraries {
-    GpuLibraries::Named {
+fn named_libraries(api: GpuApi, named: &DeviceLibraries) -> GpuLibrarySelection {
+    GpuLibrarySelection::Named {
         api,
         driver: named.driver.clone(),
         rtc: named.compiler.clone().unwrap_or_else(|| named.driver.clone()),

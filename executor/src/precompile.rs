@@ -3,7 +3,7 @@
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::step::{StepDeviceState, StepLaunch};
+use crate::step::{StepDeviceState, StepLaunchOptions};
 use ops::{BatchUpperBounds, DraftBuffers, StepShape};
 use protocol::StepTiming;
 
@@ -21,7 +21,7 @@ pub(crate) fn precompile(
     let mut launch = |shape: StepShape| {
         let drafting = rows_max.map(|rows| rows.min(shape.bounds.decode_rows));
         model.full_logits_variants().iter().try_for_each(|&full_logits| {
-            let launch = StepLaunch::uniform(shape, full_logits, drafting, model);
+            let launch = StepLaunchOptions::uniform(shape, full_logits, drafting, model);
             device.launch(model, launch, &mut StepTiming::default(), &mut None).map(drop)
         })
     };

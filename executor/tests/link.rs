@@ -18,20 +18,21 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-type LinkPeer = InProcessLink<ExecutorCommand, ExecutorEvent>;
+/// Engine's end of an in-process link to the executor under test.
+type EngineLinkEnd = InProcessLink<ExecutorCommand, ExecutorEvent>;
 
-fn start(config: ExecutorConfig) -> (LinkPeer, JoinHandle<()>) {
+fn start(config: ExecutorConfig) -> (EngineLinkEnd, JoinHandle<()>) {
     let (ours, theirs) = in_process_pair(64);
     (ours, std::thread::spawn(move || run(config, theirs)))
 }
 
-fn next(peer: &mut LinkPeer) -> ExecutorEvent {
+fn next(peer: &mut EngineLinkEnd) -> ExecutorEvent {
     peer.recv(Duration::from_mins(1)).unwrap().expect("a message within a minute")
 }
 
 /// Receives messages up to the first message that is not a progress report. Returns that message and the
 /// progress reports.
-fn skip_progress(peer: &mut LinkPeer) -> (ExecutorEvent, Vec<(StartupPhase, u64, u64)>) {
+fn skip_progress(peer: &mut EngineLinkEnd) -> (ExecutorEvent, Vec<(StartupPhase, u64, u64)>) {
     let mut seen = Vec::new();
     loop {
         match next(peer) {
@@ -42,7 +43,7 @@ fn skip_progress(peer: &mut LinkPeer) -> (ExecutorEvent, Vec<(StartupPhase, u64,
     }
 }
 
-fn ready(peer: &mut LinkPeer) {
+fn ready(peer: &mut EngineLinkEnd) {
     let ExecutorEvent::Hello(hello) = next(peer) else { panic!("no hello") };
     assert_eq!((hello.version, hello.epoch), (protocol::PROTOCOL_VERSION, Epoch(1)));
     let (memory, progress) = skip_progress(peer);
@@ -203,7 +204,7 @@ fn startup_reports_weights_digests() {
 
 /// Starts the executors of all ranks of a replica, each on a thread, and waits until they are ready. Also
 /// returns the shared memory of their communication groups.
-fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
+fn start_ranks(size: u16) -> (RankRendezvous, Vec<(EngineLinkEnd, JoinHandle<()>)>) {
     let mut config =
         scheduler_harness::shared(scheduler_harness::config(ModelDtype::Float32, 1), size, false);
     let rendezvous = RankRendezvous::new(config.settings.parallel).unwrap();
@@ -256,7 +257,7 @@ fn failed_rank_fails_waiting_ranks() {
 }
 
 /// Sends a profile command and returns the reply.
-fn profile(peer: &mut LinkPeer, on: bool) -> ProfilerStatus {
+fn profile(peer: &mut EngineLinkEnd, on: bool) -> ProfilerStatus {
     peer.send(ExecutorCommand::Profile { enabled: on }).unwrap();
     let ExecutorEvent::ProfilerStatus(profiled) = next(peer) else {
         panic!("no ProfilerStatus reply")

@@ -14,6 +14,7 @@ pub(super) struct GrammarCache {
     now: u64,
 }
 
+/// Compiled grammar in the cache, with its size and the time of its last use.
 #[derive(Debug)]
 struct GrammarCacheEntry {
     compiled: CompiledGrammar,

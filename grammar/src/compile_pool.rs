@@ -46,6 +46,7 @@ pub(super) struct CompileQueue {
     compiler_context: OnceLock<Result<CompilerContext, String>>,
 }
 
+/// Waiting compile jobs, and whether the queue is closed.
 #[derive(Default)]
 struct CompileQueueState {
     waiting: VecDeque<CompileJob>,

@@ -78,15 +78,15 @@ fn allowed_ids(mask: &TokenBitmask) -> Vec<Token> {
     (0..END + 16).filter(|&id| mask.allows(id)).collect()
 }
 
-/// Output without drafts.
-struct UndraftedOutput {
+/// Output that a test generates without draft tokens, for comparison.
+struct OutputWithoutDrafts {
     tokens: Vec<Token>,
     /// Mask of each token.
     masks: Vec<TokenBitmask>,
 }
 
 /// Generates an output without drafts.
-fn undrafted_output(guide: &mut DecodingGuideState, bits: &[u32]) -> UndraftedOutput {
+fn undrafted_output(guide: &mut DecodingGuideState, bits: &[u32]) -> OutputWithoutDrafts {
     let (mut tokens, mut masks) = (Vec::new(), Vec::new());
     for bits in bits {
         let Some(mask) = guide.mask().unwrap() else { break };
@@ -100,14 +100,14 @@ fn undrafted_output(guide: &mut DecodingGuideState, bits: &[u32]) -> UndraftedOu
         }
         guide.advance(&[token]).unwrap();
     }
-    UndraftedOutput { tokens, masks }
+    OutputWithoutDrafts { tokens, masks }
 }
 
 /// Repeats an output with draft tokens, most of which are correct, and checks every mask. Returns the number
 /// of masks after draft tokens.
 fn follow_with_drafts(
     guide: &mut DecodingGuideState,
-    UndraftedOutput { tokens, masks }: &UndraftedOutput,
+    OutputWithoutDrafts { tokens, masks }: &OutputWithoutDrafts,
     bits: &[u32],
 ) -> usize {
     let (mut at, mut draft_masks) = (0, 0);

@@ -76,7 +76,7 @@ pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };
 pub use timings::{BOUNDS_US, DurationHistogram, GrammarTimings};
-pub use unconstrained_preamble::{PreambleEnd, UnconstrainedPreamble};
+pub use unconstrained_preamble::{PreambleEndMarker, UnconstrainedPreamble};
 pub use vocabulary::{EncodeFn, GrammarVocabulary};
 pub use worker::serve as serve_dry_runs;
 

@@ -50,12 +50,14 @@ pub(super) struct MaskSession {
     done: AtomicBool,
 }
 
+/// Handle that cancels a mask computation, with the start time of the computation in progress.
 struct MaskCancellation {
     handle: llguidance::CancellationHandle,
     /// Start time of the mask computation in progress.
     started_at: Option<Instant>,
 }
 
+/// Commands that a mask session has received and not yet executed.
 #[derive(Default)]
 struct MaskCommandInbox {
     commands: Vec<MaskCommand>,
@@ -94,6 +96,7 @@ pub(super) struct PendingMaskRow {
     pub(super) row: u32,
 }
 
+/// Decoding state of a mask session, locked while a worker thread runs the session.
 struct MaskSessionState {
     guide: DecodingGuideState,
     /// Number of output tokens before the first token that may be restricted.

@@ -57,6 +57,7 @@ pub struct MaskWorkers {
     timer: Sender<MaskTimerCommand>,
 }
 
+/// Mask session of a request as the engine thread sees it, with the output tokens not yet passed to it.
 struct MaskSessionHandle {
     session: Arc<MaskSession>,
     /// Number of output tokens so far.

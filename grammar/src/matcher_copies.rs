@@ -6,7 +6,8 @@ use llguidance::Matcher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counter of the total size of all matcher copies of a server, in bytes.
+/// Byte budget of the matcher copies of a server: counts their total size in bytes. Above the budget,
+/// copies share lexer states.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MatcherCopyBudget {
     bytes: Arc<AtomicUsize>,
@@ -18,6 +19,7 @@ pub(super) struct MatcherCopy {
     _counted: Option<MatcherCopyReservation>,
 }
 
+/// Bytes of one matcher copy, which are subtracted from the counter when the copy is dropped.
 struct MatcherCopyReservation {
     copies: MatcherCopyBudget,
     bytes: usize,

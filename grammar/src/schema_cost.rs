@@ -18,6 +18,7 @@ const NAME_PATTERNS_MAX: usize = 64;
 /// number of lexer states equals this value.
 const MULTIPLE_MAX: u64 = 10_000;
 
+/// Numbers of keywords of a schema that determine its compilation cost.
 #[derive(Default)]
 struct SchemaKeywordCounts {
     intersections: usize,

@@ -11,7 +11,8 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Step that waits for the masks of its masked rows, and the masks that are already ready.
+/// Collects the masks of the masked rows of one step, and sends them to the executor when they are complete
+/// or overdue.
 pub(super) struct StepMaskCollector {
     step: StepId,
     executor: SyncSender<ExecutorCommand>,

@@ -359,9 +359,9 @@ fn waiting_and_ended_requests_hold_no_matcher_copy() {
 
 /// Reasoning tracker for an output whose reasoning ends with `!`.
 #[derive(Clone, Default)]
-struct ExclamationMarkTracker(bool);
+struct ExclamationReasoningTracker(bool);
 
-impl ReasoningTracker for ExclamationMarkTracker {
+impl ReasoningTracker for ExclamationReasoningTracker {
     fn push(&mut self, token: Token) {
         self.0 |= token == u32::from(b'!');
     }
@@ -381,7 +381,7 @@ impl ReasoningTracker for ExclamationMarkTracker {
 
 pub(super) fn budget(tokens: u32) -> ThinkingBudget {
     let new_tracker =
-        Arc::new(|| Box::new(ExclamationMarkTracker::default()) as Box<dyn ReasoningTracker>);
+        Arc::new(|| Box::new(ExclamationReasoningTracker::default()) as Box<dyn ReasoningTracker>);
     ThinkingBudget {
         tokens,
         end_marker: [u32::from(b'-'), u32::from(b'!')].into(),

@@ -201,12 +201,12 @@ mod tests {
     /// Tracker whose reasoning lasts from `OPEN`, or from the start, to the end marker; `HALF` is a part of a
     /// UTF-8 character.
     #[derive(Clone)]
-    struct ScriptedTracker {
+    struct TestReasoningTracker {
         seen: Vec<Token>,
         inside: bool,
     }
 
-    impl ReasoningTracker for ScriptedTracker {
+    impl ReasoningTracker for TestReasoningTracker {
         fn push(&mut self, token: Token) {
             self.inside |= token == OPEN;
             self.seen.push(token);
@@ -229,7 +229,7 @@ mod tests {
 
     fn budget_state(tokens: u32, inside: bool, waits_for_character: bool) -> ThinkingBudgetState {
         let new_tracker: ReasoningTrackerFactory =
-            Arc::new(move || Box::new(ScriptedTracker { seen: Vec::new(), inside }));
+            Arc::new(move || Box::new(TestReasoningTracker { seen: Vec::new(), inside }));
         ThinkingBudgetState::new(
             ThinkingBudget { tokens, end_marker: END_MARKER.into(), vocab_size: 70, new_tracker },
             waits_for_character,

@@ -11,12 +11,12 @@ pub struct UnconstrainedPreamble {
     /// Special token that may begin the text.
     pub opening: Option<Token>,
     /// Markers that end the text.
-    pub ends: Vec<PreambleEnd>,
+    pub ends: Vec<PreambleEndMarker>,
 }
 
 /// Marker that ends unconstrained text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PreambleEnd {
+pub struct PreambleEndMarker {
     /// Text of the marker.
     pub text: String,
     /// Token id of the marker. Other token sequences with the same text are then not allowed, because the
@@ -27,7 +27,10 @@ pub struct PreambleEnd {
 impl From<&str> for UnconstrainedPreamble {
     /// Creates unconstrained text that ends with a plain-text marker.
     fn from(marker: &str) -> Self {
-        Self { opening: None, ends: vec![PreambleEnd { text: marker.to_owned(), token: None }] }
+        Self {
+            opening: None,
+            ends: vec![PreambleEndMarker { text: marker.to_owned(), token: None }],
+        }
     }
 }
 
@@ -93,11 +96,11 @@ mod tests {
     #[test]
     fn constraint_may_start_after_a_token() {
         let text = |text: &str| text.bytes().map(Token::from).collect::<Vec<_>>();
-        let close = PreambleEnd { text: "</t>".to_owned(), token: Some(CLOSE_MARKER) };
-        let plain = PreambleEnd { text: "So:".to_owned(), token: None };
+        let close = PreambleEndMarker { text: "</t>".to_owned(), token: Some(CLOSE_MARKER) };
+        let plain = PreambleEndMarker { text: "So:".to_owned(), token: None };
         for is_close_special in [true, false] {
             let compiler = GrammarCompiler::new(marker_vocabulary(is_close_special)).unwrap();
-            let compiled = |ends: &[&PreambleEnd]| {
+            let compiled = |ends: &[&PreambleEndMarker]| {
                 let ends = ends.iter().map(|&end| end.clone()).collect();
                 let head = UnconstrainedPreamble { opening: Some(OPEN_MARKER), ends };
                 let spec = GrammarSpec::Regex("yes".to_owned());

@@ -6,19 +6,19 @@
 
 namespace emu {
 
-__thread Lane* self;
+__thread ThreadContext* self;
 
 // Offset of the dynamic shared memory from a multiple of 1024, so that kernels cannot rely on an alignment of
 // more than 16 bytes.
 static const size_t DYNAMIC_OFFSET = 16;
 
-static Thread& running() { return *static_cast<Thread*>(self); }
+static EmulatedThread& running() { return *static_cast<EmulatedThread*>(self); }
 void wave_sync(u32 site, Combine combine, WaveExchange& e) { running().block->wave_sync(site, combine, e); }
 void block_sync() { running().block->block_sync(); }
 void pause() { running().block->pause(); }
 void note_progress() { running().block->note_progress(); }
 void cluster_arrive(u32 size) {
-    Thread& me = running();
+    EmulatedThread& me = running();
     ClusterBlockState& mine = me.block->cluster_state(size, me.bid->x % size);
     mine.dynamic.store(me.dynamic, std::memory_order_relaxed);
     released(&mine); // This library is not instrumented, so ThreadSanitizer does not see its atomics.
@@ -40,7 +40,7 @@ void* shared_array(const void* key, size_t bytes, size_t alignment) {
 void rule_violated(const char* rule) { running().block->rule_violated(rule); }
 
 Block::~Block() {
-    for (Thread& t : threads)
+    for (EmulatedThread& t : threads)
         if (t.fiber.stack) fiber_close(t.fiber);
     release_arrays();
 }
@@ -61,7 +61,7 @@ void Block::begin(const GridState& g, u64 index) {
     // Frees the shared arrays of the previous kernel: every lane's lookup searches all of `arrays`.
     if (grid.entry != g.entry) release_arrays();
     grid = g;
-    const Dim& size = g.launch->grid;
+    const Dim3& size = g.launch->grid;
     bid = {(u32)(index % size.x), (u32)(index / size.x % size.y), (u32)(index / size.x / size.y)};
     order = (ExecutionOrder)(g.seed % 4);
     rng = (g.seed * 0x9e3779b97f4a7c15u + index * 0xd1342543de82ef95u) | 1;
@@ -70,7 +70,7 @@ void Block::begin(const GridState& g, u64 index) {
     count = g.launch->threads;
     wave_count = (count + g.wave - 1) / g.wave;
     if (threads.size() < count) threads.resize(count);
-    while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveRun>());
+    while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveExecutionState>());
     for (SharedArray& a : arrays) a.fresh = true;
     // The allocation has exactly the requested number of bytes, so that AddressSanitizer detects the first
     // byte out of bounds. Every block has the same offset from a multiple of 1024, because blocks of a
@@ -84,7 +84,7 @@ void Block::begin(const GridState& g, u64 index) {
     u8* dynamic = dynamic_memory.get() + DYNAMIC_OFFSET;
     memset(dynamic, 0xff, dynamic_bytes);
     for (u32 w = 0; w < wave_count; ++w) {
-        WaveRun& wave = *waves[w];
+        WaveExecutionState& wave = *waves[w];
         wave.first = w * g.wave;
         wave.lanes = std::min(g.wave, count - wave.first);
         wave.arrived = 0;
@@ -95,7 +95,7 @@ void Block::begin(const GridState& g, u64 index) {
         arrange(wave);
     }
     for (u32 i = 0; i < count; ++i) {
-        Thread& t = threads[i];
+        EmulatedThread& t = threads[i];
         t.tid = i;
         t.lane = i % g.wave;
         t.buffer = 0;
@@ -116,13 +116,13 @@ void Block::begin(const GridState& g, u64 index) {
 }
 
 // Sets the order in which the lanes of a wave run until its next collective.
-void Block::arrange(WaveRun& w) {
+void Block::arrange(WaveExecutionState& w) {
     w.position = 0;
     if (!shuffles()) return;
     for (u32 i = w.lanes - 1; i > 0; --i) std::swap(w.order[i], w.order[random() % (i + 1)]);
 }
 
-Thread* Block::next_ready(WaveRun& w, u32 from) {
+EmulatedThread* Block::next_ready(WaveExecutionState& w, u32 from) {
     for (u32 i = from; i < w.lanes; ++i) {
         const u32 lane = w.order[i];
         if (w.states[lane] != State::READY) continue;
@@ -137,14 +137,14 @@ static void enter_thread() {
     running().block->thread_main();
 }
 
-void Block::arm(Thread& t) {
+void Block::arm(EmulatedThread& t) {
     t.started = true;
     if (!t.fiber.stack) fiber_open(t.fiber);
     fiber_arm(t.fiber, t.tid, enter_thread);
 }
 
 // Switches to `next`, or to run() if it is null.
-void Block::switch_to(Thread& me, Thread* next, bool ends) {
+void Block::switch_to(EmulatedThread& me, EmulatedThread* next, bool ends) {
     if (next == nullptr) {
         fiber_switch(me.fiber, host, ends);
         return;
@@ -156,13 +156,13 @@ void Block::switch_to(Thread& me, Thread* next, bool ends) {
 
 void Block::thread_main() {
     for (;;) {
-        Thread& me = current();
+        EmulatedThread& me = current();
         acquired(&grid);
         grid.entry(grid.args);
         released(&host);  // `grid` here would order threads that begin later after this one.
-        WaveRun& w = wave_of(me);
+        WaveExecutionState& w = wave_of(me);
         w.states[me.lane] = State::DONE;
-        Thread* next = next_ready(w, w.position + 1);
+        EmulatedThread* next = next_ready(w, w.position + 1);
         if (next == nullptr || next->started) switch_to(me, next, true);
         // The next thread starts on this thread's stack, so that a thread without collectives needs no
         // context switch.
@@ -173,8 +173,8 @@ void Block::thread_main() {
 }
 
 void Block::wave_sync(u32 site, Combine combine, WaveExchange& e) {
-    Thread& me = current();
-    WaveRun& w = wave_of(me);
+    EmulatedThread& me = current();
+    WaveExecutionState& w = wave_of(me);
     if (w.arrived == 0) w.site = site;
     if (w.site != site) rule_violated("lanes of one wave are at different collectives");
     released(&e);
@@ -191,15 +191,15 @@ void Block::wave_sync(u32 site, Combine combine, WaveExchange& e) {
     memset(w.states, (int)State::READY, w.lanes);
     arrange(w);
     const bool others = wave_count > 1 && (order == ExecutionOrder::ROUND_ROBIN || order == ExecutionOrder::RANDOM);
-    Thread* next = others ? nullptr : next_ready(w, 0);
+    EmulatedThread* next = others ? nullptr : next_ready(w, 0);
     if (next != &me) switch_to(me, next, false);
     acquired(&e);
 }
 
 // Suspends the running thread in `state` until it is made ready.
 void Block::wait(State state) {
-    Thread& me = current();
-    WaveRun& w = wave_of(me);
+    EmulatedThread& me = current();
+    WaveExecutionState& w = wave_of(me);
     w.states[me.lane] = state;
     switch_to(me, next_ready(w, w.position + 1), false);
 }
@@ -217,7 +217,7 @@ void Block::pause() { wait(State::PAUSED); }
 
 // Returns the state of block `rank` of this block's cluster.
 ClusterBlockState& Block::cluster_state(u32 size, u32 rank) {
-    const Dim& grid_size = grid.launch->grid;
+    const Dim3& grid_size = grid.launch->grid;
     if (grid_size.x % size != 0) rule_violated("clusters do not divide the grid");
     const u64 row = (u64)bid.z * grid_size.y + bid.y;
     return grid.cluster_states[row * grid_size.x + bid.x / size * size + rank];
@@ -249,17 +249,17 @@ void Block::report(const char* rule, u32 thread) {
 }
 
 void Block::rule_violated(const char* rule) {
-    Thread& me = current();
+    EmulatedThread& me = current();
     report(rule, me.tid);
     switch_to(me, nullptr, true);
     abort();
 }
 
-bool Block::has(const WaveRun& w, State state) const {
+bool Block::has(const WaveExecutionState& w, State state) const {
     return memchr(w.states, (int)state, w.lanes) != nullptr;
 }
 
-WaveRun* Block::pick() {
+WaveExecutionState* Block::pick() {
     const u32 n = wave_count;
     u32 from = order == ExecutionOrder::ROUND_ROBIN ? next_wave++ : order == ExecutionOrder::RANDOM ? (u32)(random() % n) : 0;
     for (u32 i = 0; i < n; ++i) {
@@ -269,8 +269,8 @@ WaveRun* Block::pick() {
     return nullptr;
 }
 
-void Block::run_wave(WaveRun& w) {
-    Thread* first = next_ready(w, 0);
+void Block::run_wave(WaveExecutionState& w) {
+    EmulatedThread* first = next_ready(w, 0);
     if (!first->started) arm(*first);
     self = first;
     fiber_switch(host, first->fiber, false);
@@ -317,7 +317,7 @@ BlockOutcome Block::run() {
     released(&grid);
     u32 rounds = 0;
     for (;;) {
-        if (WaveRun* w = pick()) {
+        if (WaveExecutionState* w = pick()) {
             run_wave(*w);
         } else if (bool paused = wake(); paused && ++rounds > 4) {
             return BlockOutcome::WAITING;  // Paused threads were resumed four times; other blocks must run.

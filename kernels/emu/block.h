@@ -12,6 +12,7 @@
 
 namespace emu {
 
+// Whether a thread is ready or done, or what it waits for.
 enum class State : u8 { READY, AT_WAVE, AT_BLOCK, PAUSED, DONE };
 
 // Execution order of waves and lanes. A kernel is correct only if it is correct in every order.
@@ -39,22 +40,26 @@ struct GridState {
 };
 
 struct Block;
-struct WaveRun : Wave {
+// Execution state of a wave: states of its lanes, and the order in which they run.
+struct WaveExecutionState : Wave {
     u32 first;              // index in the block of lane 0
     u32 site, arrived;      // source line of the current collective, and number of lanes waiting in it
     u32 position;           // index in `order` of the running lane
     u8 order[64];
     State states[64];       // by lane; contiguous, because collectives access all of them
 };
-struct Thread : Lane {
+// A thread of an emulated block. It runs on its own fiber.
+struct EmulatedThread : ThreadContext {
     Block* block;
     Fiber fiber;
     bool started;
     u32 barriers;           // number of barriers reached
 };
 
+// How a run of a block ended.
 enum class BlockOutcome { FINISHED, WAITING, RULE_VIOLATED };
 
+// A thread block of an emulated launch: its threads, waves and shared memory.
 struct Block {
     ~Block();
     // Starts block `index` of the grid, with its shared memory filled with NaN.
@@ -74,35 +79,37 @@ struct Block {
     std::string failure;
 
 private:
-    struct Free { void operator()(void* p) const { free(p); } };
+    // Deleter that calls free().
+    struct FreeDeleter { void operator()(void* p) const { free(p); } };
+    // A static shared-memory array of the block.
     struct SharedArray { const void* key; size_t bytes; u8 *memory, *data; bool fresh; };
 
     void release_arrays();
-    Thread& current() { return *static_cast<Thread*>(self); }
-    WaveRun& wave_of(Thread& t) { return *static_cast<WaveRun*>(t.wave); }
-    Thread* next_ready(WaveRun& w, u32 from);
-    void arm(Thread& t);
-    void switch_to(Thread& me, Thread* next, bool ends);
+    EmulatedThread& current() { return *static_cast<EmulatedThread*>(self); }
+    WaveExecutionState& wave_of(EmulatedThread& t) { return *static_cast<WaveExecutionState*>(t.wave); }
+    EmulatedThread* next_ready(WaveExecutionState& w, u32 from);
+    void arm(EmulatedThread& t);
+    void switch_to(EmulatedThread& me, EmulatedThread* next, bool ends);
     void wait(State state);
-    void arrange(WaveRun& w);
+    void arrange(WaveExecutionState& w);
     bool shuffles() const { return order == ExecutionOrder::RANDOM || grid.seed >= 4; }
-    WaveRun* pick();
-    void run_wave(WaveRun& w);
-    bool has(const WaveRun& w, State state) const;
+    WaveExecutionState* pick();
+    void run_wave(WaveExecutionState& w);
+    bool has(const WaveExecutionState& w, State state) const;
     bool release_barrier();
     bool wake();
     void report(const char* rule, u32 thread);
     u64 random();
 
     GridState grid{};
-    Dim bid{};
+    Dim3 bid{};
     ExecutionOrder order{};
     u64 rng = 0;
     u32 count = 0, wave_count = 0, next_wave = 0;
-    std::vector<Thread> threads;
-    std::vector<std::unique_ptr<WaveRun>> waves;
+    std::vector<EmulatedThread> threads;
+    std::vector<std::unique_ptr<WaveExecutionState>> waves;
     std::vector<SharedArray> arrays;
-    std::unique_ptr<u8, Free> dynamic_memory;  // allocation of dynamic shared memory
+    std::unique_ptr<u8, FreeDeleter> dynamic_memory;  // allocation of dynamic shared memory
     size_t dynamic_bytes = 0;
     char barrier_orders[2];
     Fiber host;

@@ -77,6 +77,7 @@ template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max
         l.sizes->wave = WARP_SIZE;
         return true;
     }
+    // A kernel function and the addresses of its arguments.
     struct KernelCall { void (*kernel)(A...); void** args; } c{kernel, l.args};
     const auto entry = [](void* p) {
         const KernelCall* c = (const KernelCall*)p;

@@ -15,6 +15,7 @@ WEAK void __tsan_release(void* p);
 
 namespace emu {
 
+// A user-space thread with its own stack, on which one emulated thread runs.
 struct Fiber {
     void* saved = nullptr;      // stack pointer while the fiber is suspended
     char* stack = nullptr;      // lowest address; null: not opened, or the host thread's

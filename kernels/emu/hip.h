@@ -31,6 +31,7 @@ enum ResultCode : int {
 
 typedef std::function<void()> Work;
 
+// A captured or instantiated graph: its work in order of submission.
 struct Graph { std::vector<Work> work; };
 
 struct Stream;
@@ -46,6 +47,7 @@ struct StreamCapture {
     std::set<Stream*> unjoined; // streams with work that the origin has not waited for
 };
 
+// A stream: its submitted work that has not run yet, and the capture that it belongs to (null: none).
 struct Stream {
     std::deque<Work> queue;
     StreamCapture* capture = nullptr;
@@ -57,14 +59,17 @@ struct EventRecord {
     bool completed = false;
     double time_ms = 0;
 };
+// An event, with its latest recording.
 struct Event {
     unsigned flags;
     std::shared_ptr<EventRecord> record;  // null: never recorded
     StreamCapture* capture = nullptr;     // in which the event was recorded; null: none
 };
 
+// Size of a device allocation, and the file that backs it.
 struct Memory { size_t bytes; int file = -1; };  // `file`: its descriptor if other processes can open it
 
+// An emulated device: its streams, captures and allocations.
 struct Device {
     int ordinal;                            // index among the visible devices
     std::recursive_mutex lock;

@@ -21,6 +21,7 @@ namespace emu {
 // Allocations of all devices by address. Its lock is separate from those of the devices, which are held while a
 // kernel of one device waits for another device.
 struct Allocations {
+    // Size of an allocation, and the device that owns it.
     struct Allocation { size_t bytes; const Device* owner; };
     std::mutex lock;
     std::map<uintptr_t, Allocation> by_address;
@@ -141,6 +142,7 @@ HIP int hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
 
 namespace {
 
+// Content of a hipIpcMemHandle_t: size of the allocation, and the process and file that back it.
 struct IpcHandle {
     u64 bytes;
     int process, file;

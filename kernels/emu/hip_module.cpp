@@ -16,6 +16,7 @@ using namespace emu;
 
 namespace emu {
 
+// A loaded module: a shared object of the host, or a code object whose machine code is emulated.
 struct Module {
     void* library = nullptr;
     std::shared_ptr<isa::CodeObject> code;   // null: a shared object of the host
@@ -23,10 +24,11 @@ struct Module {
     std::vector<std::unique_ptr<struct Function>> functions;
 };
 
+// A kernel of a module.
 struct Function {
     bool (*entry)(const Launch*) = nullptr;
     const isa::Kernel* kernel = nullptr;     // null: `entry` runs
-    Launch::KernelSizes sizes;
+    Launch::KernelAttributes sizes;
 };
 
 // Returns the size in bytes of the ELF shared object at `image`, because the HIP call has no size argument.
@@ -64,7 +66,7 @@ static bool write_file(const u8* image, size_t bytes, std::string& path) {
 struct LaunchArguments {
     std::vector<std::vector<u8>> bytes;
     std::vector<void*> addresses;
-    LaunchArguments(const Launch::KernelSizes& sizes, void** args) {
+    LaunchArguments(const Launch::KernelAttributes& sizes, void** args) {
         for (u32 i = 0; i < sizes.count; ++i) bytes.emplace_back((u8*)args[i], (u8*)args[i] + sizes.bytes[i]);
         for (auto& b : bytes) addresses.push_back(b.data());
     }

@@ -36,8 +36,10 @@ using namespace emu;
 
 namespace {
 
+// Result codes of the run-time compiler.
 enum RtcCode : int { RTC_OK = 0, RTC_OUT_OF_MEMORY = 1, RTC_INVALID_INPUT = 3, RTC_COMPILATION = 6 };
 
+// A run-time compilation: source, headers, log and compiled code.
 struct Program {
     std::string name, source, log, code;
     std::vector<std::pair<std::string, std::string>> headers;

@@ -13,16 +13,19 @@ typedef long long i64;
 #pragma GCC visibility push(default)
 namespace emu {
 
-struct Dim { u32 x, y, z; };
+// Size of a grid in blocks, or position of a block in it.
+struct Dim3 { u32 x, y, z; };
 
 // One launch, as passed to EXPORT's entry point. If `sizes` is set, nothing runs: the entry point only
 // reports the size of each argument in bytes, the maximum threads per block, and the lanes per wave.
 struct Launch {
-    Dim grid;
+    Dim3 grid;
     u32 threads;        // number of threads per block
     u32 shared_bytes;   // dynamic shared memory per block
     void** args;        // one address per argument
-    struct KernelSizes { u32 count, bytes[64], max_threads, wave; }* sizes;
+    // Properties of a kernel: number of arguments and bytes of each, maximum threads per block, and lanes
+    // per wave.
+    struct KernelAttributes { u32 count, bytes[64], max_threads, wave; }* sizes;
 };
 
 // Data exchange between the lanes of a wave. Two buffers alternate, so that one synchronisation per
@@ -32,23 +35,24 @@ struct WaveExchange {
     alignas(64) float a[32 * 32], b[32 * 32], c[32 * 32];
 };
 
+// A wave as its lanes see it: two exchange buffers, and the number of lanes.
 struct Wave {
     WaveExchange exchange[2];
     u32 lanes;          // lanes of this wave; fewer than WARP_SIZE in the last wave of a partial block
 };
 
 // State of the running thread, as visible to its code.
-struct Lane {
+struct ThreadContext {
     u32 tid, lane;
     u32 buffer;         // which of the wave's two exchange buffers this lane uses next
     Wave* wave;
-    const Dim* bid;
-    const Dim* grid;
+    const Dim3* bid;
+    const Dim3* grid;
     u32 bdim;
     u8* dynamic;
     u32 dynamic_bytes;
 };
-extern __thread Lane* self __attribute__((tls_model("initial-exec")));
+extern __thread ThreadContext* self __attribute__((tls_model("initial-exec")));
 
 typedef void (*Combine)(WaveExchange&);
 
@@ -80,7 +84,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
 const char* last_failure();
 
 inline WaveExchange& exchange() {
-    Lane& l = *self;
+    ThreadContext& l = *self;
     return l.wave->exchange[l.buffer];
 }
 inline WaveExchange& wave_collective(u32 site, Combine combine) {

@@ -25,18 +25,23 @@ using namespace emu;
 
 namespace {
 
+// Result codes of RCCL.
 enum RcclStatus : int { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+// Element types of RCCL.
 enum RcclDataType : int { I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
 
+// Identifier of a communicator (ncclUniqueId).
 struct UniqueId { u8 bytes[128]; };
 
 const size_t SLOT_BYTES = 64 << 10;
 const size_t MAILBOX_BYTES = 16 << 10;
 
+// Shared memory that one rank writes: two slots for data, used in alternate rounds.
 struct RankSlots {
     alignas(64) std::atomic<u64> rounds;
     u8 slots[2][SLOT_BYTES];
 };
+// Shared memory of a communicator: number of ranks that have joined, and the slots of each rank.
 struct CommMemory {
     alignas(64) std::atomic<int> joined;
     RankSlots ranks[1];
@@ -51,6 +56,7 @@ struct Mailbox {
     u8 piece[MAILBOX_BYTES];
 };
 
+// A communicator, as one rank uses it (ncclComm_t).
 struct Comm {
     int size, rank;
     CommMemory* memory;
@@ -158,8 +164,9 @@ int put_work(Comm* c, Stream* s, Work work) {
     return put(s, std::move(work)) == OK ? SUCCESS : SYSTEM_ERROR;
 }
 
-// Sends and receives between ncclGroupStart() and ncclGroupEnd(). `out`: a send.
+// A send (`out`) or a receive between ncclGroupStart() and ncclGroupEnd().
 struct PeerTransfer { bool out; u8* at; size_t bytes; int peer; size_t done; };
+// The sends and receives of this thread since ncclGroupStart().
 struct RcclGroupCall {
     bool open = false;
     Comm* comm = nullptr;

@@ -5,6 +5,15 @@ use device::{DType, MatMut, MatRef};
 
 use crate::{PackedMatrix, PackedMatrixGroup};
 
+/// Number of query channels and of key channels of a QKV projection `[tokens, query + key + value channels]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QkChannelCounts {
+    /// Number of query channels, which are the first columns.
+    pub query: usize,
+    /// Number of key channels, which follow the query channels.
+    pub key: usize,
+}
+
 /// Batch metadata of attention: how the tokens of a step are divided into rows, and the KV blocks of each
 /// row. A row is a run of successive tokens of one request.
 #[derive(Debug, Clone, Copy)]
@@ -249,7 +258,7 @@ impl ExpertParallelLayout {
 
 /// Router logits, and the settings of softmax routing.
 #[derive(Debug, Clone, Copy)]
-pub struct RouterLogits<'a> {
+pub struct SoftmaxRouterArgs<'a> {
     /// Logits before the softmax; f32 `[tokens, experts]`.
     pub logits: MatRef<'a>,
     /// Number of routed experts per token.

@@ -34,15 +34,15 @@ mod vocab_shard;
 pub use activation_scaling::ActivationScaling;
 pub use args::{
     AllReduceShape, AttentionMetadata, BatchUpperBounds, ExpertParallelLayout, ExpertWeights,
-    LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin,
-    RouterLogits, TopKRoutes,
+    LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint, QkChannelCounts,
+    QkNormRopeArgs, RopeCosSin, SoftmaxRouterArgs, TopKRoutes,
 };
 pub use backend::KernelBackend;
 pub use content_digest::{HashedMatrixPart, digest_bytes};
 pub use expert_load::ExpertLoadArgs;
 pub use host_mat::{HostMat, HostScales};
 pub use kv_layout::{KvLayout, KvTileOrder};
-pub use mla::{MlaAttentionArgs, MlaKvLayout, MlaKvWriteArgs, MlaUpProjections};
+pub use mla::{MlaAttentionArgs, MlaKvLayout, MlaPrologueArgs, MlaUpProjections};
 pub use op::*;
 pub use packed_group::PackedMatrixGroup;
 pub use packed_matrix::{PANEL_COLUMNS, PackedMatrix, PackedScales};

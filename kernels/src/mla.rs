@@ -75,7 +75,7 @@ impl MlaKvLayout {
 
 /// Arguments of [`MlaPrologue`](crate::MlaPrologue).
 #[derive(Debug, Clone, Copy)]
-pub struct MlaKvWriteArgs<'a> {
+pub struct MlaPrologueArgs<'a> {
     /// Output of the KV down-projection, `[tokens, kv_lora_rank + qk_rope_head_dim]`: compressed KV before
     /// its norm and key channels before RoPE.
     pub kv: MatRef<'a>,
@@ -96,7 +96,7 @@ pub struct MlaKvWriteArgs<'a> {
     pub layer: usize,
 }
 
-impl MlaKvWriteArgs<'_> {
+impl MlaPrologueArgs<'_> {
     /// Checks that shapes and types agree; `q` is `[tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]`.
     pub(crate) fn check_shapes(
         &self,

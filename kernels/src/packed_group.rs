@@ -135,11 +135,11 @@ impl PackedMatrixGroup {
 }
 
 /// Buffer deallocator of a matrix that shares the memory of a stack: it owns a reference to the stack.
-struct SharedStackOwner(
+struct StackedMatrixDeallocator(
     #[expect(dead_code, reason = "keeps the memory allocated")] Arc<PackedMatrix>,
 );
 
-impl BufferDeallocator for SharedStackOwner {
+impl BufferDeallocator for StackedMatrixDeallocator {
     /// Does nothing: the memory is freed together with the stack.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
@@ -157,9 +157,9 @@ fn slice_buffer(
     }
     let first = NonNull::new(buffer.as_ptr().cast_mut())?;
     // SAFETY: the range is inside the buffer, initialised, and aligned as checked; weights are only read, and
-    // `SharedStackOwner` keeps the memory allocated.
+    // `StackedMatrixDeallocator` keeps the memory allocated.
     Some(unsafe {
-        Buffer::from_raw(first.add(from), bytes, Arc::new(SharedStackOwner(stack.clone())))
+        Buffer::from_raw(first.add(from), bytes, Arc::new(StackedMatrixDeallocator(stack.clone())))
     })
 }
 

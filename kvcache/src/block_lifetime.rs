@@ -45,7 +45,8 @@ pub struct BlockLifetime {
     pub reuse_gaps_ms: Vec<u64>,
 }
 
-/// A sampled block. A use is a prefix hit, or the deduplication of an equal block.
+/// Allocation time and last use times of a block whose lifetime is recorded. A use is a prefix hit, or the
+/// deduplication of an equal block.
 #[derive(Debug, Clone)]
 struct SampledBlock {
     allocated_ms: u64,

@@ -63,7 +63,7 @@ pub struct PrefixHit {
 
 /// Outcome of `KvCache::publish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlockRegistration {
+pub enum PrefixCacheInsertOutcome {
     /// The block is in the prefix index.
     Stored,
     /// The prefix index already had an equal block, which replaced the block in the block table.
@@ -284,15 +284,15 @@ impl KvCache {
         table: &mut BlockTable,
         index: u32,
         content: SequenceContent<'_>,
-    ) -> BlockRegistration {
+    ) -> PrefixCacheInsertOutcome {
         let key = content.block_keys[index as usize];
         let allocated = table.blocks[index as usize].0;
         let parent = (index > 0).then(|| content.block_keys[index as usize - 1].hash);
         if index > 0 && !self.is_indexed(table.blocks[index as usize - 1]) {
-            return BlockRegistration::Rejected;
+            return PrefixCacheInsertOutcome::Rejected;
         }
         match self.index.get(key.hash) {
-            Some(found) if found == allocated => BlockRegistration::Stored,
+            Some(found) if found == allocated => PrefixCacheInsertOutcome::Stored,
             Some(found) if self.matches_block(found, index, content) => {
                 self.pool.pin(found);
                 self.release(allocated);
@@ -300,9 +300,9 @@ impl KvCache {
                     sampler.on_used(found);
                 }
                 table.blocks[index as usize] = BlockId(found);
-                BlockRegistration::Deduplicated
+                PrefixCacheInsertOutcome::Deduplicated
             }
-            Some(_) => BlockRegistration::Rejected,
+            Some(_) => PrefixCacheInsertOutcome::Rejected,
             None => {
                 self.insert_in_index(
                     allocated,
@@ -310,7 +310,7 @@ impl KvCache {
                     index,
                     content,
                 );
-                BlockRegistration::Stored
+                PrefixCacheInsertOutcome::Stored
             }
         }
     }

@@ -18,7 +18,7 @@ mod prefix_index;
 
 pub use block_lifetime::{BlockLifetime, LifetimeSampleRate};
 pub use block_table::BlockTable;
-pub use cache::{BlockCounts, BlockRegistration, KvCache, PrefixHit, SequenceContent};
+pub use cache::{BlockCounts, KvCache, PrefixCacheInsertOutcome, PrefixHit, SequenceContent};
 pub use config::{KvConfig, KvConfigError};
 pub use hash::{BlockHasher, BlockKey, ExtraKeys, MediaItem, PromptHasher};
 

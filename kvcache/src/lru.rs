@@ -2,6 +2,7 @@
 
 const END: u32 = u32::MAX;
 
+/// Links of a block in the LRU list.
 #[derive(Debug, Clone, Copy)]
 struct LruLinks {
     older: u32,

@@ -45,8 +45,8 @@ impl PrefixIndex {
     }
 }
 
-/// Hash function with a single multiplication, keyed with a secret. Block hashes are uniform unless a client
-/// forges them; the secret key prevents clients from choosing colliding positions in the hash table.
+/// Builder of hashers with a single multiplication, keyed with a secret. Block hashes are uniform unless a
+/// client forges them; the secret key prevents clients from choosing colliding positions in the hash table.
 #[derive(Debug, Clone, Copy)]
 struct KeyedHasherBuilder {
     secret: u64,
@@ -60,6 +60,7 @@ impl BuildHasher for KeyedHasherBuilder {
     }
 }
 
+/// State of a keyed hash function.
 struct KeyedHasher {
     state: u64,
 }

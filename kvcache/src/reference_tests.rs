@@ -1,8 +1,8 @@
 //! Property tests of the cache against a reference that stores whole prefixes and plain lists.
 
 use crate::{
-    BlockKey, BlockLifetime, BlockRegistration, BlockTable, ExtraKeys, KvCache, KvConfig,
-    LifetimeSampleRate, SequenceContent,
+    BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvCache, KvConfig, LifetimeSampleRate,
+    PrefixCacheInsertOutcome, SequenceContent,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -112,6 +112,7 @@ fn expected_lifetime(times: &[u64], now_ms: u64) -> BlockLifetime {
     }
 }
 
+/// Operation on the tested cache and on the reference cache.
 #[derive(Debug, Clone)]
 enum CacheOp {
     /// Starts a request with these token ids and an optional salt, if its blocks fit.
@@ -135,6 +136,7 @@ fn cache_op() -> impl Strategy<Value = CacheOp> {
     ]
 }
 
+/// The tested cache, the reference cache, and the requests that hold blocks of both.
 struct CacheComparison {
     kv: KvCache,
     reference: ReferenceCache,
@@ -250,17 +252,17 @@ impl CacheComparison {
         let outcome = self.kv.publish(&mut holder.table, index, content);
         let indexed = self.reference.indexed.get(&prefix).copied();
         match outcome {
-            BlockRegistration::Stored => {
+            PrefixCacheInsertOutcome::Stored => {
                 assert!(parent_is_indexed && indexed.is_none());
                 self.reference.indexed.insert(prefix, block);
             }
-            BlockRegistration::Deduplicated => {
+            PrefixCacheInsertOutcome::Deduplicated => {
                 let indexed = indexed.expect("only an equal block is deduplicated");
                 assert_eq!(holder.table.blocks()[index as usize].0, indexed);
                 self.reference.pin(indexed);
                 self.reference.release(block);
             }
-            BlockRegistration::Rejected => {
+            PrefixCacheInsertOutcome::Rejected => {
                 assert!(!parent_is_indexed || !self.exact, "rejected without a reason");
                 holder.publishing = false;
                 return;
@@ -344,7 +346,9 @@ fn check(ops: &[&str], expected: &Expect) {
         let table = tables.entry(name).or_default();
         match verb {
             "allocate" => kv.allocate(table, 1),
-            "publish" => assert_eq!(kv.publish(table, 0, content), BlockRegistration::Stored),
+            "publish" => {
+                assert_eq!(kv.publish(table, 0, content), PrefixCacheInsertOutcome::Stored)
+            }
             "free" => kv.free(table),
             "hit" => {
                 let mut found = Vec::new();
@@ -396,7 +400,7 @@ fn tables_are_evicted_leaf_first() {
     for index in [0, 1, 0, 2] {
         assert_eq!(
             kv.publish(&mut table, index, content),
-            BlockRegistration::Stored,
+            PrefixCacheInsertOutcome::Stored,
             "also when repeated"
         );
     }
@@ -419,11 +423,11 @@ fn publishing_stops_at_an_unindexed_parent() {
     let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
     let mut table = BlockTable::default();
     kv.allocate(&mut table, 2);
-    assert_eq!(kv.publish(&mut table, 0, content), BlockRegistration::Stored);
+    assert_eq!(kv.publish(&mut table, 0, content), PrefixCacheInsertOutcome::Stored);
     kv.clear();
     assert_eq!(
         kv.publish(&mut table, 1, content),
-        BlockRegistration::Rejected,
+        PrefixCacheInsertOutcome::Rejected,
         "the parent is not indexed"
     );
     kv.check([&table].into_iter());
@@ -443,7 +447,7 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
             let mut table = BlockTable::default();
             kv.allocate(&mut table, 1);
             if caching {
-                assert_eq!(kv.publish(&mut table, 0, content), BlockRegistration::Stored);
+                assert_eq!(kv.publish(&mut table, 0, content), PrefixCacheInsertOutcome::Stored);
             }
             kv.free(&mut table);
             lifetimes += kv.take_lifetimes().len();
@@ -470,7 +474,7 @@ fn prefix_hit_requires_equal_extra_keys() {
     let content = |extra| SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: extra };
     let mut table = BlockTable::default();
     kv.allocate(&mut table, 1);
-    assert_eq!(kv.publish(&mut table, 0, content(salt.as_ref())), BlockRegistration::Stored);
+    assert_eq!(kv.publish(&mut table, 0, content(salt.as_ref())), PrefixCacheInsertOutcome::Stored);
     let hits = [salt.as_ref(), other_salt.as_ref(), None]
         .map(|extra| kv.match_prefix(content(extra), &mut Vec::new()).blocks);
     assert_eq!(hits, [1, 0, 0]);
@@ -488,7 +492,7 @@ fn events_are_recorded_only_when_enabled() {
         let mut table = BlockTable::default();
         for _ in 0..2 {
             kv.allocate(&mut table, 1);
-            assert_eq!(kv.publish(&mut table, 0, content), BlockRegistration::Stored);
+            assert_eq!(kv.publish(&mut table, 0, content), PrefixCacheInsertOutcome::Stored);
             kv.free(&mut table);
             kv.allocate(&mut table, BLOCKS); // Evicts the block.
             kv.free(&mut table);

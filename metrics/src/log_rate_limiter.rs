@@ -11,6 +11,7 @@ const WINDOW: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 
+/// Start of the current time window, and the numbers of allowed and suppressed lines.
 #[derive(Debug, Default)]
 struct RateLimitWindow {
     /// Start of the current time window.

@@ -102,6 +102,7 @@ impl StepTimingRecord {
     }
 }
 
+/// Entry of the ring: a record with a version number, which is odd while the record is written.
 #[derive(Debug, Default)]
 struct StepTimingEntry {
     version: AtomicU64,

@@ -4,7 +4,7 @@ use super::*;
 use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
 use scheduler::{
     AbortCause, BlockStats, ExecutorFailure, ExecutorFailureCounts, FinishReason, FirstAdmission,
-    RecomputedTokens, RequestError, StopReason, TokenEvent,
+    RecomputedTokenCounts, RequestError, StopReason, TokenEvent,
 };
 use std::time::{Duration, Instant};
 
@@ -160,7 +160,7 @@ fn failure_causes_and_sequences_are_per_replica() {
     };
     let recovered_stats = SchedulerStats {
         requests_recovered_total: recovered_requests,
-        tokens_recomputed_total: RecomputedTokens {
+        tokens_recomputed_total: RecomputedTokenCounts {
             preemption: 50,
             reset: 60,
             executor_failure: tokens,

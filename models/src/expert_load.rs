@@ -1,13 +1,15 @@
 //! Expert load: counters in device memory of the tokens that the routers send to each expert.
 
 use crate::ModelConfig;
-use ops::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter, OpError, Ops, Tensor};
+use ops::{
+    ExpertLoadCounters, ExpertLoadStatsDownload, LayerExpertLoadCounter, OpError, Ops, Tensor,
+};
 
 /// Number of tokens routed to each expert, by layer; counted in device memory and reset by `take`.
 #[derive(Debug)]
-pub struct ExpertLoad(ExpertLoadCounters);
+pub struct ExpertLoadStats(ExpertLoadCounters);
 
-impl ExpertLoad {
+impl ExpertLoadStats {
     /// Creates the counters for a model; returns `None` if the model has no experts.
     pub fn new(ops: &Ops, config: &ModelConfig) -> Result<Option<Self>, OpError> {
         let Some(moe) = &config.moe else { return Ok(None) };
@@ -15,7 +17,7 @@ impl ExpertLoad {
     }
 
     /// Starts a copy of the counts to the host, and resets the counters: see [`ExpertLoadCounters::take`].
-    pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadDownload>, OpError> {
+    pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadStatsDownload>, OpError> {
         self.0.take(ops)
     }
 
@@ -25,7 +27,7 @@ impl ExpertLoad {
         &'a self,
         layer: usize,
         slots: Option<&'a Tensor>,
-    ) -> LayerLoadCounter<'a> {
-        LayerLoadCounter { counts: &self.0, layer, slots }
+    ) -> LayerExpertLoadCounter<'a> {
+        LayerExpertLoadCounter { counts: &self.0, layer, slots }
     }
 }

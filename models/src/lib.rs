@@ -32,12 +32,12 @@ mod weights;
 pub use config::{ModelArchitecture, ModelConfig, ModelConfigError};
 pub use eagle3::{AuxHiddenStateCollector, DraftPassOutput, Eagle3Model};
 pub use error::{ForwardError, ModelLoadError, StoredTensorError, WeightFileError};
-pub use expert_load::ExpertLoad;
+pub use expert_load::ExpertLoadStats;
 pub use expert_placement::{ExpertPlacementError, check_placement};
 pub use load::{LoadFormat, ModelLoadOptions, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{
-    ExpertExchange, ForwardContext, ForwardObserver, LoadedModel, Model, MtpModel, kv_layout,
+    ExpertExchangeMethod, ForwardContext, ForwardObserver, LoadedModel, Model, MtpModel, kv_layout,
     kv_spec,
 };
-pub use weights::{ProgressFn, Weights, check_split, tensor_locations};
+pub use weights::{LoadProgressCallback, Weights, check_split, tensor_locations};

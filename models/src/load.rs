@@ -17,7 +17,7 @@ use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
 
-/// Source from which weights are loaded.
+/// Format from which weights are loaded (`--load-format`): weight files or synthetic values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadFormat {
     /// Safetensors files in the model folder.

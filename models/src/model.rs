@@ -3,7 +3,7 @@
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
-use crate::{AuxHiddenStateCollector, ExpertLoad, ForwardError, ModelConfig};
+use crate::{AuxHiddenStateCollector, ExpertLoadStats, ForwardError, ModelConfig};
 use collectives::ParallelGroup;
 use ops::{
     DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvPool, KvPoolLayout, KvTileOrder,
@@ -26,7 +26,7 @@ pub struct ForwardContext<'a> {
     /// the all-gather buffers.
     pub dp_rows: usize,
     /// Collective operation by which tokens are exchanged with experts on other ranks of `dp`.
-    pub expert_exchange: ExpertExchange,
+    pub expert_exchange: ExpertExchangeMethod,
     /// KV cache of this rank.
     pub kv: &'a KvPool,
     /// Positions, KV slots, sequence lengths and block tables of the step's tokens.
@@ -37,7 +37,7 @@ pub struct ForwardContext<'a> {
     /// Collector of auxiliary hidden states for an EAGLE-3 proposer; `None` if there is no such proposer.
     pub aux_hidden_states: Option<&'a AuxHiddenStateCollector<'a>>,
     /// Counters of the tokens routed to each expert; `None` if they are not counted.
-    pub expert_load: Option<&'a ExpertLoad>,
+    pub expert_load: Option<&'a ExpertLoadStats>,
     /// Probe that receives intermediate results; `None` in normal operation.
     pub probe: Option<&'a dyn ForwardObserver>,
 }
@@ -45,7 +45,7 @@ pub struct ForwardContext<'a> {
 /// Method by which tokens are exchanged with experts on other ranks. In a step, all ranks use the same
 /// method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpertExchange {
+pub enum ExpertExchangeMethod {
     /// All-gather of the tokens, then reduce-scatter of the results. Buffer sizes do not depend on routing,
     /// so that the exchange can be captured into a CUDA or HIP graph.
     AllGather,
@@ -63,8 +63,8 @@ impl fmt::Debug for ForwardContext<'_> {
     }
 }
 
-/// Receives intermediate results of a forward pass, for comparison with a reference. A probe never changes
-/// the outputs of the model.
+/// Observer that receives intermediate results of a forward pass, for comparison with a reference. It never
+/// changes the outputs of the model.
 pub trait ForwardObserver {
     /// Called with the hidden states `x [tokens, hidden size]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;

@@ -119,6 +119,8 @@ enum WeightScope {
     Midlayer,
 }
 
+/// Entry of the weight table: scope, name, shape, sharding, distribution of synthetic values, and a
+/// condition that selects the configurations that have the weight.
 type WeightTableEntry = (
     WeightScope,
     &'static str,

@@ -18,6 +18,7 @@ const MIN_CLASS_BYTES: usize = 4096;
 /// free buffers are kept for larger results.
 const MAX_OVERSIZE_FACTOR: usize = 64;
 
+/// Arena of device buffers, which are reused for later tensors.
 #[derive(Debug, Default)]
 pub(crate) struct BufferArena {
     /// Free buffers by size class. One thread owns a device, so the lock is never contended; it makes tensors

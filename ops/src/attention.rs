@@ -2,8 +2,8 @@
 
 use device::DType;
 use kernels::{
-    AttentionTemperature, PagedAttention, PagedAttentionArgs, QkChannels, QkFullNorm,
-    QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, RopeAttention, RopeCosSin,
+    PagedAttention, PagedAttentionArgs, QkChannelCounts, QkFullNorm, QkNormRopeArgs,
+    QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RopeAttention, RopeCosSin,
 };
 
 use crate::error::check_size;
@@ -40,7 +40,7 @@ pub struct QkFullNormWeights<'a> {
     /// Weights `[query + key channels]` of this rank's queries, then of its keys.
     pub weight: &'a Tensor,
     /// Number of query and key channels of this rank.
-    pub channels: QkChannels,
+    pub channels: QkChannelCounts,
     /// Number of tensor-parallel ranks, which have equally many channels.
     pub ranks: usize,
     /// Epsilon of the norm, which is added to the mean square.
@@ -88,7 +88,11 @@ impl Ops {
 
     /// Returns the sums of squares of this rank's query channels and of its key channels, f32 `[tokens, 2]`.
     /// `qkv [tokens, channels]` has the query channels, then the key channels, then others.
-    pub fn qk_square_sums(&self, qkv: &Tensor, channels: QkChannels) -> Result<Tensor, OpError> {
+    pub fn qk_square_sums(
+        &self,
+        qkv: &Tensor,
+        channels: QkChannelCounts,
+    ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let mut sums = self.scratch(DType::F32, &[qkv.rows(), 2])?;
         let op = QkSquareSums { sums: sums.mat_mut()?, qkv: qkv.mat()?, channels };
@@ -123,7 +127,7 @@ impl Ops {
     ) -> Result<(), OpError> {
         self.launch_order.interrupt();
         let (factors, positions) = (factors.mat()?, batch.positions.mat()?);
-        let op = AttentionTemperature { qkv: qkv.mat_mut()?, factors, positions, query };
+        let op = QueryTemperatureScaling { qkv: qkv.mat_mut()?, factors, positions, query };
         Ok(self.device.launch(&self.stream, op)?)
     }
 

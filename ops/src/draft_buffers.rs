@@ -4,7 +4,7 @@
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use kernels::{
-    AllGatherFn, BatchUpperBounds, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore,
+    AllGatherFn, BatchUpperBounds, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateWrite,
     DraftIdTranslation, DraftInsertion, DraftPassPreparation, VocabParallelDraftArgmax, VocabShard,
 };
 
@@ -192,7 +192,7 @@ impl DraftBuffers {
         let mut states = self.states()?;
         Ok(ops.device.launch(
             &ops.stream,
-            DraftHiddenStateStore {
+            DraftHiddenStateWrite {
                 stage,
                 positions,
                 states: &mut states,

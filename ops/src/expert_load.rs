@@ -11,7 +11,7 @@ use crate::{OpError, Ops, Tensor};
 /// Maximum number of copies of the token counts to the host that are in flight.
 const IN_FLIGHT: usize = 3;
 
-/// Token counts on the device by layer and expert, since their last copy to the host.
+/// Expert load: token counts on the device by layer and expert, since their last copy to the host.
 #[derive(Debug)]
 pub struct ExpertLoadCounters {
     tokens: RefCell<Tensor>, // i32 [layers, experts]
@@ -20,7 +20,7 @@ pub struct ExpertLoadCounters {
 
 /// Counter of the tokens that one layer's router routes to each expert.
 #[derive(Debug, Clone, Copy)]
-pub struct LayerLoadCounter<'a> {
+pub struct LayerExpertLoadCounter<'a> {
     /// Token counts of all layers.
     pub counts: &'a ExpertLoadCounters,
     /// Index of the layer.
@@ -30,9 +30,9 @@ pub struct LayerLoadCounter<'a> {
     pub slots: Option<&'a Tensor>,
 }
 
-/// Token counts that are being copied to the host.
+/// Token counts by expert (expert load) that are being copied to the host.
 #[derive(Debug)]
-pub struct ExpertLoadDownload {
+pub struct ExpertLoadStatsDownload {
     copy: CopyInFlight,
     layers: usize,
     experts: usize,
@@ -65,17 +65,22 @@ impl ExpertLoadCounters {
 
     /// Starts a copy of the counts to the host, in stream order, and resets the counts after the copy. `None`
     /// = the maximum number of copies is in flight, and the counts remain for the next call.
-    pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadDownload>, OpError> {
+    pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadStatsDownload>, OpError> {
         let Ok(memory) = self.memory.1.try_recv() else { return Ok(None) };
         let mut tokens = self.tokens.borrow_mut();
         let (layers, experts, bytes) = (tokens.rows(), tokens.cols(), tokens.len() * 4);
         let copy = ops.device.start_download(&ops.stream, tokens.buffer(), memory, bytes)?;
         ops.device.zero(&ops.stream, tokens.buffer_mut()?)?;
-        Ok(Some(ExpertLoadDownload { copy, layers, experts, memory_return: self.memory.0.clone() }))
+        Ok(Some(ExpertLoadStatsDownload {
+            copy,
+            layers,
+            experts,
+            memory_return: self.memory.0.clone(),
+        }))
     }
 }
 
-impl ExpertLoadDownload {
+impl ExpertLoadStatsDownload {
     /// Waits for the copy. Returns the counts of all experts with at least one token, by layer and expert.
     pub fn wait(self) -> Result<Vec<ExpertLoadEntry>, OpError> {
         let memory = self.copy.wait()?;
@@ -93,7 +98,7 @@ impl ExpertLoadDownload {
     }
 }
 
-impl LayerLoadCounter<'_> {
+impl LayerExpertLoadCounter<'_> {
     /// Calls `work`, which launches a routing kernel, with the token counts of the layer that the kernel
     /// increases, or with `None` if tokens are not counted.
     pub(crate) fn with<T>(

@@ -8,7 +8,7 @@ use crate::{OpError, Ops, PackedLinear, Tensor};
 
 /// Weight and epsilon of the root-mean-square norm whose result is the input of a linear layer.
 #[derive(Debug, Clone, Copy)]
-pub struct NormWeight<'a> {
+pub struct RmsNormParams<'a> {
     /// Weight of the norm, `[inputs]` with the number of inputs of the linear layer.
     pub weight: &'a Tensor,
     /// Epsilon, which is added to the mean square.
@@ -18,7 +18,7 @@ pub struct NormWeight<'a> {
 /// Input of a down projection: the product `silu(gate) · up`, or gate and up if the prologue of the down
 /// projection computes the product.
 #[derive(Debug)]
-pub enum GatedActivation {
+pub enum DownProjectionInput {
     /// Gate columns, then up columns: `[tokens, 2 · intermediate_size]`.
     GateUp(Tensor),
     /// The product `silu(gate) · up`: `[tokens, intermediate_size]`.
@@ -35,7 +35,7 @@ impl Ops {
     pub fn norm_linear(
         &self,
         x: &Tensor,
-        norm: NormWeight<'_>,
+        norm: RmsNormParams<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
         if !self.linear_plan(x.rows(), w).is_fused() {
@@ -51,7 +51,7 @@ impl Ops {
     pub fn norm_linear_silu_mul(
         &self,
         x: &Tensor,
-        norm: NormWeight<'_>,
+        norm: RmsNormParams<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
         if !self.linear_plan(x.rows(), w).is_fused() {
@@ -108,7 +108,7 @@ impl Ops {
         &self,
         x: &mut Tensor,
         delta: &Tensor,
-        norm: NormWeight<'_>,
+        norm: RmsNormParams<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
         if !self.linear_plan(x.rows(), w).has_prologue() {
@@ -132,14 +132,14 @@ impl Ops {
     pub fn norm_linear_gated(
         &self,
         x: &Tensor,
-        norm: NormWeight<'_>,
+        norm: RmsNormParams<'_>,
         gate_up: &PackedLinear,
         down: &PackedLinear,
-    ) -> Result<GatedActivation, OpError> {
+    ) -> Result<DownProjectionInput, OpError> {
         if self.linear_plan(x.rows(), down).has_prologue() {
-            return Ok(GatedActivation::GateUp(self.norm_linear(x, norm, gate_up)?));
+            return Ok(DownProjectionInput::GateUp(self.norm_linear(x, norm, gate_up)?));
         }
-        Ok(GatedActivation::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
+        Ok(DownProjectionInput::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
     }
 
     /// Adds `delta [tokens, inputs]` to `x`, then returns `silu(gate) · up` of the linear layer `gate_up`
@@ -148,21 +148,21 @@ impl Ops {
         &self,
         x: &mut Tensor,
         delta: &Tensor,
-        norm: NormWeight<'_>,
+        norm: RmsNormParams<'_>,
         gate_up: &PackedLinear,
         down: &PackedLinear,
-    ) -> Result<GatedActivation, OpError> {
+    ) -> Result<DownProjectionInput, OpError> {
         let rows = x.rows();
         if self.linear_plan(rows, down).has_prologue() {
-            return Ok(GatedActivation::GateUp(self.add_norm_linear(x, delta, norm, gate_up)?));
+            return Ok(DownProjectionInput::GateUp(self.add_norm_linear(x, delta, norm, gate_up)?));
         }
         if self.linear_plan(rows, gate_up).has_prologue() {
-            return Ok(GatedActivation::Product(
+            return Ok(DownProjectionInput::Product(
                 self.silu_mul(&self.add_norm_linear(x, delta, norm, gate_up)?)?,
             ));
         }
         let h = self.add_rms_norm(x, delta, norm.weight, norm.eps)?;
-        Ok(GatedActivation::Product(self.linear_silu_mul(&h, gate_up)?))
+        Ok(DownProjectionInput::Product(self.linear_silu_mul(&h, gate_up)?))
     }
 
     /// Returns `silu(gate) · up` of the linear layer `gate_up` over `h [tokens, inputs]`, which is normed
@@ -172,18 +172,22 @@ impl Ops {
         h: &Tensor,
         gate_up: &PackedLinear,
         down: &PackedLinear,
-    ) -> Result<GatedActivation, OpError> {
+    ) -> Result<DownProjectionInput, OpError> {
         if self.linear_plan(h.rows(), down).has_prologue() {
-            return Ok(GatedActivation::GateUp(self.linear(h, gate_up)?));
+            return Ok(DownProjectionInput::GateUp(self.linear(h, gate_up)?));
         }
-        Ok(GatedActivation::Product(self.linear_silu_mul(h, gate_up)?))
+        Ok(DownProjectionInput::Product(self.linear_silu_mul(h, gate_up)?))
     }
 
     /// `y = (silu(gate) · up) Wᵀ + bias` for the gated activation `h`: `y [tokens, outputs]`.
-    pub fn gated_linear(&self, h: &GatedActivation, w: &PackedLinear) -> Result<Tensor, OpError> {
+    pub fn gated_linear(
+        &self,
+        h: &DownProjectionInput,
+        w: &PackedLinear,
+    ) -> Result<Tensor, OpError> {
         match h {
-            GatedActivation::GateUp(gate_up) => self.silu_mul_linear(gate_up, w),
-            GatedActivation::Product(h) => self.linear(h, w),
+            DownProjectionInput::GateUp(gate_up) => self.silu_mul_linear(gate_up, w),
+            DownProjectionInput::Product(h) => self.linear(h, w),
         }
     }
 
@@ -193,12 +197,12 @@ impl Ops {
     pub fn gated_linear_add(
         &self,
         x: &mut Tensor,
-        h: &GatedActivation,
+        h: &DownProjectionInput,
         w: &PackedLinear,
     ) -> Result<Option<Tensor>, OpError> {
         match h {
-            GatedActivation::GateUp(gate_up) => self.silu_mul_linear(gate_up, w).map(Some),
-            GatedActivation::Product(h) => self.linear_add(x, h, w),
+            DownProjectionInput::GateUp(gate_up) => self.silu_mul_linear(gate_up, w).map(Some),
+            DownProjectionInput::Product(h) => self.linear_add(x, h, w),
         }
     }
 

@@ -38,8 +38,10 @@ pub use device::{
 };
 pub use draft_buffers::{DraftBufferLimits, DraftBuffers};
 pub use error::OpError;
-pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, ExpertLoadEntry, LayerLoadCounter};
-pub use fused_linear::{GatedActivation, NormWeight};
+pub use expert_load::{
+    ExpertLoadCounters, ExpertLoadEntry, ExpertLoadStatsDownload, LayerExpertLoadCounter,
+};
+pub use fused_linear::{DownProjectionInput, RmsNormParams};
 pub use kernels::step::{
     DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
@@ -48,8 +50,8 @@ pub use kernels::step::{
 };
 pub use kernels::{
     ActivationScaling, AllGatherFn, BatchUpperBounds, ExpertGroups, ExpertParallelLayout,
-    GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout, KvTileOrder, MlaKvLayout, QkChannels,
-    RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
+    GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout, KvTileOrder, MlaKvLayout,
+    QkChannelCounts, RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
 pub use launch_plan::SharedExpertPlan;

@@ -3,7 +3,7 @@
 
 use device::DType;
 use kernels::{
-    HostMat, MlaAttention, MlaAttentionArgs, MlaKvWriteArgs, MlaPrologue, MlaUpProjections,
+    HostMat, MlaAttention, MlaAttentionArgs, MlaPrologue, MlaPrologueArgs, MlaUpProjections,
     PackedMatrixGroup, RopeCosSin,
 };
 
@@ -147,7 +147,7 @@ impl Ops {
         &self,
         q: &mut Tensor,
         pool: &KvPool,
-        args: &MlaKvWriteArgs<'_>,
+        args: &MlaPrologueArgs<'_>,
     ) -> Result<(), OpError> {
         let (q, layout) = (q.mat_mut()?, pool.mla_layout("mla_kv_write")?);
         let op = MlaPrologue { q, pool: &mut pool.write(), layout, args };
@@ -163,9 +163,9 @@ fn mla_kv_write_args<'a>(
     batch: &'a DeviceBatchMetadata,
     heads: usize,
     layer: usize,
-) -> Result<MlaKvWriteArgs<'a>, OpError> {
+) -> Result<MlaPrologueArgs<'a>, OpError> {
     let MlaWeights { norm, eps, rope, .. } = weights;
-    Ok(MlaKvWriteArgs {
+    Ok(MlaPrologueArgs {
         kv: kv.mat()?,
         norm: norm.mat()?,
         eps: *eps,

@@ -3,12 +3,12 @@
 use device::DType;
 use kernels::{
     ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, FusedMoe, GroupedTopKRouting,
-    HostMat, PackedMatrixGroup, RouterLogits, RouterScoreFunction, SoftmaxRouting, TopKRoutes,
+    HostMat, PackedMatrixGroup, RouterScoreFunction, SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::error::check_size;
 use crate::launch_plan::SharedExpertPlan;
-use crate::{LayerLoadCounter, OpError, Ops, PackedLinear, Tensor};
+use crate::{LayerExpertLoadCounter, OpError, Ops, PackedLinear, Tensor};
 
 /// Experts to which each token is routed, and their weights.
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl Ops {
         logits: &Tensor,
         per_token: ExpertsPerToken,
         rule: &RouterRule,
-        counter: Option<LayerLoadCounter<'_>>,
+        counter: Option<LayerExpertLoadCounter<'_>>,
     ) -> Result<ExpertRouting, OpError> {
         let ExpertsPerToken { top_k, shared } = per_token;
         let shape = [logits.rows(), top_k + shared];
@@ -208,10 +208,10 @@ impl Ops {
         let mut weights = self.scratch(DType::F32, &shape)?;
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
-        LayerLoadCounter::with(counter, |load| {
+        LayerExpertLoadCounter::with(counter, |load| {
             if rule.is_plain() {
                 let renormalise = rule.renormalise;
-                let router = &RouterLogits { logits, top_k, renormalise, shared };
+                let router = &SoftmaxRouterArgs { logits, top_k, renormalise, shared };
                 let op = SoftmaxRouting { experts: out, weights: out_weights, router, load };
                 return Ok(self.device.launch(s, op)?);
             }
@@ -231,17 +231,17 @@ impl Ops {
         per_token: ExpertsPerToken,
         rule: &RouterRule,
         experts: &PackedExperts,
-        counter: Option<LayerLoadCounter<'_>>,
+        counter: Option<LayerExpertLoadCounter<'_>>,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let ExpertsPerToken { top_k, shared } = per_token;
         let renormalise = rule.renormalise;
-        let router = RouterLogits { logits: logits.mat()?, top_k, renormalise, shared };
+        let router = SoftmaxRouterArgs { logits: logits.mat()?, top_k, renormalise, shared };
         let rank_experts = experts.on_rank();
         if rule.is_plain() && FusedMoe::supports(&self.device, &router, &rank_experts) {
             let mut y = self.scratch(x.dtype(), x.shape())?;
             let (s, out, x) = (&self.stream, y.mat_mut()?, x.mat()?);
-            LayerLoadCounter::with(counter, |load| {
+            LayerExpertLoadCounter::with(counter, |load| {
                 let op = FusedMoe { y: out, x, router: &router, experts: &rank_experts, load };
                 Ok(self.device.launch(s, op)?)
             })?;

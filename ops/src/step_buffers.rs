@@ -249,13 +249,13 @@ impl StepBuffers {
             let bytes = rows * from.cols() * 4;
             ops.device
                 .start_download(&ops.stream, from.buffer(), to, bytes)
-                .map(OutputTransfer::InFlight)
+                .map(OutputArrayDownload::InFlight)
         };
         let start_top = |from: &Tensor, to: PinnedBuffer| {
             if with_top_logprobs {
                 start(from, to, logits_rows)
             } else {
-                Ok(OutputTransfer::Idle(to))
+                Ok(OutputArrayDownload::Idle(to))
             }
         };
         let top_ids = start_top(&self.top_ids, memory.top_ids)?;
@@ -285,9 +285,9 @@ pub struct SamplerOutputHostBuffers {
 #[derive(Debug)]
 pub struct SamplerOutputsInFlight {
     sizes: SamplerOutputSizes,
-    sampled: OutputTransfer,
-    top_ids: OutputTransfer,
-    top_logprobs: OutputTransfer,
+    sampled: OutputArrayDownload,
+    top_ids: OutputArrayDownload,
+    top_logprobs: OutputArrayDownload,
 }
 
 /// Sizes of the sampler outputs of one step.
@@ -298,14 +298,15 @@ struct SamplerOutputSizes {
     top: usize,
 }
 
-/// Host memory of one output array: `Idle` if the array is not copied to the host in this step.
+/// Copy of one output array to pinned host memory; `Idle` contains the memory if the array is not copied in
+/// this step.
 #[derive(Debug)]
-enum OutputTransfer {
+enum OutputArrayDownload {
     Idle(PinnedBuffer),
     InFlight(CopyInFlight),
 }
 
-impl OutputTransfer {
+impl OutputArrayDownload {
     fn wait(self) -> Result<PinnedBuffer, OpError> {
         match self {
             Self::Idle(memory) => Ok(memory),

@@ -68,6 +68,7 @@ pub struct EmbeddingTable {
     pub(crate) first: usize,
 }
 
+/// Storage of an embedding table: rows, or a packed matrix that is shared with the LM head.
 #[derive(Debug, Clone)]
 pub(crate) enum EmbeddingStorage {
     Rows(Arc<Tensor>),

@@ -24,7 +24,7 @@ pub struct Batch {
     pub rows: Vec<BatchRow>,
 }
 
-/// Dispatch mode of a step on a device.
+/// How a step is launched on a device: as a captured graph, or kernel by kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StepLaunchMode {
     /// Replays the graph captured for `rows` rows of `width` tokens each.

@@ -141,7 +141,7 @@ pub struct RowDrafts {
     pub tokens: TokenVec,
 }
 
-/// Result of a `Profile` command.
+/// Status of the profiler after a `Profile` command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProfilerStatus {
     /// Recording has started; contains the path of the trace file.

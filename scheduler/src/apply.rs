@@ -6,9 +6,11 @@
 
 use crate::publish::publish_full_blocks;
 use crate::request::Request;
-use crate::scheduling_state::{ReplicaRequests, ReplicaTotals, ScheduledRow};
+use crate::scheduling_state::{ReplicaCounters, ReplicaRequests, ScheduledRow};
 use crate::slab::SlabSlot;
-use crate::{FinishReason, RequestError, SchedulerLimits, StopReason, TokenEvent, VerifiedDrafts};
+use crate::{
+    FinishReason, RequestError, SchedulerLimits, StopReason, TokenEvent, VerifiedDraftCounts,
+};
 use kvcache::KvCache;
 use protocol::{PromptResults, RowError, RowOutput, StepOutput, Token, TokenLogprobs};
 use std::mem::take;
@@ -66,7 +68,7 @@ fn apply_row(
     hasher: &kvcache::BlockHasher,
     limits: &SchedulerLimits,
     row_result: ScheduledRowOutput<'_>,
-    totals: &mut ReplicaTotals,
+    totals: &mut ReplicaCounters,
     events: &mut Vec<TokenEvent>,
 ) -> bool {
     let ScheduledRowOutput { row, output: result } = row_result;
@@ -105,7 +107,7 @@ fn apply_row(
     event.tokens.extend(result.sampled_tokens[..committed].iter().copied());
     event.logprobs = take(&mut result.logprobs);
     event.prompt = prompt;
-    event.drafts = VerifiedDrafts { drafted: result.drafted, accepted: result.accepted };
+    event.drafts = VerifiedDraftCounts { drafted: result.drafted, accepted: result.accepted };
     let is_finished = finish.is_some();
     if is_finished {
         event.finish_reason = finish;

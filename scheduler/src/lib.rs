@@ -46,7 +46,7 @@ pub use limits::SchedulerLimits;
 pub use request_ids::{assign_request_ids, request_ids_by_client_id};
 pub use scheduler::Scheduler;
 pub use stats::{
-    BlockStats, DRAFT_TOKENS_MAX, ExecutorFailureCounts, RecomputedTokens, SchedulerStats,
+    BlockStats, DRAFT_TOKENS_MAX, ExecutorFailureCounts, RecomputedTokenCounts, SchedulerStats,
     SpecDecodeStats,
 };
 pub use step_deadline::{StepDeadlineEstimator, StepWorkload};
@@ -54,5 +54,6 @@ pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};
 pub use submit::{RejectReason, RequestSubmission};
 pub use tick_timer::{TickPhase, TickTimer};
 pub use token_event::{
-    AbortCause, FinishReason, FirstAdmission, RequestError, StopReason, TokenEvent, VerifiedDrafts,
+    AbortCause, FinishReason, FirstAdmission, RequestError, StopReason, TokenEvent,
+    VerifiedDraftCounts,
 };

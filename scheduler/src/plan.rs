@@ -167,6 +167,7 @@ pub(crate) fn plan(
     planner.plan
 }
 
+/// Planner of one step: the scheduling state, the remaining limits, and the plan so far.
 struct StepPlanner<'a> {
     state: &'a ReplicaRequests,
     kv: &'a KvCache,

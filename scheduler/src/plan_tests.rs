@@ -12,9 +12,10 @@ use crate::request::PREEMPTIONS_MAX;
 use crate::request_queue::QueueKey;
 use crate::{RequestSubmission, SchedulerConfig};
 use expect_test::{Expect, expect};
-use kvcache::{BlockRegistration, BlockTable, KvConfig, SequenceContent};
+use kvcache::{BlockTable, KvConfig, PrefixCacheInsertOutcome, SequenceContent};
 use protocol::{KvGroup, KvKind, KvSpec, Replica, Token};
 
+/// Scenario of a planner test: scheduling state, KV cache and limits.
 struct PlanScenario {
     state: ReplicaRequests,
     kv: KvCache,
@@ -132,7 +133,10 @@ impl PlanScenario {
         self.kv.allocate(&mut table, self.kv.blocks_for(tokens.len() as u32));
         for index in 0..computed / self.kv.block_tokens() {
             let content = SequenceContent { tokens, block_keys: &keys, extra_keys: None };
-            assert_ne!(self.kv.publish(&mut table, index, content), BlockRegistration::Rejected);
+            assert_ne!(
+                self.kv.publish(&mut table, index, content),
+                PrefixCacheInsertOutcome::Rejected
+            );
         }
         table
     }

@@ -1,7 +1,7 @@
 //! Registers the full blocks of a request, prompt and output blocks alike, in the prefix cache.
 
 use crate::request::Request;
-use kvcache::{BlockHasher, BlockRegistration, KvCache};
+use kvcache::{BlockHasher, KvCache, PrefixCacheInsertOutcome};
 
 /// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
 /// gaps.
@@ -25,9 +25,11 @@ pub(crate) fn publish_full_blocks(
         let index = request.published_blocks;
         let (table, content) = request.cold_fields.block_table_and_content();
         match kv.publish(table, index, content) {
-            BlockRegistration::Stored => {}
-            BlockRegistration::Deduplicated => request.sent_blocks = request.sent_blocks.min(index),
-            BlockRegistration::Rejected => {
+            PrefixCacheInsertOutcome::Stored => {}
+            PrefixCacheInsertOutcome::Deduplicated => {
+                request.sent_blocks = request.sent_blocks.min(index);
+            }
+            PrefixCacheInsertOutcome::Rejected => {
                 request.may_publish = false;
                 return;
             }

@@ -45,8 +45,9 @@ fn waiting(scheduler: &mut Scheduler) -> &mut Request {
 #[test]
 fn check_detects_inconsistent_counters() {
     assert_eq!(panic_of(|| scheduler().check()), None);
-    type StateCorruption = fn(&mut Scheduler);
-    let cases: [(&str, StateCorruption); 9] = [
+    /// Function that makes the state of a scheduler inconsistent.
+    type StateCorruptionFn = fn(&mut Scheduler);
+    let cases: [(&str, StateCorruptionFn); 9] = [
         ("reference counts differ", |scheduler| {
             scheduler.replicas[0].kv.allocate(&mut BlockTable::default(), 1);
         }),

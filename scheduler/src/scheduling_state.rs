@@ -6,7 +6,7 @@
 use crate::request::Request;
 use crate::request_queue::RequestQueue;
 use crate::slab::{RequestSlab, SlabSlot};
-use crate::stats::{ExecutorFailureCounts, RecomputedTokens, RequeueReason, SpecDecodeStats};
+use crate::stats::{ExecutorFailureCounts, RecomputedTokenCounts, RequeueReason, SpecDecodeStats};
 use kvcache::{BlockHasher, BlockTable, KvCache};
 use protocol::{Replica, RequestId, SequenceSlot, StepId};
 use std::cmp::Reverse;
@@ -31,7 +31,7 @@ pub(crate) struct ReplicaRequests {
     /// The head of the waiting queue, if it was not admitted for lack of KV blocks.
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     pub(crate) hasher: BlockHasher,
-    pub(crate) totals: ReplicaTotals,
+    pub(crate) totals: ReplicaCounters,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
     /// Emptied row buffers and block tables, reused so that a step does not allocate memory.
@@ -73,7 +73,7 @@ pub(crate) struct BlockedQueueHead {
 
 /// Monotonic counters of one replica, reported in `SchedulerStats`.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ReplicaTotals {
+pub(crate) struct ReplicaCounters {
     pub(crate) steps: u64,
     pub(crate) prompt_tokens: u64,
     pub(crate) prompt_tokens_cached: u64,
@@ -81,7 +81,7 @@ pub(crate) struct ReplicaTotals {
     pub(crate) drafts: SpecDecodeStats,
     pub(crate) preemptions: u64,
     pub(crate) requests_recovered: ExecutorFailureCounts,
-    pub(crate) recomputed_tokens: RecomputedTokens,
+    pub(crate) recomputed_tokens: RecomputedTokenCounts,
     pub(crate) prefix_queries: u64,
     pub(crate) prefix_hits: u64,
     pub(crate) rows_dropped: u64,
@@ -101,7 +101,7 @@ impl ReplicaRequests {
             step: StepId(0),
             blocked_head: None,
             hasher,
-            totals: ReplicaTotals::default(),
+            totals: ReplicaCounters::default(),
             free_seq_slots: (0..seq_slots).map(Reverse).collect(),
             spare_row_buffers: Vec::new(),
             spare_block_tables: Vec::new(),

@@ -46,7 +46,7 @@ pub struct SchedulerStats {
     /// Running requests that were requeued because of an executor failure, by kind of failure.
     pub requests_recovered_total: ExecutorFailureCounts,
     /// Tokens recomputed after a requeue because the prefix cache did not keep them, by reason.
-    pub tokens_recomputed_total: RecomputedTokens,
+    pub tokens_recomputed_total: RecomputedTokenCounts,
     /// Tokens looked up in the prefix cache at admission.
     pub prefix_queries_total: u64,
     /// Tokens of prefix hits at admission.
@@ -119,7 +119,7 @@ pub(crate) enum RequeueReason {
 
 /// Recomputed tokens by requeue reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RecomputedTokens {
+pub struct RecomputedTokenCounts {
     /// Tokens recomputed after a preemption.
     pub preemption: u64,
     /// Tokens recomputed after the prefix cache was cleared.
@@ -128,7 +128,7 @@ pub struct RecomputedTokens {
     pub executor_failure: ExecutorFailureCounts,
 }
 
-impl RecomputedTokens {
+impl RecomputedTokenCounts {
     pub(crate) fn add(&mut self, reason: RequeueReason, tokens: u32) {
         let tokens = u64::from(tokens);
         match reason {

@@ -5,7 +5,8 @@ use protocol::{
     PromptResults, Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, TokenVec,
 };
 
-/// Event of one request. Exactly one event of a request has a `finish_reason`, and it is the last event.
+/// Event of one request: new tokens, results about the prompt, or the end of the request. Exactly one event
+/// of a request has a `finish_reason`, and it is the last event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenEvent {
     /// Request that the event belongs to.
@@ -20,7 +21,7 @@ pub struct TokenEvent {
     /// Data about the first admission; only in the first event of a request.
     pub first_admission: Option<FirstAdmission>,
     /// Draft tokens that the step of this event verified.
-    pub drafts: VerifiedDrafts,
+    pub drafts: VerifiedDraftCounts,
     /// Number of times that the request has been preempted.
     pub preemptions: u32,
     /// Reason why the request finished; set only in the last event.
@@ -34,7 +35,7 @@ impl TokenEvent {
         logprobs: ThinVec::new(),
         prompt: None,
         first_admission: None,
-        drafts: VerifiedDrafts { drafted: 0, accepted: 0 },
+        drafts: VerifiedDraftCounts { drafted: 0, accepted: 0 },
         preemptions: 0,
         finish_reason: None,
     };
@@ -50,9 +51,9 @@ impl TokenEvent {
     }
 }
 
-/// Draft tokens of one row that the model verified.
+/// Numbers of draft tokens of one row that the model verified and accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct VerifiedDrafts {
+pub struct VerifiedDraftCounts {
     /// Number of draft tokens, accepted or rejected.
     pub drafted: u8,
     /// Number of accepted draft tokens.

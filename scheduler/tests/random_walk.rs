@@ -43,22 +43,23 @@ fn next_token(prefix: &[Token]) -> Token {
     (prefix.iter().fold(0xcbf2_9ce4_8422_2325, fold) >> 11) as u32 % VOCAB
 }
 
+/// Simulated state of one sequence slot: block table, next position and last token.
 #[derive(Default)]
-struct RandomWalkSlotState {
+struct RandomWalkSequenceSlot {
     table: Vec<BlockId>,
     next: u32,
     last: Token,
 }
 
 /// Simulated executor of one replica. `slots` holds the position and the token of each KV slot of its pool.
-struct RandomWalkDevice {
+struct RandomWalkExecutor {
     block_tokens: u32,
     slots: Vec<Option<(u32, Token)>>,
-    seq_slots: BTreeMap<u32, RandomWalkSlotState>,
+    seq_slots: BTreeMap<u32, RandomWalkSequenceSlot>,
     outputs: VecDeque<StepOutput>,
 }
 
-impl RandomWalkDevice {
+impl RandomWalkExecutor {
     fn run(&mut self, batch: &Batch, random: &mut RandomWalkRng) {
         let rows = batch.rows.iter().map(|row| self.run_row(row, random)).collect();
         let (timing, expert_tokens) = (StepTiming::default(), Vec::new());
@@ -69,7 +70,7 @@ impl RandomWalkDevice {
     fn run_row(&mut self, row: &BatchRow, random: &mut RandomWalkRng) -> RowOutput {
         let slot_state = self.seq_slots.entry(row.seq_slot.0).or_default();
         if row.seq_init.is_some() {
-            *slot_state = RandomWalkSlotState::default();
+            *slot_state = RandomWalkSequenceSlot::default();
         }
         for update in &row.table_updates {
             slot_state.table.truncate(update.first_entry as usize);
@@ -132,7 +133,7 @@ impl RandomWalkDevice {
 struct RandomWalkHarness {
     scheduler: Scheduler,
     rng: RandomWalkRng,
-    devices: Vec<RandomWalkDevice>,
+    devices: Vec<RandomWalkExecutor>,
     inbox: Vec<SchedulerEvent>,
     received: BTreeMap<RequestId, (Vec<Token>, Option<FinishReason>)>,
     config: SchedulerConfig,
@@ -168,7 +169,7 @@ impl RandomWalkHarness {
         let mut random = RandomWalkRng(seed);
         let config = config(&mut random);
         let (blocks, block_tokens) = (config.kv.blocks, config.kv.spec.block_tokens);
-        let device = |_| RandomWalkDevice {
+        let device = |_| RandomWalkExecutor {
             block_tokens,
             slots: vec![None; (blocks * block_tokens) as usize],
             seq_slots: BTreeMap::new(),

@@ -5,9 +5,9 @@ use protocol::{
     StepTiming, Token,
 };
 use scheduler::{
-    AbortCause, ControlCommand, ExecutorFailure, ExecutorFailureCounts, KvConfig, RecomputedTokens,
-    RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect, SchedulerEvent,
-    SchedulerLimits, SchedulerStats,
+    AbortCause, ControlCommand, ExecutorFailure, ExecutorFailureCounts, KvConfig,
+    RecomputedTokenCounts, RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect,
+    SchedulerEvent, SchedulerLimits, SchedulerStats,
 };
 
 const BLOCK_TOKENS: u32 = 4;
@@ -106,7 +106,7 @@ impl RequeueHarness {
         self.tick(SchedulerEvent::ExecutorsFailed { replica: Replica(replica), failure });
     }
 
-    fn failure_costs(&self, replica: usize) -> (ExecutorFailureCounts, RecomputedTokens) {
+    fn failure_costs(&self, replica: usize) -> (ExecutorFailureCounts, RecomputedTokenCounts) {
         let stats = &self.stats[replica];
         (stats.requests_recovered_total, stats.tokens_recomputed_total)
     }
@@ -121,11 +121,13 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
     harness.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
     let recovered =
         ExecutorFailureCounts { heartbeat_timeout: 1, ..ExecutorFailureCounts::default() };
-    assert_eq!(harness.failure_costs(0), (recovered, RecomputedTokens::default()));
+    assert_eq!(harness.failure_costs(0), (recovered, RecomputedTokenCounts::default()));
     let failure_counts =
         ExecutorFailureCounts { heartbeat_timeout: 8, ..ExecutorFailureCounts::default() };
-    let recomputed =
-        RecomputedTokens { executor_failure: failure_counts, ..RecomputedTokens::default() };
+    let recomputed = RecomputedTokenCounts {
+        executor_failure: failure_counts,
+        ..RecomputedTokenCounts::default()
+    };
     assert_eq!(
         harness.failure_costs(1),
         (ExecutorFailureCounts::default(), recomputed),
@@ -145,7 +147,7 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
     let failure_counts = ExecutorFailureCounts { reported_fault: 8, ..failure_counts };
     assert_eq!(
         harness.failure_costs(1),
-        (recovered, RecomputedTokens { executor_failure: failure_counts, ..recomputed })
+        (recovered, RecomputedTokenCounts { executor_failure: failure_counts, ..recomputed })
     );
 }
 
@@ -158,7 +160,7 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     harness.complete_step(0); // The output of the old epoch allows another step.
     let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, ExecutorFailureCounts::default());
-    assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
+    assert_eq!(recomputed, RecomputedTokenCounts { reset: 7, ..RecomputedTokenCounts::default() });
 
     // The two requests outgrow the KV pool: one is preempted, and its blocks in the prefix cache are evicted.
     let mut harness = RequeueHarness::new(1, 16);
@@ -167,12 +169,12 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     while harness.stats[0].preemptions_total == 0 {
         harness.complete_step(0);
     }
-    while harness.stats[0].tokens_recomputed_total == RecomputedTokens::default() {
+    while harness.stats[0].tokens_recomputed_total == RecomputedTokenCounts::default() {
         harness.complete_step(0);
     }
     let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, ExecutorFailureCounts::default());
-    let RecomputedTokens { preemption, reset, executor_failure: failure_counts } = recomputed;
+    let RecomputedTokenCounts { preemption, reset, executor_failure: failure_counts } = recomputed;
     assert!(
         preemption > 0 && (reset, failure_counts) == (0, ExecutorFailureCounts::default()),
         "{recomputed:?}"

@@ -11,11 +11,11 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// Token counts and times of one request, shared by all clones. The request handler finds a clone in the
 /// request's extensions. The request's span ends when the last clone is dropped.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AccessLogRecord(Arc<Mutex<AccessLogCounts>>);
+pub(crate) struct AccessLogRecord(Arc<Mutex<AccessLogFields>>);
 
-/// Contents of an [`AccessLogRecord`].
+/// HTTP status, token counts and times of one request; contents of an [`AccessLogRecord`].
 #[derive(Debug)]
-pub(crate) struct AccessLogCounts {
+pub(crate) struct AccessLogFields {
     /// HTTP status of the reply.
     pub status: u16,
     /// Number of prompt tokens; `None` if the request submitted nothing to the engine.
@@ -35,7 +35,7 @@ pub(crate) struct AccessLogCounts {
     span: Option<RequestSpan>,
 }
 
-impl Default for AccessLogCounts {
+impl Default for AccessLogFields {
     fn default() -> Self {
         Self {
             status: CLIENT_CLOSED_REQUEST,
@@ -60,7 +60,7 @@ impl AccessLogRecord {
     }
 
     /// Returns the counts.
-    pub(crate) fn counts(&self) -> MutexGuard<'_, AccessLogCounts> {
+    pub(crate) fn counts(&self) -> MutexGuard<'_, AccessLogFields> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +101,7 @@ impl AccessLogRecord {
     }
 }
 
-impl AccessLogCounts {
+impl AccessLogFields {
     /// Returns the finish reasons of a generation, or `client_gone` if no choice has ended, because only a
     /// disconnect ends a generation without a finish reason; `None` if the request submitted nothing to the
     /// engine.
@@ -114,7 +114,7 @@ impl AccessLogCounts {
     }
 }
 
-impl Drop for AccessLogCounts {
+impl Drop for AccessLogFields {
     fn drop(&mut self) {
         if let Some(span) = self.span.take() {
             span.end(self);

@@ -5,7 +5,7 @@ use super::auth::ApiKeys;
 use super::conversations::ConversationStore;
 use super::cors::CorsConfig;
 use super::model_names::ServedModelNames;
-use super::openai::chat::ReasoningField;
+use super::openai::chat::ReasoningFieldNames;
 use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
 use super::pooling::PoolerSettings;
@@ -53,7 +53,7 @@ pub struct ServerOptions {
     /// Default of `return_tokens_as_token_ids`: whether log-probabilities show tokens as `token_id:N`.
     pub tokens_as_ids: bool,
     /// Names of the reply fields that contain reasoning.
-    pub reasoning_field: ReasoningField,
+    pub reasoning_field: ReasoningFieldNames,
     /// Whether `/tokenizer_info` is enabled.
     pub tokenizer_info: bool,
     /// Value of `owned_by` in `/v1/models`.
@@ -87,7 +87,7 @@ impl Default for ServerOptions {
             force_usage: false,
             usage_details: true,
             tokens_as_ids: false,
-            reasoning_field: ReasoningField::Both,
+            reasoning_field: ReasoningFieldNames::Both,
             tokenizer_info: false,
             owned_by: "vllm".to_owned(),
             profile: false,

@@ -16,9 +16,10 @@ use std::fmt;
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 
+/// SHA-256 digest of an API key.
 type ApiKeyDigest = [u8; 32];
 
-/// API key that a route requires.
+/// Access that a route requires: which API key or listener, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteAccess {
     /// The route requires no key, because health probes must work without a secret.
@@ -43,7 +44,8 @@ pub(crate) enum ListenerKind {
     Admin,
 }
 
-/// Digests of the client keys and of the operator keys. An operator key is also valid as a client key.
+/// Configured API keys of clients and operators, stored as digests. An operator key is also valid as a
+/// client key.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
     clients: Vec<ApiKeyDigest>,
@@ -125,9 +127,9 @@ fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
     keys.iter().fold(Choice::from(0), |found, candidate| found | candidate.ct_eq(key)).into()
 }
 
-/// Arguments of the authentication middleware of one route.
+/// Parameters of the authentication middleware of one route.
 #[derive(Clone)]
-pub(crate) struct RouteAuthentication {
+pub(crate) struct RouteAuthParams {
     /// Application state, which contains the keys.
     pub app: Arc<AppState>,
     /// API key required by the route.
@@ -138,7 +140,7 @@ pub(crate) struct RouteAuthentication {
 
 /// Passes an authorised request to its route. Other requests get 401, or 404 as for an unknown route.
 pub(crate) async fn authorize(
-    State(guard): State<RouteAuthentication>,
+    State(guard): State<RouteAuthParams>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
@@ -156,7 +158,7 @@ pub(crate) async fn authorize(
     }
 }
 
-impl RouteAuthentication {
+impl RouteAuthParams {
     fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
         let options = &self.app.options;
         let keys = &options.api_keys;

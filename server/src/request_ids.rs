@@ -26,14 +26,14 @@ impl RequestIdGenerator {
 
 /// Generator of the tool call ids of one reply.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ToolCallIds {
+pub(crate) struct ToolCallIdGenerator {
     seed: u64,
     format: ToolCallIdFormat,
     /// Number of tool calls in the conversation before the reply.
     earlier_calls: u32,
 }
 
-impl ToolCallIds {
+impl ToolCallIdGenerator {
     /// Creates a generator of tool call ids for the reply to a conversation with `earlier_calls` tool calls.
     /// `seed` determines the ids and must be unpredictable.
     pub(crate) fn new(seed: u64, format: ToolCallIdFormat, earlier_calls: u32) -> Self {
@@ -79,15 +79,15 @@ mod tests {
 
     #[test]
     fn tool_call_ids_match_their_format_and_differ() {
-        let long = ToolCallIds::new(7, ToolCallIdFormat::Long, 3);
+        let long = ToolCallIdGenerator::new(7, ToolCallIdFormat::Long, 3);
         let ids = [long.id(0, 0, "f"), long.id(0, 1, "f"), long.id(1, 0, "f")];
         for id in &ids {
             let tail = id.strip_prefix("call_").unwrap();
             assert!(tail.len() == 24 && tail.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
         }
         assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
-        assert_eq!(ToolCallIds::new(7, ToolCallIdFormat::Nine, 3).id(0, 0, "f").len(), 9);
-        let function = ToolCallIds::new(7, ToolCallIdFormat::Function, 3);
+        assert_eq!(ToolCallIdGenerator::new(7, ToolCallIdFormat::Nine, 3).id(0, 0, "f").len(), 9);
+        let function = ToolCallIdGenerator::new(7, ToolCallIdFormat::Function, 3);
         assert_eq!(function.id(0, 1, "get_time"), "functions.get_time:4");
     }
 

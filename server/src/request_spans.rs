@@ -1,7 +1,7 @@
 //! OpenTelemetry spans (`--otlp-traces-endpoint`): one span per request of a generation route, exported by
 //! OTLP over HTTP. If the request has a `traceparent` header, the span becomes part of the client's trace.
 
-use crate::access_record::AccessLogCounts;
+use crate::access_record::AccessLogFields;
 use crate::span_attributes::{http_attributes, operation_of, request_attributes, usage_attributes};
 use async_trait::async_trait;
 use axum::http::{HeaderMap, Method};
@@ -184,7 +184,7 @@ pub(crate) struct RequestSpan {
 
 impl RequestSpan {
     /// Ends the span with the request's counts and queues it for export.
-    pub(crate) fn end(self, counts: &AccessLogCounts) {
+    pub(crate) fn end(self, counts: &AccessLogFields) {
         let parameters = counts.parameters.as_deref();
         let name = match parameters {
             Some(parameters) => format!("{} {}", self.operation, parameters.model),

@@ -3,7 +3,7 @@
 use super::access_log::record_requests;
 use super::api_error::ApiError;
 use super::app::AppState;
-use super::auth::{ListenerKind, RouteAccess, RouteAuthentication, authorize};
+use super::auth::{ListenerKind, RouteAccess, RouteAuthParams, authorize};
 use super::metrics_middleware::count_requests;
 use super::openai::{chat, completions};
 use super::runner_guard::{RequiredRunner, RunnerType, check_runner};
@@ -132,10 +132,7 @@ fn routes_by_path() -> impl Iterator<Item = HttpRoute> {
 fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
     let no_client_keys = !app.options.api_keys.requires_client_key();
     let guard = |access| {
-        from_fn_with_state(
-            RouteAuthentication { app: Arc::clone(&app), access, listener },
-            authorize,
-        )
+        from_fn_with_state(RouteAuthParams { app: Arc::clone(&app), access, listener }, authorize)
     };
     let mut router = Router::new();
     for HttpRoute { path, access, runner, handler, .. } in routes_by_path() {
@@ -146,7 +143,7 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
             }
             None => handler,
         };
-        // A route whose `RouteAuthentication` would admit every request gets no guard.
+        // A route whose `RouteAuthParams` would admit every request gets no guard.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
         router = router.route(path, guarded_handler);

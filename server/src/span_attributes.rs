@@ -4,7 +4,7 @@
 //! (<https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/>). `gen_ai.latency.*`, `gen_ai.request.id` and
 //! `gen_ai.usage.prompt_tokens`, `.completion_tokens` are the names of vLLM's spans.
 
-use crate::access_record::AccessLogCounts;
+use crate::access_record::AccessLogFields;
 use crate::request_spans::{SpanGenerationParams, SpanSamplingParams};
 use axum::http::Method;
 use opentelemetry::{Array, KeyValue, StringValue, Value};
@@ -87,7 +87,7 @@ fn sampling_attributes(sampling: &SpanSamplingParams) -> Vec<KeyValue> {
 }
 
 /// Returns the attributes of a reply. `received` is the arrival time of the request.
-pub(crate) fn usage_attributes(counts: &AccessLogCounts, received: Instant) -> Vec<KeyValue> {
+pub(crate) fn usage_attributes(counts: &AccessLogFields, received: Instant) -> Vec<KeyValue> {
     let mut attributes = Vec::new();
     let mut add = |name: &'static str, value: Value| attributes.push(KeyValue::new(name, value));
     add("http.response.status_code", i64::from(counts.status).into());
@@ -134,7 +134,7 @@ mod tests {
             sampling: None,
         };
         let mut attributes = request_attributes("embeddings", Some(&parameters));
-        let mut counts = AccessLogCounts::default();
+        let mut counts = AccessLogFields::default();
         counts.prompt_tokens = Some(3);
         counts.finish_reasons.push("stop");
         counts.parameters = Some(Box::new(parameters));

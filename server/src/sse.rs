@@ -2,7 +2,7 @@
 //! stream.
 
 use super::api_error::ApiError;
-use super::openai::choice::{ChoiceDelta, ChoiceFinish, StopMatch};
+use super::openai::choice::{ChoiceDelta, ChoiceFinishReason, StopMatch};
 use super::openai::generation::RequestGeneration;
 use super::openai::usage::UsageInfo;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -183,16 +183,18 @@ pub(crate) fn escape(text: &str, out: &mut BytesMut) {
 }
 
 /// Appends the fields `finish_reason` and `stop_reason`.
-pub(crate) fn write_end(end: Option<&ChoiceFinish>, out: &mut BytesMut) {
+pub(crate) fn write_end(end: Option<&ChoiceFinishReason>, out: &mut BytesMut) {
     let Some(end) = end else {
         return out.put_slice(b",\"finish_reason\":null,\"stop_reason\":null");
     };
     let _ = write!(out.writer(), ",\"finish_reason\":\"{}\",\"stop_reason\":", end.name());
     match end {
-        ChoiceFinish::Stop(StopMatch::Id(id)) | ChoiceFinish::Calls(StopMatch::Id(id)) => {
+        ChoiceFinishReason::Stop(StopMatch::Id(id))
+        | ChoiceFinishReason::Calls(StopMatch::Id(id)) => {
             let _ = write!(out.writer(), "{id}");
         }
-        ChoiceFinish::Stop(StopMatch::Text(text)) | ChoiceFinish::Calls(StopMatch::Text(text)) => {
+        ChoiceFinishReason::Stop(StopMatch::Text(text))
+        | ChoiceFinishReason::Calls(StopMatch::Text(text)) => {
             out.put_u8(b'"');
             escape(text, out);
             out.put_u8(b'"');

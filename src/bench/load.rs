@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::prompts::PromptGenerator;
 use super::report;
 use super::rng::SplitMix64;
-use super::samples::{LoadLevelReport, RequestSample};
+use super::samples::{LoadLevelReport, RequestMeasurement};
 use crate::client::{ClientError, OpenAiClient};
 use crate::config::{BenchServeArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
@@ -90,7 +90,7 @@ impl LoadGenerator<'_> {
         &self,
         bodies: Vec<Bytes>,
         arrivals: Option<Vec<Duration>>,
-    ) -> (Vec<RequestSample>, Vec<String>) {
+    ) -> (Vec<RequestMeasurement>, Vec<String>) {
         if bodies.is_empty() {
             return (Vec::new(), Vec::new());
         }
@@ -101,7 +101,7 @@ impl LoadGenerator<'_> {
         let mut running = JoinSet::new();
         let (mut samples, mut errors) = (Vec::new(), Vec::new());
         let mut record =
-            |result: Result<Result<RequestSample, ClientError>, tokio::task::JoinError>| {
+            |result: Result<Result<RequestMeasurement, ClientError>, tokio::task::JoinError>| {
                 progress.add(1);
                 match result {
                     Ok(Ok(sample)) => samples.push(sample),
@@ -180,7 +180,7 @@ async fn send_request(
     client: &OpenAiClient,
     path: &str,
     body: Bytes,
-) -> Result<RequestSample, ClientError> {
+) -> Result<RequestMeasurement, ClientError> {
     let sent = Instant::now();
     let mut stream = client.post_stream(path, body).await?;
     let (mut first, mut last) = (None, sent);
@@ -211,7 +211,7 @@ async fn send_request(
         return Err(ClientError::Reply("the stream ended before [DONE]".to_owned()));
     };
     let cached = |usage: &StreamedUsage| usage.prompt_tokens_details.as_ref()?.cached_tokens;
-    Ok(RequestSample {
+    Ok(RequestMeasurement {
         sent,
         first,
         last,

@@ -8,7 +8,7 @@ use protocol::Token;
 use serde_json::{Value, json};
 
 use super::rng::SplitMix64;
-use crate::config::{BenchServeArgs, LoadEndpoint, PromptKind};
+use crate::config::{BenchServeArgs, BenchServeEndpoint, PromptKind};
 use text::Tokenizer;
 
 /// Smallest random token id. Special tokens and single bytes usually have smaller ids.
@@ -35,7 +35,7 @@ impl<'a> PromptGenerator<'a> {
     /// Creates a generator. `card` is the server's model card. If it contains the path of a local model
     /// folder, the vocabulary size is read from this folder.
     pub(super) fn new(args: &'a BenchServeArgs, model: String, card: &Value) -> Result<Self> {
-        if args.endpoint == LoadEndpoint::Chat && args.prompts == PromptKind::Ids {
+        if args.endpoint == BenchServeEndpoint::Chat && args.prompts == PromptKind::Ids {
             bail!("--endpoint chat takes text: add --prompts text");
         }
         if args.input_len == 0 || args.output_len == 0 {
@@ -64,8 +64,8 @@ impl<'a> PromptGenerator<'a> {
     /// Returns the path of the API endpoint.
     pub(super) fn path(&self) -> &'static str {
         match self.args.endpoint {
-            LoadEndpoint::Completions => "/v1/completions",
-            LoadEndpoint::Chat => "/v1/chat/completions",
+            BenchServeEndpoint::Completions => "/v1/completions",
+            BenchServeEndpoint::Chat => "/v1/chat/completions",
         }
     }
 
@@ -84,11 +84,11 @@ impl<'a> PromptGenerator<'a> {
             "ignore_eos": !self.args.stop_at_eos,
         });
         match (self.args.endpoint, self.args.prompts) {
-            (LoadEndpoint::Completions, PromptKind::Ids) => body["prompt"] = ids.into(),
-            (LoadEndpoint::Completions, PromptKind::Text) => {
+            (BenchServeEndpoint::Completions, PromptKind::Ids) => body["prompt"] = ids.into(),
+            (BenchServeEndpoint::Completions, PromptKind::Text) => {
                 body["prompt"] = self.text(&ids).into();
             }
-            (LoadEndpoint::Chat, _) => {
+            (BenchServeEndpoint::Chat, _) => {
                 body["messages"] = json!([{"role": "user", "content": self.text(&ids)}]);
             }
         }

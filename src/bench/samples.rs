@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// Measurements of one successful request.
 #[derive(Debug)]
-pub(super) struct RequestSample {
+pub(super) struct RequestMeasurement {
     pub(super) sent: Instant,
     pub(super) first: Instant,
     pub(super) last: Instant,
@@ -76,14 +76,14 @@ impl LoadLevelReport {
     pub(super) fn new(
         concurrency: usize,
         request_rate: Option<f64>,
-        samples: &[RequestSample],
+        samples: &[RequestMeasurement],
         errors: &[String],
     ) -> Self {
         let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
-        let each = |f: &dyn Fn(&RequestSample) -> f64| {
+        let each = |f: &dyn Fn(&RequestMeasurement) -> f64| {
             LatencySummary::from_seconds(samples.iter().map(f).collect())
         };
-        let sum = |f: &dyn Fn(&RequestSample) -> u64| samples.iter().map(f).sum::<u64>();
+        let sum = |f: &dyn Fn(&RequestMeasurement) -> u64| samples.iter().map(f).sum::<u64>();
         let start = samples.iter().map(|s| s.sent).min();
         let end = samples.iter().map(|s| s.last).max();
         let duration_s = start.zip(end).map_or(0.0, |(start, end)| seconds(start, end));
@@ -124,7 +124,7 @@ mod tests {
     fn latency_metrics_follow_their_definitions() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let sample = |sent, first, last, tokens| RequestSample {
+        let sample = |sent, first, last, tokens| RequestMeasurement {
             sent: at(sent),
             first: at(first),
             last: at(last),

@@ -26,6 +26,7 @@ const VOCAB_SIZE: u32 = 32_000;
 /// Number of decode steps that run before the measurement.
 const WARMUP_STEPS: u32 = 20;
 
+/// Results of `hadron bench step` for one number of running requests.
 #[derive(Debug, Serialize)]
 struct StepBenchReport {
     running: u32,

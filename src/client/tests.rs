@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::*;
 
+/// Command line with the flags of the client only.
 #[derive(clap::Parser)]
 struct ClientTestArgs {
     #[command(flatten)]

@@ -32,7 +32,7 @@ pub struct BenchServeArgs {
     pub client: EvalClientArgs,
     /// API endpoint of the requests
     #[arg(long, default_value = "completions")]
-    pub endpoint: LoadEndpoint,
+    pub endpoint: BenchServeEndpoint,
     /// Content of prompts
     #[arg(long, default_value = "ids")]
     pub prompts: PromptKind,
@@ -78,9 +78,9 @@ pub struct BenchServeArgs {
     pub output: Option<PathBuf>,
 }
 
-/// API endpoint that a load uses.
+/// API endpoint that `hadron bench serve` sends requests to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LoadEndpoint {
+pub enum BenchServeEndpoint {
     /// Completions endpoint, /v1/completions
     Completions,
     /// Chat endpoint, /v1/chat/completions

@@ -68,7 +68,7 @@ pub struct EngineArgs {
     pub max_text_memory: ByteSize,
     /// HTTP status of requests rejected under overload
     #[arg(long, default_value = "429", value_name = "STATUS")]
-    pub admission_status: OverloadStatus,
+    pub admission_status: OverloadHttpStatus,
     /// Scheduling order of waiting requests
     #[arg(long, default_value = "fcfs")]
     pub scheduling_policy: SchedulingPolicyArg,
@@ -199,7 +199,7 @@ impl KvCacheDtypeArg {
 
 /// HTTP status of requests that are rejected because the server is overloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OverloadStatus {
+pub enum OverloadHttpStatus {
     /// Status 429, Too Many Requests
     #[value(name = "429")]
     TooManyRequests,

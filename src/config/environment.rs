@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use engine::nodes::ClusterSecret;
 use executor::DeviceEnvironment;
 
-use super::cluster::{ClusterVariables, SECRET_VARIABLE};
+use super::cluster::{LauncherEnvVariables, SECRET_VARIABLE};
 
 /// Values of the environment variables that configure the process.
 #[derive(Debug, Clone, Default)]
@@ -31,7 +31,7 @@ pub struct ProcessEnvironment {
     /// `HADRON_CLUSTER_SECRET`: secret that the nodes of a cluster share.
     pub cluster_secret: Option<ClusterSecret>,
     /// Variables that Slurm, MPI, torchrun and LeaderWorkerSet set on the nodes that they start.
-    pub cluster: ClusterVariables,
+    pub cluster: LauncherEnvVariables,
 }
 
 impl ProcessEnvironment {
@@ -66,7 +66,7 @@ impl ProcessEnvironment {
             api_key: text("HADRON_API_KEY").or_else(|| text("VLLM_API_KEY")),
             pod_name: text("POD_NAME").or_else(host_name),
             cluster_secret: text(SECRET_VARIABLE).map(|text| ClusterSecret::new(&text)),
-            cluster: ClusterVariables::read(text),
+            cluster: LauncherEnvVariables::read(text),
         }
     }
 }

@@ -37,16 +37,16 @@ use serde_json::{Map, Value};
 
 pub use access::{AccessArgs, StringListArg};
 pub use bench::{
-    BenchCommand, BenchCompareArgs, BenchOpsArgs, BenchServeArgs, BenchStepArgs, BenchTraceArgs,
-    LoadEndpoint, PromptKind,
+    BenchCommand, BenchCompareArgs, BenchOpsArgs, BenchServeArgs, BenchServeEndpoint,
+    BenchStepArgs, BenchTraceArgs, PromptKind,
 };
 pub use cli_reference::{reference, reference_path};
 pub(crate) use cluster::SECRET_VARIABLE;
-pub use cluster::{ClusterVariables, NodeArgs};
+pub use cluster::{LauncherEnvVariables, NodeArgs};
 pub use doctor::DoctorArgs;
 pub(crate) use engine::BF16_KV_CACHE_MISMATCH;
 pub use engine::{
-    DeviceArg, EngineArgs, ExecutorModeArg, KvCacheDtypeArg, LoadBalancePolicy, OverloadStatus,
+    DeviceArg, EngineArgs, ExecutorModeArg, KvCacheDtypeArg, LoadBalancePolicy, OverloadHttpStatus,
     ParallelArgs, SchedulingPolicyArg,
 };
 pub use environment::ProcessEnvironment;
@@ -77,6 +77,7 @@ pub use units::{ByteSize, DurationArg, MaxModelLenArg};
     disable_help_subcommand = true,
     args_override_self = true
 )]
+/// Command line of `hadron`.
 struct CliArgs {
     #[command(subcommand)]
     command: CliCommand,

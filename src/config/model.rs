@@ -27,7 +27,7 @@ pub struct ModelArgs {
     /// Consumes all arguments after it, so put MODEL before it
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
-    /// Values that override members of config.json; objects are merged, a member that is null counts as absent. A name with dots
+    /// Values that override members of config.json; objects are merged, and null sets a member to null. A name with dots
     /// is a path, also as a flag: --hf-overrides.rope_scaling.factor 4
     #[arg(long, value_parser = json_object, value_name = "JSON")]
     hf_overrides: Vec<Map<String, Value>>,

@@ -1,7 +1,7 @@
 //! Findings: problems that prevent serving on this machine, and problems that make serving slow.
 
 use super::report::{
-    DoctorFinding, DoctorReport, FindingLevel, GpuReport, GpuVendorReport, HostReport,
+    DoctorFinding, DoctorReport, FindingSeverity, GpuReport, GpuVendorReport, HostReport,
 };
 
 /// GPU architectures for which kernels are compiled; the last one is the emulator of the tests.
@@ -22,7 +22,7 @@ pub(super) fn falls_back(report: &DoctorReport) -> bool {
 
 /// Whether any finding prevents serving.
 pub(super) fn has_error(findings: &[DoctorFinding]) -> bool {
-    findings.iter().any(|finding| finding.level == FindingLevel::Error)
+    findings.iter().any(|finding| finding.level == FindingSeverity::Error)
 }
 
 /// Returns all findings. `is_required`: a flag requires the device, so `hadron serve` does not fall back to
@@ -62,19 +62,19 @@ struct FindingList {
 }
 
 impl FindingList {
-    fn add(&mut self, level: FindingLevel, what: impl Into<String>, remedy: impl Into<String>) {
+    fn add(&mut self, level: FindingSeverity, what: impl Into<String>, remedy: impl Into<String>) {
         self.findings.push(DoctorFinding { level, what: what.into(), remedy: remedy.into() });
     }
 
     fn warn(&mut self, what: impl Into<String>, remedy: impl Into<String>) {
-        self.add(FindingLevel::Warning, what, remedy);
+        self.add(FindingSeverity::Warning, what, remedy);
     }
 }
 
 /// Adds the problems that prevent serving on the GPUs of the selected vendor. Unless a flag requires the
 /// GPUs, `hadron serve` falls back to the CPU.
 fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: bool) {
-    let level = if is_required { FindingLevel::Error } else { FindingLevel::Warning };
+    let level = if is_required { FindingSeverity::Error } else { FindingSeverity::Warning };
     let effect = if is_required { "" } else { FALLS_BACK };
     if let Some(error) = &vendor.device_file.error {
         let file = vendor.device_file.path.display();

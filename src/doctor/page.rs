@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::report::{
-    DoctorReport, FindingLevel, GpuReport, GpuVendorReport, HostReport, LibraryReport,
+    DoctorReport, FindingSeverity, GpuReport, GpuVendorReport, HostReport, LibraryReport,
 };
 
 /// Returns the page.
@@ -28,8 +28,8 @@ pub(super) fn page(report: &DoctorReport) -> String {
     line(&mut out, "");
     for finding in &report.findings {
         let level = match finding.level {
-            FindingLevel::Error => "ERROR",
-            FindingLevel::Warning => "WARNING",
+            FindingSeverity::Error => "ERROR",
+            FindingSeverity::Warning => "WARNING",
         };
         line(&mut out, &format!("{level}  {} ({})", finding.what, finding.remedy));
     }

@@ -162,7 +162,7 @@ pub(super) struct PcieLink {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct DoctorFinding {
     /// Severity.
-    pub(super) level: FindingLevel,
+    pub(super) level: FindingSeverity,
     /// What was found, and its effect.
     pub(super) what: String,
     /// What to do.
@@ -172,7 +172,7 @@ pub(super) struct DoctorFinding {
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum FindingLevel {
+pub(super) enum FindingSeverity {
     /// The server does not start.
     Error,
     /// The server is slow, or lacks a function.

@@ -24,6 +24,7 @@ pub(super) struct EvalFixture {
     pub(super) vocab_size: usize,
 }
 
+/// Metadata of a golden fixture file: model configuration and seed.
 #[derive(Deserialize)]
 struct FixtureMetadata {
     config: String,
@@ -31,6 +32,7 @@ struct FixtureMetadata {
     seed: u64,
 }
 
+/// Header entry of one tensor in a safetensors file.
 #[derive(Deserialize)]
 struct SafetensorsEntry {
     dtype: String,

@@ -27,7 +27,7 @@ pub(super) fn run(args: &EventsCheckArgs, environment: &ProcessEnvironment) -> R
         subscribe.from.get_or_insert(0);
     }
     let mut subscriber = EventSubscriber::open(&subscribe, &addresses, Some(args.duration.0))?;
-    let mut check = KvEventStreamCheck::default();
+    let mut check = KvEventStreamChecker::default();
     while let Some(event) = subscriber.next()? {
         check.add_event(event);
     }
@@ -43,9 +43,9 @@ pub(super) fn run(args: &EventsCheckArgs, environment: &ProcessEnvironment) -> R
     Ok(if check.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Counters and state of the check while batches are received.
+/// Checks the batches of a KV-event stream as they are received; contains counters and violations.
 #[derive(Default)]
-struct KvEventStreamCheck {
+struct KvEventStreamChecker {
     batches: u64,
     replayed: u64,
     first: Option<u64>,
@@ -66,7 +66,7 @@ struct KvEventStreamCheck {
     violations_total: u64,
 }
 
-impl KvEventStreamCheck {
+impl KvEventStreamChecker {
     fn add_violation(&mut self, text: String) {
         self.violations_total += 1;
         if self.violations.len() < VIOLATIONS_SHOWN {

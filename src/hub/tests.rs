@@ -23,6 +23,7 @@ struct MockHubState {
     tokens: Vec<String>,
 }
 
+/// Mock server of the model hub, which runs in a thread of the test.
 #[derive(Clone)]
 struct MockHub {
     state: Arc<Mutex<MockHubState>>,

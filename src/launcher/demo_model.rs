@@ -30,7 +30,8 @@ const FILES: &[(&str, &[u8])] = &[
     path.display(),
     advice(source.kind())
 )]
-pub struct UnpackError {
+/// Error when the files of the demo model cannot be written to disk.
+pub struct DemoModelUnpackError {
     /// Folder or file that could not be written.
     pub path: PathBuf,
     /// Total bytes of the files of the demo model.
@@ -39,7 +40,7 @@ pub struct UnpackError {
     pub source: io::Error,
 }
 
-/// Returns advice for the operator, which is part of the message of `UnpackError`.
+/// Returns advice for the operator, which is part of the message of `DemoModelUnpackError`.
 fn advice(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -54,21 +55,21 @@ fn advice(kind: io::ErrorKind) -> &'static str {
 
 /// Folder with the files of the demo model. It is private to this process, and removed on drop.
 #[derive(Debug)]
-pub struct UnpackedDemo {
+pub struct UnpackedDemoModel {
     dir: PathBuf,
 }
 
-impl UnpackedDemo {
+impl UnpackedDemoModel {
     /// Writes the files of the demo model to a new folder in the system's temporary folder.
     ///
     /// Errors: the folder cannot be created, or a file cannot be written. Partly written files are removed.
-    pub fn new() -> Result<Self, UnpackError> {
+    pub fn new() -> Result<Self, DemoModelUnpackError> {
         Self::in_parent(&std::env::temp_dir())
     }
 
     /// Writes the files of the demo model to a new folder in `parent`.
-    fn in_parent(parent: &Path) -> Result<Self, UnpackError> {
-        let failed = |path: &Path, source| UnpackError {
+    fn in_parent(parent: &Path) -> Result<Self, DemoModelUnpackError> {
+        let failed = |path: &Path, source| DemoModelUnpackError {
             path: path.to_owned(),
             bytes: FILES.iter().map(|(_, bytes)| bytes.len()).sum(),
             source,
@@ -91,7 +92,7 @@ impl UnpackedDemo {
     }
 }
 
-impl Drop for UnpackedDemo {
+impl Drop for UnpackedDemoModel {
     fn drop(&mut self) {
         // Memory-mapped files stay readable. If the folder cannot be removed, the system's cleanup of
         // temporary files removes it.
@@ -107,7 +108,7 @@ mod tests {
     fn unpack_error_names_folder_reason_and_advice() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing");
-        let error = UnpackedDemo::in_parent(&missing).unwrap_err();
+        let error = UnpackedDemoModel::in_parent(&missing).unwrap_err();
         let message = error.to_string();
         assert!(message.contains(&*missing.to_string_lossy()), "{message}");
         assert!(message.contains("No such file or directory"), "{message}");
@@ -119,7 +120,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(
-            UnpackedDemo::in_parent(&file).unwrap_err().source.kind(),
+            UnpackedDemoModel::in_parent(&file).unwrap_err().source.kind(),
             io::ErrorKind::NotADirectory
         );
     }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tokio::runtime::Runtime;
 
-/// Inputs for starting the engine of a loaded model.
-pub(super) struct EngineStart<'a> {
+/// Inputs for starting the engine: command-line arguments, model files, startup report and server state.
+pub(super) struct EngineStartInputs<'a> {
     pub(super) args: &'a ServeArgs,
     pub(super) files: &'a ModelFiles,
     pub(super) startup: &'a StartupReport,
@@ -38,7 +38,7 @@ pub(super) struct EngineWithPublishers {
     pub(super) max_model_len: u32,
 }
 
-impl EngineStart<'_> {
+impl EngineStartInputs<'_> {
     /// Starts the engine. `links` has one link per replica; `sender` receives the events of the engine.
     ///
     /// Errors: a setting is invalid, or a thread cannot be started.

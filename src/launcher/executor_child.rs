@@ -38,16 +38,16 @@ const STEP_GRACE_PERIOD: Duration = Duration::from_millis(1_500);
 /// Maximum number of messages in the queue of the thread that sends to the server.
 const OUTBOX_MESSAGES: usize = 8;
 
-/// Reason why an executor process ends.
-enum ChildExit {
+/// How an executor process ends: stopped by itself, or because the server closed the link.
+enum ExecutorChildExit {
     /// The executor stopped after `Shutdown` or after a failure.
     Stopped(ExitCode),
     /// The server closed the link, or its process ended.
     LinkClosed,
 }
 
-/// Data with which the process starts, other than the settings of the server.
-struct ChildStart {
+/// Inputs with which an executor process starts, other than the settings of the server.
+struct ExecutorStartInputs {
     epoch: Epoch,
     environment: DeviceEnvironment,
 }
@@ -68,7 +68,10 @@ pub fn run(args: &ExecutorArgs, environment: &ProcessEnvironment) -> Result<Exit
         ];
         let _harmless = NonFatalSignals::catch()?;
         let shutdown_requested = Arc::new(AtomicBool::new(false));
-        let id = ChildStart { epoch: Epoch(args.epoch), environment: environment.devices.clone() };
+        let id = ExecutorStartInputs {
+            epoch: Epoch(args.epoch),
+            environment: environment.devices.clone(),
+        };
         start(stream, id, exit_tx, Arc::clone(&shutdown_requested))?;
         Ok(wait_for_exit(exit_rx, signals, &shutdown_requested).await)
     })
@@ -79,8 +82,8 @@ pub fn run(args: &ExecutorArgs, environment: &ProcessEnvironment) -> Result<Exit
 /// `shutdown_requested` becomes true when the server has sent `Shutdown`.
 fn start(
     stream: LinkSocket,
-    ChildStart { epoch, environment }: ChildStart,
-    exit_tx: UnboundedSender<ChildExit>,
+    ExecutorStartInputs { epoch, environment }: ExecutorStartInputs,
+    exit_tx: UnboundedSender<ExecutorChildExit>,
     shutdown_requested: Arc<AtomicBool>,
 ) -> Result<()> {
     let watched_link = stream.try_clone()?;
@@ -93,7 +96,7 @@ fn start(
     let closed = exit_tx.clone();
     thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
         wait_for_hangup(&watched_link);
-        let _ = closed.send(ChildExit::LinkClosed); // The send fails if the process is ending.
+        let _ = closed.send(ExecutorChildExit::LinkClosed); // The send fails if the process is ending.
     })?;
     let (to_server, outbox) = sync_channel(OUTBOX_MESSAGES);
     let writer_thread = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
@@ -116,7 +119,7 @@ fn start(
             tracing::error!(%error, "writing to the server failed");
         }
         let code = if failed.load(Ordering::Relaxed) { EXIT_CODE_FATAL } else { 0 };
-        let _ = exit_tx.send(ChildExit::Stopped(ExitCode::from(code)));
+        let _ = exit_tx.send(ExecutorChildExit::Stopped(ExitCode::from(code)));
     })?;
     Ok(())
 }
@@ -146,7 +149,7 @@ fn wait_for_hangup(link: &LinkSocket) {
 
 /// Waits until the executor stops. After the link has closed, waits for at most `STEP_GRACE_PERIOD`.
 async fn wait_for_exit(
-    mut exit_rx: UnboundedReceiver<ChildExit>,
+    mut exit_rx: UnboundedReceiver<ExecutorChildExit>,
     [mut interrupt, mut terminate, mut quit]: [tokio::signal::unix::Signal; 3],
     shutdown_requested: &AtomicBool,
 ) -> ExitCode {
@@ -160,8 +163,8 @@ async fn wait_for_exit(
         };
         tokio::select! {
             exit = exit_rx.recv() => match exit {
-                Some(ChildExit::Stopped(code)) => return code,
-                Some(ChildExit::LinkClosed) => deadline = Some(Instant::now() + STEP_GRACE_PERIOD),
+                Some(ExecutorChildExit::Stopped(code)) => return code,
+                Some(ExecutorChildExit::LinkClosed) => deadline = Some(Instant::now() + STEP_GRACE_PERIOD),
                 None => return ExitCode::from(EXIT_CODE_FATAL),
             },
             () = overdue => return ExitCode::from(EXIT_CODE_FATAL),
@@ -184,6 +187,7 @@ struct ExitTrackingLink<L> {
 }
 
 impl MessageSender for ExitTrackingLink<SyncSender<ExecutorEvent>> {
+    /// Event that is sent to the server.
     type Message = ExecutorEvent;
 
     fn send(&mut self, message: ExecutorEvent) -> Result<(), LinkError> {
@@ -195,6 +199,7 @@ impl MessageSender for ExitTrackingLink<SyncSender<ExecutorEvent>> {
 }
 
 impl MessageReceiver for ExitTrackingLink<FrameReader<LinkSocket, ExecutorCommand>> {
+    /// Command that is received from the server.
     type Message = ExecutorCommand;
 
     fn recv(&mut self, timeout: Duration) -> Result<Option<ExecutorCommand>, LinkError> {

@@ -37,7 +37,7 @@ pub struct ModelFiles {
     /// Pooling of the model; `None` = it generates text.
     pub pooling: Option<UnresolvedPooling>,
     /// Unpacked demo model, the files of which are removed on drop.
-    _unpacked: Option<demo_model::UnpackedDemo>,
+    _unpacked: Option<demo_model::UnpackedDemoModel>,
 }
 
 /// Returns the combined digest of a model folder and of the draft model's folder.
@@ -48,8 +48,8 @@ pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::LoadFormat) ->
     Ok(models::manifest(dir, source)? ^ draft.map_or(0, |digest| digest.rotate_left(1)))
 }
 
-/// Tokenizer and chat template of the served model.
-pub struct TextAssets {
+/// Tokenizer and chat template of the served model, and its pooling settings if it is a pooling model.
+pub struct TokenizerAndTemplate {
     /// Tokenizer of the model.
     pub tokenizer: Tokenizer,
     /// Chat template, if the model has one.
@@ -71,7 +71,7 @@ impl ModelFiles {
             let file_set = if synth { HubFileSet::WithoutWeights } else { HubFileSet::Everything };
             (name.clone(), fetch(name, file_set)?, None)
         } else {
-            let unpacked = demo_model::UnpackedDemo::new()?;
+            let unpacked = demo_model::UnpackedDemoModel::new()?;
             (demo_model::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
         };
         let tokenizer_dir = match &model.tokenizer {
@@ -105,7 +105,7 @@ impl ModelFiles {
     }
 
     /// Loads the tokenizer and compiles the chat template.
-    pub fn load_text(&self, args: &ServeArgs) -> Result<TextAssets> {
+    pub fn load_text(&self, args: &ServeArgs) -> Result<TokenizerAndTemplate> {
         let tokenizer = Tokenizer::load(&self.tokenizer_dir)?;
         let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
         let output_bytes_max = settings::prompt_bytes_max(self.max_model_len);
@@ -118,7 +118,7 @@ impl ModelFiles {
             .as_ref()
             .map(|plan| plan.settings(&self.config, &tokenizer, has_template))
             .transpose()?;
-        Ok(TextAssets { tokenizer, template, pooler })
+        Ok(TokenizerAndTemplate { tokenizer, template, pooler })
     }
 
     /// Returns the served model names.
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn too_large_max_model_len_is_rejected_with_both_numbers() {
-        let dir = demo_model::UnpackedDemo::new().unwrap();
+        let dir = demo_model::UnpackedDemoModel::new().unwrap();
         let config = ModelConfig::from_dir(dir.dir()).unwrap();
         let longest = config.context_max() as u32;
         assert_eq!(max_model_len(None, &config).unwrap(), longest);

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// Server whose model is not loaded yet.
+/// Server that already listens for connections, but whose model is not loaded yet.
 pub(super) struct ListeningServer {
     pub(super) app: Arc<AppState>,
     /// Limiter and list of open connections.

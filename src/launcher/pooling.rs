@@ -247,7 +247,7 @@ impl UnresolvedPooling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launcher::demo_model::UnpackedDemo;
+    use crate::launcher::demo_model::UnpackedDemoModel;
     use serde_json::json;
 
     const ARGS: PoolingArgs =
@@ -269,7 +269,7 @@ mod tests {
     }
 
     fn demo_config() -> ModelConfig {
-        ModelConfig::from_dir(UnpackedDemo::new().unwrap().dir()).unwrap()
+        ModelConfig::from_dir(UnpackedDemoModel::new().unwrap().dir()).unwrap()
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! port in use ends the process immediately. Model files follow, then tokenizer and executors, then the
 //! engine. An error before the server is ready ends the process with exit code 1 and the cause.
 
-use super::engine_start::{EngineStart, EngineWithPublishers};
-use super::model_files::{ModelFiles, TextAssets};
+use super::engine_start::{EngineStartInputs, EngineWithPublishers};
+use super::model_files::{ModelFiles, TokenizerAndTemplate};
 use super::open_server::ListeningServer;
 use super::shutdown::ServerFrontend;
 use super::start_policy::start_policy;
@@ -81,7 +81,7 @@ fn serve(
     };
     let StartedModel { args, world, links, startup, text } = started;
     let args = &args;
-    let parts = EngineStart { args, files: &files, startup: &startup, app: &app };
+    let parts = EngineStartInputs { args, files: &files, startup: &startup, app: &app };
     let engine = parts.start(links, publishers, sender.clone(), runtime)?;
     let EngineWithPublishers { host, metrics, publishers, limits, max_model_len } = engine;
 
@@ -168,7 +168,7 @@ struct StartedModel {
     world: ExecutorManager,
     links: Vec<ExecutorLink>,
     startup: StartupReport,
-    text: TextAssets,
+    text: TokenizerAndTemplate,
 }
 
 /// Starts the executors and reads the tokenizer files at the same time. With `--device auto` and one
@@ -215,7 +215,7 @@ fn serving_context(
     args: &ServeArgs,
     files: &ModelFiles,
     startup: &StartupReport,
-    text: TextAssets,
+    text: TokenizerAndTemplate,
     bounds: FieldBounds,
     host: &RunningEngine,
     metrics: Arc<ServerMetrics>,

@@ -3,7 +3,7 @@
 use super::model_files::ModelFiles;
 use crate::config::{
     AccessArgs, BF16_KV_CACHE_MISMATCH, DeviceArg, EngineArgs, ExecutorModeArg, KvCacheDtypeArg,
-    LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadStatus, ProcessEnvironment,
+    LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadHttpStatus, ProcessEnvironment,
     ReasoningFieldArg, ReplyArgs, SchedulingPolicyArg, ServeArgs, StringListArg,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -18,7 +18,7 @@ use protocol::{
     ParallelConfig, Rank, SpeculativeConfig, SpeculativeMethod,
 };
 use scheduler::{RoutingPolicy, SchedulerLimits};
-use server::openai::chat::ReasoningField;
+use server::openai::chat::ReasoningFieldNames;
 use server::openai::{FieldBounds, SamplingDefaults};
 use server::{ApiKeys, CorsConfig, RequestSpanExporter, RequestTracer, ServerOptions};
 use std::fs;
@@ -53,17 +53,17 @@ pub fn options(args: &ServeArgs, runtime: &Handle) -> Result<ServerOptions> {
         tracer: tracer(&args.log)?,
         keep_alive: args.http.sse_keep_alive_interval.0,
         overload_status: match args.engine.admission_status {
-            OverloadStatus::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-            OverloadStatus::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            OverloadHttpStatus::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+            OverloadHttpStatus::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         },
         strict_fields: reply.strict_fields,
         force_usage: reply.enable_force_include_usage,
         usage_details: reply.enable_prompt_tokens_details,
         tokens_as_ids: reply.return_tokens_as_token_ids,
         reasoning_field: match reply.reasoning_field {
-            ReasoningFieldArg::Both => ReasoningField::Both,
-            ReasoningFieldArg::Reasoning => ReasoningField::Reasoning,
-            ReasoningFieldArg::ReasoningContent => ReasoningField::ReasoningContent,
+            ReasoningFieldArg::Both => ReasoningFieldNames::Both,
+            ReasoningFieldArg::Reasoning => ReasoningFieldNames::Reasoning,
+            ReasoningFieldArg::ReasoningContent => ReasoningFieldNames::ReasoningContent,
         },
         tokenizer_info: reply.enable_tokenizer_info_endpoint,
         owned_by: reply.owned_by.clone(),

@@ -7,7 +7,7 @@ use super::{device_detection, executor_program, settings, signals};
 use crate::config::{DeviceArg, ProcessEnvironment, ServeArgs};
 use anyhow::{Context, Result};
 use engine::ExecutorLaunchOptions;
-use engine::nodes::{ClusterConfig, WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
+use engine::nodes::{ClusterConfig, WorkerNode, WorkerNodeConfig, WorkerNodeEvent, WorkerNodeExit};
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use tokio::runtime::Runtime;
@@ -40,7 +40,7 @@ pub fn run(
             .context("cannot install signal handlers")?;
     }
     let program = executor_program::program(args.log.log_format);
-    let setup = WorkerNodeSetup {
+    let setup = WorkerNodeConfig {
         cluster: cluster.clone(),
         secret,
         config,

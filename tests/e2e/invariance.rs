@@ -59,8 +59,10 @@ pub(crate) const SEQUENTIAL: EngineTestConfig = EngineTestConfig {
     uses_draft_model: false,
 };
 
+/// Output tokens and log-probabilities of each request.
 type RequestOutputs = BTreeMap<RequestId, (Vec<Token>, Vec<TokenLogprobs>)>;
 
+/// Outputs and statistics of one run of the engine.
 #[derive(Default)]
 struct RunOutputs {
     outputs: RequestOutputs,

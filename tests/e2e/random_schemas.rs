@@ -168,6 +168,7 @@ pub(crate) fn write_model(folder: &Path) -> usize {
     hidden_size
 }
 
+/// Numbers of requests with random schemas by outcome, and number of output tokens.
 #[derive(Default)]
 struct SchemaCounts {
     completed: AtomicU64,

@@ -168,6 +168,7 @@ impl QuantizedCheckpointFixture {
     }
 }
 
+/// Shape and bytes of one tensor of a fixture file.
 struct FixtureTensor<'a> {
     shape: Vec<usize>,
     bytes: &'a [u8],

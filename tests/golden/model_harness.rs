@@ -12,15 +12,15 @@ use std::{fs, thread};
 
 use collectives::{DeviceGroup, ParallelGroup, SharedMemoryRendezvous};
 use device::CpuConfig;
-use device::gpu::{GpuConfig, GpuLibraries, HalfDtype};
+use device::gpu::{GpuConfig, GpuLibrarySelection, HalfDtype};
 use kernels::KernelBackend;
 use kernels::cpu::CpuBackend;
 use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    ExpertExchange, ForwardContext, ForwardObserver, LoadFormat, LoadedModel, Model, ModelConfig,
-    ModelLoadOptions, MtpModel, load_model,
+    ExpertExchangeMethod, ForwardContext, ForwardObserver, LoadFormat, LoadedModel, Model,
+    ModelConfig, ModelLoadOptions, MtpModel, load_model,
 };
 use ops::{
     DType, DeviceBatchMetadata, ExpertRouting, HostBatchMetadata, KvPool, OpError, Ops, Tensor,
@@ -44,7 +44,7 @@ pub(crate) struct RankContext {
     gpu: Option<Arc<GpuBackend>>,
     tp: ParallelGroup,
     dp: ParallelGroup,
-    exchange: ExpertExchange,
+    exchange: ExpertExchangeMethod,
     /// Largest number of tokens of any rank in a step; 0 if all ranks have the same tokens.
     max_tokens_of_any_rank: Cell<usize>,
     logits_hash: Cell<u64>,
@@ -100,7 +100,7 @@ impl RankContext {
             ParallelRanks::SINGLE,
             None,
             [ParallelGroup::single(), ParallelGroup::single()],
-            ExpertExchange::AllGather,
+            ExpertExchangeMethod::AllGather,
         )
     }
 
@@ -108,7 +108,7 @@ impl RankContext {
         ranks: ParallelRanks,
         gpu: Option<Arc<GpuBackend>>,
         [tp, dp]: [ParallelGroup; 2],
-        exchange: ExpertExchange,
+        exchange: ExpertExchangeMethod,
     ) -> Self {
         Self {
             ranks,
@@ -233,10 +233,10 @@ fn join(
         [ParallelGroup::single(), group]
     };
     let exchange = match sharing {
-        ShardingMode::AllToAllReplicas => ExpertExchange::AllToAll,
+        ShardingMode::AllToAllReplicas => ExpertExchangeMethod::AllToAll,
         ShardingMode::TensorParallel
         | ShardingMode::ExpertParallel
-        | ShardingMode::AttentionReplicas => ExpertExchange::AllGather,
+        | ShardingMode::AttentionReplicas => ExpertExchangeMethod::AllGather,
     };
     RankContext::new(ranks, gpu, groups, exchange)
 }
@@ -509,8 +509,8 @@ fn half_type(dtype: DType) -> HalfDtype {
 /// unset, which makes the fixtures run on the CPU.
 fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
-        Ok("cuda") => GpuLibraries::Cuda,
-        Ok("rocm") => GpuLibraries::Rocm,
+        Ok("cuda") => GpuLibrarySelection::Cuda,
+        Ok("rocm") => GpuLibrarySelection::Rocm,
         Ok(other) => panic!("HADRON_GPU={other} is not cuda or rocm"),
         Err(_) => return None,
     };

@@ -11,6 +11,7 @@ use crate::model_harness::{
     self, ModelHarness, RankContext, SequenceRow, ShardingMode, difference, run_ranks_each, top,
 };
 
+/// Logits of several tokens, one row per token.
 type LogitRows = Vec<Vec<f32>>;
 
 /// The fixture's tokens `[from, to)` that a replica has in a step; `None` if it has no token.

@@ -2,7 +2,7 @@
 //! read and written correctly.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
-use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};
+use crate::hash_model::{HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess};
 use protocol::{
     Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, RequestId, RowError, RowInput, RowOutput,
     SamplingParams, SequenceInit, SequenceSlot, StepId, StepLaunchMode, Token,
@@ -53,7 +53,7 @@ fn row(start: u32, input: RowInput, table: &[u32]) -> BatchRow {
     }
 }
 
-fn step(device: &mut HashModel, n: u64, row: BatchRow) -> Result<RowOutput, InvalidBatch> {
+fn step(device: &mut HashModel, n: u64, row: BatchRow) -> Result<RowOutput, InvalidBatchError> {
     let bucket = StepLaunchMode::Eager { tokens: row.len };
     let batch = Batch {
         step: StepId(n),

@@ -15,7 +15,7 @@ pub(crate) enum SimEvent {
     /// The executors of a replica finish the oldest queued step.
     StepDone { replica: usize, incarnation: u32 },
     /// A step output reaches the scheduler.
-    Reply { replica: usize, reply: InFlightReply },
+    Reply { replica: usize, reply: InFlightStepOutput },
     /// The failure of a replica's executors reaches the scheduler. `incarnation` is the incarnation of the
     /// replacements; if these have also failed, the event is ignored.
     ExecutorsFailed { replica: usize, incarnation: u32 },
@@ -57,7 +57,7 @@ impl SimEvent {
 
 /// A step output on its way to the scheduler.
 #[derive(Debug)]
-pub(crate) struct InFlightReply {
+pub(crate) struct InFlightStepOutput {
     /// The step output that is in flight.
     pub(crate) output: StepOutput,
     /// KV blocks that the output confirms as computed, each as row index and hash-model context at the end of

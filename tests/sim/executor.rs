@@ -1,7 +1,7 @@
 //! The simulated executors of one replica and both directions of their link, which keeps order, delays
 //! messages and may fail.
 
-use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};
+use crate::hash_model::{HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess};
 use crate::mask_worker::MaskedRowGrammar;
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
@@ -132,7 +132,7 @@ impl SimExecutor {
     pub(crate) fn run(
         &mut self,
         fails: impl Fn(&BatchRow) -> Option<RowError>,
-    ) -> Result<Option<CompletedStep>, InvalidBatch> {
+    ) -> Result<Option<CompletedStep>, InvalidBatchError> {
         self.busy = false;
         let _ = self.next_start_ms(0);
         let Some(SimExecutorMessage::Batch { batch, grammars, .. }) = self.queue.pop_front() else {

@@ -1,7 +1,7 @@
 //! Steps and faults of the executors in a simulated world. The faults are failed rows, wrong or stale
 //! outputs, crashes, and hangs.
 
-use crate::event_queue::{InFlightReply, SimEvent};
+use crate::event_queue::{InFlightStepOutput, SimEvent};
 use crate::executor::{CompletedStep, SimExecutor};
 use crate::executor_watch::ExecutorLivenessEvent;
 use crate::hash_model::text::avalanche;
@@ -41,7 +41,7 @@ impl SimWorld {
         if self.rng.chance_per_mille(faults.duplicate_reply) {
             let output = ran.output.clone();
             let later_ms = at_ms + self.rng.below(200);
-            let reply = InFlightReply {
+            let reply = InFlightStepOutput {
                 output,
                 filled_blocks: Vec::new(),
                 repeated: true,
@@ -49,7 +49,7 @@ impl SimWorld {
             };
             self.events.add(later_ms + 1, SimEvent::Reply { replica, reply });
         }
-        let reply = InFlightReply {
+        let reply = InFlightStepOutput {
             output: ran.output,
             filled_blocks: ran.filled_blocks,
             repeated: false,
@@ -237,7 +237,7 @@ impl SimWorld {
             // The output arrives after the report of the crash. If it arrived earlier, it would be an
             // ordinary output.
             let at_ms = self.now_ms + 51 + self.rng.below(1500);
-            let reply = InFlightReply {
+            let reply = InFlightStepOutput {
                 output,
                 filled_blocks: Vec::new(),
                 repeated: false,
@@ -249,7 +249,7 @@ impl SimWorld {
     }
 
     /// Delivers a step output to the scheduler.
-    pub(crate) fn reply(&mut self, replica: usize, reply: InFlightReply) {
+    pub(crate) fn reply(&mut self, replica: usize, reply: InFlightStepOutput) {
         if self.is_link_broken(replica, reply.incarnation) {
             self.count_lost_frame(replica);
             return;

@@ -18,8 +18,7 @@ struct MirroredBlock {
     children: u32,
 }
 
-/// Blocks that are cached according to the KV events, and contexts that the simulated devices have really
-/// computed.
+/// Mirror of the prefix index: cached blocks according to the KV events, and contexts really computed.
 #[derive(Debug, Default)]
 pub(crate) struct IndexMirror {
     blocks: BTreeMap<BlockHash, MirroredBlock>,

@@ -7,7 +7,7 @@
 #![allow(clippy::print_stdout, reason = "prints the detected violation and its seed")]
 
 use crate::fault_injector::InjectedFault;
-use crate::seed_sweep::{SimSeedRun, sweep};
+use crate::seed_sweep::{SimSeedResult, sweep};
 use crate::sim_config::GROUP_SEEDS_FROM;
 
 /// Number of seeds within which each fault must be found.
@@ -16,7 +16,7 @@ const SEEDS: u64 = 1000;
 const VIOLATION_CHARS: usize = 110;
 
 /// Prints a line with the name of a fault, the seed that found it, and the violated invariant.
-fn print_failure(name: &str, failure: &SimSeedRun) {
+fn print_failure(name: &str, failure: &SimSeedResult) {
     let violation = failure.violation.as_ref().map(ToString::to_string).unwrap_or_default();
     let violation: String = violation.replace('\n', " ").chars().take(VIOLATION_CHARS).collect();
     println!("{name:<30} {:>10}  {violation}", failure.seed);

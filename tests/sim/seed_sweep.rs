@@ -13,7 +13,7 @@ use std::sync::{Mutex, Once};
 
 /// Result of the simulation of one seed.
 #[derive(Debug)]
-pub(crate) struct SimSeedRun {
+pub(crate) struct SimSeedResult {
     /// The seed that was simulated.
     pub(crate) seed: u64,
     /// Hash of the run's trace.
@@ -34,7 +34,7 @@ pub(crate) struct SweepResult {
     /// Counts of events and faults, summed over all runs.
     pub(crate) counts: SimCounts,
     /// Runs that violated an invariant, lowest seed first.
-    pub(crate) failures: Vec<SimSeedRun>,
+    pub(crate) failures: Vec<SimSeedResult>,
 }
 
 thread_local! {
@@ -43,7 +43,7 @@ thread_local! {
 }
 
 /// Runs one seed, with an injected fault if `fault` is given.
-pub(crate) fn run(seed: u64, fault: Option<InjectedFault>, readable: bool) -> SimSeedRun {
+pub(crate) fn run(seed: u64, fault: Option<InjectedFault>, readable: bool) -> SimSeedResult {
     capture_panics();
     PANIC.set(Some(String::new()));
     let mut world = SimWorld::new(seed, fault, readable);
@@ -54,7 +54,7 @@ pub(crate) fn run(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Si
         Err(_) => Some(InvariantViolation { invariant: "an assertion", text: panic }),
     };
     let (hash, counts) = (world.trace.hash(), world.counts);
-    SimSeedRun { seed, hash, counts, violation, lines: world.trace.into_lines() }
+    SimSeedResult { seed, hash, counts, violation, lines: world.trace.into_lines() }
 }
 
 /// Runs a range of seeds on all cores until one fails or all have passed. Every hundredth seed runs twice and
@@ -93,7 +93,7 @@ pub(crate) fn sweep(
 }
 
 /// Checks I19: two runs of a seed have the same trace hash.
-fn check_determinism(first: &SimSeedRun, second: &SimSeedRun) -> Option<InvariantViolation> {
+fn check_determinism(first: &SimSeedResult, second: &SimSeedResult) -> Option<InvariantViolation> {
     let text = format!("trace hashes {:x} and {:x}", first.hash, second.hash);
     (first.hash != second.hash).then_some(InvariantViolation { invariant: "I19", text })
 }

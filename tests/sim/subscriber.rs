@@ -17,9 +17,9 @@ enum IndexChange {
     Cleared,
 }
 
-/// Source of the changes that a subscriber missed while it was disconnected.
+/// Source from which a subscriber gets the changes that it missed: a replay or a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CatchUpKind {
+enum CatchUpSource {
     FromReplay,
     FromSnapshot,
 }
@@ -88,14 +88,14 @@ impl SimKvEventSubscriber {
 
     /// Reconnects and catches up: from the replay buffer, or from the index `listing` if the buffer is too
     /// short.
-    fn reconnect(&mut self, listing: &BTreeSet<BlockHash>) -> CatchUpKind {
+    fn reconnect(&mut self, listing: &BTreeSet<BlockHash>) -> CatchUpSource {
         self.connected = true;
         if (self.batches_published - self.batches_received) as usize <= self.replay_buffer.len() {
             self.replay();
-            return CatchUpKind::FromReplay;
+            return CatchUpSource::FromReplay;
         }
         (self.cached_hashes, self.batches_received) = (listing.clone(), self.batches_published);
-        CatchUpKind::FromSnapshot
+        CatchUpSource::FromSnapshot
     }
 }
 
@@ -138,8 +138,8 @@ impl SimWorld {
         let was_disconnected = !subscriber.connected;
         if was_disconnected {
             match subscriber.reconnect(&index) {
-                CatchUpKind::FromReplay => self.counts.replays += 1,
-                CatchUpKind::FromSnapshot => self.counts.snapshots += 1,
+                CatchUpSource::FromReplay => self.counts.replays += 1,
+                CatchUpSource::FromSnapshot => self.counts.snapshots += 1,
             }
         }
         let cached_hashes = &subscriber.cached_hashes;
@@ -159,7 +159,7 @@ fn subscriber_misses_batches_outside_the_replay_buffer() {
         [KvEvent::Stored { hashes, parent: None, tokens, extra_keys, group: 0 }]
     };
     let index: BTreeSet<_> = (1..=3).map(BlockHash).collect();
-    for (capacity, caught) in [(2, CatchUpKind::FromReplay), (1, CatchUpKind::FromSnapshot)] {
+    for (capacity, caught) in [(2, CatchUpSource::FromReplay), (1, CatchUpSource::FromSnapshot)] {
         let mut subscriber = SimKvEventSubscriber::new(capacity);
         subscriber.publish(&stored(1));
         subscriber.connected = false;

@@ -30,6 +30,7 @@ pub(crate) struct FaultProxy {
     state: Arc<FaultProxyState>,
 }
 
+/// State that a proxy shares with the threads of its connections.
 struct FaultProxyState {
     fault: Mutex<LinkFault>,
     stopped: AtomicBool,

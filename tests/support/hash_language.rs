@@ -35,7 +35,8 @@ pub(crate) fn entry(context: u64, token: Token) -> u64 {
     avalanche(context.wrapping_add(u64::from(token).wrapping_mul(0xd6e8_feb8_6659_fd93)))
 }
 
-/// Sampler state of a sequence slot: everything except the context that affects which token is sampled.
+/// Sampler of the hash model for one sequence slot: all state except the context that affects the next
+/// token.
 #[derive(Debug, Clone)]
 pub(crate) struct HashSampler {
     /// Vocabulary size; token ids are in `0 .. vocab`.

@@ -7,7 +7,7 @@
 //! benchmarks: the token is a hash of the request's key and the position, and no KV slot is accessed.
 //!
 //! A batch that no device could run (for example with a hole in a block table) gives the error
-//! `InvalidBatch`.
+//! `InvalidBatchError`.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -44,9 +44,9 @@ pub(crate) struct HashModelConfig {
     pub(crate) slot_access: KvSlotAccess,
 }
 
-/// Error for a batch that no device could run, with its description.
+/// Error for a batch that no device could run; contains the description.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct InvalidBatch(pub(crate) String);
+pub(crate) struct InvalidBatchError(pub(crate) String);
 
 /// A KV block that a row filled; tests compare it with the blocks that the scheduler treats as computed.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +60,7 @@ pub(crate) struct FilledBlock {
 }
 
 /// Result of an operation on a row; the error means that no device could run the row.
-type HashModelResult<T> = Result<T, InvalidBatch>;
+type HashModelResult<T> = Result<T, InvalidBatchError>;
 
 /// State of one sequence slot, which holds a request between steps.
 #[derive(Debug, Clone)]
@@ -515,12 +515,12 @@ fn sequence_of_mut<'a>(
     sequence_slots
         .get_mut(row.seq_slot.0 as usize)
         .and_then(Option::as_mut)
-        .ok_or_else(|| InvalidBatch("slot is free".into()))
+        .ok_or_else(|| InvalidBatchError("slot is free".into()))
 }
 
 fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> HashModelResult<T> {
     let BatchRow { request, epoch, seq_slot, start, len, .. } = row;
-    Err(InvalidBatch(format!(
+    Err(InvalidBatchError(format!(
         "request {}.{epoch} slot {} [{start}, {start} + {len}): {text}",
         request.0, seq_slot.0
     )))
@@ -539,14 +539,14 @@ pub(crate) mod thread {
     use std::collections::VecDeque;
     use std::time::Duration;
 
-    /// An executor's link with a queue for commands that arrive while the executor waits for a batch's
-    /// grammar bitmasks.
-    pub(crate) struct ExecutorCommandQueue {
+    /// Executor's link to the engine, which queues commands that arrive while it waits for grammar
+    /// bitmasks.
+    pub(crate) struct BufferedExecutorLink {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
         queued: VecDeque<ExecutorCommand>,
     }
 
-    impl ExecutorCommandQueue {
+    impl BufferedExecutorLink {
         pub(crate) fn new(link: InProcessLink<ExecutorEvent, ExecutorCommand>) -> Self {
             Self { link, queued: VecDeque::new() }
         }
@@ -589,7 +589,7 @@ pub(crate) mod thread {
         config: HashModelConfig,
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
     ) -> Result<(), LinkError> {
-        let mut link = ExecutorCommandQueue::new(link);
+        let mut link = BufferedExecutorLink::new(link);
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: config.block_tokens, groups: vec![group] };
         let blocks = config.blocks;

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use super::hash_model::thread::ExecutorCommandQueue;
+use super::hash_model::thread::BufferedExecutorLink;
 use super::hash_model::{HashModel, HashModelConfig, KvSlotAccess};
 use super::small_tokenizer::{self, TokenizerAlphabet};
 use engine::HealthMonitor;
@@ -11,7 +11,7 @@ use engine::SupervisorEvent;
 use engine::{AdmissionLimits, EngineClient};
 use engine::{EngineTelemetry, RunningEngine, SchedulerWithKvEvents};
 use engine::{ExecutorLink, ExecutorReceiver};
-use engine::{ExecutorStartup, ExpectedHello, StartTimeouts, WeightsDigestBaseline};
+use engine::{ExecutorStartupParams, ExpectedHello, StartTimeouts, WeightsDigestBaseline};
 use executor::ExecutorConfig;
 use grammar::GrammarCompilePool;
 use grammar::worker_process::WorkerProgram;
@@ -211,8 +211,11 @@ impl TestServer {
         let timeouts = StartTimeouts { hello: wait, stall: None, total: wait };
         let expected = ExpectedHello { epoch: Epoch(1), manifest: 0 };
         let parallel = ParallelConfig { dp_size: setup.replicas, ..ParallelConfig::default() };
-        let start =
-            ExecutorStartup { timeouts, expected, weights: WeightsDigestBaseline::new(parallel) };
+        let start = ExecutorStartupParams {
+            timeouts,
+            expected,
+            weights: WeightsDigestBaseline::new(parallel),
+        };
         let startup = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
         self.supervisor_events = notices_out;
 
@@ -452,7 +455,7 @@ fn hash_device(
     rank: Rank,
     link: InProcessLink<ExecutorEvent, ExecutorCommand>,
 ) {
-    let mut link = ExecutorCommandQueue::new(link);
+    let mut link = BufferedExecutorLink::new(link);
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
     let device = "hash model".to_owned();

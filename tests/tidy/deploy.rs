@@ -2,7 +2,7 @@
 
 use crate::source_tree::{read_file, root};
 use hadron::config::{
-    CliCommand as Parsed, ClusterVariables, ProcessEnvironment, ServeArgs, parse,
+    CliCommand as Parsed, LauncherEnvVariables, ProcessEnvironment, ServeArgs, parse,
 };
 use serde_json::Value;
 use server::RouteAccess;
@@ -33,7 +33,7 @@ fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> Serv
         found.map(|(_, text)| text.clone())
     };
     let secret = text("HADRON_CLUSTER_SECRET").map(|text| engine::nodes::ClusterSecret::new(&text));
-    let cluster = ClusterVariables::read(text);
+    let cluster = LauncherEnvVariables::read(text);
     let environment =
         ProcessEnvironment { cluster, cluster_secret: secret, ..ProcessEnvironment::default() };
     let parsed = parse(argv.map(OsString::from).collect(), environment);

@@ -5,12 +5,12 @@ use crate::source_tree::read_file;
 
 /// A row of a Markdown table of figures.
 #[derive(Debug, Clone, PartialEq)]
-struct FigureRow {
+struct FigureTableRow {
     cells: Vec<String>,
 }
 
 /// Rows of all tables in a page that have the header `| figure | median | range | runs |`.
-fn figure_rows(page: &str) -> Vec<FigureRow> {
+fn figure_rows(page: &str) -> Vec<FigureTableRow> {
     let mut rows = Vec::new();
     let mut inside = false;
     for line in page.lines() {
@@ -18,7 +18,7 @@ fn figure_rows(page: &str) -> Vec<FigureRow> {
             line.starts_with('|') && (inside || line.starts_with("| figure | median | range |"));
         if inside {
             let cells = line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned());
-            rows.push(FigureRow { cells: cells.collect() });
+            rows.push(FigureTableRow { cells: cells.collect() });
         }
     }
     rows.retain(|row| row.cells[0] != "figure" && !row.cells[0].starts_with("--"));
@@ -50,7 +50,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// Describes the error of a row in the README, given the result page that the row links.
-fn quote_error(row: &FigureRow, page: &str) -> Option<String> {
+fn quote_error(row: &FigureTableRow, page: &str) -> Option<String> {
     let figure = &row.cells[0];
     let source = figure_rows(page).into_iter().find(|other| other.cells[0] == *figure);
     let Some(source) = source else { return Some(format!("{figure}: no such row on its page")) };
@@ -71,7 +71,7 @@ fn quote_error(row: &FigureRow, page: &str) -> Option<String> {
 
 /// Describes the error of a row in a result page: median and range must follow from the listed runs, if there
 /// are any.
-fn runs_error(row: &FigureRow) -> Option<String> {
+fn runs_error(row: &FigureTableRow) -> Option<String> {
     let (figure, shown, range, runs) = (&row.cells[0], &row.cells[1], &row.cells[2], &row.cells[3]);
     if runs.ends_with("rounds") {
         return (range != "not recorded").then(|| format!("{figure}: a range without its runs"));
@@ -177,7 +177,7 @@ fn edited_figures_are_detected() {
     }
     let run = |shown: &str, range: &str| {
         let cells = ["a", shown, range, "1.0; 3.0; 2.4"].map(str::to_owned).to_vec();
-        runs_error(&FigureRow { cells })
+        runs_error(&FigureTableRow { cells })
     };
     assert!(run("2.4", "1.0–3.0").is_none());
     assert!(run("2.5", "1.0–3.0").is_some() && run("2.4", "1.1–3.0").is_some());

@@ -82,6 +82,7 @@ const DEVICE: &[&str] = &[
     "executor",
 ];
 
+/// Dependency of a workspace crate.
 struct CrateDependency {
     name: String,
     dev: bool,

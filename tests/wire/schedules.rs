@@ -4,7 +4,8 @@
 
 use crate::schedule_rng::InterleavingRng;
 use kvcache::{
-    BlockHasher, BlockRegistration, BlockTable, ExtraKeys, KvCache, KvConfig, SequenceContent,
+    BlockHasher, BlockTable, ExtraKeys, KvCache, KvConfig, PrefixCacheInsertOutcome,
+    SequenceContent,
 };
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{
@@ -112,7 +113,7 @@ impl InterleavingServer {
         self.kv.pin(&mut table, &found);
         self.kv.allocate(&mut table, more);
         for index in hit.blocks..length / BLOCK_TOKENS {
-            if self.kv.publish(&mut table, index, content) == BlockRegistration::Rejected {
+            if self.kv.publish(&mut table, index, content) == PrefixCacheInsertOutcome::Rejected {
                 break;
             }
         }

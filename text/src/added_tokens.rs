@@ -15,16 +15,16 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
 };
 
-/// Search automata over the added tokens of one tokenizer, and the strings of its special tokens.
+/// Finds the added tokens of one tokenizer in texts, and knows their ids and which of them are special.
 #[derive(Debug)]
-pub(super) struct AddedTokens {
+pub(super) struct AddedTokenMatcher {
     raw: AddedTokenFinder,
     normalized: AddedTokenFinder,
     special: Vec<String>,
     ids: HashMap<String, Token>,
 }
 
-impl AddedTokens {
+impl AddedTokenMatcher {
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> std::result::Result<Self, String> {
         let tokens: Vec<(Token, AddedToken)> =
             tokenizer.get_added_tokens_decoder().into_iter().collect();
@@ -118,6 +118,7 @@ struct AddedTokenFinder {
     tokens: Vec<(Token, AddedToken)>,
 }
 
+/// Parts of a text, in order: text without added tokens (`None`), and added tokens.
 type AddedTokenSplits = Vec<(NormalizedString, Option<Vec<Piece>>)>;
 
 impl AddedTokenFinder {

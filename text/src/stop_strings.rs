@@ -13,6 +13,7 @@ pub struct StopStrings {
     include: bool,
 }
 
+/// Stop string with its failure function for Knuth-Morris-Pratt search.
 #[derive(Debug)]
 struct StopPattern {
     text: String,

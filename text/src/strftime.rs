@@ -28,13 +28,14 @@ const WIDTH_MAX: usize = 1_000;
 /// zone), so `%z` and `%Z` are empty. An unknown directive is copied unchanged.
 pub fn strftime(format: &str, now: SystemTime) -> String {
     let elapsed = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let date = CivilDate::new(elapsed.as_secs() as i64, elapsed.subsec_micros());
+    let date = UtcDateTime::new(elapsed.as_secs() as i64, elapsed.subsec_micros());
     let mut out = String::new();
     date.write_format(format, &mut out);
     out
 }
 
-struct CivilDate {
+/// Date and time in UTC, as calendar fields.
+struct UtcDateTime {
     year: i64,
     /// Month, from 1.
     month: usize,
@@ -68,7 +69,7 @@ enum DirectiveValue {
     Text(String),
 }
 
-impl CivilDate {
+impl UtcDateTime {
     fn new(seconds: i64, microsecond: u32) -> Self {
         let days = seconds.div_euclid(86_400);
         let YearMonthDay { year, month, day } = year_month_day(days);

@@ -13,7 +13,7 @@ use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// Maximum byte counts of the tokens of one tokenizer, from which the bound is computed.
+/// Computes a lower bound of a text's token count from the maximum byte counts of the tokenizer's tokens.
 #[derive(Debug)]
 pub(super) struct TokenCountBound {
     /// Maximum number of bytes in one token, per byte class: all bytes, letters and digits, each byte value.

@@ -12,7 +12,7 @@ use std::path::Path;
 use protocol::Token;
 use serde_json::Value;
 
-use super::added_tokens::{AddedTokens, append_ids, pre_token_starts};
+use super::added_tokens::{AddedTokenMatcher, append_ids, pre_token_starts};
 use super::declared_tokens::DeclaredSpecialTokens;
 use super::detokenizer::{DetokenizeOptions, DetokenizerState};
 use super::error::{TextError, TextLoadError};
@@ -49,7 +49,7 @@ const EOS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    added_tokens: AddedTokens,
+    added_tokens: AddedTokenMatcher,
     pub(super) token_table: TokenTable,
     /// Computes lower bounds on the number of tokens of a text; `None` if no lower bound holds for this
     /// tokenizer.
@@ -100,7 +100,7 @@ impl Tokenizer {
             BYTES_PER_TEXT_BYTE
         };
         let memory = TextMemoryBudget::new(TEXT_MEMORY_DEFAULT);
-        let added_tokens = AddedTokens::new(&inner).map_err(invalid)?;
+        let added_tokens = AddedTokenMatcher::new(&inner).map_err(invalid)?;
         let id = |text: &str| inner.token_to_id(text);
         let bos = declared.role("bos_token").and_then(id);
         let eos_ids = eos_ids(dir, declared.role("eos_token").and_then(id))?;

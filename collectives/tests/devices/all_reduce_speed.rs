@@ -6,11 +6,11 @@ use collectives::{AllReduceNormArgs, CollectiveBackend};
 use device::{DType, DeviceDriver, bf16};
 use kernels::AddRmsNorm;
 
-use super::{DeviceRank, S, ranks_with_one_shot_limit};
+use super::{DeviceTestRank, S, ranks_with_one_shot_limit};
 
 /// Measures a chain of `CHAIN` calls of `launch`, after warm-up calls. Returns the time per launch in
 /// microseconds: first launched eagerly, then replayed from a captured graph.
-fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
+fn time(rank: &DeviceTestRank, mut launch: impl FnMut()) -> [f64; 2] {
     const CHAIN: usize = 20;
     let each = |since: Instant| since.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
     (0..3).for_each(|_| launch());
@@ -45,7 +45,7 @@ const MEASURED_BYTES: usize = 1 << 20;
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_speed() {
-    let measure = |rank: DeviceRank| {
+    let measure = |rank: DeviceTestRank| {
         let mut x = rank.matrix::<f32>(1, (64 << 20) / 4, |_, _| 0);
         let kib = (1..17).map(|power| 1_usize << power);
         let mut table = Vec::new();
@@ -87,7 +87,7 @@ fn all_reduce_speed() {
 fn all_reduce_norm_speed() {
     const COLS: usize = 4096;
     let rows = [1, 2, 4, 8, 16, 32, 64, MEASURED_BYTES / COLS / 2];
-    let measure = |rank: DeviceRank| {
+    let measure = |rank: DeviceTestRank| {
         let [mut delta, mut x, mut y] =
             [(); 3].map(|()| rank.matrix::<bf16>(rows[7], COLS, |_, _| 0));
         let weight = rank.matrix::<bf16>(1, COLS, |_, _| 1);

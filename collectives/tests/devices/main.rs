@@ -25,7 +25,7 @@ use collectives::{
     CollectiveBackend, CollectiveCallState, CollectiveError, DeviceGroup, SharedMemoryGroup,
     SharedMemoryRendezvous,
 };
-use device::gpu::{GpuApi, GpuConfig, GpuLibraries};
+use device::gpu::{GpuApi, GpuConfig, GpuLibrarySelection};
 use device::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
 use kernels::gpu::GpuBackend;
 
@@ -41,7 +41,7 @@ fn device(world: &str, rank: usize) -> GpuConfig {
     let cache_dir = Some(emulated_gpu::kernel_cache());
     match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuConfig {
-            libraries: GpuLibraries::Cuda,
+            libraries: GpuLibrarySelection::Cuda,
             folders,
             device: rank,
             cache_dir,
@@ -53,7 +53,7 @@ fn device(world: &str, rank: usize) -> GpuConfig {
             let (driver, rtc, collectives) = (library.clone(), library.clone(), Some(library));
             let api = GpuApi::Hip;
             GpuConfig {
-                libraries: GpuLibraries::Named { api, driver, rtc, blas: None, collectives },
+                libraries: GpuLibrarySelection::Named { api, driver, rtc, blas: None, collectives },
                 device: rank,
                 cache_dir,
                 emulated_warp_size: Some(64),
@@ -65,14 +65,14 @@ fn device(world: &str, rank: usize) -> GpuConfig {
 
 /// One rank of a test with its GPU. All ranks of a test are dropped together, so that no rank reports an
 /// exited peer after the last barrier.
-struct DeviceRank {
+struct DeviceTestRank {
     group: DeviceGroup,
     device: Arc<GpuBackend>,
     /// Number of ranks of the test that have not finished, including this rank.
     active_ranks: Arc<AtomicIsize>,
 }
 
-impl Drop for DeviceRank {
+impl Drop for DeviceTestRank {
     fn drop(&mut self) {
         self.active_ranks.fetch_sub(1, SeqCst);
         let started = Instant::now();
@@ -86,7 +86,7 @@ impl Drop for DeviceRank {
 }
 
 /// Runs `work` on both ranks of a group, each in a separate thread, and returns the results.
-fn ranks<T: Send>(world: &str, work: impl Fn(DeviceRank) -> T + Sync) -> Vec<T> {
+fn ranks<T: Send>(world: &str, work: impl Fn(DeviceTestRank) -> T + Sync) -> Vec<T> {
     ranks_of(world, 2, DeviceGroup::join, work)
 }
 
@@ -95,12 +95,12 @@ fn ranks<T: Send>(world: &str, work: impl Fn(DeviceRank) -> T + Sync) -> Vec<T> 
 fn ranks_with_one_shot_limit<T: Send>(
     world: &str,
     one_shot_bytes: usize,
-    work: impl Fn(DeviceRank) -> T + Sync,
+    work: impl Fn(DeviceTestRank) -> T + Sync,
 ) -> Vec<T> {
     let join = |own, device: &_| {
         DeviceGroup::join_with_custom_all_reduce_limit(own, device, one_shot_bytes)
     };
-    ranks_of(world, 2, join, |rank: DeviceRank| {
+    ranks_of(world, 2, join, |rank: DeviceTestRank| {
         let has_one_shot = rank.group.uses_one_shot_all_reduce(1, 8, DType::BF16);
         assert_eq!(has_one_shot, one_shot_bytes > 0, "{:?}", rank.group.peer_access_error());
         work(rank)
@@ -113,7 +113,7 @@ fn ranks_of<T: Send>(
     world: &str,
     size: usize,
     join: impl Fn(SharedMemoryGroup, &Arc<GpuBackend>) -> Result<DeviceGroup, CollectiveError> + Sync,
-    work: impl Fn(DeviceRank) -> T + Sync,
+    work: impl Fn(DeviceTestRank) -> T + Sync,
 ) -> Vec<T> {
     let rendezvous = SharedMemoryRendezvous::create(&[size]).unwrap();
     let (join, work) = (&join, &work);
@@ -125,7 +125,7 @@ fn ranks_of<T: Send>(
             scope.spawn(move || {
                 let device = Arc::new(GpuBackend::open(&config).unwrap());
                 let group = join(own.join(0, rank).unwrap(), &device).unwrap();
-                work(DeviceRank { group, device, active_ranks })
+                work(DeviceTestRank { group, device, active_ranks })
             })
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
@@ -172,7 +172,7 @@ fn read<T: CollectiveTestElement>(device: &GpuBackend, buffer: &Buffer, count: u
     bytes.chunks_exact(T::DTYPE.bytes()).map(T::read).collect()
 }
 
-impl DeviceRank {
+impl DeviceTestRank {
     fn matrix<T: CollectiveTestElement>(
         &self,
         rows: usize,

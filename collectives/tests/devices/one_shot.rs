@@ -15,7 +15,7 @@ use device::{Buffer, DType, DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{AddRmsNorm, OneShotAllReduce};
 
-use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
+use super::{CollectiveTestElement, DeviceTestRank, S, device, ranks, ranks_of, read, upload};
 
 /// Input element of rank `rank`: a fraction. The bits of a sum of these fractions depend on the order of the
 /// additions.
@@ -51,7 +51,7 @@ fn fractions<T: FloatTestElement>(device: &GpuBackend, rank: usize, count: usize
     upload(device, &bytes)
 }
 
-impl DeviceRank {
+impl DeviceTestRank {
     fn fractions<T: FloatTestElement>(&self, rank: usize, count: usize) -> Buffer {
         fractions::<T>(&self.device, rank, count)
     }
@@ -92,7 +92,7 @@ impl DeviceRank {
 
 #[test]
 fn one_shot_all_reduce_sums_in_rank_order() {
-    let work = |rank: DeviceRank| {
+    let work = |rank: DeviceTestRank| {
         for (rows, cols) in [(1, 1), (3, 37), (2, 64), (5, 4096)] {
             rank.check_one_shot::<bf16>(rows, cols, 3);
             rank.check_one_shot::<f32>(rows, cols, 2);
@@ -110,7 +110,7 @@ fn one_shot_all_reduce_sums_in_rank_order() {
 
 /// Checks that the fused kernel (all-reduce, residual addition and RMS norm) returns the same bits as two
 /// launches.
-fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: usize) {
+fn check_fused_norm<T: FloatTestElement>(rank: &DeviceTestRank, rows: usize, cols: usize) {
     let (own, count) = (rank.group.rank(), rows * cols);
     assert!(rank.group.fuses_all_reduce_norm(rows, cols, T::DTYPE));
     let weight = rank.fractions::<T>(7, cols);
@@ -181,7 +181,7 @@ fn peer_memory_child_process() {
 fn run_one_of_two_processes(rendezvous: &SharedMemoryRendezvous, rank: usize) {
     let device = Arc::new(GpuBackend::open(&device("processes", rank)).unwrap());
     let group = DeviceGroup::join(rendezvous.join(0, rank).unwrap(), &device).unwrap();
-    let rank = DeviceRank { group, device, active_ranks: Arc::default() };
+    let rank = DeviceTestRank { group, device, active_ranks: Arc::default() };
     rank.check_one_shot::<bf16>(2, 1000, 4);
     check_fused_norm::<bf16>(&rank, 2, 128);
     let _ = rank.group.barrier(&S); // The other process may exit as soon as it has passed the barrier.

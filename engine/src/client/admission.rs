@@ -36,7 +36,7 @@ pub struct OverloadRejection {
     pub retry_after_s: u32,
 }
 
-/// Load counters of all requests in flight, and their limits.
+/// Admits or rejects requests: has the load counters of all requests in flight, and their limits.
 #[derive(Debug)]
 pub struct AdmissionController {
     limits: AdmissionLimits,
@@ -123,9 +123,9 @@ impl AdmissionController {
     }
 }
 
-/// Bytes that one HTTP request adds to the byte counter: its body, and the data derived from the body. The
-/// body is counted while it is being received, because many slow clients with large bodies use memory before
-/// any of their requests is complete.
+/// Permit for the bytes that one HTTP request adds to the byte counter: its body, and the data derived from
+/// the body. The body is counted while it is being received, because many slow clients with large bodies
+/// use memory before any of their requests is complete.
 #[derive(Debug)]
 pub struct QueuedBytesPermit {
     admission: Arc<AdmissionController>,

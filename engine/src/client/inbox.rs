@@ -15,6 +15,7 @@ pub struct BulkInbox<T> {
     arrived: Condvar,
 }
 
+/// Queued items of a bulk inbox, and whether the consumer sleeps.
 #[derive(Debug)]
 struct BulkInboxState<T> {
     items: Vec<T>,

@@ -25,7 +25,7 @@ const INTERLEAVINGS: usize = 3_000;
 /// `max_tokens` of a request that ends only when it is aborted.
 const ENDLESS: u32 = u32::MAX;
 
-/// Engine client and its inbox, without an engine.
+/// Test harness: an engine client and its inbox, without an engine.
 struct ClientHarness {
     client: EngineClient,
     inbox: Arc<BulkInbox<EngineMessage>>,
@@ -66,18 +66,18 @@ impl ClientHarness {
     }
 
     /// Starts the engine thread and the fan-out thread.
-    fn start_threads(&self) -> EngineThreads {
+    fn start_threads(&self) -> SimulatedEngineThreads {
         let (events_tx, events_rx) = mpsc::channel();
         let inbox = Arc::clone(&self.inbox);
         let engine = thread::spawn(move || FakeEngine::default().run(&inbox, &events_tx));
         let client = self.client.clone();
         let fan_out = thread::spawn(move || events_rx.iter().for_each(|list| client.deliver(list)));
-        EngineThreads { engine, fan_out }
+        SimulatedEngineThreads { engine, fan_out }
     }
 
     /// Checks, after all clients have dropped their streams, that no request is running and all counters are
     /// zero.
-    fn assert_empty(&self, threads: EngineThreads) {
+    fn assert_empty(&self, threads: SimulatedEngineThreads) {
         self.inbox.push(EngineMessage::Stop);
         assert_eq!(threads.engine.join().unwrap(), [], "requests running without a client");
         threads.fan_out.join().unwrap();
@@ -89,7 +89,8 @@ impl ClientHarness {
     }
 }
 
-struct EngineThreads {
+/// Join handles of the simulated threads of a test: the fake engine and the fan-out of its events.
+struct SimulatedEngineThreads {
     engine: thread::JoinHandle<Vec<RequestId>>,
     fan_out: thread::JoinHandle<()>,
 }

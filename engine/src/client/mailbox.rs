@@ -8,13 +8,14 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Token events of one stream that the reader has not received yet. Their number is bounded by the
-/// `max_tokens` of the stream's requests.
+/// Mailbox of one stream: the token events that its reader has not received yet. Their number is bounded by
+/// the `max_tokens` of the stream's requests.
 #[derive(Debug, Default)]
 pub(super) struct StreamMailbox {
     state: Mutex<StreamMailboxState>,
 }
 
+/// Undelivered events of a mailbox, by request index, and the waker of its reader.
 #[derive(Debug, Default)]
 struct StreamMailboxState {
     events: Vec<(u32, TokenEvent)>,

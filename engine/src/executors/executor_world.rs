@@ -8,12 +8,13 @@ use super::replica_group::AnyExecutorGroup;
 use super::restart_policy::{
     FailureStage, RestartAttempt, RestartHistory, RestartPolicy, RestartsExhausted,
 };
-use crate::engine_loop::{StartFailureReport, SupervisorEvent};
+use crate::engine_loop::{ExecutorRestartFailure, SupervisorEvent};
 use crate::nodes::{
     ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteExecutorGroup,
 };
 use crate::startup::{
-    ExecutorStartup, ExpectedHello, StartError, StartTimeouts, StartupReport, WeightsDigestBaseline,
+    ExecutorStartupParams, ExpectedHello, StartError, StartTimeouts, StartupReport,
+    WeightsDigestBaseline,
 };
 use anyhow::Result;
 use executor::ExecutorConfig;
@@ -189,10 +190,10 @@ impl ExecutorManager {
         Ok(signal)
     }
 
-    fn start_config(&self, group: usize, epoch: Epoch) -> ExecutorStartup {
+    fn start_config(&self, group: usize, epoch: Epoch) -> ExecutorStartupParams {
         let manifest = self.groups[group].manifest();
         let expected = ExpectedHello { epoch, manifest };
-        ExecutorStartup { timeouts: self.timeouts, expected, weights: self.weights.clone() }
+        ExecutorStartupParams { timeouts: self.timeouts, expected, weights: self.weights.clone() }
     }
 
     /// Handles a failure, due to `cause`, of the executors of a replica and its group: kills the remaining
@@ -226,9 +227,9 @@ impl ExecutorManager {
         replica: Replica,
         epoch: Epoch,
         events: &Sender<SupervisorEvent>,
-    ) -> Result<(), StartFailureReport> {
+    ) -> Result<(), ExecutorRestartFailure> {
         let system =
-            |text: String| StartFailureReport { failure: RestartFailureKind::System, text };
+            |text: String| ExecutorRestartFailure { failure: RestartFailureKind::System, text };
         let began = Instant::now();
         let group = self.index_of(replica);
         let replica = Replica(self.groups[group].replicas().start);
@@ -246,7 +247,7 @@ impl ExecutorManager {
             let _ = events.send(SupervisorEvent::StartFinished {
                 replica,
                 epoch,
-                outcome: outcome.map_err(StartFailureReport::from),
+                outcome: outcome.map_err(ExecutorRestartFailure::from),
             });
         };
         let thread = thread::Builder::new().name("executor-start".to_owned()).spawn(bring_up);

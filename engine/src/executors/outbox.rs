@@ -11,7 +11,7 @@ use std::thread;
 /// bitmasks.
 const OUTBOX_MESSAGES: usize = 32;
 
-/// Streams to all ranks of a replica. Each write sends the same bytes to all ranks.
+/// Sockets to all ranks of a replica. Each write sends the same bytes to all ranks.
 struct RankSockets(Vec<LinkSocket>);
 
 impl Write for RankSockets {

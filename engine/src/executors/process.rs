@@ -41,11 +41,12 @@ pub(crate) struct ExecutorProcess {
     rank: Rank,
     pid: u32,
     pidfd: OwnedFd,
-    exit: Arc<ProcessExit>,
+    exit: Arc<ProcessExitState>,
 }
 
+/// Exit status of an executor process, once it has exited, and the condition on which threads wait for it.
 #[derive(Default)]
-struct ProcessExit {
+struct ProcessExitState {
     status: Mutex<Option<ExitStatus>>,
     exited: Condvar,
 }
@@ -101,7 +102,7 @@ impl ExecutorProcess {
         // If a later call in this function fails, this process closes its end of the link, and the child then
         // exits.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-        let exit = Arc::new(ProcessExit::default());
+        let exit = Arc::new(ProcessExitState::default());
         watch_exit(child, Arc::clone(&exit), link)?;
         let process = Self { rank, pid, pidfd, exit };
         if let Some(stderr) = stderr {
@@ -147,7 +148,7 @@ impl Drop for ExecutorProcess {
 }
 
 /// Starts the thread that waits for the exit of the child, reports it and closes the link.
-fn watch_exit(mut child: Child, exit: Arc<ProcessExit>, link: LinkSocket) -> io::Result<()> {
+fn watch_exit(mut child: Child, exit: Arc<ProcessExitState>, link: LinkSocket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {
         let status = child.wait();

@@ -2,9 +2,9 @@
 
 use super::ExecutorLink;
 use super::group::ExecutorGroup;
-use crate::engine_loop::StartFailureReport;
+use crate::engine_loop::ExecutorRestartFailure;
 use crate::nodes::{PendingRemoteStart, RemoteExecutorGroup};
-use crate::startup::{ExecutorStartup, StartError};
+use crate::startup::{ExecutorStartupParams, StartError};
 use anyhow::Result;
 use protocol::{Epoch, ExecutorReady, ExecutorSettings};
 use std::ops::Range;
@@ -90,7 +90,7 @@ impl StartedGroup {
     /// returns the links to the executors.
     pub(super) fn bring_up(
         self,
-        start: ExecutorStartup,
+        start: ExecutorStartupParams,
         blocks_max: u32,
     ) -> Result<(Vec<ExecutorLink>, ExecutorReady), StartError> {
         let mut links = self.links()?;
@@ -100,7 +100,7 @@ impl StartedGroup {
     }
 }
 
-impl From<StartError> for StartFailureReport {
+impl From<StartError> for ExecutorRestartFailure {
     fn from(error: StartError) -> Self {
         Self { failure: error.failure(), text: error.to_string() }
     }

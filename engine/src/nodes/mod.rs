@@ -27,7 +27,7 @@ pub use cluster_requirements::ClusterRequirements;
 pub use node_listener::NodeListener;
 pub use node_registry::NodeRegistry;
 pub(crate) use remote_group::{JoinDeadline, PendingRemoteStart, RemoteExecutorGroup};
-pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
+pub use worker_node::{WorkerNode, WorkerNodeConfig, WorkerNodeEvent, WorkerNodeExit};
 
 use protocol::Epoch;
 use std::time::Duration;

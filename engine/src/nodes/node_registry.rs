@@ -28,6 +28,7 @@ pub struct NodeRegistry {
     changed: Condvar,
 }
 
+/// Mutable state of the registry: connected nodes and start commands.
 struct NodeRegistryState {
     /// Connected nodes by node rank; the entry of node 0 is always empty.
     nodes: Vec<Option<ConnectedNode>>,

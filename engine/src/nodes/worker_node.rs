@@ -56,7 +56,7 @@ pub enum WorkerNodeExit {
 }
 
 /// Configuration that a worker node needs to join a cluster.
-pub struct WorkerNodeSetup {
+pub struct WorkerNodeConfig {
     /// Cluster configuration on this node.
     pub cluster: ClusterConfig,
     /// Shared secret of the cluster.
@@ -108,11 +108,11 @@ impl WorkerNode {
     ///
     /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
     pub fn join(
-        setup: WorkerNodeSetup,
+        setup: WorkerNodeConfig,
         sender: Sender<WorkerNodeEvent>,
         events: &Receiver<WorkerNodeEvent>,
     ) -> Result<Option<Self>> {
-        let WorkerNodeSetup { cluster, secret, config, launch_options, startup_timeout } = setup;
+        let WorkerNodeConfig { cluster, secret, config, launch_options, startup_timeout } = setup;
         let dialer = NodeDialer::new(&cluster, secret);
         let info = node_info(&cluster, &config);
         let Some(accepted) = NodeZeroConnection::join(&dialer, &info, startup_timeout, events)?

@@ -59,7 +59,7 @@ pub struct StartupReport {
 
 /// Parameters of an executor start: timeouts, expected hello values and weight digests.
 #[derive(Debug, Clone)]
-pub struct ExecutorStartup {
+pub struct ExecutorStartupParams {
     /// Start-up timeouts.
     pub timeouts: StartTimeouts,
     /// Values that the hello messages of the executors must report.
@@ -68,7 +68,7 @@ pub struct ExecutorStartup {
     pub weights: WeightsDigestBaseline,
 }
 
-impl ExecutorStartup {
+impl ExecutorStartupParams {
     /// Waits until all executors are ready. `size` chooses the number of KV blocks, given the number of
     /// blocks that every executor can hold. `stop` returns the number of a pending signal, if any. `progress`
     /// receives the startup progress of the first executor.
@@ -166,6 +166,7 @@ mod tests {
         }
     }
 
+    /// Fake executor's end of an in-process link to the engine.
     type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
 
     /// Starts one executor with the behaviour `peer`; returns the outcome as text.
@@ -191,7 +192,7 @@ mod tests {
         };
         let weights =
             WeightsDigestBaseline::new(ParallelConfig { dp_size: 4, ..ParallelConfig::default() });
-        let start = ExecutorStartup { timeouts, expected: EXPECTED, weights };
+        let start = ExecutorStartupParams { timeouts, expected: EXPECTED, weights };
         let report = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
         drop(links);
         for thread in threads {

@@ -1,8 +1,8 @@
 //! Startup barrier: tracks the startup phase of each executor and synchronises the phases of all executors.
 
 use super::{
-    ExecutorLabel, ExecutorStartup, ExpectedHello, POLL, StartError, StartTimeouts, StartupMessage,
-    StartupReport, WeightsDigestMismatch,
+    ExecutorLabel, ExecutorStartupParams, ExpectedHello, POLL, StartError, StartTimeouts,
+    StartupMessage, StartupReport, WeightsDigestMismatch,
 };
 use crate::executors::ExecutorReceiver;
 use protocol::{
@@ -73,7 +73,7 @@ impl ExecutorStartState {
 /// Synchronises executors that start together: they allocate the KV cache after all executors have measured
 /// their memory, and serve after all executors are ready.
 pub(super) struct StartupBarrier {
-    start: ExecutorStartup,
+    start: ExecutorStartupParams,
     started_at: Instant,
     /// Command queues of the executors, one per replica.
     commands: Vec<SyncSender<ExecutorCommand>>,
@@ -85,7 +85,7 @@ pub(super) struct StartupBarrier {
 impl StartupBarrier {
     /// Creates the barrier of executors that have just been started.
     pub(super) fn new(
-        start: ExecutorStartup,
+        start: ExecutorStartupParams,
         commands: Vec<SyncSender<ExecutorCommand>>,
         ranks: Vec<ExecutorStartState>,
     ) -> Self {

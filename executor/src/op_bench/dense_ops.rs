@@ -11,7 +11,7 @@ use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
 /// only.
 pub(super) const LM_HEAD_TOKENS_MAX: usize = 512;
 
-/// Output of a linear layer, including its fused epilogue.
+/// Epilogue of a linear layer: how its output is computed from `x Wᵀ`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinearEpilogue {
     /// `y = x Wᵀ`.

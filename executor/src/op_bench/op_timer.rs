@@ -16,7 +16,7 @@ const RUN_LAUNCHES_MAX: usize = 1024;
 /// Times runs of launches with a pair of event timestamps.
 #[derive(Debug)]
 pub(super) struct OpTimer {
-    timestamps: Arc<dyn device::EventTimestamps>,
+    timestamps: Arc<dyn device::TimestampEvents>,
     repeats: u32,
 }
 

@@ -6,9 +6,9 @@
 use super::DraftRowCounts;
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::step::{StepDeviceState, StepLaunch};
+use crate::step::{StepDeviceState, StepLaunchOptions};
 use models::{
-    AuxHiddenStateCollector, DraftPassOutput, Eagle3Model, ExpertExchange, ForwardContext,
+    AuxHiddenStateCollector, DraftPassOutput, Eagle3Model, ExpertExchangeMethod, ForwardContext,
     ForwardError, Model, MtpModel,
 };
 use ops::{DeviceBatchMetadata, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
@@ -43,16 +43,16 @@ struct DraftVocab<'a> {
     target_ids: Option<&'a Tensor>,
 }
 
-/// The passes of a proposer. A pass that proposes draft tokens has one token per row.
+/// Runs the passes of a proposer. A pass that proposes draft tokens has one token per row.
 #[derive(Clone, Copy)]
-struct DraftPasses<'a> {
+struct DraftPassRunner<'a> {
     proposer: &'a ProposerModel,
     target: &'a dyn Model,
     /// KV pool that the passes read and write.
     kv: &'a KvPool,
 }
 
-impl DraftPasses<'_> {
+impl DraftPassRunner<'_> {
     /// Runs a pass over the newest token of each row, `ids [R]`. `previous`: hidden states `[R, H]` of the
     /// tokens before them, if [`reads_hidden_states`](Self::reads_hidden_states).
     fn propose(
@@ -116,9 +116,9 @@ impl ModelContext {
         &'a self,
         kv: &'a KvPool,
         draft_kv: Option<&'a KvPool>,
-    ) -> Option<DraftPasses<'a>> {
+    ) -> Option<DraftPassRunner<'a>> {
         let proposer = self.proposer.as_ref()?;
-        Some(DraftPasses { proposer, target: self.model.as_ref(), kv: draft_kv.unwrap_or(kv) })
+        Some(DraftPassRunner { proposer, target: self.model.as_ref(), kv: draft_kv.unwrap_or(kv) })
     }
 
     /// Returns the vocabulary of the proposer's draft tokens. EAGLE-3 may have a vocabulary of its own.
@@ -134,11 +134,11 @@ impl ModelContext {
 
 /// Settings of a draft pass that all replicas run in lockstep (DP attention with expert parallelism).
 #[derive(Clone, Copy)]
-struct LockstepDraftPass {
+struct LockstepDraftPassOptions {
     /// Number of rows per replica that MoE layers are padded to.
     dp_rows: usize,
     /// Collective that exchanges tokens with the experts of other replicas (all-gather or all-to-all).
-    experts: ExpertExchange,
+    experts: ExpertExchangeMethod,
 }
 
 /// Context of a draft pass over `batch`. Draft passes do not count routed tokens and return no intermediate
@@ -147,9 +147,9 @@ fn pass_context<'a>(
     context: &'a ModelContext,
     kv: &'a KvPool,
     batch: &'a DeviceBatchMetadata,
-    exchange: LockstepDraftPass,
+    exchange: LockstepDraftPassOptions,
 ) -> ForwardContext<'a> {
-    let LockstepDraftPass { dp_rows, experts } = exchange;
+    let LockstepDraftPassOptions { dp_rows, experts } = exchange;
     ForwardContext { dp_rows, expert_exchange: experts, ..context.forward_context(kv, batch) }
 }
 
@@ -160,7 +160,7 @@ impl StepDeviceState {
     pub(crate) fn propose_drafts(
         &mut self,
         context: &ModelContext,
-        launch: &StepLaunch,
+        launch: &StepLaunchOptions,
     ) -> Result<(), ExecutorError> {
         let Self { kv, draft_kv, seq_slots, buffers, drafts, .. } = self;
         let (Some(draft_buffers), Some(DraftRowCounts { drafting, dp_rows, .. })) =
@@ -173,7 +173,7 @@ impl StepDeviceState {
             return Ok(());
         }
         let (ops, longest) = (&context.ops, launch.shape.bounds.max_context_len);
-        let exchange = LockstepDraftPass { dp_rows, experts: launch.expert_exchange };
+        let exchange = LockstepDraftPassOptions { dp_rows, experts: launch.expert_exchange };
         let states = || draft_buffers.pass_input_states(ops, buffers, drafting); // [R, H]
         let mut previous = passes.reads_hidden_states().then(states).transpose()?;
         for pass in 0..draft_buffers.passes() {
@@ -195,7 +195,7 @@ impl StepDeviceState {
     pub(crate) fn observe_tokens(
         &mut self,
         context: &ModelContext,
-        launch: &StepLaunch,
+        launch: &StepLaunchOptions,
         rows: usize,
         states: &Tensor,
     ) -> Result<(), ExecutorError> {
@@ -207,7 +207,7 @@ impl StepDeviceState {
             if shape.tokens > 0 || launch.dp_rows > 0 {
                 let (batch, ids) = buffers.view(seq_slots, shape)?;
                 let (dp_rows, experts) = (launch.dp_rows, launch.expert_exchange);
-                let exchange = LockstepDraftPass { dp_rows, experts };
+                let exchange = LockstepDraftPassOptions { dp_rows, experts };
                 let f = pass_context(context, passes.kv, &batch, exchange);
                 passes.observe(&f, &ids, None)?;
             }
@@ -218,7 +218,8 @@ impl StepDeviceState {
         }
         let previous = draft_buffers.previous_states(ops, buffers, states, rows)?; // [T, H]
         let (batch, ids) = buffers.view(seq_slots, shape)?;
-        let exchange = LockstepDraftPass { dp_rows: 0, experts: ExpertExchange::AllGather };
+        let exchange =
+            LockstepDraftPassOptions { dp_rows: 0, experts: ExpertExchangeMethod::AllGather };
         let f = pass_context(context, passes.kv, &batch, exchange);
         passes.observe(&f, &ids, Some(&previous))?;
         drop((batch, ids));
@@ -231,7 +232,7 @@ impl StepDeviceState {
 fn choose_drafts(
     draft_buffers: &mut DraftBuffers,
     context: &ModelContext,
-    passes: DraftPasses<'_>,
+    passes: DraftPassRunner<'_>,
     f: &ForwardContext<'_>,
     hidden: &Tensor,
     pass: usize,

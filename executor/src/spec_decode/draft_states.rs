@@ -27,7 +27,8 @@ pub(crate) struct DraftHiddenStateTracker {
     carry_over: Vec<StoredHiddenStates>,
 }
 
-/// Block table of a request, and the hidden states that its sequence slot stores for its next row.
+/// Which hidden states a sequence slot stores on the device for the next row of its request, and the
+/// request's block table.
 #[derive(Default)]
 struct StoredHiddenStates {
     table: Vec<i32>,
@@ -42,7 +43,7 @@ struct StoredHiddenStates {
 
 /// Location of the hidden state of the token before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PrecedingHiddenState {
+enum PrecedingHiddenStateLocation {
     /// No hidden state, zeros are used: the row starts at the first token, or the proposer reads no hidden
     /// states. No position attends to draft KV that is computed from zeros.
     Zeros,
@@ -98,9 +99,9 @@ impl DraftHiddenStateTracker {
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         let (in_slot, boundary_block) = match self.preceding_state(row)? {
-            PrecedingHiddenState::Zeros => (0, -1),
-            PrecedingHiddenState::InSlot => (1, -1),
-            PrecedingHiddenState::AtBlockBoundary(block) => (0, block),
+            PrecedingHiddenStateLocation::Zeros => (0, -1),
+            PrecedingHiddenStateLocation::InSlot => (1, -1),
+            PrecedingHiddenStateLocation::AtBlockBoundary(block) => (0, block),
         };
         stage.drafts.push(StagedDraftRow {
             seq_slot: row.seq_slot.0 as i32,
@@ -121,21 +122,21 @@ impl DraftHiddenStateTracker {
         Ok(())
     }
 
-    fn preceding_state(&self, row: &BatchRow) -> Result<PrecedingHiddenState, BatchError> {
+    fn preceding_state(&self, row: &BatchRow) -> Result<PrecedingHiddenStateLocation, BatchError> {
         let carry_over = &self.carry_over[row.seq_slot.0 as usize];
         let before = (row.start as usize).checked_sub(1).filter(|_| self.stores_states);
-        let Some(last) = before else { return Ok(PrecedingHiddenState::Zeros) };
+        let Some(last) = before else { return Ok(PrecedingHiddenStateLocation::Zeros) };
         if last
             .checked_sub(carry_over.first_position)
             .is_some_and(|offset| offset < carry_over.state_count)
         {
-            return Ok(PrecedingHiddenState::InSlot);
+            return Ok(PrecedingHiddenStateLocation::InSlot);
         }
         let at_boundary = (last + 1).is_multiple_of(self.block_tokens);
         let block = carry_over.table.get(last / self.block_tokens).filter(|_| at_boundary);
         let (request, position) = (row.request, row.start);
         block
-            .map(|&block| PrecedingHiddenState::AtBlockBoundary(block))
+            .map(|&block| PrecedingHiddenStateLocation::AtBlockBoundary(block))
             .ok_or(BatchError::MissingHiddenState { request, position })
     }
 }

@@ -64,8 +64,8 @@ pub(crate) enum DraftProposal<'a> {
     OnDevice,
 }
 
-/// Location of a staged row's tokens in the step, and the number of draft tokens that the device proposes for
-/// the row.
+/// Draft tokens of a staged row: the index of the row's first token in the step, and the number of draft
+/// tokens that the device proposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagedRowDrafts {
     /// Index of the row's first token in the step.
@@ -75,13 +75,13 @@ pub(crate) struct StagedRowDrafts {
 }
 
 /// The configured proposer and the size of its device buffers.
-pub(crate) struct ProposerSetup {
+pub(crate) struct ConfiguredProposer {
     pub(crate) proposer: Option<Box<dyn Proposer>>,
     /// Sizes of the proposer's device buffers; `None` = the proposer runs on the host.
     pub(crate) buffers: Option<DraftBufferLimits>,
 }
 
-impl ProposerSetup {
+impl ConfiguredProposer {
     /// Creates the configured proposer for steps within `limits`, over a KV pool of `blocks` blocks. At most
     /// `logits_rows` rows of logits are computed at a time.
     pub(crate) fn new(limits: &StepLimits, blocks: usize, logits_rows: usize) -> Self {

@@ -29,10 +29,10 @@ struct TokenHistory {
 
 /// Tokens that the rows of a step have emitted.
 #[derive(Default)]
-struct EmittedTokens(Vec<EmittedRow>);
+struct EmittedTokens(Vec<EmittedRowTokens>);
 
 /// Tokens that one row has emitted.
-struct EmittedRow {
+struct EmittedRowTokens {
     slot: SequenceSlot,
     owner: SlotOwner,
     tokens: TokenVec,
@@ -97,7 +97,7 @@ impl Proposer for NgramProposer {
                 if waits { self.updates.1.recv().ok() } else { self.updates.1.try_recv().ok() };
             let Some(EmittedTokens(emitted)) = received else { return };
             self.pending_updates -= 1;
-            for EmittedRow { slot, owner, tokens } in emitted {
+            for EmittedRowTokens { slot, owner, tokens } in emitted {
                 let history = &mut self.histories[slot.0 as usize];
                 if history.owner == Some(owner) {
                     history.tokens.extend_from_slice(&tokens);
@@ -125,7 +125,7 @@ impl EmittedTokenSender {
     pub(crate) fn record_outputs(&mut self, outputs: &[RowOutput]) {
         let emitted = |row: &SamplingRow| {
             let SamplingRow { index, slot, owner } = *row;
-            EmittedRow { slot, owner, tokens: outputs[index].sampled_tokens.clone() }
+            EmittedRowTokens { slot, owner, tokens: outputs[index].sampled_tokens.clone() }
         };
         self.updates.0 = self.rows.iter().map(emitted).collect();
     }

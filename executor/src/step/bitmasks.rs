@@ -30,9 +30,9 @@ pub trait TokenBitmaskSource {
 
 /// Bitmask source for executors that run only unconstrained requests: it has no bitmasks.
 #[derive(Debug, Clone, Copy)]
-pub struct UnconstrainedBitmasks;
+pub struct UnconstrainedBitmaskSource;
 
-impl TokenBitmaskSource for UnconstrainedBitmasks {
+impl TokenBitmaskSource for UnconstrainedBitmaskSource {
     fn report_drafts(&mut self, _: StepDrafts) -> Result<(), ExecutorError> {
         Ok(())
     }

@@ -4,12 +4,12 @@
 use super::StepState;
 use super::context::StepContext;
 use super::graphs::StepGraphKey;
-use super::launch::{StepLaunch, samples_subset};
+use super::launch::{StepLaunchOptions, samples_subset};
 use super::limits::StepLimits;
 use crate::ExecutorError;
 use crate::spec_decode::DraftRowCounts;
 use crate::trace::{StepTracer, TracedStepInfo};
-use models::ExpertExchange;
+use models::ExpertExchangeMethod;
 use ops::{BatchUpperBounds, StagedStepRow, StagingBuffer, StepShape};
 use protocol::{BatchRow, StepLaunchMode};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl StepState {
         let drafts = self.device.drafts.is_some().then(|| self.draft_rows(context));
         let all_rows = context.first_slice == context.logits_rows.len()
             && !context.pooled_rows.reads_hidden_states();
-        let launch = StepLaunch {
+        let launch = StepLaunchOptions {
             shape,
             dp_rows: batch.moe_tokens as usize,
             expert_exchange: expert_exchange(batch.dispatch),
@@ -122,10 +122,10 @@ impl StepState {
 /// Returns the collective that exchanges tokens with the experts of other replicas. In captured graphs, the
 /// sizes of collectives must not depend on routing. A rank that launches eagerly while other ranks replay a
 /// graph must use the collective of the graph.
-fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchange {
+fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchangeMethod {
     match dispatch {
-        StepLaunchMode::Graph { .. } => ExpertExchange::AllGather,
-        StepLaunchMode::Eager { .. } => ExpertExchange::Auto,
+        StepLaunchMode::Graph { .. } => ExpertExchangeMethod::AllGather,
+        StepLaunchMode::Eager { .. } => ExpertExchangeMethod::Auto,
     }
 }
 

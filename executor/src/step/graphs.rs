@@ -8,7 +8,7 @@
 //! A graph has fixed addresses and a fixed number of rows. If the batch has fewer rows, `prepare` adds
 //! padding rows. Graphs are captured before the executor is ready.
 
-use super::launch::{StepDeviceState, StepLaunch};
+use super::launch::{StepDeviceState, StepLaunchOptions};
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
@@ -116,7 +116,7 @@ impl StepGraphs {
             let drafting =
                 device.drafts.is_some().then(|| shape.rows / plan.tokens_per_row as usize);
             for &full_logits in model.full_logits_variants() {
-                let launch = StepLaunch::uniform(shape, full_logits, drafting, model);
+                let launch = StepLaunchOptions::uniform(shape, full_logits, drafting, model);
                 let key = StepGraphKey { full_logits, rows, context };
                 match capture_step(model, device, launch, tracer) {
                     Ok(graph) => drop(by_key.insert(key, graph)),
@@ -175,7 +175,7 @@ impl GraphCapturePlan {
 fn capture_step(
     model: &ModelContext,
     device: &mut StepDeviceState,
-    launch: StepLaunch,
+    launch: StepLaunchOptions,
     tracer: Option<&StepTracer>,
 ) -> Result<StepGraph, ExecutorError> {
     for _ in 0..2 {
@@ -200,7 +200,7 @@ fn capture_step(
 fn capture_launches(
     model: &ModelContext,
     device: &mut StepDeviceState,
-    launch: StepLaunch,
+    launch: StepLaunchOptions,
     recorder: &mut Option<SpanRecorder>,
 ) -> Result<(CapturedGraph, CapturedCollectives), ExecutorError> {
     let (driver, stream) = (model.ops.device(), model.ops.stream());

@@ -8,7 +8,7 @@ use crate::clock::ns_since;
 use crate::model_context::ModelContext;
 use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
-use models::{AuxHiddenStateCollector, ExpertExchange, ForwardContext};
+use models::{AuxHiddenStateCollector, ExpertExchangeMethod, ForwardContext};
 use ops::{
     DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepShape, Tensor,
     TokenIdDownload,
@@ -18,12 +18,12 @@ use std::time::Instant;
 
 /// Sizes and options of the launches of one step.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StepLaunch {
+pub(crate) struct StepLaunchOptions {
     pub(crate) shape: StepShape,
     /// Number of rows per replica that MoE layers are padded to in a lockstep group; unused without lockstep.
     pub(crate) dp_rows: usize,
     /// Collective that exchanges tokens with the experts of other replicas (all-gather or all-to-all).
-    pub(crate) expert_exchange: ExpertExchange,
+    pub(crate) expert_exchange: ExpertExchangeMethod,
     /// Whether the last layer computes hidden states of sample positions only.
     pub(crate) logits_rows_only: bool,
     /// Whether ranks that share the LM head all-gather full rows of logits before sampling.
@@ -34,7 +34,7 @@ pub(crate) struct StepLaunch {
     pub(crate) copies_ids: bool,
 }
 
-impl StepLaunch {
+impl StepLaunchOptions {
     /// Creates the launch parameters of a step that has the same size on all ranks. `drafting`: number of
     /// rows with draft tokens, if a proposer runs on the device.
     pub(crate) fn uniform(
@@ -48,7 +48,7 @@ impl StepLaunch {
         Self {
             shape,
             dp_rows: padded(shape.tokens),
-            expert_exchange: ExpertExchange::AllGather,
+            expert_exchange: ExpertExchangeMethod::AllGather,
             logits_rows_only: samples_subset(&shape) && drafting.is_none(),
             full_logits,
             drafts: drafting.map(draft_rows),
@@ -57,7 +57,7 @@ impl StepLaunch {
     }
 }
 
-/// Device memory that steps change: KV pools, sequence slots and buffers.
+/// Device part of the state that all steps share and change: KV pools, sequence slots and buffers.
 pub(crate) struct StepDeviceState {
     pub(crate) kv: KvPool,
     pub(crate) draft_kv: Option<KvPool>,
@@ -75,13 +75,13 @@ impl StepDeviceState {
     pub(crate) fn launch(
         &mut self,
         context: &ModelContext,
-        launch: StepLaunch,
+        launch: StepLaunchOptions,
         timing: &mut StepTiming,
         recorder: &mut Option<SpanRecorder>,
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
         let ModelContext { ops, model, .. } = context;
-        let StepLaunch {
+        let StepLaunchOptions {
             shape,
             dp_rows,
             expert_exchange,

@@ -24,7 +24,7 @@ mod staging_queue;
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
-use crate::spec_decode::{self, Proposer, ProposerSetup};
+use crate::spec_decode::{self, ConfiguredProposer, Proposer};
 use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
@@ -37,9 +37,9 @@ use pooling::PoolingHostMemory;
 use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
 
-pub use bitmasks::{TokenBitmaskSource, UnconstrainedBitmasks};
+pub use bitmasks::{TokenBitmaskSource, UnconstrainedBitmaskSource};
 pub(crate) use graphs::{GraphCapturePlan, StepGraphs, graph_shape, row_counts_to_capture};
-pub(crate) use launch::{StepDeviceState, StepLaunch};
+pub(crate) use launch::{StepDeviceState, StepLaunchOptions};
 pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
 pub(crate) use pending::PendingStep;
@@ -63,8 +63,8 @@ pub(crate) struct StepStateSize {
     pub(crate) top_logprobs: usize,
 }
 
-/// State that steps change: KV pool, sequence slots and staging memory. It is allocated when the KV cache is
-/// sized.
+/// State of an executor that all its steps share and change: KV pool, sequence slots and staging memory. It
+/// is allocated when the KV cache is sized.
 pub(crate) struct StepState {
     epoch: Epoch,
     size: StepStateSize,
@@ -100,7 +100,7 @@ impl StepState {
                 verification: spec_decode::verification(limits.speculation),
             },
         )?;
-        let setup = ProposerSetup::new(&limits, kv.blocks(), logits_rows);
+        let setup = ConfiguredProposer::new(&limits, kv.blocks(), logits_rows);
         let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
         let id_copy = drafts.as_ref().map(|_| TokenIdDownload::new(ops, &buffers)).transpose()?;
         let (rows, width) = (limits.rows, limits.table_width);

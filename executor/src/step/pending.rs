@@ -6,7 +6,7 @@ use super::pooling::PooledSlice;
 use super::{STEPS_IN_FLIGHT, StepState};
 use crate::ExecutorError;
 use crate::clock::ns_since;
-use crate::expert_load_report::ExpertLoadReport;
+use crate::expert_load_report::PendingExpertLoadReport;
 use crate::spec_decode::EmittedTokenSender;
 use crate::trace::StepTrace;
 use collectives::LaunchedCollectives;
@@ -33,7 +33,7 @@ pub(crate) struct PendingStep {
     /// that these collectives have completed.
     pub(crate) launched: Vec<LaunchedCollectives>,
     pub(crate) timing: StepTiming,
-    pub(crate) experts: Option<ExpertLoadReport>,
+    pub(crate) experts: Option<PendingExpertLoadReport>,
     pub(crate) started: Instant,
     pub(crate) trace: Option<StepTrace>,
 }
@@ -151,7 +151,8 @@ impl PendingStep {
         let elapsed = ns_since(self.started);
         timing.forward_ns =
             timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
-        let experts = self.experts.map(ExpertLoadReport::wait).transpose()?.unwrap_or_default();
+        let experts =
+            self.experts.map(PendingExpertLoadReport::wait).transpose()?.unwrap_or_default();
         let Self { step, epoch, rows, .. } = self;
         Ok(StepOutput { step, epoch, rows, timing, expert_tokens: experts })
     }

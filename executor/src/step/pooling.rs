@@ -25,12 +25,12 @@ pub(crate) struct PooledRow {
     index: u32,
     /// Sequence slot of the request.
     seq_slot: u32,
-    value: PooledValue,
+    value: PooledValueKind,
 }
 
-/// Value that the host computes from a gathered row.
+/// Kind of value that the host computes from a gathered row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PooledValue {
+enum PooledValueKind {
     /// The row itself.
     HiddenState,
     /// The row, which is a sum of hidden states, divided by this number of prompt tokens.
@@ -65,14 +65,14 @@ impl PooledRows {
             };
             match state.sampling.pooling {
                 Some(PoolingMethod::LastToken) => {
-                    found.last_tokens.extend(pooled(end - 1, PooledValue::HiddenState));
+                    found.last_tokens.extend(pooled(end - 1, PooledValueKind::HiddenState));
                 }
                 Some(PoolingMethod::ClassLogits) => {
-                    found.last_tokens.extend(pooled(end - 1, PooledValue::ClassLogit));
+                    found.last_tokens.extend(pooled(end - 1, PooledValueKind::ClassLogit));
                 }
                 Some(PoolingMethod::Mean) => {
                     found.adds_to_sums = true;
-                    let value = PooledValue::Mean(state.prompt_len);
+                    let value = PooledValueKind::Mean(state.prompt_len);
                     found.sums.extend(pooled(row.seq_slot.0, value));
                 }
                 Some(PoolingMethod::TokenLogprobs(_)) | None => {}
@@ -87,7 +87,7 @@ impl PooledRows {
     }
 }
 
-/// Pooled hidden states of a slice of rows that are being copied to the host.
+/// Slice of the pooled rows of a step, whose hidden states are being copied to the host.
 #[derive(Debug)]
 pub(crate) struct PooledSlice {
     rows: Vec<PooledRow>,
@@ -191,14 +191,14 @@ impl PooledSlice {
         let width = values.len() / self.rows.len();
         for (row, values) in self.rows.iter().zip(values.chunks(width)) {
             let pooled = match (row.value, &self.score) {
-                (PooledValue::HiddenState, _) => values.to_vec(),
-                (PooledValue::Mean(tokens), _) => {
+                (PooledValueKind::HiddenState, _) => values.to_vec(),
+                (PooledValueKind::Mean(tokens), _) => {
                     values.iter().map(|sum| sum / tokens as f32).collect()
                 }
-                (PooledValue::ClassLogit, Some(score)) => {
+                (PooledValueKind::ClassLogit, Some(score)) => {
                     vec![class_logit(values, score)]
                 }
-                (PooledValue::ClassLogit, None) => Vec::new(),
+                (PooledValueKind::ClassLogit, None) => Vec::new(),
             };
             write_pooled(pooled, &mut outputs[row.batch_row]);
         }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use device::EventTimestamps;
+use device::TimestampEvents;
 use kernels::KernelBackend;
 use ops::Ops;
 
@@ -50,7 +50,7 @@ pub(crate) const FIRST_SPAN_EVENT: usize = 1 + 2 * STEP_EVENT_SLOTS;
 pub(crate) struct StepTracer {
     folder: PathBuf,
     rank: u16,
-    timestamps: Arc<dyn EventTimestamps>,
+    timestamps: Arc<dyn TimestampEvents>,
     /// Whether the event timestamps inside a step are free. They are leased to one step at a time.
     span_events_free: Arc<AtomicBool>,
     session: Option<Arc<TraceSession>>,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{io, thread};
 
-use device::{DeviceError, EventTimestamps};
+use device::{DeviceError, TimestampEvents};
 use ops::Ops;
 
 use super::file::ChromeTraceFile;
@@ -28,7 +28,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(10);
 /// A trace in progress, shared by the steps that are recorded in it.
 pub(crate) struct TraceSession {
     path: PathBuf,
-    timestamps: Arc<dyn EventTimestamps>,
+    timestamps: Arc<dyn TimestampEvents>,
     /// Host time of the event timestamp `ORIGIN_EVENT`. All times of the trace are relative to it.
     origin: Instant,
     clock: Mutex<DeviceTimeReference>,
@@ -54,7 +54,7 @@ impl TraceSession {
     pub(super) fn begin(
         folder: &Path,
         rank: u16,
-        timestamps: Arc<dyn EventTimestamps>,
+        timestamps: Arc<dyn TimestampEvents>,
     ) -> Result<Self, ExecutorError> {
         let origin = Instant::now();
         let failed = |error: io::Error| {
@@ -104,7 +104,7 @@ impl TraceSession {
     }
 
     /// Pool of event timestamps that the steps record on the device.
-    pub(super) fn timestamps(&self) -> &dyn EventTimestamps {
+    pub(super) fn timestamps(&self) -> &dyn TimestampEvents {
         self.timestamps.as_ref()
     }
 

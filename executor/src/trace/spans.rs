@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::EventTimestamps;
+use device::TimestampEvents;
 use kernels::KernelBackend;
 use ops::{DeviceStream, Ops};
 
@@ -57,12 +57,12 @@ pub(crate) struct DeviceSpan {
 pub(crate) struct SpanRecorder {
     device: KernelBackend,
     stream: DeviceStream,
-    timestamps: Arc<dyn EventTimestamps>,
+    timestamps: Arc<dyn TimestampEvents>,
     spans: Vec<DeviceSpan>,
 }
 
 impl SpanRecorder {
-    pub(super) fn new(ops: &Ops, timestamps: Arc<dyn EventTimestamps>) -> Self {
+    pub(super) fn new(ops: &Ops, timestamps: Arc<dyn TimestampEvents>) -> Self {
         // The first span of every step is the upload of its inputs.
         let spans = vec![DeviceSpan { scope: TraceScope::Upload, kernel: None }];
         Self { device: ops.device().clone(), stream: *ops.stream(), timestamps, spans }

@@ -179,6 +179,7 @@ fn rules() -> [SamplingParams; 2] {
     [greedy, strict]
 }
 
+/// Generated tokens of a request, and their log-probabilities.
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
 /// Runs six requests in shared batches with chunked prefill. The requests alternate between the two sets of
@@ -457,6 +458,7 @@ fn fp8_activation_scales_run_on_emulated_gpus() {
     if !is_selected_by_cursor(1) {
         return;
     }
+    /// Returns the executor configuration of a test model with this element type.
     type ConfigForDtype = fn(ModelDtype) -> ExecutorConfig;
     let models: [ConfigForDtype; 2] =
         [|dtype| config(dtype, 2), |dtype| experts::shared_expert_model(dtype, 128)];

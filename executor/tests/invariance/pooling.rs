@@ -174,10 +174,10 @@ fn class_logit_is_the_same_in_chunks_and_near_for_ranks() {
     }
 }
 
-/// Pooling results of HF transformers for a model with synthetic weights, used as reference.
-struct PooledGolden(serde_json::Value);
+/// Golden file with the pooling results of HF transformers for a model with synthetic weights.
+struct GoldenPoolingResults(serde_json::Value);
 
-impl PooledGolden {
+impl GoldenPoolingResults {
     fn read(name: &str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden/pooling");
         let text = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
@@ -233,7 +233,7 @@ const GOLDEN_TOLERANCE: f64 = 2e-4;
 #[test]
 fn pooled_results_match_transformers() {
     for model in ["qwen3", "llama"] {
-        let golden = PooledGolden::read(model);
+        let golden = GoldenPoolingResults::read(model);
         let methods = [
             ("last", PoolingMethod::LastToken),
             ("mean", PoolingMethod::Mean),

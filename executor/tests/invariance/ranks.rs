@@ -64,9 +64,10 @@ fn random(count: usize) -> Vec<SamplingParams> {
         .collect()
 }
 
-type PromptScoredOutput = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
+/// Tokens of a request, their log-probabilities, and those of the prompt tokens.
+type OutputWithPromptLogprobs = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
 
-fn play(ranks: u16, requests: &[SamplingParams]) -> Vec<PromptScoredOutput> {
+fn play(ranks: u16, requests: &[SamplingParams]) -> Vec<OutputWithPromptLogprobs> {
     let mut harness = SchedulerHarness::with(wide(ranks));
     let request = |(i, sampling): (u64, &SamplingParams)| {
         HarnessRequest::new(i, 5 + (i as usize * 13) % 30, sampling.clone()).in_slot(i as u32)

@@ -16,6 +16,7 @@ use std::thread;
 /// steps.
 const STEPS: usize = 60;
 
+/// Generated tokens of a request of a replica, and their log-probabilities.
 type ReplicaOutput = (Vec<Token>, Vec<TokenLogprobs>);
 
 fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {

@@ -337,9 +337,9 @@ struct ConstrainedRow {
     awaits_drafts: bool,
 }
 
-/// Source of the grammar bitmasks of a step.
+/// Bitmask source of a test step: computes each bitmask from the newest token or draft token.
 #[derive(Clone)]
-struct ScriptedBitmasks {
+struct ScriptedBitmaskSource {
     step: StepId,
     rows: Vec<ConstrainedRow>,
     drafts: Option<StepDrafts>,
@@ -347,7 +347,7 @@ struct ScriptedBitmasks {
     masks_max: usize,
 }
 
-impl ScriptedBitmasks {
+impl ScriptedBitmaskSource {
     /// Returns the bitmasks of a row: the first one, and those after its allowed draft tokens.
     fn of(&self, row: ConstrainedRow) -> BitmaskRow {
         let mut bitmasks = vec![bitmask_after(row.last)];
@@ -368,7 +368,7 @@ impl ScriptedBitmasks {
     }
 }
 
-impl TokenBitmaskSource for ScriptedBitmasks {
+impl TokenBitmaskSource for ScriptedBitmaskSource {
     fn report_drafts(&mut self, drafts: StepDrafts) -> Result<(), ExecutorError> {
         assert_eq!(drafts.step, self.step);
         assert!(self.drafts.replace(drafts).is_none(), "one report per step");
@@ -394,14 +394,14 @@ fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
 /// A rank of a replica other than the first rank. It runs the same batches as the first rank, on its own
 /// thread.
 struct FollowerRank {
-    batches: Sender<(Batch, ScriptedBitmasks)>,
+    batches: Sender<(Batch, ScriptedBitmaskSource)>,
     outputs: Receiver<StepOutput>,
 }
 
 impl FollowerRank {
     fn start(mut config: ExecutorConfig, rank: Rank, blocks: u32) -> Self {
         take_rank(&mut config, rank);
-        let (batches, todo) = channel::<(Batch, ScriptedBitmasks)>();
+        let (batches, todo) = channel::<(Batch, ScriptedBitmaskSource)>();
         let (done, outputs) = channel();
         thread::spawn(move || {
             let mut executor = Executor::load(config, &mut |_| {}).unwrap();
@@ -582,7 +582,8 @@ impl SchedulerHarness {
             awaits_drafts: batch_row.drafts > 0,
         });
         let masks_max = if self.is_bitmask_overdue() { 0 } else { self.masks_max };
-        let mut masks = ScriptedBitmasks { step, rows: rows.collect(), drafts: None, masks_max };
+        let mut masks =
+            ScriptedBitmaskSource { step, rows: rows.collect(), drafts: None, masks_max };
         for follower in &self.followers {
             follower.batches.send((batch.clone(), masks.clone())).unwrap();
         }

@@ -50,7 +50,7 @@ pub(super) struct EbnfGrammar {
     root: usize,
 }
 
-/// Part of a rule body.
+/// Node in the syntax tree of a rule body.
 #[derive(Debug, Clone, PartialEq)]
 enum EbnfNode {
     Text(String),
@@ -63,7 +63,7 @@ enum EbnfNode {
     Repeat(Box<EbnfRepeat>),
 }
 
-/// Repetition of a part.
+/// Repetition of a node, with minimum and maximum counts.
 #[derive(Debug, Clone, PartialEq)]
 struct EbnfRepeat {
     node: EbnfNode,

@@ -16,7 +16,8 @@ pub(super) struct EbnfParser<'a> {
     bodies: Vec<Option<EbnfNode>>,
 }
 
-type NodeResult = Result<EbnfNode, EbnfError>;
+/// Parsed part of a rule body, or the reason why it cannot be converted.
+type EbnfNodeResult = Result<EbnfNode, EbnfError>;
 
 /// Whether a character may occur in a rule name.
 pub(super) fn is_name_part(c: char) -> bool {
@@ -112,7 +113,7 @@ impl<'a> EbnfParser<'a> {
         Ok(index)
     }
 
-    fn choice(&mut self, depth: usize) -> NodeResult {
+    fn choice(&mut self, depth: usize) -> EbnfNodeResult {
         if depth > DEPTH_MAX {
             return Err(self.error(&format!("more than {DEPTH_MAX} nested groups")));
         }
@@ -123,7 +124,7 @@ impl<'a> EbnfParser<'a> {
         Ok(single(alternatives, EbnfNode::Choice))
     }
 
-    fn sequence(&mut self, depth: usize) -> NodeResult {
+    fn sequence(&mut self, depth: usize) -> EbnfNodeResult {
         let mut parts = Vec::new();
         loop {
             self.skip_space();
@@ -174,7 +175,7 @@ impl<'a> EbnfParser<'a> {
         }))
     }
 
-    fn repeated(&mut self, node: EbnfNode) -> NodeResult {
+    fn repeated(&mut self, node: EbnfNode) -> EbnfNodeResult {
         let (mut node, mut operators) = (node, 0);
         loop {
             if matches!(self.peek(), Some('*' | '+' | '?' | '{')) {
@@ -201,7 +202,7 @@ impl<'a> EbnfParser<'a> {
     }
 
     /// Parses `{min}`, `{min,}` or `{min,max}` after the opening brace; `node` is the repeated part.
-    fn counted(&mut self, node: EbnfNode) -> NodeResult {
+    fn counted(&mut self, node: EbnfNode) -> EbnfNodeResult {
         let min = self.count()?.ok_or_else(|| self.error("expected a number"))?;
         self.skip_space();
         let max = if self.takes(",") { self.count()? } else { Some(min) };
@@ -227,7 +228,7 @@ impl<'a> EbnfParser<'a> {
         }
     }
 
-    fn quoted(&mut self) -> NodeResult {
+    fn quoted(&mut self) -> EbnfNodeResult {
         self.next();
         let mut text = String::new();
         loop {
@@ -241,7 +242,7 @@ impl<'a> EbnfParser<'a> {
     }
 
     /// Parses a character class.
-    fn class(&mut self) -> NodeResult {
+    fn class(&mut self) -> EbnfNodeResult {
         self.next();
         let mut class = String::from(if self.takes("^") { "[^" } else { "[" });
         let start = class.len();

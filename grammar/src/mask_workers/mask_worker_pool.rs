@@ -33,6 +33,7 @@ pub(super) struct MaskSessionQueue {
     added: Condvar,
 }
 
+/// Waiting mask sessions, and whether the queue is closed.
 #[derive(Default)]
 struct MaskSessionQueueState {
     sessions: VecDeque<Arc<MaskSession>>,

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const PAGE: &str = include_str!("../../../docs/structured-output.md");
 
 /// Schema, with texts that its grammar accepts and texts that it rejects.
-struct SchemaCase {
+struct SchemaTestCase {
     /// Keywords covered by the case, as written in the documentation page.
     keywords: &'static [&'static str],
     schema: Value,
@@ -24,8 +24,8 @@ fn case(
     schema: Value,
     accepted: &'static [&'static str],
     rejected: &'static [&'static str],
-) -> SchemaCase {
-    SchemaCase { keywords, schema, accepted, rejected }
+) -> SchemaTestCase {
+    SchemaTestCase { keywords, schema, accepted, rejected }
 }
 
 fn error(compiler: &GrammarCompiler, schema: &Value) -> String {
@@ -36,9 +36,9 @@ fn error(compiler: &GrammarCompiler, schema: &Value) -> String {
     }
 }
 
-fn check(cases: &[SchemaCase]) {
+fn check(cases: &[SchemaTestCase]) {
     let compiler = GrammarCompiler::new(vocabulary()).unwrap();
-    for SchemaCase { schema, accepted, rejected, .. } in cases {
+    for SchemaTestCase { schema, accepted, rejected, .. } in cases {
         let constraint = OutputConstraint::new(json_spec(schema.clone()), "test");
         let compiled = compile_with(&compiler, &constraint)
             .unwrap_or_else(|error| panic!("{schema}: {error}"));
@@ -60,11 +60,11 @@ fn documented(heading: &str) -> BTreeSet<&'static str> {
         .collect()
 }
 
-fn shown(cases: &[SchemaCase]) -> BTreeSet<&'static str> {
+fn shown(cases: &[SchemaTestCase]) -> BTreeSet<&'static str> {
     cases.iter().flat_map(|case| case.keywords.iter().copied()).collect()
 }
 
-fn reference_cases() -> Vec<SchemaCase> {
+fn reference_cases() -> Vec<SchemaTestCase> {
     let tree = json!({"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": false});
     let items = json!({"$id": "https://example.org/list.json", "type": "array", "items": {"$ref": "item.json"},
         "$defs": {"it": {"$id": "item.json", "enum": [1, 2], "$defs": {"unused": {"not": {"type": "null"}}}}}});
@@ -88,7 +88,7 @@ fn reference_cases() -> Vec<SchemaCase> {
     ]
 }
 
-fn value_cases() -> Vec<SchemaCase> {
+fn value_cases() -> Vec<SchemaTestCase> {
     vec![
         case(&["type"], json!({"type": ["string", "null", "null"]}), &["null", r#""x""#], &["1"]),
         case(&["type"], json!({"type": ["integer", "number"]}), &["1", "1.5"], &["null"]),
@@ -165,7 +165,7 @@ fn value_cases() -> Vec<SchemaCase> {
     ]
 }
 
-fn array_cases() -> Vec<SchemaCase> {
+fn array_cases() -> Vec<SchemaTestCase> {
     let tuple = json!({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}});
     let old_tuple =
         json!({"type": "array", "items": [{"const": 1}], "additionalItems": {"const": 2}});
@@ -213,7 +213,7 @@ fn array_cases() -> Vec<SchemaCase> {
     ]
 }
 
-fn object_cases() -> Vec<SchemaCase> {
+fn object_cases() -> Vec<SchemaTestCase> {
     let closed = |members: Value| {
         let mut schema = json!({"type": "object", "additionalProperties": false});
         schema.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
@@ -300,7 +300,7 @@ fn object_cases() -> Vec<SchemaCase> {
 }
 
 /// Returns a case for each enforced format, with a valid text; `x y` is invalid in all formats.
-fn format_cases() -> Vec<SchemaCase> {
+fn format_cases() -> Vec<SchemaTestCase> {
     let examples: [(&'static [&'static str], &'static [&'static str]); 10] = [
         (&["date-time"], &[r#""2024-02-29T23:59:60Z""#]),
         (&["time"], &[r#""23:59:59+01:00""#]),
@@ -322,10 +322,11 @@ fn format_cases() -> Vec<SchemaCase> {
 
 #[test]
 fn enforced_keywords_are_those_of_the_page() {
-    let cases: Vec<SchemaCase> = [reference_cases(), value_cases(), array_cases(), object_cases()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let cases: Vec<SchemaTestCase> =
+        [reference_cases(), value_cases(), array_cases(), object_cases()]
+            .into_iter()
+            .flatten()
+            .collect();
     assert_eq!(shown(&cases), documented("Enforced keywords"));
     check(&cases);
 }
@@ -367,7 +368,7 @@ fn annotations_are_accepted_and_not_enforced() {
         let schema = json!({"type": "string", keywords[0]: value});
         case(keywords, schema, &[r#""x y""#], &["1"])
     };
-    let cases: Vec<SchemaCase> = NAMES.chunks(1).enumerate().map(keyword_case).collect();
+    let cases: Vec<SchemaTestCase> = NAMES.chunks(1).enumerate().map(keyword_case).collect();
     assert_eq!(shown(&cases), documented("Accepted and not enforced"));
     check(&cases);
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// Maximum number of entries in a list.
 const LIST_MAX: usize = 512;
 
-/// Members of one object, with a record of which ones have been read.
+/// Members of one JSON object of a structural tag, with a record of which ones have been read.
 pub(super) struct FormatFields<'a> {
     members: &'a Map<String, Value>,
     read: Vec<&'static str>,

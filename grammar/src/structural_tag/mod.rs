@@ -68,7 +68,7 @@ pub fn structural_tag_grammar(tag: &Value) -> Result<String, StructuralTagError>
     Ok(grammar)
 }
 
-/// Part of a grammar.
+/// Expression of a Lark grammar: the right-hand side of a rule or of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LarkExpression {
     /// Right-hand side of a terminal.

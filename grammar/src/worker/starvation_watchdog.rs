@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Report of a finished dry run, or the reason why the grammar is rejected.
 type DryRunVerdict = Result<DryRunReport, GrammarError>;
 
 /// Interval between starvation checks. The thread polls, because waking it for every dry run would cost the
@@ -61,6 +62,7 @@ pub(super) struct DryRunVerdictSender<W> {
     dry_run_started: Condvar,
 }
 
+/// Writer of the replies, and the dry run whose verdict has not been sent.
 struct DryRunVerdictSenderState<W> {
     replies: FrameWriter<W, GrammarWorkerReply>,
     /// The current dry run, until its verdict is sent.

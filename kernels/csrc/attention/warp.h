@@ -65,6 +65,7 @@ DEV float over_keys_sum(float v) {
     v += shfl_xor(v, 16);
     return v + shfl_xor(v, 32);
 }
+// Values as an MMA operand: a lane's part (MFMA).
 struct ValueOperand { half_t v[KEYS][PART]; };
 #else
 enum : u32 { SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8 };
@@ -77,6 +78,7 @@ DEV u32 part_channel(u32 p) { return (p >> 2) * 64 + ((lane() & 3) * 2 + (p & 1)
 #  define SLOT_OF_SUM(e) ((e) >> 1)
 DEV float over_keys_max(float v) { return group_max<4>(v); }
 DEV float over_keys_sum(float v) { return group_sum<4>(v); }
+// Values as an MMA operand: a lane's part (warps of 32 lanes).
 struct ValueOperand { half_x8 v[KEYS][D / 64]; };
 #endif
 
@@ -84,6 +86,7 @@ struct ValueOperand { half_x8 v[KEYS][D / 64]; };
 struct QueryOperand { StripOperandA v[QUERY_PARTS]; };
 struct KeyOperand { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
 struct ScoreFragment { float v[SLOTS][KEYS]; };
+// Online softmax state of a lane's queries, with their outputs so far.
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[SUMS];
@@ -141,11 +144,11 @@ DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
         const u32 key = key_of(i);
 #if WARP_SIZE == 64
         const KV* from = values + key * stride + (lane() & 15) * PART;
-        struct ValueRun { half_t v[PART]; };
+        struct ValueChannelRun { half_t v[PART]; };
 #  if HEAD_DIM == 128
-        const ValueRun p = key < present ? bits_as<ValueRun>(load_kv8(from)) : bits_as<ValueRun>(zero8());
+        const ValueChannelRun p = key < present ? bits_as<ValueChannelRun>(load_kv8(from)) : bits_as<ValueChannelRun>(zero8());
 #  else
-        ValueRun p;
+        ValueChannelRun p;
         for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_half(f32(from[j])) : to_half(0.f);
 #  endif
         UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = p.v[j];

@@ -23,13 +23,14 @@ template <class At> DEV QueryOperand load_queries(const At& at) {
         values[i] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
         peak = peak_of(values[i], peak);
     }
-    const RowFactor factor = row_factor(group_max<4>(peak));
+    const RowScaleFactors factor = row_factor(group_max<4>(peak));
     QueryOperand q;
     UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = scaled_f16(values[i], factor.up);
     UNROLL for (u32 i = 0; i < SLOTS; ++i) q.down[i] = shfl(factor.down, query_of(i) * 4);
     return q;
 }
 
+// Eight fp8 values as 32-bit words.
 struct Fp8Words { u32 v[2]; };
 
 // c += keys times queries, over the channels [32 i, 32 i + 32).

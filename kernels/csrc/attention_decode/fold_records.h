@@ -5,18 +5,19 @@
 // A lane has CHANNELS channels, in pieces of PIECE; the pieces of successive lanes are contiguous, so that a
 // warp's loads are coalesced into whole cache lines.
 enum : u32 { PIECE = CHANNELS < 4 ? CHANNELS : 4 };
-struct LaneChannels { float v[CHANNELS]; };
+// A lane's output channels of a split record.
+struct LanePartialOutput { float v[CHANNELS]; };
 struct alignas(PIECE * 4) ChannelPiece { float v[PIECE]; };
 DEV u32 folded_channel(u32 c) { return c / PIECE * PIECE * WARP_SIZE + lane() * PIECE + c % PIECE; }
-DEV LaneChannels read_channels(const float* from) {
-    LaneChannels r;
+DEV LanePartialOutput read_channels(const float* from) {
+    LanePartialOutput r;
     UNROLL for (u32 c = 0; c < CHANNELS; c += PIECE) {
         const ChannelPiece piece = *(const ChannelPiece*)(from + folded_channel(c));
         UNROLL for (u32 i = 0; i < PIECE; ++i) r.v[c + i] = piece.v[i];
     }
     return r;
 }
-DEV void write_channels(float* to, const LaneChannels& from) {
+DEV void write_channels(float* to, const LanePartialOutput& from) {
     UNROLL for (u32 c = 0; c < CHANNELS; c += PIECE) {
         ChannelPiece piece;
         UNROLL for (u32 i = 0; i < PIECE; ++i) piece.v[i] = from.v[c + i];
@@ -24,18 +25,20 @@ DEV void write_channels(float* to, const LaneChannels& from) {
     }
 }
 
+// Several split records of one query merged into one: the lane's channels, maximum score and sum of
+// probabilities.
 struct FoldedRecord {
-    LaneChannels value;
+    LanePartialOutput value;
     float max, sum;
 };
 
 // Merges the records first, first + SPREAD, first + 2 SPREAD, and so on below `count`, of one query; records
 // are `stride` elements apart. Every lane must call it.
 DEV FoldedRecord folded(const float* records, u32 first, u32 count, u32 stride) {
-    LaneChannels value{};
+    LanePartialOutput value{};
     float max = NO_SCORE, sum = 0.f;
     for (u32 from = first; from < count; from += AHEAD * SPREAD) {
-        LaneChannels part[AHEAD];
+        LanePartialOutput part[AHEAD];
         f32x2 stats[AHEAD];
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const u32 at = from + i * SPREAD;

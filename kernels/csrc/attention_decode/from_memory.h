@@ -3,7 +3,7 @@
 // same interface.
 #pragma once
 
-// Source of queries; keys are read from the KV pool.
+// Source of queries and new keys. Queries are read from memory; all keys are already in the KV pool.
 struct QueryKeySource {
     const half_t* q;  // [tokens, query heads * D]
     u32 stride;     // row stride of q in elements
@@ -26,4 +26,4 @@ DEV void begin_split(const QueryKeySource& source, QueryOperand& mine, const Spl
 }
 
 // Called before the tile at key `at` is taken out of the ring. Nothing to do: the pool has all keys.
-DEV void complete_tile(const QueryKeySource&, const Ring&, const SplitCursor&, u32) {}
+DEV void complete_tile(const QueryKeySource&, const KvTileRing&, const SplitCursor&, u32) {}

@@ -22,6 +22,7 @@ enum : u32 {
     KEY_ROW = KEY_AS_QUERY ? HEAD_GROUP : 0,  // row of the MMA operand that has the own key
 };
 
+// Source of queries and new keys: the QKV projection, to which norm and RoPE are applied here.
 struct QueryKeySource {
     // qkv [tokens, (query heads + 2 KV heads) * D]; norm weights [D], or both null: no norm
     const half_t *qkv, *q_norm, *k_norm;
@@ -141,7 +142,7 @@ DEV void begin_split(const QueryKeySource& source, QueryOperand& mine, const Spl
 
 // Called when the tile at key `at` has arrived: writes the own token into the tile that contains its
 // position. Every lane must call it.
-DEV void complete_tile(const QueryKeySource&, const Ring& ring, const SplitCursor& p, u32 at) {
+DEV void complete_tile(const QueryKeySource&, const KvTileRing& ring, const SplitCursor& p, u32 at) {
     if (at + TILE_KEYS < p.context) return;
     KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;
     if (lane() < OWN_PIECES)

@@ -22,6 +22,7 @@ enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
 
 struct ValueOperand { u32x4 v[D / 16]; };  // 16 channels x 16 keys; a word has two keys of one channel
 struct ScoreFragment { float v[SLOTS][KEY_ROWS]; };
+// Online softmax state of a lane's queries, with their outputs so far.
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[D / 16];

@@ -30,6 +30,7 @@ DEV void put(const SoftmaxState& r, float* records) {
         if (query_of(i) < GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
 }
 
+// Four output channels of one query, merged over its split records.
 struct MergedOutput {
     f32x4 value;
     float max, sum;

@@ -11,12 +11,13 @@ enum : u32 {
     PIECES = D / WIDTH        // copies per row
 };
 
-struct Ring {
+// Ring of KV tiles of one warp in shared memory: copies are in flight for the next tiles.
+struct KvTileRing {
     KV* tiles;
     u32 stage;
 };
 
-DEV Ring ring_of_warp(KV* shared) { return Ring{shared + warp_id() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
+DEV KvTileRing ring_of_warp(KV* shared) { return KvTileRing{shared + warp_id() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
 
 // Swizzled offset of a channel of a row: the pieces of a row are permuted, so that neither eight rows read at
 // one piece nor two rows read at half of their pieces have bank conflicts.
@@ -41,7 +42,7 @@ DEV void copy_once(KV* to, const KV* from) {
 
 // Starts the copies of a tile into the current stage; with a null tile the stage stays empty. Every lane must
 // call it.
-DEV void fetch(Ring& ring, const KV* keys) {
+DEV void fetch(KvTileRing& ring, const KV* keys) {
     KV* to = ring.tiles + ring.stage * 2 * TILE_VALUES;
     if (keys != nullptr)
         UNROLL for (u32 i = 0; i < TILE_KEYS * PIECES / WARP_SIZE; ++i) {
@@ -123,7 +124,7 @@ DEV void await_tile() {
 
 // Takes the oldest tile out of the ring; its stage is free afterwards. Values of keys >= `present` are
 // replaced by zero, because freed blocks may contain NaN.
-DEV void load_tile(const Ring& ring, u32 present, KeyOperand& k, ValueOperand& v) {
+DEV void load_tile(const KvTileRing& ring, u32 present, KeyOperand& k, ValueOperand& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
         UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + swizzled_offset(key_row(j), i * 32 + strip_k()));
@@ -133,14 +134,15 @@ DEV void load_tile(const Ring& ring, u32 present, KeyOperand& k, ValueOperand& v
 #else
 enum : u32 { RING_BYTES = 0 };
 
-struct Ring {
+// Without a ring in shared memory: the keys of the next tile in registers, and the address of its values.
+struct KvTileRing {
     KeyOperand keys;
     const KV* values;
 };
 
-DEV Ring ring_of_warp(KV*) { return Ring{}; }
+DEV KvTileRing ring_of_warp(KV*) { return KvTileRing{}; }
 
-DEV void fetch(Ring& ring, const KV* keys) {
+DEV void fetch(KvTileRing& ring, const KV* keys) {
     if (keys == nullptr) return;
     ring.keys = load_keys(keys, D);
     ring.values = keys + BLOCK_TOKENS * D;
@@ -148,7 +150,7 @@ DEV void fetch(Ring& ring, const KV* keys) {
 
 DEV void await_tile() {}
 
-DEV void load_tile(const Ring& ring, u32 present, KeyOperand& k, ValueOperand& v) {
+DEV void load_tile(const KvTileRing& ring, u32 present, KeyOperand& k, ValueOperand& v) {
     k = ring.keys;
     v = load_values(ring.values, D, present);
 }

@@ -31,7 +31,7 @@ DEV void seek_tile(PrefetchCursor& a, const BatchMetadata& rows) {
     if (a.cursor.left != 0) a.block = (u32)rows.tables[(u64)a.cursor.table * rows.table_width + a.at / BLOCK_TOKENS];
 }
 
-DEV void fetch_next(Ring& ring, PrefetchCursor& a, const BatchMetadata& rows, const KV* pool) {
+DEV void fetch_next(KvTileRing& ring, PrefetchCursor& a, const BatchMetadata& rows, const KV* pool) {
     if (a.cursor.left == 0) return fetch(ring, nullptr);
     const u64 tile = (u64)a.block * rows.kv_heads + a.cursor.head;
     fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
@@ -43,7 +43,7 @@ DEV void fetch_next(Ring& ring, PrefetchCursor& a, const BatchMetadata& rows, co
 struct SplitRunState {
     SplitCursor cursor;
     PrefetchCursor ahead;
-    Ring ring;
+    KvTileRing ring;
     u32 fetched;  // number of ring stages filled or left empty, at most TILES_AHEAD
 };
 

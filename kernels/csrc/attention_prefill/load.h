@@ -19,6 +19,7 @@ enum : u32 {
 
 // Barriers of the pipeline stages of one operand.
 struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
+// Barriers between producer and consumer warps, and the work items that they guard.
 struct PipelineBarriers {
     StageBarriers items, keys, values;  // items: work items with their queries
     Barrier tail_full;               // arrival of the values of a step that extends beyond its row's context

@@ -10,6 +10,7 @@ enum : u32 {
 };
 static_assert(OWN * 256 == STEP * PIECES && 256 % PIECES == 0, "threads copy different numbers of pieces");
 
+// A thread's keys and values of a step, held in registers between the KV pool and shared memory.
 struct KvCopy {
     u32 block[OWN];                   // block-table entries of the step after the loaded one
     u32x4 key[OWN], value[OWN];

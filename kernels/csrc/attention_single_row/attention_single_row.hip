@@ -53,7 +53,7 @@ enum : u32 {
 #include "attention_single_row/merge_cluster.h"
 
 // Computes the records of this warp: attention over its part of the block's keys.
-DEV void attend(const QueryKeySource& source, const SplitCursor& p, Ring& ring, TileCursor& tiles, float* record,
+DEV void attend(const QueryKeySource& source, const SplitCursor& p, KvTileRing& ring, TileCursor& tiles, float* record,
                 float factor) {
     QueryOperand mine{};
     begin_split(source, mine, p, true);
@@ -100,7 +100,7 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
     cluster_arrive<BLOCKS>();
     if (p.rank >= p.splits) return;
     if (EARLY_LAUNCH) grid_launch_dependents();
-    Ring ring = ring_of_warp(s.rings);
+    KvTileRing ring = ring_of_warp(s.rings);
     TileCursor tiles = tiles_of_warp(p, pool, kv_heads);
     UNROLL for (u32 i = 0; i < TILES_AHEAD; ++i) fetch_next(ring, tiles);
     grid_wait();

@@ -2,6 +2,7 @@
 // divided among the blocks of the KV head's cluster in contiguous runs of equal length.
 #pragma once
 
+// Split of a block: a row and KV head, and the range of its keys that the block processes.
 struct SplitCursor {
     u32 row, head, rank;  // rank: rank of the block in its cluster
     u32 context, token, position;
@@ -57,7 +58,7 @@ struct TileCursor {
 DEV void load_block_entry(TileCursor& t) {
     if (t.at < t.end) t.block = (u32)t.table[t.at / BLOCK_TOKENS];
 }
-DEV void fetch_next(Ring& ring, TileCursor& t) {
+DEV void fetch_next(KvTileRing& ring, TileCursor& t) {
     if (t.at >= t.end) return fetch(ring, nullptr);
     fetch(ring, t.pool + (u64)t.block * t.block_values + t.at % BLOCK_TOKENS * D);
     t.at += WARPS * TILE_KEYS;

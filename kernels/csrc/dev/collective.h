@@ -14,14 +14,17 @@ template <class T> DEV T shfl_xor(T v, u32 mask DEV_SITE) { return shfl(v, lane(
 DEV bool warp_any(bool p DEV_SITE) { return warp_ballot(p DEV_AT) != 0; }
 DEV bool warp_all(bool p DEV_SITE) { return warp_ballot(!p DEV_AT) == 0; }
 
+// Reduction operator: addition.
 struct Sum {
     DEV float of(float a, float b) { return a + b; }
     DEV u32 of(u32 a, u32 b) { return a + b; }
 };
+// Reduction operator: maximum.
 struct Max {
     DEV float of(float a, float b) { return fmax_(a, b); }
     DEV u32 of(u32 a, u32 b) { return a > b ? a : b; }
 };
+// Reduction operator: minimum.
 struct Min {
     DEV u32 of(u32 a, u32 b) { return a < b ? a : b; }
 };

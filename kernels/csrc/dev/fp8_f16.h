@@ -30,7 +30,7 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SI
 // inverse. Values up to 2^29 times smaller than the largest remain exact. Rows with a largest magnitude
 // between 2^-6 and 2^15 are not scaled: the error of their smallest values in f16 is at most 2^-25. If half_t
 // is f16, rows are never scaled.
-struct RowFactor { float up, down; };
+struct RowScaleFactors { float up, down; };
 DEV bool needs_factor(float peak) {
 #if HALF_F16
     return false;
@@ -38,11 +38,11 @@ DEV bool needs_factor(float peak) {
     return !(peak < 32768.f && (peak >= 0.015625f || peak == 0.f));
 #endif
 }
-DEV RowFactor row_factor(float peak) {
-    if (!needs_factor(peak)) return RowFactor{1.f, 1.f};
+DEV RowScaleFactors row_factor(float peak) {
+    if (!needs_factor(peak)) return RowScaleFactors{1.f, 1.f};
     u32 exponent = as_u32(peak) >> 23;
     if (exponent < 15) exponent = 15;
-    return RowFactor{as_f32((268 - exponent) << 23), as_f32((exponent - 14) << 23)};
+    return RowScaleFactors{as_f32((268 - exponent) << 23), as_f32((exponent - 14) << 23)};
 }
 
 // Converts eight half_t, multiplied by `up`, to f16; `up` is 1 if half_t is f16.

@@ -1,11 +1,12 @@
 // dev/matrix.h - the 16x16x16 half_t MMA tile of every target: C (f32) += A * B.
-// Frag defines the fragment layout: element i of this lane is A[a_row(i)][a_k(i)], B[b_k(i)][b_col(i)],
-// C[c_row(i)][c_col(i)]. Code that takes its indices from Frag is portable.
+// FragLayout defines the fragment layout: element i of this lane is A[a_row(i)][a_k(i)], B[b_k(i)][b_col(i)],
+// C[c_row(i)][c_col(i)]. Code that takes its indices from FragLayout is portable.
 #pragma once
 
 #if WARP_SIZE == 64
-// v_mfma_f32_16x16x16_bf16 and _f16 of gfx90a, gfx942, gfx950. The C fragment has the layout of a B fragment.
-struct Frag {
+// Fragment layout of v_mfma_f32_16x16x16_bf16 and _f16 of gfx90a, gfx942, gfx950. The C fragment has the
+// layout of a B fragment.
+struct FragLayout {
     enum : u32 { NA = 4, NB = 4, NC = 4 };
     DEV u32 a_row(u32) { return lane() & 15; }
     DEV u32 a_k(u32 i) { return (lane() >> 4) * 4 + i; }
@@ -15,8 +16,9 @@ struct Frag {
     DEV u32 c_col(u32) { return lane() & 15; }
 };
 #else
-// Two mma.sync.m16n8k16 of sm_80 and later. The C fragment has the layout of an A fragment.
-struct Frag {
+// Fragment layout of two mma.sync.m16n8k16 of sm_80 and later. The C fragment has the layout of an A
+// fragment.
+struct FragLayout {
     enum : u32 { NA = 8, NB = 8, NC = 8 };
     DEV u32 a_row(u32 i) { return (lane() >> 2) + ((i >> 1) & 1) * 8; }
     DEV u32 a_k(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
@@ -26,13 +28,13 @@ struct Frag {
     DEV u32 c_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
 };
 #endif
-struct alignas(8) FragA { half_t x[Frag::NA]; };
-struct alignas(8) FragB { half_t x[Frag::NB]; };
-struct FragC { float x[Frag::NC]; };
+struct alignas(8) FragA { half_t x[FragLayout::NA]; };
+struct alignas(8) FragB { half_t x[FragLayout::NB]; };
+struct FragC { float x[FragLayout::NC]; };
 
 DEV FragC zero_c() {
     FragC c;
-    for (u32 i = 0; i < Frag::NC; ++i) c.x[i] = 0.f;
+    for (u32 i = 0; i < FragLayout::NC; ++i) c.x[i] = 0.f;
     return c;
 }
 
@@ -50,6 +52,7 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
     c = __builtin_bit_cast(FragC, sum);
 }
 #elif DEV_NV
+// Fragment A or B as 32-bit registers.
 struct FragWords { u32 v[4]; };
 DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
     const FragWords aw = bits_as<FragWords>(a), bw = bits_as<FragWords>(b);
@@ -60,7 +63,7 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
 }
 #else
 DEV void mma16(FragC& c, const FragA& a, const FragB& b DEV_SITE) {
-    emu::tile_product<Frag, 16, 16, 16>(c.x, a.x, b.x DEV_AT);
+    emu::tile_product<FragLayout, 16, 16, 16>(c.x, a.x, b.x DEV_AT);
 }
 #endif
 
@@ -103,19 +106,19 @@ DEV void check_rows(const half_t*, u32) {}
 DEV FragA load_a(const half_t* tile, u32 stride) {
     check_rows(tile, stride);
     FragA a;
-    for (u32 i = 0; i < Frag::NA; ++i) a.x[i] = tile[Frag::a_row(i) * stride + Frag::a_k(i)];
+    for (u32 i = 0; i < FragLayout::NA; ++i) a.x[i] = tile[FragLayout::a_row(i) * stride + FragLayout::a_k(i)];
     return a;
 }
 DEV FragB load_b(const half_t* tile, u32 stride) {
     check_rows(tile, stride);
     FragB b;
-    for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_col(i) * stride + Frag::b_k(i)];
+    for (u32 i = 0; i < FragLayout::NB; ++i) b.x[i] = tile[FragLayout::b_col(i) * stride + FragLayout::b_k(i)];
     return b;
 }
 DEV FragB load_b_trans(const half_t* tile, u32 stride) {
     check_rows(tile, stride);
     FragB b;
-    for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_k(i) * stride + Frag::b_col(i)];
+    for (u32 i = 0; i < FragLayout::NB; ++i) b.x[i] = tile[FragLayout::b_k(i) * stride + FragLayout::b_col(i)];
     return b;
 }
 #endif

@@ -19,6 +19,7 @@ DEV void release_written(Barrier* b) {
     release(b);
 }
 
+// Index of the current stage, and the parity of its phase for barrier_wait().
 struct PipelineState { u32 stage, phase; };
 template <u32 COUNT> DEV void advance(PipelineState& t) {
     t.stage = t.stage + 1 == COUNT ? 0 : t.stage + 1;

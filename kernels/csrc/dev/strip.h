@@ -63,6 +63,7 @@ DEV void strip_mma(f32x4& c, const StripOperandA& x, const half_x8& w) {
 #  endif
 }
 #else
+// Layout of the operands and the result of strip_mma(): the element that each register of a lane has.
 struct StripLayout {
     enum : u32 { NA = 8 * STRIP_X, NB = 8, NC = 4 };
     DEV u32 a_row(u32 i) { return strip_x_row(i / 8); }

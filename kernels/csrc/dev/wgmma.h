@@ -8,8 +8,8 @@
 //
 //   align_1024(p)           first address from p on that is aligned for a panel
 //   panel_offset(row, piece)  offset of a piece from the panel's start, in bytes
-//   by_k(panel)             KMajor: a panel row has 64 consecutive k of one row of A or one column of B
-//   by_n(panel, next)       NMajor: a row has 64 consecutive columns of B of one k; the panel of the next 64
+//   by_k(panel)             KMajorOperand: a panel row has 64 consecutive k of one row of A or one column of B
+//   by_n(panel, next)       NMajorOperand: a row has 64 consecutive columns of B of one k; the panel of the next 64
 //                           columns is `next` bytes further on
 //   advanced(x, bytes)      operand advanced by `bytes`: 32 bytes are 16 k in a row, 128 bytes are a row
 //   warp_uniform(x)         an operand that is uniform over the warp, in uniform registers: advancing it
@@ -19,7 +19,7 @@
 //
 //   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c:
 //                          float[N / 2].
-//                           a: KMajor or u32[4]; b: KMajor or NMajor
+//                           a: KMajorOperand or u32[4]; b: KMajorOperand or NMajorOperand
 //     element i of c is row wgmma_row(i), column wgmma_col(i). An accumulator becomes the register operand a
 //     of the next MMA, its columns as k: a[i] = pack_half(c[2 i], c[2 i + 1]), i < 4, are the first 16 k, and
 //     so on
@@ -41,12 +41,14 @@ DEV u32 wgmma_col(u32 i) { return (i >> 2) * 8 + (lane() & 3) * 2 + (i & 1); }
 
 #if DEV_EMU
 #  define KERNEL_ALONE(max_threads) KERNEL(max_threads)
-struct KMajor { const u8* at; };
-struct NMajor { const u8* at; u32 next; };
-DEV KMajor by_k(const void* panel) { return KMajor{(const u8*)panel}; }
-DEV NMajor by_n(const void* panel, u32 next) { return NMajor{(const u8*)panel, next}; }
-DEV KMajor advanced(KMajor x, u32 bytes) { return KMajor{x.at + bytes}; }
-DEV NMajor advanced(NMajor x, u32 bytes) { return NMajor{x.at + bytes, x.next}; }
+// WGMMA operand in shared memory, k-major (emulated): address of its panel.
+struct KMajorOperand { const u8* at; };
+// WGMMA operand in shared memory, n-major (emulated): addresses of its panel and distance of the next one.
+struct NMajorOperand { const u8* at; u32 next; };
+DEV KMajorOperand by_k(const void* panel) { return KMajorOperand{(const u8*)panel}; }
+DEV NMajorOperand by_n(const void* panel, u32 next) { return NMajorOperand{(const u8*)panel, next}; }
+DEV KMajorOperand advanced(KMajorOperand x, u32 bytes) { return KMajorOperand{x.at + bytes}; }
+DEV NMajorOperand advanced(NMajorOperand x, u32 bytes) { return NMajorOperand{x.at + bytes, x.next}; }
 template <class Operand> DEV Operand warp_uniform(Operand x) { return x; }
 DEV u32 opaque(u32 x) { return x; }
 DEV u8* align_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
@@ -56,8 +58,8 @@ DEV float panel_value(const u8* at, u32 offset) {
     const u64 address = (u64)at + offset;
     return f32(*(const half_t*)(address ^ (address >> 7 & 7) << 4));
 }
-DEV float panel_element(KMajor x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
-DEV float panel_element(NMajor x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
+DEV float panel_element(KMajorOperand x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
+DEV float panel_element(NMajorOperand x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
 
 // Computes this lane's elements of c, each as a sum over ascending k. `a(row, k)` returns an element of the
 // warp's 16 rows of A.
@@ -73,18 +75,18 @@ template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], cons
             c[i + column + 2] = sums[1];
         }
 }
-template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add DEV_SITE) {
+template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajorOperand a, B b, bool add DEV_SITE) {
     emu::wave_collective(site, nullptr);
-    const KMajor mine = advanced(a, (warp_id() & 3) * 16 * 128);
+    const KMajorOperand mine = advanced(a, (warp_id() & 3) * 16 * 128);
     own_products<N>(c, [&](u32 row, u32 k) { return panel_element(mine, k, row); }, b, add);
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B b, bool add DEV_SITE) {
-    emu::Exchange& mine = emu::exchange();
+    emu::WaveExchange& mine = emu::exchange();
     for (u32 i = 0; i < 8; ++i) {
         const u32 row = (lane() >> 2) + (i >> 1 & 1) * 8, k = (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8;
         mine.a[row * 16 + k] = i & 1 ? high_half(a[i / 2]) : low_half(a[i / 2]);
     }
-    const emu::Exchange& all = emu::wave_collective(site, nullptr);
+    const emu::WaveExchange& all = emu::wave_collective(site, nullptr);
     own_products<N>(c, [&](u32 row, u32 k) { return all.a[row * 16 + k]; }, b, add);
 }
 DEV void wgmma_fence() {}
@@ -99,15 +101,15 @@ template <u32 N> DEV void reg_dealloc() {}
 #  define KERNEL_ALONE(max_threads) extern "C" __global__ __launch_bounds__(max_threads, 1) void
 // Matrix descriptor: address / 16, leading byte offset / 16 from bit 16, stride byte offset (eight rows) / 16
 // from bit 32, 1 in bit 62: 128-byte swizzle.
-struct KMajor { u64 bits; };
-struct NMajor { u64 bits; };
+struct KMajorOperand { u64 bits; };
+struct NMajorOperand { u64 bits; };
 DEV u64 panel_bits(const void* panel, u32 next) {
     return (u64)(shared_address(panel) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
-DEV KMajor by_k(const void* panel) { return KMajor{panel_bits(panel, 16)}; }
-DEV NMajor by_n(const void* panel, u32 next) { return NMajor{panel_bits(panel, next)}; }
-DEV KMajor advanced(KMajor x, u32 bytes) { return KMajor{x.bits + (bytes >> 4)}; }
-DEV NMajor advanced(NMajor x, u32 bytes) { return NMajor{x.bits + (bytes >> 4)}; }
+DEV KMajorOperand by_k(const void* panel) { return KMajorOperand{panel_bits(panel, 16)}; }
+DEV NMajorOperand by_n(const void* panel, u32 next) { return NMajorOperand{panel_bits(panel, next)}; }
+DEV KMajorOperand advanced(KMajorOperand x, u32 bytes) { return KMajorOperand{x.bits + (bytes >> 4)}; }
+DEV NMajorOperand advanced(NMajorOperand x, u32 bytes) { return NMajorOperand{x.bits + (bytes >> 4)}; }
 template <class Operand> DEV Operand warp_uniform(Operand x) {
     return Operand{x.bits >> 32 << 32 | __shfl_sync(0xffffffffu, (u32)x.bits, 0)};
 }
@@ -118,8 +120,8 @@ DEV u32 opaque(u32 x) {
 DEV u8* align_1024(u8* p) { return p + (0u - shared_address(p)) % 1024; }
 
 template <class B> struct WgmmaTranspose;  // transpose flag of operand B in the instruction
-template <> struct WgmmaTranspose<KMajor> { enum : int { FLAG = 0 }; };
-template <> struct WgmmaTranspose<NMajor> { enum : int { FLAG = 1 }; };
+template <> struct WgmmaTranspose<KMajorOperand> { enum : int { FLAG = 0 }; };
+template <> struct WgmmaTranspose<NMajorOperand> { enum : int { FLAG = 1 }; };
 
 // For n accumulators: WGMMA_NAMES_n are their operand names in the instruction, WGMMA_n(i) their asm
 // constraints.
@@ -155,7 +157,7 @@ template <> struct WgmmaTranspose<NMajor> { enum : int { FLAG = 1 }; };
 template <u32 N> struct Wgmma;
 #  define WGMMA_WIDTH(N, NAMES, PLACES, I0, I1, I2, I3, I4, I5, I6)                                                   \
     template <> struct Wgmma<N> {                                                                                     \
-        template <int TRANSPOSE_B> DEV void run(float (&c)[N / 2], KMajor a, u64 b, u32 add) {                               \
+        template <int TRANSPOSE_B> DEV void run(float (&c)[N / 2], KMajorOperand a, u64 b, u32 add) {                               \
             asm volatile("{\n\t.reg .pred grows;\n\tsetp.ne.b32 grows, " I2 ", 0;\n\t"                                    \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." HALF_PTX "." HALF_PTX " {" NAMES "}, " I0  \
                          ", " I1 ", grows, 1, 1, 0, " I3 ";\n\t}"                                                       \
@@ -178,7 +180,7 @@ WGMMA_WIDTH(128, WGMMA_NAMES_64, WGMMA_64, "%64", "%65", "%66", "%67", "%68", "%
 WGMMA_WIDTH(192, WGMMA_NAMES_96, WGMMA_96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 WGMMA_WIDTH(256, WGMMA_NAMES_128, WGMMA_128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
-template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add) {
+template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajorOperand a, B b, bool add) {
     Wgmma<N>::template run<WgmmaTranspose<B>::FLAG>(c, a, b.bits, add);
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B b, bool add) {

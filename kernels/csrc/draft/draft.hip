@@ -1,7 +1,7 @@
 // draft.hip - data movement around the MTP module of a model. The MTP module computes a position from that
-// position's token and from the hidden state of the previous position. CPU reference: cpu/draft.rs. DraftRow
+// position's token and from the hidden state of the previous position. CPU reference: cpu/draft.rs. StagedDraftRow
 // (step/step.h) describes a row of the step and where its previous hidden state is stored. Token positions
-// are read from the step's positions, step_positions i32 [tokens], not from DraftRow, because those of some
+// are read from the step's positions, step_positions i32 [tokens], not from StagedDraftRow, because those of some
 // rows are known only on the device (in the sequence slot).
 //
 // prepare_draft_pass      lays out draft pass `pass`, with one token for each of the first `count` rows that
@@ -41,7 +41,7 @@
 // Number of loads of logits in flight per thread.
 enum : u32 { AHEAD = 8 };
 
-DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage + header_of(stage)->drafts_at); }
+DEV const StagedDraftRow* drafts_of(const u8* stage) { return (const StagedDraftRow*)(stage + header_of(stage)->drafts_at); }
 
 // Where hidden states are stored: per sequence slot, and per block for its last position. A state has `bytes`
 // bytes.
@@ -67,7 +67,7 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
 
 // Returns the hidden state of position start - 1, where `start` is the position of the row's first token;
 // null: zeros.
-DEV const u8* preceding_state(const HiddenStateBuffers& states, const DraftRow& row, i32 start) {
+DEV const u8* preceding_state(const HiddenStateBuffers& states, const StagedDraftRow& row, i32 start) {
     if (row.boundary_block >= 0) return states.boundary_states + (u64)row.boundary_block * states.bytes;
     if (!row.state_in_slot) return nullptr;
     const i32 offset = start - 1 - states.first_positions[row.seq_slot], last = (i32)states.states_per_slot - 1;
@@ -84,7 +84,7 @@ prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context
     const u32 r = bid_x() * bdim() + tid();
     if (r == 0) cu_q[0] = 0;
     if (r >= count) return;
-    const DraftRow* row = drafts_of(stage) + r;
+    const StagedDraftRow* row = drafts_of(stage) + r;
     const bool staged = r < header_of(stage)->drafts;
     const bool valid = staged && pass < (u32)row->drafts;
     const i32 seq_slot = staged ? row->seq_slot : 0, newest = valid ? row->len - 1 : 0;
@@ -108,7 +108,7 @@ gather_draft_inputs(u8* y, const u8* hidden, u8* slot_states, u8* boundary_state
     grid_launch_dependents();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
-    const DraftRow& row = drafts_of(stage)[r];
+    const StagedDraftRow& row = drafts_of(stage)[r];
     const HiddenStateBuffers states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
     const i32 start = step_positions[row.token];
     if (first_tokens) {
@@ -129,7 +129,7 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
     grid_launch_dependents();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
-    const DraftRow& row = drafts_of(stage)[r];
+    const StagedDraftRow& row = drafts_of(stage)[r];
     const HiddenStateBuffers states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
     const i32* table = tables + (u64)row.seq_slot * table_width;
     const i32 start = step_positions[row.token];
@@ -224,7 +224,7 @@ insert_drafts(i32* ids, i32* history, const i32* step_positions, const i32* draf
     grid_launch_dependents();
     const u32 r = bid_x() * bdim() + tid();
     if (r >= count || r >= header_of(stage)->drafts) return;
-    const DraftRow& row = drafts_of(stage)[r];
+    const StagedDraftRow& row = drafts_of(stage)[r];
     const u32 end = (u32)(step_positions[row.token] + row.len);
     for (u32 i = 0; i < (u32)row.drafts; ++i) {
         const i32 id = drafts[(u64)i * draft_stride + r];

@@ -29,6 +29,7 @@ enum : u32 {
 };
 static_assert(STRIPS % HALVES == 0, "gate and up rows of an output are of one warp");
 
+// fp8 matrix W with its scales, and the first output of the tile.
 struct ScaledFp8Weights {
     const fp8* w;
     const float* scales;  // one per `unit` outputs and 128 k, row stride scale_stride; unused with CHANNELS

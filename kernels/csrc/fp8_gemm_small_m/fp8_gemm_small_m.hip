@@ -61,13 +61,13 @@ typedef float OUT;
 typedef half_t OUT;
 #endif
 
-// Epilogue: bias, gate and scales. In FNUZ (gfx942) the bits of W, stored as OCP fp8, represent half of their
-// value.
-struct Epilogue {
+// Parameters of the epilogue: bias, gate and scales. In FNUZ (gfx942) the bits of W, stored as OCP fp8,
+// represent half of their value.
+struct EpilogueParams {
     const float *scales, *bias;
     u32 outputs;
 };
-DEV float apply_epilogue(const Epilogue& f, u32 out, float sum, float up) {
+DEV float apply_epilogue(const EpilogueParams& f, u32 out, float sum, float up) {
     const float fnuz_factor = FP8_FNUZ ? 2.f : 1.f;
     sum *= CHANNELS ? fnuz_factor * f.scales[out] : fnuz_factor;
     if (f.bias) sum += f.bias[out];
@@ -114,7 +114,7 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
 #else
     stage_x_rows(work, s, x, x_stride);
 #endif
-    const Epilogue epilogue{scales, bias, n / HALVES};
+    const EpilogueParams epilogue{scales, bias, n / HALVES};
     const auto old = [&](u32 row, u32 out, bool really) {
         return RESIDUAL && really ? y[(u64)row * y_stride + out] : OUT{};
     };
@@ -131,7 +131,7 @@ KERNEL(256) fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, cons
     const ScaledFp8Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
     const auto row = [&](u32 r) { return x + (u64)r * x_stride; };
     const float* sums = strip_sums(weights, m, [&](half_t* xs) { stage_rows(xs, row, norm, m, k, eps); });
-    const Epilogue epilogue{scales, bias, n / HALVES};
+    const EpilogueParams epilogue{scales, bias, n / HALVES};
     each_sum(weights, sums, m, [&](u32 row, u32 out, float sum, float up) {
         sum = apply_epilogue(epilogue, out, sum, up);
         OUT* dst = y + (u64)row * y_stride + out;

@@ -23,7 +23,7 @@ template <class StoreScaled> DEV void apply_factors(const BlockWork& work, const
         float peak = s.peaks[row];
 #pragma unroll 1
         for (u32 w = 1; w < warps_of_row(work.k); ++w) peak = fmax_(peak, s.peaks[w * MOST_ROWS + row]);
-        const RowFactor factor = row_factor(peak);
+        const RowScaleFactors factor = row_factor(peak);
         if (tid() == 0) s.factors[row] = factor.down;
         if (!needs_factor(peak)) continue;
         store_scaled(row, factor.up);

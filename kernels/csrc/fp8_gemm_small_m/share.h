@@ -19,6 +19,7 @@ enum : u32 {
     WIDTH = STRIP_ROWS / HALVES  // outputs per strip
 };
 
+// Work of a block: its strips of W, and the sizes of the GEMM.
 struct BlockWork {
     const fp8* w;
     u32 n, k, m;

@@ -124,6 +124,7 @@ DEV XRowOffsets x_rows(u32 m, u32 line) {
     }
     return x;
 }
+// A lane's pieces of rows of x, as MMA operands.
 struct RowPieces { u32x4 v[OCTETS][2]; };
 DEV RowPieces load_rows(const u8* x, const XRowOffsets& rows, u32 counts) {
     RowPieces r;
@@ -138,6 +139,7 @@ DEV RowPieces load_rows(const u8* x, const XRowOffsets& rows, u32 counts) {
 // Sums of two strips: their 16 lines are the rows of the MMA. A lane has line lane / 4 of each strip, and
 // rows lane % 4 * 2 and + 1 of every eight rows of x.
 struct StripPairAccumulators { f32x4 c[OCTETS]; };
+// Accumulators of a lane for the strips of a pass, two strips each.
 struct PassAccumulators { StripPairAccumulators of[PAIRS]; };
 DEV StripPairAccumulators no_sum() {
     StripPairAccumulators s;

@@ -16,6 +16,7 @@ enum : u32 {
 };
 static_assert(8 * WARP_SIZE / STRIP_ROWS == 32, "a strip is 32 k wide");
 
+// fp8 matrix W with its scales, and the first output of the block.
 struct ScaledFp8Weights {
     const fp8* w;
     const float* scales;
@@ -30,6 +31,7 @@ DEV u64 weight_row(const ScaledFp8Weights& w, u32 tile, u32 r) {
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
+// A lane's fp8 pieces of one strip of W for one block of k, with their scale.
 struct Fp8StripPieces { fp8x8 v[PIECES]; float scale; };
 
 DEV Fp8StripPieces load_strip(const ScaledFp8Weights& w, u32 tile, u32 block) {

@@ -90,7 +90,7 @@ KERNEL(256) scale_rows_to_f16(u32x4* y, float* factors, const half_t* x, u32 col
     const half_x8* from = (const half_x8*)(x + row * x_stride);
     float peak = 0.f;
     for (u32 p = tid(); p < cols / 8; p += bdim()) peak = peak_of(from[p], peak);
-    const RowFactor factor = row_factor(block_max(peak));
+    const RowScaleFactors factor = row_factor(block_max(peak));
     if (tid() == 0) factors[row] = factor.down;
     for (u32 p = tid(); p < cols / 8; p += bdim()) y[row * (cols / 8) + p] = scaled_f16(from[p], factor.up);
 }

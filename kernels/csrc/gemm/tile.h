@@ -98,9 +98,9 @@ template <class Put> DEV void each_output(const TileAccumulators& t, const Put& 
     const u32 row = warp_id() % WARPS_M * FRAGS_M * 16, column = warp_id() / WARPS_M * FRAGS_N * 16;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
         UNROLL for (u32 j = 0; j < FRAGS_N; j += GATED ? 2 : 1)
-            UNROLL for (u32 e = 0; e < Frag::NC; ++e) {
-                const u32 r = row + i * 16 + Frag::c_row(e), c = column + j * 16;
+            UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) {
+                const u32 r = row + i * 16 + FragLayout::c_row(e), c = column + j * 16;
                 const float second = GATED ? t.c[i][j + (GATED ? 1 : 0)].x[e] : 0.f;
-                put(r, (GATED ? c / 2 : c) + Frag::c_col(e), t.c[i][j].x[e], second);
+                put(r, (GATED ? c / 2 : c) + FragLayout::c_col(e), t.c[i][j].x[e], second);
             }
 }

@@ -23,7 +23,7 @@
 KERNEL_CLUSTER(THREADS, CLUSTER)
 gemm_large_m(half_t* y, const half_t* x, const half_t* w, TENSOR_MAP y_map, TENSOR_MAP x_map, TENSOR_MAP w_map, u32 m, u32 n,
              u32 k, u32 y_stride, u32 x_stride) {
-    const Ring ring = make_ring();
+    const StageRing ring = make_ring();
     cluster_wait<CLUSTER>();
     grid_wait();
     grid_launch_dependents();

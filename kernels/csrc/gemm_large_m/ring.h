@@ -33,18 +33,19 @@ struct GemmTensorMaps { const TensorMap *y, *x, *w; };
 // Order in which clusters process tiles: bands of LANE_TILES tiles along M; in a band all tiles of some lines
 // of W, then those of the next lines. high, wide: number of tiles along M and N.
 struct TileRasterOrder { u32 high, wide, count; };
-struct Tile { u32 row, output; };
+// First row and first output of a tile.
+struct TileOrigin { u32 row, output; };
 DEV TileRasterOrder order_of(const TmaGemmProblem& p) {
     const u32 high = (p.x.rows + CLUSTER * TILE_ROWS - 1) / (CLUSTER * TILE_ROWS);
     const u32 wide = (p.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
     return TileRasterOrder{high, wide, high * wide};
 }
 // Returns this block's half of the cluster tile with index `i`.
-DEV Tile tile_at(const TileRasterOrder& order, u32 i) {
+DEV TileOrigin tile_at(const TileRasterOrder& order, u32 i) {
     const u32 lane_tiles = LANE_TILES * order.wide, first = i / lane_tiles * LANE_TILES, at = i % lane_tiles;
     const u32 high = order.high - first < LANE_TILES ? order.high - first : (u32)LANE_TILES;
     const u32 row = (first + at % high) * CLUSTER + cluster_rank<CLUSTER>();
-    return Tile{row * TILE_ROWS, at / high * TILE_OUTPUTS};
+    return TileOrigin{row * TILE_ROWS, at / high * TILE_OUTPUTS};
 }
 // Calls work(tile) for each tile of this block, in the same order in producer and consumers.
 template <class Work> DEV void each_tile(const TmaGemmProblem& p, const Work& work) {
@@ -54,7 +55,7 @@ template <class Work> DEV void each_tile(const TmaGemmProblem& p, const Work& wo
 }
 
 // The ring of stages. A stage has the rows of x, then both halves of the lines of W.
-struct Ring { Barrier *full, *empty; u8 *stages, *boxes; };
+struct StageRing { Barrier *full, *empty; u8 *stages, *boxes; };
 // Index of the current stage, and the parity of its phase for barrier_wait().
 struct PipelineState { u32 stage, phase; };
 DEV void advance(PipelineState& t) {
@@ -62,11 +63,11 @@ DEV void advance(PipelineState& t) {
     t.phase ^= t.stage == 0;
 }
 // Lays out and initialises the ring. Every thread must call it; the ring may be used after cluster_wait().
-DEV Ring make_ring() {
+DEV StageRing make_ring() {
     DYN_SHARED(u8, dynamic);
     Barrier* barriers = (Barrier*)dynamic;
     u8* stages = align_1024(dynamic + 2 * STAGES * sizeof(Barrier));
-    const Ring ring{barriers, barriers + STAGES, stages, stages + STAGES * STAGE_BYTES};
+    const StageRing ring{barriers, barriers + STAGES, stages, stages + STAGES * STAGE_BYTES};
     if (tid() == 0) {
         for (u32 i = 0; i < STAGES; ++i) {
             barrier_init(ring.full + i, 1);

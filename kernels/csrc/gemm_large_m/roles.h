@@ -6,10 +6,10 @@
 
 // Loop of the producer thread. It returns only when no further arrival at this block's barriers is
 // outstanding, because the other block of the cluster arrives there.
-DEV void fetch(const Ring& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
+DEV void fetch(const StageRing& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
     const u32 half = cluster_rank<CLUSTER>(), line_stride = GATED ? p.outputs : (u32)HALF_LINES;
     PipelineState pipe{0, 0};
-    each_tile(p, [&](const Tile& tile) {
+    each_tile(p, [&](const TileOrigin& tile) {
 #pragma unroll 1
         for (u32 at = 0; at < p.k; at += COLUMNS, advance(pipe)) {
             u8* stage = ring.stages + pipe.stage * STAGE_BYTES;
@@ -35,12 +35,12 @@ DEV void release(Barrier* b) {
 // tile.
 struct TileAccumulators { float c[HALF_LINES]; };
 
-DEV void multiply(TileAccumulators& sums, const Ring& ring, PipelineState& pipe, u32 group, u32 k) {
+DEV void multiply(TileAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 group, u32 k) {
     u32 before = 0;
 #pragma unroll 1
     for (u32 at = 0; at < k; at += COLUMNS, advance(pipe)) {
         const u8* stage = ring.stages + pipe.stage * STAGE_BYTES;
-        const KMajor x = by_k(stage + group * 64 * LINE_BYTES), w = by_k(stage + X_BYTES);
+        const KMajorOperand x = by_k(stage + group * 64 * LINE_BYTES), w = by_k(stage + X_BYTES);
         barrier_wait(ring.full + pipe.stage, pipe.phase);
         wgmma_fence();
         UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
@@ -95,11 +95,11 @@ DEV void put(u8* boxes, const TmaGemmProblem& p, const GemmTensorMaps& maps, u32
     }
 }
 
-DEV void consume_tiles(const Ring& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
+DEV void consume_tiles(const StageRing& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
     const u32 warp_here = warp_id() - PRODUCER_WARPS, group = warp_here / 4;
     u8* boxes = ring.boxes + warp_here * BOXES * BOX_BYTES;
     PipelineState pipe{0, 0};
-    each_tile(p, [&](const Tile& tile) {
+    each_tile(p, [&](const TileOrigin& tile) {
         TileAccumulators sums;
         multiply(sums, ring, pipe, group, p.k);
         put(boxes, p, maps, tile.row + warp_here * 16, tile.output, sums);

@@ -45,14 +45,14 @@ DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
 
 // Where a lane stores its sums of a tile. The sums are in pieces of two adjacent columns in two rows: `p` is
 // the piece, `half` selects its row.
-struct OutputTile {
+struct OutputTileTarget {
     OUT* y;
     u32 m, outputs, stride, first;
 };
-DEV u32 column_of(const OutputTile& to, u32 p) { return to.first + (cluster_rank<SPLITS>() * RUN + p) * 8 + (lane() & 3) * 2; }
+DEV u32 column_of(const OutputTileTarget& to, u32 p) { return to.first + (cluster_rank<SPLITS>() * RUN + p) * 8 + (lane() & 3) * 2; }
 DEV u32 row_of(u32 half) { return warp_id() / 4 * 64 + wgmma_row(half * 2); }
-DEV Pair* pair_at(const OutputTile& to, u32 p, u32 half) { return (Pair*)(to.y + (u64)row_of(half) * to.stride + column_of(to, p)); }
-template <class Do> DEV void each_pair(const OutputTile& to, const Do& act) {
+DEV Pair* pair_at(const OutputTileTarget& to, u32 p, u32 half) { return (Pair*)(to.y + (u64)row_of(half) * to.stride + column_of(to, p)); }
+template <class Do> DEV void each_pair(const OutputTileTarget& to, const Do& act) {
     UNROLL for (u32 p = 0; p < RUN; ++p)
         UNROLL for (u32 half = 0; half < 2; ++half)
             if (p < run_of(cluster_rank<SPLITS>()) && row_of(half) < to.m && column_of(to, p) < to.outputs) act(p, half);
@@ -71,7 +71,7 @@ gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m
         return;
     }
     grid_wait();
-    const OutputTile tile{y, m, GATED ? n / 2 : n, y_stride, work.first_output};
+    const OutputTileTarget tile{y, m, GATED ? n / 2 : n, y_stride, work.first_output};
 #if RESIDUAL
     Pair before[RUN][2];
     each_pair(tile, [&](u32 p, u32 half) { before[p][half] = *pair_at(tile, p, half); });

@@ -18,7 +18,7 @@ DEV void multiply(TileAccumulators& sums, const BlockWork& work, const SharedMem
     for (u32 block = work.begin; block < work.end; ++block) {
         barrier_wait(s.full + pipe.stage, pipe.phase);
         const u8* stage = s.ring + pipe.stage * STAGE_BYTES;
-        const KMajor x = by_k(stage + W_BYTES + warp_id() / 4 * 64 * PANEL_LINE), w = by_k(stage);
+        const KMajorOperand x = by_k(stage + W_BYTES + warp_id() / 4 * 64 * PANEL_LINE), w = by_k(stage);
         wgmma_fence();
         UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
             wgmma<TILE>(sums.c, advanced(x, i * 32), advanced(w, i * 32), true);

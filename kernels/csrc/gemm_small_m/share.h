@@ -13,6 +13,7 @@ enum : u32 {
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)  // outputs per strip
 };
 
+// Work of a block: its strips of W, and the sizes of the GEMM.
 struct BlockWork {
     const half_t* w;
     u32 n, k, m;

@@ -31,6 +31,7 @@ enum : u32 {
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
 };
 
+// Matrix W, and the first output of the block, from which its strips are read.
 struct StripWeights {
     const half_t* w;
     u32 first, n, k;  // first output of the block; rows and columns of W
@@ -43,6 +44,7 @@ DEV u64 weight_row(const StripWeights& w, u32 tile) {
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
+// A lane's pieces of one strip of W for one chunk of k.
 struct StripPieces { half_x8 v[PIECES]; };
 
 DEV StripPieces load_strip(const StripWeights& w, u32 tile, u32 chunk) {

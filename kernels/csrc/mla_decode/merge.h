@@ -5,11 +5,11 @@
 
 // Stores the warp's channels of the outputs, for a context with a single split.
 DEV void store_outputs(const SoftmaxState& r, const SplitCursor& p, const MlaDecodeOutputs& to) {
-    UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
-        const u32 head = Frag::c_row(i);
+    UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
+        const u32 head = FragLayout::c_row(i);
         if (first_head() + head >= to.heads) continue;
         const float scale = p.context == 0 ? 0.f : 1.f / r.sum[slot_of(i)];
-        half_t* mean = mean_of(p, to, own_token(), head) + warp_of_token() * OWN * 16 + Frag::c_col(i);
+        half_t* mean = mean_of(p, to, own_token(), head) + warp_of_token() * OWN * 16 + FragLayout::c_col(i);
         UNROLL for (u32 j = 0; j < OWN; ++j) mean[j * 16] = to_half(r.out[j].x[i] * scale);
     }
 }
@@ -18,9 +18,9 @@ DEV void put(const SoftmaxState& r, const SplitCursor& p, const MlaDecodeOutputs
     if (own_token() >= p.count) return;
     if (p.splits == 1) return store_outputs(r, p, to);
     float* records = records_of(p, to, own_token(), p.split);
-    UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
-        if (Frag::c_row(i) >= kept_heads(to)) continue;
-        float* record = records + Frag::c_row(i) * RECORD + warp_of_token() * OWN * 16 + Frag::c_col(i);
+    UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
+        if (FragLayout::c_row(i) >= kept_heads(to)) continue;
+        float* record = records + FragLayout::c_row(i) * RECORD + warp_of_token() * OWN * 16 + FragLayout::c_col(i);
         UNROLL for (u32 j = 0; j < OWN; ++j) record[j * 16] = r.out[j].x[i];
     }
     if (warp_of_token() != 0 || lane() % SHARERS != 0) return;

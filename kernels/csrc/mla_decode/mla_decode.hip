@@ -98,7 +98,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q
     SplitCursor p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
     grid_wait();
     grid_launch_dependents();
-    Ring ring = begin_ring(shared, p, rows, pool);
+    KvStageRing ring = begin_ring(shared, p, rows, pool);
     const MlaQuerySource source{absorbed_q, q, heads, query, q_stride};
     const MlaDecodeOutputs to{means, partial, arrived, heads};
     HeadQueryFragments mine{};

@@ -13,7 +13,8 @@ enum : u32 {
     STEP_VALUES = KEYS * LINE
 };
 
-struct Ring {
+// Ring of pipeline stages in shared memory; a stage has the keys of one step.
+struct KvStageRing {
     half_t* steps;
     u32 next, oldest;  // stage to load into; stage to multiply
     // Next step to load, which comes after the step that is multiplied.
@@ -24,7 +25,7 @@ struct Ring {
 
 // Advances to the next split that has a step, if the current one has none left, and loads the block-table
 // entry of the next step.
-DEV void seek_step(Ring& r, const BatchMetadata& rows) {
+DEV void seek_step(KvStageRing& r, const BatchMetadata& rows) {
     while (r.cursor.left != 0 && r.at >= r.end) {
         advance_cursor(r.cursor, rows);
         if (r.cursor.left == 0) return;
@@ -62,7 +63,7 @@ DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 key, 
 
 // Starts the copies of the next step, if there is one. Rows beyond the split's end are zero-filled, because
 // freed blocks may contain NaN. Every thread must call it.
-DEV void fetch(Ring& r, const BatchMetadata& rows, const half_t* pool) {
+DEV void fetch(KvStageRing& r, const BatchMetadata& rows, const half_t* pool) {
     if (r.cursor.left != 0) {
         const u32 key = r.at + warp_id() * ROWS_OF_WARP;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
@@ -75,8 +76,8 @@ DEV void fetch(Ring& r, const BatchMetadata& rows, const half_t* pool) {
     r.next = r.next + 1 == STAGES ? 0 : r.next + 1;
 }
 
-DEV Ring begin_ring(half_t* steps, const SplitCursor& cursor, const BatchMetadata& rows, const half_t* pool) {
-    Ring r{steps, 0, 0, cursor, 0, 0, 0};
+DEV KvStageRing begin_ring(half_t* steps, const SplitCursor& cursor, const BatchMetadata& rows, const half_t* pool) {
+    KvStageRing r{steps, 0, 0, cursor, 0, 0, 0};
     if (cursor.left != 0) {
         r.at = first_key(cursor);
         r.end = end_key(cursor);
@@ -88,7 +89,7 @@ DEV Ring begin_ring(half_t* steps, const SplitCursor& cursor, const BatchMetadat
 
 // Returns the oldest step. It waits until that step has arrived and all warps have read the previous step,
 // whose stage the next copies overwrite. Every thread must call it.
-DEV const half_t* next_step(Ring& r, const BatchMetadata& rows, const half_t* pool) {
+DEV const half_t* next_step(KvStageRing& r, const BatchMetadata& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();
     fetch(r, rows, pool);

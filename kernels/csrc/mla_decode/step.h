@@ -16,7 +16,7 @@ enum : u32 {
 
 // Head slot, within the lane, of element i of an MMA fragment.
 DEV u32 slot_of(u32 i) { return WARP_SIZE == 64 ? i : i >> 1 & 1; }
-DEV u32 head_of(u32 slot) { return Frag::c_row(WARP_SIZE == 64 ? slot : slot * 2); }
+DEV u32 head_of(u32 slot) { return FragLayout::c_row(WARP_SIZE == 64 ? slot : slot * 2); }
 
 // Absorbed queries and query projection, as in the arguments of the kernel.
 struct MlaQuerySource {
@@ -24,9 +24,10 @@ struct MlaQuerySource {
     u32 heads, query, q_stride;
 };
 // One MMA fragment A of queries; a word has two adjacent k of one head.
-struct QueryFragment { u32 v[Frag::NA / 2]; };
+struct QueryFragment { u32 v[FragLayout::NA / 2]; };
 // A warp's queries: 16 heads of one token, over the warp's part of the channels.
 struct HeadQueryFragments { QueryFragment v[PRODUCTS]; };
+// Online softmax state of a lane's queries, with their outputs so far.
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     FragC out[OWN];
@@ -35,14 +36,14 @@ struct SoftmaxState {
 // Loads the queries of this warp's token and 16 heads; zeros for heads and tokens that do not exist.
 DEV HeadQueryFragments load_queries(const MlaQuerySource& s, const SplitCursor& p) {
     HeadQueryFragments all;
-    UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
-        const u32 head = first_head() + Frag::a_row(i);
+    UNROLL for (u32 i = 0; i < FragLayout::NA; i += 2) {
+        const u32 head = first_head() + FragLayout::a_row(i);
         const bool valid = head < s.heads && own_token() < p.count;
         const u64 token = p.token + own_token();
         const half_t* absorbed_q = s.absorbed_q + (token * s.heads + head) * KV_LORA_RANK;
         const half_t* rope_q = s.q + token * s.q_stride + (head + 1) * s.query - QK_ROPE_HEAD_DIM;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
-            const u32 k = (half_of_warp() * PRODUCTS + j) * 16 + Frag::a_k(i);
+            const u32 k = (half_of_warp() * PRODUCTS + j) * 16 + FragLayout::a_k(i);
             const half_t* from = k < KV_LORA_RANK ? absorbed_q + k : rope_q + (k - KV_LORA_RANK);
             all.v[j].v[i / 2] = valid ? bits_as<u32>(*(const half_x2*)from) : 0;
         }
@@ -65,13 +66,13 @@ DEV FragC score(const HeadQueryFragments& q, const half_t* step) {
     FragC even = zero_c(), odd = zero_c();
     UNROLL for (u32 j = 0; j < PRODUCTS; ++j)
         mma16(j & 1 ? odd : even, bits_as<FragA>(q.v[j]), load_b(rows + j * 16, LINE));
-    UNROLL for (u32 i = 0; i < Frag::NC; ++i) even.x[i] += odd.x[i];
+    UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) even.x[i] += odd.x[i];
     if (HALVES == 1) return even;
     SHARED(float, parts, TOKENS_PER_BLOCK * KEYS * 16);
     float* part = parts + (own_token() * TILES + tile_of_warp()) * TILE * 16 + lane();
-    if (half_of_warp() == 1) UNROLL for (u32 i = 0; i < Frag::NC; ++i) part[i * WARP_SIZE] = even.x[i];
+    if (half_of_warp() == 1) UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) part[i * WARP_SIZE] = even.x[i];
     team_sync();
-    if (half_of_warp() == 0) UNROLL for (u32 i = 0; i < Frag::NC; ++i) even.x[i] += part[i * WARP_SIZE];
+    if (half_of_warp() == 0) UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) even.x[i] += part[i * WARP_SIZE];
     return even;
 }
 
@@ -88,7 +89,7 @@ DEV bool update_max(SoftmaxState& r, const FragC& s, float* rescale) {
     float* maxima = all_maxima + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         float high = NO_SCORE;
-        UNROLL for (u32 i = 0; i < Frag::NC; ++i) high = slot_of(i) == slot ? fmax_(high, s.x[i]) : high;
+        UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) high = slot_of(i) == slot ? fmax_(high, s.x[i]) : high;
         high = group_max<SHARERS>(high);
         if (half_of_warp() == 0 && lane() % SHARERS == 0) maxima[tile_of_warp() * 16 + head_of(slot)] = high;
     }
@@ -107,8 +108,8 @@ DEV bool update_max(SoftmaxState& r, const FragC& s, float* rescale) {
 // Turns scores into probabilities, and writes them to step_weights(). The token attends to rows [0, seen) of
 // the step, the first of which is key `at`; `factor` = scale * log2(e).
 DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor) {
-    UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
-        const u32 key = tile_of_warp() * TILE + Frag::c_col(i);
+    UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
+        const u32 key = tile_of_warp() * TILE + FragLayout::c_col(i);
         const bool visible = key < seen && (FIRST_POSITION == 0 || at + key >= FIRST_POSITION);
         s.x[i] = visible ? s.x[i] * factor : NO_SCORE;
     }
@@ -116,14 +117,14 @@ DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor
     const bool grows = update_max(r, s, rescale);
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) r.sum[slot] *= rescale[slot];
     half_t* weights = step_weights();
-    if (half_of_warp() == 0) UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
+    if (half_of_warp() == 0) UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
         const float p = exp2_(s.x[i] - r.max[slot_of(i)]);
         r.sum[slot_of(i)] += p;
-        weights[Frag::c_row(i) * WEIGHTS + tile_of_warp() * TILE + Frag::c_col(i)] = to_half(p);
+        weights[FragLayout::c_row(i) * WEIGHTS + tile_of_warp() * TILE + FragLayout::c_col(i)] = to_half(p);
     }
     if (warp_any(grows))
         UNROLL for (u32 j = 0; j < OWN; ++j)
-            UNROLL for (u32 i = 0; i < Frag::NC; ++i) r.out[j].x[i] *= rescale[slot_of(i)];
+            UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) r.out[j].x[i] *= rescale[slot_of(i)];
     team_sync();
 }
 

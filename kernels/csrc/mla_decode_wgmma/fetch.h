@@ -3,6 +3,7 @@
 // free.
 #pragma once
 
+// Barriers between producer and consumer warps.
 struct PipelineBarriers {
     Barrier keys_full[STAGES], keys_empty[STAGES];
     Barrier tail_full[PRODUCER_WARPS];  // arrival of the last rows of a context, which do not fill a box

@@ -18,7 +18,7 @@ DEV void rescale_outputs(float (&o)[SUMS], const float (&rescale)[2]) {
 }
 
 DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
-    const KMajor q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
+    const KMajorOperand q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
     wgmma_fence_operand(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < WIDTH / 16; ++i) {
@@ -31,7 +31,7 @@ DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
 // Starts o += probabilities * the warpgroup's channels of a step's rows. operand(i) returns the probabilities
 // of keys [16 i, 16 i + 16).
 template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
-    const NMajor compressed_kv = warp_uniform(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
+    const NMajorOperand compressed_kv = warp_uniform(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
     wgmma_fence_operand(o);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < KEYS / 16; ++i) wgmma<HALF>(o, operand(i), advanced(compressed_kv, i * 16 * 128), add || i != 0);
@@ -137,7 +137,7 @@ DEV void add(float (&o)[SUMS], const SharedMemoryLayout& shared, PipelineBarrier
             read_scales(rescale);
             rescale_outputs(o, rescale);
         }
-        const KMajor weights = warp_uniform(by_k(shared.weights));
+        const KMajorOperand weights = warp_uniform(by_k(shared.weights));
         start_sums(o, [&](u32 i) { return advanced(weights, i * 32); }, keys, at != first);
         wgmma_wait<0>();
         wgmma_fence_operand(o);

@@ -8,7 +8,7 @@
 enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // candidates: log2 of the keys per split
 DEV u32 split_length_log2(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
 
-// Totals over all rows.
+// Numbers of splits, of their steps and of rows, over all rows of the step.
 struct SplitTotals {
     u32 all, records;    // number of splits of rows with keys; of all rows
     u32 longest, steps;  // number of steps of the longest split; of all splits

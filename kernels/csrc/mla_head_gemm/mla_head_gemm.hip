@@ -24,6 +24,7 @@ enum : u32 {
     WARPS = 128 / WARP_SIZE
 };
 
+// A lane's pieces of the warp's strips of the weights.
 struct WeightStrips { half_x8 v[OWN][PIECES]; };
 
 DEV WeightStrips load_strips(const half_t* w, u32 first) {

@@ -16,6 +16,7 @@ enum : u32 {
 
 // Barriers of the pipeline stages of one operand.
 struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
+// Barriers between producer and consumer warps, and the work item that they guard.
 struct PipelineBarriers {
     StageBarriers keys, values;
     Barrier item_full, item_empty;  // barriers of a work item with its queries

@@ -12,7 +12,8 @@ struct LongRows {
     const i32 *cu_q, *context_lens;
     u32 first, count, least;
 };
-// Window of a launch: keys [begin, begin + keys) of the list; both are multiples of STEP_KEYS.
+// Chunk (window) of the key list that a launch processes: keys [begin, begin + keys), both multiples of
+// STEP_KEYS.
 struct KeyListChunk { u32 begin, keys; };
 
 // Lengths of row i; zero if it is not a long row or out of range.

@@ -17,7 +17,7 @@ enum : u32 {
 };
 
 DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
-    const KMajor q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
+    const KMajorOperand q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
     wgmma_fence_operand(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) / 16; ++i) {
@@ -28,13 +28,14 @@ DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
 }
 
 DEV void start_outputs(float (&o)[OUTPUTS], const ProbabilityFragment<SCORES>& p, const u8* values) {
-    const NMajor v = warp_uniform(by_n(values, PANEL_BYTES));
+    const NMajorOperand v = warp_uniform(by_n(values, PANEL_BYTES));
     wgmma_fence_operand(o);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<VALUE>(o, p.v[i], advanced(v, i * 16 * 128), true);
     wgmma_commit();
 }
 
+// State of a consumer warpgroup: its current stage of each pipeline.
 struct ConsumerState {
     u32 group;  // 0 or 1
     PipelineState items, keys, values;

@@ -6,6 +6,7 @@
 // of the second GEMM are indexed by choice, as moe_combine needs them.
 #pragma once
 
+// Segment of an expert: successive choices of the expert that one block processes.
 struct alignas(16) ExpertSegment {
     u32 expert;  // expert index on this rank
     u32 first;   // first position in `order`

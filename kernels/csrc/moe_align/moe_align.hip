@@ -55,10 +55,11 @@ KERNEL(1024) moe_count(u32* counts, const i32* experts, u32 choices, u32 first, 
 }
 EXPORT(moe_count)
 
-struct ChoiceCount { u32 before, all; };
+// Number of routed choices of an expert in earlier parts, and in all parts.
+struct ExpertTokenCounts { u32 before, all; };
 // Returns the number of choices of an expert in earlier parts, and in all parts.
-DEV ChoiceCount counted(const u32* counts, u32 e, u32 count) {
-    ChoiceCount c{0, 0};
+DEV ExpertTokenCounts counted(const u32* counts, u32 e, u32 count) {
+    ExpertTokenCounts c{0, 0};
     for (u32 part = 0; part < gdim_x(); ++part) {
         const u32 n = counts[part * count + e];
         c.before += part < bid_x() ? n : 0;
@@ -76,7 +77,7 @@ KERNEL(1024) moe_align(u32* order, ExpertSegment* segments, const u32* counts, c
     u32 at = 0, segment = own ? count : 0;
     for (u32 from = 0; from < count; from += bdim()) {
         const u32 e = from + tid();
-        const ChoiceCount mine = e >= count ? ChoiceCount{0, 0} : counts ? counted(counts, e, count) : ChoiceCount{0, next[e]};
+        const ExpertTokenCounts mine = e >= count ? ExpertTokenCounts{0, 0} : counts ? counted(counts, e, count) : ExpertTokenCounts{0, next[e]};
         const u32 pieces = (mine.all + segment_rows - 1) / segment_rows, first_entries = own < pieces ? own : pieces;
         const PrefixSum rows = block_prefix(mine.all), cut = block_prefix(pieces - first_entries);
         if (e < count) next[e] = at + rows.before + mine.before;

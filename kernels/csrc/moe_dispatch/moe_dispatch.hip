@@ -40,6 +40,8 @@ KERNEL(256) eplb_map_experts(i32* experts, const i32* positions, const i32* toke
 }
 EXPORT(eplb_map_experts)
 
+// Placement of experts on ranks: rank r has experts_per_rank experts, from (r * stride + offset) *
+// experts_per_rank on.
 struct ExpertParallelLayout {
     u32 experts_per_rank, ranks, stride, offset;
 };

@@ -6,6 +6,8 @@
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
+// Iterates over a block's passes. A pass multiplies strips of gate and up outputs, of one or more experts,
+// by the rows of all tokens.
 struct GateUpWork {
     const Weight* w;
 #if FP8

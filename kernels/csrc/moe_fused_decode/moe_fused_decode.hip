@@ -31,7 +31,7 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
                  u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
                  u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
     SHARED(ExpertSortedTokens, sorted, 1);
-    const Ring ring = make_ring();
+    const StageRing ring = make_ring();
     // The down projection reads only x from the previous kernel: it sorts and starts loading weights before
     // grid_wait().
     if (GATED) {

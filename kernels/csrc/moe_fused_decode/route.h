@@ -4,6 +4,8 @@
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_route/moe_route.h"
 
+// Routing of all tokens, from the arguments of the kernel: experts and weights, or router logits with
+// ROUTES.
 struct RoutingInputs {
     const i32* experts;    // [tokens, top_k], null with ROUTES
     const float* weights;

@@ -4,7 +4,8 @@
 
 enum : u32 { MOST_CHOICES = 64 };
 
-// Sorted choices, in shared memory. A place is the index of a choice in the order by expert, then by token.
+// Choices (pairs of token and expert) sorted by expert, then by token, in shared memory. A place is an
+// index in this order.
 struct ExpertSortedTokens {
     u32 all, places;                // number of segments (active experts); number of choices of this rank
     u32 token[MOST_CHOICES];        // token of a place

@@ -37,7 +37,7 @@ KERNEL(THREADS)
 moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order, const ExpertSegment* segments, u32 n,
                      u32 k, u32 x_stride, u32 y_stride, u32 top_k, u32 prefetched_segments, const float* scales,
                      u32 unit, u32 scale_stride) {
-    const Ring ring = make_ring();
+    const StageRing ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, prefetched_segments) : 0;
     // The down projection's weight warp does not wait: weights and segments do not depend on the gate and up

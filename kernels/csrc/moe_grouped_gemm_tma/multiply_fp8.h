@@ -17,7 +17,7 @@ DEV WidenedStrip widen_strip(const u8* strip, u32 upper) {
 }
 
 // Starts part = 64 columns of a strip times those of x (or part += if `add`); `panel` is the panel of x.
-DEV void multiply_wide(float (&part)[ROWS / 2], const WidenedStrip& w, KMajor panel, bool add) {
+DEV void multiply_wide(float (&part)[ROWS / 2], const WidenedStrip& w, KMajorOperand panel, bool add) {
     wgmma_fence();
     UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], advanced(panel, i * 32), add || i > 0);
 }
@@ -32,7 +32,7 @@ DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], cons
 // Multiplies a stage with few rows of x, where waiting for WGMMAs takes longer than the WGMMAs: all are
 // issued before one wait.
 DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* scales) {
-    const KMajor x = warp_uniform(by_k(stage + WEIGHT_BYTES));
+    const KMajorOperand x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     float part[PARTS][ROWS / 2];
     WidenedStrip wide[2][PARTS];
     UNROLL for (u32 upper = 0; upper < 2; ++upper)
@@ -50,7 +50,7 @@ DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* sc
 #else
 // Multiplies a stage. Weights are converted while WGMMAs run.
 DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* scales) {
-    const KMajor x = warp_uniform(by_k(stage + WEIGHT_BYTES));
+    const KMajorOperand x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     WidenedStrip lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
     UNROLL for (u32 t = 0; t < PARTS; ++t) {
         float part[ROWS / 2];
@@ -67,7 +67,7 @@ DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* sc
 #endif
 
 // Multiplies all columns of a pass.
-DEV void multiply(PassAccumulators& sums, const Ring& ring, PipelineState& pipe, u32 k) {
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
 #pragma unroll 1

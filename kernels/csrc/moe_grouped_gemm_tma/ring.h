@@ -30,7 +30,7 @@ enum : u32 {
 };
 
 // Ring of stages. A stage has COLUMNS columns of the lines of W, then of the rows of x (panels).
-struct Ring {
+struct StageRing {
     Barrier *full, *empty;
     u8* at;  // aligned to 1024 bytes
     u32 stages;
@@ -39,11 +39,11 @@ struct Ring {
 #endif
 };
 #if FP8
-DEV float* scales_at(const Ring& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
+DEV float* scales_at(const StageRing& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
 #endif
 // Index of the current stage, and the parity of its phase for barrier_wait().
 struct PipelineState { u32 stage, phase; };
-DEV void next(PipelineState& t, const Ring& ring) {
+DEV void next(PipelineState& t, const StageRing& ring) {
     if (++t.stage < ring.stages) return;
     t.stage = 0;
     t.phase ^= 1;
@@ -51,11 +51,11 @@ DEV void next(PipelineState& t, const Ring& ring) {
 
 // Lays out and initialises the ring, which uses all of the launch's dynamic shared memory. Every thread must
 // call it, and pass a block barrier before using the ring.
-DEV Ring make_ring() {
+DEV StageRing make_ring() {
     DYN_SHARED(u8, shared);
     SHARED(Barrier, barriers, 2 * MOST_STAGES);
     const u32 fit = (dynamic_shared_bytes() - 1024) / STAGE_BYTES;
-    Ring ring{};
+    StageRing ring{};
     ring.full = barriers, ring.empty = barriers + MOST_STAGES, ring.at = align_1024(shared);
     ring.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
 #if FP8

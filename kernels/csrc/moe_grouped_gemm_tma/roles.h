@@ -19,7 +19,7 @@ enum : u32 { WEIGHT_WARP = CONSUMER_THREADS / WARP_SIZE };
 
 // Copies the weights of a pass, columns [COLUMNS * block, COLUMNS * (block + 1)), into a free stage. Called
 // by the weight warp.
-template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u32 stage, u32 block) {
+template <class Work> DEV void copy_block(const Work& work, const StageRing& ring, u32 stage, u32 block) {
     if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
     warp_sync();
     copy_strips(work, ring.at + stage * STAGE_BYTES, block, ring.full + stage);
@@ -27,7 +27,7 @@ template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u3
 
 // Loop of the producer warp that copies weights. `begun`: number of stages whose copies begin_weights() has
 // started.
-template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 begun = 0) {
+template <class Work> DEV void copy_weights(Work work, const StageRing& ring, u32 begun = 0) {
     PipelineState pipe{0, 0};
     while (next_pass(work))
 #pragma unroll 1
@@ -43,7 +43,7 @@ template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 beg
         }
 }
 
-template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half_t* x, u32 x_stride) {
+template <class Work> DEV void copy_rows(Work work, const StageRing& ring, const half_t* x, u32 x_stride) {
     enum : u32 { ROWS_PER_PASS = ROW_THREADS / PIECES };
     const u32 t = tid() - CONSUMER_THREADS - WARP_SIZE, line = t / PIECES, piece = t % PIECES;
     const u32 place = panel_offset(line, piece);
@@ -88,7 +88,7 @@ DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES
 #  include "moe_grouped_gemm_tma/multiply_fp8.h"
 #else
 // Multiplies all columns of a pass.
-DEV void multiply(PassAccumulators& sums, const Ring& ring, PipelineState& pipe, u32 k) {
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
     const auto release = [&](u32 stage) {
@@ -103,7 +103,7 @@ DEV void multiply(PassAccumulators& sums, const Ring& ring, PipelineState& pipe,
         barrier_wait(ring.full + pipe.stage, pipe.phase);
         fence_async_shared();  // Needed for rows of x, which cp.async writes, not the async proxy.
         const u8* stage = ring.at + pipe.stage * STAGE_BYTES;
-        const KMajor w = by_k(stage + warp_id() / 4 * GROUP_LINES * COLUMN_BYTES), x = by_k(stage + WEIGHT_BYTES);
+        const KMajorOperand w = by_k(stage + warp_id() / 4 * GROUP_LINES * COLUMN_BYTES), x = by_k(stage + WEIGHT_BYTES);
         wgmma_fence();
         UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
             UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)

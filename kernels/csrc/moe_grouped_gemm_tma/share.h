@@ -79,7 +79,7 @@ DEV void copy_strips(const BlockWorkCursor& s, u8* to, u32 block, Barrier* full)
 
 // Starts loading the weights of the block's first pass before its rows are known, for as many stages as the
 // ring has; returns their number. Segment e < `experts` must be the first segment of expert e.
-DEV u32 begin_weights(const Weight* w, const Ring& ring, u32 n, u32 k, u32 experts) {
+DEV u32 begin_weights(const Weight* w, const StageRing& ring, u32 n, u32 k, u32 experts) {
     BlockWorkCursor s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
     s.expert = segment_at(s);
     if (s.expert >= experts) return 0;

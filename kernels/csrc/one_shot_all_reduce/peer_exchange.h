@@ -56,6 +56,7 @@ struct AllReduceLaunch {
     bool aborted;                     // the launch is aborted: no further waits
 };
 
+// Eight adjacent elements as 32-bit words.
 struct ElementGroup { u32 words[2 * PAIRS]; };
 
 // Returns the state of a new launch. Called after grid_wait().

@@ -28,20 +28,20 @@ enum : u32 {
 template <class T> struct alignas(RUN * sizeof(T)) ChannelRun { T v[RUN]; };
 
 // A lane's channels of one head, in f32.
-struct HeadPart {
+struct LaneHeadChannels {
     float low[RUN_PAIRS][RUN], high[RUN_PAIRS][RUN];
 };
 
 // First channels of a lane's pair of runs `pair`, whether it is rotated (`rotated`), and whether it exists.
-struct RunLocation {
+struct ChannelRunLocation {
     u32 low, high;
     bool rotated, exists;
 };
-DEV RunLocation run_location(u32 pair, u32 member) {
+DEV ChannelRunLocation run_location(u32 pair, u32 member) {
     const u32 run = pair * GROUP + member, p = run * RUN;
     const bool rotated = p < HALF;
     const u32 low = rotated ? p : 2 * p;
-    return RunLocation{low, rotated ? p + HALF : 2 * p + RUN, rotated, run < RUNS};
+    return ChannelRunLocation{low, rotated ? p + HALF : 2 * p + RUN, rotated, run < RUNS};
 }
 
 template <class T> DEV void load_run(float* to, const T* from) {
@@ -54,10 +54,10 @@ template <class T> DEV void store_run(T* to, const float* from, float factor) {
     *(ChannelRun<T>*)to = run;
 }
 
-DEV HeadPart load_head(const ACT* x, u32 member) {
-    HeadPart part;
+DEV LaneHeadChannels load_head(const ACT* x, u32 member) {
+    LaneHeadChannels part;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunLocation location = run_location(t, member);
+        const ChannelRunLocation location = run_location(t, member);
         if (!location.exists) continue;
         load_run(part.low[t], x + location.low);
         load_run(part.high[t], x + location.high);
@@ -66,9 +66,9 @@ DEV HeadPart load_head(const ACT* x, u32 member) {
 }
 
 // Stores a lane's channels of a head, multiplied by `factor`.
-template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, float factor) {
+template <class T> DEV void store_head(T* y, const LaneHeadChannels& part, u32 member, float factor) {
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunLocation location = run_location(t, member);
+        const ChannelRunLocation location = run_location(t, member);
         if (!location.exists) continue;
         store_run(y + location.low, part.low[t], factor);
         store_run(y + location.high, part.high[t], factor);
@@ -76,7 +76,7 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
 }
 
 // Normalises a head; `w` is the lane's part of the norm weight. Every lane of the warp must call it.
-DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
+DEV void norm_head(LaneHeadChannels& part, const LaneHeadChannels& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
         if (!run_location(t, member).exists) continue;
@@ -93,10 +93,10 @@ DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
 
 // Loads the cosines (in `low`) and sines (in `high`) of a position for the lane's channels; undefined for
 // channels that are not rotated.
-DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
-    HeadPart rotation;
+DEV LaneHeadChannels load_rotation(const float* cos, const float* sin, u32 member) {
+    LaneHeadChannels rotation;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunLocation location = run_location(t, member);
+        const ChannelRunLocation location = run_location(t, member);
         if (!location.exists || !location.rotated) continue;
         load_run(rotation.low[t], cos + location.low);
         load_run(rotation.high[t], sin + location.low);
@@ -104,9 +104,9 @@ DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
     return rotation;
 }
 
-DEV void rope_head(HeadPart& part, const HeadPart& rotation, u32 member) {
+DEV void rope_head(LaneHeadChannels& part, const LaneHeadChannels& rotation, u32 member) {
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
-        const RunLocation location = run_location(t, member);
+        const ChannelRunLocation location = run_location(t, member);
         if (!location.exists || !location.rotated) continue;
         for (u32 i = 0; i < RUN; ++i) {
             const float a = part.low[t][i], b = part.high[t][i], c = rotation.low[t][i], s = rotation.high[t][i];

@@ -35,14 +35,14 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
     const i64 slot = valid && !is_query ? slots[token] : 0;
 
     // Issue all loads before the first use.
-    HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), rotation = {};
+    LaneHeadChannels part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), rotation = {};
     if (!is_value) {
         const u64 row = (u64)positions[token] * HALF;
         rotation = load_rotation(cos + row, sin + row, member);
     }
     if (q_norm != nullptr || k_norm != nullptr) {
         const ACT* w = is_query ? q_norm : is_value ? nullptr : k_norm;
-        HeadPart unit_part = part;
+        LaneHeadChannels unit_part = part;
         norm_head(unit_part, load_head(w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), member), eps, member);
         if (w != nullptr) part = unit_part;
     }

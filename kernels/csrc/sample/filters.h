@@ -15,13 +15,14 @@ struct ChunkWinners {
     float value[MAX_CHUNKS];  // value of the winner without the noise
 };
 
-struct RandomDraw {
+// Philox key of the request and token position, which determine the Gumbel noise of each id.
+struct GumbelNoiseKey {
     u64 key;
     u32 position;
 };
 
 // Finds the winner of chunk c among the ids with sort keys >= `cutoff`; called by one warp.
-DEV void find_winner(ChunkWinners& winners, const LogitsRowView& row, const RandomDraw& draw, u32 c, u64 cutoff) {
+DEV void find_winner(ChunkWinners& winners, const LogitsRowView& row, const GumbelNoiseKey& draw, u32 c, u64 cutoff) {
     u64 own = 0;
     float own_value = 0.f;
     for (u32 at = lane() * 4; at < CHUNK; at += WARP_SIZE * 4) {
@@ -52,8 +53,8 @@ DEV void find_winner(ChunkWinners& winners, const LogitsRowView& row, const Rand
 
 // Returns the sort key, without the noise, of the row's winner among the ids with sort keys >= `cutoff`; 0
 // if there is none.
-DEV u64 winner_from(ChunkWinners& winners, const SearchScratch& search, const LogitsRowView& row,
-                    const RandomDraw& draw, u64 cutoff) {
+DEV u64 winner_from(ChunkWinners& winners, const LogitsSearchScratch& search, const LogitsRowView& row,
+                    const GumbelNoiseKey& draw, u64 cutoff) {
     const u32 chunks = chunks_of(row);
     for (u32 c = warp_id(); c < chunks; c += bdim() / WARP_SIZE) {
         const u64 noisy = winners.noisy[c];
@@ -79,8 +80,8 @@ DEV u64 min_p_floor(const SequenceSamplingParams& params, float most) {
 // Samples a token with min-p, top-k and top-p. `best` is the largest sort key of the row, `total` the mass of
 // the whole row relative to the value of `best`. search.order and `winners` must be initialised with the
 // results of the scan.
-DEV u32 sample_with_filters(SearchScratch& search, ChunkWinners& winners, const LogitsRowView& row,
-                            const SequenceSamplingParams& params, const RandomDraw& draw, u64 best, float total) {
+DEV u32 sample_with_filters(LogitsSearchScratch& search, ChunkWinners& winners, const LogitsRowView& row,
+                            const SequenceSamplingParams& params, const GumbelNoiseKey& draw, u64 best, float total) {
     const float most = value_of(best);
     u64 cutoff = min_p_floor(params, most);
     if (params.top_k > 0 && (u32)params.top_k < row.end) {

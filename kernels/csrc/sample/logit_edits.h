@@ -10,6 +10,7 @@ enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids per thre
 // bytes per thread.
 DEV u32 id4(u32 first, u32 j) { return first + (j * SCAN_THREADS + tid()) * 4; }
 
+// A thread's logits of one chunk.
 struct ChunkLogits {
     f32x4 v[FOURS];
 };

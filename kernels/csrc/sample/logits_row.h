@@ -18,8 +18,8 @@ DEV i32 position_of(const StagedLogitsRow& logits_row, const i32* positions) { r
 // for the same position.
 DEV bool needs_draft_verification(const StagedLogitsRow& logits_row) { return logits_row.known_token < 0 && (logits_row.draft_index > 0 || logits_row.has_draft != 0); }
 
-// Sequence slot state that update_latest_token() changes.
-struct LatestTokenUpdate {
+// Per-slot arrays that update_latest_token() writes.
+struct LatestTokenArrays {
     u8* latest;    // LatestToken [slots]
     i32* history;  // [slots, history_len]
     u32 history_len;
@@ -27,7 +27,7 @@ struct LatestTokenUpdate {
 
 // Makes a chosen token the newest one of its sequence slot, unless draft verification decides that later, and
 // appends it to the slot's history if a sampling rule reads it. Called by one thread.
-DEV void update_latest_token(const LatestTokenUpdate& slots, const StagedLogitsRow& logits_row, const SequenceSamplingParams& params, const SampledToken& output,
+DEV void update_latest_token(const LatestTokenArrays& slots, const StagedLogitsRow& logits_row, const SequenceSamplingParams& params, const SampledToken& output,
                              i32 position) {
     const bool sampled = output.status == SAMPLE_OK;
     if (!needs_draft_verification(logits_row)) ((LatestToken*)slots.latest)[logits_row.seq_slot] = LatestToken{sampled ? output.token : 0, position, 0};

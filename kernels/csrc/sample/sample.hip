@@ -44,7 +44,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     const u32 chunks = chunks_of(raw);
     ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before its parameters are read.
     if (is_padding(stage, q)) return;
-    ScanArgs s;
+    LogitsRowArgs s;
     s.logits_row = logits_rows_of(stage) + q;
     s.params = &params_of(*s.logits_row, slot_params);
     s.position = position_of(*s.logits_row, positions);
@@ -64,7 +64,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 EXPORT(sample_scan)
 
 // Computes the log-probability and rank of the token in the raw row, and the `top` most probable ids.
-DEV void compute_logprobs(SearchScratch& search, SampledToken& output, i32* top_ids, float* top_logprobs,
+DEV void compute_logprobs(LogitsSearchScratch& search, SampledToken& output, i32* top_ids, float* top_logprobs,
                           const ChunkRecord* records, const LogitsRowView& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
     const bool holds = tid() < chunks;
@@ -89,9 +89,9 @@ DEV void compute_logprobs(SearchScratch& search, SampledToken& output, i32* top_
 
 // Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
 // token.
-DEV u32 select_token(SearchScratch& search, ChunkWinners& winners, i32& token, const ChunkRecord* records,
+DEV u32 select_token(LogitsSearchScratch& search, ChunkWinners& winners, i32& token, const ChunkRecord* records,
                      const LogitsRowView& row, const SamplingMode& mode, const SequenceSamplingParams& params,
-                     const RandomDraw& draw) {
+                     const GumbelNoiseKey& draw) {
     const bool holds = tid() < chunks_of(row);
     const u64 chunk_best = holds ? records[tid()].best : 0;
     const u64 best = block_max_key(chunk_best);
@@ -123,7 +123,7 @@ KERNEL(PICK_THREADS)
 sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* history, const u8* records,
             const float* edited, const float* logits, const u8* stage, const i32* positions, const u8* slot_params, u32 vocab,
             u32 stride, u32 edited_stride, u32 history_len, u32 most) {
-    SHARED(SearchScratch, search, 1);
+    SHARED(LogitsSearchScratch, search, 1);
     SHARED(ChunkWinners, winners, 1);
     grid_wait();
     grid_launch_dependents();
@@ -149,7 +149,7 @@ sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* his
         const LogitsRowView row = row_of(stored ? edited + q * edited_stride : logits + q * stride, mode.factor, 0,
                                          vocab);
         output.status = select_token(*search, *winners, token, own, row, mode, params,
-                               RandomDraw{params.key, (u32)position_of(logits_row, positions)});
+                               GumbelNoiseKey{params.key, (u32)position_of(logits_row, positions)});
     }
     if (output.status == SAMPLE_OK) {
         output.token = token;
@@ -162,7 +162,7 @@ sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* his
     if (tid() != 0) return;
     ((SampledToken*)sampled)[q] = output;
     if (mode.needs_token)
-        update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position_of(logits_row, positions));
+        update_latest_token(LatestTokenArrays{latest, history, history_len}, logits_row, params, output, position_of(logits_row, positions));
 }
 EXPORT(sample_pick)
 

@@ -3,8 +3,8 @@
 #pragma once
 #include "sample/logit_edits.h"
 
-// Data shared by all chunks of a logits row.
-struct ScanArgs {
+// Arguments that all chunks of a logits row share.
+struct LogitsRowArgs {
     SamplingMode mode;
     const SequenceSamplingParams* params;
     const StagedLogitsRow* logits_row;
@@ -83,7 +83,7 @@ DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u
 
 // Fills the record of the chunk that begins at id `first`, with raw logits `x`; writes the edited logits to
 // `edited` if filters will read them again.
-DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first, u32 vocab, const ScanArgs& s) {
+DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first, u32 vocab, const LogitsRowArgs& s) {
     const bool non_finite = any_non_finite(x, first, vocab);
     if (s.mode.needs_logprobs) {
         const float raw_best = value_of(block_max_key(first_of_chunk(x, first, vocab)));

@@ -10,8 +10,8 @@ enum : u32 {
     BINS = 1u << BIN_BITS,
 };
 
-// Scratch memory of a search, in shared memory.
-struct SearchScratch {
+// Scratch memory, in shared memory, of a search for the largest sort keys of a logits row.
+struct LogitsSearchScratch {
     u64 list[LIST], sorted[LIST];
     u32 bins[BINS];
     u32 order[MAX_CHUNKS];  // order_of(largest value) of each chunk of the searched row
@@ -21,7 +21,7 @@ struct SearchScratch {
 
 // Calls f(sort_key, value) for every id of the row with sort key >= `limit`, one id per lane and call; skips
 // chunks without such ids. Lanes diverge, so f must not use warp collectives.
-template <class F> DEV void each_from(const SearchScratch& search, const LogitsRowView& row, u64 limit, F f) {
+template <class F> DEV void each_from(const LogitsSearchScratch& search, const LogitsRowView& row, u64 limit, F f) {
     for (u32 c = warp_id(); c < chunks_of(row); c += bdim() / WARP_SIZE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
         for (u32 at = lane() * 4; at < CHUNK; at += WARP_SIZE * 4) {
@@ -37,7 +37,7 @@ template <class F> DEV void each_from(const SearchScratch& search, const LogitsR
 }
 
 // Returns the number of ids with sort key >= `limit`. Every thread must call it.
-DEV u32 count_from(const SearchScratch& search, const LogitsRowView& row, u64 limit) {
+DEV u32 count_from(const LogitsSearchScratch& search, const LogitsRowView& row, u64 limit) {
     u32 n = 0;
     each_from(search, row, limit, [&](u64, float) { ++n; });
     return block_sum(n);
@@ -45,7 +45,7 @@ DEV u32 count_from(const SearchScratch& search, const LogitsRowView& row, u64 li
 
 // Returns the sum of exp(value - best) over ids with sort key >= `limit`, summed per lane, warp and block, each
 // in a fixed order.
-DEV float mass_from(const SearchScratch& search, const LogitsRowView& row, u64 limit, float best) {
+DEV float mass_from(const LogitsSearchScratch& search, const LogitsRowView& row, u64 limit, float best) {
     float mass = 0.f;
     each_from(search, row, limit, [&](u64, float value) { mass += exp_(value - best); });
     return block_sum(mass);
@@ -53,7 +53,7 @@ DEV float mass_from(const SearchScratch& search, const LogitsRowView& row, u64 l
 
 // Writes the first LIST sort keys found in [limit, end) to search.list, unordered; returns the number of all
 // such sort keys, which may exceed LIST.
-DEV u32 gather(SearchScratch& search, const LogitsRowView& row, u64 limit, u64 end) {
+DEV u32 gather(LogitsSearchScratch& search, const LogitsRowView& row, u64 limit, u64 end) {
     if (tid() == 0) search.found = 0;
     sync();
     each_from(search, row, limit, [&](u64 sort_key, float) {
@@ -69,7 +69,7 @@ DEV u32 gather(SearchScratch& search, const LogitsRowView& row, u64 limit, u64 e
 
 // Sorts the first `n` <= LIST sort keys of search.list into search.sorted: the index of a sort key is the
 // number of larger sort keys. All sort keys differ.
-DEV void sort_list(SearchScratch& search, u32 n) {
+DEV void sort_list(LogitsSearchScratch& search, u32 n) {
     for (u32 i = tid(); i < n; i += bdim()) {
         const u64 sort_key = search.list[i];
         u32 before = 0;
@@ -80,7 +80,7 @@ DEV void sort_list(SearchScratch& search, u32 n) {
 }
 
 // Returns a limit that at least k ids reach: the k-th largest of the chunks' largest values.
-DEV u64 kth_lower_bound(SearchScratch& search, u32 chunks, u32 k) {
+DEV u64 kth_lower_bound(LogitsSearchScratch& search, u32 chunks, u32 k) {
     if (k > chunks) return MIN_UNMASKED_KEY;
     if (tid() < chunks) {
         const u32 own = search.order[tid()];
@@ -96,7 +96,7 @@ DEV u64 kth_lower_bound(SearchScratch& search, u32 chunks, u32 k) {
 
 // Finds search.bin, the bin that contains the k-th entry counted from the highest bin, and search.above, the
 // number of entries in higher bins. The bin is BINS if there are fewer than k entries.
-DEV void find_bin(SearchScratch& search, u32 k) {
+DEV void find_bin(LogitsSearchScratch& search, u32 k) {
     const u32 each = BINS / PICK_THREADS, top = BINS - 1 - tid() * each;
     u32 own = 0;
     for (u32 i = 0; i < each; ++i) own += search.bins[top - i];
@@ -114,7 +114,7 @@ DEV void find_bin(SearchScratch& search, u32 k) {
 
 // Returns the k-th largest sort key, or 0 if fewer than k ids are unmasked; `bound` is a lower bound of that
 // sort key. Up to LIST candidates are sorted; more are first reduced by radix select.
-DEV u64 kth_sort_key(SearchScratch& search, const LogitsRowView& row, u32 k, u64 bound) {
+DEV u64 kth_sort_key(LogitsSearchScratch& search, const LogitsRowView& row, u32 k, u64 bound) {
     u32 n = gather(search, row, bound, NON_FINITE_KEY);
     u64 low = bound;
     if (n > LIST) {

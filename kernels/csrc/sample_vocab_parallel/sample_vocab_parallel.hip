@@ -28,7 +28,7 @@ enum : u32 { BEST = 0, WINNER = 1, LISTED_FROM = 2 };
 
 // Returns a limit that at least k <= PICK_THREADS ids reach, if that many are unmasked: the k-th largest of
 // the threads' largest values.
-DEV u64 bound_by_threads(SearchScratch& search, const LogitsRowView& row, u32 k) {
+DEV u64 bound_by_threads(LogitsSearchScratch& search, const LogitsRowView& row, u32 k) {
     u32 own = 0;
     each_from(search, row, MIN_UNMASKED_KEY, [&](u64 sort_key, float) {
         const u32 order = (u32)(sort_key >> 32);
@@ -47,7 +47,7 @@ DEV u64 bound_by_threads(SearchScratch& search, const LogitsRowView& row, u32 k)
 
 // Writes the k largest sort keys of the row's unmasked ids (all, if there are fewer), then zeros up to `listed`
 // entries.
-DEV void put_first_candidate(u64* to, SearchScratch& search, const LogitsRowView& row, u32 k, u32 listed) {
+DEV void put_first_candidate(u64* to, LogitsSearchScratch& search, const LogitsRowView& row, u32 k, u32 listed) {
     const u64 last = kth_sort_key(search, row, k, bound_by_threads(search, row, k));
     const u32 n = gather(search, row, last > MIN_UNMASKED_KEY ? last : MIN_UNMASKED_KEY, NON_FINITE_KEY);
     for (u32 i = tid(); i < listed; i += bdim()) to[i] = i < n ? search.list[i] : 0;
@@ -56,7 +56,7 @@ DEV void put_first_candidate(u64* to, SearchScratch& search, const LogitsRowView
 KERNEL(PICK_THREADS)
 vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, const float* logits, const u8* stage, const i32* positions,
                        const u8* slot_params, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 listed) {
-    SHARED(SearchScratch, search, 1);
+    SHARED(LogitsSearchScratch, search, 1);
     grid_wait();
     grid_launch_dependents();
     const u64 q = bid_x();
@@ -107,7 +107,7 @@ DEV u64 first_of(const CandidateList& candidates, u32 at) {
 }
 
 // Sorts the listed sort keys of all ranks into search.sorted; returns their number.
-DEV u32 sort_candidates(SearchScratch& search, const CandidateList& candidates) {
+DEV u32 sort_candidates(LogitsSearchScratch& search, const CandidateList& candidates) {
     if (tid() == 0) search.found = 0;
     sync();
     for (u32 i = tid(); i < candidates.ranks * candidates.listed; i += bdim()) {
@@ -124,8 +124,8 @@ DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1
 
 // Samples a token among the top_k largest candidates that min-p and top-p keep; top-p keeps an id if the mass
 // of the ids before it is less than top-p.
-DEV u32 sample_candidates(SearchScratch& search, const CandidateList& candidates, const SequenceSamplingParams& params,
-                          const RandomDraw& draw) {
+DEV u32 sample_candidates(LogitsSearchScratch& search, const CandidateList& candidates, const SequenceSamplingParams& params,
+                          const GumbelNoiseKey& draw) {
     const u32 n = sort_candidates(search, candidates), i = tid();
     const u32 k = n < (u32)params.top_k ? n : (u32)params.top_k;
     const float most = value_of(search.sorted[0]);
@@ -148,8 +148,8 @@ DEV u32 sample_candidates(SearchScratch& search, const CandidateList& candidates
 
 // Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
 // token.
-DEV u32 select_candidate(SearchScratch& search, i32& token, const CandidateList& candidates, const SamplingMode& mode,
-                         const SequenceSamplingParams& params, const RandomDraw& draw) {
+DEV u32 select_candidate(LogitsSearchScratch& search, i32& token, const CandidateList& candidates, const SamplingMode& mode,
+                         const SequenceSamplingParams& params, const GumbelNoiseKey& draw) {
     const u64 best = first_of(candidates, BEST);
     if (best == NON_FINITE_KEY) return SAMPLE_NON_FINITE;
     if (best < MIN_UNMASKED_KEY) return SAMPLE_ALL_MASKED;
@@ -163,7 +163,7 @@ DEV u32 select_candidate(SearchScratch& search, i32& token, const CandidateList&
 KERNEL(PICK_THREADS)
 vocab_shard_merge(u8* sampled, u8* latest, i32* history, const u64* all, const u8* stage, const i32* positions, const u8* slot_params,
                   u32 vocab, u32 ranks, u32 listed, u32 history_len) {
-    SHARED(SearchScratch, search, 1);
+    SHARED(LogitsSearchScratch, search, 1);
     grid_wait();
     grid_launch_dependents();
     const u64 q = bid_x(), words = LISTED_FROM + listed;
@@ -179,11 +179,11 @@ vocab_shard_merge(u8* sampled, u8* latest, i32* history, const u64* all, const u
     i32 token = logits_row.known_token;
     if (mode.needs_token) {
         const CandidateList candidates = {all + q * words, ranks, (u32)(gdim_x() * words), listed};
-        output.status = select_candidate(*search, token, candidates, mode, params, RandomDraw{params.key, (u32)position});
+        output.status = select_candidate(*search, token, candidates, mode, params, GumbelNoiseKey{params.key, (u32)position});
     }
     if (output.status == SAMPLE_OK) output.token = token;
     if (tid() != 0) return;
     ((SampledToken*)sampled)[q] = output;
-    if (mode.needs_token) update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position);
+    if (mode.needs_token) update_latest_token(LatestTokenArrays{latest, history, history_len}, logits_row, params, output, position);
 }
 EXPORT(vocab_shard_merge)

@@ -31,7 +31,7 @@ struct StagedStepRow {
 };
 
 // A row of the step as input of an MTP module: `len` known tokens, then `drafts` draft tokens.
-struct DraftRow {
+struct StagedDraftRow {
     i32 seq_slot;
     i32 len;
     i32 token;           // index of the first token in the step

@@ -1,7 +1,7 @@
 //! Trait that every device implements: memory, copies, streams, graphs and timestamps.
 
 use crate::timestamps::HostTimestamps;
-use crate::{Buffer, CopyInFlight, DeviceError, EventTimestamps, PinnedBuffer};
+use crate::{Buffer, CopyInFlight, DeviceError, PinnedBuffer, TimestampEvents};
 use std::sync::Arc;
 
 /// Index of a stream. Launches on the same stream run in submission order. The CPU device runs every launch
@@ -133,14 +133,14 @@ pub trait DeviceDriver: Send + Sync {
 
     /// Allocates `count` GPU event timestamps, which are initially not recorded. The default implementation
     /// reads the host clock, which is correct for devices that run launches synchronously.
-    fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn EventTimestamps>, DeviceError> {
+    fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn TimestampEvents>, DeviceError> {
         Ok(Arc::new(HostTimestamps::new(count)))
     }
 
     /// Begins per-kernel timestamps: after each launch, the next event of `timestamps` is recorded, starting
     /// with the event `first`, until all events are used. While per-kernel timestamps are recorded, launches
     /// do not overlap each other. Devices may ignore the call.
-    fn begin_kernel_timestamps(&self, _timestamps: &Arc<dyn EventTimestamps>, _first: usize) {}
+    fn begin_kernel_timestamps(&self, _timestamps: &Arc<dyn TimestampEvents>, _first: usize) {}
 
     /// Ends per-kernel timestamps. Returns the kernel name of each event that was recorded since
     /// `begin_kernel_timestamps`, in order.

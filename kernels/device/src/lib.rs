@@ -34,4 +34,4 @@ pub use host_shared_memory::HostSharedMemory;
 pub use mapped_file::MappedFile;
 pub use mat::{MatMut, MatRef};
 pub use pinned_memory::{CopyInFlight, PinnedBuffer};
-pub use timestamps::EventTimestamps;
+pub use timestamps::TimestampEvents;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Fixed number of timestamp events of one device. Each event can be recorded repeatedly.
-pub trait EventTimestamps: Send + Sync + std::fmt::Debug {
+pub trait TimestampEvents: Send + Sync + std::fmt::Debug {
     /// Number of timestamp events.
     fn len(&self) -> usize;
 
@@ -25,7 +25,7 @@ pub trait EventTimestamps: Send + Sync + std::fmt::Debug {
     fn elapsed_ns(&self, from: usize, to: usize) -> Result<i64, DeviceError>;
 }
 
-/// Timestamps of a device that runs launches synchronously; the host clock is used.
+/// Timestamp events of a device that runs launches synchronously; they record the time of the host clock.
 #[derive(Debug)]
 pub(crate) struct HostTimestamps {
     start: Instant,
@@ -44,7 +44,7 @@ impl HostTimestamps {
     }
 }
 
-impl EventTimestamps for HostTimestamps {
+impl TimestampEvents for HostTimestamps {
     fn len(&self) -> usize {
         self.at_ns.len()
     }

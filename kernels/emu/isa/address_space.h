@@ -6,11 +6,13 @@
 
 namespace emu::isa {
 
+// A range of addresses that a launch may access; `end` is excluded.
 struct AddressRange {
     u64 first = 0, end = 0;
     bool contains(u64 address, u64 bytes) const { return address >= first && address + bytes <= end; }
 };
 
+// All address ranges that a launch may access.
 struct AddressSpace {
     std::vector<AddressRange> ranges;   // sorted
     // The process has opened memory of other processes; accesses outside of the known ranges are then

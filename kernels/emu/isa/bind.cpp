@@ -7,6 +7,7 @@ namespace emu::isa {
 
 namespace {
 
+// What executes an instruction: its handler and its operation per lane, with its execution unit.
 struct InstructionBinding {
     Handler run;
     Element element;
@@ -16,12 +17,12 @@ struct InstructionBinding {
 std::unordered_map<std::string, InstructionBinding> all_meanings() {
     std::unordered_map<std::string, InstructionBinding> all;
     for (const auto& rules : {integer_elements(), float_elements(), half_elements()})
-        for (const ElementRule& rule : rules) all.emplace(rule.name, InstructionBinding{run_element, rule.element, ExecutionUnit::VECTOR});
-    for (const ElementRule& rule : transcendental_elements())
+        for (const LaneOperationEntry& rule : rules) all.emplace(rule.name, InstructionBinding{run_element, rule.element, ExecutionUnit::VECTOR});
+    for (const LaneOperationEntry& rule : transcendental_elements())
         all.emplace(rule.name, InstructionBinding{run_element, rule.element, ExecutionUnit::TRANSCENDENTAL});
     for (const auto& rules : {wide_rules(), lane_rules(), packed_rules(), conversion_rules(), division_rules(), scalar_rules(),
                               scalar_pair_rules(), control_rules(), global_rules(), lds_rules(), matrix_rules()})
-        for (const HandlerRule& rule : rules) all.emplace(rule.name, InstructionBinding{rule.run, nullptr, rule.unit});
+        for (const InstructionHandlerEntry& rule : rules) all.emplace(rule.name, InstructionBinding{rule.run, nullptr, rule.unit});
     return all;
 }
 

@@ -14,8 +14,8 @@ namespace {
 #define BRANCH_RULE(name, condition) HANDLER(name, BRANCH, if (condition) w.next = in.target;)
 
 void wait(Wave& w, const Instruction& in) {
-    const u32 vector = w.pending.in_flight(MemoryQueue::VECTOR);
-    const u32 lds = w.pending.in_flight(MemoryQueue::LDS) + w.pending.in_flight(MemoryQueue::SCALAR);
+    const u32 vector = w.pending.in_flight(MemoryQueueKind::VECTOR);
+    const u32 lds = w.pending.in_flight(MemoryQueueKind::LDS) + w.pending.in_flight(MemoryQueueKind::SCALAR);
     if (in.vector_limit < 63 && vector > in.vector_limit) {
         ++w.counters->vector_waits;
         w.counters->vector_in_flight += vector;
@@ -32,7 +32,7 @@ void barrier(Wave& w, const Instruction&) {
     w.state = WaveState::AT_BARRIER;
 }
 
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     COMPARE_RULE("s_cmp_lt_u32", u32, x < y), COMPARE_RULE("s_cmp_le_u32", u32, x <= y),
     COMPARE_RULE("s_cmp_gt_u32", u32, x > y),
     COMPARE_RULE("s_cmp_ge_u32", u32, x >= y), COMPARE_RULE("s_cmp_eq_u32", u32, x == y),
@@ -66,12 +66,12 @@ const HandlerRule RULES[] = {
     HANDLER("s_nop", OTHER, ), HANDLER("s_setprio", OTHER, ), HANDLER("s_setreg_imm32_b32", OTHER, ),
     // Caches are not emulated: every access goes to memory. A cache write-back counts as a vector memory
     // operation.
-    HANDLER("buffer_wbl2", OTHER, w.pending.add(MemoryQueue::VECTOR, in, false, false);),
+    HANDLER("buffer_wbl2", OTHER, w.pending.add(MemoryQueueKind::VECTOR, in, false, false);),
     HANDLER("buffer_inv", OTHER, ), HANDLER("s_dcache_inv", OTHER, ), HANDLER("s_icache_inv", OTHER, ),
 };
 
 }  // namespace
 
-RuleList<HandlerRule> control_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> control_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

@@ -44,7 +44,7 @@ void narrow_pair(Wave& w, const Instruction& in) {
     write_lanes(w, destination, result);
 }
 
-const HandlerRule CONVERSIONS[] = {
+const InstructionHandlerEntry CONVERSIONS[] = {
     {"v_cvt_f32_fp8", widen_one<fp8_values>, ExecutionUnit::VECTOR},
     {"v_cvt_f32_bf8", widen_one<bf8_values>, ExecutionUnit::VECTOR},
     {"v_cvt_pk_f32_fp8", widen_pair<fp8_values>, ExecutionUnit::VECTOR},
@@ -128,7 +128,7 @@ void fix_division(Wave& w, const Instruction& in) {
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-const HandlerRule DIVISIONS[] = {
+const InstructionHandlerEntry DIVISIONS[] = {
     {"v_div_scale_f32", scale_division, ExecutionUnit::VECTOR},
     {"v_div_fmas_f32", division_step, ExecutionUnit::VECTOR},
     {"v_div_fixup_f32", fix_division, ExecutionUnit::VECTOR},
@@ -136,7 +136,7 @@ const HandlerRule DIVISIONS[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> conversion_rules() { return list_of(CONVERSIONS); }
-RuleList<HandlerRule> division_rules() { return list_of(DIVISIONS); }
+RuleList<InstructionHandlerEntry> conversion_rules() { return list_of(CONVERSIONS); }
+RuleList<InstructionHandlerEntry> division_rules() { return list_of(DIVISIONS); }
 
 }  // namespace emu::isa

@@ -56,8 +56,9 @@ std::string counter_table() {
 
 namespace {
 
-struct WriteAtExit {
-    ~WriteAtExit() {
+// Appends the counter table to the file named by HIPEMU_COUNTERS at process exit.
+struct CounterTableWriter {
+    ~CounterTableWriter() {
         const char* path = settings().counters;
         if (!path) return;
         const std::string table = counter_table();

@@ -6,6 +6,7 @@
 
 namespace emu::isa {
 
+// Counters of executed instructions, waits and LDS cycles.
 struct PerformanceCounters {
     u64 instructions[(u32)ExecutionUnit::COUNT] = {};
     u64 waves = 0, matrix_cycles = 0;

@@ -33,6 +33,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
     return parts;
 }
 
+// A scalar register with a name: number of its first 32-bit register, and number of 32-bit registers.
 struct NamedRegister { const char* name; u32 index, count; };
 const NamedRegister NAMED[] = {{"vcc", VCC, 2}, {"vcc_lo", VCC, 1}, {"vcc_hi", VCC + 1, 1}, {"exec", EXEC, 2},
 {"exec_lo", EXEC, 1},

@@ -40,7 +40,7 @@ static u32 class_of(u32 bits) {
 
 #define F(bits) as_float(bits)
 #define H(bits) half_value((bits) & 0xffff)
-static const ElementRule FLOATS[] = {
+static const LaneOperationEntry FLOATS[] = {
     ELEMENT("v_add_f32", as_bits(F(x) + F(y))), ELEMENT("v_sub_f32", as_bits(F(x) - F(y))),
     ELEMENT("v_subrev_f32", as_bits(F(y) - F(x))),
     ELEMENT("v_mul_f32", as_bits(F(x) * F(y))), ELEMENT("v_fma_f32", as_bits(std::fmaf(F(x), F(y), F(z)))),
@@ -66,21 +66,21 @@ static const ElementRule FLOATS[] = {
     ELEMENT("v_fract_f32", as_bits(F(x) - std::floor(F(x)))), ELEMENT("v_ldexp_f32", as_bits(std::ldexp(F(x), (i32)y))),
     ELEMENT("v_frexp_exp_i32_f32", exponent(F(x))), ELEMENT("v_frexp_mant_f32", as_bits(mantissa(F(x)))),
 };
-RuleList<ElementRule> float_elements() { return list_of(FLOATS); }
+RuleList<LaneOperationEntry> float_elements() { return list_of(FLOATS); }
 
-static const ElementRule TRANSCENDENTAL[] = {
+static const LaneOperationEntry TRANSCENDENTAL[] = {
     ELEMENT("v_exp_f32", as_bits(std::exp2(F(x)))), ELEMENT("v_log_f32", as_bits(std::log2(F(x)))),
     ELEMENT("v_rcp_f32", as_bits(1.f / F(x))), ELEMENT("v_rcp_iflag_f32", as_bits(1.f / F(x))),
     ELEMENT("v_rsq_f32", as_bits(1.f / std::sqrt(F(x)))), ELEMENT("v_sqrt_f32", as_bits(std::sqrt(F(x)))),
     ELEMENT("v_sin_f32", as_bits(std::sin(F(x) * 6.2831853f))),
     ELEMENT("v_cos_f32", as_bits(std::cos(F(x) * 6.2831853f))),
 };
-RuleList<ElementRule> transcendental_elements() { return list_of(TRANSCENDENTAL); }
+RuleList<LaneOperationEntry> transcendental_elements() { return list_of(TRANSCENDENTAL); }
 
 // f16 operations; the upper half of the result is zero. Sums and products of two f16 values are computed in
 // f32 and then rounded. f32 has more than twice the precision of f16, so the result equals that of a single
 // rounding.
-static const ElementRule HALVES[] = {
+static const LaneOperationEntry HALVES[] = {
     ELEMENT("v_add_f16", half_bits(H(x) + H(y))), ELEMENT("v_sub_f16", half_bits(H(x) - H(y))),
     ELEMENT("v_subrev_f16", half_bits(H(y) - H(x))),
     ELEMENT("v_mul_f16", half_bits(H(x) * H(y))), ELEMENT("v_max_f16", half_bits(maximum(H(x), H(y)))),
@@ -92,7 +92,7 @@ static const ElementRule HALVES[] = {
     ELEMENT("v_rcp_f16", half_bits(1.f / H(x))), ELEMENT("v_sqrt_f16", half_bits(std::sqrt(H(x)))),
     ELEMENT("v_cvt_f32_f16", as_bits(H(x))), ELEMENT("v_pack_b32_f16", (x & 0xffff) | y << 16),
 };
-RuleList<ElementRule> half_elements() { return list_of(HALVES); }
+RuleList<LaneOperationEntry> half_elements() { return list_of(HALVES); }
 #undef F
 #undef H
 
@@ -161,6 +161,7 @@ u16 as_u16(u32 x) { return (u16)x; }
 short as_i16(u32 x) { return (short)x; }
 float as_f32(u32 x) { return as_float(x); }
 float as_f16(u32 x) { return half_value(x & 0xffff); }
+// Handler of the comparisons of one operand type.
 struct CompareHandler { const char* type; Handler run; };
 const CompareHandler COMPARISONS[] = {{"u32", compare<u32, as_u32>}, {"i32", compare<i32, as_i32>},
 {"u16", compare<u16, as_u16>},

@@ -44,7 +44,7 @@ template <u32 WORDS> void load_words(Wave& w, const Instruction& in) {
         }
         if (WORDS % 2) rows[WORDS - 1][l] = load_at<u32>(from + 4 * (WORDS - 1));
     });
-    w.pending.add(MemoryQueue::VECTOR, in, true, false);
+    w.pending.add(MemoryQueueKind::VECTOR, in, true, false);
 }
 
 template <u32 WORDS> void store_words(Wave& w, const Instruction& in) {
@@ -58,7 +58,7 @@ template <u32 WORDS> void store_words(Wave& w, const Instruction& in) {
         }
         if (WORDS % 2) memcpy(to + 4 * (WORDS - 1), &rows[WORDS - 1][l], 4);
     });
-    w.pending.add(MemoryQueue::VECTOR, in, false, false);
+    w.pending.add(MemoryQueueKind::VECTOR, in, false, false);
 }
 
 // Loads of 8 and 16 bits. KEEP: mask of the destination bits that keep their value.
@@ -68,7 +68,7 @@ template <class T, u32 SHIFT, u32 KEEP> void load_part(Wave& w, const Instructio
         const u32 value = (u32)(i32)load_at<T>(from);
         to[l] = (to[l] & KEEP) | value << SHIFT;
     });
-    w.pending.add(MemoryQueue::VECTOR, in, true, false);
+    w.pending.add(MemoryQueueKind::VECTOR, in, true, false);
 }
 
 template <class T, u32 SHIFT> void store_part(Wave& w, const Instruction& in) {
@@ -77,7 +77,7 @@ template <class T, u32 SHIFT> void store_part(Wave& w, const Instruction& in) {
         const T value = (T)(from[l] >> SHIFT);
         memcpy(to, &value, sizeof value);
     });
-    w.pending.add(MemoryQueue::VECTOR, in, false, false);
+    w.pending.add(MemoryQueueKind::VECTOR, in, false, false);
 }
 
 // Operands: old value (if `returns_old`), address, data, base.
@@ -97,7 +97,7 @@ template <class T, T (*OPERATION)(T old, T data, T compared)> void atomic(Wave& 
         while (!__atomic_compare_exchange_n(at, &old, OPERATION(old, value[0], value[1]), false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
         for (u32 i = 0; first && i < sizeof(T) / 4; ++i) memcpy(&row(w, in.operands[0], i)[l], (u8*)&old + 4 * i, 4);
     }
-    w.pending.add(MemoryQueue::VECTOR, in, in.returns_old, false);
+    w.pending.add(MemoryQueueKind::VECTOR, in, in.returns_old, false);
 }
 
 template <class T> T add(T old, T data, T) { return old + data; }
@@ -120,11 +120,11 @@ template <u32 WORDS> void scalar_load(Wave& w, const Instruction& in) {
     if (offset.bank == OperandKind::SCALAR) at += w.scalar[offset.index];
     const u8* from = w.group->global_access(at, 4 * WORDS, 0);
     for (u32 i = 0; i < WORDS; ++i) w.set_scalar(in.operands[0].index + i, load_at<u32>(from + 4 * i));
-    w.pending.add(MemoryQueue::SCALAR, in, true, false);
+    w.pending.add(MemoryQueueKind::SCALAR, in, true, false);
 }
 
 const u32 LOW = 0xffff, HIGH = 0xffff0000;
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     {"s_load_dword", scalar_load<1>, ExecutionUnit::SCALAR_LOAD}, {"s_load_dwordx2", scalar_load<2>, ExecutionUnit::SCALAR_LOAD},
     {"s_load_dwordx4", scalar_load<4>, ExecutionUnit::SCALAR_LOAD}, {"s_load_dwordx8", scalar_load<8>, ExecutionUnit::SCALAR_LOAD},
     {"s_load_dwordx16", scalar_load<16>, ExecutionUnit::SCALAR_LOAD},
@@ -164,6 +164,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> global_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> global_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

@@ -9,8 +9,10 @@
 
 namespace emu::isa {
 
+// Register file of an operand, or a literal.
 enum class OperandKind : u8 { NONE, VECTOR, ACCUMULATOR, SCALAR, LITERAL };
 
+// An operand of an instruction: registers or a literal, with modifiers.
 struct Operand {
     OperandKind bank = OperandKind::NONE;
     u8 count = 1;       // number of consecutive 32-bit registers
@@ -53,6 +55,7 @@ struct DppLaneMapping {
 // Sub-dword addressing (SDWA): selects a byte (0-3), a word (4, 5) or the dword (6) of an operand.
 struct SdwaSelect {
     u8 destination = 6, source[2] = {6, 6};
+    // What happens to the destination bits outside of the selected part (dst_unused).
     enum Unused : u8 { ZERO, SIGN, KEEP } unused = ZERO;
 };
 
@@ -87,6 +90,7 @@ struct KernelArgument {
 
 struct CodeObject;
 
+// A kernel of a code object, with its resources and arguments.
 struct Kernel {
     std::string name;
     const CodeObject* object = nullptr;
@@ -97,6 +101,7 @@ struct Kernel {
     std::vector<KernelArgument> arguments;
 };
 
+// A loaded code object: its memory, decoded instructions and kernels.
 struct CodeObject {
     ~CodeObject();
     u32 gfx = 0;

@@ -34,7 +34,7 @@ static u32 permute_bytes(u32 high, u32 low, u32 selectors) {
     return result;
 }
 
-static const ElementRule RULES[] = {
+static const LaneOperationEntry RULES[] = {
     ELEMENT("v_mov_b32", x), ELEMENT("v_not_b32", ~x), ELEMENT("v_bfrev_b32", reverse(x)),
     ELEMENT("v_and_b32", x & y), ELEMENT("v_or_b32", x | y), ELEMENT("v_xor_b32", x ^ y),
     ELEMENT("v_xnor_b32", ~(x ^ y)),
@@ -79,6 +79,6 @@ static const ElementRule RULES[] = {
     ELEMENT("v_sub_u16_clamp", (x & 0xffff) < (y & 0xffff) ? 0 : (x - y) & 0xffff),
     ELEMENT("v_add_u16_clamp", std::min((x & 0xffff) + (y & 0xffff), 0xffffu)),
 };
-RuleList<ElementRule> integer_elements() { return list_of(RULES); }
+RuleList<LaneOperationEntry> integer_elements() { return list_of(RULES); }
 
 }  // namespace emu::isa

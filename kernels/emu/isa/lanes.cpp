@@ -72,7 +72,7 @@ template <u32 WIDTH> void swap_rows(Wave& w, const Instruction& in) {
         if (!(l & WIDTH)) std::swap(a[l + WIDTH], b[l]);
 }
 
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     {"v_cndmask_b32", select, ExecutionUnit::VECTOR},
     {"v_mbcnt_lo_u32_b32", count_lower_lanes<0>, ExecutionUnit::VECTOR},
     {"v_mbcnt_hi_u32_b32", count_lower_lanes<32>, ExecutionUnit::VECTOR},
@@ -91,6 +91,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> lane_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> lane_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

@@ -9,8 +9,8 @@
 
 namespace emu::isa {
 
-Launch::KernelSizes sizes_of(const Kernel& kernel) {
-    Launch::KernelSizes sizes{};
+Launch::KernelAttributes sizes_of(const Kernel& kernel) {
+    Launch::KernelAttributes sizes{};
     for (const KernelArgument& a : kernel.arguments) {
         if (a.is_hidden()) continue;
         if (sizes.count == sizeof sizes.bytes / sizeof *sizes.bytes) fault("kernel " + kernel.name + " has too many arguments");
@@ -52,7 +52,7 @@ static_assert(sizeof(DispatchPacket) == 64);
 
 bool launch(const Kernel& kernel, const Launch& launch, AddressSpace memory) {
     const std::vector<u8> arguments = argument_segment(kernel, launch);
-    const Dim& grid = launch.grid;
+    const Dim3& grid = launch.grid;
     const DispatchPacket packet{0, 0, {(u16)launch.threads, 1, 1}, 0, {grid.x * launch.threads, grid.y, grid.z}, {}};
     memory.add(arguments.data(), arguments.size());
     memory.add(&packet, sizeof packet);

@@ -7,7 +7,7 @@ namespace emu::isa {
 
 // Returns the sizes of the arguments that a caller passes, and the other kernel attributes that the driver
 // reports.
-Launch::KernelSizes sizes_of(const Kernel& kernel);
+Launch::KernelAttributes sizes_of(const Kernel& kernel);
 // Runs the grid. Returns false if a wave failed; last_failure() describes it.
 bool launch(const Kernel& kernel, const Launch& launch, AddressSpace memory);
 

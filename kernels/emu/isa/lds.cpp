@@ -32,7 +32,7 @@ void count_cycles(Wave& w, const u32* addresses, u32 bytes) {
 
 // Calls access(lane, memory) for each active lane. Each lane accesses `bytes` bytes, at the LDS address in
 // operand `address` plus `offset`.
-template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 address, u32 offset, u32 bytes, LdsAccess kind, Access access) {
+template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 address, u32 offset, u32 bytes, LdsAccessKind kind, Access access) {
     const u32* base = row(w, in.operands[address]);
     u32 addresses[LANES];
     for (u32 l = 0; l < LANES; ++l) addresses[l] = base[l] + offset;
@@ -47,25 +47,25 @@ template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 addre
 template <u32 WORDS> void read_words(Wave& w, const Instruction& in, u32 first_word, u32 offset) {
     u32* rows[WORDS];
     for (u32 i = 0; i < WORDS; ++i) rows[i] = row(w, in.operands[0], first_word + i);
-    for_lanes(w, in, 1, offset, 4 * WORDS, LdsAccess::READ, [&](u32 l, const u8* from) {
+    for_lanes(w, in, 1, offset, 4 * WORDS, LdsAccessKind::READ, [&](u32 l, const u8* from) {
         for (u32 i = 0; i < WORDS; ++i) memcpy(&rows[i][l], from + 4 * i, 4);
     });
 }
 template <u32 WORDS> void write_words(Wave& w, const Instruction& in, u32 data, u32 offset) {
     const u32* rows[WORDS];
     for (u32 i = 0; i < WORDS; ++i) rows[i] = row(w, in.operands[data], i);
-    for_lanes(w, in, 0, offset, 4 * WORDS, LdsAccess::WRITE, [&](u32 l, u8* to) {
+    for_lanes(w, in, 0, offset, 4 * WORDS, LdsAccessKind::WRITE, [&](u32 l, u8* to) {
         for (u32 i = 0; i < WORDS; ++i) memcpy(to + 4 * i, &rows[i][l], 4);
     });
 }
 
 template <u32 WORDS> void read(Wave& w, const Instruction& in) {
     read_words<WORDS>(w, in, 0, (u32)in.offset);
-    w.pending.add(MemoryQueue::LDS, in, true, true);
+    w.pending.add(MemoryQueueKind::LDS, in, true, true);
 }
 template <u32 WORDS> void write(Wave& w, const Instruction& in) {
     write_words<WORDS>(w, in, 1, (u32)in.offset);
-    w.pending.add(MemoryQueue::LDS, in, false, true);
+    w.pending.add(MemoryQueueKind::LDS, in, false, true);
 }
 // Two reads of WORDS words each; the offsets are in units of STRIDE reads. The address register is saved,
 // because the first result may overwrite it.
@@ -77,43 +77,43 @@ template <u32 WORDS, u32 STRIDE> void read_two(Wave& w, const Instruction& in) {
     memcpy(base, address, sizeof address);
     read_words<WORDS>(w, in, WORDS, (u32)in.second_offset * WORDS * 4 * STRIDE);
     for (u32 i = 0; i < WORDS; ++i) write_lanes(w, row(w, in.operands[0], i), result[i]);
-    w.pending.add(MemoryQueue::LDS, in, true, true);
+    w.pending.add(MemoryQueueKind::LDS, in, true, true);
 }
 template <u32 WORDS, u32 STRIDE> void write_two(Wave& w, const Instruction& in) {
     write_words<WORDS>(w, in, 1, (u32)in.offset * WORDS * 4 * STRIDE);
     write_words<WORDS>(w, in, 2, (u32)in.second_offset * WORDS * 4 * STRIDE);
-    w.pending.add(MemoryQueue::LDS, in, false, true);
+    w.pending.add(MemoryQueueKind::LDS, in, false, true);
 }
 
 template <class T, u32 SHIFT, u32 KEEP> void read_part(Wave& w, const Instruction& in) {
     u32* to = row(w, in.operands[0]);
-    for_lanes(w, in, 1, (u32)in.offset, sizeof(T), LdsAccess::READ, [&](u32 l, const u8* from) {
+    for_lanes(w, in, 1, (u32)in.offset, sizeof(T), LdsAccessKind::READ, [&](u32 l, const u8* from) {
         T value;
         memcpy(&value, from, sizeof value);
         to[l] = (to[l] & KEEP) | (u32)(i32)value << SHIFT;
     });
-    w.pending.add(MemoryQueue::LDS, in, true, true);
+    w.pending.add(MemoryQueueKind::LDS, in, true, true);
 }
 template <class T, u32 SHIFT> void write_part(Wave& w, const Instruction& in) {
     const u32* from = row(w, in.operands[1]);
-    for_lanes(w, in, 0, (u32)in.offset, sizeof(T), LdsAccess::WRITE, [&](u32 l, u8* to) {
+    for_lanes(w, in, 0, (u32)in.offset, sizeof(T), LdsAccessKind::WRITE, [&](u32 l, u8* to) {
         const T value = (T)(from[l] >> SHIFT);
         memcpy(to, &value, sizeof value);
     });
-    w.pending.add(MemoryQueue::LDS, in, false, true);
+    w.pending.add(MemoryQueueKind::LDS, in, false, true);
 }
 
 template <u32 (*OPERATION)(u32, u32), bool RETURNS> void atomic(Wave& w, const Instruction& in) {
     const u32 address = RETURNS ? 1 : 0;
     const u32* data = row(w, in.operands[address + 1]);
-    for_lanes(w, in, address, (u32)in.offset, 4, LdsAccess::ATOMIC, [&](u32 l, u8* at) {
+    for_lanes(w, in, address, (u32)in.offset, 4, LdsAccessKind::ATOMIC, [&](u32 l, u8* at) {
         u32 old;
         memcpy(&old, at, 4);
         const u32 value = OPERATION(old, data[l]);
         memcpy(at, &value, 4);
         if (RETURNS) row(w, in.operands[0])[l] = old;
     });
-    w.pending.add(MemoryQueue::LDS, in, RETURNS, true);
+    w.pending.add(MemoryQueueKind::LDS, in, RETURNS, true);
 }
 
 u32 add(u32 old, u32 data) { return old + data; }
@@ -135,7 +135,7 @@ void pull_from_lane(Wave& w, const Instruction& in) {
         result[l] = w.active(from) ? data[from] : 0;
     }
     write_lanes(w, row(w, in.operands[0]), result);
-    w.pending.add(MemoryQueue::LDS, in, true, false);
+    w.pending.add(MemoryQueueKind::LDS, in, true, false);
 }
 
 void push_to_lane(Wave& w, const Instruction& in) {
@@ -144,7 +144,7 @@ void push_to_lane(Wave& w, const Instruction& in) {
     for (u32 l = 0; l < LANES; ++l)
         if (w.active(l)) result[(address[l] + (u32)in.offset) / 4 % LANES] = data[l];
     write_lanes(w, row(w, in.operands[0]), result);
-    w.pending.add(MemoryQueue::LDS, in, true, false);
+    w.pending.add(MemoryQueueKind::LDS, in, true, false);
 }
 
 void swizzle(Wave& w, const Instruction& in) {
@@ -152,11 +152,11 @@ void swizzle(Wave& w, const Instruction& in) {
     u32 result[LANES];
     for (u32 l = 0; l < LANES; ++l) result[l] = w.active(in.shuffle.source[l]) ? data[in.shuffle.source[l]] : 0;
     write_lanes(w, row(w, in.operands[0]), result);
-    w.pending.add(MemoryQueue::LDS, in, true, false);
+    w.pending.add(MemoryQueueKind::LDS, in, true, false);
 }
 
 const u32 LOW = 0xffff, HIGH = 0xffff0000;
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     {"ds_read_b32", read<1>, ExecutionUnit::LDS}, {"ds_read_b64", read<2>, ExecutionUnit::LDS}, {"ds_read_b96", read<3>, ExecutionUnit::LDS},
     {"ds_read_b128", read<4>, ExecutionUnit::LDS}, {"ds_write_b32", write<1>, ExecutionUnit::LDS}, {"ds_write_b64", write<2>, ExecutionUnit::LDS},
     {"ds_write_b96", write<3>, ExecutionUnit::LDS}, {"ds_write_b128", write<4>, ExecutionUnit::LDS},
@@ -183,6 +183,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> lds_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> lds_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

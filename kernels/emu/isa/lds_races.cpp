@@ -8,7 +8,7 @@
 
 namespace emu::isa {
 
-void LdsRaces::begin_interval() {
+void LdsRaceDetector::begin_interval() {
     std::fill(readers.begin(), readers.end(), 0);
     std::fill(writers.begin(), writers.end(), 0);
 }
@@ -20,37 +20,37 @@ void LdsRaces::begin_interval() {
 }
 
 // Fast path for four bytes that no other wave writes. Returns false if the bytes must be checked one by one.
-bool LdsRaces::note_word(u32 address, u8 me, LdsAccess access) {
+bool LdsRaceDetector::note_word(u32 address, u8 me, LdsAccessKind access) {
     const u32 mine = me * 0x01010101u, several = SEVERAL * 0x01010101u;
     u32 reader, writer;
     memcpy(&reader, &readers[address], 4);
     memcpy(&writer, &writers[address], 4);
     if (writer != 0 && writer != mine) return false;
-    if (access == LdsAccess::READ) {
+    if (access == LdsAccessKind::READ) {
         if (reader != 0 && reader != mine && reader != several) return false;
         if (reader == 0) memcpy(&readers[address], &mine, 4);
         return true;
     }
-    if (access != LdsAccess::WRITE || (reader != 0 && reader != mine)) return false;
+    if (access != LdsAccessKind::WRITE || (reader != 0 && reader != mine)) return false;
     memcpy(&writers[address], &mine, 4);
     return true;
 }
 
-void LdsRaces::note(u32 address, u32 bytes, u32 wave, LdsAccess access) {
+void LdsRaceDetector::note(u32 address, u32 bytes, u32 wave, LdsAccessKind access) {
     const u8 me = (u8)(wave + 1);
     const u32 end = address + bytes;
     while (address + 4 <= end && note_word(address, me, access)) address += 4;
     if (address < end) note_bytes(address, end, wave, access);
 }
 
-void LdsRaces::note_bytes(u32 address, u32 end, u32 wave, LdsAccess access) {
+void LdsRaceDetector::note_bytes(u32 address, u32 end, u32 wave, LdsAccessKind access) {
     const u8 me = (u8)(wave + 1);
     for (u32 a = address; a < end; ++a) {
         u8 &reader = readers[a], &writer = writers[a];
-        if (access == LdsAccess::READ) {
+        if (access == LdsAccessKind::READ) {
             if (writer && writer != me) race(a, wave, writer, "reads");
             reader = reader == 0 || reader == me ? me : SEVERAL;
-        } else if (access == LdsAccess::WRITE) {
+        } else if (access == LdsAccessKind::WRITE) {
             if (writer && writer != me) race(a, wave, writer, "writes");
             if (reader && reader != me) race(a, wave, reader, "writes");
             writer = me;

@@ -7,9 +7,11 @@
 
 namespace emu::isa {
 
-enum class LdsAccess : u8 { READ, WRITE, ATOMIC };
+// Kind of an access to LDS.
+enum class LdsAccessKind : u8 { READ, WRITE, ATOMIC };
 
-struct LdsRaces {
+// Detector of data races in the LDS of a workgroup.
+struct LdsRaceDetector {
     // Starts a workgroup.
     void begin(size_t bytes) {
         readers.assign(bytes + PADDING, 0);
@@ -18,7 +20,7 @@ struct LdsRaces {
     // Starts a new interval: all waves have reached a barrier.
     void begin_interval();
     // Records an access to at most 16 bytes. Throws if it conflicts with another wave's access.
-    void note(u32 address, u32 bytes, u32 wave, LdsAccess access);
+    void note(u32 address, u32 bytes, u32 wave, LdsAccessKind access);
 
 private:
     // `readers` and `writers` have, per byte, the wave + 1 that accessed it since the last barrier; 0: none.
@@ -26,8 +28,8 @@ private:
     static const u8 SEVERAL = 0xff, ATOMICS = 0xfe;
     static const size_t PADDING = 16;
 
-    bool note_word(u32 address, u8 me, LdsAccess access);
-    void note_bytes(u32 address, u32 end, u32 wave, LdsAccess access);
+    bool note_word(u32 address, u8 me, LdsAccessKind access);
+    void note_bytes(u32 address, u32 end, u32 wave, LdsAccessKind access);
 
     std::vector<u8> readers, writers;
 };

@@ -37,18 +37,22 @@ template <u32 SIDE, u32 K> struct Tile {
     }
 };
 
+// Decoder of bf16 elements of a matrix operand: elements per 32-bit word, and their values.
 struct Bf16Element {
     enum : u32 { PER_WORD = 2 };
     static float value(const Wave&, u32 word, u32 i) { return bf16_value(word >> 16 * i & 0xffff); }
 };
+// Decoder of f16 elements of a matrix operand.
 struct F16Element {
     enum : u32 { PER_WORD = 2 };
     static float value(const Wave&, u32 word, u32 i) { return half_value(word >> 16 * i & 0xffff); }
 };
+// Decoder of fp8 elements of a matrix operand.
 struct Fp8Element {
     enum : u32 { PER_WORD = 4 };
     static float value(const Wave& w, u32 word, u32 i) { return fp8_values(w.fnuz())[word >> 8 * i & 0xff]; }
 };
+// Decoder of f32 elements of a matrix operand.
 struct F32Element {
     enum : u32 { PER_WORD = 1 };
     static float value(const Wave&, u32 word, u32) { return as_float(word); }
@@ -118,7 +122,7 @@ template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instru
     w.counters->matrix_cycles += in.matrix_cycles * (in.format_a > 1 && in.format_b > 1 ? 1 : 2);
 }
 
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     {"v_mfma_f32_16x16x16_bf16", product<16, 16, Bf16Element>, ExecutionUnit::MATRIX},
     {"v_mfma_f32_16x16x16_f16", product<16, 16, F16Element>, ExecutionUnit::MATRIX},
     {"v_mfma_f32_32x32x8_bf16", product<32, 8, Bf16Element>, ExecutionUnit::MATRIX},
@@ -139,6 +143,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> matrix_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> matrix_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

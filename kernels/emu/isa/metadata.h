@@ -8,6 +8,7 @@
 
 namespace emu::isa {
 
+// A decoded MessagePack value: text, integer, map or list.
 struct MetadataValue {
     std::string text;
     u64 integer = 0;

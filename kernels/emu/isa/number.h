@@ -63,6 +63,7 @@ inline u32 bf16_bits(float value) {
 struct MinifloatFormat {
     u32 exponent_bits, mantissa_bits;
     int bias;
+    // Which bit patterns of a format are NaN.
     enum NanEncoding { NEVER, ALL_ONES, NEGATIVE_ZERO, IEEE } nan;
     u32 bits() const { return 1 + exponent_bits + mantissa_bits; }
 };

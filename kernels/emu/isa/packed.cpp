@@ -98,7 +98,7 @@ u32 shift_right_16(u32 x, u32 y, u32) { return y >> (x & 15); }
 u32 integer_maximum_16(u32 x, u32 y, u32) { return x > y ? x : y; }
 u32 integer_minimum_16(u32 x, u32 y, u32) { return x < y ? x : y; }
 
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     {"v_pk_mul_f32", packed_f32<2, product>, ExecutionUnit::VECTOR},
     {"v_pk_add_f32", packed_f32<2, sum>, ExecutionUnit::VECTOR},
     {"v_pk_fma_f32", packed_f32<3, multiply_add>, ExecutionUnit::VECTOR},
@@ -129,6 +129,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> packed_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> packed_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

@@ -20,9 +20,9 @@ static std::string register_name(u32 number) {
     return "s" + std::to_string(number - FIRST_SCALAR);
 }
 
-static MemoryQueue queue_of(ExecutionUnit unit) {
-    if (unit == ExecutionUnit::SCALAR_LOAD) return MemoryQueue::SCALAR;
-    return unit == ExecutionUnit::LDS || unit == ExecutionUnit::LANES ? MemoryQueue::LDS : MemoryQueue::VECTOR;
+static MemoryQueueKind queue_of(ExecutionUnit unit) {
+    if (unit == ExecutionUnit::SCALAR_LOAD) return MemoryQueueKind::SCALAR;
+    return unit == ExecutionUnit::LDS || unit == ExecutionUnit::LANES ? MemoryQueueKind::LDS : MemoryQueueKind::VECTOR;
 }
 
 static bool is_memory(ExecutionUnit unit) {
@@ -36,17 +36,17 @@ void PendingRegisters::check_each(const Instruction& in) const {
         for (u32 r = range.first; r < (u32)range.first + range.count; ++r) {
             if (!pending[r]) continue;
             if (range.is_destination && is_memory(in.unit) && queue_of(in.unit) == writer[r]) continue;
-            const char* counter = writer[r] == MemoryQueue::VECTOR ? "vmcnt" : "lgkmcnt";
+            const char* counter = writer[r] == MemoryQueueKind::VECTOR ? "vmcnt" : "lgkmcnt";
             fault(std::string(range.is_destination ? "writes " : "reads ") + register_name(r) +
                   ", which a load in flight will write: an s_waitcnt " + counter + " is missing or too weak");
         }
 }
 
-void PendingRegisters::add(MemoryQueue queue, const Instruction& in, bool has_result, bool touches_lds) {
+void PendingRegisters::add(MemoryQueueKind queue, const Instruction& in, bool has_result, bool touches_lds) {
     const u32 q = (u32)queue;
     // A full counter delays the instruction until an older operation is complete.
-    if (queue == MemoryQueue::VECTOR && sizes[q] == VECTOR_COUNTER_MAX) complete_oldest(queue);
-    if (queue == MemoryQueue::LDS && sizes[q] == LDS_COUNTER_MAX) complete_oldest(queue);
+    if (queue == MemoryQueueKind::VECTOR && sizes[q] == VECTOR_COUNTER_MAX) complete_oldest(queue);
+    if (queue == MemoryQueueKind::LDS && sizes[q] == LDS_COUNTER_MAX) complete_oldest(queue);
     if (sizes[q] == CAPACITY) complete_oldest(queue);
     MemoryOperation operation{{0, 0, true}, touches_lds};
     if (has_result)
@@ -61,7 +61,7 @@ void PendingRegisters::add(MemoryQueue queue, const Instruction& in, bool has_re
     operations[q][(heads[q] + sizes[q]++) % CAPACITY] = operation;
 }
 
-void PendingRegisters::complete_oldest(MemoryQueue queue) {
+void PendingRegisters::complete_oldest(MemoryQueueKind queue) {
     const u32 q = (u32)queue;
     const MemoryOperation& operation = operations[q][heads[q]];
     heads[q] = (heads[q] + 1) % CAPACITY;
@@ -71,11 +71,11 @@ void PendingRegisters::complete_oldest(MemoryQueue queue) {
 }
 
 void PendingRegisters::wait(u32 vector_limit, u32 lds_limit) {
-    while (vector_limit < VECTOR_COUNTER_MAX && in_flight(MemoryQueue::VECTOR) > vector_limit)
-        complete_oldest(MemoryQueue::VECTOR);
+    while (vector_limit < VECTOR_COUNTER_MAX && in_flight(MemoryQueueKind::VECTOR) > vector_limit)
+        complete_oldest(MemoryQueueKind::VECTOR);
     if (lds_limit >= LDS_COUNTER_MAX) return;
-    while (in_flight(MemoryQueue::LDS) > lds_limit) complete_oldest(MemoryQueue::LDS);
-    while (lds_limit == 0 && in_flight(MemoryQueue::SCALAR)) complete_oldest(MemoryQueue::SCALAR);
+    while (in_flight(MemoryQueueKind::LDS) > lds_limit) complete_oldest(MemoryQueueKind::LDS);
+    while (lds_limit == 0 && in_flight(MemoryQueueKind::SCALAR)) complete_oldest(MemoryQueueKind::SCALAR);
 }
 
 }  // namespace emu::isa

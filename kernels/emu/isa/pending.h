@@ -12,8 +12,10 @@ namespace emu::isa {
 // Register numbers: vector 0-255, accumulator 256-511, scalar from 512.
 const u32 FIRST_ACCUMULATOR = 256, FIRST_SCALAR = 512, REGISTERS = FIRST_SCALAR + SCALARS;
 
-enum class MemoryQueue : u8 { VECTOR, LDS, SCALAR };
+// Kind of memory operation; each kind has its own queue of operations in flight.
+enum class MemoryQueueKind : u8 { VECTOR, LDS, SCALAR };
 
+// Memory operations in flight, and the registers that they will write.
 struct PendingRegisters {
     void clear();
     // Checks that no register of the next instruction is pending.
@@ -22,13 +24,14 @@ struct PendingRegisters {
     }
     // Adds an operation. If `has_result`, it will write the registers of `in` that are marked as
     // destinations.
-    void add(MemoryQueue queue, const Instruction& in, bool has_result, bool touches_lds);
+    void add(MemoryQueueKind queue, const Instruction& in, bool has_result, bool touches_lds);
     void wait(u32 vector_limit, u32 lds_limit);
-    u32 in_flight(MemoryQueue queue) const { return sizes[(u32)queue]; }
+    u32 in_flight(MemoryQueueKind queue) const { return sizes[(u32)queue]; }
     // Whether LDS accesses are in flight, for which a barrier must wait.
     bool has_lds_access() const { return lds_accesses != 0; }
 
 private:
+    // A memory operation in flight.
     struct MemoryOperation {
         RegisterRange result;  // count 0: none
         bool touches_lds;
@@ -36,10 +39,10 @@ private:
     static const u32 CAPACITY = 64;  // the counters of the hardware are smaller
 
     void check_each(const Instruction& in) const;
-    void complete_oldest(MemoryQueue queue);
+    void complete_oldest(MemoryQueueKind queue);
 
     u8 pending[REGISTERS];           // number of operations that will write the register
-    MemoryQueue writer[REGISTERS];   // of the last such operation
+    MemoryQueueKind writer[REGISTERS];   // of the last such operation
     MemoryOperation operations[3][CAPACITY];
     u32 heads[3], sizes[3];
     u32 pending_count, lds_accesses;

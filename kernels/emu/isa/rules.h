@@ -4,11 +4,13 @@
 
 namespace emu::isa {
 
-struct ElementRule {
+// Table entry of an instruction that computes one 32-bit result per lane.
+struct LaneOperationEntry {
     const char* name;
     Element element;
 };
-struct HandlerRule {
+// Table entry of an instruction: its name, handler and execution unit.
+struct InstructionHandlerEntry {
     const char* name;
     Handler run;
     ExecutionUnit unit;
@@ -22,27 +24,27 @@ template <class Rule> struct RuleList {
 template <class Rule, size_t COUNT> RuleList<Rule> list_of(const Rule (&rules)[COUNT]) { return {rules, COUNT}; }
 
 // Per-lane operations on up to three 32-bit sources, executed by run_element().
-RuleList<ElementRule> integer_elements();
-RuleList<ElementRule> float_elements();
-RuleList<ElementRule> transcendental_elements();
-RuleList<ElementRule> half_elements();
+RuleList<LaneOperationEntry> integer_elements();
+RuleList<LaneOperationEntry> float_elements();
+RuleList<LaneOperationEntry> transcendental_elements();
+RuleList<LaneOperationEntry> half_elements();
 void run_element(Wave& w, const Instruction& in);
 
-RuleList<HandlerRule> wide_rules();         // carries, 64-bit integers
-RuleList<HandlerRule> lane_rules();         // moves between lanes and register files
-RuleList<HandlerRule> packed_rules();       // two results per lane
-RuleList<HandlerRule> conversion_rules();
-RuleList<HandlerRule> division_rules();
-RuleList<HandlerRule> scalar_rules();
-RuleList<HandlerRule> scalar_pair_rules();
-RuleList<HandlerRule> control_rules();
-RuleList<HandlerRule> global_rules();
-RuleList<HandlerRule> lds_rules();
-RuleList<HandlerRule> matrix_rules();
+RuleList<InstructionHandlerEntry> wide_rules();         // carries, 64-bit integers
+RuleList<InstructionHandlerEntry> lane_rules();         // moves between lanes and register files
+RuleList<InstructionHandlerEntry> packed_rules();       // two results per lane
+RuleList<InstructionHandlerEntry> conversion_rules();
+RuleList<InstructionHandlerEntry> division_rules();
+RuleList<InstructionHandlerEntry> scalar_rules();
+RuleList<InstructionHandlerEntry> scalar_pair_rules();
+RuleList<InstructionHandlerEntry> control_rules();
+RuleList<InstructionHandlerEntry> global_rules();
+RuleList<InstructionHandlerEntry> lds_rules();
+RuleList<InstructionHandlerEntry> matrix_rules();
 // Binds a comparison (v_cmp_*). Returns false if the instruction is not a comparison.
 bool bind_comparison(Instruction& in);
 
-// Defines an ElementRule. `result` is an expression of x, y and z, the bits of a lane's sources.
+// Defines an LaneOperationEntry. `result` is an expression of x, y and z, the bits of a lane's sources.
 #define ELEMENT(name, result)                                                        \
     {name, [](const u32* xs, const u32* ys, const u32* zs, u32* __restrict results) { \
          for (u32 l = 0; l < LANES; ++l) {                                           \
@@ -51,7 +53,7 @@ bool bind_comparison(Instruction& in);
          }                                                                           \
      }}
 
-// Defines a HandlerRule. The statements can use the wave `w`, the instruction `in` and its operands `o`.
+// Defines a InstructionHandlerEntry. The statements can use the wave `w`, the instruction `in` and its operands `o`.
 #define HANDLER(name, unit, ...)                                              \
     {name, []([[maybe_unused]] Wave& w, [[maybe_unused]] const Instruction& in) { \
          [[maybe_unused]] const Operand* const o = in.operands;               \

@@ -47,7 +47,7 @@ u32 signed_bits(u32 x) {
             const u32 k = (u32)(i32)(short)o[1].literal; [[maybe_unused]] const bool scc = w.scc; \
             w.scc = (condition); w.set_scalar(o[0].index, (u32)(result));)
 
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     SCALAR_RULE("s_mov_b32", x, scc), SCALAR_RULE("s_not_b32", ~x, r != 0),
     SCALAR_RULE("s_and_b32", x & y, r != 0), SCALAR_RULE("s_or_b32", x | y, r != 0),
     SCALAR_RULE("s_xor_b32", x ^ y, r != 0),
@@ -89,6 +89,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> scalar_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> scalar_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

@@ -25,7 +25,7 @@ namespace {
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]), exec = w.exec;        \
             const u64 r = (u64)(result); w.set_pair(o[0].index, exec); w.set_exec(r); w.scc = r != 0;)
 
-const HandlerRule RULES[] = {
+const InstructionHandlerEntry RULES[] = {
     PAIR_RULE("s_mov_b64", x, scc), PAIR_RULE("s_not_b64", ~x, r != 0), PAIR_RULE("s_and_b64", x & y, r != 0),
     PAIR_RULE("s_or_b64", x | y, r != 0), PAIR_RULE("s_xor_b64", x ^ y, r != 0),
     PAIR_RULE("s_andn2_b64", x & ~y, r != 0),
@@ -48,6 +48,6 @@ const HandlerRule RULES[] = {
 
 }  // namespace
 
-RuleList<HandlerRule> scalar_pair_rules() { return list_of(RULES); }
+RuleList<InstructionHandlerEntry> scalar_pair_rules() { return list_of(RULES); }
 
 }  // namespace emu::isa

@@ -7,8 +7,10 @@ namespace emu::isa {
 
 struct Workgroup;
 
+// Whether a wave is ready or done, or what it waits for.
 enum class WaveState : u8 { READY, SLEEPING, AT_BARRIER, DONE };
 
+// State of a wave: registers, next instruction and memory operations in flight.
 struct Wave {
     alignas(64) u32 vector[512][LANES];   // accumulator registers from 256
     alignas(64) u32 lane_mask[LANES];     // all ones for lanes in `exec`

@@ -33,7 +33,7 @@ void Workgroup::find_range(u64 address, u32 bytes, u32 lane) {
     }
 }
 
-u8* Workgroup::lds_access(const Wave& w, u32 address, u32 bytes, LdsAccess access) {
+u8* Workgroup::lds_access(const Wave& w, u32 address, u32 bytes, LdsAccessKind access) {
     if ((u64)address + bytes > lds_bytes)
         fault("LDS address " + std::to_string(address) + " is beyond the " + std::to_string(lds_bytes) + " bytes of the workgroup");
     if (wave_count > 1) races.note(address, bytes, w.number, access);
@@ -42,7 +42,7 @@ u8* Workgroup::lds_access(const Wave& w, u32 address, u32 bytes, LdsAccess acces
 
 void Workgroup::begin(const LaunchState& s, u64 index) {
     state = &s;
-    const Dim grid = s.launch->grid;
+    const Dim3 grid = s.launch->grid;
     id = {(u32)(index % grid.x), (u32)(index / grid.x % grid.y), (u32)(index / grid.x / grid.y)};
     order = (ExecutionOrder)(s.seed % 4);
     rng = s.seed * 0x9e3779b97f4a7c15ull + index * 0xbf58476d1ce4e5b9ull + 1;

@@ -18,6 +18,7 @@ struct LaunchState {
     std::atomic<u64>* progress;
 };
 
+// A workgroup of an emulated launch: its waves and their LDS.
 struct Workgroup {
     void begin(const LaunchState& state, u64 index);
     // Runs until all waves are done, until no wave can continue before memory changes, or for a limited
@@ -26,7 +27,7 @@ struct Workgroup {
     void note_progress() { state->progress->fetch_add(1, std::memory_order_relaxed); }
 
     // Checks an LDS access of a wave and returns its host address.
-    u8* lds_access(const Wave& w, u32 address, u32 bytes, LdsAccess access);
+    u8* lds_access(const Wave& w, u32 address, u32 bytes, LdsAccessKind access);
     // Checks a global memory access of `lane` and returns its host address.
     u8* global_access(u64 address, u32 bytes, u32 lane) {
         if (!last_range.contains(address, bytes)) find_range(address, bytes, lane);
@@ -48,14 +49,14 @@ private:
     bool release_barrier();
     u64 random();
 
-    Dim id{};
+    Dim3 id{};
     ExecutionOrder order{};
     u64 rng = 0;
     u32 wave_count = 0, next_wave = 0;
     bool rotates = false;           // the last wave has had its turn without reaching a barrier or its end
     AddressRange last_range;
     std::vector<u8> lds;
-    LdsRaces races;
+    LdsRaceDetector races;
     std::vector<std::unique_ptr<Wave>> waves;
 };
 

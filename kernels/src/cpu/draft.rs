@@ -8,7 +8,7 @@ use super::step::index;
 use crate::cpu::CpuBackend;
 use crate::step::{DraftHiddenStates, StagedDraftRow, StagingReader};
 use crate::{
-    CpuKernel, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore, DraftIdTranslation,
+    CpuKernel, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateWrite, DraftIdTranslation,
     DraftInsertion, DraftPassPreparation, VocabParallelDraftArgmax,
 };
 
@@ -87,7 +87,7 @@ impl CpuKernel for DraftArgmax<'_> {
     }
 }
 
-impl CpuKernel for DraftHiddenStateStore<'_, '_> {
+impl CpuKernel for DraftHiddenStateWrite<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
         let tables = BlockTables { tables, block_tokens };

@@ -21,6 +21,7 @@ pub(super) fn min_rows(cols: usize) -> usize {
     MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
 }
 
+/// Row kernel: gated activation, `y = silu(gate) · up`.
 struct SiluMulRow<'a, T> {
     y: &'a mut [T],
     gate: &'a [T],
@@ -36,6 +37,7 @@ impl<T: FloatElement> RowKernel for SiluMulRow<'_, T> {
     }
 }
 
+/// Row kernel: elementwise sum, `y = a + b`.
 struct RowAddition<'a, T> {
     y: &'a mut [T],
     a: &'a [T],
@@ -51,6 +53,7 @@ impl<T: FloatElement> RowKernel for RowAddition<'_, T> {
     }
 }
 
+/// Row kernel: soft-caps a row in place.
 struct SoftcapRow<'a, T> {
     x: &'a mut [T],
     cap: f32,

@@ -9,12 +9,13 @@ use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
 use crate::{CpuKernel, SigmoidGatedAdd, TensorScalarMul};
 
-struct ScaledRow<'a, T> {
+/// Row kernel: multiplies a row by a factor, in place.
+struct RowScaling<'a, T> {
     x: &'a mut [T],
     factor: f32,
 }
 
-impl<T: FloatElement> RowKernel for ScaledRow<'_, T> {
+impl<T: FloatElement> RowKernel for RowScaling<'_, T> {
     #[inline(always)]
     fn run(self) {
         for x in self.x {
@@ -23,6 +24,7 @@ impl<T: FloatElement> RowKernel for ScaledRow<'_, T> {
     }
 }
 
+/// Row kernel: adds a gated row in place, `y = y + share · x`.
 struct GatedAddition<'a, T> {
     y: &'a mut [T],
     x: &'a [T],
@@ -46,7 +48,7 @@ impl CpuBackend {
         self.threads().split(rows, 1, min_rows(cols), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread.
-                dispatch(isa, ScaledRow { x: unsafe { out.row(r) }, factor });
+                dispatch(isa, RowScaling { x: unsafe { out.row(r) }, factor });
             }
         });
     }

@@ -19,7 +19,7 @@ impl CpuBackend {
     fn look_up<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
-        lookup: &EmbeddingLookup<'_>,
+        lookup: &EmbeddingRowLookup<'_>,
         copy: impl Fn(&mut [T], usize) + Sync,
     ) -> Result<(), DeviceError> {
         check_dtype(KERNEL, "ids", lookup.ids.dtype(), DType::I32)?;
@@ -48,7 +48,7 @@ impl CpuKernel for PackedEmbedding<'_> {
         check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
         let elements = table.bytes() / table.dtype().bytes();
         let all = table.buffer.mat(table.dtype(), 1, elements)?;
-        let lookup = EmbeddingLookup { ids, first, rows: table.n() };
+        let lookup = EmbeddingRowLookup { ids, first, rows: table.n() };
         for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &lookup, |row, n| {
             let weights = all.row::<T>(0);
             for (k, x) in row.iter_mut().enumerate() {
@@ -64,7 +64,7 @@ impl CpuKernel for TokenEmbedding<'_> {
         let Self { mut y, ids, table, first } = self;
         check_size(KERNEL, "columns", y.cols(), table.cols())?;
         check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
-        let lookup = EmbeddingLookup { ids, first, rows: table.rows() };
+        let lookup = EmbeddingRowLookup { ids, first, rows: table.rows() };
         for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &lookup, |row, n| {
             row.copy_from_slice(table.row(n));
         })?);
@@ -72,13 +72,14 @@ impl CpuKernel for TokenEmbedding<'_> {
     }
 }
 
-struct EmbeddingLookup<'a> {
+/// Finds the table row of a token id. The table of this rank has `rows` rows, from token id `first` on.
+struct EmbeddingRowLookup<'a> {
     ids: MatRef<'a>,
     first: usize,
     rows: usize,
 }
 
-impl EmbeddingLookup<'_> {
+impl EmbeddingRowLookup<'_> {
     /// Row of the table for token `id`; `None` if the id is not on this rank.
     fn row(&self, id: i32) -> Option<usize> {
         let row = usize::try_from(id).ok()?.checked_sub(self.first)?;

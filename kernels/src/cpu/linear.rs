@@ -142,6 +142,7 @@ impl CpuBackend {
     }
 }
 
+/// Arguments of one launch of a linear layer, shared by all threads.
 struct CpuLinearArgs<'a, T> {
     x: MatRef<'a>,
     w: &'a PackedMatrix,
@@ -218,6 +219,7 @@ impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
     }
 }
 
+/// Row kernel: adds the bias to an output tile and writes the tile to the output.
 struct OutputTileStore<'a, T> {
     out: &'a SharedRows<T>,
     sums: &'a OutputTile,

@@ -145,6 +145,7 @@ impl CpuKernel for ExpertPlacementLookup<'_> {
     }
 }
 
+/// Row kernel: adds a weighted row, `sum = sum + weight · x`.
 struct WeightedAccumulation<'a> {
     sum: &'a mut [f32],
     x: &'a [f32],

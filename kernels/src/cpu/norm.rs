@@ -35,6 +35,7 @@ impl<T: FloatElement> RowKernel for RmsNormRow<'_, T> {
     }
 }
 
+/// Row kernel: adds `delta` to `x`, then computes the RMS norm of the sum.
 struct AddRmsNormRow<'a, T> {
     y: &'a mut [T],
     x: &'a mut [T],

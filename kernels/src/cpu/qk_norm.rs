@@ -9,8 +9,9 @@ use super::maths::sum_by;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
-use crate::{AttentionTemperature, CpuKernel, QkChannels, QkFullNorm, QkSquareSums};
+use crate::{CpuKernel, QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling};
 
+/// Row kernel: sum of the squares of a row.
 struct SquareSum<'a, T> {
     sum: &'a mut f32,
     x: &'a [T],
@@ -23,14 +24,15 @@ impl<T: FloatElement> RowKernel for SquareSum<'_, T> {
     }
 }
 
-struct NormedChannels<'a, T> {
+/// Row kernel: multiplies the channels of a row by `scale` and by the norm weights, in place.
+struct ChannelNormalization<'a, T> {
     x: &'a mut [T],
     weight: &'a [T],
     /// `1 / rms`.
     scale: f32,
 }
 
-impl<T: FloatElement> RowKernel for NormedChannels<'_, T> {
+impl<T: FloatElement> RowKernel for ChannelNormalization<'_, T> {
     #[inline(always)]
     fn run(self) {
         for (x, weight) in self.x.iter_mut().zip(self.weight) {
@@ -39,12 +41,13 @@ impl<T: FloatElement> RowKernel for NormedChannels<'_, T> {
     }
 }
 
-struct HeatedQuery<'a, T> {
+/// Row kernel: multiplies the queries of a token by the attention temperature of its position, in place.
+struct QueryRowScaling<'a, T> {
     x: &'a mut [T],
     factor: f32,
 }
 
-impl<T: FloatElement> RowKernel for HeatedQuery<'_, T> {
+impl<T: FloatElement> RowKernel for QueryRowScaling<'_, T> {
     #[inline(always)]
     fn run(self) {
         for x in self.x {
@@ -58,10 +61,10 @@ impl CpuBackend {
         &self,
         sums: &mut MatMut<'_>,
         qkv: MatRef<'_>,
-        channels: QkChannels,
+        channels: QkChannelCounts,
     ) {
         let isa = self.isa();
-        let QkChannels { query, key } = channels;
+        let QkChannelCounts { query, key } = channels;
         let out = SharedRows::<f32>::new(sums);
         self.threads().split(qkv.rows(), 1, min_rows(query + key), &|range| {
             for r in range {
@@ -76,7 +79,7 @@ impl CpuBackend {
 
     fn full_norm_of<T: FloatElement>(&self, op: &mut QkFullNorm<'_>) {
         let isa = self.isa();
-        let QkChannels { query, key } = op.channels;
+        let QkChannelCounts { query, key } = op.channels;
         let (ranks, eps, sums) = (op.ranks, op.eps, op.sums);
         let (query_weight, key_weight) = op.weight.row::<T>(0).split_at(query);
         let rows = op.qkv.rows();
@@ -91,14 +94,17 @@ impl CpuBackend {
                 let (q, k) = x.split_at_mut(query);
                 dispatch(
                     isa,
-                    NormedChannels { x: q, weight: query_weight, scale: scale(0, query) },
+                    ChannelNormalization { x: q, weight: query_weight, scale: scale(0, query) },
                 );
-                dispatch(isa, NormedChannels { x: k, weight: key_weight, scale: scale(1, key) });
+                dispatch(
+                    isa,
+                    ChannelNormalization { x: k, weight: key_weight, scale: scale(1, key) },
+                );
             }
         });
     }
 
-    fn temperature_of<T: FloatElement>(&self, op: &mut AttentionTemperature<'_>) {
+    fn temperature_of<T: FloatElement>(&self, op: &mut QueryTemperatureScaling<'_>) {
         let isa = self.isa();
         let (factors, positions): (&[f32], &[i32]) = (op.factors.row(0), op.positions.row(0));
         let (rows, query) = (op.qkv.rows(), op.query);
@@ -107,7 +113,7 @@ impl CpuBackend {
             for r in range {
                 let factor = factors[positions[r] as usize];
                 // SAFETY: each row belongs to one thread.
-                dispatch(isa, HeatedQuery { x: unsafe { out.part(r, 0, query) }, factor });
+                dispatch(isa, QueryRowScaling { x: unsafe { out.part(r, 0, query) }, factor });
             }
         });
     }
@@ -130,7 +136,7 @@ impl CpuKernel for QkFullNorm<'_> {
     }
 }
 
-impl CpuKernel for AttentionTemperature<'_> {
+impl CpuKernel for QueryTemperatureScaling<'_> {
     fn run(mut self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         self.check()?;
         for_float!("attention_temperature", self.qkv.dtype(), T => cpu.temperature_of::<T>(&mut self));

@@ -119,6 +119,7 @@ impl<T: FloatElement> RowKernel for ValueRowStore<'_, T> {
     }
 }
 
+/// Arguments of one launch of the fused Q/K norm, RoPE and KV write, shared by all threads.
 struct QkRopeLaunchArgs<'a, T> {
     args: &'a QkNormRopeArgs<'a>,
     layout: &'a KvLayout,

@@ -5,8 +5,8 @@ use device::{DeviceError, MatRef};
 use super::maths::exp;
 use crate::cpu::CpuBackend;
 use crate::{
-    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScoreFunction, GroupedTopKRouting, RouterLogits,
-    RouterRuleArgs, RouterScoreFunction, SoftmaxRouting,
+    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScoreFunction, GroupedTopKRouting,
+    RouterRuleArgs, RouterScoreFunction, SoftmaxRouterArgs, SoftmaxRouting,
 };
 
 /// Added to the sum of the routing weights before the weights are divided by it: the sum is 0 if all sigmoids
@@ -15,8 +15,8 @@ const MIN_DIVISOR: f32 = 1e-20;
 
 impl RouterRuleArgs<'_> {
     /// Returns the routing rule of softmax over all experts, followed by top-k.
-    pub(super) const fn softmax(scores: &RouterLogits<'_>) -> Self {
-        let (score, RouterLogits { renormalise, shared, .. }) =
+    pub(super) const fn softmax(scores: &SoftmaxRouterArgs<'_>) -> Self {
+        let (score, SoftmaxRouterArgs { renormalise, shared, .. }) =
             (RouterScoreFunction::Softmax, *scores);
         Self { score, bias: None, groups: None, renormalise, scale: 1.0, shared }
     }

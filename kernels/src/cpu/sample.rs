@@ -25,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 
 use device::{MatRef, ThreadPool};
 
-use crate::cpu::sample::rules::{RowSampleResult, SampleRequest, SampledRow, TokenChoice};
+use crate::cpu::sample::rules::{RowSampleResult, SampleOrScore, SampleRequest, SampledRow};
 
 #[cfg(test)]
 use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
@@ -96,8 +96,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn sample_row(l: &[f32], request: &SampleRequest<'_>, scratch: &mut RowScratch) -> RowSampleResult {
     let token = match &request.choice {
-        TokenChoice::Sample(rules) => sample_token(l, rules, scratch)?,
-        TokenChoice::Score(token) => *token,
+        SampleOrScore::Sample(rules) => sample_token(l, rules, scratch)?,
+        SampleOrScore::Score(token) => *token,
     };
     let logprobs = request.logprobs.map(|top| logprobs(l, token, top, scratch)).transpose()?;
     Ok(SampledRow { token, logprobs })

@@ -8,8 +8,8 @@ use device::{DType, DeviceError, MatRef, check_at_least, check_dtype, check_size
 use super::sample::acceptance_noise;
 use crate::cpu::CpuBackend;
 use crate::cpu::sample::rules::{
-    LogitEdits, RandomSamplingParams, RowSampleResult, SampleError, SampleRequest, SamplingRules,
-    TokenChoice, TokenOccurrence,
+    LogitEdits, RandomSamplingParams, RowSampleResult, SampleError, SampleOrScore, SampleRequest,
+    SamplingRules, TokenOccurrence,
 };
 use crate::step::{
     DraftVerification, LatestToken, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
@@ -288,8 +288,8 @@ impl RowSamplingParams {
         };
         let draw = (params.temperature >= GREEDY_BELOW).then_some(draw);
         let choice = match u32::try_from(row.known_token) {
-            Ok(token) => TokenChoice::Score(token),
-            Err(_) => TokenChoice::Sample(SamplingRules { edits, draw }),
+            Ok(token) => SampleOrScore::Score(token),
+            Err(_) => SampleOrScore::Sample(SamplingRules { edits, draw }),
         };
         SampleRequest { choice, logprobs: usize::try_from(row.top).ok() }
     }

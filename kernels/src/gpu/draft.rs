@@ -10,7 +10,7 @@ use device::{
 use crate::gpu::GpuBackend;
 use crate::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use crate::{
-    DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore, DraftIdTranslation, DraftInsertion,
+    DraftArgmax, DraftHiddenStateGather, DraftHiddenStateWrite, DraftIdTranslation, DraftInsertion,
     DraftPassPreparation, GpuKernel, VocabParallelDraftArgmax,
 };
 
@@ -151,7 +151,7 @@ impl GpuKernel for DraftArgmax<'_> {
     }
 }
 
-impl GpuKernel for DraftHiddenStateStore<'_, '_> {
+impl GpuKernel for DraftHiddenStateWrite<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
         let bytes = check_states(hidden, states)?;

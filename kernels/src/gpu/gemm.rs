@@ -56,7 +56,7 @@ impl From<MatRef<'_>> for GemmInputRows {
 
 /// Launch shape of `gemm_small_m` without bulk copies: strips per block, number of blocks, shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SmallMStripShape {
+pub(super) struct SmallMStripLaunch {
     pub(super) strips: usize,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
@@ -140,7 +140,7 @@ impl GpuBackend {
         k: usize,
         matrices: usize,
         gated: bool,
-    ) -> Option<SmallMStripShape> {
+    ) -> Option<SmallMStripLaunch> {
         let strip_rows = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W per strip.
         let warps = (THREADS / self.warp_size()) as usize;
         let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + 32) * 2;
@@ -153,7 +153,7 @@ impl GpuBackend {
         let strips = SMALL_M_STRIPS.into_iter().rev().filter(|&n| n <= max_strips).find(fits)?;
         let (outputs, width) = if gated { (n / 2, strip_rows / 2) } else { (n, strip_rows) };
         let blocks = outputs.div_ceil(strips * width);
-        Some(SmallMStripShape { strips, blocks, shared_bytes: bytes(strips) })
+        Some(SmallMStripLaunch { strips, blocks, shared_bytes: bytes(strips) })
     }
 
     fn gemm_small_m(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {

@@ -14,7 +14,7 @@ use super::moe_call::{ALIGN_PAIRS, KERNEL, MoeKernel, MoeLaunchArgs};
 use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
 use crate::gpu::GpuBackend;
 use crate::{
-    ExpertMlp, ExpertWeights, FusedMoe, GpuKernel, HostMat, PackedMatrixGroup, RouterLogits,
+    ExpertMlp, ExpertWeights, FusedMoe, GpuKernel, HostMat, PackedMatrixGroup, SoftmaxRouterArgs,
     TopKRoutes,
 };
 
@@ -155,7 +155,10 @@ impl GpuKernel for ExpertMlp<'_> {
 }
 
 /// Whether the fused decode kernel can compute the routing and the expert MLPs of these tokens.
-pub(crate) fn fits_routed_decode(router: &RouterLogits<'_>, experts: &ExpertWeights<'_>) -> bool {
+pub(crate) fn fits_routed_decode(
+    router: &SoftmaxRouterArgs<'_>,
+    experts: &ExpertWeights<'_>,
+) -> bool {
     let (tokens, all) = (router.logits.rows(), router.logits.cols());
     fits_fused_decode(experts, tokens * (router.top_k + router.shared))
         && (1..=FUSED_ROUTING_TOKENS).contains(&tokens)

@@ -8,7 +8,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 use super::expert_load::ExpertCounterPtrs;
 use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_fp8, scales_from};
 use crate::gpu::GpuBackend;
-use crate::{ExpertWeights, RouterLogits, TopKRoutes};
+use crate::{ExpertWeights, SoftmaxRouterArgs, TopKRoutes};
 
 static FUSED_DECODE: KernelSource = kernel_source!("moe_fused_decode/moe_fused_decode.hip");
 
@@ -25,7 +25,7 @@ pub(super) enum RoutingSource<'a> {
     /// A routing kernel has computed the routes.
     Precomputed(&'a TopKRoutes<'a>),
     /// Every block computes the routes from router logits; one block increments the expert load counters.
-    InKernel(&'a RouterLogits<'a>, ExpertCounterPtrs),
+    InKernel(&'a SoftmaxRouterArgs<'a>, ExpertCounterPtrs),
 }
 
 /// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights, unused tile

@@ -3,7 +3,7 @@
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, check_size};
 
-use super::gemm::{SmallMStripShape, TILE_OUTPUTS};
+use super::gemm::{SmallMStripLaunch, TILE_OUTPUTS};
 use super::moe_call::{KERNEL, MoeLaunchArgs, SMALL_M_ROWS};
 use crate::gpu::GpuBackend;
 
@@ -25,7 +25,7 @@ impl GpuBackend {
         let (group, k) = call.gemm_weights(first);
         let shape =
             self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.max_active_experts(), first);
-        let Some(SmallMStripShape { strips, blocks, shared_bytes }) = shape else {
+        let Some(SmallMStripLaunch { strips, blocks, shared_bytes }) = shape else {
             // Not reached: `choose_kernel` selects this kernel only if the rows of a segment fit into shared
             // memory.
             return check_size(KERNEL, "input features of the small-M GEMM", k, 0);

@@ -8,7 +8,7 @@ use device::{
 
 use super::expert_load::ExpertCounterPtrs;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, RouterLogits, SoftmaxRouting};
+use crate::{GpuKernel, SoftmaxRouterArgs, SoftmaxRouting};
 
 static MOE_ROUTE: KernelSource = kernel_source!("moe_route/moe_route.hip");
 
@@ -38,7 +38,7 @@ pub(super) fn route_launch(
 impl GpuKernel for SoftmaxRouting<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut experts, mut weights, router, load } = self;
-        let RouterLogits { logits, top_k: k, renormalise, shared } = *router;
+        let SoftmaxRouterArgs { logits, top_k: k, renormalise, shared } = *router;
         let counters = ExpertCounterPtrs::of(load, KERNEL, logits)?;
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;

@@ -5,7 +5,7 @@ use device::{DType, DeviceError, DeviceStream};
 
 use super::elementwise::{THREADS, blocks_per_row};
 use crate::gpu::GpuBackend;
-use crate::{AttentionTemperature, GpuKernel, QkChannels, QkFullNorm, QkSquareSums};
+use crate::{GpuKernel, QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling};
 
 static QK_NORM: KernelSource = kernel_source!("qk_norm/qk_norm.hip");
 
@@ -48,7 +48,7 @@ impl GpuKernel for QkFullNorm<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut qkv, sums, weight, channels, ranks, eps } = self;
-        let QkChannels { query, key } = channels;
+        let QkChannelCounts { query, key } = channels;
         let parts = blocks_per_row(query + key);
         let launch = gpu
             .qk_norm_launch("qk_full_norm", qkv.dtype(), qkv.rows() * parts, THREADS)?
@@ -67,7 +67,7 @@ impl GpuKernel for QkFullNorm<'_> {
     }
 }
 
-impl GpuKernel for AttentionTemperature<'_> {
+impl GpuKernel for QueryTemperatureScaling<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut qkv, factors, positions, query } = self;

@@ -31,12 +31,12 @@ const MAX_READERS: usize = 12;
 #[derive(Debug)]
 pub(super) struct WeightLoader {
     threads: ThreadPool,
-    readers: Vec<Mutex<WeightReader>>,
+    readers: Vec<Mutex<PinnedDoubleBuffer>>,
 }
 
 /// Double buffer of one reader thread: two pinned chunks, used alternately.
 #[derive(Debug)]
-struct WeightReader {
+struct PinnedDoubleBuffer {
     chunks: [PinnedChunk; 2],
     next: usize,
 }
@@ -117,7 +117,8 @@ impl WeightLoader {
         let chunk = || -> Result<PinnedChunk, GpuError> {
             Ok(PinnedChunk { copied: None, memory: memory::alloc_host(runtime, CHUNK_BYTES)? })
         };
-        let reader = |_| Ok(Mutex::new(WeightReader { chunks: [chunk()?, chunk()?], next: 0 }));
+        let reader =
+            |_| Ok(Mutex::new(PinnedDoubleBuffer { chunks: [chunk()?, chunk()?], next: 0 }));
         let readers = (0..threads.threads()).map(reader).collect::<Result<_, GpuError>>()?;
         Ok(Self { threads, readers })
     }
@@ -153,7 +154,7 @@ impl WeightLoader {
     }
 }
 
-impl WeightReader {
+impl PinnedDoubleBuffer {
     /// Converts one run of rows into pinned memory and starts its copy to the device.
     ///
     /// # Safety

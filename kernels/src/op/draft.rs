@@ -42,7 +42,7 @@ pub struct DraftHiddenStateGather<'a> {
 /// Stores hidden states of a step for later steps: for each row, the states that the next step of the request
 /// starts from, and the state of the last token of each full KV block.
 #[derive(Debug)]
-pub struct DraftHiddenStateStore<'a, 'b> {
+pub struct DraftHiddenStateWrite<'a, 'b> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.

@@ -3,7 +3,7 @@
 
 use device::{Buffer, MatMut};
 
-use crate::{MlaAttentionArgs, MlaKvLayout, MlaKvWriteArgs};
+use crate::{MlaAttentionArgs, MlaKvLayout, MlaPrologueArgs};
 
 /// MLA prologue: writes each row of `args.kv` to the KV pool at the slot of its token, after the RMS norm of
 /// the compressed KV and RoPE of the last `qk_rope_head_dim` channels. Applies RoPE to the last
@@ -17,7 +17,7 @@ pub struct MlaPrologue<'a> {
     /// Layout of `pool`.
     pub layout: &'a MlaKvLayout,
     /// Compressed KV, norm weight, RoPE tables and KV slots.
-    pub args: &'a MlaKvWriteArgs<'a>,
+    pub args: &'a MlaPrologueArgs<'a>,
 }
 
 /// `o = softmax(scale q kᵀ) v` over the tokens at or before each query; keys and values are up-projections of

@@ -3,7 +3,8 @@
 use device::{MatMut, MatRef};
 
 use crate::{
-    ExpertLoadArgs, ExpertParallelLayout, ExpertWeights, RouterLogits, RouterRuleArgs, TopKRoutes,
+    ExpertLoadArgs, ExpertParallelLayout, ExpertWeights, RouterRuleArgs, SoftmaxRouterArgs,
+    TopKRoutes,
 };
 
 /// Routes tokens by softmax over the logits: the `top_k` experts with the largest scores, the lower index
@@ -15,7 +16,7 @@ pub struct SoftmaxRouting<'a, 'b> {
     /// Routing weights; f32 `[tokens, top_k + shared]`.
     pub weights: MatMut<'a>,
     /// Logits, and the settings of softmax routing.
-    pub router: &'a RouterLogits<'a>,
+    pub router: &'a SoftmaxRouterArgs<'a>,
     /// Token counts by expert; `None` = selected experts are not counted.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
@@ -45,7 +46,7 @@ pub struct FusedMoe<'a, 'b> {
     /// Input, `[tokens, hidden_size]`.
     pub x: MatRef<'a>,
     /// Logits, and the settings of softmax routing.
-    pub router: &'a RouterLogits<'a>,
+    pub router: &'a SoftmaxRouterArgs<'a>,
     /// Weights of the experts on this rank.
     pub experts: &'a ExpertWeights<'a>,
     /// Token counts by expert; `None` = selected experts are not counted.

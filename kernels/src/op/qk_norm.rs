@@ -5,14 +5,7 @@
 
 use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
-/// Number of query channels and of key channels of a QKV projection `[tokens, query + key + value channels]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QkChannels {
-    /// Number of query channels, which are the first columns.
-    pub query: usize,
-    /// Number of key channels, which follow the query channels.
-    pub key: usize,
-}
+use crate::QkChannelCounts;
 
 /// Sums of squares of a rank's queries and keys: `sums[t] = [Σ q[t]², Σ k[t]²]`.
 #[derive(Debug)]
@@ -22,7 +15,7 @@ pub struct QkSquareSums<'a> {
     /// QKV projection, `[tokens, at least query + key channels]`.
     pub qkv: MatRef<'a>,
     /// Number of query and key channels.
-    pub channels: QkChannels,
+    pub channels: QkChannelCounts,
 }
 
 /// RMS norm over all query heads together and over all key heads together, in place (OLMo 2, arXiv 2501.00656,
@@ -36,7 +29,7 @@ pub struct QkFullNorm<'a> {
     /// Weights `[1, query + key channels]` of this rank's queries, then of its keys.
     pub weight: MatRef<'a>,
     /// Number of query and key channels of this rank.
-    pub channels: QkChannels,
+    pub channels: QkChannelCounts,
     /// Number of ranks whose squares `sums` contains; all ranks have equally many channels.
     pub ranks: usize,
     /// Epsilon of the norm, added to the mean square.
@@ -46,7 +39,7 @@ pub struct QkFullNorm<'a> {
 /// Attention temperature: multiplies the queries of each token by the factor of its position, in place (Llama 4;
 /// transformers `get_llama_4_attn_scale` in `modeling_ministral3.py`).
 #[derive(Debug)]
-pub struct AttentionTemperature<'a> {
+pub struct QueryTemperatureScaling<'a> {
     /// QKV projection, `[tokens, at least query channels]`, updated in place.
     pub qkv: MatMut<'a>,
     /// Factor of each position, f32 `[1, positions]`.
@@ -72,18 +65,18 @@ impl QkFullNorm<'_> {
         const KERNEL: &str = "qk_full_norm";
         check_channels(KERNEL, self.qkv.cols(), self.channels)?;
         check_sums(KERNEL, self.sums, self.qkv.rows())?;
-        let QkChannels { query, key } = self.channels;
+        let QkChannelCounts { query, key } = self.channels;
         check_size(KERNEL, "weights", self.weight.cols(), query + key)?;
         check_dtype(KERNEL, "weight", self.weight.dtype(), self.qkv.dtype())?;
         check_size(KERNEL, "ranks", self.ranks, self.ranks.max(1))
     }
 }
 
-impl AttentionTemperature<'_> {
+impl QueryTemperatureScaling<'_> {
     /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         const KERNEL: &str = "attention_temperature";
-        check_channels(KERNEL, self.qkv.cols(), QkChannels { query: self.query, key: 0 })?;
+        check_channels(KERNEL, self.qkv.cols(), QkChannelCounts { query: self.query, key: 0 })?;
         check_size(KERNEL, "positions", self.positions.cols(), self.qkv.rows())?;
         check_dtype(KERNEL, "positions", self.positions.dtype(), DType::I32)?;
         check_dtype(KERNEL, "factors", self.factors.dtype(), DType::F32)
@@ -94,7 +87,7 @@ impl AttentionTemperature<'_> {
 fn check_channels(
     kernel: &'static str,
     cols: usize,
-    channels: QkChannels,
+    channels: QkChannelCounts,
 ) -> Result<(), DeviceError> {
     let needed = channels.query + channels.key;
     check_size(kernel, "columns of qkv", cols, cols.max(needed))

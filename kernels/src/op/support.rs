@@ -5,7 +5,7 @@ use device::DType;
 
 use crate::{
     AttentionMetadata, ExpertWeights, FusedLinear, FusedMoe, HostMat, KernelBackend, KvLayout,
-    PackedMatrix, PrologueLinear, QkNormRopeArgs, RopeAttention, RouterLogits,
+    PackedMatrix, PrologueLinear, QkNormRopeArgs, RopeAttention, SoftmaxRouterArgs,
 };
 
 impl FusedLinear<'_> {
@@ -71,7 +71,7 @@ impl FusedMoe<'_, '_> {
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,
-        router: &RouterLogits<'_>,
+        router: &SoftmaxRouterArgs<'_>,
         experts: &ExpertWeights<'_>,
     ) -> bool {
         match backend {

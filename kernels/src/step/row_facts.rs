@@ -2,9 +2,8 @@
 //! computed by the executor (table in `executor/src/step/row_facts.rs`), and written by
 //! [`StepPreparation`](crate::StepPreparation) to an array i32 `[facts, rows]`.
 
-/// A per-row input of kernels. Its discriminant is its row index in the array of row facts.
-///
-/// Row facts of padding rows are 0, which is also a valid sequence slot: a kernel that writes by sequence
+/// Field of the per-row inputs (row facts) of kernels. Its discriminant is its row index in their array.
+/// All fields of padding rows are 0, which is also a valid sequence slot: a kernel that writes by sequence
 /// slot recognises padding rows by their context length of 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]

@@ -31,13 +31,13 @@ struct AttentionConformanceCase {
 
 /// Query heads, KV heads and channels per head.
 #[derive(Debug, Clone, Copy)]
-struct HeadCounts {
+struct AttentionHeadShape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
 }
 
-impl HeadCounts {
+impl AttentionHeadShape {
     const fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self { heads, kv_heads, head_dim }
     }
@@ -56,11 +56,11 @@ const EPS: f32 = 1e-6;
 impl AttentionConformanceCase {
     fn new<T: CpuTestFloat>(
         seed: u64,
-        counts: HeadCounts,
+        counts: AttentionHeadShape,
         block_tokens: usize,
         lens: &[usize],
     ) -> Self {
-        let HeadCounts { heads, kv_heads, head_dim } = counts;
+        let AttentionHeadShape { heads, kv_heads, head_dim } = counts;
         let mut numbers = SeededNumbers::new(seed);
         let width = (heads + 2 * kv_heads) * head_dim;
         let needed: usize = lens.iter().map(|len| len.div_ceil(block_tokens)).sum();
@@ -288,7 +288,7 @@ fn check<T: CpuTestFloat>(case: &AttentionConformanceCase, what: &str) {
 /// position.
 #[test]
 fn attention_skips_masked_first_position() {
-    for heads in [HeadCounts::new(4, 2, 64), HeadCounts::new(2, 1, 80)] {
+    for heads in [AttentionHeadShape::new(4, 2, 64), AttentionHeadShape::new(2, 1, 80)] {
         let lens = &[2usize, 17, 70, 130][..];
         check::<f32>(
             &AttentionConformanceCase {
@@ -323,7 +323,7 @@ fn agrees_with_the_formula() {
     ];
     for (seed, ((heads, kv_heads, head_dim), block_tokens, lens)) in shapes.into_iter().enumerate()
     {
-        let heads = HeadCounts { heads, kv_heads, head_dim };
+        let heads = AttentionHeadShape { heads, kv_heads, head_dim };
         let what = format!("{heads:?}, blocks of {block_tokens}");
         check::<f32>(
             &AttentionConformanceCase::new::<f32>(seed as u64, heads, block_tokens, lens),
@@ -341,7 +341,7 @@ fn agrees_with_the_formula() {
 }
 
 /// Checks that whole prefill, chunked prefill, decode and mixed batches give the same bits for every token.
-fn check_invariance<T: CpuTestFloat>(heads: HeadCounts, block_tokens: usize, isa: CpuIsa) {
+fn check_invariance<T: CpuTestFloat>(heads: AttentionHeadShape, block_tokens: usize, isa: CpuIsa) {
     let lens = [150usize, 37, 65];
     let case = AttentionConformanceCase::new::<T>(4, heads, block_tokens, &lens);
     let reference = device(1, isa);
@@ -381,18 +381,19 @@ fn check_invariance<T: CpuTestFloat>(heads: HeadCounts, block_tokens: usize, isa
 #[test]
 fn a_token_does_not_depend_on_chunks_batch_or_threads() {
     for isa in CpuIsa::ALL.into_iter().filter(|isa| isa.available()) {
-        check_invariance::<f32>(HeadCounts::new(4, 2, 64), 16, isa);
-        check_invariance::<bf16>(HeadCounts::new(4, 2, 64), 16, isa);
-        check_invariance::<f16>(HeadCounts::new(4, 2, 64), 16, isa);
-        check_invariance::<bf16>(HeadCounts::new(3, 1, 32), 6, isa);
-        check_invariance::<f16>(HeadCounts::new(3, 1, 32), 6, isa);
+        check_invariance::<f32>(AttentionHeadShape::new(4, 2, 64), 16, isa);
+        check_invariance::<bf16>(AttentionHeadShape::new(4, 2, 64), 16, isa);
+        check_invariance::<f16>(AttentionHeadShape::new(4, 2, 64), 16, isa);
+        check_invariance::<bf16>(AttentionHeadShape::new(3, 1, 32), 6, isa);
+        check_invariance::<f16>(AttentionHeadShape::new(3, 1, 32), 6, isa);
     }
 }
 
 /// Checks that NaN left in a block by its previous request does not affect another request.
 fn check_stale<T: CpuTestFloat>() {
     for device in devices(2) {
-        let case = AttentionConformanceCase::new::<T>(2, HeadCounts::new(4, 2, 64), 16, &[21]);
+        let case =
+            AttentionConformanceCase::new::<T>(2, AttentionHeadShape::new(4, 2, 64), 16, &[21]);
         let whole = case.whole_requests();
         let clean = case.step::<T>(&device, &mut case.pool(&device), &whole);
         let mut pool = case.pool(&device);
@@ -417,7 +418,7 @@ fn stale_blocks_do_not_poison() {
 fn check_fp8<T: CpuTestFloat>(block_tokens: usize) {
     let mut case = AttentionConformanceCase::new::<T>(
         1,
-        HeadCounts::new(4, 2, 32),
+        AttentionHeadShape::new(4, 2, 32),
         block_tokens,
         &[1, 70, 19],
     );

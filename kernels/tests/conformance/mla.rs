@@ -5,7 +5,7 @@ use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::cpu::CpuBackend;
 use kernels::{
     AttentionMetadata, BatchUpperBounds, HostMat, MlaAttention, MlaAttentionArgs, MlaKvLayout,
-    MlaKvWriteArgs, MlaPrologue, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
+    MlaPrologue, MlaPrologueArgs, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
 };
 
 use crate::support::{CpuTestFloat, SeededNumbers, bytes_of, cast, devices, error};
@@ -233,7 +233,7 @@ impl MlaConformanceCase {
         let slots: Vec<i64> = (0..context).map(slot).collect();
         let norm = cast::<T>(&self.norm);
         let width = heads * (nope_dim + rope_dim);
-        let args = MlaKvWriteArgs {
+        let args = MlaPrologueArgs {
             kv: MatRef::of(&kv, context, kv_lora_rank + rope_dim).unwrap(),
             norm: MatRef::of(&norm, 1, kv_lora_rank).unwrap(),
             eps: EPS,
@@ -331,7 +331,7 @@ fn mla_kv_write_skips_negative_slots() {
     let (cos, sin) = ([1f32], [0f32]);
     let mut run = |slot: i64, heads: usize| {
         let slots = [slot];
-        let args = MlaKvWriteArgs {
+        let args = MlaPrologueArgs {
             kv: MatRef::of(&kv, 1, 6).unwrap(),
             norm: MatRef::of(&norm, 1, 4).unwrap(),
             eps: EPS,

@@ -1,7 +1,7 @@
 //! QK norm over all heads and attention temperature on the CPU, compared with f64.
 
 use device::{DeviceStream, MatMut, MatRef, bf16, f16};
-use kernels::{AttentionTemperature, QkChannels, QkFullNorm, QkSquareSums};
+use kernels::{QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling};
 
 use crate::support::{CpuTestFloat, SeededNumbers, cast, devices, error, tolerance};
 
@@ -13,7 +13,7 @@ const RANKS: usize = 2;
 
 fn norms<T: CpuTestFloat>() {
     for [rows, query, key, value] in SHAPES {
-        let (cols, channels) = (query + key + value, QkChannels { query, key });
+        let (cols, channels) = (query + key + value, QkChannelCounts { query, key });
         let mut numbers = SeededNumbers::new(cols as u64);
         let x = cast::<T>(&numbers.floats(rows * cols));
         let w = cast::<T>(&numbers.floats(query + key));
@@ -73,7 +73,7 @@ fn temperature<T: CpuTestFloat>() {
             (0..x.len()).map(|i| f64::from(x[i].value()) * f64::from(factor(i))).collect();
         for device in devices(2) {
             let mut qkv = x.clone();
-            let op = AttentionTemperature {
+            let op = QueryTemperatureScaling {
                 qkv: MatMut::of(&mut qkv, rows, cols).unwrap(),
                 factors: MatRef::of(&factors, 1, 40).unwrap(),
                 positions: MatRef::of(&positions, 1, rows).unwrap(),
@@ -109,7 +109,7 @@ fn full_qk_norm_rejects_wrong_shapes() {
             qkv: MatMut::of(&mut qkv, 1, 48).unwrap(),
             sums: MatRef::of(&sums, 1, 2).unwrap(),
             weight: MatRef::of(&w[..weights], 1, weights).unwrap(),
-            channels: QkChannels { query, key: 16 },
+            channels: QkChannelCounts { query, key: 16 },
             ranks,
             eps: EPS,
         };

@@ -5,8 +5,8 @@ use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
     ExpertPlacementLookup, ExpertWeights, GroupScoreFunction, GroupedTopKRouting, HiddenStateSum,
-    LogitSoftcap, MoeCombine, MoeDispatchLayout, PackedEmbedding, RmsNorm, RouterLogits,
-    RouterRuleArgs, RouterScoreFunction, RowGather, SigmoidGatedAdd, SiluMul, SoftmaxRouting,
+    LogitSoftcap, MoeCombine, MoeDispatchLayout, PackedEmbedding, RmsNorm, RouterRuleArgs,
+    RouterScoreFunction, RowGather, SigmoidGatedAdd, SiluMul, SoftmaxRouterArgs, SoftmaxRouting,
     TensorAdd, TensorScalarMul, TokenEmbedding, TopKRoutes,
 };
 
@@ -272,7 +272,7 @@ fn routing_takes_the_lower_index_among_equals() {
             let out = MatMut::of(&mut experts, 2, 3).unwrap();
             let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
             let logits = MatRef::of(&logits, 2, 4).unwrap();
-            let scores = RouterLogits { logits, top_k: 3, renormalise, shared: 0 };
+            let scores = SoftmaxRouterArgs { logits, top_k: 3, renormalise, shared: 0 };
             device
                 .launch(
                     &S,
@@ -314,8 +314,8 @@ fn expert_groups_are_chosen_before_experts() {
     let shared = scores.iter().sum::<f32>();
     let softmax = RouterRuleArgs { score: RouterScoreFunction::Softmax, scale: shared, ..plain };
     // Router rule, logits, expected experts, expected weights.
-    type RoutedCase<'a> = (RouterRuleArgs<'a>, [f32; 6], &'a [i32], &'a [f32]);
-    let cases: [RoutedCase<'_>; 6] = [
+    type RoutingTestCase<'a> = (RouterRuleArgs<'a>, [f32; 6], &'a [i32], &'a [f32]);
+    let cases: [RoutingTestCase<'_>; 6] = [
         (plain, odds, &[0, 4, 2], &[0.9, 0.8, 0.6]),
         (RouterRuleArgs { groups: groups(1, two), ..plain }, odds, &[2, 3], &[0.6, 0.5]),
         // The bias affects which experts are chosen, but not their weights.

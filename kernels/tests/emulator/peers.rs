@@ -11,11 +11,12 @@ const ILLEGAL_ADDRESS: DriverStatus = 700;
 
 /// Calls `hipCtxEnablePeerAccess`, which in HIP succeeds but does not enable peer access.
 fn enable_context_peer_access(peer: &EmulatedGpu) -> DriverStatus {
-    type Enable = unsafe extern "C" fn(hip_runtime_sys::DriverPtr, u32) -> DriverStatus;
+    /// Type of the function `hipCtxEnablePeerAccess`.
+    type EnablePeerAccessFn = unsafe extern "C" fn(hip_runtime_sys::DriverPtr, u32) -> DriverStatus;
     // SAFETY: the emulator's library is already loaded, and its function has this type.
     unsafe {
         let library = libloading::Library::new(emulated_gpu::library()).unwrap();
-        let enable = library.get::<Enable>(b"hipCtxEnablePeerAccess").unwrap();
+        let enable = library.get::<EnablePeerAccessFn>(b"hipCtxEnablePeerAccess").unwrap();
         enable(peer.context, 0)
     }
 }

@@ -11,7 +11,7 @@ const SIDE: usize = 16;
 const K: usize = 128;
 const LANES: usize = 64;
 
-/// Formats of the elements.
+/// Element format of the operands of a block-scaled matrix product.
 #[derive(Clone, Copy, PartialEq)]
 enum NarrowFloatFormat {
     Fp8,
@@ -42,8 +42,8 @@ impl NarrowFloatFormat {
     }
 }
 
-/// One operand, A or B: 16 lines (rows of A or columns of B) of 128 encoded elements, with a scale byte for
-/// each block of 32 elements of a line.
+/// Operand A or B of a block-scaled matrix product: 16 lines (rows of A or columns of B) of 128 encoded
+/// elements, with a scale byte for each block of 32 elements of a line.
 struct ScaledOperand {
     format: NarrowFloatFormat,
     codes: Vec<u8>,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use device::gpu::{GpuConfig, GpuLibraries};
+use device::gpu::{GpuConfig, GpuLibrarySelection};
 use device::{DType, DeviceDriver, bf16};
 use kernels::Linear;
 use kernels::gpu::GpuBackend;
@@ -28,9 +28,16 @@ fn device() -> GpuBackend {
     let status = Command::new("c++").args(options).arg(&library).arg(&source).status().unwrap();
     assert!(status.success());
     let config = emulator(64);
-    let GpuLibraries::Named { api, driver, rtc, .. } = config.libraries else { unreachable!() };
-    let libraries =
-        GpuLibraries::Named { api, driver, rtc, blas: Some(library.clone()), collectives: None };
+    let GpuLibrarySelection::Named { api, driver, rtc, .. } = config.libraries else {
+        unreachable!()
+    };
+    let libraries = GpuLibrarySelection::Named {
+        api,
+        driver,
+        rtc,
+        blas: Some(library.clone()),
+        collectives: None,
+    };
     let device = GpuBackend::open(&GpuConfig { libraries, ..config }).unwrap();
     std::fs::remove_file(library).unwrap();
     device

@@ -8,7 +8,7 @@ use kernels::step::{
     DraftHiddenStates, DraftPassArgs, DraftPassArrays, StagedDraftRow, StagingBuffer,
 };
 use kernels::{
-    AllGatherFn, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateStore, DraftIdTranslation,
+    AllGatherFn, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateWrite, DraftIdTranslation,
     DraftInsertion, DraftPassPreparation, KernelBackend, RowGather, VocabParallelDraftArgmax,
     VocabShard,
 };
@@ -243,7 +243,7 @@ fn check_state_copies<T: GpuTestElement>(
                 backend
                     .launch(
                         &S,
-                        DraftHiddenStateStore {
+                        DraftHiddenStateWrite {
                             stage,
                             positions: positions.as_ref(),
                             states: &mut states,

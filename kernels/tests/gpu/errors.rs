@@ -1,6 +1,6 @@
 //! Error messages for a missing GPU, too little GPU memory, and kernels that do not compile.
 
-use device::gpu::{GpuConfig, GpuLibraries, HalfDtype, KernelSource};
+use device::gpu::{GpuConfig, GpuLibrarySelection, HalfDtype, KernelSource};
 use device::{DeviceDriver, DeviceError};
 use kernels::gpu::GpuBackend;
 
@@ -9,7 +9,7 @@ use crate::support::emulator;
 #[test]
 fn a_missing_library_names_what_was_tried() {
     for (libraries, what) in
-        [(GpuLibraries::Rocm, "libamdhip64.so"), (GpuLibraries::Cuda, "libcuda.so.1")]
+        [(GpuLibrarySelection::Rocm, "libamdhip64.so"), (GpuLibrarySelection::Cuda, "libcuda.so.1")]
     {
         let config = GpuConfig { libraries, ..GpuConfig::default() };
         match GpuBackend::open(&config) {

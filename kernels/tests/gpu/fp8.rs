@@ -256,7 +256,7 @@ fn stacked_tensors_use_the_largest_static_scale() {
         let rows: Vec<Vec<f32>> = parts.iter().flat_map(read_rows).collect();
         let values: Vec<bf16> = numbers.reals(m * k);
         let bias = pair.put(&vec![0f32; rows.len()], 1, rows.len());
-        let product = ScaledProduct { w: &w, rows: &rows, bias: &bias, group: k };
+        let product = QuantizedLinearCase { w: &w, rows: &rows, bias: &bias, group: k };
         product.check(pair, &values, ActivationScaling::Static(0.002), "stack");
     }
 }
@@ -283,7 +283,8 @@ fn check_scaled<T: GpuTestFloat>(
     let values: Vec<T> = numbers.reals(m * k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
     let group = if grid == ScaleGranularity::Blocks { 128 } else { k };
-    let product = ScaledProduct { w: &w, rows: &read_rows(&stored.mat()), bias: &bias, group };
+    let product =
+        QuantizedLinearCase { w: &w, rows: &read_rows(&stored.mat()), bias: &bias, group };
     product.check(pair, &values, scaling, &format!("{m} x {n} x {k} {grid:?} {scaling:?}"));
 }
 
@@ -295,8 +296,8 @@ fn read_rows(matrix: &HostMat<'_>) -> Vec<Vec<f32>> {
     rows
 }
 
-/// Operands of a matrix product whose inputs are quantised in groups of `group` columns.
-struct ScaledProduct<'a> {
+/// Weights and bias of a linear layer whose inputs are quantised in groups of `group` columns.
+struct QuantizedLinearCase<'a> {
     w: &'a PackedMatrix,
     /// Dequantised weights.
     rows: &'a [Vec<f32>],
@@ -304,7 +305,7 @@ struct ScaledProduct<'a> {
     group: usize,
 }
 
-impl ScaledProduct<'_> {
+impl QuantizedLinearCase<'_> {
     /// Compares the GPU product for inputs `values` with a reference sum over inputs that are quantised with
     /// `scaling`.
     fn check<T: GpuTestFloat>(

@@ -3,7 +3,7 @@
 use device::{Buffer, DType, MatMut, MatRef};
 use kernels::{
     AttentionMetadata, BatchUpperBounds, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs,
-    MlaKvLayout, MlaKvWriteArgs, MlaPrologue, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
+    MlaKvLayout, MlaPrologue, MlaPrologueArgs, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, rounded, tolerance};
@@ -64,6 +64,7 @@ struct MlaQueries {
     first_position: usize,
 }
 
+/// Attention outputs of a case: of both devices, and of the GPU for separately processed rows.
 struct MlaResults {
     o: CpuGpuMatrix,
     /// The GPU's result if each row is processed separately.
@@ -211,8 +212,8 @@ impl MlaKvInputs {
         }
     }
 
-    fn args(&self, view: CpuGpuViewFn, heads: usize) -> MlaKvWriteArgs<'_> {
-        MlaKvWriteArgs {
+    fn args(&self, view: CpuGpuViewFn, heads: usize) -> MlaPrologueArgs<'_> {
+        MlaPrologueArgs {
             kv: view(&self.kv),
             norm: view(&self.norm),
             eps: 1e-6,

@@ -20,11 +20,11 @@ use crate::support::{RandomNumbers, S, devices_of, error};
 type MlaPrefillSizes = [usize; 6];
 
 /// Number of queries and context length of each row.
-type MlaPrefillRows<'a> = &'a [(usize, usize)];
+type MlaPrefillRowLengths<'a> = &'a [(usize, usize)];
 
 /// Rows with one token, without keys, with a few tokens, one below and exactly at the number of tokens that
 /// selects the non-absorbed form, with a cached prefix, with padding, and with several tiles and steps.
-const MIXED: MlaPrefillRows<'static> = &[
+const MIXED: MlaPrefillRowLengths<'static> = &[
     (1, 300),
     (1, 0),
     (LONG - 1, LONG + 4),
@@ -39,7 +39,7 @@ const LONG: usize = BatchUpperBounds::MLA_PREFILL_TOKENS;
 /// Rows and random inputs of a prefill batch, in host memory.
 struct MlaPrefillCase<'a> {
     sizes: MlaPrefillSizes,
-    rows: MlaPrefillRows<'a>,
+    rows: MlaPrefillRowLengths<'a>,
     dtype: DType,
     pool: Vec<f32>,
     q: Vec<f32>,
@@ -51,7 +51,7 @@ impl<'a> MlaPrefillCase<'a> {
     fn new(
         mut numbers: RandomNumbers,
         sizes: MlaPrefillSizes,
-        rows: MlaPrefillRows<'a>,
+        rows: MlaPrefillRowLengths<'a>,
         dtype: DType,
     ) -> Self {
         let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim, block_tokens] = sizes;
@@ -195,7 +195,7 @@ fn outputs(
 pub(crate) fn check(
     pair: &CpuGpuPair,
     sizes: MlaPrefillSizes,
-    rows: MlaPrefillRows<'_>,
+    rows: MlaPrefillRowLengths<'_>,
     dtype: DType,
 ) {
     let case = MlaPrefillCase::new(pair.numbers(sizes[0] as u64), sizes, rows, dtype);

@@ -4,7 +4,7 @@
 use device::{DType, bf16};
 use kernels::{
     ExpertLoadArgs, ExpertMlp, ExpertWeights, FusedMoe, HostMat, Linear, PackedMatrixGroup,
-    RouterLogits, SoftmaxRouting, TopKRoutes,
+    SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
@@ -224,7 +224,7 @@ fn fused_routing_changes_no_bit() {
         let logits = pair.put(&logits, tokens, count);
         let mut chosen = pair.poisoned(DType::I32, tokens, k);
         let mut weights = pair.poisoned(DType::F32, tokens, k);
-        let scores = RouterLogits { logits: logits.gpu(), top_k, renormalise, shared };
+        let scores = SoftmaxRouterArgs { logits: logits.gpu(), top_k, renormalise, shared };
         let out = (chosen.gpu_mut(), weights.gpu_mut());
         pair.gpu
             .launch(

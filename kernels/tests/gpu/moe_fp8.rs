@@ -4,7 +4,7 @@
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
     ActivationScaling, ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion,
-    PackedMatrixGroup, RouterLogits, SoftmaxRouting, TopKRoutes,
+    PackedMatrixGroup, SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
@@ -128,7 +128,12 @@ impl MoeFp8Case {
     }
 
     /// Replaces the choices and weights by those that a router computes from `scores`.
-    pub(crate) fn route(&mut self, pair: &CpuGpuPair, scores: &RouterLogits<'_>, tokens: usize) {
+    pub(crate) fn route(
+        &mut self,
+        pair: &CpuGpuPair,
+        scores: &SoftmaxRouterArgs<'_>,
+        tokens: usize,
+    ) {
         let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
         let (out, out_weights) = (chosen.gpu_mut(), weights.gpu_mut());

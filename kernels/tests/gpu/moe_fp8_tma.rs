@@ -2,7 +2,7 @@
 //! the CPU, which dequantises the weights. GPUs without WGMMA have no such kernels, so the tests skip them.
 
 use device::DType;
-use kernels::{FusedMoe, RouterLogits};
+use kernels::{FusedMoe, SoftmaxRouterArgs};
 
 use crate::device_pair::{CpuGpuPair, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
@@ -67,7 +67,8 @@ fn fused_routing_changes_no_bit() {
             let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
             let logits: Vec<f32> = (0..tokens * sizes.2).map(|_| numbers.float()).collect();
             let logits = pair.put(&logits, tokens, sizes.2);
-            let scores = RouterLogits { logits: logits.gpu(), top_k, renormalise: true, shared: 0 };
+            let scores =
+                SoftmaxRouterArgs { logits: logits.gpu(), top_k, renormalise: true, shared: 0 };
             let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.0);
             let (out, experts) = (y.gpu_mut(), case.experts());
             assert!(FusedMoe::supports(&pair.backends()[0], &scores, &experts));

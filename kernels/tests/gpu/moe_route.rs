@@ -2,8 +2,8 @@
 
 use device::{DeviceDriver, MatMut, MatRef};
 use kernels::{
-    ExpertGroups, ExpertLoadArgs, GroupScoreFunction, GroupedTopKRouting, RouterLogits,
-    RouterRuleArgs, RouterScoreFunction, SoftmaxRouting,
+    ExpertGroups, ExpertLoadArgs, GroupScoreFunction, GroupedTopKRouting, RouterRuleArgs,
+    RouterScoreFunction, SoftmaxRouterArgs, SoftmaxRouting,
 };
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
@@ -38,7 +38,7 @@ fn routing_agrees_with_the_cpu() {
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
             let logits_of = MatRef::of(&logits, tokens, count).unwrap();
-            let scores = RouterLogits { logits: logits_of, top_k, renormalise, shared };
+            let scores = SoftmaxRouterArgs { logits: logits_of, top_k, renormalise, shared };
             let (before, slots) = counters(tokens, count);
             let mut counted = before.clone();
             let mut to = ExpertLoadArgs {
@@ -65,7 +65,7 @@ fn routing_agrees_with_the_cpu() {
             }
             for device in devices() {
                 let logits = DeviceArray::of(&device, &logits, tokens, count);
-                let scores = RouterLogits { logits: logits.mat(), ..scores };
+                let scores = SoftmaxRouterArgs { logits: logits.mat(), ..scores };
                 let mut chosen = DeviceArray::<i32>::poisoned(&device, tokens, k);
                 let mut shares = DeviceArray::<f32>::poisoned(&device, tokens, k);
                 let out = (chosen.mat_mut(), shares.mat_mut());
@@ -107,7 +107,7 @@ fn non_finite_logits_route_to_existing_experts() {
             let mut shares = DeviceArray::<f32>::poisoned(&device, 1, k);
             let out = (chosen.mat_mut(), shares.mat_mut());
             let scores =
-                RouterLogits { logits: scores.mat(), top_k: k, renormalise: true, shared: 0 };
+                SoftmaxRouterArgs { logits: scores.mat(), top_k: k, renormalise: true, shared: 0 };
             device
                 .launch(
                     &S,

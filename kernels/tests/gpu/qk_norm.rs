@@ -1,7 +1,7 @@
 //! QK norm over all heads and attention temperature of the GPU match the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{AttentionTemperature, QkChannels, QkFullNorm, QkSquareSums};
+use kernels::{QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling};
 
 use crate::support::{
     DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -15,7 +15,7 @@ const EPS: f32 = 1e-5;
 fn norms<T: GpuTestFloat>() {
     let cpu = oracle();
     for [rows, query, key, value] in SHAPES {
-        let (cols, channels) = (query + key + value, QkChannels { query, key });
+        let (cols, channels) = (query + key + value, QkChannelCounts { query, key });
         let mut numbers = RandomNumbers::fresh(cols as u64);
         let x = numbers.reals::<T>(rows * cols);
         let w = numbers.reals::<T>(query + key);
@@ -73,7 +73,7 @@ fn temperature<T: GpuTestFloat>() {
         let x = numbers.reals::<T>(rows * cols);
         let positions: Vec<i32> = (0..rows).map(|_| numbers.below(40) as i32).collect();
         let mut expected = x.clone();
-        let op = AttentionTemperature {
+        let op = QueryTemperatureScaling {
             qkv: MatMut::of(&mut expected, rows, cols).unwrap(),
             factors: MatRef::of(&factors, 1, 40).unwrap(),
             positions: MatRef::of(&positions, 1, rows).unwrap(),
@@ -84,7 +84,7 @@ fn temperature<T: GpuTestFloat>() {
             let mut qkv = DeviceArray::of(&device, &x, rows, cols);
             let (factors, positions) =
                 (DeviceArray::row(&device, &factors), DeviceArray::row(&device, &positions));
-            let op = AttentionTemperature {
+            let op = QueryTemperatureScaling {
                 qkv: qkv.mat_mut(),
                 factors: factors.mat(),
                 positions: positions.mat(),

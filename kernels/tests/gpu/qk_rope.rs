@@ -7,6 +7,7 @@ use crate::support::{
     DeviceArray, GpuTestElement, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
 };
 
+/// Head counts, dimensions and norms of a test of the fused Q/K norm, RoPE and KV write kernel.
 struct QkRopeCase {
     heads: usize,
     kv_heads: usize,
@@ -22,7 +23,7 @@ const BLOCKS: usize = 5;
 const TOKENS: usize = 7;
 
 /// Random inputs of the fused Q/K norm, RoPE and KV write kernel.
-struct QkRopeData<T> {
+struct QkRopeInputs<T> {
     qkv: Vec<T>,
     norm: Vec<T>,
     cos: Vec<f32>,
@@ -31,14 +32,14 @@ struct QkRopeData<T> {
     slots: Vec<i64>,
 }
 
-fn data<T: GpuTestFloat>(case: &QkRopeCase) -> QkRopeData<T> {
+fn data<T: GpuTestFloat>(case: &QkRopeCase) -> QkRopeInputs<T> {
     let mut numbers = RandomNumbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
     // The slots are distinct, because the order of writes to one slot is unspecified.
     let slots = (0..TOKENS)
         .map(|t| if t == 3 { -1 } else { ((t * 7 + 1) % (BLOCKS * case.block_tokens)) as i64 });
-    QkRopeData {
+    QkRopeInputs {
         qkv: numbers.reals(TOKENS * (case.heads + 2 * case.kv_heads) * case.head_dim),
         norm: numbers.reals(case.head_dim),
         cos: (0..POSITIONS * half).map(|i| angle(i).cos()).collect(),

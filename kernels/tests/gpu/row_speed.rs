@@ -11,7 +11,7 @@ use kernels::step::{
 };
 use kernels::{
     AddRmsNorm, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin,
-    RouterLogits, RowSampling, SiluMul, SoftmaxRouting, TokenEmbedding,
+    RowSampling, SiluMul, SoftmaxRouterArgs, SoftmaxRouting, TokenEmbedding,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices};
@@ -148,7 +148,8 @@ fn routes(device: &GpuBackend, rows: usize) {
     let mut shares = DeviceArray::<f32>::poisoned(device, rows, k);
     let time = microseconds(device, || {
         let out = (chosen.mat_mut(), shares.mat_mut());
-        let scores = RouterLogits { logits: scores.mat(), top_k: k, renormalise: true, shared: 0 };
+        let scores =
+            SoftmaxRouterArgs { logits: scores.mat(), top_k: k, renormalise: true, shared: 0 };
         device
             .launch(
                 &S,

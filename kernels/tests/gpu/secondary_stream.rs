@@ -12,8 +12,8 @@ use crate::support::S;
 
 const FLOATS: usize = 1000;
 
-/// Buffers of a chain of additions, one of which runs on the secondary stream.
-struct StreamAdditions<'a> {
+/// Buffers of a test with a chain of additions, one of which runs on the secondary stream.
+struct SecondaryStreamCase<'a> {
     pair: &'a CpuGpuPair,
     secondary_stream: DeviceStream,
     x: CpuGpuMatrix,
@@ -23,7 +23,7 @@ struct StreamAdditions<'a> {
     after_join: CpuGpuMatrix,
 }
 
-impl<'a> StreamAdditions<'a> {
+impl<'a> SecondaryStreamCase<'a> {
     fn new(pair: &'a CpuGpuPair) -> Self {
         let secondary_stream =
             pair.gpu.secondary_stream().expect("no kernel timestamps are active");
@@ -75,7 +75,7 @@ impl<'a> StreamAdditions<'a> {
 }
 
 fn check_fork_and_join(pair: &CpuGpuPair) {
-    let mut sums = StreamAdditions::new(pair);
+    let mut sums = SecondaryStreamCase::new(pair);
     for value in [1.0, 3.0] {
         sums.set(value);
         sums.launch(true);
@@ -126,7 +126,7 @@ fn independent_streams_run_in_any_order() {
 #[test]
 fn unjoined_capture_fails() {
     for pair in &pairs() {
-        let mut sums = StreamAdditions::new(pair);
+        let mut sums = SecondaryStreamCase::new(pair);
         sums.launch(true);
         assert!(sums.capture(false).is_err());
         let graph = sums.capture(true).unwrap();

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use device::gpu::{GpuConfig, GpuLibraries, HalfDtype};
+use device::gpu::{GpuConfig, GpuLibrarySelection, HalfDtype};
 use device::{
     Buffer, CpuConfig, CpuIsa, DType, DeviceDriver, DeviceElement, DeviceStream, MatMut, MatRef,
     bf16, f16,
@@ -43,7 +43,7 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
     let library = emulated_gpu::library();
     let (driver, rtc) = (library.clone(), library);
     let libraries =
-        GpuLibraries::Named { api: GpuApi::Hip, driver, rtc, blas: None, collectives: None };
+        GpuLibrarySelection::Named { api: GpuApi::Hip, driver, rtc, blas: None, collectives: None };
     let cache_dir = Some(emulated_gpu::kernel_cache());
     GpuConfig { libraries, cache_dir, emulated_warp_size: Some(wave), ..GpuConfig::default() }
 }
@@ -52,9 +52,9 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
 /// replace the BLAS library. `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
 fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
-        "rocm" => GpuLibraries::Rocm,
-        "cuda" => GpuLibraries::Cuda,
-        "cuda-alone" => GpuLibraries::Named {
+        "rocm" => GpuLibrarySelection::Rocm,
+        "cuda" => GpuLibrarySelection::Cuda,
+        "cuda-alone" => GpuLibrarySelection::Named {
             api: GpuApi::Cuda,
             driver: "libcuda.so.1".into(),
             rtc: "libnvrtc.so.13".into(),

@@ -104,6 +104,7 @@ impl<'de> Deserialize<'de> for ExternalBlockHash {
     }
 }
 
+/// Serde visitor that deserialises a block hash.
 struct BlockHashVisitor;
 
 impl<'de> Visitor<'de> for BlockHashVisitor {

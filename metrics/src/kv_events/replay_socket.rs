@@ -76,6 +76,7 @@ struct ReplayPeer {
     response: Option<ReplayResponse>,
 }
 
+/// Replay response that is being sent to a peer.
 #[derive(Debug)]
 struct ReplayResponse {
     replay: ReplayCursor,
@@ -88,6 +89,7 @@ struct ReplayResponse {
     deadline: Option<SnapshotDeadline>,
 }
 
+/// Time by which a peer must have received a snapshot, and the time limit from which it was computed.
 #[derive(Debug)]
 struct SnapshotDeadline {
     at: Instant,

@@ -21,6 +21,7 @@ pub struct SubscriberBlocks {
     is_complete: bool,
 }
 
+/// Stored block: its parent, and the number of its stored children.
 #[derive(Debug, Clone)]
 struct SubscriberBlock {
     parent: Option<ExternalBlockHash>,

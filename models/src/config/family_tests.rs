@@ -124,8 +124,7 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
     assert!(!names.contains(&"model.layers.0.input_layernorm.weight".to_owned()));
     // Without `layer_types`, three of four layers of OLMo 3 have a window.
     const OLMO3: &str = "Olmo3ForCausalLM";
-    let long = json!({"max_position_embeddings": 8192});
-    assert!(parse(OLMO3, &long).unwrap_err().contains("sliding_window"));
+    assert!(parse(OLMO3, &json!({})).unwrap_err().contains("sliding_window"));
     let mixed = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention",
         "full_attention", "full_attention", "full_attention"]});
     assert!(parse(OLMO3, &mixed).unwrap_err().contains("layer_types"));
@@ -135,6 +134,24 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
     let olmo3 = parse(OLMO3, &full).unwrap();
     assert_eq!(olmo3.rope.theta.to_bits(), 500_000f64.to_bits());
     assert_eq!(olmo3.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    // Settings that transformers does not read are rejected.
+    let yarn = |more: Value| {
+        let mut scaling = json!({"rope_type": "yarn", "factor": 8.0});
+        scaling.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        scaling
+    };
+    let original = "original_max_position_embeddings";
+    for (settings, field) in [
+        (json!({"rope_parameters": yarn(json!({}))}), "rope_parameters"),
+        (json!({"rope_scaling": {"full_attention": yarn(json!({}))}}), "full_attention"),
+        (json!({"rope_scaling": yarn(json!({"truncate": false}))}), "truncate"),
+        (json!({"rope_scaling": yarn(json!({})), original: 64}), original),
+    ] {
+        let mut fields = json!({"layer_types": vec!["full_attention"; 6]});
+        fields.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let error = parse(OLMO3, &fields).unwrap_err();
+        assert!(error.contains(field), "{field}: {error}");
+    }
 }
 
 #[test]
@@ -182,6 +199,23 @@ fn ministral3_has_an_attention_temperature() {
     let set = parse(NAME, &json!({"rope_parameters": rope})).unwrap();
     let temperature = AttentionTemperatureConfig { beta: 0.5, interval: 128.0 };
     assert_eq!(set.attention_temperature, Some(temperature));
+    let with_beta = |beta: Value| {
+        let mut rope = rope.clone();
+        rope["llama_4_scaling_beta"] = beta;
+        parse(NAME, &json!({"rope_parameters": rope}))
+    };
+    assert_eq!(with_beta(json!(0)).unwrap().attention_temperature, None);
+    for wrong in [json!(-0.5), Value::Null] {
+        assert!(with_beta(wrong).unwrap_err().contains("llama_4_scaling_beta"));
+    }
+    // An empty object in the old form counts as absent, and `rope_theta` at the top is not read.
+    let empty = parse(NAME, &json!({"num_attention_heads": 32, "rope_scaling": {}})).unwrap();
+    assert_eq!(empty.attention_temperature, config.attention_temperature);
+    let theta = parse(NAME, &json!({"num_attention_heads": 32, "rope_theta": 1e8})).unwrap_err();
+    assert!(theta.contains("rope_theta"), "{theta}");
+    // The window is compared with the context that scaling extends.
+    let window = json!({"num_attention_heads": 32, "sliding_window": 16384});
+    assert!(parse(NAME, &window).unwrap_err().contains("sliding_window"));
     let other = parse("LlamaForCausalLM", &json!({"rope_parameters": rope})).unwrap_err();
     assert!(other.contains("llama_4_scaling_beta"), "{other}");
 }

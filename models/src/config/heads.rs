@@ -2,7 +2,7 @@
 
 use super::json_fields::JsonFields;
 use super::parse_config::WIDTH_LIMIT;
-use super::{MlaConfig, ModelArchitecture, ModelConfigError};
+use super::{AttentionTemperatureConfig, MlaConfig, ModelArchitecture, ModelConfigError};
 
 /// The number of channels per head must be a multiple of this number.
 const HEAD_UNIT: usize = 16;
@@ -32,7 +32,7 @@ pub(super) fn gqa_heads(
         let detail = format!("{key_value} does not divide num_attention_heads {query}");
         return Err(fields.contradiction(KV_HEADS, detail));
     }
-    let absent = absent_head_dim(architecture).filter(|_| !fields.is_null(HEAD_DIM));
+    let absent = absent_head_dim(fields, architecture).filter(|_| !fields.is_null(HEAD_DIM));
     let dim = fields.size_or_none(HEAD_DIM, WIDTH_LIMIT)?.or(absent);
     if dim.is_none() && !hidden.is_multiple_of(query) {
         let detail =
@@ -67,14 +67,13 @@ const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
 
 /// Number of channels per head of configurations without the field `head_dim` (transformers `configuration_*.py`);
 /// `None` = the hidden size divided by the number of query heads, which null also means.
-const fn absent_head_dim(architecture: ModelArchitecture) -> Option<usize> {
-    match architecture {
-        ModelArchitecture::Qwen3
-        | ModelArchitecture::Qwen3Vl
-        | ModelArchitecture::SeedOss
-        | ModelArchitecture::Ministral3 => Some(128),
-        _ => None,
-    }
+fn absent_head_dim(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
+    let is_128 = matches!(
+        architecture,
+        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl | ModelArchitecture::SeedOss
+    );
+    let is_ministral3 = AttentionTemperatureConfig::applies(fields, architecture);
+    (is_128 || is_ministral3).then_some(128)
 }
 
 /// Reads the heads of MLA, where every query head has its own key and value.

@@ -238,7 +238,7 @@ impl ModelConfig {
     }
 
     /// Reads a model folder as `from_dir` does, after applying `overrides` to the fields of `config.json`:
-    /// objects are merged, names with dots are paths, and null counts as absent.
+    /// objects are merged, names with dots are paths, and null sets a field to null.
     pub fn from_dir_with(
         dir: &Path,
         overrides: &Map<String, Value>,

@@ -31,7 +31,6 @@ pub(super) fn config(
     reject_unsupported(fields, architecture)?;
     reject_hybrid_layers(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
-    reject_sliding_windows(fields, architecture, layers)?;
     let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
     let mla = mla(fields, architecture)?;
     let heads = match &mla {
@@ -40,7 +39,7 @@ pub(super) fn config(
     };
     let HeadCounts { query: heads, key_value: kv_heads, dim: head_dim } = heads;
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
-    let AttentionBiases { qkv_bias, out_bias } = AttentionBiases::read(fields, architecture)?;
+    let AttentionBiasFlags { qkv_bias, out_bias } = AttentionBiasFlags::read(fields, architecture)?;
     let config_eos = fields.tokens("eos_token_id")?;
     let config = ModelConfig {
         architecture,
@@ -76,6 +75,7 @@ pub(super) fn config(
         eos: if generation.eos.is_empty() { config_eos } else { generation.eos.clone() },
         generation,
     };
+    reject_sliding_windows(fields, architecture, layers, config.context_max())?;
     check_rotary(fields, &config)?;
     match config.context_max() {
         longest if longest as u64 > POSITION_LIMIT => {
@@ -157,9 +157,10 @@ fn reject_sliding_windows(
     fields: &JsonFields,
     architecture: ModelArchitecture,
     layers: usize,
+    context: usize,
 ) -> Result<(), ModelConfigError> {
     const WHY: &str = "every layer must attend to the whole context";
-    if has_sliding_window(fields, architecture, layers)? {
+    if has_sliding_window(fields, architecture, layers, context)? {
         return Err(fields.unsupported("sliding_window", WHY));
     }
     let types = fields.strings("layer_types")?.unwrap_or_default();
@@ -182,6 +183,7 @@ fn has_sliding_window(
     fields: &JsonFields,
     architecture: ModelArchitecture,
     layers: usize,
+    context: usize,
 ) -> Result<bool, ModelConfigError> {
     let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
     let has_window = window.is_some();
@@ -202,13 +204,8 @@ fn has_sliding_window(
             let has_nope_layers = !nope_layers(fields, architecture, layers)?.is_empty();
             !by_type && has_nope_layers && fields.flag("use_sliding_window", false)? && has_window
         }
-        // Without `layer_types`, three of four layers have a window.
-        ModelArchitecture::Olmo3 => {
-            let positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
-            let window = window.or(absent_window(fields, architecture));
-            let by_type = fields.value("layer_types").is_some();
-            !by_type && window.is_some_and(|window| window < positions)
-        }
+        // Without `layer_types`, three of four layers have a window and other RoPE settings.
+        ModelArchitecture::Olmo3 => fields.value("layer_types").is_none(),
         ModelArchitecture::Qwen2Moe => {
             // The sliding window applies to every second layer below `max_window_layers`, from layer 0.
             let below = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
@@ -221,9 +218,8 @@ fn has_sliding_window(
         | ModelArchitecture::Ministral3
         | ModelArchitecture::Mixtral
         | ModelArchitecture::Phi3 => {
-            let positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
             let window = window.or(absent_window(fields, architecture));
-            window.is_some_and(|window| window < positions)
+            window.is_some_and(|window| window < context)
         }
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
@@ -242,23 +238,23 @@ impl ModelArchitecture {
     }
 }
 
-/// Sliding window if `sliding_window` is absent: 4,096 tokens for Mistral and OLMo 3 (transformers
-/// `configuration_mistral.py`, `configuration_olmo3.py`), else `None`. The value null means no window.
+/// Sliding window if `sliding_window` is absent: 4,096 tokens for Mistral (transformers
+/// `configuration_mistral.py`), else `None`. The value null means no window.
 fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
     let has_window = match architecture {
         ModelArchitecture::Mistral3 => !AttentionTemperatureConfig::applies(fields, architecture),
-        _ => matches!(architecture, ModelArchitecture::Mistral | ModelArchitecture::Olmo3),
+        _ => architecture == ModelArchitecture::Mistral,
     };
     (has_window && !fields.is_null("sliding_window")).then_some(4096)
 }
 
 /// Which attention projections have biases.
-struct AttentionBiases {
+struct AttentionBiasFlags {
     qkv_bias: bool,
     out_bias: bool,
 }
 
-impl AttentionBiases {
+impl AttentionBiasFlags {
     fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,

@@ -140,7 +140,7 @@ impl RopeConfig {
             return Err(fields.unsupported(name, &why));
         }
         let new = full_attention(fields.object(NEW_FORM)?, architecture)?;
-        let old = full_attention(fields.object(OLD_FORM)?, architecture)?;
+        let old = fields.object(OLD_FORM)?;
         let theta = fields.positive_or_none("rope_theta")?;
         let partial = partial_rotary(fields, architecture)?;
         if let (Some(new), Some(old)) = (&new, &old) {
@@ -160,6 +160,9 @@ impl RopeConfig {
         let has_temperature = AttentionTemperatureConfig::applies(fields, architecture);
         let temperature = if has_temperature { TEMPERATURE_PARAMETERS } else { &[] };
         map.reject_unknown(&[PARAMETERS, mrope, temperature].concat())?;
+        if architecture == ModelArchitecture::Olmo3 {
+            reject_unread_settings(fields, &map)?;
+        }
         map.reject_disagreement("rope_type", &map, "type")?;
         for parameter in TOP_LEVEL_PARAMETERS {
             map.reject_disagreement(parameter, fields, parameter)?;
@@ -196,34 +199,48 @@ impl RopeConfig {
         fields: &JsonFields,
         architecture: ModelArchitecture,
     ) -> Result<JsonFields, ModelConfigError> {
-        let has_settings = fields.object(NEW_FORM)?.or(fields.object(OLD_FORM)?).is_some();
+        // transformers ignores an empty object in the old form.
+        let old = fields.object(OLD_FORM)?.filter(|map| map.names().next().is_some());
+        let has_settings = fields.object(NEW_FORM)?.or(old).is_some();
         if has_settings || !AttentionTemperatureConfig::applies(fields, architecture) {
             return Ok(fields.clone());
         }
-        let mut settings = serde_json::json!({
-            "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
-            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
+        let settings = serde_json::json!({
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+            "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
         });
-        if fields.value("rope_theta").is_none() {
-            settings["rope_theta"] = 1e6.into();
-        }
         let overrides = [(NEW_FORM.to_owned(), settings)].into_iter().collect();
         Ok(fields.clone().with(&overrides))
     }
 }
 
-/// Returns the settings of layers that attend to the whole context, which OLMo 3 stores in an object of their own
-/// (transformers `configuration_olmo3.py`).
+/// Returns the settings in the new form of layers that attend to the whole context. OLMo 3 stores them in an object of
+/// their own, and ignores all other settings in the new form (transformers `configuration_olmo3.py`).
 fn full_attention(
     settings: Option<JsonFields>,
     architecture: ModelArchitecture,
 ) -> Result<Option<JsonFields>, ModelConfigError> {
     const FIELD: &str = "full_attention";
-    match settings {
-        Some(map) if architecture == ModelArchitecture::Olmo3 && map.value(FIELD).is_some() => {
-            map.object(FIELD)
-        }
-        settings => Ok(settings),
+    if architecture != ModelArchitecture::Olmo3 {
+        return Ok(settings);
+    }
+    let Some(map) = settings else { return Ok(None) };
+    if let Some(name) = map.names().find(|name| !matches!(*name, FIELD | "sliding_attention")) {
+        return Err(map.unsupported(name, "OLMo 3 reads the objects of its layer types only"));
+    }
+    map.object(FIELD)
+}
+
+/// Rejects settings of OLMo 3 that transformers does not read, so that they would have no effect there.
+fn reject_unread_settings(fields: &JsonFields, map: &JsonFields) -> Result<(), ModelConfigError> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    if !map.flag("truncate", true)? {
+        return Err(map.unsupported("truncate", "OLMo 3 does not read it"));
+    }
+    match (fields.value(ORIGINAL), map.value(ORIGINAL)) {
+        (Some(_), None) => Err(fields.unsupported(ORIGINAL, "it belongs to the RoPE settings")),
+        _ => Ok(()),
     }
 }
 

@@ -27,8 +27,12 @@ impl AttentionTemperatureConfig {
         let Some(rope) = rope.filter(|_| Self::applies(fields, architecture)) else {
             return Ok(None);
         };
-        let Some(beta) = rope.positive_or_none(BETA)? else { return Ok(None) };
-        Ok(Some(Self { beta, interval: rope.positive(INTERVAL)? }))
+        match rope.number_or_none(BETA)? {
+            None => Err(rope.missing(BETA)),
+            Some(beta) if beta < 0.0 => Err(rope.unsupported(BETA, "0 and numbers above 0 are")),
+            Some(0.0) => Ok(None),
+            Some(beta) => Ok(Some(Self { beta, interval: rope.positive(INTERVAL)? })),
+        }
     }
 
     /// Whether the text part has the layers of Ministral 3, which have a temperature.

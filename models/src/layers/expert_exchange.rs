@@ -1,7 +1,7 @@
 //! Expert parallelism over the ranks of `f.dp`, the data-parallel group: each token is sent to the ranks of
 //! its experts, and the expert outputs are returned to the rank of the token.
 
-use crate::{ExpertExchange, ForwardContext, ForwardError};
+use crate::{ExpertExchangeMethod, ForwardContext, ForwardError};
 use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
 
 /// All-to-all is used if the expected share of all tokens that a rank receives is at most this value. At a
@@ -31,9 +31,9 @@ pub(super) fn expert_parallel_mlp(
 /// Whether all-to-all is used. The decision only depends on values that are equal on all ranks.
 fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, experts_per_rank: usize) -> bool {
     match f.expert_exchange {
-        ExpertExchange::AllGather => false,
-        ExpertExchange::AllToAll => true,
-        ExpertExchange::Auto => {
+        ExpertExchangeMethod::AllGather => false,
+        ExpertExchangeMethod::AllToAll => true,
+        ExpertExchangeMethod::Auto => {
             rank_share(top_k, experts_per_rank, experts_per_rank * f.dp.size() * f.tp.size())
                 <= ALL_TO_ALL_MAX_SHARE
         }

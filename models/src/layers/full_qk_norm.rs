@@ -1,13 +1,13 @@
 //! RMS norm over all query heads together and over all key heads together, after the QKV projection.
 
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{QkChannels, QkFullNormWeights, Tensor};
+use ops::{QkChannelCounts, QkFullNormWeights, Tensor};
 
 /// QK norm over all heads (OLMo 2). The sums of squares are all-reduced over the tensor-parallel ranks.
 #[derive(Debug)]
 pub(crate) struct FullQkNorm {
     weight: Tensor, // [query channels + key channels of this rank]
-    channels: QkChannels,
+    channels: QkChannelCounts,
     eps: f32,
 }
 
@@ -25,7 +25,7 @@ impl FullQkNorm {
         let key = ranks.kv_heads(config).map_err(|e| w.split("k_norm", e))?;
         let [query, key] = [query, key].map(|heads| heads.len() * config.head_dim);
         let weight = w.stacked_vector(&["q_norm.weight", "k_norm.weight"])?;
-        Ok(Some(Self { weight, channels: QkChannels { query, key }, eps: config.rms_eps }))
+        Ok(Some(Self { weight, channels: QkChannelCounts { query, key }, eps: config.rms_eps }))
     }
 
     /// Normalises the queries and keys of `qkv [tokens, query + key + value channels of this rank]`, in place.

@@ -2,7 +2,7 @@
 
 use super::{ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{GatedActivation, PackedLinear, Tensor};
+use ops::{DownProjectionInput, PackedLinear, Tensor};
 
 /// Column-parallel linear layer `W x + b`: each rank computes a part of the output channels, without
 /// communication.
@@ -42,14 +42,14 @@ impl ColumnParallelLinear {
 
     /// Computes `silu(gate) · up`, where `gate` and `up` are the first and the second half of the output
     /// channels of `norm(x) Wᵀ + b`. The result is the input of the layer `down`, in the form that
-    /// [`GatedActivation`] describes.
+    /// [`DownProjectionInput`] describes.
     pub(crate) fn forward_gated(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: Option<&RmsNormLayer>,
         down: &RowParallelLinear,
-    ) -> Result<GatedActivation, ForwardError> {
+    ) -> Result<DownProjectionInput, ForwardError> {
         x.normed_gated(f, norm, &self.0, &down.0)
     }
 }
@@ -87,7 +87,7 @@ impl RowParallelLinear {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        h: &GatedActivation,
+        h: &DownProjectionInput,
         norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {
         x.add_gated_linear(f, h, &self.0, norm)

@@ -24,7 +24,7 @@ impl GatedMlp {
         norms: impl Into<SublayerNormRefs<'a>>,
     ) -> Result<(), ForwardError> {
         let norms = norms.into();
-        // [tokens, intermediate size], or [tokens, 2 · intermediate size] for `GatedActivation::GateUp`.
+        // [tokens, intermediate size], or [tokens, 2 · intermediate size] for `DownProjectionInput::GateUp`.
         let h = self.gate_up_proj.forward_gated(f, x, norms.input, &self.down_proj)?;
         self.down_proj.add_gated_to(f, x, &h, norms.output) // [tokens, hidden size]; all-reduced over f.tp
     }

@@ -2,7 +2,7 @@
 
 use crate::config::NormPlacement;
 use crate::{ModelConfig, ModelLoadError, Weights};
-use ops::{NormWeight, Tensor};
+use ops::{RmsNormParams, Tensor};
 
 /// RMS norm: `weight · cast(x / sqrt(mean(x²) + eps))`. The normalised value is computed in f32 and cast to
 /// the dtype of `x` before the multiplication.
@@ -17,8 +17,8 @@ impl RmsNormLayer {
         Ok(Self { weight: w.vector("weight")?, eps })
     }
 
-    pub(crate) fn as_op(&self) -> NormWeight<'_> {
-        NormWeight { weight: &self.weight, eps: self.eps }
+    pub(crate) fn as_op(&self) -> RmsNormParams<'_> {
+        RmsNormParams { weight: &self.weight, eps: self.eps }
     }
 }
 

@@ -5,7 +5,7 @@
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
 use collectives::AllReduceNormArgs;
-use ops::{GatedActivation, PackedLinear, Tensor};
+use ops::{DownProjectionInput, PackedLinear, Tensor};
 
 /// Residual stream `[tokens, hidden size]`: the value is `x + pending`.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl ResidualStream {
         norm: Option<&RmsNormLayer>,
         gate_up: &PackedLinear,
         down: &PackedLinear,
-    ) -> Result<GatedActivation, ForwardError> {
+    ) -> Result<DownProjectionInput, ForwardError> {
         let Some(norm) = norm else {
             return Ok(f.ops.linear_gated(self.summed(f)?, gate_up, down)?);
         };
@@ -140,7 +140,7 @@ impl ResidualStream {
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
-        h: &GatedActivation,
+        h: &DownProjectionInput,
         w: &PackedLinear,
         norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {

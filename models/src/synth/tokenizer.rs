@@ -43,7 +43,7 @@ const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
 
 /// Special tokens and chat template of a model family; the first special token has id 256.
-pub(super) struct SynthTokenizer {
+pub(super) struct SynthTokenizerSpec {
     special: &'static [&'static str],
     template: &'static str,
     bos: Option<&'static str>,
@@ -53,7 +53,7 @@ pub(super) struct SynthTokenizer {
 
 const BYTES: usize = 256;
 
-impl SynthTokenizer {
+impl SynthTokenizerSpec {
     pub(super) fn of(architecture: ModelArchitecture) -> Self {
         match architecture {
             ModelArchitecture::Llama
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn ids_have_unique_texts() {
         let config = tiny("Qwen3ForCausalLM");
-        let tokenizer = SynthTokenizer::of(config.architecture).tokenizer(&config);
+        let tokenizer = SynthTokenizerSpec::of(config.architecture).tokenizer(&config);
         let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
         let added = tokenizer["added_tokens"].as_array().unwrap();
         assert_eq!((vocab.len(), added.len()), (272, 3));
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn eos_tokens_have_ids() {
-        let llama = SynthTokenizer::of(ModelArchitecture::Llama).generation_config();
+        let llama = SynthTokenizerSpec::of(ModelArchitecture::Llama).generation_config();
         assert_eq!(
             (&llama["eos_token_id"], &llama["bos_token_id"]),
             (&json!([260, 257]), &json!(256))

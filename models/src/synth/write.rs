@@ -2,7 +2,7 @@
 //! checkpoints.
 
 use super::synth_tensor::{SynthTensor, all_tensors};
-use super::tokenizer::SynthTokenizer;
+use super::tokenizer::SynthTokenizerSpec;
 use crate::config::CheckpointDType;
 use crate::{ModelConfig, ModelConfigError};
 use serde_json::{Value, json};
@@ -99,7 +99,7 @@ pub fn write(
         write_config(config_path, &config, out, options.dtype)?;
         return write_weights(&all_tensors(&config, options), out, options, progress);
     }
-    let family = SynthTokenizer::of(config.architecture);
+    let family = SynthTokenizerSpec::of(config.architecture);
     if config.vocab < family.min_vocab() {
         let (path, required) = (config_path.to_owned(), family.min_vocab());
         return Err(SynthError::Vocabulary { path, found: config.vocab, required });

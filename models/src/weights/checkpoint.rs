@@ -27,6 +27,7 @@ pub(crate) struct SafetensorsCheckpoint {
     stored_names: BTreeMap<String, String>,
 }
 
+/// Safetensors file of a checkpoint, mapped into memory.
 #[derive(Debug)]
 struct CheckpointFile {
     path: PathBuf,
@@ -195,6 +196,8 @@ pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
 
 /// Reads the index file: the file name of each tensor, by tensor name.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
+    /// Contents of the index file (`model.safetensors.index.json`): the file name of each tensor, by tensor
+    /// name.
     #[derive(serde::Deserialize)]
     struct WeightMapIndex {
         weight_map: BTreeMap<String, String>,

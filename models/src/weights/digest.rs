@@ -5,10 +5,10 @@
 //! selects the sum to which its digest is added; [`WeightsDigest`] defines which ranks must have equal values
 //! of each sum.
 
-use super::ProgressFn;
+use super::LoadProgressCallback;
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest_workers::{DigestWorkers, WeightPartLocation};
-use super::source::{HostShard, WeightSource};
+use super::source::{HostWeightShard, WeightSource};
 use crate::sharding::{ShardSpec, WeightSlice};
 use crate::weight_table::TensorSpec;
 use ops::{ActivationScaling, DType, digest_bytes};
@@ -21,7 +21,7 @@ const SAMPLE_BYTES: usize = 64;
 /// Observer of weight loading: reports progress and adds each loaded weight to the digest.
 pub(crate) struct WeightLoadObserver<'a> {
     /// Called with the number of bytes loaded so far and the total number of bytes.
-    pub(crate) progress: ProgressFn<'a>,
+    pub(crate) progress: LoadProgressCallback<'a>,
     /// Digest to which the digests of all loaded bytes are added.
     pub(crate) digest: &'a mut WeightsDigest,
     /// Worker threads that hash bytes of weight files.
@@ -31,7 +31,7 @@ pub(crate) struct WeightLoadObserver<'a> {
 impl<'a> WeightLoadObserver<'a> {
     /// Creates an observer with up to `threads` worker threads.
     pub(crate) fn new(
-        progress: ProgressFn<'a>,
+        progress: LoadProgressCallback<'a>,
         digest: &'a mut WeightsDigest,
         threads: usize,
     ) -> Self {
@@ -45,7 +45,7 @@ impl<'a> WeightLoadObserver<'a> {
         source: &WeightSource,
         spec: &TensorSpec,
         slice: &WeightSlice,
-        part: &HostShard<'_>,
+        part: &HostWeightShard<'_>,
     ) {
         // `key` is added in addition to the hash of the bytes, so that a part of zero bytes also changes the
         // digest.
@@ -124,7 +124,7 @@ fn part_key(spec: &TensorSpec, slice: &WeightSlice, dtype: DType) -> u64 {
     digest_bytes(key.as_bytes(), 0)
 }
 
-impl HostShard<'_> {
+impl HostWeightShard<'_> {
     fn scales_digest(&self, key: u64) -> u64 {
         self.scales.as_ref().map_or(0, |scales| {
             let mut bytes: Vec<u8> = scales.values.iter().flat_map(|v| v.to_le_bytes()).collect();

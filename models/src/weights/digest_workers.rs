@@ -2,7 +2,7 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
-use super::source::HostShard;
+use super::source::HostWeightShard;
 use super::tensor_plan::{StackedRowRange, WeightLocation};
 use crate::sharding::{ShardSpec, WeightSlice};
 use ops::HashedMatrixPart;
@@ -43,7 +43,7 @@ impl WeightPartLocation {
         checkpoint: &Arc<SafetensorsCheckpoint>,
         location: &WeightLocation,
         slice: &WeightSlice,
-        part: &HostShard<'_>,
+        part: &HostWeightShard<'_>,
     ) -> Self {
         let StackedRowRange { first, count, transposed } = location.layout;
         let outputs = first + slice.rows.start..first + slice.rows.end;
@@ -104,6 +104,7 @@ struct DigestJobQueue {
     is_closed: bool,
 }
 
+/// Queue of digest jobs that is shared by the worker threads.
 #[derive(Debug, Default)]
 struct SharedDigestQueue {
     queue: Mutex<DigestJobQueue>,

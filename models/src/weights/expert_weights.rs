@@ -1,7 +1,7 @@
 //! Loading of the experts of a layer: the routed experts on this rank, and the shared experts if they can be
 //! fused with the routed experts.
 
-use super::source::HostShard;
+use super::source::HostWeightShard;
 use super::{WeightSource, WeightStore, Weights};
 use crate::ModelLoadError;
 use crate::config::{CheckpointScaleGranularity, MoeConfig};
@@ -47,7 +47,7 @@ impl Weights<'_> {
             None => ops.pack_experts(own.first, layers, &routed.gate_up, &routed.down),
         };
         let packed = packed.map_err(device_error)?;
-        let is_fp8 = parts.iter().flatten().any(HostShard::is_fp8);
+        let is_fp8 = parts.iter().flatten().any(HostWeightShard::is_fp8);
         if is_fp8 && packed.dtype() != DType::F8E4M3 {
             let (layer, element_bytes) = (&self.path, packed.dtype().bytes());
             tracing::info!(layer, element_bytes, "fp8 experts are dequantised on this device");
@@ -66,7 +66,7 @@ impl Weights<'_> {
     }
 
     /// Takes this rank's parts of the gate, up and down projections of the module `mlp`.
-    fn take_projections(&self, mlp: &str) -> Result<[HostShard<'_>; 3], ModelLoadError> {
+    fn take_projections(&self, mlp: &str) -> Result<[HostWeightShard<'_>; 3], ModelLoadError> {
         let [gate, up, down] = projection_names(mlp);
         Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
     }
@@ -113,7 +113,7 @@ fn pack_with_shared(
     first_expert: usize,
     layers: usize,
     routed: ExpertMatrices<'_>,
-    shared: &[HostShard<'_>; 3],
+    shared: &[HostWeightShard<'_>; 3],
     count: usize,
 ) -> Result<PackedExperts, OpError> {
     let ExpertMatrices { mut gate_up, mut down } = routed;
@@ -157,7 +157,7 @@ pub(super) fn same_storage(
 /// Returns the gate, up and down projections as matrices of single experts. Each stored projection contains
 /// `count` experts of equal width.
 pub(super) fn matrices<'a>(
-    parts: &'a [[HostShard<'_>; 3]],
+    parts: &'a [[HostWeightShard<'_>; 3]],
     count: usize,
 ) -> Result<ExpertMatrices<'a>, OpError> {
     let mut all = ExpertMatrices { gate_up: Vec::new(), down: Vec::new() };

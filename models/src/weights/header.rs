@@ -114,6 +114,7 @@ fn header_json(file: &[u8]) -> Result<(&[u8], usize), WeightFileError> {
     Ok((&rest[..stated as usize], 8 + stated as usize))
 }
 
+/// JSON entry of one tensor in a safetensors header.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HeaderEntry {
@@ -189,13 +190,13 @@ struct HeaderEntries(Vec<(String, HeaderEntry)>);
 
 impl<'de> Deserialize<'de> for HeaderEntries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(EntriesVisitor)
+        deserializer.deserialize_map(HeaderEntriesVisitor)
     }
 }
 
-struct EntriesVisitor;
+struct HeaderEntriesVisitor;
 
-impl<'de> Visitor<'de> for EntriesVisitor {
+impl<'de> Visitor<'de> for HeaderEntriesVisitor {
     type Value = HeaderEntries;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -35,7 +35,7 @@ use crate::{ModelConfig, ModelLoadError};
 use expert_weights::local_experts;
 use ops::{DType, HostMat, OpError, Ops, PackedLinear, PackedMlaUpProjections, Tensor};
 use protocol::ExpertPlacement;
-use source::HostShard;
+use source::HostWeightShard;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -45,7 +45,7 @@ use std::rc::Rc;
 pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
 /// Callback that is called with the number of bytes loaded so far and the total number of bytes.
-pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64);
+pub type LoadProgressCallback<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Access to the weights whose names have a common prefix.
 #[derive(Clone)]
@@ -88,7 +88,7 @@ impl WeightStore<'_> {
     /// Takes this rank's part of the weight `name`.
     ///
     /// Errors: the weight has been taken already, or is not in the weight table.
-    fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
+    fn take(&self, name: &str) -> Result<HostWeightShard<'_>, ModelLoadError> {
         let table = |what| ModelLoadError::table(name, what);
         let spec = self.untaken.borrow_mut().remove(name);
         let spec = spec.ok_or_else(|| table("is unknown or read twice"))?;
@@ -200,7 +200,7 @@ impl<'a> Weights<'a> {
         let all = names.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         let pack = |i: usize| -> Result<_, OpError> {
             let inputs =
-                |part: &'_ HostShard<'_>| part.matrix().map(|matrix| matrix.cols() / parts);
+                |part: &'_ HostWeightShard<'_>| part.matrix().map(|matrix| matrix.cols() / parts);
             let rows = all.iter().map(|part| {
                 let inputs = inputs(part)?;
                 Ok(part.matrix()?.column_range(i * inputs, inputs))
@@ -389,7 +389,7 @@ impl<'a> Weights<'a> {
         ModelLoadError::Split { tensor: self.name(child), error }
     }
 
-    fn take(&self, child: impl Display) -> Result<HostShard<'_>, ModelLoadError> {
+    fn take(&self, child: impl Display) -> Result<HostWeightShard<'_>, ModelLoadError> {
         self.store.take(&self.name(child))
     }
 
@@ -484,7 +484,7 @@ fn split(
 
 /// Calls `load` with this rank's rows of a vocabulary matrix, followed by its zero padding rows.
 fn with_padding<T>(
-    part: &HostShard<'_>,
+    part: &HostWeightShard<'_>,
     load: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,
 ) -> Result<T, OpError> {
     let rows = part.matrix()?;

@@ -2,7 +2,7 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::{StoredDType, StoredTensor};
-use super::tensor_plan::{AllowedDType, check, check_same};
+use super::tensor_plan::{AllowedDTypes, check, check_same};
 use crate::ModelLoadError;
 use crate::config::{ActivationScheme, CheckpointScaleGranularity};
 use crate::error::StoredTensorError;
@@ -20,7 +20,7 @@ pub(super) struct LocatedScales {
 
 /// Names of missing weights and of used tensors, collected while weights are located.
 #[derive(Default)]
-pub(super) struct TensorCoverage {
+pub(super) struct MissingAndUsedTensors {
     /// Tensors of the weight table that are not stored.
     pub(super) missing: Vec<String>,
     /// Stored tensors that are assigned to weights.
@@ -37,12 +37,12 @@ pub(super) fn locate_scales(
     spec: &TensorSpec,
     scales: &ScaleSpec,
     of_experts: Option<[usize; 3]>,
-    coverage: &mut TensorCoverage,
+    coverage: &mut MissingAndUsedTensors,
 ) -> Result<Option<LocatedScales>, ModelLoadError> {
     let names: Vec<String> = spec.scale_names(scales.format).collect();
     let Some(weight) = assign(checkpoint, &names, coverage)? else { return Ok(None) };
     match of_experts {
-        Some(shape) => check(checkpoint, &weight, &shape, AllowedDType::Scale).map(drop)?,
+        Some(shape) => check(checkpoint, &weight, &shape, AllowedDTypes::Scale).map(drop)?,
         None => check_scales(checkpoint, spec, scales, &weight)?,
     }
     let activation_scaling = match scales.format.activations {
@@ -52,7 +52,7 @@ pub(super) fn locate_scales(
             let name = assign(checkpoint, &spec.input_scale_names(), coverage)?;
             let stored = name.as_ref().and_then(|name| Some((name, checkpoint.get(name)?)));
             let Some((name, stored)) = stored else { return Ok(None) };
-            check(checkpoint, name, &vec![1; stored.shape.len()], AllowedDType::Float)?;
+            check(checkpoint, name, &vec![1; stored.shape.len()], AllowedDTypes::Float)?;
             ActivationScaling::Static(stored_scale(checkpoint, name, stored)?)
         }
     };
@@ -66,7 +66,7 @@ pub(super) fn locate_scales(
 fn assign(
     checkpoint: &SafetensorsCheckpoint,
     names: &[String],
-    coverage: &mut TensorCoverage,
+    coverage: &mut MissingAndUsedTensors,
 ) -> Result<Option<String>, ModelLoadError> {
     let mut stored = names.iter().filter(|name| checkpoint.get(name).is_some());
     let Some(first) = stored.next() else {
@@ -97,7 +97,7 @@ fn check_scales(
         1 if cols == 1 => &[rows],
         _ => &[rows, cols],
     };
-    check(checkpoint, name, shape, AllowedDType::Scale).map(drop)
+    check(checkpoint, name, shape, AllowedDTypes::Scale).map(drop)
 }
 
 /// Reads a scale; returns the maximum if the tensor has several values.

@@ -17,6 +17,7 @@ use crate::{ModelConfig, ModelLoadError, StoredTensorError};
 use ops::{ActivationScaling, DType, HostMat, OpError};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ pub(crate) enum WeightSource {
 
 /// This rank's part of a weight, in host memory.
 #[derive(Debug)]
-pub(crate) struct HostShard<'a> {
+pub(crate) struct HostWeightShard<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
     pub(super) dtype: DType,
     /// Number of rows and columns of the matrix whose elements are in `bytes`.
@@ -134,7 +135,7 @@ impl WeightSource {
         &self,
         spec: &TensorSpec,
         slice: WeightSlice,
-    ) -> Result<HostShard<'_>, ModelLoadError> {
+    ) -> Result<HostWeightShard<'_>, ModelLoadError> {
         match self {
             Self::Synth { seed, threads } if spec.quantized().is_some() => {
                 Ok(synth_fp8(spec, slice, *seed, *threads))
@@ -171,7 +172,7 @@ fn stored_part<'a>(
     location: &WeightLocation,
     spec: &TensorSpec,
     slice: WeightSlice,
-) -> Option<HostShard<'a>> {
+) -> Option<HostWeightShard<'a>> {
     let bytes = checkpoint.bytes(&location.stored)?;
     let dtype = match location.dtype {
         StoredDType::F32 => DType::F32,
@@ -183,70 +184,84 @@ fn stored_part<'a>(
     let bytes = &bytes[location.bytes.clone()];
     let StackedRowRange { first, count, transposed } = location.layout;
     let full_shape = [count, spec.matrix()[1]];
-    let bytes = match (transposed, &location.scales) {
-        (true, None) => return Some(transposed_part(bytes, dtype, location.layout, &slice)),
-        // The whole matrix is copied, so that blocks of scales remain whole.
-        (true, Some(_)) => Cow::Owned(transposed_elements(bytes, dtype.bytes(), full_shape)),
-        (false, _) => Cow::Borrowed(bytes),
-    };
     let rows = first + slice.rows.start..first + slice.rows.end;
     let slice = WeightSlice { rows, ..slice };
-    let scales = match (&location.scales, &spec.scales) {
-        (Some(stored), Some(scales)) => {
-            let block_shape = scales.format.scales.block_shape(full_shape);
-            let grid = [0, 1].map(|i| full_shape[i].div_ceil(block_shape[i]));
-            let mut values = stored_values(checkpoint, stored)?;
-            values.drain(..location.matrix * grid[0] * grid[1]);
-            values.truncate(grid[0] * grid[1]);
-            if transposed {
-                let stored = std::mem::take(&mut values);
-                let element = |i: usize| stored[i % grid[1] * grid[0] + i / grid[1]];
-                values.extend((0..stored.len()).map(element));
-            }
-            Some(WeightScales { values, block_shape })
-        }
-        _ => None,
+    let scales = match &location.scales {
+        Some(_) => Some(stored_scales(checkpoint, location, spec, full_shape)?),
+        None => None,
     };
     let activation_scaling = location.activation_scaling;
-    Some(HostShard { bytes, dtype, full_shape, slice, scales, activation_scaling })
+    let bytes = Cow::Borrowed(bytes);
+    let part = HostWeightShard { bytes, dtype, full_shape, slice, scales, activation_scaling };
+    Some(if transposed { transposed_part(&part) } else { part })
 }
 
-/// Copies a matrix `[cols, rows]` of elements of `size` bytes as a matrix `[rows, cols]`.
-fn transposed_elements(bytes: &[u8], size: usize, [rows, cols]: [usize; 2]) -> Vec<u8> {
-    let mut copy = Vec::with_capacity(bytes.len());
-    for row in 0..rows {
-        for col in 0..cols {
-            let start = (col * rows + row) * size;
-            copy.extend_from_slice(&bytes[start..start + size]);
+/// Scales of the matrix `[rows, cols]` that contains the weight at `location`; `None` if they are not stored.
+fn stored_scales(
+    checkpoint: &SafetensorsCheckpoint,
+    location: &WeightLocation,
+    spec: &TensorSpec,
+    matrix: [usize; 2],
+) -> Option<WeightScales> {
+    let block_shape = spec.scales.as_ref()?.format.scales.block_shape(matrix);
+    let [rows, cols] = [0, 1].map(|i| matrix[i].div_ceil(block_shape[i]));
+    let mut values = stored_values(checkpoint, location.scales.as_ref()?)?;
+    values.drain(..location.matrix * rows * cols);
+    values.truncate(rows * cols);
+    if location.layout.transposed {
+        let element = |i: usize| values[i % cols * rows + i / cols];
+        values = (0..rows * cols).map(element).collect();
+    }
+    Some(WeightScales { values, block_shape })
+}
+
+/// Copies the slice of a weight whose bytes are those of the transposed matrix `[cols, rows]`. The copy contains
+/// whole scale blocks; each of its rows is an output channel.
+fn transposed_part(part: &HostWeightShard<'_>) -> HostWeightShard<'static> {
+    const TILE: usize = 64;
+    let (size, [_, full_cols]) = (part.dtype.bytes(), part.full_shape);
+    let block = part.scales.as_ref().map_or([1, 1], |scales| scales.block_shape);
+    let widened = |range: &Range<usize>, i: usize| {
+        let end = range.end.next_multiple_of(block[i]).min(part.full_shape[i]);
+        range.start / block[i] * block[i]..end
+    };
+    let (rows, cols) = (widened(&part.slice.rows, 0), widened(&part.slice.cols, 1));
+    let mut copy = vec![0; rows.len() * cols.len() * size];
+    // A tile of rows and columns fits in the cache, so that each stored row is read once.
+    for first_row in rows.clone().step_by(TILE) {
+        for col in cols.clone() {
+            for row in first_row..rows.end.min(first_row + TILE) {
+                let from = (col * part.full_shape[0] + row) * size;
+                let to = ((row - rows.start) * cols.len() + col - cols.start) * size;
+                copy[to..to + size].copy_from_slice(&part.bytes[from..from + size]);
+            }
         }
     }
-    copy
-}
-
-/// Copies a slice of a weight that is stored transposed; each row of the copy is an output channel.
-fn transposed_part(
-    bytes: &[u8],
-    dtype: DType,
-    layout: StackedRowRange,
-    slice: &WeightSlice,
-) -> HostShard<'static> {
-    let StackedRowRange { first, count, .. } = layout;
-    let size = dtype.bytes();
-    let full_shape = [slice.rows.len(), slice.cols.len()];
-    let mut rows = Vec::with_capacity(full_shape[0] * full_shape[1] * size);
-    for row in slice.rows.clone() {
-        for input in slice.cols.clone() {
-            let start = (input * count + first + row) * size;
-            rows.extend_from_slice(&bytes[start..start + size]);
-        }
+    let scales = part.scales.as_ref().map(|scales| {
+        let grid_cols = full_cols.div_ceil(block[1]);
+        let blocks =
+            |range: &Range<usize>, i: usize| range.start / block[i]..range.end.div_ceil(block[i]);
+        let in_row = |r: usize| blocks(&cols, 1).map(move |c| r * grid_cols + c);
+        let indices = blocks(&rows, 0).flat_map(in_row);
+        WeightScales { values: indices.map(|i| scales.values[i]).collect(), block_shape: block }
+    });
+    let inside = |range: &Range<usize>, start: usize| range.start - start..range.end - start;
+    let slice = WeightSlice {
+        rows: inside(&part.slice.rows, rows.start),
+        cols: inside(&part.slice.cols, cols.start),
+        padding: part.slice.padding,
+    };
+    HostWeightShard {
+        bytes: Cow::Owned(copy),
+        dtype: part.dtype,
+        full_shape: [rows.len(), cols.len()],
+        slice,
+        scales,
+        activation_scaling: part.activation_scaling,
     }
-    let slice =
-        WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
-    let (bytes, activation_scaling) = (Cow::Owned(rows), ActivationScaling::default());
-    HostShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
 }
 
-impl HostShard<'_> {
+impl HostWeightShard<'_> {
     /// This rank's rows and columns of the matrix, without padding rows.
     pub(crate) fn matrix(&self) -> Result<HostMat<'_>, OpError> {
         let [rows, cols] = self.full_shape;

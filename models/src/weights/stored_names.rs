@@ -9,34 +9,35 @@
 use crate::weight_table::MIDLAYER;
 use crate::{ModelArchitecture, ModelConfig};
 
-/// Stored and canonical spelling of a part of tensor names.
+/// Replacement of a part of tensor names: stored spelling and canonical spelling.
 #[derive(Debug, Clone, Copy)]
-struct TensorNameMapping {
+struct TensorNameReplacement {
     stored: &'static str,
     canonical: &'static str,
 }
 
-const fn spelling(stored: &'static str, canonical: &'static str) -> TensorNameMapping {
-    TensorNameMapping { stored, canonical }
+const fn spelling(stored: &'static str, canonical: &'static str) -> TensorNameReplacement {
+    TensorNameReplacement { stored, canonical }
 }
 
 /// Prefix of the text part of a multimodal model, in checkpoints that transformers 5 writes.
-const MODEL_LANGUAGE_MODEL: &[TensorNameMapping] = &[spelling("model.language_model.", "model.")];
+const MODEL_LANGUAGE_MODEL: &[TensorNameReplacement] =
+    &[spelling("model.language_model.", "model.")];
 /// Prefixes of the text part of a multimodal model, in older checkpoints.
-const LANGUAGE_MODEL: &[TensorNameMapping] =
+const LANGUAGE_MODEL: &[TensorNameReplacement] =
     &[spelling("language_model.model.", "model."), spelling("language_model.lm_head.", "lm_head.")];
 /// Prefixes in checkpoints of `…Model` architectures, which store the decoder without an LM head.
-const DECODER_ONLY: &[TensorNameMapping] = &[
+const DECODER_ONLY: &[TensorNameReplacement] = &[
     spelling("embed_tokens.", "model.embed_tokens."),
     spelling("layers.", "model.layers."),
     spelling("norm.", "model.norm."),
 ];
 /// Prefix of the decoder layer in newer EAGLE-3 checkpoints.
-const DRAFT_LAYER: &[TensorNameMapping] = &[spelling(MIDLAYER[1], MIDLAYER[0])];
+const DRAFT_LAYER: &[TensorNameReplacement] = &[spelling(MIDLAYER[1], MIDLAYER[0])];
 
 /// Modules of a Mixtral layer, as named in published checkpoints (`modeling_mixtral.py` before transformers
 /// 5).
-const MIXTRAL_MODULES: &[TensorNameMapping] = &[
+const MIXTRAL_MODULES: &[TensorNameReplacement] = &[
     spelling(".block_sparse_moe.", ".mlp."),
     spelling(".w1.", ".gate_proj."),
     spelling(".w2.", ".down_proj."),
@@ -44,7 +45,7 @@ const MIXTRAL_MODULES: &[TensorNameMapping] = &[
 ];
 
 /// Modules of a dense Granite 4 layer (`modeling_granitemoehybrid.py`).
-const GRANITE4_MODULES: &[TensorNameMapping] = &[
+const GRANITE4_MODULES: &[TensorNameReplacement] = &[
     spelling(".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
     spelling(".shared_mlp.output_linear.", ".mlp.down_proj."),
 ];
@@ -61,7 +62,7 @@ const VISION_PREFIXES: &[&str] = &[
 ];
 
 /// Spellings of module names within a layer, which depend on the model family.
-fn module_spellings(config: &ModelConfig) -> &'static [TensorNameMapping] {
+fn module_spellings(config: &ModelConfig) -> &'static [TensorNameReplacement] {
     match config.architecture {
         ModelArchitecture::Mixtral => MIXTRAL_MODULES,
         ModelArchitecture::GraniteMoeHybrid => GRANITE4_MODULES,
@@ -71,7 +72,7 @@ fn module_spellings(config: &ModelConfig) -> &'static [TensorNameMapping] {
 
 /// Returns the canonical name of a stored tensor; a name that is in no spelling table is already canonical.
 pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
-    let prefixes: &[&[TensorNameMapping]] = match config.eagle {
+    let prefixes: &[&[TensorNameReplacement]] = match config.eagle {
         Some(_) => &[DRAFT_LAYER],
         None => &[MODEL_LANGUAGE_MODEL, LANGUAGE_MODEL, DECODER_ONLY],
     };
@@ -86,7 +87,7 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
 
 /// Returns the name of the tensor `canonical` in published checkpoints of the model family.
 pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
-    let prefixes: &[TensorNameMapping] = match config.architecture {
+    let prefixes: &[TensorNameReplacement] = match config.architecture {
         ModelArchitecture::Mistral3 => LANGUAGE_MODEL,
         ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => MODEL_LANGUAGE_MODEL,
         _ => &[],

@@ -1,6 +1,6 @@
 //! Multi-threaded computation of this rank's part of a synthetic weight.
 
-use super::source::{HostShard, WeightScales};
+use super::source::{HostWeightShard, WeightScales};
 use crate::config::ActivationScheme;
 use crate::sharding::WeightSlice;
 use crate::synth::{SynthDistribution, SynthValueGenerator};
@@ -16,7 +16,7 @@ pub(super) fn synth_part(
     slice: &WeightSlice,
     seed: u64,
     threads: usize,
-) -> HostShard<'static> {
+) -> HostWeightShard<'static> {
     let [_, inputs] = spec.matrix();
     let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, inputs);
     let bytes =
@@ -26,7 +26,7 @@ pub(super) fn synth_part(
         WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
     let (bytes, dtype) = (Cow::Owned(bytes), DType::BF16);
     let activation_scaling = ActivationScaling::default();
-    HostShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
+    HostWeightShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
 }
 
 /// Computes a quantised synthetic weight. All elements are computed, not only the slice, because a scale
@@ -36,7 +36,7 @@ pub(super) fn synth_fp8(
     slice: WeightSlice,
     seed: u64,
     threads: usize,
-) -> HostShard<'static> {
+) -> HostWeightShard<'static> {
     let full_shape = spec.matrix();
     let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, full_shape[1]);
     let all = WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: 0 };
@@ -60,7 +60,7 @@ pub(super) fn synth_fp8(
         Some(ActivationScheme::Dynamic) | None => ActivationScaling::Dynamic,
     };
     let (bytes, dtype) = (Cow::Owned(bytes), DType::F8E4M3);
-    HostShard { bytes, dtype, full_shape, slice, scales, activation_scaling }
+    HostWeightShard { bytes, dtype, full_shape, slice, scales, activation_scaling }
 }
 
 /// Computes the elements of a slice of a synthetic matrix with `inputs` columns, row by row.

@@ -7,8 +7,9 @@
 use super::checkpoint::SafetensorsCheckpoint;
 use super::fused_weight::FusedWeightLocation;
 use super::header::StoredDType;
-use super::scale_plan::{TensorCoverage, locate_scales};
+use super::scale_plan::{MissingAndUsedTensors, locate_scales};
 use super::stored_names::{family_name, is_vision_tensor};
+use crate::config::ActivationScheme;
 use crate::error::StoredTensorError;
 use crate::synth::SynthDistribution;
 use crate::weight_table::{EMBEDDING, HEAD, TensorSpec, mtp_copies};
@@ -83,7 +84,7 @@ pub(crate) fn locate(
     specs: &[TensorSpec],
 ) -> Result<BTreeMap<String, WeightLocation>, ModelLoadError> {
     let mut located = BTreeMap::new();
-    let mut coverage = TensorCoverage::default();
+    let mut coverage = MissingAndUsedTensors::default();
     for spec in specs {
         let fused =
             FusedWeightLocation::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
@@ -117,7 +118,7 @@ pub(crate) fn locate(
         located.insert(spec.name.clone(), found);
     }
     equalise_expert_scales(&mut located);
-    let TensorCoverage { missing, mut used } = coverage;
+    let MissingAndUsedTensors { missing, mut used } = coverage;
     let missing: Vec<String> = missing.iter().map(|name| family_name(config, name)).collect();
     if config.tied && checkpoint.get(HEAD).is_some() {
         // A model without an LM head ignores an LM head in its checkpoint.
@@ -194,9 +195,9 @@ fn locate_whole(
     spec: &TensorSpec,
 ) -> Result<WeightLocation, ModelLoadError> {
     let allowed = match spec.values {
-        SynthDistribution::Offsets => AllowedDType::DraftToTarget,
-        _ if spec.scales.is_some() => AllowedDType::Fp8,
-        _ => AllowedDType::Float,
+        SynthDistribution::Offsets => AllowedDTypes::DraftToTarget,
+        _ if spec.scales.is_some() => AllowedDTypes::Fp8,
+        _ => AllowedDTypes::Float,
     };
     let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
     let layout = StackedRowRange { first: 0, count: spec.matrix()[0], transposed: false };
@@ -209,8 +210,13 @@ fn locate_fused(
     spec: &TensorSpec,
     fused: &FusedWeightLocation,
 ) -> Result<WeightLocation, ModelLoadError> {
-    let allowed = if spec.scales.is_some() { AllowedDType::Fp8 } else { AllowedDType::Float };
+    let allowed = if spec.scales.is_some() { AllowedDTypes::Fp8 } else { AllowedDTypes::Float };
     let (_, dtype) = check(checkpoint, &fused.name, &fused.shape(&spec.shape), allowed)?;
+    let activations = spec.scales.as_ref().map(|scales| scales.format.activations);
+    let is_static = activations == Some(ActivationScheme::Static);
+    if is_static && fused.experts.is_some() && dtype == StoredDType::F8E4M3 {
+        return Err(checkpoint.fault(&fused.name, StoredTensorError::StaticExperts));
+    }
     let count = fused.rows;
     let matrix_bytes = count * spec.matrix()[1] * dtype.bytes() as usize;
     let bytes = fused.matrix * matrix_bytes..(fused.matrix + 1) * matrix_bytes;
@@ -221,7 +227,7 @@ fn locate_fused(
 
 /// Dtypes that a stored tensor may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AllowedDType {
+pub(super) enum AllowedDTypes {
     /// F32, BF16 or F16.
     Float,
     /// F32, BF16, F16 or FP8 e4m3.
@@ -237,17 +243,17 @@ pub(super) fn check(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
     shape: &[usize],
-    allowed: AllowedDType,
+    allowed: AllowedDTypes,
 ) -> Result<(usize, StoredDType), ModelLoadError> {
     let Some(stored) = checkpoint.get(name) else {
         return Err(checkpoint.fault(name, StoredTensorError::NotInFile));
     };
     let float = matches!(stored.dtype, StoredDType::F32 | StoredDType::BF16 | StoredDType::F16);
-    let fp8 = allowed == AllowedDType::Fp8 && stored.dtype == StoredDType::F8E4M3;
+    let fp8 = allowed == AllowedDTypes::Fp8 && stored.dtype == StoredDType::F8E4M3;
     let fault = match allowed {
-        AllowedDType::DraftToTarget if stored.dtype == StoredDType::I64 => None,
-        AllowedDType::DraftToTarget => Some(StoredTensorError::OffsetDType(stored.dtype.name())),
-        AllowedDType::Scale if stored.dtype == StoredDType::F8E8M0 => None,
+        AllowedDTypes::DraftToTarget if stored.dtype == StoredDType::I64 => None,
+        AllowedDTypes::DraftToTarget => Some(StoredTensorError::OffsetDType(stored.dtype.name())),
+        AllowedDTypes::Scale if stored.dtype == StoredDType::F8E8M0 => None,
         _ if float || fp8 => None,
         _ => Some(StoredTensorError::WrongDType(stored.dtype.name())),
     };

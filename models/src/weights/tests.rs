@@ -22,18 +22,20 @@ use ops::ActivationScaling;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use tempfile::TempDir;
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-struct CheckpointFolder {
+/// Synthetic checkpoint in a temporary folder, and its configuration.
+struct TestCheckpointFolder {
     dir: TempDir,
     config: ModelConfig,
 }
 
-impl CheckpointFolder {
+impl TestCheckpointFolder {
     fn new(architecture: &str, shard_bytes: u64) -> Self {
         Self::of(&tiny_json(architecture), shard_bytes)
     }
@@ -59,16 +61,26 @@ impl CheckpointFolder {
     }
 
     /// All values of all weights, by canonical name.
+    /// Values of all weights.
     fn values(&self) -> Vec<(String, Vec<f32>)> {
+        self.values_in(|n| 0..n)
+    }
+
+    /// Values of all weights in a range of their rows and of their columns that is not aligned to scale blocks.
+    fn slices(&self) -> Vec<(String, Vec<f32>)> {
+        self.values_in(|n| n / 3..n - n / 4)
+    }
+
+    fn values_in(&self, range: fn(usize) -> Range<usize>) -> Vec<(String, Vec<f32>)> {
         let specs = tensors(&self.config);
         let source = WeightSource::open(self.path(), &self.config, &specs).unwrap();
         let values = |spec: &TensorSpec| {
-            let [rows, cols] = spec.matrix();
-            let slice = WeightSlice { rows: 0..rows, cols: 0..cols, padding: 0 };
+            let [rows, cols] = spec.matrix().map(range);
+            let slice = WeightSlice { rows: rows.clone(), cols: cols.clone(), padding: 0 };
             let part = source.part(spec, slice).unwrap();
             let matrix = part.matrix().unwrap();
-            let mut values = vec![0.0; rows * cols];
-            for (r, row) in values.chunks_mut(cols).enumerate() {
+            let mut values = vec![0.0; rows.len() * cols.len()];
+            for (r, row) in values.chunks_mut(cols.len()).enumerate() {
                 matrix.read_row(r, row);
             }
             values
@@ -118,7 +130,7 @@ fn check(
     change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>),
     expected: Expect,
 ) {
-    let folder = CheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
     folder.edit(change);
     expected.assert_eq(&folder.error());
 }
@@ -169,7 +181,7 @@ fn weights_that_contradict_the_configuration_are_named() {
 
 #[test]
 fn rotary_table_is_ignored() {
-    let folder = CheckpointFolder::new("LlamaForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("LlamaForCausalLM", u64::MAX);
     let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
     folder.edit(|t| drop(t.insert(name.into(), ("F32".into(), vec![1], vec![0; 4]))));
     assert_eq!(folder.locate().unwrap().len(), tensors(&folder.config).len());
@@ -178,7 +190,7 @@ fn rotary_table_is_ignored() {
 #[test]
 fn stored_tied_head_must_equal_the_embedding() {
     let json = tiny_json("LlamaForCausalLM").replacen('{', r#"{"tie_word_embeddings":true,"#, 1);
-    let folder = CheckpointFolder::of(&json, u64::MAX);
+    let folder = TestCheckpointFolder::of(&json, u64::MAX);
     folder.edit(|t| {
         let embedding = t["model.embed_tokens.weight"].clone();
         t.insert("lm_head.weight".into(), embedding);
@@ -208,12 +220,12 @@ fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep_separate: bo
 
 #[test]
 fn fused_experts_load_equal_bytes() {
-    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     let separate = folder.values();
     folder.edit(|t| fuse(t, false));
     assert_eq!(folder.values(), separate);
 
-    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| fuse(t, true));
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: contains the weight `model.layers.1.mlp.experts.0.gate_proj.weight`, which is also stored separately"].assert_eq(&folder.error());
 }
@@ -274,7 +286,7 @@ fn fused_fp8_experts_load_equal_values() {
             "strategy": "token", "dynamic": true}}}});
     let mut config: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
     config["quantization_config"] = channels;
-    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
     let separate = folder.values();
     let stack = |fused: &str, _: usize, parts: Vec<Vec<u8>>| {
         assert!(["gate_up", "down"].contains(&fused));
@@ -283,13 +295,14 @@ fn fused_fp8_experts_load_equal_values() {
     folder.edit(|t| fuse_fp8(t, "_scale", stack));
     assert_eq!(folder.values(), separate);
 
+    let plain = config.to_string();
     let mut text = config.clone();
     text["model_type"] = json!("qwen3_vl_moe_text");
     let quantization = text.as_object_mut().unwrap().remove("quantization_config");
     let architecture = "Qwen3VLMoeForConditionalGeneration";
     let config = json!({"architectures": [architecture], "text_config": text,
         "quantization_config": quantization});
-    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
     folder.edit(|t| {
         let stored = std::mem::take(t);
         t.extend(
@@ -299,6 +312,11 @@ fn fused_fp8_experts_load_equal_values() {
         transpose_experts(t);
     });
     assert_eq!(folder.values(), separate, "transposed");
+    assert_eq!(
+        folder.slices(),
+        TestCheckpointFolder::of(&plain, u64::MAX).slices(),
+        "transposed slices"
+    );
     folder.edit(|t| {
         let scales = t.get_mut("model.layers.1.mlp.experts.down_proj_scale").unwrap();
         scales.1 = vec![4, 32];
@@ -312,7 +330,7 @@ fn fused_fp8_experts_have_scale_blocks_of_their_own() {
     let mut config: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
     config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
     let values = |scale: fn(usize) -> f32| -> Vec<(String, Vec<f32>)> {
-        let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+        let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
         let scales = |_: &str, e, _: Vec<Vec<u8>>| (vec![1, 1], scale(e).to_le_bytes().to_vec());
         folder.edit(|t| fuse_fp8(t, "_scale_inv", scales));
         folder.values()
@@ -364,7 +382,7 @@ fn fused_projections_load_equal_values() {
     for quantization in [Value::Null, channels] {
         let mut config: Value = serde_json::from_str(&tiny_json("LlamaForCausalLM")).unwrap();
         config["quantization_config"] = quantization;
-        let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+        let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
         let separate = folder.values();
         folder.edit(fuse_rows);
         assert!(folder.locate().unwrap()[Q].stored.ends_with("qkv_proj.weight"));
@@ -379,7 +397,7 @@ fn scale_blocks_may_contain_rows_of_two_projections() {
     let mut config: Value = serde_json::from_str(&tiny_json("LlamaForCausalLM")).unwrap();
     config["head_dim"] = json!(48);
     config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
-    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
     let separate = folder.values();
     folder.edit(|t| {
         fuse_rows(t);
@@ -406,7 +424,7 @@ fn scale_blocks_may_contain_rows_of_two_projections() {
 fn weights_with_two_spellings_are_rejected_by_both_names() {
     let mut config: Value = serde_json::from_str(&tiny_json("MixtralForCausalLM")).unwrap();
     config["num_local_experts"] = json!(4);
-    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
+    let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
     let gate = "model.layers.1.block_sparse_moe.experts.3.w1.weight";
     folder.edit(|t| {
         assert!(t.contains_key(gate), "synthetic checkpoints have the names of their family");
@@ -427,8 +445,8 @@ fn text_part_is_loaded_without_vision_tensors() {
     text["model_type"] = json!("qwen3_vl_moe_text");
     let architecture = "Qwen3VLMoeForConditionalGeneration";
     let config = json!({"architectures": [architecture], "text_config": text});
-    let folder = CheckpointFolder::of(&config.to_string(), u64::MAX);
-    let plain = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
+    let plain = TestCheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     assert_eq!(folder.values(), plain.values(), "transposed experts have equal values");
     folder.edit(|t| {
         let experts = &t["model.language_model.layers.1.mlp.experts.gate_up_proj"];
@@ -443,7 +461,7 @@ fn text_part_is_loaded_without_vision_tensors() {
 
 /// Applies `change` to the index of a checkpoint with several files and expects the error `expected`.
 fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
-    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
+    let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     folder.locate().unwrap();
     folder.edit_index(change);
     // The column in the error message depends on the key order in the index, so it is removed.
@@ -501,7 +519,7 @@ fn index_must_agree_with_its_files() {
 
 #[test]
 fn duplicate_name_in_two_files_is_rejected() {
-    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
+    let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     let from = folder.path().join("model-00001-of-00005.safetensors");
     fs::copy(from, folder.path().join("copy.safetensors")).unwrap();
     folder.edit_index(|m| m["other"] = json!("copy.safetensors"));
@@ -525,7 +543,7 @@ fn folders_without_weights_list_their_content() {
 
 #[test]
 fn every_truncation_is_an_error() {
-    let folder = CheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
     let bytes = fs::read(folder.path().join(FILE)).unwrap();
     for end in 0..bytes.len() {
         assert!(header::parse(&bytes[..end]).is_err(), "{end} of {} bytes", bytes.len());
@@ -546,7 +564,7 @@ fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, StoredTenso
 
 #[test]
 fn mutated_header_is_rejected_or_equivalent() {
-    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     let specs = tensors(&folder.config);
     let original = fs::read(folder.path().join(FILE)).unwrap();
     let intact = outcome(&original, &specs).unwrap();
@@ -622,7 +640,7 @@ fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
 #[test]
 fn shards_of_all_ranks_reassemble_files_and_synth() {
     for architecture in ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM"] {
-        let folder = CheckpointFolder::new(architecture, 20_000);
+        let folder = TestCheckpointFolder::new(architecture, 20_000);
         let specs = tensors(&folder.config);
         let files = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
         let synth = WeightSource::Synth { seed: 1, threads: 3 };
@@ -643,7 +661,7 @@ fn shards_of_all_ranks_reassemble_files_and_synth() {
 
 #[test]
 fn all_dtypes_load_equal_values() {
-    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| {
         for (i, (dtype, _, bytes)) in t.values_mut().enumerate() {
             let floats = bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b));

@@ -120,8 +120,8 @@ fn older_epochs_are_dropped_and_newer_rejected() {
     assert_eq!(reader.receive(), Err(LinkError::Frame(newer)));
 }
 
-/// Stream that yields `head`, then 10 bytes per read. Records the size of the largest buffer passed to a
-/// read.
+/// Stream whose frame header states too large a body length: yields `head`, then 10 bytes per read. Records
+/// the size of the largest buffer passed to a read.
 struct OversizedLengthStream {
     head: Cursor<Vec<u8>>,
     left: usize,
@@ -191,13 +191,13 @@ fn writer_keeps_order_and_sends_heartbeats() {
 }
 
 /// Stream that yields its bytes in pieces of the given lengths; at length 0, a read returns `WouldBlock`.
-struct SplitStream {
+struct ShortReadStream {
     bytes: Cursor<Vec<u8>>,
     lengths: Vec<usize>,
     reads: usize,
 }
 
-impl Read for SplitStream {
+impl Read for ShortReadStream {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.reads += 1;
         let length = self.lengths[self.reads % self.lengths.len()];
@@ -223,7 +223,7 @@ proptest! {
             writer.send(message.clone()).unwrap();
         }
         let bytes = Cursor::new(writer.into_stream());
-        let stream = SplitStream { bytes, lengths, reads: 0 };
+        let stream = ShortReadStream { bytes, lengths, reads: 0 };
         let mut reader = FrameReader::<_, ExecutorCommand>::new(stream, Epoch(1));
         let mut received = Vec::new();
         loop {

@@ -20,7 +20,7 @@ use super::tokenize;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use reply::AnthropicReply;
+use reply::AnthropicReplyFormatter;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) async fn create(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<AnthropicReply>(app, request).await
+    endpoint::serve::<AnthropicReplyFormatter>(app, request).await
 }
 
 /// Handles `/v1/messages/count_tokens`: returns the number of tokens of the prompt.
@@ -40,7 +40,7 @@ pub(crate) async fn count_tokens(
     tokenize::serve(app, request, |app, serving, fields, _permit| {
         let model = fields.string("model", 512)?;
         serving.check_model(model.as_deref())?;
-        let conversation = types::AnthropicConversation::take(fields, app, serving)?;
+        let conversation = types::AnthropicPromptParams::take(fields, app, serving)?;
         fields.take("max_tokens");
         let mut input = conversation.input;
         input.tools = conversation.tools.template_value;

@@ -6,25 +6,25 @@ use crate::api_error::ApiError;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
-use crate::openai::choice::{ChoiceFinish, StopMatch};
+use crate::openai::choice::{ChoiceFinishReason, StopMatch};
 use crate::openai::collect::{CollectedChoice, body_of, collect_one};
 use crate::openai::endpoint::{
-    EndpointRequest, InferenceEndpoint, PreparedRequest, ignored_fields,
+    EndpointRequest, InferenceEndpoint, SubmittedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
-use crate::request_ids::ToolCallIds;
+use crate::request_ids::ToolCallIdGenerator;
 use axum::body::Body;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use text::partial_arguments;
 
-/// Values that are needed to format the reply to a Messages request, in addition to the generated tokens.
-pub(super) struct AnthropicReply {
+/// Formats the reply to a Messages request; contains the needed values other than the generated tokens.
+pub(super) struct AnthropicReplyFormatter {
     pub(super) id: String,
     pub(super) model: String,
-    pub(super) tool_call_ids: ToolCallIds,
+    pub(super) tool_call_ids: ToolCallIdGenerator,
 }
 
 /// JSON form of the complete message in a non-streaming reply.
@@ -76,13 +76,15 @@ impl From<&UsageInfo> for AnthropicUsage {
 }
 
 /// Returns the values of `stop_reason` and `stop_sequence`.
-pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
+pub(super) fn stop(end: &ChoiceFinishReason) -> (Option<&'static str>, Option<&str>) {
     match end {
-        ChoiceFinish::Stop(StopMatch::Text(text)) => (Some("stop_sequence"), Some(text)),
-        ChoiceFinish::Stop(_) => (Some("end_turn"), None),
-        ChoiceFinish::Calls(_) => (Some("tool_use"), None),
-        ChoiceFinish::Length => (Some("max_tokens"), None),
-        ChoiceFinish::Abort(_) | ChoiceFinish::Error(_) | ChoiceFinish::Rejected(_) => (None, None),
+        ChoiceFinishReason::Stop(StopMatch::Text(text)) => (Some("stop_sequence"), Some(text)),
+        ChoiceFinishReason::Stop(_) => (Some("end_turn"), None),
+        ChoiceFinishReason::Calls(_) => (Some("tool_use"), None),
+        ChoiceFinishReason::Length => (Some("max_tokens"), None),
+        ChoiceFinishReason::Abort(_)
+        | ChoiceFinishReason::Error(_)
+        | ChoiceFinishReason::Rejected(_) => (None, None),
     }
 }
 
@@ -97,11 +99,11 @@ pub(super) fn tool_input(arguments: &str) -> Box<RawValue> {
     RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-impl AnthropicReply {
+impl AnthropicReplyFormatter {
     pub(super) fn body<'a>(
         &'a self,
         content: Vec<ContentBlock>,
-        end: Option<&'a ChoiceFinish>,
+        end: Option<&'a ChoiceFinishReason>,
         usage: &UsageInfo,
     ) -> AnthropicMessage<'a> {
         let (stop_reason, stop_sequence) = end.map_or((None, None), stop);
@@ -137,10 +139,10 @@ impl AnthropicReply {
     }
 }
 
-impl InferenceEndpoint for AnthropicReply {
+impl InferenceEndpoint for AnthropicReplyFormatter {
     type StreamWriter = AnthropicEventWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let request = types::take(&mut fields, app, serving)?;
         let mut ignored = ignored_fields(app, &fields)?;
@@ -149,7 +151,7 @@ impl InferenceEndpoint for AnthropicReply {
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;
         let reply = Self { id: format!("msg_{request_id}"), model, tool_call_ids };
-        Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+        Ok(SubmittedRequest { generation, reply, stream: params.stream, request_id, ignored })
     }
 
     fn stream_writer(self) -> AnthropicEventWriter {

@@ -2,9 +2,9 @@
 //! `message_stop`.
 
 use super::error;
-use super::reply::{AnthropicReply, AnthropicUsage, ContentBlock, stop, tool_input};
+use super::reply::{AnthropicReplyFormatter, AnthropicUsage, ContentBlock, stop, tool_input};
 use crate::api_error::ApiError;
-use crate::openai::choice::{ChoiceDelta, ChoiceFinish};
+use crate::openai::choice::{ChoiceDelta, ChoiceFinishReason};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
 use crate::sse::SseEventWriter;
@@ -16,12 +16,12 @@ use text::OutputPiece;
 
 /// Writes the SSE events of a streamed message.
 pub(super) struct AnthropicEventWriter {
-    reply: AnthropicReply,
+    reply: AnthropicReplyFormatter,
     started: bool,
     /// Index of the open content block, or of the next content block if none is open.
     index: u32,
     open: Option<ContentBlockKind>,
-    end: Option<ChoiceFinish>,
+    end: Option<ChoiceFinishReason>,
 }
 
 /// Kind of the open content block.
@@ -79,7 +79,7 @@ impl MessageStreamEvent<'_> {
 }
 
 impl AnthropicEventWriter {
-    pub(super) fn new(reply: AnthropicReply) -> Self {
+    pub(super) fn new(reply: AnthropicReplyFormatter) -> Self {
         Self { reply, started: false, index: 0, open: None, end: None }
     }
 

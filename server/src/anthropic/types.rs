@@ -15,8 +15,8 @@ use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
 use text::ChatInput;
 
-/// Parsed fields that determine the prompt, the tools and the output constraint.
-pub(super) struct AnthropicConversation {
+/// Parsed parameters that determine the prompt, the tools and the output constraint.
+pub(super) struct AnthropicPromptParams {
     pub(super) input: ChatInput,
     pub(super) tools: RequestTools,
     /// Thinking budget: maximum number of reasoning tokens.
@@ -37,8 +37,8 @@ pub(super) fn take(
         return Err(ApiError::invalid("max_tokens", "is missing"));
     };
     let stops = fields.strings("stop_sequences", 256, 16)?;
-    let AnthropicConversation { input, tools, thinking, format } =
-        AnthropicConversation::take(fields, app, serving)?;
+    let AnthropicPromptParams { input, tools, thinking, format } =
+        AnthropicPromptParams::take(fields, app, serving)?;
     let mut params =
         CompletionParams::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
     params.check_single()?;
@@ -57,7 +57,7 @@ pub(super) fn take(
     })
 }
 
-impl AnthropicConversation {
+impl AnthropicPromptParams {
     /// Parses all fields that determine the prompt, the tools and the output constraint.
     pub(super) fn take(
         fields: &mut RequestFields,

@@ -1,8 +1,8 @@
 //! Assembles the complete output of a choice: reasoning, content and tool calls.
 
-use super::choice::ChoiceFinish;
+use super::choice::ChoiceFinishReason;
 use super::collect::CollectedChoice;
-use crate::request_ids::ToolCallIds;
+use crate::request_ids::ToolCallIdGenerator;
 use text::OutputPiece;
 
 /// Tool call in the output of a choice.
@@ -35,7 +35,7 @@ impl AssistantMessage {
     pub(crate) fn of(
         choice: &CollectedChoice,
         choice_index: u32,
-        tool_call_ids: &ToolCallIds,
+        tool_call_ids: &ToolCallIdGenerator,
     ) -> Self {
         let mut message = Self::default();
         let mut call_start = 0;
@@ -62,7 +62,10 @@ impl AssistantMessage {
                 // truncated.
                 OutputPiece::Broken { .. }
                     if position + 1 == choice.pieces.len()
-                        && matches!(choice.end, ChoiceFinish::Length | ChoiceFinish::Abort(_)) =>
+                        && matches!(
+                            choice.end,
+                            ChoiceFinishReason::Length | ChoiceFinishReason::Abort(_)
+                        ) =>
                 {
                     if let Some(call) = message.calls.last_mut() {
                         call.truncated = true;

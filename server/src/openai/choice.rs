@@ -10,7 +10,7 @@ use text::{Detokenizer, OutputParser, OutputPieces, StopMatcher};
 
 /// Why a choice ended, as reported to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ChoiceFinish {
+pub(crate) enum ChoiceFinishReason {
     /// The output ended with an EOS token, a stop token or a stop string.
     Stop(StopMatch),
     /// As `Stop`, but the output contains at least one tool call.
@@ -36,7 +36,7 @@ pub(crate) enum StopMatch {
     Text(String),
 }
 
-impl ChoiceFinish {
+impl ChoiceFinishReason {
     /// Returns the value of `finish_reason`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ pub(crate) struct ChoiceDelta {
     /// is empty, so that clients that count events see progress.
     pub has_textless_token: bool,
     /// Why the choice ended; set only in its last delta.
-    pub end: Option<ChoiceFinish>,
+    pub end: Option<ChoiceFinishReason>,
 }
 
 impl ChoiceDelta {
@@ -216,9 +216,9 @@ impl ChoiceState {
         }
         parser.finish(&mut delta.pieces);
         if parser.complete_calls() > 0
-            && let Some(ChoiceFinish::Stop(stop)) = &delta.end
+            && let Some(ChoiceFinishReason::Stop(stop)) = &delta.end
         {
-            delta.end = Some(ChoiceFinish::Calls(stop.clone()));
+            delta.end = Some(ChoiceFinishReason::Calls(stop.clone()));
         }
     }
 
@@ -236,7 +236,7 @@ impl ChoiceState {
             return false;
         }
         let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) else { return false };
-        delta.end = Some(ChoiceFinish::Stop(StopMatch::Text(stop.to_owned())));
+        delta.end = Some(ChoiceFinishReason::Stop(StopMatch::Text(stop.to_owned())));
         self.ended = true;
         true
     }
@@ -248,21 +248,23 @@ impl ChoiceState {
         self.scratch.clear();
         self.detokenizer.finish(&mut self.scratch);
         if let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) {
-            delta.end = Some(ChoiceFinish::Stop(StopMatch::Text(stop.to_owned())));
+            delta.end = Some(ChoiceFinishReason::Stop(StopMatch::Text(stop.to_owned())));
             return;
         }
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
-            FinishReason::Stop(StopReason::StopToken(id)) => ChoiceFinish::Stop(StopMatch::Id(id)),
+            FinishReason::Stop(StopReason::StopToken(id)) => {
+                ChoiceFinishReason::Stop(StopMatch::Id(id))
+            }
             // `StopString` does not occur here: stop strings are matched only by this object, which has
             // already ended the choice in that case.
             FinishReason::Stop(
                 StopReason::Eos(_) | StopReason::StopString | StopReason::Pooled,
-            ) => ChoiceFinish::Stop(StopMatch::Eos),
-            FinishReason::Length => ChoiceFinish::Length,
-            FinishReason::Abort(cause) => ChoiceFinish::Abort(cause),
-            FinishReason::Error(code) => ChoiceFinish::Error(code),
-            FinishReason::Rejected(reason) => ChoiceFinish::Rejected(*reason),
+            ) => ChoiceFinishReason::Stop(StopMatch::Eos),
+            FinishReason::Length => ChoiceFinishReason::Length,
+            FinishReason::Abort(cause) => ChoiceFinishReason::Abort(cause),
+            FinishReason::Error(code) => ChoiceFinishReason::Error(code),
+            FinishReason::Rejected(reason) => ChoiceFinishReason::Rejected(*reason),
         });
     }
 }

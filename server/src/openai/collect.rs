@@ -1,6 +1,6 @@
 //! Collects the deltas of all choices for a non-streaming reply.
 
-use super::choice::{ChoiceFinish, StopMatch};
+use super::choice::{ChoiceFinishReason, StopMatch};
 use super::generation::{RequestGeneration, engine_error};
 use crate::api_error::ApiError;
 use bytes::{BufMut, BytesMut};
@@ -26,7 +26,7 @@ pub(crate) struct CollectedChoice {
     /// requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why the choice ended.
-    pub end: ChoiceFinish,
+    pub end: ChoiceFinishReason,
 }
 
 /// Waits until all choices have ended. Returns the choices, and the generation, which contains the token
@@ -42,7 +42,7 @@ pub(crate) async fn collect(
         tokens: Vec::new(),
         logprobs: Vec::new(),
         prompt_logprobs: Vec::new(),
-        end: ChoiceFinish::Length,
+        end: ChoiceFinishReason::Length,
     };
     let mut choices: Vec<CollectedChoice> = (0..generation.choices()).map(empty).collect();
     while !generation.has_ended() {
@@ -62,7 +62,7 @@ pub(crate) async fn collect(
         return Err(error);
     }
     let failed = choices.iter().find_map(|choice| match choice.end {
-        ChoiceFinish::Error(code) => Some(engine_error(code)),
+        ChoiceFinishReason::Error(code) => Some(engine_error(code)),
         _ => None,
     });
     if let Some(error) = failed {
@@ -98,16 +98,18 @@ fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
 }
 
 /// Appends the fields `finish_reason` and `stop_reason` of a complete choice.
-pub(crate) fn put_end(end: &ChoiceFinish, out: &mut BytesMut) {
+pub(crate) fn put_end(end: &ChoiceFinishReason, out: &mut BytesMut) {
     let (name, reason) = (end.name(), stop_reason(end));
     // Writing to memory cannot fail, so the result is ignored.
     let _ = write!(out.writer(), ",\"finish_reason\":\"{name}\",\"stop_reason\":{reason}");
 }
 
-fn stop_reason(end: &ChoiceFinish) -> Value {
+fn stop_reason(end: &ChoiceFinishReason) -> Value {
     match end {
-        ChoiceFinish::Stop(StopMatch::Id(id)) | ChoiceFinish::Calls(StopMatch::Id(id)) => json!(id),
-        ChoiceFinish::Stop(StopMatch::Text(text)) | ChoiceFinish::Calls(StopMatch::Text(text)) => {
+        ChoiceFinishReason::Stop(StopMatch::Id(id))
+        | ChoiceFinishReason::Calls(StopMatch::Id(id)) => json!(id),
+        ChoiceFinishReason::Stop(StopMatch::Text(text))
+        | ChoiceFinishReason::Calls(StopMatch::Text(text)) => {
             json!(text)
         }
         _ => Value::Null,

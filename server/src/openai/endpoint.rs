@@ -134,7 +134,7 @@ pub(crate) struct EndpointRequest<'a> {
 }
 
 /// Request that has been submitted to the engine, and the writer of its reply.
-pub(crate) struct PreparedRequest<R> {
+pub(crate) struct SubmittedRequest<R> {
     /// Choices of the request, which receive the generated tokens.
     pub generation: RequestGeneration,
     /// Writer of the reply in the endpoint's JSON form.
@@ -147,7 +147,7 @@ pub(crate) struct PreparedRequest<R> {
     pub ignored: Vec<String>,
 }
 
-impl<R> PreparedRequest<R> {
+impl<R> SubmittedRequest<R> {
     /// Begins the trace of a request; `received` is its arrival time, `path` its route.
     fn begin_trace(&mut self, tracer: &RequestTracer, received: Instant, path: &str) {
         let head = json!({
@@ -166,7 +166,7 @@ pub(crate) trait InferenceEndpoint: Send + Sized + 'static {
     type StreamWriter: SseEventWriter + 'static;
 
     /// Parses, validates and submits one request. Runs on the text pool, where CPU-bound work is allowed.
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError>;
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError>;
 
     /// Returns the writer of the chunks of a streaming reply.
     fn stream_writer(self) -> Self::StreamWriter;
@@ -195,7 +195,7 @@ pub(crate) async fn serve<E: InferenceEndpoint>(
 pub(crate) async fn prepare<E: InferenceEndpoint>(
     app: &Arc<AppState>,
     request: Request,
-) -> Result<PreparedRequest<E>, ApiError> {
+) -> Result<SubmittedRequest<E>, ApiError> {
     let received = Instant::now();
     let serving = Arc::clone(app.accepting()?);
     let (parts, body) = request.into_parts();
@@ -232,7 +232,7 @@ pub(crate) async fn prepare<E: InferenceEndpoint>(
 /// returns the reply.
 pub(crate) async fn respond<E: InferenceEndpoint>(
     app: &AppState,
-    mut prepared: PreparedRequest<E>,
+    mut prepared: SubmittedRequest<E>,
 ) -> Result<Response<Body>, ApiError> {
     if !prepared.stream {
         prepared.generation.wait_first_event().await?;

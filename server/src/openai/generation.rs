@@ -1,6 +1,6 @@
 //! Output of all choices of one HTTP request: polls the engine's token events and converts them to deltas.
 
-use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
+use super::choice::{ChoiceDelta, ChoiceFinishReason, ChoiceState};
 use super::usage::UsageInfo;
 use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
@@ -38,7 +38,8 @@ pub(crate) struct PromptInfo {
     pub ids: Vec<Vec<Token>>,
 }
 
-/// Output of all choices of a request, ordered by prompt: choice `i` of prompt `p` has index `p × n + i`.
+/// Generation in progress of one request: receives the output of all choices, ordered by prompt: choice `i`
+/// of prompt `p` has index `p × n + i`.
 pub(crate) struct RequestGeneration {
     /// Trace of the request; it is written when the generation is dropped. It is the first field so that it
     /// is dropped before `stream`: shutdown waits only until all streams are dropped.
@@ -192,13 +193,13 @@ impl RequestGeneration {
         }
         if self.choices[index].has_ended() {
             self.unfinished -= 1;
-            if let Some(ChoiceFinish::Error(code)) =
+            if let Some(ChoiceFinishReason::Error(code)) =
                 delta.end.as_ref().filter(|end| end.is_row_error())
             {
                 let reason = engine_error(*code).reason;
                 self.span.in_scope(|| tracing::warn!(choice = index, reason, "a choice failed"));
             }
-            if matches!(delta.end, Some(ChoiceFinish::Abort(AbortCause::Shutdown))) {
+            if matches!(delta.end, Some(ChoiceFinishReason::Abort(AbortCause::Shutdown))) {
                 self.span.in_scope(|| tracing::info!(choice = index, "aborted by the drain"));
             }
             if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
@@ -208,15 +209,15 @@ impl RequestGeneration {
                 access.end(end.name());
             }
             self.request_error = self.request_error.take().or_else(|| match &delta.end {
-                Some(ChoiceFinish::Rejected(reason)) => {
+                Some(ChoiceFinishReason::Rejected(reason)) => {
                     Some(rejection_error(reason, &self.prompts))
                 }
-                Some(ChoiceFinish::Error(code))
-                    if !delta.end.as_ref().is_some_and(ChoiceFinish::is_row_error) =>
+                Some(ChoiceFinishReason::Error(code))
+                    if !delta.end.as_ref().is_some_and(ChoiceFinishReason::is_row_error) =>
                 {
                     Some(engine_error(*code))
                 }
-                Some(ChoiceFinish::Abort(AbortCause::Shutdown)) => Some(draining()),
+                Some(ChoiceFinishReason::Abort(AbortCause::Shutdown)) => Some(draining()),
                 _ => None,
             });
         }

@@ -56,7 +56,7 @@ pub(crate) struct StreamOptions {
     pub continuous_usage: bool,
 }
 
-/// Which end of a prompt is kept when it is truncated.
+/// How a prompt is truncated: which end is kept, and the maximum number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PromptTruncation {
     /// The last tokens are kept, at most this number.

@@ -1,11 +1,11 @@
 //! OpenAPI documentation of the routes: summary, request body, reply and query parameters.
 
-use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
+use OperationReplyDoc::{AnyJson, Empty, Json, JsonOrEvents, Text};
 use serde_json::{Value, json};
 
-/// Body of the successful reply of a route.
+/// Documentation of the body of a route's successful reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OperationReply {
+pub(super) enum OperationReplyDoc {
     /// JSON object with the schema of this name.
     Json(&'static str),
     /// JSON object with the schema of this name, or SSE events if the request sets `stream`.
@@ -24,7 +24,7 @@ pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
     /// Name of the schema of the request body, for method POST.
     pub(super) body: Option<&'static str>,
-    pub(super) reply: OperationReply,
+    pub(super) reply: OperationReplyDoc,
 }
 
 /// Documentation shared by the routes at several paths.
@@ -37,7 +37,7 @@ const fn documented(
     paths: &'static [&'static str],
     summary: &'static str,
     body: Option<&'static str>,
-    reply: OperationReply,
+    reply: OperationReplyDoc,
 ) -> DocumentedPaths {
     DocumentedPaths { paths, doc: OperationDoc { summary, body, reply } }
 }

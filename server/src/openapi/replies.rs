@@ -1,29 +1,29 @@
 //! Schemas of the replies in the OpenAPI document.
 
-use super::operations::OperationReply;
+use super::operations::OperationReplyDoc;
 use serde_json::{Map, Value, json};
 
 /// Returns the OpenAPI entry for a successful response with this reply.
-pub(super) fn reply(reply: OperationReply) -> Value {
+pub(super) fn reply(reply: OperationReplyDoc) -> Value {
     let of = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match reply {
-        OperationReply::Json(name) => {
+        OperationReplyDoc::Json(name) => {
             json!({"description": "OK", "content": {"application/json": of(name)}})
         }
-        OperationReply::JsonOrEvents(name) => json!({
+        OperationReplyDoc::JsonOrEvents(name) => json!({
             "description": "OK; with stream: true, SSE events of the route's API",
             "content": {
                 "application/json": of(name),
                 "text/event-stream": {"schema": server_sent_event()},
             },
         }),
-        OperationReply::AnyJson => {
+        OperationReplyDoc::AnyJson => {
             json!({"description": "OK", "content": {"application/json": {"schema": {"type": "object"}}}})
         }
-        OperationReply::Text(kind) => {
+        OperationReplyDoc::Text(kind) => {
             json!({"description": "OK", "content": {kind: {"schema": {"type": "string"}}}})
         }
-        OperationReply::Empty => json!({"description": "OK"}),
+        OperationReplyDoc::Empty => json!({"description": "OK"}),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::app::ServingContext;
 use crate::openai::collect::collect;
 use crate::openai::completions::{CompletionPrompt, take_prompts};
 use crate::openai::endpoint::{
-    EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata, ignored_fields,
+    EndpointRequest, InferenceEndpoint, ReplyMetadata, SubmittedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::params::{CompletionParams, FieldBounds};
@@ -66,18 +66,18 @@ impl EmbeddingRequest {
     }
 }
 
-/// Values needed to format the reply to an embedding request, in addition to the pooled vectors.
-pub(super) struct EmbeddingReply {
+/// Formats the reply to an embedding request; contains the needed values other than the pooled vectors.
+pub(super) struct EmbeddingReplyFormatter {
     head: ReplyMetadata,
     format: EncodingFormat,
     dimensions: usize,
     normalise: bool,
 }
 
-impl InferenceEndpoint for EmbeddingReply {
+impl InferenceEndpoint for EmbeddingReplyFormatter {
     type StreamWriter = NoStreamWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let mut request = EmbeddingRequest::take(&mut fields, &serving.field_bounds)?;
         let ignored = ignored_fields(app, &fields)?;
@@ -102,7 +102,7 @@ impl InferenceEndpoint for EmbeddingReply {
             dimensions,
             normalise: request.use_activation.unwrap_or(pooler.use_activation),
         };
-        Ok(PreparedRequest { generation, reply, stream: false, request_id, ignored })
+        Ok(SubmittedRequest { generation, reply, stream: false, request_id, ignored })
     }
 
     fn stream_writer(self) -> NoStreamWriter {

@@ -29,9 +29,9 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::BytesMut;
-use embeddings::{EmbeddingReply, EmbeddingRequest};
-use rerank::RerankReply;
-use score::ScoreReply;
+use embeddings::{EmbeddingReplyFormatter, EmbeddingRequest};
+use rerank::RerankReplyFormatter;
+use score::ScoreReplyFormatter;
 use std::sync::Arc;
 
 /// Maximum number of prompts of one request, as in OpenAI's API.
@@ -42,7 +42,7 @@ pub(crate) async fn embeddings(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<EmbeddingReply>(app, request).await
+    endpoint::serve::<EmbeddingReplyFormatter>(app, request).await
 }
 
 /// Handles POST `/score`.
@@ -50,7 +50,7 @@ pub(crate) async fn score(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<ScoreReply>(app, request).await
+    endpoint::serve::<ScoreReplyFormatter>(app, request).await
 }
 
 /// Handles POST `/rerank`.
@@ -58,7 +58,7 @@ pub(crate) async fn rerank(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<RerankReply>(app, request).await
+    endpoint::serve::<RerankReplyFormatter>(app, request).await
 }
 
 /// Validates the fields of an embedding request.

@@ -21,12 +21,12 @@ use text::ChatInput;
 const PROMPT_BYTES_FACTOR: usize = 4;
 
 /// Parameters shared by score and rerank requests.
-pub(super) struct PairParams {
+pub(super) struct PairScoringParams {
     pub(super) params: CompletionParams,
     use_activation: Option<bool>,
 }
 
-impl PairParams {
+impl PairScoringParams {
     /// Parses the fields shared by score and rerank requests.
     ///
     /// Errors: HTTP status 400; the error names the invalid field.
@@ -71,7 +71,7 @@ pub(super) fn submit_pairs(
     app: &AppState,
     serving: &ServingContext,
     pairs: &TextPairs,
-    request: &mut PairParams,
+    request: &mut PairScoringParams,
     headers: &HeaderParams,
     permit: AdmissionPermit,
 ) -> Result<SubmittedPairs, ApiError> {

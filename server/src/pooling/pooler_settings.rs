@@ -3,7 +3,7 @@
 use crate::api_error::ApiError;
 use protocol::PoolingMethod;
 
-/// Result computed by a server with `--runner pooling`.
+/// Task of a server with `--runner pooling`: the kind of results that it computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolingTask {
     /// Embeddings of texts.

@@ -1,18 +1,20 @@
 //! POST `/rerank`: orders documents by their relevance to a query, in the format of Jina's and Cohere's APIs.
 
 use super::NoStreamWriter;
-use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, submit_pairs};
+use super::pair_scores::{
+    PairScorer, PairScoringParams, ScoredPairs, SubmittedPairs, submit_pairs,
+};
 use super::text_pairs::TextPairs;
 use crate::api_error::ApiError;
 use crate::openai::endpoint::{
-    EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata, ignored_fields,
+    EndpointRequest, InferenceEndpoint, ReplyMetadata, SubmittedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
 use serde_json::{Value, json};
 
-/// Values needed to format the reply to a rerank request, in addition to the pooled vectors.
-pub(super) struct RerankReply {
+/// Formats the reply to a rerank request; contains the needed values other than the pooled vectors.
+pub(super) struct RerankReplyFormatter {
     head: ReplyMetadata,
     scorer: PairScorer,
     /// Maximum number of results.
@@ -21,12 +23,12 @@ pub(super) struct RerankReply {
     documents: Option<Vec<String>>,
 }
 
-impl InferenceEndpoint for RerankReply {
+impl InferenceEndpoint for RerankReplyFormatter {
     type StreamWriter = NoStreamWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
-        let mut request = PairParams::take(&mut fields, &serving.field_bounds)?;
+        let mut request = PairScoringParams::take(&mut fields, &serving.field_bounds)?;
         let pairs = TextPairs::take_query(&mut fields)?;
         // 0 means all documents, as in vLLM.
         let top_n = fields.int("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
@@ -41,7 +43,7 @@ impl InferenceEndpoint for RerankReply {
             top_n: top_n.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX)),
             documents: returns_documents.then_some(pairs.documents),
         };
-        Ok(PreparedRequest { generation, reply, stream: false, request_id, ignored })
+        Ok(SubmittedRequest { generation, reply, stream: false, request_id, ignored })
     }
 
     fn stream_writer(self) -> NoStreamWriter {

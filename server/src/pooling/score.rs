@@ -1,29 +1,31 @@
 //! POST `/score`: scores text pairs.
 
 use super::NoStreamWriter;
-use super::pair_scores::{PairParams, PairScorer, ScoredPairs, SubmittedPairs, submit_pairs};
+use super::pair_scores::{
+    PairScorer, PairScoringParams, ScoredPairs, SubmittedPairs, submit_pairs,
+};
 use super::text_pairs::TextPairs;
 use crate::api_error::ApiError;
 use crate::openai::endpoint::{
-    EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata, ignored_fields,
+    EndpointRequest, InferenceEndpoint, ReplyMetadata, SubmittedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
 use std::io::Write as _;
 
-/// Values needed to format the reply to a score request, in addition to the pooled vectors.
-pub(super) struct ScoreReply {
+/// Formats the reply to a score request; contains the needed values other than the pooled vectors.
+pub(super) struct ScoreReplyFormatter {
     head: ReplyMetadata,
     scorer: PairScorer,
 }
 
-impl InferenceEndpoint for ScoreReply {
+impl InferenceEndpoint for ScoreReplyFormatter {
     type StreamWriter = NoStreamWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
-        let mut request = PairParams::take(&mut fields, &serving.field_bounds)?;
+        let mut request = PairScoringParams::take(&mut fields, &serving.field_bounds)?;
         let pairs = TextPairs::take(&mut fields)?;
         let ignored = ignored_fields(app, &fields)?;
         let model = serving.check_model(request.params.model.as_deref())?;
@@ -31,7 +33,7 @@ impl InferenceEndpoint for ScoreReply {
             submit_pairs(app, serving, &pairs, &mut request, headers, permit)?;
         let head = ReplyMetadata::new("score", &request_id, model, serving);
         let reply = Self { head, scorer };
-        Ok(PreparedRequest { generation, reply, stream: false, request_id, ignored })
+        Ok(SubmittedRequest { generation, reply, stream: false, request_id, ignored })
     }
 
     fn stream_writer(self) -> NoStreamWriter {

@@ -2,10 +2,10 @@
 //! afterwards.
 
 use super::items::ResponseOutputItem;
-use super::reply::{ResponseStatus, ResponsesReply};
+use super::reply::{ResponseStatus, ResponsesReplyFormatter};
 use crate::api_error::ApiError;
 use crate::openai::collect::body_of;
-use crate::openai::endpoint::{PreparedRequest, json_response};
+use crate::openai::endpoint::{SubmittedRequest, json_response};
 use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
 use axum::http::Response;
@@ -14,8 +14,10 @@ use tokio::sync::oneshot;
 
 /// Replies with a queued response and spawns a task that generates it. Aborting the task aborts the request
 /// in the engine.
-pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Response<Body>, ApiError> {
-    let PreparedRequest { generation, reply, .. } = prepared;
+pub(super) fn start(
+    prepared: SubmittedRequest<ResponsesReplyFormatter>,
+) -> Result<Response<Body>, ApiError> {
+    let SubmittedRequest { generation, reply, .. } = prepared;
     let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
     let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
     let input = reply.input_items();
@@ -42,7 +44,7 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
 }
 
 async fn run(
-    reply: &ResponsesReply,
+    reply: &ResponsesReplyFormatter,
     mut generation: RequestGeneration,
 ) -> Result<(String, Vec<ResponseOutputItem>), ApiError> {
     generation.wait_first_event().await?;
@@ -51,6 +53,6 @@ async fn run(
     reply.finish(generation).await
 }
 
-fn failed(reply: &ResponsesReply, error: &ApiError) -> (String, Vec<ResponseOutputItem>) {
+fn failed(reply: &ResponsesReplyFormatter, error: &ApiError) -> (String, Vec<ResponseOutputItem>) {
     (body_of(&reply.failed(error, &[])).unwrap_or_default(), Vec::new())
 }

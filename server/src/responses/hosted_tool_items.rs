@@ -35,7 +35,7 @@ const TEXT_FIELDS: &[&str] = &[
     "tools",
 ];
 
-/// Call of a tool, its output, or both.
+/// Input item of a tool that ran on another server: the call of the tool, its output, or both.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct HostedToolItem {
     pub(super) call_id: String,

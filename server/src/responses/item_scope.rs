@@ -4,7 +4,8 @@
 //! Ids: `msg_<response>_<number>`, `msg_<conversation>_<number>`, or `msg_<response>_<conversation>_<number>`
 //! for items of a response that extends a conversation; each part is the hexadecimal part of an object id.
 
-/// Hexadecimal parts of the ids of a response and its conversation, joined by `_`.
+/// Part of item ids that identifies their response: the hexadecimal parts of the ids of the response and
+/// its conversation, joined by `_`.
 #[derive(Debug, Clone)]
 pub(super) struct ItemIdScope(String);
 

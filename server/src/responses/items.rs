@@ -5,7 +5,7 @@ use super::tool_names::{CalledTool, ToolNameMap, function_name};
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::custom_input::CustomToolInputDecoder;
 use crate::openai::chat::custom_tools::INPUT;
-use crate::request_ids::ToolCallIds;
+use crate::request_ids::ToolCallIdGenerator;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use text::closed_arguments;
@@ -87,7 +87,7 @@ pub(super) struct OutputItemIdGenerator {
     pub(super) scope: ItemIdScope,
     /// Number of input items, which precede the output items in the numbering of ids.
     pub(super) input_items: usize,
-    pub(super) tool_call_ids: ToolCallIds,
+    pub(super) tool_call_ids: ToolCallIdGenerator,
     pub(super) tool_names: ToolNameMap,
 }
 
@@ -248,7 +248,7 @@ mod tests {
         let ids = OutputItemIdGenerator {
             scope: ItemIdScope::new("0a1b", None),
             input_items: 3,
-            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
+            tool_call_ids: ToolCallIdGenerator::new(1, ToolCallIdFormat::Long, 0),
             tool_names: ToolNameMap::default(),
         };
         assert_eq!((ids.message(12), ids.reasoning(0)), ("msg_0a1b_15".into(), "rs_0a1b_3".into()));

@@ -37,7 +37,7 @@ use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
-use reply::ResponsesReply;
+use reply::ResponsesReplyFormatter;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub(crate) async fn create(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = endpoint::prepare::<ResponsesReply>(&app, request).await?;
+    let prepared = endpoint::prepare::<ResponsesReplyFormatter>(&app, request).await?;
     let (request_id, ignored) = (prepared.request_id.clone(), prepared.ignored.clone());
     let mut response = if prepared.reply.is_background() {
         background::start(prepared)?

@@ -15,10 +15,10 @@ use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::chat::system_turns::place_system_turns;
-use crate::openai::choice::ChoiceFinish;
+use crate::openai::choice::ChoiceFinishReason;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
-    EndpointRequest, InferenceEndpoint, PreparedRequest, ignored_fields, unix_time,
+    EndpointRequest, InferenceEndpoint, SubmittedRequest, ignored_fields, unix_time,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
@@ -28,8 +28,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 
-/// Values needed to format the reply to a Responses request, in addition to the generated tokens.
-pub(super) struct ResponsesReply {
+/// Formats the reply to a Responses request; contains the needed values other than the generated tokens.
+pub(super) struct ResponsesReplyFormatter {
     pub(super) app: Arc<AppState>,
     pub(super) id: String,
     /// Identity of the caller; only this caller can access the stored response.
@@ -78,7 +78,7 @@ pub(super) struct ResponseObject<'a> {
     echoed_fields: &'a Map<String, Value>,
 }
 
-impl ResponsesReply {
+impl ResponsesReplyFormatter {
     pub(super) fn is_background(&self) -> bool {
         self.background
     }
@@ -168,13 +168,13 @@ impl ResponsesReply {
 }
 
 /// Returns the status of a response, given the reason why its choice ended.
-pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
+pub(super) fn state(end: &ChoiceFinishReason) -> ResponseStatus {
     match end {
-        ChoiceFinish::Stop(_) | ChoiceFinish::Calls(_) => ResponseStatus::Completed,
-        ChoiceFinish::Length => ResponseStatus::Incomplete,
-        ChoiceFinish::Abort(_) | ChoiceFinish::Error(_) | ChoiceFinish::Rejected(_) => {
-            ResponseStatus::Failed
-        }
+        ChoiceFinishReason::Stop(_) | ChoiceFinishReason::Calls(_) => ResponseStatus::Completed,
+        ChoiceFinishReason::Length => ResponseStatus::Incomplete,
+        ChoiceFinishReason::Abort(_)
+        | ChoiceFinishReason::Error(_)
+        | ChoiceFinishReason::Rejected(_) => ResponseStatus::Failed,
     }
 }
 
@@ -188,10 +188,10 @@ fn usage_body(usage: &UsageInfo) -> Value {
     })
 }
 
-impl InferenceEndpoint for ResponsesReply {
+impl InferenceEndpoint for ResponsesReplyFormatter {
     type StreamWriter = ResponsesEventWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, mut permit } = request;
         let mut stored = StoredContextReader::new(app, headers.caller, &mut permit);
         let parsed = types::take(&mut fields, serving, &mut stored)?;
@@ -237,7 +237,7 @@ impl InferenceEndpoint for ResponsesReply {
             store,
             background,
         };
-        Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+        Ok(SubmittedRequest { generation, reply, stream: params.stream, request_id, ignored })
     }
 
     fn stream_writer(self) -> ResponsesEventWriter {

@@ -2,7 +2,7 @@
 
 use super::events::{ResponseEventBody, write};
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
-use super::reply::{ResponseStatus, ResponsesReply, state};
+use super::reply::{ResponseStatus, ResponsesReplyFormatter, state};
 use crate::api_error::ApiError;
 use crate::openai::chat::custom_input::CustomToolInputDecoder;
 use crate::openai::choice::ChoiceDelta;
@@ -15,7 +15,7 @@ use text::OutputPiece;
 
 /// Writes the SSE events of a streaming response and builds its output items.
 pub(super) struct ResponsesEventWriter {
-    reply: ResponsesReply,
+    reply: ResponsesReplyFormatter,
     started: bool,
     number: u64,
     /// Output items that are complete.
@@ -27,7 +27,7 @@ pub(super) struct ResponsesEventWriter {
 }
 
 impl ResponsesEventWriter {
-    pub(super) fn new(reply: ResponsesReply) -> Self {
+    pub(super) fn new(reply: ResponsesReplyFormatter) -> Self {
         let (output, open, state) = (Vec::new(), None, ResponseStatus::Completed);
         let input_decoder = CustomToolInputDecoder::default();
         Self { reply, started: false, number: 0, output, open, input_decoder, state }

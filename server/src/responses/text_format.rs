@@ -9,7 +9,7 @@ use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::{Value, json};
 use text::{ToolCallSyntax, ToolDefinition};
 
-/// Values of `text`.
+/// Values of the request field `text`: the output constraint, and the value repeated in the response.
 pub(super) struct ResponseTextConfig {
     pub(super) constraint: Option<OutputConstraint>,
     /// Value repeated in the response object.

@@ -42,8 +42,8 @@ pub(super) struct ResponsesRequest {
     pub(super) background: bool,
 }
 
-/// Parameters for how a response is generated, stored and returned.
-struct DeliveryOptions {
+/// Options of a response: its metadata, and how it is generated, stored and truncated.
+struct ResponseOptions {
     metadata: Value,
     store: bool,
     background: bool,
@@ -62,7 +62,7 @@ pub(super) fn take(
     let mut echoed_fields = Map::new();
     reject_unsupported(fields)?;
     service_fields::take(fields)?;
-    let delivery = DeliveryOptions::take(fields)?;
+    let delivery = ResponseOptions::take(fields)?;
     delivery.echo(&mut echoed_fields);
     let ResponseTextConfig { constraint, echoed } = ResponseTextConfig::take(fields)?;
     echoed_fields.insert("text".to_owned(), echoed);
@@ -94,7 +94,7 @@ pub(super) fn take(
         add_special_tokens: false,
         prompt_field: "input",
     };
-    let DeliveryOptions { store, background, truncates, .. } = delivery;
+    let ResponseOptions { store, background, truncates, .. } = delivery;
     Ok(ResponsesRequest {
         request,
         history,
@@ -109,7 +109,7 @@ pub(super) fn take(
     })
 }
 
-impl DeliveryOptions {
+impl ResponseOptions {
     fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let metadata = take_metadata(fields)?;
         let store = fields.bool("store")?.unwrap_or(true);

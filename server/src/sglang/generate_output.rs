@@ -1,7 +1,7 @@
 //! Output of one choice of a `/generate` request in SGLang's JSON form.
 
 use super::generate_fields::GenerateLogprobOptions;
-use crate::openai::choice::{ChoiceFinish, StopMatch};
+use crate::openai::choice::{ChoiceFinishReason, StopMatch};
 use crate::openai::logprobs::TokenFormatter;
 use crate::openai::usage::UsageInfo;
 use protocol::{Token, TokenLogprobs};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::time::Instant;
 
-/// Values shared by all outputs of a request.
+/// Metadata shared by all outputs of a `/generate` request.
 pub(super) struct GenerateMeta {
     pub(super) request_id: String,
     pub(super) weight_version: String,
@@ -29,12 +29,12 @@ pub(super) struct GenerateOutput {
     rows: String,
     /// Rows of `output_top_logprobs`, as comma-separated JSON.
     top_rows: String,
-    pub(super) end: Option<ChoiceFinish>,
+    pub(super) end: Option<ChoiceFinishReason>,
 }
 
 impl GenerateOutput {
     /// Creates the output of a choice that has ended, without log-probabilities.
-    pub(super) fn ended(text: String, ids: Vec<Token>, end: ChoiceFinish) -> Self {
+    pub(super) fn ended(text: String, ids: Vec<Token>, end: ChoiceFinishReason) -> Self {
         Self { text, ids, end: Some(end), ..Self::default() }
     }
 
@@ -139,15 +139,15 @@ fn top_row(meta: &GenerateMeta, logprobs: GenerateLogprobOptions, entry: &TokenL
 
 /// Returns the value of `finish_reason`; null while the output continues.
 pub(super) fn finish_reason(
-    end: Option<&ChoiceFinish>,
+    end: Option<&ChoiceFinishReason>,
     last: Option<Token>,
     tokens: usize,
 ) -> Value {
     let stopped = |matched: Value| json!({"type": "stop", "matched": matched});
     match end {
         None => Value::Null,
-        Some(ChoiceFinish::Length) => json!({"type": "length", "length": tokens}),
-        Some(ChoiceFinish::Stop(stop) | ChoiceFinish::Calls(stop)) => match stop {
+        Some(ChoiceFinishReason::Length) => json!({"type": "length", "length": tokens}),
+        Some(ChoiceFinishReason::Stop(stop) | ChoiceFinishReason::Calls(stop)) => match stop {
             StopMatch::Eos => stopped(json!(last)),
             StopMatch::Id(id) => stopped(json!(id)),
             StopMatch::Text(text) => stopped(json!(text)),

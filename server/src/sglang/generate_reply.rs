@@ -7,7 +7,7 @@ use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::collect;
 use crate::openai::completions;
 use crate::openai::endpoint::{
-    EndpointRequest, InferenceEndpoint, PreparedRequest, ignored_fields,
+    EndpointRequest, InferenceEndpoint, SubmittedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
@@ -18,18 +18,18 @@ use protocol::Token;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Values needed to format the reply to a `/generate` request.
-pub(super) struct GenerateReply {
+/// Formats the reply to a `/generate` request; contains the needed values other than the generated tokens.
+pub(super) struct GenerateReplyFormatter {
     meta: GenerateMeta,
     /// Token ids of each prompt if the reply contains prompt log-probabilities, else empty.
     prompts: Vec<Arc<[Token]>>,
     n: usize,
 }
 
-impl InferenceEndpoint for GenerateReply {
+impl InferenceEndpoint for GenerateReplyFormatter {
     type StreamWriter = GenerateChunkWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let received = Instant::now();
         let request = GenerateRequest::take(&mut fields)?;
@@ -54,7 +54,7 @@ impl InferenceEndpoint for GenerateReply {
             received,
         };
         let reply = Self { meta, prompts: submitted.prompts, n: submitted.n };
-        Ok(PreparedRequest {
+        Ok(SubmittedRequest {
             generation: submitted.generation,
             reply,
             stream: submitted.stream,
@@ -85,7 +85,7 @@ impl InferenceEndpoint for GenerateReply {
 
 /// Writes the events of a streaming `/generate` reply. Each event contains the whole output so far.
 pub(super) struct GenerateChunkWriter {
-    reply: GenerateReply,
+    reply: GenerateReplyFormatter,
     outputs: Vec<GenerateOutput>,
 }
 

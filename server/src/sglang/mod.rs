@@ -17,7 +17,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use generate_reply::GenerateReply;
+use generate_reply::GenerateReplyFormatter;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) async fn generate(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<GenerateReply>(app, request).await
+    endpoint::serve::<GenerateReplyFormatter>(app, request).await
 }
 
 /// Handles `/model_info` and `/get_model_info`.

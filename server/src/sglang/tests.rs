@@ -3,7 +3,7 @@
 use super::generate_fields::{GenerateLogprobOptions, GenerateRequest, rename_field};
 use super::generate_output::finish_reason;
 use crate::api_error::ApiError;
-use crate::openai::choice::{ChoiceFinish, StopMatch};
+use crate::openai::choice::{ChoiceFinishReason, StopMatch};
 use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
@@ -83,10 +83,10 @@ fn errors_name_the_fields_of_the_request() {
 
 #[test]
 fn finish_reasons_are_objects() {
-    let of = |end: ChoiceFinish| finish_reason(Some(&end), Some(9), 3);
+    let of = |end: ChoiceFinishReason| finish_reason(Some(&end), Some(9), 3);
     assert_eq!(finish_reason(None, None, 0), Value::Null);
-    assert_eq!(of(ChoiceFinish::Length), json!({"type": "length", "length": 3}));
-    assert_eq!(of(ChoiceFinish::Stop(StopMatch::Eos)), json!({"type": "stop", "matched": 9}));
+    assert_eq!(of(ChoiceFinishReason::Length), json!({"type": "length", "length": 3}));
+    assert_eq!(of(ChoiceFinishReason::Stop(StopMatch::Eos)), json!({"type": "stop", "matched": 9}));
     let text = StopMatch::Text("x".to_owned());
-    assert_eq!(of(ChoiceFinish::Stop(text)), json!({"type": "stop", "matched": "x"}));
+    assert_eq!(of(ChoiceFinishReason::Stop(text)), json!({"type": "stop", "matched": "x"}));
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::slurm_hostlist;
 use crate::config::{CommandLineError, rejected};
 
-/// Names of all environment variables that `ClusterVariables` reads. Launchers set them on the nodes that
+/// Names of all environment variables that `LauncherEnvVariables` reads. Launchers set them on the nodes that
 /// they start.
 const VARIABLES: &[&str] = &[
     "LWS_GROUP_SIZE",
@@ -36,9 +36,9 @@ const VARIABLES: &[&str] = &[
     "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
-/// Values of the environment variables in `VARIABLES` that are set.
+/// Values of the environment variables in `VARIABLES`, by which cluster launchers configure nodes.
 #[derive(Debug, Clone, Default)]
-pub struct ClusterVariables(BTreeMap<&'static str, String>);
+pub struct LauncherEnvVariables(BTreeMap<&'static str, String>);
 
 /// Name and value of a launcher's environment variable that contains a number, such as a number of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(super) struct NodePosition {
     pub(super) port: Option<u16>,
 }
 
-impl ClusterVariables {
+impl LauncherEnvVariables {
     /// Reads the variables with `text`, which returns the value of an environment variable.
     pub fn read(text: impl Fn(&str) -> Option<String>) -> Self {
         Self(VARIABLES.iter().filter_map(|name| Some((*name, text(name)?))).collect())
@@ -215,7 +215,7 @@ mod tests {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, text)| (*text).to_owned())
         };
-        ClusterVariables::read(text).node_layout().map_err(|error| error.to_string())
+        LauncherEnvVariables::read(text).node_layout().map_err(|error| error.to_string())
     }
 
     fn expected_layout(

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Args;
 use engine::nodes::{ClusterConfig, ClusterSecret};
 
-pub use launcher_env::ClusterVariables;
+pub use launcher_env::LauncherEnvVariables;
 use launcher_env::NumericEnvVariable;
 pub(crate) use secret::CLUSTER_SECRET_VARIABLE as SECRET_VARIABLE;
 use secret::{check_secret, read_secret};
@@ -258,6 +258,7 @@ fn check_replica_placement(
 mod tests {
     use super::*;
 
+    /// Command line with the parallelism flags only.
     #[derive(clap::Parser)]
     struct ClusterTestArgs {
         #[command(flatten)]
@@ -276,7 +277,7 @@ mod tests {
         };
         let cluster_secret = Some(ClusterSecret::new("0123456789abcdef"));
         ProcessEnvironment {
-            cluster: ClusterVariables::read(text),
+            cluster: LauncherEnvVariables::read(text),
             cluster_secret,
             ..ProcessEnvironment::default()
         }

@@ -23,8 +23,8 @@ const STREAMS: usize = 10_000;
 /// Maximum resident memory per stream in bytes.
 const BYTES_MAX: usize = 50_000;
 
-/// Number of tokens of each stream, and the interval between two tokens.
-struct StreamLength {
+/// Settings of the benchmark's streams: number of tokens per stream, and interval between two tokens.
+struct StreamBenchSettings {
     tokens: usize,
     step_time: Duration,
 }
@@ -32,17 +32,17 @@ struct StreamLength {
 /// Length of the streams: one token per second for `HADRON_STREAMS_MINUTES` minutes; if the variable is
 /// unset, 40 tokens at two per second.
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
-fn length() -> StreamLength {
+fn length() -> StreamBenchSettings {
     let message = std::env::var("HADRON_STREAMS_MINUTES").ok();
     match message.map_or(0, |text| text.parse::<u64>().unwrap()) {
-        0 => StreamLength { tokens: 40, step_time: Duration::from_millis(500) },
+        0 => StreamBenchSettings { tokens: 40, step_time: Duration::from_millis(500) },
         minutes => {
-            StreamLength { tokens: 60 * minutes as usize, step_time: Duration::from_secs(1) }
+            StreamBenchSettings { tokens: 60 * minutes as usize, step_time: Duration::from_secs(1) }
         }
     }
 }
 
-fn setup(length: &StreamLength) -> ServerSetup {
+fn setup(length: &StreamBenchSettings) -> ServerSetup {
     // Blocks of a stream's prompt and output, including one partially filled block.
     let blocks = (64 + length.tokens) as u32 / BLOCK_TOKENS + 1;
     ServerSetup {

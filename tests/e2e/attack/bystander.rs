@@ -13,16 +13,17 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of a reply before the attacks; the machine may be busy.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Requests together with their expected outputs.
-pub(super) struct RecordedReplies(Vec<RecordedReply>);
+/// Requests with the text of their replies before the attacks, which later replies must equal.
+pub(super) struct RecordedExchanges(Vec<RecordedExchange>);
 
-struct RecordedReply {
+/// Path and body of a request, and the text of the reply.
+struct RecordedExchange {
     path: &'static str,
     body: Value,
     text: String,
 }
 
-fn requests() -> Vec<RecordedReply> {
+fn requests() -> Vec<RecordedExchange> {
     let chat = json!([{"role": "user", "content": "What is 12 plus 30?"}]);
     let asked = [
         (
@@ -47,7 +48,7 @@ fn requests() -> Vec<RecordedReply> {
             "ignore_eos": true, "stream": true}),
         ),
     ];
-    let known = |(path, body)| RecordedReply { path, body, text: String::new() };
+    let known = |(path, body)| RecordedExchange { path, body, text: String::new() };
     asked.into_iter().map(known).collect()
 }
 
@@ -60,7 +61,7 @@ fn text_of(reply: &HttpReply, streamed: bool) -> String {
     reply.events().into_iter().map(text).collect()
 }
 
-impl RecordedReplies {
+impl RecordedExchanges {
     /// Records the outputs of all requests on a server that is not under attack.
     pub(super) fn learn(at: SocketAddr) -> Self {
         let mut known = requests();
@@ -85,7 +86,7 @@ impl RecordedReplies {
     pub(super) fn compare(&self, target: &AttackTarget, over: &AtomicBool, first: u64) {
         let mut next = first as usize;
         while !over.load(Ordering::Relaxed) {
-            let RecordedReply { path, body, text } = &self.0[next % self.0.len()];
+            let RecordedExchange { path, body, text } = &self.0[next % self.0.len()];
             let sent = body.to_string();
             let Some(reply) = target.post("bystander", path, sent.as_bytes()) else { continue };
             if reply.status == 429 {

@@ -151,7 +151,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
     println!("{plan:?}");
     let mut process = start();
     let target = AttackTarget::new(&process);
-    let known = bystander::RecordedReplies::learn(target.address);
+    let known = bystander::RecordedExchanges::learn(target.address);
     let first = Mutex::new(plan.kinds());
     let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
     let memory = MemorySampler::new(process.id(), plan.time);

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// replacement executor is started.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Folder with the wrapping driver library and with the files that trigger faults, and the server flags that
-/// select the library.
+/// GPU driver library that injects faults: its folder, with the files that trigger faults, and server
+/// flags.
 struct FaultyDriver {
     folder: tempfile::TempDir,
     flags: Vec<String>,

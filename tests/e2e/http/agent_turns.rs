@@ -20,7 +20,7 @@ const TEMPLATE: &str = "{% for m in messages %}<|{{ m.role }}|>{% if loop.first 
     {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>\
     {% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// Token counts of one reply.
+/// Token counts of the reply in one turn of a conversation (`usage`).
 struct TurnUsage {
     prompt: u64,
     cached: u64,

@@ -27,6 +27,7 @@ const ATTACK: Duration = Duration::from_secs(3);
 /// measurement.
 const GROWTH_KIB_MAX: u64 = 24 << 10;
 
+/// Server whose KV-event publisher is attacked, with a well-behaved subscriber.
 struct AttackedPublisher {
     process: ServerProcess,
     publish: SocketAddr,

@@ -35,8 +35,8 @@ const VLLM_KEYS: &[&str] = &[
     "topic",
 ];
 
-/// A subscriber configured from the server's `/kv_event_sources`.
-struct IndexSubscriber {
+/// KV-event subscriber configured from the server's `/kv_event_sources`; tracks the cached blocks.
+struct KvEventTestSubscriber {
     server: SocketAddr,
     live: Socket,
     follower: SequenceNumberTracker,
@@ -57,7 +57,7 @@ fn replay(server: SocketAddr, start: u64) -> Vec<(u64, Vec<u8>)> {
     kv_event_replay::replay(&endpoint, start, WAIT.as_millis() as i32)
 }
 
-impl IndexSubscriber {
+impl KvEventTestSubscriber {
     fn new(server: SocketAddr) -> Self {
         let live = Context::new().socket(zmq::SUB).unwrap();
         live.set_subscribe(b"").unwrap();
@@ -158,7 +158,7 @@ fn subscriber_blocks_equal_the_prefix_index() {
         let kv_events = Some(config(&json!({"format": format})));
         let setup = ServerSetup { blocks, max_model_len: 300, kv_events, ..ServerSetup::default() };
         let server = TestServer::start(&setup);
-        let mut subscriber = IndexSubscriber::new(server.address);
+        let mut subscriber = KvEventTestSubscriber::new(server.address);
         subscriber.follow();
         for number in 0..60 {
             if number % 4 == 0 {
@@ -202,7 +202,7 @@ fn replay_returns_the_same_bytes_or_a_snapshot() {
         ..ServerSetup::default()
     });
     let mut live = Vec::new();
-    let subscriber = IndexSubscriber::new(server.address);
+    let subscriber = KvEventTestSubscriber::new(server.address);
     for number in 0..30 {
         complete(server.address, number);
     }
@@ -237,7 +237,7 @@ fn stalled_subscriber_does_not_slow_requests() {
             kv_events,
             ..ServerSetup::default()
         });
-        let reader = stuck.then(|| IndexSubscriber::new(server.address));
+        let reader = stuck.then(|| KvEventTestSubscriber::new(server.address));
         let mut client = HttpClient::connect(server.address);
         let mut times: Vec<Duration> = (0..300)
             .map(|number| {
@@ -339,7 +339,7 @@ fn executor_failure_clears_blocks_and_continues_sequence() {
         // The last generated token is never an input of the model, so it has no KV entry.
         (reply.json()["usage"]["total_tokens"].as_u64().unwrap() as usize - 1) / BLOCK_TOKENS
     };
-    let mut subscriber = IndexSubscriber::new(server.address);
+    let mut subscriber = KvEventTestSubscriber::new(server.address);
     let blocks = ask();
     subscriber.follow_beyond(None, blocks);
     let (before, next) = (subscriber.hashes(), subscriber.follower.next().unwrap());

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Values of the samples of `/metrics`, by series name and labels.
 type MetricSamples = BTreeMap<String, f64>;
 
 /// Every sample of `/metrics` by name and labels; the labels `model_name` and `engine` are removed.

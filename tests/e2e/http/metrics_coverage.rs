@@ -80,6 +80,7 @@ const LOAD_DEPENDENT_SERIES: [&str; 2] = [
 /// that its values differ by microseconds.
 const STARTED: &str = "process_start_time_seconds";
 
+/// Values of the series of `/metrics`, by name and labels.
 type MetricsPage = BTreeMap<String, f64>;
 
 /// Series of `/metrics` without the labels `model_name` and `engine`; histograms only as count and sum.

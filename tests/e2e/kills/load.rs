@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 /// hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Request counts of a kill test, by result.
+/// Numbers of the streamed requests of a kill test by outcome, and descriptions of the failed ones.
 #[derive(Debug, Clone, Default)]
-pub(super) struct StreamResults {
+pub(super) struct StreamOutcomeCounts {
     pub(super) correct: usize,
     pub(super) tokens: usize,
     /// Number of requests that were rejected, cut off, or ended with an error or before their last token.
@@ -26,7 +26,7 @@ pub(super) struct StreamResults {
     pub(super) descriptions: Vec<String>,
 }
 
-impl StreamResults {
+impl StreamOutcomeCounts {
     pub(super) fn add(&mut self, other: Self) {
         self.correct += other.correct;
         self.tokens += other.tokens;
@@ -36,26 +36,26 @@ impl StreamResults {
         self.descriptions.extend(other.descriptions);
     }
 
-    fn count(&mut self, request: &RecordedRequest, received: &StreamEnd) {
+    fn count(&mut self, request: &RecordedRequest, received: &ClientStreamOutcome) {
         let expected = &request.ids;
         let description = match received {
-            StreamEnd::Complete { ids, end } if ids == expected && end == "length" => {
+            ClientStreamOutcome::Complete { ids, end } if ids == expected && end == "length" => {
                 self.correct += 1;
                 self.tokens += ids.len();
                 return;
             }
-            StreamEnd::Complete { ids, end } => {
+            ClientStreamOutcome::Complete { ids, end } => {
                 let same = ids.iter().zip(expected).take_while(|(a, b)| a == b).count();
                 let cut = same == ids.len() && ids.len() < expected.len();
                 *(if cut { &mut self.failed } else { &mut self.wrong_tokens }) += 1;
                 let (received, of) = (ids.len(), expected.len());
                 format!("{received} of {of} tokens, the first {same} correct, then {end}")
             }
-            StreamEnd::Truncated(how) => {
+            ClientStreamOutcome::Truncated(how) => {
                 self.failed += 1;
                 how.clone()
             }
-            StreamEnd::Hung => {
+            ClientStreamOutcome::Hung => {
                 self.hung += 1;
                 format!("no data for {STREAM_TIMEOUT:?}")
             }
@@ -64,8 +64,8 @@ impl StreamResults {
     }
 }
 
-/// How a client's stream of a completion ended.
-enum StreamEnd {
+/// How a client's stream of a completion ended: complete, truncated or hung.
+enum ClientStreamOutcome {
     /// All events up to `[DONE]` arrived.
     Complete {
         ids: Vec<u32>,
@@ -82,8 +82,8 @@ pub(super) fn send_requests(
     requests: &[RecordedRequest],
     mut rng: KillTestRng,
     stop: &AtomicBool,
-) -> StreamResults {
-    let mut results = StreamResults::default();
+) -> StreamOutcomeCounts {
+    let mut results = StreamOutcomeCounts::default();
     while !stop.load(Ordering::Relaxed) {
         let request = &requests[rng.below(requests.len() as u64) as usize];
         results.count(request, &read_stream(at, request));
@@ -98,18 +98,18 @@ pub(super) fn open(at: SocketAddr, request: &RecordedRequest) -> HttpClient {
     client
 }
 
-fn read_stream(at: SocketAddr, request: &RecordedRequest) -> StreamEnd {
+fn read_stream(at: SocketAddr, request: &RecordedRequest) -> ClientStreamOutcome {
     let mut client = open(at, request);
     let (mut since, mut events) = (Instant::now(), Vec::new());
     let ended = |since: Instant| {
         if since.elapsed() + Duration::from_secs(1) > STREAM_TIMEOUT {
-            return StreamEnd::Hung;
+            return ClientStreamOutcome::Hung;
         }
-        StreamEnd::Truncated("the connection ended".to_owned())
+        ClientStreamOutcome::Truncated("the connection ended".to_owned())
     };
     let Some(head) = client.read_head() else { return ended(since) };
     if head.status != 200 {
-        return StreamEnd::Truncated(format!("status {}", head.status));
+        return ClientStreamOutcome::Truncated(format!("status {}", head.status));
     }
     loop {
         since = Instant::now();
@@ -122,13 +122,13 @@ fn read_stream(at: SocketAddr, request: &RecordedRequest) -> StreamEnd {
 }
 
 /// Token ids of a stream's events, and how the stream ended.
-fn of_events(events: &[u8]) -> StreamEnd {
+fn of_events(events: &[u8]) -> ClientStreamOutcome {
     let text = String::from_utf8_lossy(events);
     let (mut ids, mut end) = (Vec::new(), String::new());
     for event in text.split("\n\n").filter_map(|event| event.strip_prefix("data: {")) {
         let event: Value = serde_json::from_str(&format!("{{{event}")).unwrap();
         if let Some(error) = event.get("error") {
-            return StreamEnd::Truncated(error.to_string());
+            return ClientStreamOutcome::Truncated(error.to_string());
         }
         let choice = &event["choices"][0];
         let more = choice["token_ids"].as_array().into_iter().flatten();
@@ -136,8 +136,8 @@ fn of_events(events: &[u8]) -> StreamEnd {
         end += choice["finish_reason"].as_str().unwrap_or_default();
     }
     if text.ends_with("data: [DONE]\n\n") {
-        StreamEnd::Complete { ids, end }
+        ClientStreamOutcome::Complete { ids, end }
     } else {
-        StreamEnd::Truncated("no [DONE]".to_owned())
+        ClientStreamOutcome::Truncated("no [DONE]".to_owned())
     }
 }

@@ -1,6 +1,6 @@
 //! Results of a kill test: counts of signals and requests, and times of detection and recovery.
 
-use super::load::StreamResults;
+use super::load::StreamOutcomeCounts;
 use super::topologies::KillTestTopology;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub(super) struct ObservedFailure {
 #[derive(Debug, Default)]
 pub(super) struct KillTestServerReport {
     pub(super) failures: Vec<ObservedFailure>,
-    pub(super) results: StreamResults,
+    pub(super) results: StreamOutcomeCounts,
     /// Time from the server's exit until its last executor has exited.
     pub(super) orphans_exited_after: Duration,
 }
@@ -85,8 +85,10 @@ fn sent<'a>(server_runs: impl Iterator<Item = &'a KillTestServerReport>, signal:
         .sum()
 }
 
-fn total_results<'a>(server_runs: impl Iterator<Item = &'a KillTestServerReport>) -> StreamResults {
-    let mut all = StreamResults::default();
+fn total_results<'a>(
+    server_runs: impl Iterator<Item = &'a KillTestServerReport>,
+) -> StreamOutcomeCounts {
+    let mut all = StreamOutcomeCounts::default();
     server_runs.for_each(|server_run| all.add(server_run.results.clone()));
     all
 }
@@ -113,7 +115,7 @@ fn row(
         all().flat_map(|server_run| &server_run.failures).filter(move |s| s.signal == signal)
     };
     let results = total_results(all());
-    let StreamResults { correct, tokens, failed, wrong_tokens, hung, .. } = results;
+    let StreamOutcomeCounts { correct, tokens, failed, wrong_tokens, hung, .. } = results;
     let (kills, stops) = (sent(all(), Signal::KILL), sent(all(), Signal::STOP));
     let orphans = all()
         .map(|server_run| server_run.orphans_exited_after)

@@ -24,9 +24,9 @@ pub(super) struct GeneratedRequest {
     pub(super) disconnects_at_tick: Option<u64>,
 }
 
-/// Kinds of options that the requests of a seed may use: each kind is disabled in half of the seeds.
+/// Kinds of request options that the requests of a seed may use; each is disabled in half of the seeds.
 #[derive(Debug, Clone, Copy)]
-struct EnabledOptions {
+struct EnabledRequestOptions {
     sampling_cuts: bool,
     penalties: bool,
     bias: bool,
@@ -54,7 +54,7 @@ pub(super) fn specs() -> [GrammarSpec; 3] {
 /// The requests of a seed, in order of arrival.
 pub(super) fn generate(rng: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest> {
     let mut on = || rng.chance_per_mille(500);
-    let kinds = EnabledOptions {
+    let kinds = EnabledRequestOptions {
         sampling_cuts: on(),
         penalties: on(),
         bias: on(),
@@ -94,7 +94,7 @@ pub(super) fn generate(rng: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest> {
 
 fn submit(
     rng: &mut SimRng,
-    kinds: EnabledOptions,
+    kinds: EnabledRequestOptions,
     id: RequestId,
     tokens: Vec<Token>,
     vocab: u32,
@@ -127,7 +127,7 @@ fn submit(
     }
 }
 
-fn sampling(rng: &mut SimRng, kinds: EnabledOptions, vocab: u32) -> SamplingParams {
+fn sampling(rng: &mut SimRng, kinds: EnabledRequestOptions, vocab: u32) -> SamplingParams {
     let mut sampling = SamplingParams::greedy();
     let id = |rng: &mut SimRng| rng.below(u64::from(vocab)) as Token;
     if rng.chance_per_mille(600) {

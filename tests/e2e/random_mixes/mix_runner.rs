@@ -36,7 +36,7 @@ pub(super) struct MixFaultRates {
 
 /// Scheduler limits and fault rates of a mix.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MixSetup {
+pub(super) struct MixConfig {
     pub(super) setting: EngineTestConfig,
     pub(super) tokens_per_chunk: Option<u32>,
     pub(super) mixed: bool,
@@ -164,7 +164,7 @@ impl TokenBitmaskSource for MixBitmaskBuilder<'_> {
 /// State of a run: scheduler, executor, steps in flight, and the outputs so far.
 struct MixRun<'a> {
     requests: &'a [GeneratedRequest],
-    mix: &'a MixSetup,
+    mix: &'a MixConfig,
     rng: &'a mut SimRng,
     engine: Scheduler,
     executor: Option<Executor>,
@@ -183,7 +183,7 @@ struct MixRun<'a> {
 /// counts.
 pub(super) fn run(
     asked: &[GeneratedRequest],
-    mix: &MixSetup,
+    mix: &MixConfig,
     grammars: &[CompiledGrammar],
     rng: &mut SimRng,
 ) -> (Vec<RequestOutput>, MixCounts) {

@@ -12,14 +12,14 @@ use crate::invariance::{EngineTestConfig, SEQUENTIAL, compile, model};
 use crate::rng::SimRng;
 use generated_requests::{GeneratedRequest, generate, specs};
 use grammar::CompiledGrammar;
-use mix_runner::{MixCounts, MixFaultRates, MixSetup, RequestOutput, run};
+use mix_runner::{MixConfig, MixCounts, MixFaultRates, RequestOutput, run};
 use scheduler::{AbortCause, FinishReason};
 
 /// Number of seeds of every test run.
 const SEEDS: u64 = 8;
 
 /// Draws the engine limits and fault rates of one run.
-fn random_mix(rng: &mut SimRng) -> MixSetup {
+fn random_mix(rng: &mut SimRng) -> MixConfig {
     let drafts = rng.pick(&[0, 0, 1, 3]);
     let world = EngineTestConfig {
         tokens_per_step: rng.pick(&[24, 40, 100, 512]),
@@ -36,7 +36,7 @@ fn random_mix(rng: &mut SimRng) -> MixSetup {
         dies_at_tick: rng.chance_per_mille(400).then(|| 5 + rng.below(40)),
     };
     let tokens_per_chunk = rng.chance_per_mille(300).then(|| rng.pick(&[16, 33, 64]));
-    MixSetup { setting: world, tokens_per_chunk, mixed: !rng.chance_per_mille(150), faults }
+    MixConfig { setting: world, tokens_per_chunk, mixed: !rng.chance_per_mille(150), faults }
 }
 
 /// Runs the requests of a seed one after another and concurrently with faults, and compares the outputs.
@@ -44,7 +44,7 @@ fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     let mut rng = SimRng::new(seed);
     let asked = generate(&mut rng, model().vocab as u32);
     let mix = random_mix(&mut rng);
-    let calm = MixSetup {
+    let calm = MixConfig {
         setting: SEQUENTIAL,
         tokens_per_chunk: None,
         mixed: true,

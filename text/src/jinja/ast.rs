@@ -310,12 +310,12 @@ pub(crate) struct MacroNode {
     /// Statements.
     pub(crate) body: StatementList,
     /// Which of the special parameters the body uses.
-    pub(crate) uses: SpecialParameters,
+    pub(crate) uses: UsedSpecialParameters,
 }
 
-/// Special parameters that a macro body uses.
+/// Which of the special parameters `caller`, `kwargs` and `varargs` the body of a macro uses.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct SpecialParameters {
+pub(crate) struct UsedSpecialParameters {
     /// `caller`
     pub(crate) caller: bool,
     /// `kwargs`

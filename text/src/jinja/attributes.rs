@@ -42,8 +42,8 @@ const OBJECT_ATTRIBUTES: [&str; 22] = [
     "__str__",
 ];
 
-/// Attribute of a value.
-enum FoundAttribute {
+/// Result of looking up an attribute of a value: its value, unsafe (rejected by the sandbox), or missing.
+enum AttributeLookupResult {
     Value(JinjaValue),
     Unsafe,
     Missing,
@@ -59,9 +59,9 @@ impl TemplateEvaluator {
         name: &Arc<str>,
     ) -> JinjaResult<JinjaValue> {
         match self.find_attribute(value, name)? {
-            FoundAttribute::Value(found) => Ok(found),
-            FoundAttribute::Unsafe => Ok(unsafe_attribute(value, name)),
-            FoundAttribute::Missing => {
+            AttributeLookupResult::Value(found) => Ok(found),
+            AttributeLookupResult::Unsafe => Ok(unsafe_attribute(value, name)),
+            AttributeLookupResult::Missing => {
                 if let JinjaValue::Dict(dict) = value
                     && let Some(found) = dict.get_text(name)
                 {
@@ -90,9 +90,9 @@ impl TemplateEvaluator {
         }
         if let Some(name) = index.as_text() {
             match self.find_attribute(value, name)? {
-                FoundAttribute::Value(found) => return Ok(found),
-                FoundAttribute::Unsafe => return Ok(unsafe_attribute(value, name)),
-                FoundAttribute::Missing => return Ok(missing_attribute(value, name)),
+                AttributeLookupResult::Value(found) => return Ok(found),
+                AttributeLookupResult::Unsafe => return Ok(unsafe_attribute(value, name)),
+                AttributeLookupResult::Missing => return Ok(missing_attribute(value, name)),
             }
         }
         let index = self.repr_of(index).unwrap_or_default();
@@ -137,22 +137,26 @@ impl TemplateEvaluator {
     }
 
     /// Looks up an attribute as Python's `getattr` does: found, missing, or rejected by the sandbox.
-    fn find_attribute(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<FoundAttribute> {
+    fn find_attribute(
+        &mut self,
+        value: &JinjaValue,
+        name: &str,
+    ) -> JinjaResult<AttributeLookupResult> {
         if let JinjaValue::Undefined(cause) = value {
             let is_known = OBJECT_ATTRIBUTES.contains(&name);
-            return if is_known { Ok(FoundAttribute::Unsafe) } else { Err(cause.error()) };
+            return if is_known { Ok(AttributeLookupResult::Unsafe) } else { Err(cause.error()) };
         }
         if let JinjaValue::Namespace(namespace) = value {
             let key = Arc::from(name);
             let found = namespace.attributes.borrow().get_text(&key).cloned();
             return Ok(match found {
-                Some(_) if name.starts_with('_') => FoundAttribute::Unsafe,
-                Some(found) => FoundAttribute::Value(found),
-                None => FoundAttribute::Missing,
+                Some(_) if name.starts_with('_') => AttributeLookupResult::Unsafe,
+                Some(found) => AttributeLookupResult::Value(found),
+                None => AttributeLookupResult::Missing,
             });
         }
         if OBJECT_ATTRIBUTES.contains(&name) {
-            return Ok(FoundAttribute::Unsafe);
+            return Ok(AttributeLookupResult::Unsafe);
         }
         let changes = match value {
             JinjaValue::List(_) => LIST_CHANGES.contains(&name),
@@ -160,15 +164,15 @@ impl TemplateEvaluator {
             _ => false,
         };
         if changes {
-            return Ok(FoundAttribute::Unsafe);
+            return Ok(AttributeLookupResult::Unsafe);
         }
         if let Some(function) = methods::find(value, name) {
             let method = BoundMethod { receiver: value.clone(), function };
-            return Ok(FoundAttribute::Value(JinjaValue::Method(Rc::new(method))));
+            return Ok(AttributeLookupResult::Value(JinjaValue::Method(Rc::new(method))));
         }
         Ok(match self.property(value, name)? {
-            Some(found) => FoundAttribute::Value(found),
-            None => FoundAttribute::Missing,
+            Some(found) => AttributeLookupResult::Value(found),
+            None => AttributeLookupResult::Missing,
         })
     }
 
@@ -244,7 +248,7 @@ impl TemplateEvaluator {
 
     /// Whether a value has an attribute, by the rules of the filter `attr`.
     pub(crate) fn has_attribute(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<bool> {
-        Ok(!matches!(self.find_attribute(value, name)?, FoundAttribute::Missing))
+        Ok(!matches!(self.find_attribute(value, name)?, AttributeLookupResult::Missing))
     }
 }
 

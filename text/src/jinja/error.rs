@@ -39,10 +39,11 @@ pub(crate) enum JinjaErrorKind {
 
 /// Error of a template, with the line where it occurred.
 #[derive(Debug, Clone)]
-pub(crate) struct JinjaError(Box<ErrorDetails>);
+pub(crate) struct JinjaError(Box<JinjaErrorDetails>);
 
+/// Contents of a `JinjaError`.
 #[derive(Debug, Clone)]
-struct ErrorDetails {
+struct JinjaErrorDetails {
     kind: JinjaErrorKind,
     message: String,
     line: Option<u32>,
@@ -54,7 +55,7 @@ pub(crate) type JinjaResult<T> = Result<T, JinjaError>;
 impl JinjaError {
     /// Creates an error whose line is not known yet.
     pub(crate) fn new(kind: JinjaErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(ErrorDetails { kind, message: message.into(), line: None }))
+        Self(Box::new(JinjaErrorDetails { kind, message: message.into(), line: None }))
     }
 
     /// Creates a `TypeError`.

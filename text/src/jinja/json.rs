@@ -4,7 +4,7 @@ use super::arguments::{CallArguments, flag, given, integer_argument};
 use super::dict::{DictEntry, DictValue};
 use super::error::{JinjaError, JinjaResult};
 use super::evaluator::TemplateEvaluator;
-use super::filters::{KeyedValue, stable_sort};
+use super::filters::{ValueWithSortKey, stable_sort};
 use super::numbers::{big_text, float_text};
 use super::value::JinjaValue;
 use crate::special_token_guard::may_be_sentinel;
@@ -63,6 +63,7 @@ fn separator_pair(
     }
 }
 
+/// Writer of JSON for the filter `tojson`, configured by the arguments of the filter.
 struct JsonWriter {
     indent: Option<Arc<str>>,
     comma: Arc<str>,
@@ -117,10 +118,10 @@ impl JsonWriter {
         depth: usize,
         out: &mut String,
     ) -> JinjaResult<()> {
-        let mut order: Vec<KeyedValue> = Vec::new();
+        let mut order: Vec<ValueWithSortKey> = Vec::new();
         for (index, entry) in dict.entries().iter().enumerate() {
             let value = JinjaValue::Int(index as i64);
-            order.push(KeyedValue { key: entry.key.clone(), value });
+            order.push(ValueWithSortKey { key: entry.key.clone(), value });
         }
         if self.sort_keys {
             order = stable_sort(evaluator, order, false)?;

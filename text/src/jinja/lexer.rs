@@ -40,6 +40,7 @@ enum TagKind {
     Raw,
 }
 
+/// Splits the source of a template into tokens.
 struct TemplateLexer<'a> {
     source: &'a str,
     at: usize,

@@ -10,9 +10,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Items of a loop that satisfy its condition.
+/// Iterator over the items of a `for` loop that satisfy the loop's `if` condition.
 #[derive(Debug)]
-pub(crate) struct LoopItems {
+pub(crate) struct FilteredLoopItems {
     iterator: ValueIterator,
     node: Arc<ForNode>,
     scope: VariableScope,
@@ -20,7 +20,7 @@ pub(crate) struct LoopItems {
     is_tested: bool,
 }
 
-impl LoopItems {
+impl FilteredLoopItems {
     /// Begins an iteration over `iterable` in the loop `node`.
     pub(crate) fn new(
         node: &Arc<ForNode>,
@@ -56,10 +56,10 @@ impl LoopItems {
     }
 }
 
-/// State of a loop.
+/// Value of the variable `loop` in the body of a `for` loop, with the state of the iteration.
 #[derive(Debug)]
 pub(crate) struct LoopValue {
-    items: RefCell<Option<LoopItems>>,
+    items: RefCell<Option<FilteredLoopItems>>,
     /// Number of items before the current one; -1 before the first iteration.
     index0: Cell<i64>,
     length: Cell<Option<usize>>,
@@ -95,7 +95,7 @@ impl LoopValue {
     ) -> JinjaResult<Rc<Self>> {
         let length = if node.test.is_none() { length(iterable) } else { None };
         Ok(Rc::new(Self {
-            items: RefCell::new(Some(LoopItems::new(node, iterable, scope)?)),
+            items: RefCell::new(Some(FilteredLoopItems::new(node, iterable, scope)?)),
             index0: Cell::new(-1),
             length: Cell::new(length),
             position: RefCell::default(),

@@ -63,7 +63,7 @@ pub(crate) struct JinjaTemplate {
     code: Arc<CompiledTemplateTree>,
 }
 
-/// Syntax tree of a template.
+/// Syntax tree of a compiled template, with its names, blocks and special variables.
 #[derive(Debug)]
 pub(crate) struct CompiledTemplateTree {
     body: StatementList,

@@ -4,7 +4,7 @@ use super::ast::{BlockNode, JinjaStatement, NameId, StatementList, StatementNode
 use super::error::{JinjaError, JinjaResult};
 use super::lexer::tokenize;
 use super::token::{JinjaToken, JinjaTokenValue};
-use super::variable_usage::VariableUsage;
+use super::variable_usage::VariableUsageTracker;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(crate) fn parse(source: &str) -> JinjaResult<ParsedTemplate> {
         names: Vec::new(),
         name_ids: HashMap::new(),
         blocks: Vec::new(),
-        usage: VariableUsage::default(),
+        usage: VariableUsageTracker::default(),
         place: StatementContext {
             depth: 0,
             loops: 0,
@@ -74,7 +74,7 @@ pub(super) struct TemplateParser {
     names: Vec<Arc<str>>,
     name_ids: HashMap<Arc<str>, NameId>,
     pub(super) blocks: Vec<Arc<BlockNode>>,
-    pub(super) usage: VariableUsage,
+    pub(super) usage: VariableUsageTracker,
     pub(super) place: StatementContext,
     /// Nesting depth of the expression being parsed.
     pub(super) nesting: u32,

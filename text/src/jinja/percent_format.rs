@@ -54,6 +54,7 @@ struct ConversionSpec {
     precision: Option<usize>,
 }
 
+/// Formatter of strings for the operator `%`, with the output so far.
 struct PercentFormatter<'a> {
     value: &'a JinjaValue,
     /// Number of values used.

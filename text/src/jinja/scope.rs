@@ -16,6 +16,7 @@ pub(crate) struct ScopeFrame {
     parent: VariableScope,
 }
 
+/// A variable with its value.
 #[derive(Debug)]
 struct ScopeVariable {
     id: NameId,

@@ -4,7 +4,7 @@ use super::ast::{ForNode, IfBranch, JinjaStatement, MacroNode, StatementNode, Wi
 use super::error::{JinjaError, JinjaResult};
 use super::evaluator::TemplateEvaluator;
 use super::iteration::ValueIterator;
-use super::loop_state::{LoopItems, LoopValue};
+use super::loop_state::{FilteredLoopItems, LoopValue};
 use super::scope::{ScopeFrame, VariableScope};
 use super::value::{JinjaValue, MacroValue};
 use std::rc::Rc;
@@ -141,11 +141,11 @@ impl TemplateEvaluator {
         depth: usize,
     ) -> JinjaResult<ControlFlow> {
         let mut items = if node.uses_loop {
-            IterationSource::Loop(LoopValue::new(node, iterable, scope, depth)?)
+            ForLoopIterator::Loop(LoopValue::new(node, iterable, scope, depth)?)
         } else if node.test.is_some() {
-            IterationSource::Items(LoopItems::new(node, iterable, scope)?)
+            ForLoopIterator::Items(FilteredLoopItems::new(node, iterable, scope)?)
         } else {
-            IterationSource::Plain(ValueIterator::new(iterable)?)
+            ForLoopIterator::Plain(ValueIterator::new(iterable)?)
         };
         let mut reached_end = false;
         let mut frame = ScopeFrame::new(scope);
@@ -156,7 +156,7 @@ impl TemplateEvaluator {
                 frame.clear();
             }
             let inner = Some(Rc::clone(&frame));
-            if let IterationSource::Loop(state) = &items {
+            if let ForLoopIterator::Loop(state) = &items {
                 frame.set(self.special().loop_object, JinjaValue::Loop(Rc::clone(state)));
             }
             self.assign(&node.target, item, &inner)?;
@@ -267,17 +267,17 @@ impl TemplateEvaluator {
     }
 }
 
-/// Items of a loop.
-enum IterationSource {
+/// Iterator over the items of a `for` loop, in the simplest form that the loop permits.
+enum ForLoopIterator {
     /// All items of a value.
     Plain(ValueIterator),
     /// Items that satisfy a condition.
-    Items(LoopItems),
+    Items(FilteredLoopItems),
     /// Items of a loop whose body uses the variable `loop`.
     Loop(Rc<LoopValue>),
 }
 
-impl IterationSource {
+impl ForLoopIterator {
     fn next(&mut self, evaluator: &mut TemplateEvaluator) -> JinjaResult<Option<JinjaValue>> {
         match self {
             Self::Plain(iterator) => iterator.next(evaluator),

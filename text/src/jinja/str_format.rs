@@ -34,6 +34,7 @@ enum FieldNumbering {
     Manual,
 }
 
+/// Formatter of strings for `str.format`; replaces fields by arguments.
 struct FieldFormatter<'a> {
     arguments: &'a CallArguments,
     numbering: FieldNumbering,
@@ -197,7 +198,7 @@ fn field_end(text: &str) -> JinjaResult<usize> {
     Err(JinjaError::value_error("expected '}' before end of string"))
 }
 
-/// Parts of a field.
+/// Name, conversion and format specification of a replacement field of `str.format`.
 struct FieldParts<'a> {
     name: &'a str,
     conversion: Option<char>,

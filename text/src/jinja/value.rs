@@ -70,7 +70,7 @@ pub(crate) enum JinjaValue {
     Block(Arc<str>),
 }
 
-/// Function of the environment.
+/// Global function that every template can call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BuiltinFunction {
     /// `range`
@@ -91,7 +91,7 @@ pub(crate) enum BuiltinFunction {
     StrftimeNow,
 }
 
-/// Cause of an undefined value.
+/// Undefined value, as one variant per cause; the cause determines the error message of a use.
 #[derive(Debug)]
 pub(crate) enum UndefinedValue {
     /// No variable has this name.
@@ -200,7 +200,7 @@ pub(crate) struct SpecialVariableIds {
     pub(crate) loop_object: NameId,
 }
 
-/// Cycler.
+/// Object that the template function `cycler` returns: it yields its items in rotation.
 #[derive(Debug)]
 pub(crate) struct CyclerValue {
     /// Items, at least one.
@@ -209,7 +209,7 @@ pub(crate) struct CyclerValue {
     pub(crate) position: Cell<usize>,
 }
 
-/// Joiner.
+/// Object that the template function `joiner` returns: it yields a separator on each call except the first.
 #[derive(Debug)]
 pub(crate) struct JoinerValue {
     /// Separator, which every call except the first returns.

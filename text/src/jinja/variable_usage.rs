@@ -1,7 +1,7 @@
 //! Records which special variables the enclosing macros and loops of the parsed statement use: Jinja2 passes
 //! `caller`, `kwargs`, `varargs` and `loop` only to bodies that load them before assigning them.
 
-use super::ast::SpecialParameters;
+use super::ast::UsedSpecialParameters;
 
 /// Names of the special variables.
 const SPECIAL: [&str; 4] = ["caller", "kwargs", "varargs", "loop"];
@@ -15,9 +15,9 @@ enum FirstUse {
     Store,
 }
 
-/// Uses of special variables in the enclosing bodies, outermost first.
+/// Tracks the uses of special variables in the enclosing bodies, outermost first.
 #[derive(Debug, Default)]
-pub(super) struct VariableUsage {
+pub(super) struct VariableUsageTracker {
     bodies: Vec<[FirstUse; SPECIAL.len()]>,
 }
 
@@ -25,12 +25,12 @@ pub(super) struct VariableUsage {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BodyUsage {
     /// Special parameters of a macro.
-    pub(super) parameters: SpecialParameters,
+    pub(super) parameters: UsedSpecialParameters,
     /// Whether the body uses `loop`.
     pub(super) uses_loop: bool,
 }
 
-impl VariableUsage {
+impl VariableUsageTracker {
     /// Begins the body of a macro or a loop.
     pub(super) fn enter(&mut self) {
         self.bodies.push([FirstUse::None; SPECIAL.len()]);
@@ -40,7 +40,7 @@ impl VariableUsage {
     pub(super) fn leave(&mut self) -> BodyUsage {
         let uses = self.bodies.pop().unwrap_or_default();
         let [caller, kwargs, varargs, uses_loop] = uses.map(|first| first == FirstUse::Load);
-        BodyUsage { parameters: SpecialParameters { caller, kwargs, varargs }, uses_loop }
+        BodyUsage { parameters: UsedSpecialParameters { caller, kwargs, varargs }, uses_loop }
     }
 
     /// Records that the variable `name` is loaded.

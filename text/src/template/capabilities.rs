@@ -1,8 +1,8 @@
 //! Message forms that a chat template accepts and shows, determined by trial renderings.
 
 use super::trial::{
-    ArgumentsForm, CallMessageContent, ContentForm, MessageTrial, TrialOutcome, TrialRenderer,
-    shows_call, shows_call_repr, shows_call_text,
+    ArgumentsForm, CallMessageContent, ContentForm, ContentTrialOutcomes, TrialOutcome,
+    TrialRenderer, shows_call, shows_call_repr, shows_call_text,
 };
 
 /// Role used in the trials for all roles that are not listed in `TemplateCapabilities`.
@@ -115,8 +115,8 @@ fn role_capability(
 ) -> RoleCapability {
     let trials = trial.message(role, other, arguments);
     let shown = |outcome: TrialOutcome| outcome == TrialOutcome::Shown;
-    let only_text = |trial: &MessageTrial| shown(trial.text) && !shown(trial.parts);
-    let failed = |trial: &MessageTrial| {
+    let only_text = |trial: &ContentTrialOutcomes| shown(trial.text) && !shown(trial.parts);
+    let failed = |trial: &ContentTrialOutcomes| {
         trial.text == TrialOutcome::Failed && trial.parts == TrialOutcome::Failed
     };
     RoleCapability {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 /// Text of the system message in the trials; it occurs in no template.
 const NOTE: &str = "qzxnote";
 
-/// Conversation into which a trial inserts a system message.
-struct InsertionTrial {
+/// Trial conversation, with the index of the system message that is inserted into it.
+struct TrialConversation {
     messages: Vec<Value>,
     /// Index of the inserted message.
     index: usize,
@@ -23,7 +23,7 @@ impl ChatTemplate {
         shows(&Value::Null) && shows(&json!([trial_tool()]))
     }
 
-    fn shows_insertion(&self, trial: &InsertionTrial, tools: &Value) -> bool {
+    fn shows_insertion(&self, trial: &TrialConversation, tools: &Value) -> bool {
         let render = |note: Option<Value>| {
             let mut messages = trial.messages.clone();
             if let Some(note) = note {
@@ -72,7 +72,7 @@ fn insertion(before: &str, after: &str) -> Option<TextInsertion> {
     })
 }
 
-fn trials() -> [InsertionTrial; 3] {
+fn trials() -> [TrialConversation; 3] {
     let system = json!({"role": "system", "content": "qzxsystem"});
     let user = |text: &str| json!({"role": "user", "content": text});
     let answer = json!({"role": "assistant", "content": "qzxanswer"});
@@ -85,9 +85,9 @@ fn trials() -> [InsertionTrial; 3] {
     let between = vec![system.clone(), user("qzxfirst"), answer, user("qzxsecond")];
     let after_result = vec![system.clone(), user("qzxfirst"), calling, result];
     [
-        InsertionTrial { messages: between, index: 3 },
-        InsertionTrial { messages: after_result, index: 4 },
-        InsertionTrial { messages: vec![system, user("qzxfirst")], index: 2 },
+        TrialConversation { messages: between, index: 3 },
+        TrialConversation { messages: after_result, index: 4 },
+        TrialConversation { messages: vec![system, user("qzxfirst")], index: 2 },
     ]
 }
 

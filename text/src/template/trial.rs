@@ -77,16 +77,16 @@ pub(super) enum TrialOutcome {
     Shown,
 }
 
-/// Trial outcomes for the two forms of content in one conversation.
+/// Trial outcomes for the two forms of message content: a string, and a list of parts.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MessageTrial {
+pub(super) struct ContentTrialOutcomes {
     /// Outcome with content that is a string.
     pub(super) text: TrialOutcome,
     /// Outcome with content that is a list of parts.
     pub(super) parts: TrialOutcome,
 }
 
-impl MessageTrial {
+impl ContentTrialOutcomes {
     /// Determines the outcomes from the outputs for content that is a string and for content that is a list of
     /// parts.
     fn new(text: Option<&str>, parts: Option<&str>) -> Self {
@@ -159,7 +159,7 @@ impl<'a> TrialRenderer<'a> {
         role: &str,
         other: ContentForm,
         arguments: ArgumentsForm,
-    ) -> Vec<MessageTrial> {
+    ) -> Vec<ContentTrialOutcomes> {
         let parts = json!([{"type": "text", "text": TEXT}, {"type": "text", "text": SECOND_TEXT}]);
         let conversations = |content: Value| {
             let messages = match role {
@@ -169,7 +169,9 @@ impl<'a> TrialRenderer<'a> {
             messages.into_iter().map(|messages| self.render(&messages, self.tools))
         };
         let pairs = conversations(json!(TEXT)).zip(conversations(parts));
-        pairs.map(|(text, parts)| MessageTrial::new(text.as_deref(), parts.as_deref())).collect()
+        pairs
+            .map(|(text, parts)| ContentTrialOutcomes::new(text.as_deref(), parts.as_deref()))
+            .collect()
     }
 
     /// Renders conversations with a tool call whose arguments have the form `arguments`, and returns the

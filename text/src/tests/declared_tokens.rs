@@ -5,11 +5,11 @@ use crate::{TextLoadError, Tokenizer};
 use protocol::Token;
 use serde_json::{Value, json};
 
-/// Files next to `tokenizer.json`, by name.
-type DeclaringFiles<'a> = &'a [(&'a str, Value)];
+/// Files next to `tokenizer.json`, such as `tokenizer_config.json`: pairs of name and contents.
+type TokenizerConfigFiles<'a> = &'a [(&'a str, Value)];
 
 /// Loads the byte-level tokenizer with these files next to `tokenizer.json`.
-fn load_with(files: DeclaringFiles<'_>) -> Result<Tokenizer, TextLoadError> {
+fn load_with(files: TokenizerConfigFiles<'_>) -> Result<Tokenizer, TextLoadError> {
     let dir = tempfile::tempdir().unwrap();
     let TokenizerFileContents { tokenizer, .. } = byte_level();
     write(dir.path(), "tokenizer.json", &tokenizer);

@@ -1,7 +1,7 @@
 //! Forced calls: random outputs that the grammar of each tool call syntax allows are parsed into complete
 //! calls, whose arguments must satisfy the schema.
 
-use super::random_output::RandomOutput;
+use super::random_output::RandomOutputGenerator;
 use super::{added, byte_level, load};
 use crate::{
     CallEnforcement, CallGrammarError, OutputParser, OutputPiece, OutputPieces, Tokenizer,
@@ -120,22 +120,22 @@ fn calls(
     Ok(calls)
 }
 
-/// Tool call syntax, with the vocabulary for which its grammars are compiled.
-pub(super) struct ForcedSyntax {
+/// Test harness for enforced calls in one tool call syntax: a tokenizer, and a compiler of the grammars.
+pub(super) struct ForcedCallHarness {
     pub syntax: ToolCallSyntax,
     pub tokenizer: Arc<Tokenizer>,
     pub compiler: GrammarCompiler,
 }
 
-impl ForcedSyntax {
+impl ForcedCallHarness {
     pub(super) fn new(syntax: ToolCallSyntax, has_special: bool) -> Self {
         let tokenizer = tokenizer(syntax, has_special);
         let compiler = GrammarCompiler::new(tokenizer.grammar_vocabulary()).unwrap();
         Self { syntax, tokenizer, compiler }
     }
 
-    fn random(&self, seed: u64) -> RandomOutput<'_> {
-        RandomOutput {
+    fn random(&self, seed: u64) -> RandomOutputGenerator<'_> {
+        RandomOutputGenerator {
             tokenizer: &self.tokenizer,
             ends: self.ends().to_vec(),
             stop_chance: 2,
@@ -192,7 +192,7 @@ fn arguments_of_forced_calls_match_the_schema() {
     let mut failures = Vec::new();
     for &syntax in ToolCallSyntax::ALL {
         for has_special in [false, true] {
-            let forced = ForcedSyntax::new(syntax, has_special);
+            let forced = ForcedCallHarness::new(syntax, has_special);
             for (number, schema) in object_schemas().iter().enumerate() {
                 if let Err(error) = forced.check(schema, number as u64 * 7) {
                     failures.push(format!("{syntax:?} {has_special} {schema}: {error}"));

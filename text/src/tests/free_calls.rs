@@ -2,8 +2,8 @@
 //! call syntax allows are parsed into content and complete calls, and the arguments of strict tools must
 //! satisfy the schema.
 
-use super::forced_calls::{ForcedSyntax, object_schemas};
-use super::random_output::RandomOutput;
+use super::forced_calls::{ForcedCallHarness, object_schemas};
+use super::random_output::RandomOutputGenerator;
 use crate::{
     CallEnforcement, OutputParser, OutputPiece, OutputPieces, ToolCallParserOptions,
     ToolCallSyntax, ToolDefinition,
@@ -20,6 +20,7 @@ struct ParsedOutput {
     calls: Vec<NamedCall>,
 }
 
+/// Tool call with its function name and arguments.
 #[derive(Debug)]
 struct NamedCall {
     name: String,
@@ -67,7 +68,7 @@ fn opening(syntax: ToolCallSyntax) -> &'static str {
 
 /// Generates outputs with a strict tool `f` and a non-strict tool `g`, and checks their calls. Returns the
 /// number of calls of `f`.
-fn check(forced: &ForcedSyntax, schema: &Value, seed: u64) -> Result<usize, String> {
+fn check(forced: &ForcedCallHarness, schema: &Value, seed: u64) -> Result<usize, String> {
     let loose = json!({"type": "object", "properties": {"a": {"type": "array"}, "b": {}},
         "dependentRequired": {"a": ["b"]}});
     let tools: Arc<[ToolDefinition]> = [
@@ -75,7 +76,7 @@ fn check(forced: &ForcedSyntax, schema: &Value, seed: u64) -> Result<usize, Stri
         ToolDefinition { name: "g".to_owned(), parameters: loose, is_strict: false },
     ]
     .into();
-    let ForcedSyntax { syntax, tokenizer, compiler } = forced;
+    let ForcedCallHarness { syntax, tokenizer, compiler } = forced;
     let grammar = syntax.free_grammar(tools.iter(), true, tokenizer);
     let grammar = grammar.map_err(|error| error.to_string())?;
     let constraint = OutputConstraint::new(GrammarSpec::Lark(grammar.clone()), "tools");
@@ -87,7 +88,7 @@ fn check(forced: &ForcedSyntax, schema: &Value, seed: u64) -> Result<usize, Stri
         let start = if seed % 2 == 0 { opening(*syntax) } else { "" };
         let mut ends = vec![opening(*syntax)];
         ends.extend(forced.ends());
-        let random = RandomOutput {
+        let random = RandomOutputGenerator {
             tokenizer,
             ends,
             stop_chance: 30,
@@ -124,7 +125,7 @@ fn free_calls_of_strict_tools_match_the_schema() {
     let mut failures = Vec::new();
     for &syntax in ToolCallSyntax::ALL {
         for has_special in [false, true] {
-            let forced = ForcedSyntax::new(syntax, has_special);
+            let forced = ForcedCallHarness::new(syntax, has_special);
             let mut calls = 0;
             for (number, schema) in object_schemas().iter().enumerate().step_by(4) {
                 match check(&forced, schema, number as u64 * 11) {
@@ -144,13 +145,13 @@ fn free_calls_of_strict_tools_match_the_schema() {
 
 #[test]
 fn loose_pythonic_calls_allow_python_literals() {
-    let forced = ForcedSyntax::new(ToolCallSyntax::Pythonic, false);
+    let forced = ForcedCallHarness::new(ToolCallSyntax::Pythonic, false);
     let tool = |name: &str, is_strict| {
         let parameters = json!({"type": "object"});
         ToolDefinition { name: name.to_owned(), parameters, is_strict }
     };
     let tools: Arc<[ToolDefinition]> = [tool("f", true), tool("g", false)].into();
-    let ForcedSyntax { syntax, tokenizer, compiler } = &forced;
+    let ForcedCallHarness { syntax, tokenizer, compiler } = &forced;
     let grammar = syntax.free_grammar(tools.iter(), true, tokenizer).unwrap();
     let constraint = OutputConstraint::new(GrammarSpec::Lark(grammar), "tools");
     let report = compiler.dry_run(&constraint).unwrap();

@@ -21,8 +21,8 @@ impl RandomOutputRng {
     }
 }
 
-/// Generator of one random output.
-pub(super) struct RandomOutput<'a> {
+/// Generates one random output that a grammar allows.
+pub(super) struct RandomOutputGenerator<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Texts with which the output closes its open values.
     pub ends: Vec<&'a str>,
@@ -37,7 +37,7 @@ pub(super) struct RandomOutput<'a> {
     pub seed: u64,
 }
 
-impl RandomOutput<'_> {
+impl RandomOutputGenerator<'_> {
     /// Generates an output that the grammar allows.
     pub(super) fn output(&self, session: &mut GrammarSession) -> Result<String, String> {
         let Self { tokenizer, ends, stop_chance, stops_after, start, prefers_special, seed } = self;
@@ -88,13 +88,13 @@ impl RandomOutput<'_> {
     }
 }
 
-/// State of matching a text against the end of an output, to find the next byte of the text.
-struct NextByte {
+/// Length of the longest prefix of an end text with which the output ends, and the byte that follows it.
+struct EndTextMatch {
     matched: usize,
     token: Token,
 }
 
-fn next_byte(output: &[u8], end: &[u8]) -> Option<NextByte> {
+fn next_byte(output: &[u8], end: &[u8]) -> Option<EndTextMatch> {
     let matched = (0..end.len()).rev().find(|&count| output.ends_with(&end[..count]))?;
-    Some(NextByte { matched, token: Token::from(end[matched]) })
+    Some(EndTextMatch { matched, token: Token::from(end[matched]) })
 }

@@ -4,22 +4,22 @@ use super::ConversionContext;
 use protocol::Token;
 use serde_json::{Value, json};
 
-/// A token that the post-processor adds.
+/// A BOS or EOS token that the post-processor adds.
 #[derive(Clone, Copy)]
-pub(super) struct BoundaryToken<'a> {
+pub(super) struct BosOrEosToken<'a> {
     pub(super) text: &'a str,
     pub(super) id: Token,
 }
 
 /// Returns the `post_processor` that adds `bos` before a text and `eos` after it; null if neither is added.
 pub(super) fn post_processor(
-    bos: Option<BoundaryToken<'_>>,
-    eos: Option<BoundaryToken<'_>>,
+    bos: Option<BosOrEosToken<'_>>,
+    eos: Option<BosOrEosToken<'_>>,
 ) -> Value {
     let mut special = serde_json::Map::new();
-    let mut piece = |token: &Option<BoundaryToken<'_>>| {
+    let mut piece = |token: &Option<BosOrEosToken<'_>>| {
         let token = token.as_ref()?;
-        let BoundaryToken { text, id } = token;
+        let BosOrEosToken { text, id } = token;
         special.insert((*text).to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}));
         Some(json!({"SpecialToken": {"id": text, "type_id": 0}}))
     };
@@ -47,7 +47,7 @@ impl ConversionContext<'_> {
     ) -> Value {
         let token = |role: &str, added: bool| {
             let text = self.declared.role(role).filter(|_| added)?;
-            Some(BoundaryToken { text, id: id_of(text)? })
+            Some(BosOrEosToken { text, id: id_of(text)? })
         };
         let bos = token("bos_token", self.flag("add_bos_token").unwrap_or(default_bos));
         let eos = token("eos_token", self.flag("add_eos_token").unwrap_or(false));

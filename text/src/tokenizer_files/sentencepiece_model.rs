@@ -8,7 +8,7 @@ pub(super) const UNIGRAM: i32 = 1;
 /// Value of `TrainerSpec::model_type` for a BPE model.
 pub(super) const BPE: i32 = 2;
 
-/// Message `ModelProto`.
+/// Protobuf message `ModelProto`: the contents of a SentencePiece model file.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct SentencePieceModel {
     /// Pieces by id.
@@ -22,7 +22,7 @@ pub(super) struct SentencePieceModel {
     pub(super) denormalizer_spec: Option<NormalizerSpec>,
 }
 
-/// Message `SentencePiece`.
+/// Protobuf message `SentencePiece`: a vocabulary piece with its score and kind.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ScoredPiece {
     #[prost(string, optional, tag = "1")]
@@ -34,7 +34,7 @@ pub(super) struct ScoredPiece {
     pub(super) kind: Option<i32>,
 }
 
-/// Message `TrainerSpec`.
+/// Protobuf message `TrainerSpec` of a SentencePiece model.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TrainerSpec {
     #[prost(int32, optional, tag = "3", default = "1")]
@@ -49,7 +49,7 @@ pub(super) struct TrainerSpec {
     pub(super) eos_id: Option<i32>,
 }
 
-/// Message `NormalizerSpec`.
+/// Protobuf message `NormalizerSpec` of a SentencePiece model.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct NormalizerSpec {
     #[prost(bytes = "vec", optional, tag = "2")]

@@ -5,7 +5,7 @@
 //! schema.
 
 use super::delimited_calls::LABEL;
-use super::json_sections::{CallHeadForm, FENCE};
+use super::json_sections::{CallHeaderFormat, FENCE};
 use super::{ToolCallSyntax, ToolDefinition, hermes, mistral, pythonic};
 use super::{delimited_grammar, python_grammar, tag_grammar};
 use grammar::TEXT_BYTES_MAX;
@@ -300,12 +300,12 @@ pub(super) fn call_text(
     if let Some(section) = syntax.section() {
         let (open, separator, close) = (section.call_open, section.separator, section.call_close);
         return match section.head {
-            CallHeadForm::Name => call(&format!("{open}{name}{separator}"), close),
-            CallHeadForm::Type => call(
+            CallHeaderFormat::Name => call(&format!("{open}{name}{separator}"), close),
+            CallHeaderFormat::Type => call(
                 &format!("{open}function{separator}{name}\n{FENCE}\n"),
                 &format!("\n```{close}"),
             ),
-            CallHeadForm::Index => {
+            CallHeaderFormat::Index => {
                 let infix = format!("/[0-9]{{1,3}}/ {}", writer.text(separator));
                 CallWrapperText { infix, ..call(&format!("{open}functions.{name}:"), close) }
             }

@@ -38,6 +38,7 @@ enum CallObjectState {
     Next,
 }
 
+/// Member of a call object whose value is being read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallMember {
     Name,

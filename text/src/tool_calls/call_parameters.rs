@@ -195,7 +195,7 @@ impl<'a> SchemaAlternative<'a> {
     }
 }
 
-/// Schema of a tool's arguments.
+/// Combines the nested schemas (`$ref`, `allOf`, `anyOf`, `oneOf`) of a tool's arguments into alternatives.
 struct ArgumentSchemaCombiner<'a> {
     tool: &'a ToolDefinition,
     budget: &'a SchemaBudget,

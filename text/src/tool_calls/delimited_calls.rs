@@ -13,7 +13,7 @@ use crate::output_pieces::OutputPieceWriter;
 /// Text before the function name.
 pub(super) const LABEL: &str = "call:";
 
-/// Markers of one model family.
+/// Markers of the call syntax of one Gemma model family.
 #[derive(Debug)]
 pub(super) struct GemmaCallSyntax {
     pub open: &'static str,

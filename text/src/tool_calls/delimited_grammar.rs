@@ -47,7 +47,8 @@ pub(super) fn delimited_arguments(
     writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let (names, budget) = (HashMap::new(), SchemaBudget::new());
-    let mut schemas = GemmaSchemaRules { syntax, index, tool, writer, names, chains: 0, budget };
+    let mut schemas =
+        GemmaSchemaConverter { syntax, index, tool, writer, names, chains: 0, budget };
     schemas.object(&tool.parameters)
 }
 
@@ -78,8 +79,8 @@ fn text_terminal(
     format!("{} {name} {}", writer.text(syntax.delimiter), end.rest)
 }
 
-/// Converts the subschemas of one tool's schema to grammar rules.
-struct GemmaSchemaRules<'a, 'b> {
+/// Converts the schema of one tool, with its subschemas, to grammar rules in Gemma's syntax.
+struct GemmaSchemaConverter<'a, 'b> {
     syntax: &'static GemmaCallSyntax,
     index: usize,
     tool: &'a ToolDefinition,
@@ -92,7 +93,7 @@ struct GemmaSchemaRules<'a, 'b> {
     budget: SchemaBudget,
 }
 
-impl GemmaSchemaRules<'_, '_> {
+impl GemmaSchemaConverter<'_, '_> {
     fn unsupported(&self, keyword: &'static str) -> CallGrammarError {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }

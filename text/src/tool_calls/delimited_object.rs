@@ -49,7 +49,7 @@ struct OpenContainer {
     has_members: bool,
 }
 
-/// Translator of one object.
+/// Parser of one object in Gemma's syntax, which it translates to JSON.
 #[derive(Debug, Clone)]
 pub(super) struct GemmaObjectParser {
     delimiter: &'static str,

@@ -59,7 +59,7 @@ pub(super) fn free_grammar<'a>(
     if has_any {
         add_any_arguments(syntax, &mut writer);
     }
-    let mut grammar = FreeCallGrammar { syntax, tools, multiple, writer };
+    let mut grammar = FreeCallGrammarBuilder { syntax, tools, multiple, writer };
     let start = grammar.start();
     grammar.writer.check_length()?;
     Ok(format!("start: {start}\n{}", grammar.writer.rules))
@@ -79,15 +79,15 @@ fn add_any_arguments(syntax: ToolCallSyntax, writer: &mut CallGrammarWriter<'_>)
     writer.rule("any_args", &body);
 }
 
-/// Parts from which the grammar is built.
-struct FreeCallGrammar<'a> {
+/// Builds the grammar of outputs in which free text and tool calls alternate.
+struct FreeCallGrammarBuilder<'a> {
     syntax: ToolCallSyntax,
     tools: Vec<&'a ToolDefinition>,
     multiple: bool,
     writer: CallGrammarWriter<'a>,
 }
 
-impl FreeCallGrammar<'_> {
+impl FreeCallGrammarBuilder<'_> {
     /// Adds all rules and returns the right-hand side of the rule `start`.
     fn start(&mut self) -> String {
         let CallOpenings { openings, bare_starts, excluded } = self.openings();

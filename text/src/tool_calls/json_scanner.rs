@@ -51,7 +51,7 @@ enum JsonScannerState {
     Exponent,
 }
 
-/// Validator of one JSON value; keeps the state between two characters.
+/// Scanner that validates one JSON value; keeps the state between two characters.
 #[derive(Debug, Clone)]
 pub(super) struct JsonScanner {
     state: JsonScannerState,

@@ -17,9 +17,9 @@ const FENCE_END: &str = "```";
 /// Maximum number of bytes between the opening marker of a call and its arguments.
 const HEAD_MAX: usize = 512;
 
-/// Content of the text before the separator.
+/// Format of the text between the opening marker of a call and the separator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallHeadForm {
+pub(super) enum CallHeaderFormat {
     /// It is the name.
     Name,
     /// The call type; the function name is between the separator and a code fence.
@@ -28,7 +28,7 @@ pub(super) enum CallHeadForm {
     Index,
 }
 
-/// Markers of one model family.
+/// Markers of the call syntax of one DeepSeek or Kimi model family.
 #[derive(Debug)]
 pub(super) struct DeepSeekKimiSyntax {
     /// Marker before all calls, which models may omit.
@@ -38,7 +38,7 @@ pub(super) struct DeepSeekKimiSyntax {
     pub call_close: &'static str,
     /// Marker before the arguments, or, in a fenced call, before the function name.
     pub separator: &'static str,
-    pub head: CallHeadForm,
+    pub head: CallHeaderFormat,
     /// Text that the model generates between calls.
     pub between: &'static str,
 }
@@ -49,12 +49,12 @@ pub(super) static DEEPSEEK_V3: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
     call_open: "<｜tool▁call▁begin｜>",
     call_close: "<｜tool▁call▁end｜>",
     separator: "<｜tool▁sep｜>",
-    head: CallHeadForm::Type,
+    head: CallHeaderFormat::Type,
     between: "\n",
 };
 
 pub(super) static DEEPSEEK_V31: DeepSeekKimiSyntax =
-    DeepSeekKimiSyntax { head: CallHeadForm::Name, between: "", ..DEEPSEEK_V3 };
+    DeepSeekKimiSyntax { head: CallHeaderFormat::Name, between: "", ..DEEPSEEK_V3 };
 
 pub(super) static KIMI_K2: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
     section_open: "<|tool_calls_section_begin|>",
@@ -62,7 +62,7 @@ pub(super) static KIMI_K2: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
     call_open: "<|tool_call_begin|>",
     call_close: "<|tool_call_end|>",
     separator: "<|tool_call_argument_begin|>",
-    head: CallHeadForm::Index,
+    head: CallHeaderFormat::Index,
     between: "",
 };
 
@@ -77,7 +77,8 @@ enum DeepSeekKimiParserState {
     Arguments(CallArgumentsParser),
 }
 
-/// Parser of tool calls with a name before their JSON.
+/// Parser of tool calls in the syntax of DeepSeek or Kimi: a function name before the JSON of the
+/// arguments.
 #[derive(Debug, Clone)]
 pub(super) struct DeepSeekKimiToolParser {
     syntax: &'static DeepSeekKimiSyntax,
@@ -143,7 +144,7 @@ impl DeepSeekKimiToolParser {
             syntax.call_close,
             FENCE_END,
         ];
-        let fenced = syntax.head == CallHeadForm::Type && emitter.is_after_call();
+        let fenced = syntax.head == CallHeaderFormat::Type && emitter.is_after_call();
         let markers = if fenced { &markers[..] } else { &markers[..4] };
         let ContentMarkerScanner { scanner, unparsed, .. } = &mut self.text;
         let found = scanner.push(c, markers, |c| {
@@ -192,7 +193,7 @@ impl DeepSeekKimiToolParser {
     ) -> CallParseStatus {
         let (text, end, is_name) = match &mut self.state {
             DeepSeekKimiParserState::Head(text) => {
-                (text, self.syntax.separator, self.syntax.head != CallHeadForm::Type)
+                (text, self.syntax.separator, self.syntax.head != CallHeaderFormat::Type)
             }
             DeepSeekKimiParserState::Name(text) => (text, FENCE, true),
             _ => return CallParseStatus::Invalid,
@@ -219,7 +220,7 @@ impl DeepSeekKimiToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let mut name = head.trim();
-        if self.syntax.head == CallHeadForm::Index {
+        if self.syntax.head == CallHeaderFormat::Index {
             name = name.strip_prefix("functions.").unwrap_or(name);
             let indexed = name.rsplit_once(':');
             let is_index = |index: &str| index.bytes().all(|byte| byte.is_ascii_digit());

@@ -7,7 +7,7 @@ use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
-/// State of the text outside of calls.
+/// Scans the text outside of calls for markers, and emits the text that is not a marker as content.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ContentMarkerScanner {
     /// Scanner of the markers, including the markers inside a call.

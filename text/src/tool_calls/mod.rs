@@ -72,7 +72,7 @@ pub struct ToolCallParserOptions<'a> {
     pub enforcement: CallEnforcement,
 }
 
-/// Calls whose arguments a grammar enforces.
+/// Which tool calls have arguments that a grammar enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallEnforcement {
     /// No calls.
@@ -94,6 +94,7 @@ impl CallEnforcement {
     }
 }
 
+/// Tool call parser of one syntax: one variant per parser.
 #[derive(Debug, Clone)]
 enum FamilyToolParser {
     Hermes(HermesToolParser),

@@ -2,7 +2,7 @@
 
 use super::json_escape::escape;
 
-/// Translator of one string literal, whose opening quote has been read.
+/// Parser of one Python string literal, whose opening quote has been read; translates it to JSON.
 #[derive(Debug, Clone)]
 pub(super) struct PythonStringParser {
     quote: char,

@@ -40,7 +40,7 @@ enum PythonValueState {
     Word(String),
 }
 
-/// Translator of one literal.
+/// Parser of one Python literal, which it translates to JSON.
 #[derive(Debug, Clone)]
 pub(super) struct PythonValueParser {
     state: PythonValueState,

@@ -97,7 +97,7 @@ fn is_writable(syntax: &TagSyntax, key: &str) -> bool {
     fits && !key.contains(['<', '\n']) && !key.contains(syntax.key_end)
 }
 
-/// One parameter of a call.
+/// One parameter of a tool, for which grammar rules in a tag syntax are written.
 struct TaggedParameter<'a> {
     syntax: &'a TagSyntax,
     tool: &'a ToolDefinition,

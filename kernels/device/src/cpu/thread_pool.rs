@@ -23,6 +23,7 @@ const SPINS_BEFORE_SLEEP: u32 = 4_000;
 /// which a worker may be waiting to run.
 const SPINS_BEFORE_YIELD: u32 = 4_000;
 
+/// Pointer to the closure that all threads of the pool run, with the thread index.
 type PoolJob = *const (dyn Fn(usize) + Sync);
 
 /// Fixed set of compute threads. The thread that calls [`ThreadPool::run`] also runs the closure, with the
@@ -39,6 +40,7 @@ pub struct ThreadPool {
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
+/// State that the calling thread and the workers of a pool share.
 struct ThreadPoolState {
     region: CachePadded<AtomicUsize>,
     busy: CachePadded<AtomicUsize>,

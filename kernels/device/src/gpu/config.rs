@@ -8,7 +8,7 @@ use super::half_dtype::HalfDtype;
 
 /// Selects the driver, run-time compiler, BLASLt library and collective library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GpuLibraries {
+pub enum GpuLibrarySelection {
     /// AMD libraries, in the ROCm folders or in the search path of the dynamic loader.
     Rocm,
     /// NVIDIA libraries, in the search path of the dynamic loader.
@@ -32,7 +32,7 @@ pub enum GpuLibraries {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConfig {
     /// Runtime libraries of the device.
-    pub libraries: GpuLibraries,
+    pub libraries: GpuLibrarySelection,
     /// Folders that are searched for libraries first.
     pub folders: Vec<PathBuf>,
     /// Index of the GPU among the devices that the driver lists.
@@ -51,7 +51,7 @@ pub struct GpuConfig {
 impl Default for GpuConfig {
     fn default() -> Self {
         Self {
-            libraries: GpuLibraries::Rocm,
+            libraries: GpuLibrarySelection::Rocm,
             folders: Vec::new(),
             device: 0,
             visibility: String::new(),
@@ -82,9 +82,9 @@ impl GpuConfig {
             collectives: Some(LibrarySearchPaths::collectives(api, &self.folders)),
         };
         match &self.libraries {
-            GpuLibraries::Rocm => searches_of(GpuApi::Hip),
-            GpuLibraries::Cuda => searches_of(GpuApi::Cuda),
-            GpuLibraries::Named { api, driver, rtc, blas, collectives } => GpuLibraryPaths {
+            GpuLibrarySelection::Rocm => searches_of(GpuApi::Hip),
+            GpuLibrarySelection::Cuda => searches_of(GpuApi::Cuda),
+            GpuLibrarySelection::Named { api, driver, rtc, blas, collectives } => GpuLibraryPaths {
                 api: *api,
                 driver: LibrarySearchPaths::named("driver", driver),
                 rtc: LibrarySearchPaths::named("run-time compiler", rtc),

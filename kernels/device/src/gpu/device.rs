@@ -12,12 +12,12 @@ use super::jit::JitCompiler;
 use super::kernel_module::{KernelFunction, KernelModules};
 use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
 use super::memory::ScratchMemory;
-use super::timestamps::{GpuEventTimestamps, KernelTimestamper};
+use super::timestamps::{GpuTimestampEvents, KernelTimestamper};
 use super::weight_memory::WeightAllocator;
 use super::{graph, memory};
 use crate::{
-    Buffer, CapturedGraph, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, EventTimestamps,
-    MemInfo, PinnedBuffer,
+    Buffer, CapturedGraph, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemInfo,
+    PinnedBuffer, TimestampEvents,
 };
 
 /// Stream for launches that overlap the launches of the step, which are on stream 0. Stream 1 is used for
@@ -250,11 +250,11 @@ impl DeviceDriver for GpuDevice {
         self.runtime.freeze_autotuning();
     }
 
-    fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn EventTimestamps>, DeviceError> {
-        Ok(Arc::new(GpuEventTimestamps::new(&self.runtime, count)?))
+    fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn TimestampEvents>, DeviceError> {
+        Ok(Arc::new(GpuTimestampEvents::new(&self.runtime, count)?))
     }
 
-    fn begin_kernel_timestamps(&self, timestamps: &Arc<dyn EventTimestamps>, first: usize) {
+    fn begin_kernel_timestamps(&self, timestamps: &Arc<dyn TimestampEvents>, first: usize) {
         let (timestamps, names) = (Arc::clone(timestamps), Vec::new());
         self.runtime.set_timestamping(Some(KernelTimestamper { timestamps, next: first, names }));
     }

@@ -181,10 +181,11 @@ fn blas_version(blas: &BlasLtApi) -> Option<String> {
 }
 
 fn open_collectives(search: &LibrarySearchPaths) -> Result<FoundLibrary, LibraryOpenError> {
-    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+    /// Type of the function `ncclGetVersion`.
+    type NcclGetVersionFn = unsafe extern "C" fn(*mut c_int) -> c_int;
     let library = SharedLibrary::open(search)?;
     // SAFETY: RCCL and NCCL have the same function with this type.
-    let get = unsafe { library.symbol::<Version>("ncclGetVersion") }?;
+    let get = unsafe { library.symbol::<NcclGetVersionFn>("ncclGetVersion") }?;
     let mut version: c_int = 0;
     // SAFETY: the output pointer is valid for writes.
     let status = unsafe { get(&raw mut version) };

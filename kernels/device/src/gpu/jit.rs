@@ -36,7 +36,7 @@ pub(super) struct JitCompiler {
 }
 
 /// Result of a compilation, which a compiler thread sends to the thread that called `images`.
-struct CompiledImage {
+struct CompilationResult {
     /// Index of the source in the list of sources to compile.
     index: usize,
     image: Result<Vec<u8>, GpuError>,
@@ -108,7 +108,7 @@ impl JitCompiler {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some((source, defines)) = builds.get(index) else { return };
                 let image = self.image(source, defines);
-                let _ = sender.send(CompiledImage { index, image }); // The receiver is open.
+                let _ = sender.send(CompilationResult { index, image }); // The receiver is open.
             }
         };
         std::thread::scope(|scope| {
@@ -146,14 +146,14 @@ impl JitCompiler {
 /// Receives compiled images until all compiler threads have ended, and stores each image in `images` at the
 /// index of its source. Calls `progress` after each image, and at least every `PROGRESS_INTERVAL`.
 fn receive_images(
-    compiled: &Receiver<CompiledImage>,
+    compiled: &Receiver<CompilationResult>,
     images: &mut [Option<Result<Vec<u8>, GpuError>>],
     progress: &mut dyn FnMut(u64, u64),
 ) {
     let mut done = 0;
     loop {
         match compiled.recv_timeout(PROGRESS_INTERVAL) {
-            Ok(CompiledImage { index, image }) => {
+            Ok(CompilationResult { index, image }) => {
                 images[index] = Some(image);
                 done += 1;
             }

@@ -26,12 +26,14 @@ unsafe impl Send for KernelFunction {}
 // SAFETY: every thread may launch the handle; modules are never unloaded.
 unsafe impl Sync for KernelFunction {}
 
+/// Driver handle of a loaded module.
 #[derive(Debug, Clone, Copy)]
 struct KernelModule(DriverPtr);
 
 // SAFETY: every thread may use the handle; modules are never unloaded.
 unsafe impl Send for KernelModule {}
 
+/// Key of a kernel module: name of its source file, and the defines with which it was compiled.
 type ModuleKey = (&'static str, Vec<KernelDefine>);
 
 /// Registry of all kernel modules that have been compiled and loaded on the device.
@@ -40,6 +42,7 @@ pub(super) struct KernelModules {
     loaded: Mutex<LoadedModules>,
 }
 
+/// Loaded modules and their kernels, and the kernels that a dry run has requested.
 #[derive(Debug, Default)]
 struct LoadedModules {
     modules: HashMap<ModuleKey, KernelModule>,

@@ -29,7 +29,7 @@ mod weight_memory;
 
 pub use blaslt::{Fp8Scaling, GemmOperands, GemmProblem, HEURISTIC};
 pub use card::GpuProductSpec;
-pub use config::{GpuConfig, GpuLibraries};
+pub use config::{GpuConfig, GpuLibrarySelection};
 pub use device::GpuDevice;
 pub use error::GpuError;
 pub use fence::GpuFence;

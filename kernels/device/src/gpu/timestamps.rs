@@ -6,22 +6,22 @@ use hip_runtime_sys::{DriverPtr, flag};
 
 use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
-use crate::{DeviceError, DeviceStream, EventTimestamps};
+use crate::{DeviceError, DeviceStream, TimestampEvents};
 
 /// Fixed number of GPU events that record timestamps.
-pub(super) struct GpuEventTimestamps {
+pub(super) struct GpuTimestampEvents {
     runtime: Arc<GpuRuntime>,
     events: Vec<DriverPtr>,
 }
 
 // SAFETY: events may be recorded and read on any thread whose context is current; the drivers are
 // thread-safe.
-unsafe impl Send for GpuEventTimestamps {}
+unsafe impl Send for GpuTimestampEvents {}
 // SAFETY: events may be recorded and read on any thread whose context is current; the drivers are
 // thread-safe.
-unsafe impl Sync for GpuEventTimestamps {}
+unsafe impl Sync for GpuTimestampEvents {}
 
-impl GpuEventTimestamps {
+impl GpuTimestampEvents {
     pub(super) fn new(runtime: &Arc<GpuRuntime>, count: usize) -> Result<Self, GpuError> {
         runtime.not_capturing("creating events")?;
         runtime.enter()?;
@@ -60,7 +60,7 @@ impl GpuEventTimestamps {
     }
 }
 
-impl EventTimestamps for GpuEventTimestamps {
+impl TimestampEvents for GpuTimestampEvents {
     fn len(&self) -> usize {
         self.events.len()
     }
@@ -92,7 +92,7 @@ impl EventTimestamps for GpuEventTimestamps {
     }
 }
 
-impl Drop for GpuEventTimestamps {
+impl Drop for GpuTimestampEvents {
     fn drop(&mut self) {
         if self.runtime.enter().is_err() {
             return;
@@ -104,9 +104,9 @@ impl Drop for GpuEventTimestamps {
     }
 }
 
-impl std::fmt::Debug for GpuEventTimestamps {
+impl std::fmt::Debug for GpuTimestampEvents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GpuEventTimestamps")
+        f.debug_struct("GpuTimestampEvents")
             .field("events", &self.events.len())
             .finish_non_exhaustive()
     }
@@ -115,7 +115,7 @@ impl std::fmt::Debug for GpuEventTimestamps {
 /// Recorder of per-kernel timestamps: records one event after each launch.
 #[derive(Debug)]
 pub struct KernelTimestamper {
-    pub timestamps: Arc<dyn EventTimestamps>,
+    pub timestamps: Arc<dyn TimestampEvents>,
     pub next: usize,
     /// Name of the kernel that was launched before each recorded event.
     pub names: Vec<&'static str>,

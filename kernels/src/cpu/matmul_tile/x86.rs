@@ -153,8 +153,11 @@ trait TileElementLoader {
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2];
 }
 
+/// Loads f32 elements of `a` and `b`.
 struct F32ElementLoader;
+/// Loads f32 elements of `a` and f16 elements of `b`.
 struct F16ElementLoader;
+/// Loads pairs of bf16 elements of `a` and `b`.
 struct Bf16PairLoader;
 
 impl TileElementLoader for F32ElementLoader {

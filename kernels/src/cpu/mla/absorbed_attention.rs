@@ -6,7 +6,7 @@ use device::{DeviceError, FloatElement, MatMut, MatRef};
 use super::super::maths::exp;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::shared_rows::SharedRows;
-use super::MlaCall;
+use super::CpuMlaArgs;
 use crate::cpu::CpuBackend;
 use crate::{Linear, PackedMatrixGroup};
 
@@ -29,7 +29,7 @@ impl CpuBackend {
     pub(super) fn attend_mla_absorbed<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
-        call: &MlaCall<'_, '_>,
+        call: &CpuMlaArgs<'_, '_>,
         w_uk_t: &PackedMatrixGroup,
         rows: &[usize],
     ) -> Result<(), DeviceError> {
@@ -94,7 +94,7 @@ impl CpuBackend {
     }
 }
 
-fn query_tokens(call: &MlaCall<'_, '_>, rows: &[usize]) -> Vec<QueryToken> {
+fn query_tokens(call: &CpuMlaArgs<'_, '_>, rows: &[usize]) -> Vec<QueryToken> {
     let of_row = |&row: &usize| {
         let (from, to) = call.args.rows.tokens(row);
         let context = call.context(row);
@@ -105,7 +105,7 @@ fn query_tokens(call: &MlaCall<'_, '_>, rows: &[usize]) -> Vec<QueryToken> {
 
 /// Row kernel: softmax-weighted mean of the compressed KV for one head of one query token.
 struct AbsorbedAttention<'a, 'b, T> {
-    call: &'a MlaCall<'a, 'b>,
+    call: &'a CpuMlaArgs<'a, 'b>,
     query: &'a QueryToken,
     /// Query of the head multiplied by W_UKᵀ, `[kv_lora_rank]`.
     absorbed_query: &'a [f32],

@@ -9,7 +9,7 @@ use super::super::norm::RmsNormRow;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::shared_rows::{SendPtr, SharedRows};
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, MlaKvLayout, MlaKvWriteArgs, MlaPrologue};
+use crate::{CpuKernel, MlaKvLayout, MlaPrologue, MlaPrologueArgs};
 
 const KERNEL: &str = "mla_kv_write";
 
@@ -38,7 +38,7 @@ impl CpuBackend {
         q: &mut MatMut<'_>,
         kv: &mut Buffer,
         layout: &MlaKvLayout,
-        args: &MlaKvWriteArgs<'_>,
+        args: &MlaPrologueArgs<'_>,
     ) {
         let (isa, pool) = (self.isa(), SendPtr(kv.as_mut_ptr().cast::<T>()));
         let (head_dim, rotary) = (q.cols() / args.heads.max(1), layout.rope_dim);
@@ -86,7 +86,7 @@ fn check(
     q: &MatMut<'_>,
     kv: &Buffer,
     layout: &MlaKvLayout,
-    args: &MlaKvWriteArgs<'_>,
+    args: &MlaPrologueArgs<'_>,
 ) -> Result<(), DeviceError> {
     args.check_shapes(q, layout)?;
     check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;

@@ -25,7 +25,7 @@ const KERNEL: &str = "mla_attention";
 const ABSORBED_MAX_QUERY_LEN: usize = 17;
 
 /// Arguments of one launch of MLA, which the absorbed and the non-absorbed form share.
-struct MlaCall<'a, 'b> {
+struct CpuMlaArgs<'a, 'b> {
     args: &'a MlaAttentionArgs<'b>,
     layout: &'a MlaKvLayout,
     pool: *const u8,
@@ -38,9 +38,9 @@ struct MlaCall<'a, 'b> {
 }
 
 // SAFETY: the pool is only read while it is borrowed.
-unsafe impl Sync for MlaCall<'_, '_> {}
+unsafe impl Sync for CpuMlaArgs<'_, '_> {}
 
-impl MlaCall<'_, '_> {
+impl CpuMlaArgs<'_, '_> {
     /// Number of channels of a query head.
     fn qk_head_dim(&self) -> usize {
         self.nope_dim + self.layout.rope_dim
@@ -66,7 +66,7 @@ impl CpuKernel for MlaAttention<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut o, pool: kv, layout, args } = self;
         check(&o, kv, layout, args)?;
-        let call = MlaCall {
+        let call = CpuMlaArgs {
             args,
             layout,
             pool: kv.as_ptr(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use device::{DeviceDriver, DeviceError, FloatElement, MatMut, MatRef};
 
-use super::MlaCall;
+use super::CpuMlaArgs;
 use crate::cpu::CpuBackend;
 use crate::{
     AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, Linear, PagedAttention,
@@ -26,7 +26,7 @@ impl CpuBackend {
     pub(super) fn attend_mla_non_absorbed<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
-        call: &MlaCall<'_, '_>,
+        call: &CpuMlaArgs<'_, '_>,
         row: usize,
     ) -> Result<(), DeviceError> {
         let context = call.context(row);
@@ -47,7 +47,7 @@ impl CpuBackend {
     /// to size `dim`. Returns `[context, 2 · heads · dim]`.
     fn up_project_kv<T: FloatElement>(
         &self,
-        call: &MlaCall<'_, '_>,
+        call: &CpuMlaArgs<'_, '_>,
         compressed_kv: &[T],
         row: usize,
         dim: usize,
@@ -83,7 +83,7 @@ impl CpuBackend {
     fn attend_heads<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
-        call: &MlaCall<'_, '_>,
+        call: &CpuMlaArgs<'_, '_>,
         row: usize,
         dim: usize,
         heads: Range<usize>,
@@ -172,7 +172,7 @@ impl CpuBackend {
 }
 
 /// Gathers the compressed KV of a row in order of position, `[context, kv_lora_rank]`.
-fn gather_compressed_kv<T: FloatElement>(call: &MlaCall<'_, '_>, row: usize) -> Vec<T> {
+fn gather_compressed_kv<T: FloatElement>(call: &CpuMlaArgs<'_, '_>, row: usize) -> Vec<T> {
     let (context, table) = (call.context(row), call.args.rows.table(row));
     let compressed_kv = |position| &call.row::<T>(table, position)[..call.layout.kv_lora_rank];
     (0..context).flat_map(compressed_kv).copied().collect()

@@ -127,7 +127,7 @@ pub(crate) enum SampleError {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleRequest<'a> {
     /// Whether to sample a token or to score a given one.
-    pub(crate) choice: TokenChoice<'a>,
+    pub(crate) choice: SampleOrScore<'a>,
     /// Number of top log-probabilities to report in addition to that of the token; `None` = no
     /// log-probabilities.
     pub(crate) logprobs: Option<usize>,
@@ -135,7 +135,7 @@ pub(crate) struct SampleRequest<'a> {
 
 /// How the token of a row is chosen: it is sampled, or it is given and only scored.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum TokenChoice<'a> {
+pub(crate) enum SampleOrScore<'a> {
     /// A token is sampled with these logit edits and sampling parameters.
     Sample(SamplingRules<'a>),
     /// The token is known, and only its log-probability is requested.

@@ -301,9 +301,9 @@ fn rows_do_not_depend_on_batch_or_threads() {
     let allowed = [7, 8, 9];
     let request = |r: usize| SampleRequest {
         choice: match r % 4 {
-            0 => TokenChoice::Score(r as u32),
-            1 => TokenChoice::Sample(SamplingRules { edits: LogitEdits::default(), draw: None }),
-            _ => TokenChoice::Sample(SamplingRules {
+            0 => SampleOrScore::Score(r as u32),
+            1 => SampleOrScore::Sample(SamplingRules { edits: LogitEdits::default(), draw: None }),
+            _ => SampleOrScore::Sample(SamplingRules {
                 edits: LogitEdits {
                     allowed: (r % 4 == 3).then_some(&allowed),
                     ..LogitEdits::default()

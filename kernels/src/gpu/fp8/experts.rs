@@ -5,7 +5,7 @@ use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::super::moe_call::{KERNEL, MoeLaunchArgs, SMALL_M_ROWS};
 use super::THREADS;
-use super::gemm::RowScales;
+use super::gemm::RowQuantizationScheme;
 use super::pack::{ScaleBlockShape, expert_block_shape};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrixGroup, PackedScales};
@@ -98,7 +98,7 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let (x, (group, _)) = (call.inputs(first), call.gemm_weights(first));
         let scaling = group_scales(group)?.activation_scaling;
-        let grid = RowScales { channels: false, scaling };
+        let grid = RowQuantizationScheme { channels: false, scaling };
         self.quantize_rows(s, call.quantized, x, x.rows(), grid)?;
         let defines = [("GATED", u32::from(first)), ("TILES", 0)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_grouped_gemm", &defines)?;

@@ -31,9 +31,10 @@ pub(in super::super) struct QuantizedRows {
     pub(in super::super) scaling: ActivationScaling,
 }
 
-/// Scales with which the rows of a matrix are quantised.
+/// How the rows of a matrix are quantised: one scale per row or per group of columns, and the rule for the
+/// scales.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowScales {
+pub(super) struct RowQuantizationScheme {
     /// Whether a row has one scale; otherwise each group of 128 columns has one.
     pub(super) channels: bool,
     pub(super) scaling: ActivationScaling,
@@ -72,7 +73,7 @@ impl GpuBackend {
         }
         let to = self.quantized_input_scratch(s, x.rows(), &y, w)?;
         let channels = weight_scales(w)?.rows == 1;
-        let row_scales = RowScales { channels, scaling: to.scaling };
+        let row_scales = RowQuantizationScheme { channels, scaling: to.scaling };
         self.quantize_rows(s, [to.x, to.scales], x, to.padded, row_scales)?;
         self.fp8_gemm_quantized(s, QuantizedLinear { y, x: &to, w, bias })
     }
@@ -151,9 +152,9 @@ impl GpuBackend {
         [to, scales]: [*mut u8; 2],
         x: MatRef<'_>,
         padded: usize,
-        row_scales: RowScales,
+        row_scales: RowQuantizationScheme,
     ) -> Result<(), DeviceError> {
-        let RowScales { channels, scaling } = row_scales;
+        let RowQuantizationScheme { channels, scaling } = row_scales;
         let defines = [("CHANNELS", u32::from(channels)), ("SCALING", scaling.define())];
         let symbol = match scaling {
             ActivationScaling::Static(_) => "fp8_quantize_rows_static",

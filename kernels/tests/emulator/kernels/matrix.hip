@@ -15,7 +15,7 @@ KERNEL(64) tile_16x16x16(float* c, const half_t* a, const half_t* b) {
     FragA fa;
     FragB fb;
     FragC fc;
-    product<Frag, 16, 16>(c, a, b, fa.x, fb.x, fc.x, [&] { mma16(fc, fa, fb); });
+    product<FragLayout, 16, 16>(c, a, b, fa.x, fb.x, fc.x, [&] { mma16(fc, fa, fb); });
 }
 EXPORT(tile_16x16x16)
 
@@ -35,8 +35,8 @@ KERNEL(64) tile_loads(float* c, const half_t* a, const half_t* b) {
     FragC once = zero_c(), again = zero_c();
     mma16(once, load_a(rows, 24), load_b(columns, 24));
     mma16(again, load_a(rows, 24), load_b_trans(plain, 24));
-    for (u32 i = 0; i < Frag::NC; ++i) {
-        float* place = c + Frag::c_row(i) * 16 + Frag::c_col(i);
+    for (u32 i = 0; i < FragLayout::NC; ++i) {
+        float* place = c + FragLayout::c_row(i) * 16 + FragLayout::c_col(i);
         *place += 0.5f * once.x[i] + 0.5f * again.x[i];
     }
 }

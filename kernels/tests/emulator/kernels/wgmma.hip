@@ -33,8 +33,8 @@ template <u32 N> DEV void four_ways(float* c, const half_t* a, const half_t* b) 
                 const half_t* at = a + wgmma_row(2 * i) * K + k + wgmma_col(2 * i);
                 own[i] = (u32)at[0].bits | (u32)at[1].bits << 16;
             }
-            const KMajor x = advanced(by_k(lines), k * 2), by_columns = advanced(by_k(columns), k * 2);
-            const NMajor by_rows = advanced(by_n(rows, PANEL), k * 128);
+            const KMajorOperand x = advanced(by_k(lines), k * 2), by_columns = advanced(by_k(columns), k * 2);
+            const NMajorOperand by_rows = advanced(by_n(rows, PANEL), k * 128);
             if (variant == 0) wgmma<N>(kept, x, by_columns, k != 0);
             if (variant == 1) wgmma<N>(kept, x, by_rows, k != 0);
             if (variant == 2) wgmma<N>(kept, own, by_columns, k != 0);

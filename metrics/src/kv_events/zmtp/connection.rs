@@ -100,6 +100,7 @@ pub(crate) enum TransmitResult {
     Budget,
 }
 
+/// Stage of the ZMTP handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ConnectionStage {
     Greeting,
@@ -128,6 +129,7 @@ pub(crate) struct ZmtpConnection {
     window_bytes: usize,
 }
 
+/// Message that is being sent, and the number of its bytes sent so far.
 #[derive(Debug)]
 struct PartialSend {
     message: Arc<OutgoingMessage>,

@@ -11,7 +11,8 @@ use std::time::Duration;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Handle to the thread that connects to the collector. The thread ends when the handle is dropped.
+/// Handle to the thread that connects the PUB socket to a collector of KV events. The thread ends when the
+/// handle is dropped.
 #[derive(Debug)]
 pub(crate) struct CollectorConnector {
     requests: SyncSender<()>,

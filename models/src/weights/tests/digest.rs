@@ -1,6 +1,6 @@
 //! Tests of the digest of the weights that a rank loads.
 
-use super::{CheckpointFolder, FILE};
+use super::{FILE, TestCheckpointFolder};
 use crate::sharding::{ParallelRank, ParallelRanks};
 use crate::weight_table::{TensorSpec, tensors};
 use crate::weights::{WeightLoadObserver, WeightSource, digest, header, split};
@@ -10,7 +10,7 @@ use std::fs;
 /// Digest of all weights that a rank loads from a folder. Tensors are loaded one by one, in the order in
 /// which `sort` puts them.
 fn loaded_in_order(
-    folder: &CheckpointFolder,
+    folder: &TestCheckpointFolder,
     ranks: &ParallelRanks,
     threads: usize,
     sort: impl FnOnce(&mut Vec<TensorSpec>),
@@ -32,7 +32,7 @@ fn loaded_in_order(
     sum
 }
 
-fn loaded(folder: &CheckpointFolder, ranks: &ParallelRanks) -> WeightsDigest {
+fn loaded(folder: &TestCheckpointFolder, ranks: &ParallelRanks) -> WeightsDigest {
     loaded_in_order(folder, ranks, 1, |_| ())
 }
 
@@ -42,7 +42,7 @@ fn rank(rank: usize, size: usize) -> ParallelRanks {
 
 #[test]
 fn order_and_threads_do_not_change_the_digest() {
-    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
+    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
     let first = loaded(&folder, &ParallelRanks::SINGLE);
     assert!(first.common != 0 && first.sharded != 0 && first.experts != 0, "{first:?}");
     assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 1, |specs| specs.reverse()), first);
@@ -50,14 +50,14 @@ fn order_and_threads_do_not_change_the_digest() {
     assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 7, by_shape), first);
     // The second checkpoint stores the same tensors in several files.
     assert_eq!(
-        loaded(&CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 14), &ParallelRanks::SINGLE),
+        loaded(&TestCheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 14), &ParallelRanks::SINGLE),
         first
     );
 }
 
 #[test]
 fn changed_byte_changes_the_digest_of_its_rank() {
-    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
+    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
     let path = folder.path().join(FILE);
     let bytes = fs::read(&path).unwrap();
     for size in [1, 2] {
@@ -81,8 +81,8 @@ fn changed_byte_changes_the_digest_of_its_rank() {
 #[test]
 fn ranks_that_read_different_files_have_no_common_digest() {
     let (folder, other) = (
-        CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
-        CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
+        TestCheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
+        TestCheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
     );
     assert_eq!(loaded(&folder, &rank(0, 2)).common, loaded(&other, &rank(1, 2)).common);
     // Only matrices are changed, as in a fine-tuned model. No matrix is loaded by two ranks.
@@ -97,7 +97,7 @@ fn ranks_that_read_different_files_have_no_common_digest() {
 
 #[test]
 fn swapped_tensors_change_the_digest() {
-    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30);
+    let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", 1 << 30);
     let before = loaded(&folder, &ParallelRanks::SINGLE);
     folder.edit(|map| {
         let names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"];
@@ -117,7 +117,7 @@ fn model_and_draft_model_digests_differ() {
 
 #[test]
 fn digest_of_synthetic_weights_names_seed_and_part() {
-    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30);
+    let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", 1 << 30);
     let digest = |seed: u64, ranks: &ParallelRanks| {
         let source = WeightSource::Synth { seed, threads: 1 };
         let (mut sum, progress) = (WeightsDigest::default(), &mut |_, _| ());

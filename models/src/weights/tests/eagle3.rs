@@ -8,7 +8,7 @@ use crate::weight_table::DRAFT_TO_TARGET;
 /// Stored tensors by name, as (dtype, shape, bytes).
 type StoredTensorMap = BTreeMap<String, (String, Vec<u64>, Vec<u8>)>;
 
-fn folder(members: Value) -> CheckpointFolder {
+fn folder(members: Value) -> TestCheckpointFolder {
     let mut json = json!({
         "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 272, "draft_vocab_size": 40,
         "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -16,10 +16,10 @@ fn folder(members: Value) -> CheckpointFolder {
         "max_position_embeddings": 64
     });
     json.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
-    CheckpointFolder::of(&json.to_string(), u64::MAX)
+    TestCheckpointFolder::of(&json.to_string(), u64::MAX)
 }
 
-fn offsets(folder: &CheckpointFolder) -> Result<Vec<i64>, ModelLoadError> {
+fn offsets(folder: &TestCheckpointFolder) -> Result<Vec<i64>, ModelLoadError> {
     let specs = tensors(&folder.config);
     let spec = specs.iter().find(|spec| spec.name == DRAFT_TO_TARGET).unwrap();
     WeightSource::open(folder.path(), &folder.config, &specs)?.offsets(spec, folder.config.vocab)

@@ -19,8 +19,8 @@ fn json() -> Value {
     })
 }
 
-fn folder(json: &Value, load_mtp: bool) -> CheckpointFolder {
-    let mut folder = CheckpointFolder::of(&json.to_string(), u64::MAX);
+fn folder(json: &Value, load_mtp: bool) -> TestCheckpointFolder {
+    let mut folder = TestCheckpointFolder::of(&json.to_string(), u64::MAX);
     assert!(!folder.config.load_mtp, "not set by files");
     folder.config.load_mtp = load_mtp;
     folder

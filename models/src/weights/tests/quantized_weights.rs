@@ -1,6 +1,6 @@
 //! Tests of loading FP8 checkpoints: quantised weights require scales.
 
-use super::super::source::HostShard;
+use super::super::source::HostWeightShard;
 use super::*;
 use ops::DType;
 
@@ -26,7 +26,7 @@ const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
 
 #[test]
 fn quantized_weights_come_with_scales() {
-    let folder = CheckpointFolder::of(&quantized_json(blocks()), u64::MAX);
+    let folder = TestCheckpointFolder::of(&quantized_json(blocks()), u64::MAX);
     let found = folder.locate().unwrap();
     assert_eq!(found[Q].scales.as_deref(), Some(&*format!("{Q}_scale_inv")));
     assert_eq!((found[DOWN].dtype, &found[DOWN].scales), (StoredDType::BF16, &None));
@@ -41,7 +41,7 @@ fn quantized_weights_come_with_scales() {
 
 #[test]
 fn mismatched_scales_and_undeclared_fp8_are_rejected() {
-    let folder = CheckpointFolder::of(&quantized_json(blocks()), u64::MAX);
+    let folder = TestCheckpointFolder::of(&quantized_json(blocks()), u64::MAX);
     folder.edit(|t| t.get_mut(&format!("{Q}_scale_inv")).unwrap().1.reverse());
     expect![
         "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight_scale_inv`: shape [2, 1], but the configuration requires [1, 2]"
@@ -69,7 +69,7 @@ fn quantized_values_match_the_file() {
             "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
                 "dynamic": true}}}});
     for scales in [blocks(), channels, static_tensors()] {
-        let folder = CheckpointFolder::of(&quantized_json(scales), u64::MAX);
+        let folder = TestCheckpointFolder::of(&quantized_json(scales), u64::MAX);
         let specs = tensors(&folder.config);
         let file = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
         let synth = WeightSource::Synth { seed: 1, threads: 3 };
@@ -100,7 +100,7 @@ fn both_names_of_a_scale_are_read_and_must_agree() {
     let module = Q.strip_suffix(".weight").unwrap();
     let [input, activation] =
         ["input_scale", "activation_scale"].map(|name| format!("{module}.{name}"));
-    let folder = CheckpointFolder::of(&quantized_json(static_tensors()), u64::MAX);
+    let folder = TestCheckpointFolder::of(&quantized_json(static_tensors()), u64::MAX);
     let before = folder.locate().unwrap()[Q].clone();
     assert_eq!(before.scales.as_ref(), Some(&inverse));
     folder.edit(|t| {
@@ -132,7 +132,7 @@ fn both_names_of_a_scale_are_read_and_must_agree() {
 #[test]
 fn e8m0_scales_are_read() {
     let folder =
-        CheckpointFolder::of(&quantized_json(with_power_of_two_scales(blocks())), u64::MAX);
+        TestCheckpointFolder::of(&quantized_json(with_power_of_two_scales(blocks())), u64::MAX);
     let specs = tensors(&folder.config);
     let spec = specs.iter().find(|spec| spec.name == Q).unwrap();
     let row = || {
@@ -165,7 +165,7 @@ fn with_power_of_two_scales(mut config: Value) -> Value {
 fn scales_of_the_cache_are_finite_and_above_zero() {
     const NAME: &str = "model.layers.0.self_attn.k_proj.k_scale";
     let read_shape = |dtype: &str, shape: Vec<u64>, bytes: Vec<u8>| {
-        let folder = CheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
+        let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
         folder.edit(|t| drop(t.insert(NAME.into(), (dtype.into(), shape, bytes))));
         let source =
             WeightSource::open(folder.path(), &folder.config, &tensors(&folder.config)).unwrap();
@@ -188,7 +188,7 @@ fn scales_of_the_cache_are_finite_and_above_zero() {
 #[test]
 fn scaled_weights_divide_their_static_scale() {
     let slice = WeightSlice { rows: 0..1, cols: 0..1, padding: 0 };
-    let shard = HostShard {
+    let shard = HostWeightShard {
         bytes: vec![0x38].into(), // 1 in FP8 e4m3
         dtype: DType::F8E4M3,
         full_shape: [1, 1],

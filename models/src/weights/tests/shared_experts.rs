@@ -1,7 +1,7 @@
 //! Tests of loading shared experts, which checkpoints store as one MLP of all shared experts.
 
 use super::super::expert_weights::{ExpertMatrices, matrices, same_storage};
-use super::super::source::HostShard;
+use super::super::source::HostWeightShard;
 use super::*;
 
 /// Configuration of DeepSeek-V2 with one layer and two shared experts, each with the intermediate size
@@ -56,10 +56,10 @@ fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
 fn shared_expert_shards_cover_the_mlp() {
     let cases = [(48, Value::Null, 1), (48, Value::Null, 2), (128, blocks("none"), 1)];
     for (width, scales, size) in cases.into_iter().chain([(256, blocks("none"), 2)]) {
-        let folder = CheckpointFolder::of(&json(width, &scales), u64::MAX);
+        let folder = TestCheckpointFolder::of(&json(width, &scales), u64::MAX);
         let specs = tensors(&folder.config);
         let source = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
-        let parts = |ranks: &ParallelRanks| -> [HostShard<'_>; 3] {
+        let parts = |ranks: &ParallelRanks| -> [HostWeightShard<'_>; 3] {
             PROJECTIONS.map(|projection| {
                 let spec = spec(&specs, "shared_experts", projection);
                 let slice = spec.shard.slice(spec.matrix(), &folder.config, ranks).unwrap();
@@ -94,7 +94,7 @@ fn shared_expert_shards_cover_the_mlp() {
 #[test]
 fn differently_stored_shared_experts_stay_separate() {
     let alike = |width: usize, scales: Value| {
-        let folder = CheckpointFolder::of(&json(width, &scales), u64::MAX);
+        let folder = TestCheckpointFolder::of(&json(width, &scales), u64::MAX);
         let specs = tensors(&folder.config);
         let files = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
         let found = [files, WeightSource::Synth { seed: 1, threads: 1 }].map(|source| {

@@ -2,15 +2,15 @@
 
 use super::generation_start::{StartedGeneration, start};
 use super::ignored_values::report_ignored;
-use super::reply::ChatCompletionReply;
+use super::reply::ChatCompletionReplyFormatter;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
-use crate::openai::endpoint::{EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields};
+use crate::openai::endpoint::{EndpointRequest, ReplyMetadata, SubmittedRequest, ignored_fields};
 
 /// Parses, validates and submits a chat completion request.
 pub(super) fn prepare(
     request: EndpointRequest<'_>,
-) -> Result<PreparedRequest<ChatCompletionReply>, ApiError> {
+) -> Result<SubmittedRequest<ChatCompletionReplyFormatter>, ApiError> {
     let EndpointRequest { app, serving, mut fields, headers, permit } = request;
     let request = ChatCompletionRequest::take(
         &mut fields,
@@ -25,7 +25,7 @@ pub(super) fn prepare(
     let started = start(app, serving, request, headers, permit)?;
     let StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids } =
         started;
-    let reply = ChatCompletionReply {
+    let reply = ChatCompletionReplyFormatter {
         head: ReplyMetadata::new("chatcmpl", &request_id, model, serving),
         tokens: params.token_formatter(serving, &app.options),
         logprobs,
@@ -37,5 +37,5 @@ pub(super) fn prepare(
         custom_tools,
         reasoning: include_reasoning.then_some(app.options.reasoning_field),
     };
-    Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+    Ok(SubmittedRequest { generation, reply, stream: params.stream, request_id, ignored })
 }

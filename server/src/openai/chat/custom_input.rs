@@ -8,9 +8,9 @@ const START: &[u8] = b"{\"input\":\"";
 /// Indices in `START` before which JSON allows whitespace.
 const SPACED: [usize; 4] = [0, 1, 8, 9];
 
-/// Position of the decoder within the arguments.
+/// Position of the decoder within the arguments of a custom tool call.
 #[derive(Debug, Clone, Default)]
-enum InputDecoderState {
+enum CustomInputDecoderState {
     /// Inside `START`: `matched` characters of it have been read, and `head` contains all text read so far.
     #[default]
     Start,
@@ -29,7 +29,7 @@ enum InputDecoderState {
 /// Incremental decoder for the arguments of one call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CustomToolInputDecoder {
-    state: InputDecoderState,
+    state: CustomInputDecoderState,
     matched: usize,
     head: String,
     /// High surrogate whose low surrogate has not been read yet.
@@ -63,32 +63,32 @@ impl CustomToolInputDecoder {
 
     fn char(&mut self, c: char, text: &mut String) {
         match self.state {
-            InputDecoderState::Start => self.start(c, text),
-            InputDecoderState::Text => match c {
-                '\\' => self.state = InputDecoderState::Escape,
+            CustomInputDecoderState::Start => self.start(c, text),
+            CustomInputDecoderState::Text => match c {
+                '\\' => self.state = CustomInputDecoderState::Escape,
                 '"' => {
                     self.end_surrogate(text);
-                    self.state = InputDecoderState::End;
+                    self.state = CustomInputDecoderState::End;
                 }
                 c => self.put(c, text),
             },
-            InputDecoderState::Escape if c == 'u' => {
-                self.state = InputDecoderState::Unicode { digits: 0, value: 0 };
+            CustomInputDecoderState::Escape if c == 'u' => {
+                self.state = CustomInputDecoderState::Unicode { digits: 0, value: 0 };
             }
-            InputDecoderState::Escape => {
-                self.state = InputDecoderState::Text;
+            CustomInputDecoderState::Escape => {
+                self.state = CustomInputDecoderState::Text;
                 self.put(unescaped(c), text);
             }
-            InputDecoderState::Unicode { digits, value } => {
+            CustomInputDecoderState::Unicode { digits, value } => {
                 let value = value << 4 | c.to_digit(16).unwrap_or(0) as u16;
-                self.state = InputDecoderState::Unicode { digits: digits + 1, value };
+                self.state = CustomInputDecoderState::Unicode { digits: digits + 1, value };
                 if digits == 3 {
-                    self.state = InputDecoderState::Text;
+                    self.state = CustomInputDecoderState::Text;
                     self.code_unit(value, text);
                 }
             }
-            InputDecoderState::End => {}
-            InputDecoderState::Raw => text.push(c),
+            CustomInputDecoderState::End => {}
+            CustomInputDecoderState::Raw => text.push(c),
         }
     }
 
@@ -98,11 +98,11 @@ impl CustomToolInputDecoder {
             self.matched += 1;
             if self.matched == START.len() {
                 self.head.clear();
-                self.state = InputDecoderState::Text;
+                self.state = CustomInputDecoderState::Text;
             }
         } else if !(SPACED.contains(&self.matched) && c.is_ascii_whitespace()) {
             text.push_str(&mem::take(&mut self.head));
-            self.state = InputDecoderState::Raw;
+            self.state = CustomInputDecoderState::Raw;
         }
     }
 

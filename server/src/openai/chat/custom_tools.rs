@@ -25,7 +25,7 @@ pub(crate) struct CustomTool {
     pub(crate) format: Option<CustomToolFormat>,
 }
 
-/// Grammar of a custom tool's input.
+/// Field `format` of a custom tool: its path, and whether the grammar in the field is enforced.
 pub(crate) struct CustomToolFormat {
     /// Path of the field `format`, for the header of ignored fields.
     pub(crate) path: String,
@@ -63,7 +63,7 @@ impl CustomTool {
         let (mut input, mut rule, mut format) = (json!({"type": "string"}), None, None);
         if let Some(value) = fields.take("format") {
             let path = fields.path("format");
-            let grammar = CustomGrammar::take(&mut RequestFields::of(path.clone(), value)?)?;
+            let grammar = CustomToolGrammar::take(&mut RequestFields::of(path.clone(), value)?)?;
             if let Some(grammar) = grammar {
                 let pattern = grammar.pattern();
                 let is_enforced = pattern.is_some();
@@ -80,13 +80,13 @@ impl CustomTool {
     }
 }
 
-/// Grammar that the custom tool's input must match.
-struct CustomGrammar {
+/// Grammar in the field `format` of a custom tool, which the tool's input must match.
+struct CustomToolGrammar {
     is_regex: bool,
     definition: String,
 }
 
-impl CustomGrammar {
+impl CustomToolGrammar {
     /// Parses the `format` of a custom tool; `None` = any text. In chat completions, the grammar's fields are
     /// inside an object `grammar`; this form is always accepted.
     fn take(format: &mut RequestFields) -> Result<Option<Self>, ApiError> {

@@ -16,7 +16,7 @@ use crate::openai::submit::{
     EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
 };
 use crate::openai::thinking_budget::{OutputStartState, RequestedThinkingBudget};
-use crate::request_ids::ToolCallIds;
+use crate::request_ids::ToolCallIdGenerator;
 use engine::AdmissionPermit;
 use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
@@ -48,7 +48,7 @@ pub(crate) struct StartedGeneration {
     /// Text of the last assistant message if the reply echoes it, else empty.
     pub echo: String,
     /// Generator of tool call ids.
-    pub tool_call_ids: ToolCallIds,
+    pub tool_call_ids: ToolCallIdGenerator,
 }
 
 /// Prompt of a conversation, rendered and tokenised.
@@ -113,7 +113,7 @@ pub(crate) fn start(
     let prompts = [ids];
     let generation = start_generation(app, serving, &params, &prompts, extra, permit)?;
     let [prompt] = prompts;
-    let tool_call_ids = ToolCallIds::new(
+    let tool_call_ids = ToolCallIdGenerator::new(
         app.id_generator.next_u64(),
         call_syntax.map_or(ToolCallIdFormat::Long, ToolCallSyntax::id_format),
         earlier_calls,

@@ -26,13 +26,13 @@ use crate::request_fields::RequestFields;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use reply::ChatCompletionReply;
+use reply::ChatCompletionReplyFormatter;
 use std::sync::Arc;
 use types::ChatCompletionRequest;
 
 /// Names of the reply fields that contain reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ReasoningField {
+pub enum ReasoningFieldNames {
     /// `reasoning` and `reasoning_content`.
     #[default]
     Both,
@@ -42,7 +42,7 @@ pub enum ReasoningField {
     ReasoningContent,
 }
 
-impl ReasoningField {
+impl ReasoningFieldNames {
     /// Returns the field names.
     pub fn names(self) -> &'static [&'static str] {
         match self {
@@ -58,7 +58,7 @@ pub async fn handle(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<ChatCompletionReply>(app, request).await
+    endpoint::serve::<ChatCompletionReplyFormatter>(app, request).await
 }
 
 /// Parses, validates, renders and tokenises a chat completion request.

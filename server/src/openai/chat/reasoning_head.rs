@@ -1,6 +1,6 @@
 //! Describes the unconstrained reasoning before the constrained part of an output.
 
-use grammar::{PreambleEnd, UnconstrainedPreamble};
+use grammar::{PreambleEndMarker, UnconstrainedPreamble};
 use text::{ReasoningFamily, ReasoningMarkers, Tokenizer};
 
 /// Returns the description of the reasoning before the constrained part. If the tokenizer has a token for an
@@ -9,7 +9,7 @@ pub(super) fn reasoning_head(
     tokenizer: &Tokenizer,
     family: ReasoningFamily,
 ) -> UnconstrainedPreamble {
-    let end = |markers: &ReasoningMarkers| PreambleEnd {
+    let end = |markers: &ReasoningMarkers| PreambleEndMarker {
         text: markers.close.to_owned(),
         token: tokenizer.added_token_id(markers.close),
     };

@@ -1,6 +1,6 @@
 //! Non-streaming replies of chat completions.
 
-use super::ReasoningField;
+use super::ReasoningFieldNames;
 use super::convert;
 use super::custom_input::CustomToolInputDecoder;
 use super::custom_tools::CustomToolNames;
@@ -8,13 +8,15 @@ use super::stream::ChatChunkWriter;
 use crate::api_error::ApiError;
 use crate::openai::assistant_message::{AssistantMessage, ToolCall};
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata};
+use crate::openai::endpoint::{
+    EndpointRequest, InferenceEndpoint, ReplyMetadata, SubmittedRequest,
+};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
 use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
 use crate::openai::usage::UsageInfo;
-use crate::request_ids::ToolCallIds;
+use crate::request_ids::ToolCallIdGenerator;
 use axum::body::Body;
 use bytes::BufMut;
 use protocol::Token;
@@ -23,8 +25,9 @@ use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
 
-/// Values needed to format the reply to a chat completion request, in addition to the generated tokens.
-pub(super) struct ChatCompletionReply {
+/// Formats the reply to a chat completion request; contains the needed values other than the generated
+/// tokens.
+pub(super) struct ChatCompletionReplyFormatter {
     pub(super) head: ReplyMetadata,
     /// Formatter of the tokens in log-probabilities.
     pub(super) tokens: TokenFormatter,
@@ -36,17 +39,17 @@ pub(super) struct ChatCompletionReply {
     pub(super) prompt_ids: Option<Vec<Token>>,
     pub(super) stream_options: StreamOptions,
     /// Generator of tool call ids.
-    pub(super) tool_call_ids: ToolCallIds,
+    pub(super) tool_call_ids: ToolCallIdGenerator,
     /// Tools whose calls are reported as calls of custom tools.
     pub(super) custom_tools: CustomToolNames,
     /// Names of the reply fields that contain reasoning; `None` = reasoning is omitted from the reply.
-    pub(super) reasoning: Option<ReasoningField>,
+    pub(super) reasoning: Option<ReasoningFieldNames>,
 }
 
-impl InferenceEndpoint for ChatCompletionReply {
+impl InferenceEndpoint for ChatCompletionReplyFormatter {
     type StreamWriter = ChatChunkWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         convert::prepare(request)
     }
 
@@ -61,7 +64,7 @@ impl InferenceEndpoint for ChatCompletionReply {
     }
 }
 
-impl ChatCompletionReply {
+impl ChatCompletionReplyFormatter {
     fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
         // All choices have the same prompt, so the prompt log-probabilities are taken from the first choice.
         let prompt = choices.first_mut().map(|choice| mem::take(&mut choice.prompt_logprobs));
@@ -116,7 +119,7 @@ impl ChatCompletionReply {
         let content = self.echo.clone() + &content;
         let has_content = !content.is_empty() || calls.is_empty() && reasoning.is_empty();
         let mut value = json!({"role": "assistant", "content": has_content.then_some(content)});
-        let fields = self.reasoning.map_or(&[][..], ReasoningField::names);
+        let fields = self.reasoning.map_or(&[][..], ReasoningFieldNames::names);
         for field in fields.iter().filter(|_| !reasoning.is_empty()) {
             value[*field] = Value::from(reasoning.as_str());
         }
@@ -138,7 +141,7 @@ impl ChatCompletionReply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::choice::{ChoiceFinish, StopMatch};
+    use crate::openai::choice::{ChoiceFinishReason, StopMatch};
     use crate::openai::logprob_values::{chat, entries, names, prompt};
     use crate::openai::logprobs::{ChoiceLogprobs, TokenFormat};
     use text::{OutputPieces, ToolCallIdFormat};
@@ -152,19 +155,19 @@ mod tests {
             prompt_logprobs: entries(5, top),
             end,
         };
-        [ChoiceFinish::Length, ChoiceFinish::Stop(StopMatch::Text("\u{8}".to_owned()))]
+        [ChoiceFinishReason::Length, ChoiceFinishReason::Stop(StopMatch::Text("\u{8}".to_owned()))]
             .map(output)
             .into()
     }
 
-    fn reply(token_format: TokenFormat, all: bool) -> ChatCompletionReply {
+    fn reply(token_format: TokenFormat, all: bool) -> ChatCompletionReplyFormatter {
         let head = ReplyMetadata {
             id: "chatcmpl-1".to_owned(),
             created: 1,
             model: "a \"model\"".to_owned(),
             fingerprint: "fp".to_owned(),
         };
-        ChatCompletionReply {
+        ChatCompletionReplyFormatter {
             head,
             tokens: names(token_format),
             logprobs: true,
@@ -172,14 +175,18 @@ mod tests {
             echo: "said\n".to_owned(),
             prompt_ids: all.then(|| vec![1, 2]),
             stream_options: StreamOptions::default(),
-            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long, 0),
+            tool_call_ids: ToolCallIdGenerator::new(1, ToolCallIdFormat::Long, 0),
             custom_tools: CustomToolNames::default(),
             reasoning: None,
         }
     }
 
     /// Builds the expected choice of the reply as a JSON value.
-    fn choice(reply: &ChatCompletionReply, index: usize, output: &CollectedChoice) -> Value {
+    fn choice(
+        reply: &ChatCompletionReplyFormatter,
+        index: usize,
+        output: &CollectedChoice,
+    ) -> Value {
         let logprobs = ChoiceLogprobs { output: &output.logprobs, ..ChoiceLogprobs::default() };
         let mut choice = json!({
             "index": index,

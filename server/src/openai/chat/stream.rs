@@ -1,8 +1,8 @@
 //! Writes the chunks of streaming chat completions.
 
-use super::ReasoningField;
+use super::ReasoningFieldNames;
 use super::delta_parts::{ChatDeltaPart, CustomToolCallDecoders};
-use super::reply::ChatCompletionReply;
+use super::reply::ChatCompletionReplyFormatter;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat};
@@ -17,13 +17,13 @@ use text::OutputPiece;
 
 /// Writes the chunks of a streaming reply.
 pub(super) struct ChatChunkWriter {
-    reply: ChatCompletionReply,
+    reply: ChatCompletionReplyFormatter,
     decoders: CustomToolCallDecoders,
     chunk_fields: StreamChunkFields,
 }
 
 impl ChatChunkWriter {
-    pub(super) fn new(reply: ChatCompletionReply) -> Self {
+    pub(super) fn new(reply: ChatCompletionReplyFormatter) -> Self {
         let chunk_fields =
             StreamChunkFields::new(&reply.head, "chat.completion.chunk", reply.stream_options);
         Self { reply, decoders: CustomToolCallDecoders::default(), chunk_fields }
@@ -63,7 +63,7 @@ impl ChatChunkWriter {
     fn write(&self, choice: u32, part: &ChatDeltaPart<'_>, out: &mut BytesMut) {
         match part {
             ChatDeltaPart::Reasoning(text) => {
-                let names = self.reply.reasoning.map_or(&[][..], ReasoningField::names);
+                let names = self.reply.reasoning.map_or(&[][..], ReasoningFieldNames::names);
                 for (i, name) in names.iter().enumerate() {
                     let comma = if i > 0 { "," } else { "" };
                     write_text(format_args!("{comma}\"{name}\":"), text, out);

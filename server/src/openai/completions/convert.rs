@@ -1,10 +1,10 @@
 //! Parses and tokenises a text completion request and submits it to the engine.
 
-use super::reply::{CompletionReply, EchoedPrompt};
+use super::reply::{CompletionReplyFormatter, EchoedPrompt};
 use super::types::{CompletionPrompt, CompletionRequest};
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
-use crate::openai::endpoint::{EndpointRequest, PreparedRequest, ReplyMetadata, ignored_fields};
+use crate::openai::endpoint::{EndpointRequest, ReplyMetadata, SubmittedRequest, ignored_fields};
 use crate::openai::params::CompletionParams;
 use crate::openai::submit::{
     EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
@@ -20,7 +20,7 @@ pub(super) const FIELD: &str = "prompt";
 /// Parses, validates, tokenises and submits a text completion request.
 pub(super) fn prepare(
     request: EndpointRequest<'_>,
-) -> Result<PreparedRequest<CompletionReply>, ApiError> {
+) -> Result<SubmittedRequest<CompletionReplyFormatter>, ApiError> {
     let EndpointRequest { app, serving, mut fields, headers, permit } = request;
     let request =
         CompletionRequest::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
@@ -44,7 +44,7 @@ pub(super) fn prepare(
         parser: None,
     };
     let generation = start_generation(app, serving, &params, &prompts, extra, permit)?;
-    let reply = CompletionReply {
+    let reply = CompletionReplyFormatter {
         head: ReplyMetadata::new("cmpl", &request_id, model, serving),
         tokens: params.token_formatter(serving, &app.options),
         logprobs: request.logprobs.is_some(),
@@ -55,7 +55,7 @@ pub(super) fn prepare(
         n: params.n as usize,
         stream_options: params.effective_stream_options(&app.options),
     };
-    Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+    Ok(SubmittedRequest { generation, reply, stream: params.stream, request_id, ignored })
 }
 
 /// Returns the token ids of each prompt, truncated if the request sets `truncate_prompt_tokens`.

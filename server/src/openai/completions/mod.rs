@@ -17,7 +17,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use protocol::Token;
-use reply::CompletionReply;
+use reply::CompletionReplyFormatter;
 use std::sync::Arc;
 use types::CompletionRequest;
 pub(crate) use types::{CompletionPrompt, take_prompts};
@@ -27,7 +27,7 @@ pub async fn handle(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    endpoint::serve::<CompletionReply>(app, request).await
+    endpoint::serve::<CompletionReplyFormatter>(app, request).await
 }
 
 /// Submitted text completion whose reply is written by another endpoint.

@@ -4,7 +4,9 @@ use super::convert;
 use crate::api_error::ApiError;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{EndpointRequest, InferenceEndpoint, PreparedRequest, ReplyMetadata};
+use crate::openai::endpoint::{
+    EndpointRequest, InferenceEndpoint, ReplyMetadata, SubmittedRequest,
+};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
@@ -25,8 +27,9 @@ pub(super) struct EchoedPrompt {
     pub(super) ids: Arc<[Token]>,
 }
 
-/// Values needed to format the reply to a text completion request, in addition to the generated tokens.
-pub(super) struct CompletionReply {
+/// Formats the reply to a text completion request; contains the needed values other than the generated
+/// tokens.
+pub(super) struct CompletionReplyFormatter {
     pub(super) head: ReplyMetadata,
     /// Formatter of the tokens in log-probabilities.
     pub(super) tokens: TokenFormatter,
@@ -40,10 +43,10 @@ pub(super) struct CompletionReply {
     pub(super) stream_options: StreamOptions,
 }
 
-impl InferenceEndpoint for CompletionReply {
+impl InferenceEndpoint for CompletionReplyFormatter {
     type StreamWriter = CompletionChunkWriter;
 
-    fn prepare(request: EndpointRequest<'_>) -> Result<PreparedRequest<Self>, ApiError> {
+    fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         convert::prepare(request)
     }
 
@@ -58,7 +61,7 @@ impl InferenceEndpoint for CompletionReply {
     }
 }
 
-impl CompletionReply {
+impl CompletionReplyFormatter {
     fn parts(self, choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
         let mut reply = BufferedReply::new(self.tokens.clone());
         self.head.open("text_completion", &mut reply.text);
@@ -116,7 +119,7 @@ fn put_token_ids(tokens: &[Token], prompt: &[Token], out: &mut BytesMut) {
 
 /// Writes the chunks of a streaming text completion.
 pub(super) struct CompletionChunkWriter {
-    reply: CompletionReply,
+    reply: CompletionReplyFormatter,
     chunk_fields: StreamChunkFields,
     /// `text_offset` of the next token of each choice: number of characters of the choice's tokens listed so
     /// far.
@@ -124,7 +127,7 @@ pub(super) struct CompletionChunkWriter {
 }
 
 impl CompletionChunkWriter {
-    fn new(reply: CompletionReply) -> Self {
+    fn new(reply: CompletionReplyFormatter) -> Self {
         let chunk_fields =
             StreamChunkFields::new(&reply.head, "text_completion", reply.stream_options);
         Self { reply, chunk_fields, shown_chars: Vec::new() }
@@ -193,7 +196,7 @@ impl SseEventWriter for CompletionChunkWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::choice::{ChoiceFinish, StopMatch};
+    use crate::openai::choice::{ChoiceFinishReason, StopMatch};
     use crate::openai::logprob_values::{entries, names, prompt, text};
     use crate::openai::logprobs::TokenFormat;
     use serde_json::Value;
@@ -203,10 +206,10 @@ mod tests {
 
     fn outputs(top: usize) -> Vec<CollectedChoice> {
         let ends = [
-            ChoiceFinish::Length,
-            ChoiceFinish::Stop(StopMatch::Eos),
-            ChoiceFinish::Stop(StopMatch::Id(300)),
-            ChoiceFinish::Stop(StopMatch::Text("\u{8}\"é".to_owned())),
+            ChoiceFinishReason::Length,
+            ChoiceFinishReason::Stop(StopMatch::Eos),
+            ChoiceFinishReason::Stop(StopMatch::Id(300)),
+            ChoiceFinishReason::Stop(StopMatch::Text("\u{8}\"é".to_owned())),
         ];
         let output = |end| CollectedChoice {
             text: "a \"text\"\n\u{c}".to_owned(),
@@ -219,7 +222,7 @@ mod tests {
         ends.into_iter().map(output).collect()
     }
 
-    fn reply(token_format: TokenFormat, all: bool) -> CompletionReply {
+    fn reply(token_format: TokenFormat, all: bool) -> CompletionReplyFormatter {
         let echo =
             |text: &str| EchoedPrompt { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
         let head = ReplyMetadata {
@@ -228,7 +231,7 @@ mod tests {
             model: "a \\ model".to_owned(),
             fingerprint: "fp".to_owned(),
         };
-        CompletionReply {
+        CompletionReplyFormatter {
             head,
             tokens: names(token_format),
             logprobs: true,
@@ -242,7 +245,7 @@ mod tests {
     }
 
     /// Builds the expected choice of the reply as a JSON value.
-    fn choice(reply: &CompletionReply, index: usize, output: &CollectedChoice) -> Value {
+    fn choice(reply: &CompletionReplyFormatter, index: usize, output: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {
             echoed: echo.map_or(&[][..], |echo| &echo.ids),
@@ -257,8 +260,8 @@ mod tests {
             "stop_reason": Value::Null,
         });
         match &output.end {
-            ChoiceFinish::Stop(StopMatch::Id(id)) => choice["stop_reason"] = json!(id),
-            ChoiceFinish::Stop(StopMatch::Text(text)) => choice["stop_reason"] = json!(text),
+            ChoiceFinishReason::Stop(StopMatch::Id(id)) => choice["stop_reason"] = json!(id),
+            ChoiceFinishReason::Stop(StopMatch::Text(text)) => choice["stop_reason"] = json!(text),
             _ => {}
         }
         if let Some(echo) = echo {
@@ -297,7 +300,7 @@ mod tests {
 
     #[test]
     fn logprobs_are_null_if_not_requested() {
-        let reply = CompletionReply { logprobs: false, ..reply(TokenFormat::Text, false) };
+        let reply = CompletionReplyFormatter { logprobs: false, ..reply(TokenFormat::Text, false) };
         let text = reply.parts(outputs(1), &UsageInfo::default()).into_text(500);
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["choices"][3]["logprobs"], Value::Null);

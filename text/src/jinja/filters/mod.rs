@@ -11,7 +11,7 @@ mod text_filters;
 mod word_wrap;
 
 pub(crate) use html::strip_tags;
-pub(crate) use ordering::{KeyedValue, stable_sort};
+pub(crate) use ordering::{ValueWithSortKey, stable_sort};
 
 use super::arguments::CallArguments;
 use super::error::JinjaResult;

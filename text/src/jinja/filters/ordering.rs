@@ -27,7 +27,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
 
 /// Value with its sort key.
 #[derive(Debug, Clone)]
-pub(crate) struct KeyedValue {
+pub(crate) struct ValueWithSortKey {
     /// Key.
     pub(crate) key: JinjaValue,
     /// Value.
@@ -44,9 +44,9 @@ fn is_less(evaluator: &mut TemplateEvaluator, a: &JinjaValue, b: &JinjaValue) ->
 /// Errors: keys have no order, or a limit is exceeded.
 pub(crate) fn stable_sort(
     evaluator: &mut TemplateEvaluator,
-    mut values: Vec<KeyedValue>,
+    mut values: Vec<ValueWithSortKey>,
     is_reversed: bool,
-) -> JinjaResult<Vec<KeyedValue>> {
+) -> JinjaResult<Vec<ValueWithSortKey>> {
     let mut width = 1;
     while width < values.len() {
         let mut merged = Vec::with_capacity(values.len());
@@ -75,7 +75,7 @@ pub(crate) fn stable_sort(
     Ok(values)
 }
 
-fn list_of(values: Vec<KeyedValue>) -> JinjaResult<JinjaValue> {
+fn list_of(values: Vec<ValueWithSortKey>) -> JinjaResult<JinjaValue> {
     JinjaValue::list(values.into_iter().map(|keyed| keyed.value).collect())
 }
 
@@ -94,7 +94,7 @@ fn sort(
         for path in &paths {
             keys.push(path.key(evaluator, &item, case_sensitive)?);
         }
-        values.push(KeyedValue { key: JinjaValue::list(keys)?, value: item });
+        values.push(ValueWithSortKey { key: JinjaValue::list(keys)?, value: item });
     }
     list_of(stable_sort(evaluator, values, flag(reverse.as_ref(), false))?)
 }
@@ -132,7 +132,7 @@ fn dict_sort(
             key = folded(evaluator, key)?;
         }
         let value = JinjaValue::tuple(vec![entry.key.clone(), entry.value.clone()])?;
-        values.push(KeyedValue { key, value });
+        values.push(ValueWithSortKey { key, value });
     }
     list_of(stable_sort(evaluator, values, flag(reverse.as_ref(), false))?)
 }
@@ -171,7 +171,7 @@ fn extreme(
     let case_sensitive = flag(case_sensitive.as_ref(), false);
     let path = AttributePath::new(attribute.as_ref());
     let mut items = ValueIterator::new(value)?;
-    let mut best: Option<KeyedValue> = None;
+    let mut best: Option<ValueWithSortKey> = None;
     while let Some(item) = items.next(evaluator)? {
         let key = path.key(evaluator, &item, case_sensitive)?;
         let is_better = match &best {
@@ -180,7 +180,7 @@ fn extreme(
             Some(best) => is_less(evaluator, &best.key, &key)?,
         };
         if is_better {
-            best = Some(KeyedValue { key, value: item });
+            best = Some(ValueWithSortKey { key, value: item });
         }
     }
     let empty = || JinjaValue::undefined("No aggregated item, sequence was empty.");
@@ -199,10 +199,10 @@ fn group_by(
     let mut values = Vec::new();
     for item in evaluator.collect(value)? {
         let key = path.key(evaluator, &item, case_sensitive)?;
-        values.push(KeyedValue { key, value: item });
+        values.push(ValueWithSortKey { key, value: item });
     }
     let mut groups: Vec<(JinjaValue, Vec<JinjaValue>)> = Vec::new();
-    for KeyedValue { key, value } in stable_sort(evaluator, values, false)? {
+    for ValueWithSortKey { key, value } in stable_sort(evaluator, values, false)? {
         match groups.last_mut() {
             Some((last, items)) if equal(evaluator, last, &key)? => items.push(value),
             _ => groups.push((key, vec![value])),

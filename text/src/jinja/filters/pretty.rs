@@ -7,7 +7,7 @@ use super::super::evaluator::TemplateEvaluator;
 use super::super::methods::text_split::split_lines;
 use super::super::python_text::{is_space, quote};
 use super::super::value::JinjaValue;
-use super::ordering::{KeyedValue, stable_sort};
+use super::ordering::{ValueWithSortKey, stable_sort};
 
 /// Maximum length of a line in characters.
 const WIDTH: usize = 80;
@@ -72,10 +72,10 @@ fn sorted_dicts(evaluator: &mut TemplateEvaluator, value: &JinjaValue) -> JinjaR
 fn sorted_entries(
     evaluator: &mut TemplateEvaluator,
     entries: &[DictEntry],
-) -> JinjaResult<Vec<KeyedValue>> {
+) -> JinjaResult<Vec<ValueWithSortKey>> {
     let entries = entries.iter();
-    let entries =
-        entries.map(|entry| KeyedValue { key: entry.key.clone(), value: entry.value.clone() });
+    let entries = entries
+        .map(|entry| ValueWithSortKey { key: entry.key.clone(), value: entry.value.clone() });
     stable_sort(evaluator, entries.collect(), false)
 }
 

@@ -23,13 +23,13 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Mapping that `map` applies to an item.
-enum ItemMapping {
+/// Operation that the filter `map` applies to each item: looks up an attribute, or applies a filter.
+enum MapFilterOperation {
     Attribute(AttributePath),
     Filter(Arc<str>, CallArguments),
 }
 
-impl ItemMapping {
+impl MapFilterOperation {
     fn new(mut arguments: CallArguments) -> JinjaResult<Self> {
         let has_attribute = arguments.keyword.iter().any(|argument| &*argument.name == "attribute");
         if arguments.positional.is_empty() && has_attribute {
@@ -74,7 +74,7 @@ fn map(value: &JinjaValue, arguments: CallArguments) -> JinjaResult<JinjaValue> 
     let mut mapping = None;
     IteratorValue::value(&source, move |evaluator| {
         if let Some(arguments) = state.begin()? {
-            mapping = Some(ItemMapping::new(arguments)?);
+            mapping = Some(MapFilterOperation::new(arguments)?);
         }
         match (state.next(evaluator)?, &mapping) {
             (Some(item), Some(mapping)) => mapping.apply(evaluator, &item).map(Some),
@@ -113,15 +113,15 @@ impl LazyIteration {
     }
 }
 
-/// Condition of selected items.
-struct ItemTest {
+/// Condition by which `select`, `reject`, `selectattr` and `rejectattr` choose items.
+struct SelectFilterCondition {
     path: AttributePath,
     /// Name of the test; `None` tests whether the value is true.
     test: Option<Arc<str>>,
     arguments: CallArguments,
 }
 
-impl ItemTest {
+impl SelectFilterCondition {
     fn new(mut arguments: CallArguments, of_attribute: bool) -> JinjaResult<Self> {
         let mut path = AttributePath::default();
         if of_attribute {
@@ -164,7 +164,7 @@ fn select(
     let mut test = None;
     IteratorValue::value(&source, move |evaluator| {
         if let Some(arguments) = state.begin()? {
-            test = Some(ItemTest::new(arguments, of_attribute)?);
+            test = Some(SelectFilterCondition::new(arguments, of_attribute)?);
         }
         let Some(test) = &test else { return Ok(None) };
         while let Some(item) = state.next(evaluator)? {

@@ -53,6 +53,7 @@ pub(super) fn word_wrap(
     Ok(JinjaValue::text(out))
 }
 
+/// Wraps one line for the filter `wordwrap`, like an instance of `textwrap.TextWrapper` in Python.
 struct LineWrapper {
     characters: Vec<char>,
     width: usize,

@@ -100,7 +100,7 @@ fn proposed(last: u32) -> Vec<f32> {
 
 /// How the draft tokens of a test are proposed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum TestProposer {
+enum TestProposalMode {
     /// Most likely token of the proposal distribution.
     Greedy,
     /// Token sampled from the proposal distribution.
@@ -118,11 +118,11 @@ struct DraftCounts {
 }
 
 /// Proposes a draft token after `tokens`; returns it and the proposal distribution.
-fn draft(tokens: &[u32], key: u64, proposer: TestProposer) -> (u32, Vec<f32>) {
+fn draft(tokens: &[u32], key: u64, proposer: TestProposalMode) -> (u32, Vec<f32>) {
     let q = proposed(tokens[tokens.len() - 1]);
     let position = tokens.len() as u32;
     let value = |id: u32| match proposer {
-        TestProposer::Greedy => q[id as usize],
+        TestProposalMode::Greedy => q[id as usize],
         _ => q[id as usize].ln() + gumbel(word(key, DRAW_DRAFT, id, position)),
     };
     let best = (0..V as u32).reduce(|a, b| if value(b) > value(a) { b } else { a });
@@ -135,7 +135,7 @@ fn step(
     key: u64,
     tokens: &[u32],
     k: usize,
-    proposer: TestProposer,
+    proposer: TestProposalMode,
 ) -> Vec<u32> {
     let (mut draft_context, mut proposals) = (tokens.to_vec(), Vec::new());
     for _ in 0..k {
@@ -149,12 +149,12 @@ fn step(
     let rules: Vec<_> = rules.collect();
     let logits: Vec<f32> = lengths.flat_map(|end| target(draft_context[end - 1])).collect();
     let logits = MatRef::of(&logits, k + 1, V).unwrap();
-    let drawn = proposer != TestProposer::Greedy;
+    let drawn = proposer != TestProposalMode::Greedy;
     let drafts =
         proposals.iter().map(|(id, q)| DraftToken { id: *id, proposal: drawn.then_some(&q[..]) });
     let drafts: Vec<_> = drafts.collect();
     let mut scratch = RowScratch::default();
-    let tokens = if proposer == TestProposer::OffByOne {
+    let tokens = if proposer == TestProposalMode::OffByOne {
         let residual = |p: &[f32], q: &[f32], id: usize| p[id] - q[(id + 1) % q.len()];
         verify_by(logits, &rules, &drafts, residual, &mut scratch)
     } else {
@@ -168,7 +168,7 @@ fn run(
     style: &TestSamplingParams,
     key: u64,
     k: usize,
-    proposer: TestProposer,
+    proposer: TestProposalMode,
     count: &mut DraftCounts,
 ) -> Vec<u32> {
     let mut tokens = vec![FIRST];
@@ -182,7 +182,7 @@ fn run(
 }
 
 /// Returns the number of occurrences of each output over all runs, and the acceptance rate of draft tokens.
-fn outputs(style: &TestSamplingParams, k: usize, proposer: TestProposer) -> (Vec<u32>, f64) {
+fn outputs(style: &TestSamplingParams, k: usize, proposer: TestProposalMode) -> (Vec<u32>, f64) {
     let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], DraftCounts::default());
     for key in 0..RUNS {
         let tokens = run(style, key * 0x9E37_79B9 + k as u64, k, proposer, &mut count);
@@ -240,13 +240,13 @@ fn drafts_do_not_change_the_distribution() {
         ("strict", TestSamplingParams::strict()),
     ] {
         let expected = expected(&style);
-        let without = excess(&outputs(&style, 0, TestProposer::Greedy).0, &expected);
+        let without = excess(&outputs(&style, 0, TestProposalMode::Greedy).0, &expected);
         assert!(without < DEVIATIONS_MAX, "{name}: without drafts {without:.1}");
         for (k, proposer) in [
-            (1, TestProposer::Drawn),
-            (2, TestProposer::Drawn),
-            (3, TestProposer::Drawn),
-            (2, TestProposer::Greedy),
+            (1, TestProposalMode::Drawn),
+            (2, TestProposalMode::Drawn),
+            (3, TestProposalMode::Drawn),
+            (2, TestProposalMode::Greedy),
         ] {
             let (counts, rate) = outputs(&style, k, proposer);
             let excess = excess(&counts, &expected);
@@ -266,7 +266,7 @@ fn drafts_do_not_change_the_distribution() {
 fn wrong_residual_is_detected() {
     for temperature in [0.7, 1.0] {
         let style = TestSamplingParams::new(temperature);
-        let (counts, _) = outputs(&style, 2, TestProposer::OffByOne);
+        let (counts, _) = outputs(&style, 2, TestProposalMode::OffByOne);
         let excess = excess(&counts, &expected(&style));
         assert!(excess > 10.0 * DEVIATIONS_MAX, "at {temperature}: {excess:.1} deviations");
     }
@@ -282,16 +282,18 @@ fn deterministic_drafts_do_not_change_tokens() {
         TestSamplingParams::strict(),
     ] {
         for key in 0..300 {
-            let without = run(&style, key, 0, TestProposer::Greedy, &mut DraftCounts::default());
+            let without =
+                run(&style, key, 0, TestProposalMode::Greedy, &mut DraftCounts::default());
             for k in 1..=4 {
-                let with = run(&style, key, k, TestProposer::Greedy, &mut DraftCounts::default());
+                let with =
+                    run(&style, key, k, TestProposalMode::Greedy, &mut DraftCounts::default());
                 assert_eq!(with, without, "{k} drafts, key {key}, {style:?}");
             }
         }
     }
     for key in 0..300 {
-        let without = run(&greedy, key, 0, TestProposer::Drawn, &mut DraftCounts::default());
-        let with = run(&greedy, key, 3, TestProposer::Drawn, &mut DraftCounts::default());
+        let without = run(&greedy, key, 0, TestProposalMode::Drawn, &mut DraftCounts::default());
+        let with = run(&greedy, key, 3, TestProposalMode::Drawn, &mut DraftCounts::default());
         assert_eq!(with, without, "greedy, drawn drafts, key {key}");
     }
 }

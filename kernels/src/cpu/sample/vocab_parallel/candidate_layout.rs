@@ -3,7 +3,7 @@
 //! layout without negotiation.
 
 use crate::VocabShard;
-use crate::cpu::sample::rules::{SampleRequest, TokenChoice};
+use crate::cpu::sample::rules::{SampleOrScore, SampleRequest};
 
 /// Number of candidate tokens that a rank sends for a row (1 KiB) if a filter (top-p, min-p) may keep any
 /// number of tokens.
@@ -35,8 +35,8 @@ impl CandidateLayout {
         let top = request.logprobs.map(|top| top.min(shard.cols));
         let plain = Self { candidates: 1, is_top_k: false, mass: false, raw: top.is_some(), top };
         let layout = match &request.choice {
-            TokenChoice::Score(_) => Self { raw: false, ..plain },
-            TokenChoice::Sample(rules) => match &rules.draw {
+            SampleOrScore::Score(_) => Self { raw: false, ..plain },
+            SampleOrScore::Sample(rules) => match &rules.draw {
                 Some(draw) if draw.top_k_of(shard.vocab).is_some() => {
                     Self { candidates: draw.top_k.min(shard.cols), is_top_k: true, ..plain }
                 }

@@ -5,7 +5,9 @@ use super::rank_candidates::{RankCandidates, ShardLogprobs, TokenCandidate};
 use crate::cpu::sample::row::{
     RankedToken, RowScratch, SamplingCutoff, argmax_of_chunks, edit, gumbel_argmax, top_k_tokens,
 };
-use crate::cpu::sample::rules::{RandomSamplingParams, SampleRequest, SamplingRules, TokenChoice};
+use crate::cpu::sample::rules::{
+    RandomSamplingParams, SampleOrScore, SampleRequest, SamplingRules,
+};
 use crate::cpu::sample::vector;
 
 /// Selects the candidate tokens of a row from the raw logits of a shard; `raw[0]` is the logit of token id
@@ -25,8 +27,8 @@ pub(super) fn local_candidates(
     }
     let logprobs = layout.top.map(|top| shard_logprobs(raw, first_id, top, scratch));
     let candidates = match &request.choice {
-        TokenChoice::Score(id) => known_token(raw, first_id, *id),
-        TokenChoice::Sample(rules) => {
+        SampleOrScore::Score(id) => known_token(raw, first_id, *id),
+        SampleOrScore::Sample(rules) => {
             let mut l = std::mem::take(&mut scratch.edited);
             let candidates = sampling_candidates(raw, first_id, rules, layout, &mut l, scratch);
             scratch.edited = l;

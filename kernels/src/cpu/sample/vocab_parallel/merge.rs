@@ -4,7 +4,7 @@ use super::rank_candidates::{RankCandidates, TokenCandidate};
 use crate::cpu::sample::philox::noise;
 use crate::cpu::sample::row::{RankedToken, order, top_p_index};
 use crate::cpu::sample::rules::{
-    RandomSamplingParams, SampleError, SampleRequest, SamplingRules, TokenChoice,
+    RandomSamplingParams, SampleError, SampleOrScore, SampleRequest, SamplingRules,
 };
 use std::cmp::Ordering;
 
@@ -44,11 +44,11 @@ pub(super) fn merge(
         ranks.iter().flat_map(|rank| &rank.candidates).copied().collect();
     candidates.sort_unstable_by(|a, b| order(&a.ranked, &b.ranked));
     let chosen = match &request.choice {
-        TokenChoice::Score(_) => candidates[0],
-        TokenChoice::Sample(_) if candidates.first().is_none_or(is_masked) => {
+        SampleOrScore::Score(_) => candidates[0],
+        SampleOrScore::Sample(_) if candidates.first().is_none_or(is_masked) => {
             return Some(Err(SampleError::AllMasked));
         }
-        TokenChoice::Sample(rules) => choose(rules, vocab, ranks, &candidates)?,
+        SampleOrScore::Sample(rules) => choose(rules, vocab, ranks, &candidates)?,
     };
     let logprobs = request.logprobs.map(|top| merged_logprobs(top, ranks));
     Some(Ok(MergedToken { token: chosen.ranked.id, raw: chosen.raw, logprobs }))

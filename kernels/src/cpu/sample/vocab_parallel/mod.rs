@@ -25,7 +25,7 @@ use rank_candidates::RankCandidates;
 
 use super::row::RowScratch;
 use super::rules::{
-    RowLogprobs, RowSampleResult, SampleError, SampleRequest, SampledRow, TokenChoice,
+    RowLogprobs, RowSampleResult, SampleError, SampleOrScore, SampleRequest, SampledRow,
 };
 use super::{CpuSampler, vector};
 use crate::{AllGatherFn, VocabShard};
@@ -74,8 +74,8 @@ impl CpuSampler {
 /// greedily sampled token without logit edits is the most likely token and has rank 1.
 fn needs_rank_count(request: &SampleRequest<'_>) -> bool {
     let is_top_token = match &request.choice {
-        TokenChoice::Score(_) => false,
-        TokenChoice::Sample(rules) => rules.draw.is_none() && !rules.edits.change_anything(),
+        SampleOrScore::Score(_) => false,
+        SampleOrScore::Sample(rules) => rules.draw.is_none() && !rules.edits.change_anything(),
     };
     request.logprobs.is_some() && !is_top_token
 }

@@ -129,7 +129,7 @@ fn check(l: &[Vec<f32>], requests: &[SampleRequest<'_>]) {
 
 /// Random logit edits of a request.
 #[derive(Debug, Clone)]
-struct RandomEdits {
+struct RandomLogitEdits {
     allowed: Option<Vec<u32>>,
     banned: Vec<u32>,
     bias: Vec<(u32, f32)>,
@@ -137,7 +137,7 @@ struct RandomEdits {
     penalties: [f32; 3],
 }
 
-impl RandomEdits {
+impl RandomLogitEdits {
     fn edits(&self) -> LogitEdits<'_> {
         let [repetition, frequency, presence] = self.penalties;
         LogitEdits {
@@ -160,9 +160,9 @@ prop_compose! {
         bias in prop::collection::vec((0_u32..2100, -9.0_f32..9.0), 0..4),
         seen in prop::collection::btree_map(0_u32..2100, 0_u32..4, 0..30),
         penalties in prop_oneof![Just([1.0_f32, 0.0, 0.0]), Just([1.3, 0.4, 0.2])],
-    ) -> RandomEdits {
+    ) -> RandomLogitEdits {
         let seen = seen.into_iter().map(|(id, count)| TokenOccurrence { id, count }).collect();
-        RandomEdits { allowed, banned, bias, seen, penalties }
+        RandomLogitEdits { allowed, banned, bias, seen, penalties }
     }
 }
 
@@ -179,12 +179,12 @@ prop_compose! {
 }
 
 /// Whether rounding may move a token across the cutoff of a filter: such cases are skipped.
-fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &RandomSamplingParams) -> bool {
+fn is_near_a_cutoff(l: &[f32], changes: &RandomLogitEdits, d: &RandomSamplingParams) -> bool {
     let with_factor = |f: f32| {
         let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
         let d = RandomSamplingParams { min_p: cut(d.min_p), top_p: cut(d.top_p), ..*d };
         let rules = SamplingRules { edits: changes.edits(), draw: Some(d) };
-        let row = SampleRequest { choice: TokenChoice::Sample(rules), logprobs: None };
+        let row = SampleRequest { choice: SampleOrScore::Sample(rules), logprobs: None };
         sample_full_rows(&[l.to_vec()], &[row])
     };
     with_factor(1.0 - 1e-5) != with_factor(1.0 + 1e-5)
@@ -212,7 +212,7 @@ proptest! {
         let like = |x: f32| if coarse { (x * scale).round() + 0.0 } else { x * scale };
         let rows = |i: usize| row(v, seed + i as u64).into_iter().map(like).collect();
         let l: Vec<Vec<f32>> = (0..requests.len()).map(rows).collect();
-        let off = RandomEdits {
+        let off = RandomLogitEdits {
             allowed: None, banned: vec![], bias: vec![], seen: vec![], penalties: [1.0, 0.0, 0.0],
         };
         let requests: Vec<_> = requests.into_iter().map(|(changes, draw, top, known, plain)| {
@@ -223,8 +223,8 @@ proptest! {
         }
         let requests: Vec<SampleRequest<'_>> = requests.iter().map(|(changes, draw, top, known)| {
             let choice = match known {
-                Some(id) => TokenChoice::Score(*id % v as u32),
-                None => TokenChoice::Sample(SamplingRules { edits: changes.edits(), draw: *draw }),
+                Some(id) => SampleOrScore::Score(*id % v as u32),
+                None => SampleOrScore::Sample(SamplingRules { edits: changes.edits(), draw: *draw }),
             };
             SampleRequest { choice, logprobs: *top }
         }).collect();
@@ -234,12 +234,12 @@ proptest! {
 
 fn greedy(top: Option<usize>) -> SampleRequest<'static> {
     let rules = SamplingRules { edits: LogitEdits::default(), draw: None };
-    SampleRequest { choice: TokenChoice::Sample(rules), logprobs: top }
+    SampleRequest { choice: SampleOrScore::Sample(rules), logprobs: top }
 }
 
 fn random(draw: RandomSamplingParams) -> SampleRequest<'static> {
     let rules = SamplingRules { edits: LogitEdits::default(), draw: Some(draw) };
-    SampleRequest { choice: TokenChoice::Sample(rules), logprobs: None }
+    SampleRequest { choice: SampleOrScore::Sample(rules), logprobs: None }
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn non_finite_and_masked_rows_fail_alone() {
         edits: LogitEdits { allowed: Some(&[]), ..LogitEdits::default() },
         draw: None,
     };
-    let nothing = SampleRequest { choice: TokenChoice::Sample(rules), logprobs: Some(2) };
+    let nothing = SampleRequest { choice: SampleOrScore::Sample(rules), logprobs: Some(2) };
     for size in [2, 4] {
         let requests =
             [greedy(Some(2)), random(RandomSamplingParams { top_p: 0.9, ..plain(1, 1) }), nothing];
@@ -293,7 +293,7 @@ fn rows_gather_only_what_sampling_needs() {
     assert_eq!(words(l.clone(), random(draw)), [3]);
     assert_eq!(words(l.clone(), greedy(Some(0))), [7], "a greedy token has rank 1 without a count");
     assert_eq!(words(l.clone(), greedy(Some(20))), [47]);
-    let known = SampleRequest { choice: TokenChoice::Score(9), logprobs: Some(1) };
+    let known = SampleRequest { choice: SampleOrScore::Score(9), logprobs: Some(1) };
     assert_eq!(words(l.clone(), known), [8, 1]);
     assert_eq!(words(l.clone(), SampleRequest { logprobs: Some(5), ..random(draw) }), [17, 1]);
     let top_k = RandomSamplingParams { top_k: 50, ..draw };
