@@ -34,7 +34,7 @@ const TEXT_FILES: &[&str] = &[
 /// Files with which sentence-transformers describes pooling, downloaded if the repository has them.
 const POOLING_FILES: &[&str] = &["modules.json", "1_Pooling/config.json"];
 
-/// Name in error messages of the request for a repository's file list.
+/// Placeholder for a file name in error messages about the request for the repository's list of files.
 const FILE_LIST: &str = "file list";
 
 /// Folder of additional chat templates, which are downloaded with the tokenizer files.
@@ -52,7 +52,8 @@ pub enum HubFileSet {
     WithoutWeights,
     /// Tokenizer files only.
     Tokenizer,
-    /// Weights and configuration, for a draft model, which uses the tokenizer of the target model.
+    /// Weights and configuration, without the tokenizer. For a draft model, which uses the tokenizer of the
+    /// target model.
     Weights,
     /// Configuration files only.
     Config,
@@ -330,8 +331,8 @@ impl HubRepository {
                 return Ok(pointer);
             }
             let part = blob.with_extension("part");
-            // A part file of the full size cannot be resumed, because the requested range would be empty. A
-            // longer part file is corrupt.
+            // A partially downloaded file (`.part`) of the full size cannot be resumed, because the requested
+            // byte range would be empty. A longer file is corrupt.
             if part.metadata().is_ok_and(|m| m.len() >= size) {
                 std::fs::remove_file(&part)?;
             }
@@ -431,7 +432,8 @@ impl HubRepository {
     }
 }
 
-/// Returns which other weights format a repository has, for the error about missing safetensors files.
+/// Returns a hint for the error about missing safetensors files: which other weights format the repository
+/// has.
 fn format_hint(available: &BTreeSet<String>) -> &'static str {
     let has = |extension: &str| {
         available.iter().any(|file| Path::new(file).extension().is_some_and(|e| e == extension))

@@ -1,8 +1,8 @@
 //! Log output on stderr, and reopening of log files.
 //!
-//! The logging thread may be the scheduler thread, so a write waits for a slow reader for at most
-//! `READER_TIMEOUT_MS` per `CHUNK_BYTES`. If the reader does not read, the disk is full or the pipe is
-//! closed, log lines are dropped and counted.
+//! The thread that writes a log line may be the scheduler thread, so a write waits for a slow reader of
+//! stderr for at most `READER_TIMEOUT_MS` per `CHUNK_BYTES`. If the reader does not read, the disk is full or
+//! the pipe is closed, log lines are dropped and counted.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, OpenOptions};
@@ -13,7 +13,8 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Maximum bytes of one write: a writable pipe accepts this number without blocking (POSIX, `PIPE_BUF`).
 const CHUNK_BYTES: usize = 4_096;
-/// Maximum milliseconds that a write waits for a slow reader, unless the last line was dropped.
+/// Maximum time in milliseconds for which a write waits for a slow reader of stderr. If the last line was
+/// dropped, a write does not wait.
 const READER_TIMEOUT_MS: i64 = 20;
 
 /// Writer of log lines to stderr. Clones share their state.
@@ -25,7 +26,7 @@ pub struct LogWriter {
 /// State that all clones of a log writer share.
 #[derive(Debug, Default)]
 struct LogWriterState {
-    /// Number of lines that were dropped since drops were last reported.
+    /// Number of lines that were dropped since the number was last logged.
     dropped_lines: u64,
     /// Whether the last line was dropped. In that case the next write does not wait for the reader.
     last_line_dropped: bool,
@@ -34,8 +35,8 @@ struct LogWriterState {
 }
 
 impl LogWriterState {
-    /// Writes or drops one line. If the line was written, returns the number of lines dropped before it, else
-    /// 0.
+    /// Writes or drops one line. Returns the number of lines that were dropped before it, or 0 if this line
+    /// is dropped too.
     fn write_or_drop(&mut self, line: &[u8], stderr: &mut StderrLock<'_>) -> u64 {
         let separator: &[u8] = if self.last_line_truncated { b"\n" } else { b"" };
         let mut partially_written = false;
@@ -56,7 +57,7 @@ impl LogWriterState {
     }
 
     /// Waits until stderr accepts a write, for at most `READER_TIMEOUT_MS`, or not at all if the last line
-    /// was dropped. Returns whether a write would now return immediately, with success or with an error.
+    /// was dropped. Returns true if a write would now return immediately (also with an error).
     fn is_writable(&self, stderr: &StderrLock<'_>) -> bool {
         let timeout_ms = if self.last_line_dropped { 0 } else { READER_TIMEOUT_MS };
         let timeout = Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };
@@ -155,7 +156,7 @@ impl LogFile {
 }
 
 impl MakeWriter<'_> for LogWriter {
-    /// Writer of one log line: a clone of this one.
+    /// Type of the writer for one log line: a clone of the `LogWriter`.
     type Writer = Self;
 
     fn make_writer(&self) -> Self {

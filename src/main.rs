@@ -9,8 +9,8 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// mimalloc is fast if memory is allocated on one thread and freed on another, as it is for the rows, outputs
-/// and events of every step.
+/// The allocator is mimalloc, because it is fast if memory is allocated on one thread and freed on another,
+/// as the rows, outputs and events of every step are.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -26,8 +26,8 @@ fn start_log(format: LogFormat, filter: &str) {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => {
             log.json().flatten_event(true).init();
-            // Log a panic as an event: the standard library's message would be the only log line that is not
-            // JSON.
+            // Logs a panic as a log event, because the message of the standard library would be the only log
+            // line that is not JSON.
             std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a thread panicked")));
         }
     }

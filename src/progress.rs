@@ -19,8 +19,8 @@ pub enum ProgressUnit {
     Items,
 }
 
-/// Shows the progress of one operation. If it is dropped without `finish`, its last state stays on the
-/// screen.
+/// Shows the progress of one operation. If the reporter is dropped without a call of `finish`, the last state
+/// stays on the screen.
 #[derive(Debug)]
 pub struct ProgressReporter {
     label: String,

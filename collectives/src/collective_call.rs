@@ -31,7 +31,7 @@ pub enum CollectiveOp {
     Unknown,
 }
 
-/// State of a collective call, as stored in its record.
+/// State of a collective call, as stored in the call's record in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveCallState {
     /// The call is in flight. A call that is launched on a GPU keeps this state until a
@@ -61,7 +61,7 @@ impl CollectiveCallShape {
     }
 }
 
-/// Record of a collective call of a rank.
+/// Record of one collective call of a rank, which other ranks read in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveCall {
     /// Sequence number of the call among the calls of its group, starting at 1; it wraps to 0 after 2³²
@@ -134,7 +134,8 @@ impl CollectiveOp {
 }
 
 impl CollectiveCall {
-    /// Creates the record of a call in flight; its sequence number is assigned later.
+    /// Creates the record of a call in flight; the sequence number is assigned by
+    /// `SharedMemoryGroup::record_call`.
     pub(crate) fn new(op: CollectiveOp, shape: CollectiveCallShape) -> Self {
         let CollectiveCallShape { dtype, rows, cols } = shape;
         let (rows, cols, state) = (rows as u32, cols as u32, CollectiveCallState::InProgress);
@@ -155,8 +156,8 @@ impl CollectiveCall {
         }
     }
 
-    /// Reads a record from shared memory. If the owner is writing the record at the same time, the fields may
-    /// be inconsistent.
+    /// Reads a record from shared memory. If the rank that made the call is writing the record at the same
+    /// time, the fields may be inconsistent.
     pub(crate) fn read(from: &[AtomicU32]) -> Self {
         let word = |i: usize| from[i].load(Relaxed);
         let state = match word(5) {

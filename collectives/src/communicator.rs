@@ -22,8 +22,8 @@ use rccl_sys::{
 
 /// Interval at which the completion of a library call is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// Time for which a call polls without sleeping. The library launches most calls within this time, and a
-/// sleep would take about 70 µs.
+/// Time for which the host polls for the completion of a library call without sleeping. The library launches
+/// most calls within this time, and a sleep would take about 70 µs.
 const SPIN_TIME: Duration = Duration::from_micros(300);
 /// Maximum time that an abort waits for a library call of another thread to return. The library call returns
 /// soon unless the device accepts no more work.
@@ -221,7 +221,7 @@ impl GpuCommunicator {
         let (count, kind) = (x.rows() * x.cols(), reduction_type(NAME, x.dtype())?);
         let at = x.as_mut_ptr().cast();
         self.enqueue(NAME, s, |comm, stream| {
-            // SAFETY: `at` is `count` contiguous elements, used by this call alone.
+            // SAFETY: `at` points to `count` contiguous elements that only this call uses.
             unsafe { (self.rccl.all_reduce)(at, at, count, kind, REDUCE_SUM, comm, stream) }
         })
     }
@@ -262,8 +262,8 @@ impl GpuCommunicator {
                 continue;
             }
             let stride = all.stride();
-            // SAFETY: `stacked` has `rows` rows of `cols` columns per rank; indices are written once, before
-            // this launch; the columns are inside `all`.
+            // SAFETY: `stacked` has `rows` rows of `cols` columns per rank; the row indices are written once,
+            // before this launch; the columns are inside `all`.
             let (from, to, row_indices) = unsafe {
                 (
                     MatRef::from_raw(
@@ -288,8 +288,9 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Gathers the rows of `own` of all ranks into `all`, in rank order. `all` has the same number of rows
-    /// for every rank; the rows after the rows of `own` are filled with 0, or with -1 for integer types.
+    /// Gathers the rows of `own` of all ranks into `all`, in rank order. `all` is divided into equal parts,
+    /// one for each rank. In the part of a rank, the rows after the rows of `own` are filled with 0, or with
+    /// -1 for integer types.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -318,8 +319,8 @@ impl GpuCommunicator {
         })
     }
 
-    /// Computes `Σ x` over all ranks. The rows of `x` are divided equally among the ranks; the first
-    /// `own.rows()` rows of this rank's part are written to `own`.
+    /// Computes `Σ x` over all ranks. The rows of `x` are divided equally among the ranks. Of this rank's
+    /// part of the sum, the first `own.rows()` rows are written to `own`.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -408,7 +409,7 @@ impl GpuCommunicator {
         let (count, kind) = (x.rows() * x.cols(), data_type(NAME, x.dtype())?);
         let at = x.as_mut_ptr().cast();
         self.enqueue(NAME, s, |comm, stream| {
-            // SAFETY: `at` is `count` contiguous elements, used by this call alone.
+            // SAFETY: `at` points to `count` contiguous elements that only this call uses.
             unsafe { (self.rccl.broadcast)(at, at, count, kind, from as c_int, comm, stream) }
         })
     }
@@ -495,7 +496,7 @@ impl GpuCommunicator {
         Ok(address)
     }
 
-    /// Copies device memory, in the order of stream `s`.
+    /// Copies device memory asynchronously on stream `s`.
     fn copy(
         &self,
         s: &DeviceStream,
@@ -515,7 +516,7 @@ impl GpuCommunicator {
         runtime.launched(s, "copy")
     }
 
-    /// Fills device memory with the value of one byte, in the order of stream `s`.
+    /// Sets every byte of a range of device memory to the value `byte`, asynchronously on stream `s`.
     fn fill(
         &self,
         s: &DeviceStream,
@@ -564,7 +565,7 @@ fn check(
         return Ok(());
     }
     let text = |at: *const std::ffi::c_char| {
-        // SAFETY: null, or a text of the library that is valid until its next error.
+        // SAFETY: `at` is null, or points to a text of the library that is valid until its next error.
         (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
     };
     // SAFETY: the function accepts any code.

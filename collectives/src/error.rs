@@ -113,7 +113,7 @@ pub enum CollectiveError {
     /// Rank `rank` has already been joined, by this process or by another process.
     #[error("rank {rank} of this group has already joined")]
     RankTaken {
-        /// Index of the rank that has already joined.
+        /// Index of the rank that has already been joined.
         rank: usize,
     },
 }

@@ -9,8 +9,9 @@ use crate::{
     AllToAllRowCounts, CollectiveCall, CollectiveError, CollectiveOp, LaunchedCollectives,
 };
 
-/// Transport of the collective operations of one parallel axis. All operations run in the order of stream
-/// `s`. Every rank must call the same operations in the same order, with matrices of the same shape.
+/// Transport of the collective operations of one parallel axis. All operations run on stream `s`, in
+/// submission order. Every rank must call the same operations in the same order, with matrices of the same
+/// shape.
 pub trait CollectiveBackend: Send {
     /// Index of this rank in the group, below `size`.
     fn rank(&self) -> usize;
@@ -19,7 +20,7 @@ pub trait CollectiveBackend: Send {
     fn size(&self) -> usize;
 
     /// Computes `x = Σ x` over all ranks. All ranks add in the same order, so that their results are
-    /// bit-identical. This is the rank order, except with NCCL or RCCL.
+    /// bit-identical. The order is ascending by rank, except with NCCL or RCCL.
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
     /// Whether `all_reduce_norm` supports matrices of this shape. The return value is the same on all ranks.
@@ -47,8 +48,8 @@ pub trait CollectiveBackend: Send {
     ) -> Result<(), CollectiveError>;
 
     /// Gathers the rows of `own` of all ranks into `all`, in rank order. `all` has `all.rows / ranks` rows
-    /// for every rank; the rows after the rows of `own` are filled with 0, or with -1 (the null index) for
-    /// integer types.
+    /// for every rank; within these rows, the rows after the rows of `own` are filled with 0, or with -1 (the
+    /// null index) for integer types.
     fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -56,8 +57,8 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Computes `Σ x` over all ranks, added in rank order. `x` has `x.rows / ranks` rows for every rank; the
-    /// first `own.rows` of this rank's rows are written to `own`.
+    /// Computes `Σ x` over all ranks, added in rank order. `x` has `x.rows / ranks` rows for every rank. Of
+    /// this rank's rows of the sum, the first `own.rows` rows are written to `own`.
     fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -106,8 +107,8 @@ pub trait CollectiveBackend: Send {
         Ok(())
     }
 
-    /// Returns a checkpoint of all calls that have been launched so far; `None` if calls complete before they
-    /// return.
+    /// Returns a [`LaunchedCollectives`] that covers all calls launched so far; `None` if calls complete
+    /// before they return.
     fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
         None
     }
@@ -116,11 +117,12 @@ pub trait CollectiveBackend: Send {
 /// Arguments of an all-reduce that is fused with a residual addition and an RMS norm.
 #[derive(Debug)]
 pub struct AllReduceNormArgs<'a> {
-    /// Normalised result, `[tokens, hidden size]`.
+    /// Output: `rms_norm(x)` after the update of `x`, `[tokens, hidden size]`.
     pub y: MatMut<'a>,
     /// Residual stream `[tokens, hidden size]`, updated in place.
     pub x: MatMut<'a>,
-    /// This rank's partial sum of the delta that is added to the residual stream, `[tokens, hidden size]`.
+    /// This rank's partial sum of the attention or MLP output that is added to the residual stream, `[tokens,
+    /// hidden size]`.
     pub delta: MatRef<'a>,
     /// Weight of the RMS norm, `[hidden size]`.
     pub weight: MatRef<'a>,
@@ -191,8 +193,8 @@ impl ParallelGroup {
         self.backend.as_ref().map_or(Ok(()), |backend| backend.on_replayed(calls))
     }
 
-    /// Returns a checkpoint of all calls that have been launched so far; `None` if calls complete before they
-    /// return.
+    /// Returns a [`LaunchedCollectives`] that covers all calls launched so far; `None` if calls complete
+    /// before they return.
     #[must_use]
     pub fn launch_checkpoint(&self) -> Option<LaunchedCollectives> {
         self.backend.as_ref().and_then(|backend| backend.launch_checkpoint())

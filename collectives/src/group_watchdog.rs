@@ -1,5 +1,5 @@
-//! Watchdog thread of a device group, which detects failed ranks, and checkpoints, which confirm that the
-//! device has completed the calls that this rank launched.
+//! Watchdog thread of a device group, which detects failed ranks, and [`LaunchedCollectives`], which confirms
+//! that the device has completed the calls that this rank launched.
 //!
 //! Collective calls return before the device has completed them. If a rank failed, the devices of all other
 //! ranks would wait in a collective operation forever. A watchdog thread therefore monitors the ranks, and
@@ -40,7 +40,7 @@ pub(crate) struct GroupHealth {
 #[derive(Debug)]
 pub struct LaunchedCollectives {
     health: Arc<GroupHealth>,
-    /// Sequence number of the newest collective call that the checkpoint covers.
+    /// Sequence number of the newest collective call that this value covers.
     sequence: u32,
 }
 
@@ -96,8 +96,8 @@ impl GroupHealth {
     /// Sets the state of this rank's call records to completed, up to the sequence number `sequence`.
     fn mark_done_up_to(&self, sequence: u32) {
         let done = self.done_calls.swap(sequence, SeqCst);
-        // Sequence numbers wrap around, so the difference is computed modulo 2³². Checkpoints are confirmed
-        // in launch order.
+        // Sequence numbers wrap around, so the difference is computed modulo 2³². Completion is always
+        // confirmed in launch order.
         let new = sequence.wrapping_sub(done).min(CALL_HISTORY_LEN as u32);
         for age in (0..new).rev() {
             let sequence = sequence.wrapping_sub(age);
@@ -115,8 +115,8 @@ impl LaunchedCollectives {
         Self { health: Arc::clone(health), sequence }
     }
 
-    /// Confirms the calls of the checkpoint. Must be called after the device has completed these calls, and
-    /// before any of their results are used.
+    /// Records in shared memory that the calls which this value covers have completed. Must be called after
+    /// the device has completed these calls, and before any of their results are used.
     ///
     /// Errors: the group has failed, so that the results are undefined.
     pub fn finish(&self) -> Result<(), CollectiveError> {

@@ -54,10 +54,11 @@ pub struct PeerMemory {
     memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     limit_bytes: usize,
-    /// Device counters of one-shot all-reduce launches. Never freed, because a kernel may update the counters
-    /// until the process exits.
+    /// Device counters of one-shot all-reduce launches. They are never freed, because a kernel may update the
+    /// counters until the process exits.
     launch_counters: ManuallyDrop<Buffer>,
-    /// Abort flag, a 32-bit word of host memory: kernels stop waiting when the flag is not 0. Never freed.
+    /// Abort flag, a 32-bit word of host memory: kernels stop waiting for other ranks when the flag is not 0.
+    /// The memory is never freed.
     aborted: ManuallyDrop<Buffer>,
     handle: IpcHandle,
 }
@@ -197,7 +198,8 @@ impl PeerMemory {
     /// Aborts all current and later waits of kernels on this device. The results of aborted kernels are
     /// undefined. May be called from any thread.
     pub fn abort(&self) {
-        // SAFETY: a word of host memory that is never freed, and that the host accesses only atomically.
+        // SAFETY: the flag is a word of host memory that is never freed, and that the host accesses only
+        // atomically.
         let aborted = unsafe { AtomicU32::from_ptr(self.aborted.as_ptr().cast_mut().cast()) };
         aborted.store(1, Ordering::SeqCst);
     }

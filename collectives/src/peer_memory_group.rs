@@ -13,7 +13,8 @@ use crate::{CollectiveBackend, CollectiveError};
 /// Peer memory of all ranks, as addresses that are valid on this device.
 #[derive(Debug)]
 pub(crate) struct PeerMemoryGroup {
-    /// Kept alive while kernels may wait for peers: dropping `PeerMemory` aborts all waits.
+    /// This rank's peer memory. It is not dropped while kernels may wait for other ranks, because dropping it
+    /// aborts all waits.
     pub(crate) memory: Arc<PeerMemory>,
     pub(crate) view: PeerMemoryView,
 }

@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 const SPINS: u32 = 1_000;
 /// Longest sleep between two checks that the process of the other rank is alive.
 const SLEEP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// Timeout of the first round. Ranks reach the first round after they have loaded their weights, so the
-/// timeout includes start-up.
+/// Timeout of the first round (exchange of one chunk between all ranks). Ranks reach the first round after
+/// they have loaded their weights, so the timeout includes start-up.
 const FIRST_ROUND_TIMEOUT: Duration = Duration::from_mins(10);
-/// Timeout of later rounds. This is a fallback: normally the supervisor of the executors detects a stalled
-/// step earlier.
+/// Timeout of every later round (exchange of one chunk between all ranks). This is a fallback: normally the
+/// supervisor of the executors detects a stalled step earlier.
 const ROUND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Waits for other ranks on behalf of one rank; stores the number of polls before a sleep.
@@ -44,7 +44,8 @@ impl PeerWaiter {
         Self { spins: if cores >= size { SPINS } else { 0 } }
     }
 
-    /// Blocks until rank `peer` has reached `round`; `call` is used in error messages.
+    /// Blocks until rank `peer` has reached the round (exchange of one chunk) with the number `round`; `call`
+    /// is used in error messages.
     ///
     /// Errors: the rank `peer` has failed or timed out, or the group was aborted.
     pub(crate) fn wait_for_round(
@@ -69,8 +70,8 @@ impl PeerWaiter {
         result
     }
 
-    /// Wakes all threads that sleep until a rank reaches its next round; `posted` is the round counter of
-    /// this rank.
+    /// Wakes all threads that sleep until a rank reaches its next round (exchange of one chunk); `posted` is
+    /// the round counter of this rank.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
         // A wake-up on a word of mapped memory cannot fail.
         let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
@@ -141,7 +142,8 @@ fn sleep_until_round(
     }
 }
 
-/// Whether the process of rank `peer` has exited before the rank reached `round`.
+/// Whether the process of rank `peer` has exited before the rank reached the round (exchange of one chunk)
+/// with the number `round`.
 fn has_exited_before_round(
     words: &[AtomicU32],
     layout: &GroupMemoryLayout,
@@ -153,13 +155,14 @@ fn has_exited_before_round(
         && !has_reached_round(flag(RankFlag::RoundsPosted), round)
 }
 
-/// Whether the round counter `posted` has reached `round`; both numbers wrap around.
+/// Whether the round counter `posted` of a rank is at least `round`. Both numbers wrap around after 2³²
+/// rounds (exchanges of one chunk).
 fn has_reached_round(posted: u32, round: u32) -> bool {
     posted.wrapping_sub(round) as i32 >= 0
 }
 
 /// Whether the process with the id `process` has exited, even if its parent has not reaped it. Returns false
-/// for 0, the id before a rank has joined.
+/// for the id 0, which a rank has before it joins its group.
 pub(crate) fn process_has_exited(process: u32) -> bool {
     let Some(pid) = Pid::from_raw(process as i32) else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {

@@ -17,8 +17,8 @@ use crate::shared_layout::{
 };
 use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
-/// First word of the shared memory, which identifies it as shared memory of Hadron. The second word is the
-/// layout version, and the third word is the number of words.
+/// First word of the shared memory, which identifies the memory as shared memory of Hadron. The second word
+/// is the layout version, and the third word is the number of words.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
 const LAYOUT_VERSION: u32 = 2;
 /// Value of the abort flag after the creator of a group has aborted the group. If a rank aborts the group,

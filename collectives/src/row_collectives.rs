@@ -12,8 +12,8 @@ use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
 use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError};
 
-/// Number of words of matrix data in a slot of shared memory, if the last word of the slot is the number of
-/// rows.
+/// Number of 32-bit words of matrix data in a slot of shared memory if the last word of the slot contains the
+/// number of rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
 /// Location in shared memory of a row that a rank has sent.
@@ -129,8 +129,8 @@ impl SharedMemoryGroup {
         Ok(())
     }
 
-    /// Copies the columns of `chunk` of the row at `from` to `to`. The row is read from the slot of the
-    /// sending rank, or from this rank's own matrix `own`.
+    /// Copies a part of a row to `to`: the columns `chunk.cols` of the row at the location `from`. The row is
+    /// read from the slot of the sending rank, or from the matrix `own` if this rank is the sender.
     fn receive_row<T: SharedMemoryElement>(
         &self,
         from: RowLocation,

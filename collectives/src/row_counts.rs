@@ -56,8 +56,8 @@ impl AllToAllRowCounts {
         Self { rows: (0..size * size).map(transposed).collect(), size }
     }
 
-    /// Location of the rows that rank `from` sends to rank `to`: their range in all rows that `from` sends,
-    /// and their offset in all rows that `to` receives.
+    /// Returns the location of the rows that rank `from` sends to rank `to`: the range of these rows in all
+    /// rows that `from` sends, and their offset in all rows that `to` receives.
     pub(crate) fn send_range_and_offset(&self, from: usize, to: usize) -> (Range<usize>, usize) {
         let start: usize = self.rows_from(from)[..to].iter().sum();
         let offset = (0..from).map(|rank| self.rows_from(rank)[to]).sum();

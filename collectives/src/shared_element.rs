@@ -126,7 +126,8 @@ macro_rules! impl_16_bit {
 }
 impl_16_bit!(bf16, f16);
 
-/// Part of a matrix that fits into a slot of shared memory and is sent in one round.
+/// Part of a matrix that fits into a slot of shared memory and is sent in one round (exchange of one chunk
+/// between all ranks).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MatrixChunk {
     /// Range of the matrix rows in the chunk.

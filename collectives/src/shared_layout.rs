@@ -6,7 +6,7 @@
 //! ```
 //!
 //! In each round, a rank writes a chunk of data to one of its two slots, alternating between the slots. Before
-//! a rank writes to the same slot again, all ranks have reached the intermediate round, so that no rank still
+//! a rank writes to the same slot again, all ranks have reached the round in between, so that no rank still
 //! reads the slot.
 
 use crate::collective_call::CALL_WORDS;
@@ -30,7 +30,7 @@ const FLAG_CACHE_LINES: usize = 4;
 const RANK_WORDS: usize =
     (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS + CALL_HISTORY_LEN * CALL_WORDS + 2 * SLOT_WORDS;
 
-/// Kind of flag, a word in shared memory that one rank writes and other ranks read.
+/// Kind of flag. A flag is a 32-bit word in shared memory that one rank writes and other ranks read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RankFlag {
     /// Number of rounds (exchanges of one chunk between all ranks) that the rank has reached.
@@ -41,11 +41,12 @@ pub(crate) enum RankFlag {
     CallsBegun,
     /// Process id of the rank; 0 before the rank has joined.
     ProcessId,
-    /// Not 0 after the rank has left the group.
+    /// Flag that is not 0 after the rank has left the group.
     HasLeft,
 }
 
-/// Layout of one group in the shared memory of all groups: its first word and its number of ranks.
+/// Layout of one group in the shared memory of all groups: index of the group's first word, and number of
+/// ranks of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupMemoryLayout {
     first: usize,

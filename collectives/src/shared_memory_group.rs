@@ -24,7 +24,7 @@ use crate::{
     CollectiveOp,
 };
 
-/// Group of ranks that communicate through shared memory, as one of its ranks uses it. Dropping this value
+/// Membership of one rank in a group of ranks that communicate through shared memory. Dropping this value
 /// leaves the group, which makes the group fail on all other ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
@@ -113,8 +113,9 @@ impl SharedMemoryGroup {
         error
     }
 
-    /// Runs one round: fills this rank's slot with `write`, and waits until all other ranks have filled their
-    /// slots. Returns the index of the slot that this round uses on every rank.
+    /// Runs one round (exchange of one chunk between all ranks): fills this rank's slot with `write`, and
+    /// waits until all other ranks have filled their slots. Returns the index of the slot that this round
+    /// uses on every rank.
     pub(crate) fn round(
         &self,
         call: &CollectiveCall,
@@ -128,9 +129,9 @@ impl SharedMemoryGroup {
         let header = self.slot_header(self.rank, slot);
         call.write(header);
         header[CALL_WORDS].store(chunk, Relaxed);
-        // This store follows all other writes of the round. This store and the accesses to the counter of
-        // sleeping threads are sequentially consistent: either this rank observes a sleeping thread, or the
-        // thread observes the new round before it sleeps.
+        // This store is the last write of the round. This store and the accesses to the counter of sleeping
+        // threads are sequentially consistent: either this rank observes a sleeping thread, or the thread
+        // observes the new round before it sleeps.
         self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
         if self.flag(self.rank, RankFlag::SleepingThreads).load(SeqCst) > 0 {
             PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));

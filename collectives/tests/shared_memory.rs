@@ -117,7 +117,7 @@ fn gather_words(group: &SharedMemoryGroup, count: usize) -> Vec<i32> {
     all
 }
 
-/// Input element of a gather. All magnitudes occur, including bit patterns that are NaN as f32.
+/// Input element of a gather. Small and large integers occur, including integers whose bits are NaN as f32.
 fn test_word(rank: usize, i: usize) -> i32 {
     (i as u32).wrapping_mul(2_654_435_761).rotate_left(rank as u32) as i32
 }

@@ -1,7 +1,8 @@
 //! Client side of the engine: request submission, event streams and admission control.
 //!
-//! Owns the map of requests in flight and delivers the events of each request to its stream. Dropping a
-//! stream aborts its unfinished requests. Handles token ids only; text and HTTP are handled elsewhere.
+//! Owns the map of requests in flight and delivers the token events of each request to its event stream.
+//! Dropping a stream aborts its unfinished requests. Handles token ids only; text and HTTP are handled by
+//! other crates.
 
 mod admission;
 mod cached_blocks;
@@ -40,7 +41,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// Event destination of a request: the mailbox of its stream.
+/// Destination of the token events of a request: the mailbox (event queue) of its stream.
 #[derive(Debug)]
 struct EventDestination {
     mailbox: Arc<StreamMailbox>,
@@ -101,9 +102,9 @@ impl EngineClient {
         &self.state.admission
     }
 
-    /// Submits requests that share one event stream, `n` choices per prompt. Overwrites `submits[i].id` with
-    /// a fresh id; events of that request carry index `i`. Hashes the prompts on the calling thread, so it
-    /// must be called where CPU-bound work is allowed.
+    /// Submits requests that share one event stream, with `n` choices per prompt. Assigns a new id to each
+    /// request (`submits[i].id`); the events of this request carry the index `i`. Hashes the prompts on the
+    /// calling thread, so it must be called where CPU-bound work is allowed.
     ///
     /// `client_id`: request id given by the client, shared by all requests of the stream.
     pub fn submit(
@@ -131,8 +132,9 @@ impl EngineClient {
         stream
     }
 
-    /// Registers requests as `submit` does, but `DeferredRequests` sends them to the engine only after a
-    /// dependency of the requests (such as a compiled grammar) is ready.
+    /// Registers requests like `submit`, but does not send them to the engine yet.
+    /// `DeferredRequests::release` sends them when a dependency of the requests (such as a compiled grammar)
+    /// is ready.
     pub fn submit_deferred(
         &self,
         mut submits: Vec<RequestSubmission>,
@@ -158,7 +160,8 @@ impl EngineClient {
         assign_request_ids(submits, first, &self.state.hasher);
         let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
         self.insert_routes(submits, n, &client_id, permit.admitted_at(), &mailbox);
-        // `close` may have run before these requests were inserted, so finish them here in the same way.
+        // `close` may have run before these requests were added to the map, so finish them here with the same
+        // reason.
         let closed = lock(&self.state.closed).clone();
         if let Some(finish) = closed {
             for submit in submits.iter() {
@@ -199,8 +202,8 @@ impl EngineClient {
         }
     }
 
-    /// Aborts every request with a client-given id that `matches` accepts; the streams end as aborted.
-    /// Returns the number of aborted requests.
+    /// Aborts every request whose client-given request id satisfies `matches`; their streams receive an abort
+    /// as the finish reason. Returns the number of aborted requests.
     pub fn abort_by_client_id(&self, matches: impl Fn(&str) -> bool) -> usize {
         let inflight = self.state.inflight.iter();
         let client_ids = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().client_id)));
@@ -209,14 +212,14 @@ impl EngineClient {
         requests.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
     }
 
-    /// Delivers the events of one step to the streams and wakes their readers.
+    /// Delivers the token events of one engine step to the streams and wakes the tasks that read the streams.
     pub fn deliver(&self, events: Vec<TokenEvent>) {
         let round = self.state.metrics.requests.delivery_round();
         for event in events {
             let request = event.request;
             if event.finish_reason.is_some() {
-                // Remove the route first: a client that reads the finish event and drops its stream must not
-                // abort the request, which has finished.
+                // Remove the request from the map first: a client that reads the finish event and drops its
+                // stream must not abort the request, which has finished.
                 if let Some((_, mut route)) = self.state.inflight.remove(&request) {
                     round.event(&mut route.times, &event);
                     route.mailbox.put(route.index, event);
@@ -228,8 +231,8 @@ impl EngineClient {
         }
     }
 
-    /// Finishes all requests, including requests registered later, as aborted or because the engine has
-    /// failed. Returns the number of requests that were in flight.
+    /// Finishes all requests, including requests registered later, with the reason `finish`: an abort, or a
+    /// failure of the engine. Returns the number of requests that were in flight.
     pub fn close(&self, finish: &FinishReason) -> usize {
         *lock(&self.state.closed) = Some(finish.clone());
         let requests: Vec<RequestId> = self.state.inflight.iter().map(|e| *e.key()).collect();
@@ -254,15 +257,15 @@ impl EngineClient {
         statuses
     }
 
-    /// Clears the prefix caches. The receiver gets whether they were cleared: requests that hold blocks
-    /// prevent it unless `restart` is set.
+    /// Clears the prefix caches. The receiver gets true if they were cleared. While requests hold KV blocks,
+    /// the caches are cleared only if `restart` is set, which requeues these requests.
     pub fn reset_prefix_cache(&self, restart: bool) -> oneshot::Receiver<bool> {
         let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ResetPrefixCache { restart, reply });
         receiver
     }
 
-    /// Lists the blocks in the prefix indices, as a snapshot taken between two steps. The receiver gets an
+    /// Lists the KV blocks in the prefix indices, as a snapshot taken between two steps. The receiver gets an
     /// error if the engine has stopped.
     pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<PrefixIndexSnapshot>> {
         let (reply, receiver) = oneshot::channel();
@@ -270,7 +273,7 @@ impl EngineClient {
         receiver
     }
 
-    /// Returns the statistics of replica 0, as of the last tick that changed them.
+    /// Returns the latest statistics of replica 0.
     pub fn stats(&self) -> SchedulerStats {
         self.replica_stats().into_iter().next().unwrap_or_default()
     }

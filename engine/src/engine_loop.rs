@@ -1,4 +1,5 @@
-//! Scheduler thread: receives messages from its inbox, ticks the scheduler and applies the resulting effects.
+//! Scheduler thread: receives messages from its inbox, calls the scheduler (`Scheduler::tick`) and executes
+//! the effects that the call returns, such as batches to send.
 //!
 //! Owns the scheduler. The thread sleeps while idle and wakes a few times per second for its heartbeat. A
 //! panic on this thread means that the scheduler state is inconsistent: the process logs its counters and
@@ -29,41 +30,43 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Heartbeat period of the scheduler thread, which is its maximum sleep when idle. If the time between two
-/// heartbeats is much longer, the process was paused, and replica handles extend the deadlines of their steps
+/// heartbeats is much longer, the process was paused, and the deadlines of the steps in flight are extended
 /// by the pause.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// Capacity of the queue to the fan-out task, in lists of token events. The scheduler thread blocks while the
-/// queue is full.
+/// Capacity of the queue to the fan-out task, which delivers token events to the request streams, in lists of
+/// token events. The scheduler thread blocks while the queue is full.
 pub(crate) const EVENT_LISTS_QUEUED_MAX: usize = 64;
-/// Maximum number of event lists that the fan-out task delivers before it yields to the tasks that read the
-/// streams.
+/// Maximum number of lists of token events that the fan-out task delivers to the request streams before it
+/// yields to the tasks that read the streams.
 const EVENT_LISTS_PER_TURN: usize = 8;
 
 /// Event for the supervisor, which runs on the main thread.
 pub enum SupervisorEvent {
     /// The process received this signal.
     Signal(i32),
-    /// The executors of a replica have failed. The engine has detached them and continues with their
-    /// replacements, which have generation `epoch`.
+    /// The executors of a replica have failed. The engine has detached them and waits for their replacements,
+    /// which have the epoch (executor generation) `epoch`.
     ExecutorsFailed {
         /// Replica of the executors.
         replica: Replica,
-        /// Generation of the replacement executors.
+        /// Epoch (executor generation) of the replacement executors.
         epoch: Epoch,
         /// Why the executors failed.
         cause: String,
     },
     /// A restart of a replica's executors has finished.
     StartFinished {
-        /// Replica of the executors; in a lockstep group, the first replica of the group.
+        /// Replica of the executors; in a lockstep group (replicas that share experts and execute each step
+        /// together), the first replica of the group.
         replica: Replica,
-        /// Generation of the started executors.
+        /// Epoch (executor generation) of the started executors.
         epoch: Epoch,
-        /// On success: one link per replica of the lockstep group, starting with `replica`, and the KV blocks
-        /// and captured graphs of the executors. On failure: the reason.
+        /// On success: one link per replica of the lockstep group (replicas that execute each step together),
+        /// starting with `replica`, and the number of KV blocks and the captured graphs of the executors. On
+        /// failure: the reason.
         outcome: Result<(Vec<ExecutorLink>, ExecutorReady), ExecutorRestartFailure>,
     },
-    /// No executor is running and none will be started, so the engine has stopped. Carries the cause.
+    /// No executor is running and none will be started, so the engine has stopped. Contains the cause.
     EngineFailed(String),
 }
 
@@ -78,17 +81,18 @@ pub struct ExecutorRestartFailure {
 
 /// Engine loop with all state that the scheduler thread owns.
 pub(crate) struct EngineLoop {
-    /// Scheduler, which the loop ticks with the received messages.
+    /// Scheduler; the loop passes the received messages to `Scheduler::tick`.
     pub engine: Scheduler,
-    /// KV-event feeds by replica; empty if KV events are disabled.
+    /// Feeds that send the KV events of each replica to its publisher, by replica; empty if KV events are
+    /// disabled.
     pub kv_events: Vec<KvEventFeed>,
     /// Queue of submissions and executor messages.
     pub inbox: Arc<BulkInbox<EngineMessage>>,
     /// Handles to the executors, by replica.
     pub replica_handles: Vec<ReplicaHandle>,
-    /// Whether failed executors can be restarted; true if they are processes.
+    /// Whether failed executors can be restarted: true if the executors are processes.
     pub can_restart: bool,
-    /// Queue of token events for the fan-out task, which delivers them to the streams.
+    /// Queue of token events for the fan-out task, which delivers them to the request streams.
     pub token_events: mpsc::Sender<Vec<TokenEvent>>,
     /// Client, used to finish all requests when the engine fails.
     pub client: EngineClient,
@@ -100,13 +104,13 @@ pub(crate) struct EngineLoop {
     pub supervisor: std_mpsc::Sender<SupervisorEvent>,
 }
 
-/// Working state that the engine loop keeps between messages, in addition to the fields of `EngineLoop`.
+/// State that the engine loop keeps between messages, in addition to the fields of `EngineLoop`.
 struct EngineLoopState {
-    /// Scheduler events for the next tick.
+    /// Scheduler events for the next call of `Scheduler::tick`.
     events: Vec<SchedulerEvent>,
     step_clock: StepTimer,
-    /// For each step that this tick sends in a lockstep group: the maximum over the replicas of the number of
-    /// attention pairs (tokens times context length).
+    /// If replicas run in lockstep (execute each step together): for each step that the current tick sends,
+    /// the maximum number of attention pairs (tokens times context length) of any replica.
     max_pairs: Vec<(StepId, u64)>,
     /// Reply channels of prefix cache resets in progress, in the order of the commands.
     pending_cache_resets: VecDeque<oneshot::Sender<bool>>,
@@ -116,7 +120,7 @@ struct EngineLoopState {
 enum EngineExit {
     /// `Stop` was received.
     Stopped,
-    /// No executor is running and none will be started. Carries the cause.
+    /// No executor is running and none will be started. Contains the cause.
     Failed(String),
 }
 
@@ -160,8 +164,8 @@ impl EngineLoop {
             let now_ms = self.observers.health.heartbeat();
             self.replica_handles.iter_mut().for_each(|handle| handle.scheduler_awake(now_ms));
             if !self.can_restart {
-                // The executors are threads of this process, so the process's own progress is their
-                // heartbeat.
+                // The executors are threads of this process, so a heartbeat of the scheduler thread counts as
+                // their heartbeat.
                 self.replica_handles.iter().flat_map(ReplicaHandle::ranks).for_each(|rank| {
                     self.observers.metrics.executors.heartbeat(rank);
                 });
@@ -175,9 +179,9 @@ impl EngineLoop {
             }
             let failures = self.collect_failures(&mut state);
             self.engine.tick_timed(now_ms, &mut state.events, &mut effects, &mut state.step_clock);
-            // The grammar bitmasks of a batch depend on tokens that the same tick commits, but in the effect
-            // list these tokens come after the batch. So all effects are passed to the mask workers before
-            // the batch is sent.
+            // The grammar bitmasks of a batch depend on the tokens that the same scheduler tick accepts, but
+            // the token effects follow the batch in the list of effects. So all effects are passed to the
+            // mask workers before the batch is sent.
             self.mask_workers.observe_effects(&effects);
             state.step_clock.tick_done(&effects);
             if self.engine.lockstep_group(Replica(0)).count() > 1 {
@@ -200,7 +204,7 @@ impl EngineLoop {
         }
     }
 
-    /// Handles one message. Returns `Break` if the loop must end.
+    /// Handles one message. Returns `ControlFlow::Break` if the loop must end.
     fn handle_message(
         &mut self,
         message: EngineMessage,
@@ -248,7 +252,7 @@ impl EngineLoop {
             EngineMessage::Heartbeat(sender) if self.is_current(sender) => {
                 self.on_heartbeat(sender, now_ms);
             }
-            // Ignore messages from executors of a previous generation.
+            // Ignore messages from executors of an earlier epoch, which have been replaced.
             EngineMessage::ExecutorFailed { .. }
             | EngineMessage::ProfileReply(..)
             | EngineMessage::StepDone(..)
@@ -262,7 +266,7 @@ impl EngineLoop {
                     requeue_running: restart,
                 }));
             }
-            // Nothing to list: the caller has dropped its receiver.
+            // The caller has dropped its receiver, so no list is needed.
             EngineMessage::ListCachedBlocks { reply } if reply.is_closed() => {}
             EngineMessage::ListCachedBlocks { reply } => drop(reply.send(self.cached_blocks())),
             EngineMessage::RestartsExhausted(cause) => {
@@ -290,8 +294,8 @@ impl EngineLoop {
         }
     }
 
-    /// Describes the ranks of the other replicas in the lockstep group whose oldest step in flight is
-    /// unfinished.
+    /// Describes the ranks of the other replicas in the lockstep group (replicas that execute each step
+    /// together) that have not finished their oldest step in flight.
     fn stragglers_of_other_replicas(&self, replica: Replica) -> String {
         let peers = self.engine.lockstep_group(replica).filter(|peer| *peer != replica);
         let unfinished =
@@ -303,8 +307,9 @@ impl EngineLoop {
         format!("; stragglers of other replicas: rank {}", unfinished.join(", rank "))
     }
 
-    /// Marks the executors of a replica, and of its lockstep group, as failed. Only the first failure is
-    /// kept, because later failures of ranks in the group are consequences of the first one.
+    /// Marks the executors of a replica as failed. If a replica of the same lockstep group (replicas that
+    /// execute each step together) is already marked, the failure is ignored, because it is a consequence of
+    /// the first one.
     fn fail_executors(&mut self, replica: Replica, failure: ExecutorFailure, cause: String) {
         let is_failing =
             |peer: Replica| self.replica_handles[usize::from(peer.0)].failure.is_some();
@@ -323,14 +328,15 @@ impl EngineLoop {
         }
     }
 
-    /// Whether the sender is an executor of the current generation of a running replica.
+    /// Whether the sender is an executor of a running replica and has the current epoch (executor
+    /// generation).
     fn is_current(&self, sender: ExecutorId) -> bool {
         let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
         replica_handle.is_up() && sender.epoch == self.engine.epoch(sender.replica)
     }
 
     /// Detaches failed executors and returns their replicas with the failure causes. The scheduler recomputes
-    /// the requests of these replicas, on another replica or on the replacement executors.
+    /// the requests of these replicas on another replica or, after the restart, on the replacement executors.
     fn collect_failures(&mut self, state: &mut EngineLoopState) -> Vec<(Replica, String)> {
         let mut failures = Vec::new();
         for replica in (0..self.replica_handles.len() as u16).map(Replica) {
@@ -379,7 +385,7 @@ impl EngineLoop {
             SchedulerEffect::SendBatch { replica, batch } => {
                 self.send_batch(replica, batch, now_ms, state);
             }
-            // The send fails if the fan-out task has ended.
+            // The send fails if the fan-out task, which delivers token events to the streams, has ended.
             SchedulerEffect::TokenEvents(list) => drop(self.token_events.blocking_send(list)),
             SchedulerEffect::Stats(stats) => {
                 state.step_clock.stats_changed(&stats, now_ms);
@@ -402,7 +408,8 @@ impl EngineLoop {
         }
     }
 
-    /// Sends a batch and requests its grammar bitmasks.
+    /// Sends a batch to the executors of its replica and requests the grammar bitmasks of the batch from the
+    /// mask workers.
     fn send_batch(
         &mut self,
         replica: Replica,
@@ -413,7 +420,8 @@ impl EngineLoop {
         let summary = BatchSummary::of(&batch);
         let masked = self.mask_workers.masked_rows(&batch);
         let replica_handle = &mut self.replica_handles[usize::from(replica.0)];
-        // In a lockstep group, the busiest replica determines the duration of the step.
+        // Replicas in lockstep execute each step together, so the replica with the most work determines the
+        // duration of the step.
         let group_max = state.max_pairs.iter().find(|(step, _)| *step == summary.step);
         let work = StepWorkload {
             tokens: summary.tokens.max(batch.moe_tokens.into()),
@@ -431,17 +439,17 @@ impl EngineLoop {
         state.step_clock.batch_sent(replica, &summary, deadline, now_ms);
     }
 
-    /// Passes the changes that this tick made to the prefix indices to the KV-event publishers.
+    /// Passes the changes that this tick (scheduler call) made to the prefix indices to the publishers of KV
+    /// events.
     fn flush_kv_events(&mut self) {
         for feed in &mut self.kv_events {
             feed.flush();
         }
     }
 
-    /// Passes to the health state the step whose deadline the health probes check. If every running replica
-    /// has a step in flight, this is, among the oldest steps of all replicas, the one with the latest
-    /// deadline, so that the server is healthy while at least one replica is on time. Otherwise no step is
-    /// checked.
+    /// Selects the step whose deadline the health probes check. If every running replica has a step in
+    /// flight, it is, among the oldest steps of all replicas, the step with the latest deadline, so that the
+    /// server is healthy while at least one replica is on time. Otherwise no step is checked.
     fn report_steps(&self) {
         let live = || self.replica_handles.iter().filter(|handle| handle.is_up());
         let oldest_steps = live().map(ReplicaHandle::oldest_step).collect::<Option<Vec<_>>>();

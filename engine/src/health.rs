@@ -8,8 +8,8 @@ use metrics::RestartFailureKind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Heartbeat age in milliseconds after which the scheduler thread counts as stalled. Its heartbeat period is
-/// 250 ms, and probes must report a fault within one second.
+/// Time since the last heartbeat of the scheduler thread, in milliseconds, after which the thread counts as
+/// stalled. The heartbeat period is 250 ms, and probes must report a fault within one second.
 const STALL_MS: u64 = 900;
 /// Expected restart time in seconds that is reported until a restart has been measured.
 const RESTART_S: u32 = 10;
@@ -22,14 +22,15 @@ pub struct HealthMonitor {
     draining: AtomicBool,
     /// Time of the last heartbeat of the scheduler thread, in milliseconds since `start`.
     heartbeat_ms: AtomicU64,
-    /// Send time of the step whose deadline is checked, in milliseconds plus one; 0 = no step is checked.
+    /// Send time of the step whose deadline is checked, in milliseconds since `start`, plus one; 0 = no step
+    /// is checked.
     step_sent_ms: AtomicU64,
     step_deadline_ms: AtomicU64,
     restart_began_ms: AtomicU64,
     /// Duration of the last executor restart in milliseconds; 0 = no restart yet.
     restart_took_ms: AtomicU64,
-    /// Index in `RestartFailureKind::ALL` of the last failed restart's class, plus one; 0 = the last restart did
-    /// not fail.
+    /// Class of the last failed restart: its index in `RestartFailureKind::ALL`, plus one; 0 = the last
+    /// restart did not fail.
     start_failure: AtomicU8,
 }
 
@@ -44,7 +45,7 @@ pub enum ServerStatus {
     Restarting,
     /// The process is running, but no replica is serving and none will serve again.
     Unavailable,
-    /// The checked step is past its deadline, or the scheduler thread is stalled.
+    /// The step whose deadline is checked is overdue, or the scheduler thread is stalled.
     Stalled,
     /// The server is shutting down.
     Draining,
@@ -139,7 +140,7 @@ impl HealthMonitor {
         self.step_sent_ms.store(sent_ms + 1, Ordering::Relaxed);
     }
 
-    /// Records that there is no step whose deadline `status` must check.
+    /// Records that no step is in flight whose deadline `status` must check.
     pub fn steps_completed(&self) {
         self.step_sent_ms.store(0, Ordering::Relaxed);
     }

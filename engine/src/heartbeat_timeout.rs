@@ -5,7 +5,8 @@ pub(super) use scheduler::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT};
 use protocol::link::{LinkError, MessageReceiver};
 use scheduler::HeartbeatMonitor;
 
-/// Returns the next message; `None` if no message arrives within the heartbeat timeout plus the grace period.
+/// Returns the next message on the link; `None` if no message arrives within the heartbeat timeout plus the
+/// grace period.
 pub(super) fn recv_within_timeout<R: MessageReceiver + ?Sized>(
     link: &mut R,
 ) -> Result<Option<R::Message>, LinkError> {

@@ -1,11 +1,13 @@
 //! Engine: runs the scheduler thread of a server and supervises the executors.
 //!
 //! - [`EngineClient`] is the client side: submission, event streams, admission control. [`RunningEngine`]
-//!   runs the engine for it: the scheduler thread (`engine_loop.rs`) reads its inbox, ticks and sends
-//!   batches.
+//!   runs the engine for it: the scheduler thread (`engine_loop.rs`) reads its inbox, calls the scheduler
+//!   and sends batches.
 //! - [`ExecutorManager`] starts the executors of all replicas, as a thread, as processes or on other nodes
-//!   ([`nodes`]), and restarts failed ones. [`ExecutorStartupParams`] waits until started executors are ready.
-//! - [`supervise`] runs on the main thread: it waits for the end of the server and restarts failed executors.
+//!   ([`nodes`]), and restarts failed ones. [`ExecutorStartupParams`] waits until started executors are
+//!   ready.
+//! - [`supervise`] runs on the main thread: it waits for the end of the server and restarts failed
+//!   executors.
 //!
 //! Handles token ids only: no text and no HTTP. Reads neither command-line flags nor environment variables.
 

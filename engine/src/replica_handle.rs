@@ -1,4 +1,5 @@
-//! Handle of the scheduler thread to one replica: command queue, steps in flight and stragglers.
+//! Handle of the scheduler thread to one replica: command queue, steps in flight and stragglers (ranks that
+//! are late with a step).
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
@@ -12,16 +13,18 @@ use tokio::sync::mpsc::UnboundedSender;
 /// Handle to one rank of a replica.
 struct RankHandle {
     rank: Rank,
-    /// Receivers of the rank's pending profiler replies, in the order of the commands.
+    /// Reply channels of the profiler commands that the rank has not replied to, in the order of the
+    /// commands.
     profile_replies: VecDeque<UnboundedSender<ProfilerStatus>>,
 }
 
 /// Result of handling a heartbeat of a rank.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct HeartbeatOutcome {
-    /// Ranks that became stragglers with this heartbeat: their oldest step in flight is overdue.
+    /// Ranks that became stragglers at this heartbeat: their oldest step in flight is overdue.
     pub(super) ranks: Vec<Rank>,
-    /// Description of the step timeout, set if the executors must be marked as failed because of the timeout.
+    /// Description of the step timeout; `None` if the step has not timed out, so that the executors need not
+    /// be marked as failed.
     pub(super) cause: Option<String>,
 }
 
@@ -50,7 +53,7 @@ impl ReplicaHandle {
         self.commands.is_some()
     }
 
-    /// Command queue of the executors; `None` = they have failed and are being restarted.
+    /// Command queue of the executors; `None` = the executors have failed and are being restarted.
     pub(super) fn sender(&self) -> Option<&SyncSender<ExecutorCommand>> {
         self.commands.as_ref()
     }
@@ -74,8 +77,8 @@ impl ReplicaHandle {
         self.ranks.iter().map(|rank_handle| rank_handle.rank)
     }
 
-    /// Sends a batch to all executors; `work` is an estimate of the step's work. Returns the deadline of the
-    /// step.
+    /// Sends a batch to all executors. `work` is an estimate of the step's work, from which its deadline is
+    /// computed. Returns the time until the deadline.
     pub(super) fn send(&mut self, batch: Batch, work: StepWorkload, now_ms: u64) -> Duration {
         let masked = batch.rows.iter().any(|row| row.masked);
         let deadline = self.watchdog.step_sent(batch.step, work, masked, now_ms);
@@ -125,8 +128,8 @@ impl ReplicaHandle {
         self.watchdog.poll(now_ms);
     }
 
-    /// Returns the expected time until the newest step in flight completes. The time is capped, so that a
-    /// wait of this duration cannot make the step overdue.
+    /// Returns the expected time until the newest step in flight completes. The time is capped so that
+    /// waiting for this time cannot make the step overdue.
     pub(super) fn expected_wait(&self) -> Duration {
         self.watchdog.expected_wait()
     }
@@ -142,7 +145,8 @@ impl ReplicaHandle {
         self.watchdog.rank_done(rank, step);
     }
 
-    /// Returns the earliest start time and the time limit of the oldest step in flight, in milliseconds.
+    /// Returns the start time and the time limit of the oldest step in flight, both in milliseconds; `None`
+    /// if no step is in flight.
     pub(super) fn oldest_step(&self) -> Option<(u64, u64)> {
         self.watchdog.oldest_step()
     }

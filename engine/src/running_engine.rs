@@ -1,5 +1,5 @@
-//! Running engine: starts the scheduler thread, the executor reader threads and the event fan-out, and stops
-//! them.
+//! Running engine: starts and stops the scheduler thread, the threads that read executor messages, and the
+//! task that delivers token events to the request streams.
 
 use super::engine_loop::{EVENT_LISTS_QUEUED_MAX, EngineLoop, SupervisorEvent, fan_out};
 use super::executors::{ExecutorLink, spawn_readers};
@@ -28,11 +28,12 @@ pub struct EngineTelemetry {
     pub metrics: Arc<ServerMetrics>,
 }
 
-/// Scheduler and KV-event feeds of an engine that is about to start.
+/// Scheduler of an engine that is about to start, and the feeds that send its KV events to their publishers.
 pub struct SchedulerWithKvEvents {
     /// Scheduler, which the scheduler thread will own.
     pub engine: Scheduler,
-    /// KV-event feeds by replica; empty if KV events are disabled.
+    /// Feeds that send the KV events of each replica to its publisher, by replica; empty if KV events are
+    /// disabled.
     pub kv_events: Vec<KvEventFeed>,
 }
 
@@ -68,7 +69,7 @@ impl RunningEngine {
         };
         let (events_tx, events_rx) = tokio::sync::mpsc::channel(EVENT_LISTS_QUEUED_MAX);
         runtime.spawn(fan_out(client.clone(), events_rx));
-        // Statistics read before the first tick must include all replicas.
+        // Statistics that are read before the first scheduler tick must include all replicas.
         (0..links.len())
             .for_each(|replica| client.set_stats(engine.stats(Replica(replica as u16))));
         let replica_handles = links.iter().map(|link| ReplicaHandle::new(link, deadline)).collect();
@@ -95,7 +96,7 @@ impl RunningEngine {
     }
 
     /// Attaches restarted executors. `links` has one link per replica, beginning with replica `first`. The
-    /// executors must be ready and belong to the engine's current generation.
+    /// executors must be ready and belong to the engine's current epoch (executor generation).
     pub fn restore_executors(
         &self,
         first: Replica,
@@ -105,7 +106,8 @@ impl RunningEngine {
         let replicas = || (first.0..).map(Replica);
         let (commands, receivers): (Vec<_>, Vec<_>) =
             links.into_iter().map(|link| (link.commands, link.receivers)).unzip();
-        // Report all executors as restored before a reader can report one of them as failed.
+        // Add all `ExecutorRestored` messages to the inbox before any reader thread can add a message that
+        // one of these executors has failed.
         for (executor, replica) in commands.into_iter().zip(replicas()) {
             self.inbox.push(EngineMessage::ExecutorRestored {
                 replica,
@@ -130,7 +132,7 @@ impl RunningEngine {
         self.inbox.push(EngineMessage::RestartsExhausted(cause));
     }
 
-    /// Stops the engine after its current tick and joins the scheduler thread.
+    /// Stops the engine after the current scheduler tick and joins the scheduler thread.
     pub fn stop(self) {
         self.inbox.push(EngineMessage::Stop);
         // A panic in the thread aborts the process, so joining cannot fail.
@@ -139,7 +141,7 @@ impl RunningEngine {
 }
 
 /// Starts the threads that compute grammar bitmasks. The threads notify the engine when a bitmask that no
-/// step is waiting for is ready, and when a request needs no more bitmasks.
+/// sent step waits for is ready, and when a request needs no more bitmasks.
 fn mask_workers(
     timings: &Arc<GrammarTimings>,
     inbox: &Arc<BulkInbox<EngineMessage>>,

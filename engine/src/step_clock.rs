@@ -1,4 +1,4 @@
-//! Timing of the scheduler thread: six clock reads per step, none of them inside the scheduler.
+//! Measures the times of the scheduler thread: six clock reads per step, none of them inside the scheduler.
 
 use metrics::{ServerMetrics, StepTimingRecord};
 use protocol::{Batch, Replica, StepId, StepOutput};
@@ -30,7 +30,7 @@ struct ReplicaStepState {
     generated_before: u64,
 }
 
-/// Time spent in each phase of scheduler ticks.
+/// Time spent in each phase of the scheduler's `tick` function.
 #[derive(Default)]
 struct SchedulerTimes {
     apply: Duration,
@@ -38,15 +38,15 @@ struct SchedulerTimes {
     commit: Duration,
 }
 
-/// Times the phases of the scheduler thread and its steps, and updates the metrics.
+/// Measures the durations of the phases of the scheduler thread and of its steps, and updates the metrics.
 pub(crate) struct StepTimer {
     metrics: Arc<ServerMetrics>,
     /// Time of the last clock read, at which the phase being timed began.
     last: Instant,
-    /// Time spent in scheduler ticks since the last tick that sent a step.
+    /// Time spent in the scheduler's `tick` function since the last tick that sent a step.
     scheduler_times: SchedulerTimes,
-    /// Share of `scheduler_times` attributed to each step that this tick sends; all these steps have equal
-    /// shares.
+    /// Part of `scheduler_times` that is attributed to each step that this tick sends: the time is divided
+    /// equally among these steps.
     share: SchedulerTimes,
     cpu_read: Instant,
     throughput_since: Instant,
@@ -94,7 +94,7 @@ impl StepTimer {
         self.metrics.steps.idle(slept);
     }
 
-    /// Records the end of a tick: its time is divided equally among the steps that the tick sends.
+    /// Records the end of a scheduler tick: its time is divided equally among the steps that the tick sends.
     pub(crate) fn tick_done(&mut self, effects: &[SchedulerEffect]) {
         let sends = effects
             .iter()
@@ -141,8 +141,8 @@ impl StepTimer {
         &mut self.replicas[usize::from(replica.0)]
     }
 
-    /// Updates the step metrics with the output of a step (wait, device time, expert load, collectives). Must
-    /// be called before the tick that processes the output.
+    /// Updates the step metrics with the output of a step: wait, device time, expert load, collectives. Must
+    /// be called before the scheduler tick that processes the output.
     pub(crate) fn step_completed(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.step_completed(replica, &output.expert_tokens);
@@ -205,19 +205,19 @@ impl TickTimer for StepTimer {
     }
 }
 
-/// Row and token counts of a batch, for metrics and step deadlines.
+/// Numbers of rows (scheduled requests) and tokens of a batch, for metrics and step deadlines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSummary {
     /// Id of the batch's step.
     pub step: StepId,
-    /// Number of rows with one token (decode).
+    /// Number of rows (scheduled requests) with one token, that is, decodes.
     pub decode_rows: u64,
-    /// Number of rows with several tokens (prefill).
+    /// Number of rows (scheduled requests) with several tokens, that is, prefills.
     pub prefill_rows: u64,
     /// Number of tokens in the forward pass, including draft tokens.
     pub tokens: u64,
-    /// Token-context pairs of attention: for each prefill row, its tokens times its context length at the end
-    /// of the row.
+    /// Attention pairs: the sum, over the prefill rows, of the number of tokens times the context length at
+    /// the end of the row.
     pub attention_pairs: u64,
 }
 
@@ -238,8 +238,9 @@ impl BatchSummary {
     }
 }
 
-/// Returns, for each step that a tick sends, the maximum number of attention pairs of any replica: the
-/// duration of a lockstep group's step is that of its busiest replica.
+/// Returns, for each step that a scheduler tick sends, the maximum number of attention pairs of any replica.
+/// If replicas run in lockstep (execute each step together), the replica with the most work determines the
+/// duration of the step.
 pub(crate) fn max_attention_pairs(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
     let mut max_pairs: Vec<(StepId, u64)> = Vec::new();
     for effect in effects {

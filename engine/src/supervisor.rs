@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// State of the supervisor: the executor groups, their event queue and pending restarts.
+/// State of the supervisor: the executor groups, the event queue and the pending restarts.
 pub struct SupervisorState {
     /// Executor groups and their restart policy.
     pub world: ExecutorManager,
@@ -36,7 +36,7 @@ struct PendingRestart {
 }
 
 impl SupervisorState {
-    /// Creates the state of a server with all executors running.
+    /// Creates the state for a server whose executors are all running.
     pub fn new(
         world: ExecutorManager,
         events: Receiver<SupervisorEvent>,
@@ -53,15 +53,15 @@ impl SupervisorState {
         self.serving.contains(&true)
     }
 
-    /// Records whether the executors of a replica and its group are running.
+    /// Records whether the executor group of a replica is running.
     pub fn set_serving(&mut self, replica: Replica, serving: bool) {
         for replica in self.world.group_of(replica) {
             self.serving[usize::from(replica)] = serving;
         }
     }
 
-    /// Records the class of the last failed start of a replica and its group; `None` = the start succeeded.
-    /// Health probes report the class while no replica serves.
+    /// Records the class of the last failed start of the executor group of a replica; `None` = the start
+    /// succeeded. Health probes report the class while no replica serves.
     fn set_start_failure(
         &mut self,
         health: &HealthMonitor,
@@ -86,8 +86,8 @@ impl SupervisorState {
         }
     }
 
-    /// Handles a failure of the executors of a replica or its group: schedules a restart after the back-off,
-    /// or finishes all requests if the restarts are exhausted.
+    /// Handles a failure in the executor group of a replica: schedules a restart after the back-off, or
+    /// finishes all requests if the restart limits are exceeded.
     fn executors_failed(
         &mut self,
         host: &RunningEngine,
@@ -191,7 +191,7 @@ impl SupervisorState {
 pub enum ServiceEndReason {
     /// The process received this signal.
     Signal(i32),
-    /// No replica is serving requests and none will serve again. Carries the cause.
+    /// No replica is serving requests and none will serve again. Contains the cause.
     Failed(String),
 }
 

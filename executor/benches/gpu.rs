@@ -28,7 +28,8 @@ const BYTES_PER_S: f64 = 4.29e12;
 const FLOP_PER_S: f64 = 790e12;
 
 fn main() {
-    // Cargo passes the flag `--bench`, and runs every benchmark of the package if the command names none.
+    // Cargo passes the flag `--bench`. If the cargo command names no benchmark, Cargo runs every benchmark of
+    // the package; this benchmark then only prints its usage.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let [device, model, rest @ ..] = &args[..] else {
         return println!(
@@ -58,7 +59,8 @@ fn main() {
     }
 }
 
-/// A benchmark model: its `config.json`, and the sizes that determine the lower bound of its step time.
+/// A benchmark model: its `config.json`, and the sizes from which the lower bound of its step time is
+/// computed.
 struct GpuBenchModel {
     json: String,
     /// Number of parameters that every step reads, without the embedding table and the routed experts.
@@ -218,7 +220,7 @@ impl GpuForwardBench {
         self.executor.submit(&batch).unwrap()
     }
 
-    /// Times the prefill of `rows` prompts in one step; reports the best of 4 runs.
+    /// Times the prefill of `rows` prompts in one step; prints the fastest of 4 runs.
     fn prefill(&mut self, rows: u32) {
         let mut best = f64::MAX;
         for _ in 0..4 {

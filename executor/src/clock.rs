@@ -1,4 +1,4 @@
-//! Conversion of times to nanoseconds, the unit in which executors report times.
+//! Conversion of durations to nanoseconds, the unit in which executors report durations.
 
 use std::time::{Duration, Instant};
 

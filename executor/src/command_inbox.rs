@@ -1,5 +1,5 @@
-//! Receiver of the scheduler's commands. Commands are returned in order, except that a step that waits for
-//! grammar bitmasks receives them ahead of earlier commands.
+//! Receives the scheduler's commands and returns them in order of arrival, with one exception: grammar
+//! bitmasks are passed directly to the step that waits for them.
 
 use crate::run::OutboxMessage;
 use crate::{ExecutorError, TokenBitmaskError, TokenBitmaskSource};
@@ -9,15 +9,16 @@ use std::collections::VecDeque;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-/// Maximum time to block in one receive call. The caller repeats the call, so the value only bounds the delay
-/// that a lost wake-up causes.
+/// Maximum time that one receive call blocks. The caller repeats the call, so this value only bounds the
+/// delay after a lost wake-up.
 const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum time that a step waits for the grammar bitmasks of its masked rows; a longer wait is an executor
-/// failure. For each masked row, a working scheduler sends the bitmask, or a notice that the bitmask is
-/// overdue, well before the step deadline.
+/// Maximum time that a step waits for the grammar bitmasks of its masked rows (rows sampled under a grammar).
+/// A longer wait fails the executor: well before the step deadline, a working scheduler sends each bitmask or
+/// reports it as overdue.
 const BITMASK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Receives the scheduler's commands, and supplies the steps with the grammar bitmasks of their masked rows.
+/// Receives the scheduler's commands, and passes grammar bitmasks to the steps whose rows are sampled under a
+/// grammar.
 pub(crate) struct CommandInbox<'a, R> {
     link: &'a mut R,
     /// Commands other than `Bitmask` that arrived while a step waited for its bitmasks. `next` returns them
@@ -25,7 +26,8 @@ pub(crate) struct CommandInbox<'a, R> {
     deferred: VecDeque<ExecutorCommand>,
     /// Grammar bitmasks that arrived before their step waited for them.
     early_bitmasks: Vec<BitmaskMessage>,
-    /// Queue for draft token reports; `None` = another rank of the replica reports the draft tokens.
+    /// Queue on which draft tokens are reported to the scheduler; `None` = another rank of the replica
+    /// reports the draft tokens.
     outbox: Option<&'a SyncSender<OutboxMessage>>,
 }
 
@@ -34,7 +36,8 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         Self { link, deferred: VecDeque::new(), early_bitmasks: Vec::new(), outbox }
     }
 
-    /// Returns the next command other than `Bitmask`; `None` = a bitmask arrived, or the receive timed out.
+    /// Returns the next command other than `Bitmask`; `None` = a bitmask arrived instead, or no command
+    /// arrived before the timeout.
     pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
         if let Some(command) = self.deferred.pop_front() {
             return Ok(Some(command));
@@ -48,8 +51,8 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         }
     }
 
-    /// Moves the bitmasks of `step` from `early_bitmasks` to the end of `rows`. Bitmasks of earlier steps are
-    /// dropped.
+    /// Moves the bitmasks of `step` from `early_bitmasks` to the end of `rows`, and discards the bitmasks of
+    /// earlier steps.
     fn take(&mut self, step: StepId, rows: &mut Vec<BitmaskRow>) {
         self.early_bitmasks.retain(|mask| mask.step >= step);
         let (current, later) =

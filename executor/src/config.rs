@@ -21,8 +21,8 @@ pub struct ExecutorConfig {
     pub model: models::ModelConfig,
     /// Parsed `config.json` of the draft model; `None` = no draft model.
     pub draft: Option<models::ModelConfig>,
-    /// Digest of the files in the model folders (`models::manifest`). The engine rejects an executor with a
-    /// digest that differs from its own, because that executor has read other files.
+    /// Digest of the model files that this executor has read (`models::manifest`). The engine rejects an
+    /// executor whose digest differs from the engine's own digest.
     pub manifest: u64,
 }
 

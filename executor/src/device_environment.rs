@@ -1,12 +1,12 @@
-//! Environment variables of GPU drivers. The caller of this crate reads them; the crate itself reads no
-//! environment variables.
+//! Environment variables that GPU drivers read. The caller of this crate passes their values; the crate
+//! itself reads no environment variables.
 
 use std::path::PathBuf;
 
 use protocol::DeviceKind;
 
-/// Environment variables of GPU drivers. The drivers apply the visible-device variables themselves; the
-/// executor only quotes these variables in error messages.
+/// Environment variables that GPU drivers read. The drivers apply the visible-device variables themselves;
+/// the executor only quotes these variables in error messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceEnvironment {
     /// `ROCM_PATH`: ROCm installation folder. ROCm libraries are searched first in its `lib` subfolder.

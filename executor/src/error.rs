@@ -4,34 +4,35 @@ use protocol::{RequestId, SequenceSlot};
 
 use crate::{ParallelConfigError, SpeculationError};
 
-/// Failure of an executor. Every failure is final: the executor cannot be used after it.
+/// Failure of an executor. After any failure, the executor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// The checkpoint cannot be read or does not fit its configuration.
     #[error(transparent)]
     Load(#[from] models::ModelLoadError),
-    /// The forward pass was rejected or failed.
+    /// The forward pass failed, or its inputs were invalid.
     #[error(transparent)]
     Forward(#[from] models::ForwardError),
-    /// An op outside the forward pass was rejected or failed.
+    /// An op outside the forward pass failed, or its inputs were invalid.
     #[error(transparent)]
     Op(#[from] ops::OpError),
     /// The parallel configuration does not fit the model.
     #[error(transparent)]
     World(#[from] ParallelConfigError),
-    /// The ranks failed to join their groups, or a collective failed.
+    /// The ranks failed to form their communication groups, or a collective failed.
     #[error(transparent)]
     Collective(#[from] collectives::CollectiveError),
     /// An operation of the compute device failed.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
-    /// The link failed. A peer that closes the link is a shutdown, not an error.
+    /// The link to the scheduler failed. If the peer closes the link, that is a shutdown and not an error.
     #[error(transparent)]
     Link(protocol::link::LinkError),
     /// A batch was submitted before the KV cache was allocated.
     #[error("the KV cache is not allocated yet")]
     KvCacheNotSized,
-    /// The KV cache cannot store one request of `--max-model-len` tokens, or one block without that flag.
+    /// The KV cache cannot store one request of `--max-model-len` tokens or, without that flag, one block of
+    /// tokens.
     #[error(
         "{blocks} KV blocks of {block_tokens} tokens hold {capacity} tokens, at least {kv_tokens_min} are \
          required (--max-model-len, or one block without it): raise --kv-cache-memory-bytes or \
@@ -76,7 +77,8 @@ pub enum ExecutorError {
         free: u64,
         /// Configured share of the total memory that may be used.
         utilization: f64,
-        /// Minimum value of `utilization` with which at least one KV block would fit.
+        /// Minimum value of `utilization` (share of the total memory that may be used) with which at least
+        /// one KV block would fit.
         sufficient: f64,
     },
     /// The requested KV cache does not fit on the device.
@@ -103,7 +105,7 @@ pub enum ExecutorError {
     /// A trace was requested, but no trace folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     TracingDisabled,
-    /// The KV cache dtype differs from the model dtype. MLA requires equal dtypes.
+    /// The KV cache dtype differs from the model dtype, but MLA requires equal dtypes.
     #[error(
         "--kv-cache-dtype fp8 is not supported with MLA: the KV cache has the type of the model (auto)"
     )]
@@ -111,7 +113,7 @@ pub enum ExecutorError {
     /// The speculative decoding settings are not supported for this model.
     #[error(transparent)]
     Speculation(#[from] SpeculationError),
-    /// Grammar bitmasks of masked rows are missing.
+    /// Grammar bitmasks are missing for rows that must be sampled under a grammar.
     #[error(transparent)]
     TokenBitmask(#[from] TokenBitmaskError),
     /// A batch is inconsistent, or exceeds the limits fixed at start-up.
@@ -122,24 +124,24 @@ pub enum ExecutorError {
 /// Failure to receive the grammar bitmasks of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenBitmaskError {
-    /// Some masked rows of the step (rows that sample under a grammar) received no bitmask.
+    /// Some rows of the step that must be sampled under a grammar (masked rows) received no bitmask.
     #[error("step {step} has {rows} masked rows and received {received} grammar bitmasks")]
     Missing {
         /// Id of the step.
         step: u64,
         /// Number of masked rows of the step: rows that sample under a grammar.
         rows: usize,
-        /// Number of masked rows for which a grammar bitmask was received.
+        /// Number of these masked rows for which a grammar bitmask was received.
         received: usize,
     },
-    /// The grammar bitmasks of the step's masked rows did not all arrive before the timeout.
+    /// Not all grammar bitmasks of the step arrived before the timeout.
     #[error("step {step} received {received} of {rows} grammar bitmasks within {waited_ms} ms")]
     Timeout {
         /// Id of the step.
         step: u64,
         /// Number of masked rows of the step: rows that sample under a grammar.
         rows: usize,
-        /// Number of masked rows for which a grammar bitmask arrived in time.
+        /// Number of these masked rows for which a grammar bitmask arrived before the timeout.
         received: usize,
         /// Time that the step waited, in milliseconds.
         waited_ms: u128,
@@ -166,8 +168,8 @@ pub enum BatchError {
         /// Maximum number of rows per step.
         limit: usize,
     },
-    /// `Batch::moe_tokens` is less than the number of tokens of this replica, or more than the maximum per
-    /// step.
+    /// `Batch::moe_tokens`, the number of tokens that MoE layers are padded to, is less than the number of
+    /// tokens of this replica, or more than the maximum per step.
     #[error(
         "moe_tokens is {capacity}: at least the {tokens} tokens of this replica, at most {limit}"
     )]
@@ -179,8 +181,8 @@ pub enum BatchError {
         /// Maximum number of tokens per step.
         limit: usize,
     },
-    /// `Batch::draft_rows` is less than the number of rows of this replica up to the last row with draft
-    /// tokens, or more than the maximum number of rows per step.
+    /// `Batch::draft_rows`, the number of rows that draft passes are padded to, is less than the number of
+    /// rows up to the last row with draft tokens, or more than the maximum number of rows per step.
     #[error(
         "draft_rows is {capacity}: at least the {rows} drafting rows of this replica, at most {limit}"
     )]
@@ -222,15 +224,16 @@ pub enum BatchError {
         /// Maximum number of draft tokens of a row.
         limit: u8,
     },
-    /// The row refers to a token that its sequence slot did not sample.
+    /// The input of the row is the token sampled in an earlier step, but the row's sequence slot (the state
+    /// of one running request) did not sample in that step.
     #[error("request {} refers to a token of step {step} that its sequence slot did not sample", request.0)]
     NotSampled {
         /// Id of the request that the row belongs to.
         request: RequestId,
-        /// Id of the step that should have sampled the token to which the row refers.
+        /// Id of the step in which the input token of the row should have been sampled.
         step: u64,
     },
-    /// The sequence slot of a row does not exist.
+    /// The sequence slot (the state of one running request) of a row does not exist.
     #[error("sequence slot {} is out of range: there are {limit}", seq_slot.0)]
     NoSequenceSlot {
         /// Sequence slot of the row.
@@ -238,7 +241,8 @@ pub enum BatchError {
         /// Number of sequence slots of the executor.
         limit: usize,
     },
-    /// The sequence slot is assigned to another request or epoch.
+    /// The sequence slot is assigned to another request, or to another epoch of the same request (the epoch
+    /// changes when the request is preempted or its executor restarts).
     #[error("request {} is not assigned to sequence slot {}", request.0, seq_slot.0)]
     SlotOwnerMismatch {
         /// Id of the request that the row belongs to.
@@ -253,7 +257,8 @@ pub enum BatchError {
         /// Id of the request that the row belongs to.
         request: RequestId,
     },
-    /// Draft passes need the hidden state of the token before the row, which the executor does not have.
+    /// Draft passes need the hidden state of the token before the row, but the device does not store this
+    /// hidden state.
     #[error("request {} starts at position {position}: the hidden state before it is not available", request.0)]
     MissingHiddenState {
         /// Id of the request that the row belongs to.

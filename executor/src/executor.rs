@@ -1,4 +1,4 @@
-//! `Executor`: a loaded model with its KV cache, which runs batches when its methods are called.
+//! `Executor`: a loaded model with its KV cache. Its methods run batches; it has no link to a scheduler.
 
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::model_context::ModelContext;
@@ -26,7 +26,7 @@ use protocol::{
 use std::path::Path;
 use std::sync::Arc;
 
-/// Maximum number of rows for which a GEMM kernel may be specialised for the exact number of rows.
+/// Up to this number of rows, a GEMM kernel may be specialised for the exact number of rows.
 const SMALL_BATCH_ROWS: u32 = 16;
 
 /// Progress of a start-up phase (load, warm-up, capture).
@@ -34,16 +34,16 @@ const SMALL_BATCH_ROWS: u32 = 16;
 pub struct StartupPhaseProgress {
     /// Start-up phase that the progress belongs to.
     pub phase: StartupPhase,
-    /// Number of finished units: bytes of weights, or passes.
+    /// Amount of work finished, for example bytes of weights, warm-up passes or captured graphs.
     pub done: u64,
-    /// Total number of units; 0 while it is unknown.
+    /// Total amount of work, in the unit of `done`; 0 while the total is unknown.
     pub total: u64,
 }
 
 /// A loaded model on a device. It runs steps after `size_kv` has allocated its KV cache.
 pub struct Executor {
-    /// Declared before `model` so that it is dropped first: captured graphs refer to the collective groups of
-    /// `model`.
+    /// This field is declared before `model` so that it is dropped first: captured graphs refer to the
+    /// collective groups of `model`.
     state: Option<StepState>,
     config: ExecutorConfig,
     model: ModelContext,
@@ -118,8 +118,8 @@ impl Executor {
         let tracer = folder.map(|folder| StepTracer::new(ops.device(), folder, rank));
         let tracer = tracer.transpose()?;
         let vocab_shard = ranks.vocab_shard(config.model.vocab);
-        // All ranks of a replica route tokens identically, so only the rank that reports outputs counts
-        // routed tokens.
+        // All ranks of a replica route tokens to the same experts, so only the rank that reports outputs
+        // counts the routed tokens.
         let counts_experts = ranks::reports_outputs(settings);
         let expert_load_reporter =
             if counts_experts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
@@ -135,8 +135,8 @@ impl Executor {
         self.weights
     }
 
-    /// Runs the warm-up passes on temporary KV blocks, and returns the number of KV blocks that fit on this
-    /// rank.
+    /// Runs the warm-up passes on a temporary KV cache. Returns the KV layout, the number of KV blocks that
+    /// fit on this rank, and a cost model fitted to the measured step times.
     pub fn warm_up(
         &mut self,
         progress: &mut dyn FnMut(StartupPhaseProgress),
@@ -211,15 +211,16 @@ impl Executor {
         }
     }
 
-    /// Submits a batch without masked rows to the device. Steps run in submission order.
+    /// Submits a batch without masked rows (rows sampled under a grammar bitmask) to the device. Steps run in
+    /// submission order.
     ///
-    /// Errors: every error is final: the executor cannot be used after it.
+    /// Errors: after any error, the executor cannot be used.
     pub fn submit(&mut self, batch: &Batch) -> Result<SubmittedStep, ExecutorError> {
         self.submit_with_bitmasks(batch, &mut UnconstrainedBitmaskSource)
     }
 
-    /// [`Executor::submit`] for a batch that may have masked rows. `masks` is read only if there are masked
-    /// rows, after the forward pass has been launched.
+    /// Like [`Executor::submit`], for a batch that may have masked rows (rows sampled under a grammar
+    /// bitmask). The bitmasks are read from `masks` after the forward pass has been launched.
     pub fn submit_with_bitmasks(
         &mut self,
         batch: &Batch,
@@ -229,12 +230,14 @@ impl Executor {
         Ok(SubmittedStep(state.submit(&self.model, batch, masks, self.tracer.as_mut())?))
     }
 
-    /// Runs a batch without masked rows and returns its output: `submit`, then `finish`.
+    /// Submits a batch without masked rows (rows sampled under a grammar bitmask), waits for it and returns
+    /// its output.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutput, ExecutorError> {
         self.submit(batch)?.finish()
     }
 
-    /// Returns the free memory of the device in bytes. Steps allocate no device memory.
+    /// Returns the free memory of the device in bytes. Steps allocate no device memory, so the value does not
+    /// change while steps run.
     #[must_use]
     pub fn memory_free_bytes(&self) -> u64 {
         self.model.ops.mem_info().free_bytes
@@ -246,7 +249,7 @@ impl Executor {
         &self.spec
     }
 
-    /// Returns the draft KV pool, the draft buffers and the models, which tests of draft tokens inspect.
+    /// Returns the draft KV pool, the draft buffers and the models. Used by tests of draft tokens.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&ops::KvPool, &ops::DraftBuffers, &ModelContext) {
         let (kv, draft_buffers) = self.state.as_ref().expect("KV cache is allocated").draft_state();
@@ -280,34 +283,36 @@ impl Executor {
         gpu.blocks(kv, block_bytes)
     }
 
-    /// Maximum number of top log-probabilities per token: the configured value, limited by what the sampler
-    /// of the device supports.
+    /// Maximum number of top log-probabilities per token: the configured value, limited to the maximum that
+    /// the device's sampler supports.
     fn max_top_logprobs(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         let limit = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
         (self.config.settings.max_logprobs.min(limit) as usize).min(self.config.model.vocab)
     }
 
-    /// Maximum number of logits rows that are sampled at a time.
+    /// Maximum number of logits rows (one row of vocabulary logits per sampled position) that are computed
+    /// and sampled in one pass; the memory for logits limits this number.
     fn max_logits_rows(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         step::logits_rows_per_slice(self.config.model.vocab, self.max_top_logprobs(), gpu)
     }
 
-    /// Number of tokens in a decode row with the maximum number of draft tokens.
+    /// Maximum number of tokens in a decode row: the input token and the draft tokens.
     fn tokens_per_row(&self) -> u32 {
         1 + self.config.settings.speculative.map_or(0, |config| u32::from(config.draft_tokens))
     }
 
-    /// Maximum number of one-token rows in a decode step. Draft tokens count as rows.
+    /// Maximum number of one-token rows in a decode step. A decoding request has one row for its input token
+    /// and one row for each of its draft tokens.
     fn rows_max(&self) -> u32 {
         let settings = &self.config.settings;
         settings.max_num_seqs.saturating_mul(self.tokens_per_row()).min(settings.tokens_per_step)
     }
 
-    /// Returns the step shapes to precompile in a dry run: warm-up passes, decode steps of up to
-    /// `SMALL_BATCH_ROWS` rows, the steps to capture, and the steps that need the most memory for attention.
-    /// The dry run also allocates the memory that these steps need.
+    /// Returns the step shapes whose kernels are compiled, and whose memory is allocated, in a dry run
+    /// (launches execute nothing): warm-up passes, decode steps of up to `SMALL_BATCH_ROWS` rows, the steps
+    /// to capture, and the steps that need the most memory for attention.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
         let (logits_rows, rows_per_request) =
             (self.max_logits_rows(), self.tokens_per_row() as usize);
@@ -358,7 +363,8 @@ impl Executor {
             (self.rows_max() as usize).min(self.max_logits_rows()) / tokens_per_row as usize;
         let rows = step::row_counts_to_capture(&settings.graph_capture, max_rows);
         // N-gram lookup often proposes no draft tokens, so graphs without draft tokens are captured too.
-        // Replicas in lockstep must replay the same graph, so they capture graphs with draft tokens only.
+        // Replicas that run in lockstep (every step together) must replay the same graph, so they capture
+        // graphs with draft tokens only.
         let is_ngram =
             |config: SpeculativeConfig| matches!(config.method, SpeculativeMethod::Ngram { .. });
         let also_without_drafts =
@@ -394,7 +400,7 @@ impl Executor {
     }
 }
 
-/// Loads the target model, then the draft model, and reports the progress of both together.
+/// Loads the target model, then the draft model. The progress report covers both models together.
 struct ModelLoader<'a> {
     ops: &'a Ops,
     settings: &'a ExecutorSettings,
@@ -403,8 +409,8 @@ struct ModelLoader<'a> {
     threads: usize,
     /// Total bytes of the weights of the model that is being loaded, for the progress report.
     model_bytes: u64,
-    /// Total bytes of the models that were loaded earlier. The progress report covers target model and draft
-    /// model together.
+    /// Total bytes of the weights that were loaded before the current model. The progress report covers
+    /// target model and draft model together.
     bytes_before: u64,
     progress: &'a mut dyn FnMut(StartupPhaseProgress),
     /// Digest of the weights of the model that is being loaded.

@@ -8,12 +8,12 @@ use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
 /// Number of captured-graph replays per download of the expert token counts. A download copies some tens of
-/// kilobytes after the step. Its time is noticeable compared with a replayed step and negligible compared
-/// with an eager step.
+/// kilobytes after the step. The time of this copy is noticeable compared with a replayed step, and
+/// negligible compared with an eager step.
 const REPLAYS: u32 = 16;
 
-/// Reports the expert load of a replica from its counters on the device. Only one rank of each replica has
-/// a reporter.
+/// Reports how many tokens were routed to each expert, from counters on the device. Only one rank of each
+/// replica has a reporter.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReporter {
     pub(crate) load: ExpertLoadStats,
@@ -21,7 +21,7 @@ pub(crate) struct ExpertLoadReporter {
     replays: Cell<u32>,
 }
 
-/// An expert load report whose download from the device is in flight.
+/// An expert load report (number of tokens routed to each expert) that is being downloaded from the device.
 #[derive(Debug)]
 pub(crate) struct PendingExpertLoadReport(ExpertLoadStatsDownload);
 
@@ -32,8 +32,8 @@ impl ExpertLoadReporter {
         Ok(load.map(|load| Self { load, replays: Cell::new(0) }))
     }
 
-    /// Starts a download of the counts after a step, if one is due: after every eager step, and after every
-    /// `REPLAYS` replays of captured graphs.
+    /// Starts a download of the counts after a step, if a download is due: after every eager step, and after
+    /// every `REPLAYS` replays of captured graphs.
     pub(crate) fn begin(
         &self,
         ops: &Ops,

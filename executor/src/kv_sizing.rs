@@ -10,7 +10,7 @@ pub(crate) struct GpuMemoryBudget {
     pub(crate) total: u64,
     /// Free memory before the KV cache is allocated.
     pub(crate) free: u64,
-    /// Fraction of the total memory that all processes together may use.
+    /// Fraction of the total memory that may be in use, counting all processes on the GPU.
     pub(crate) utilization: f64,
     /// Number of graphs that will be captured after the KV cache is allocated.
     pub(crate) graphs: u64,
@@ -19,14 +19,14 @@ pub(crate) struct GpuMemoryBudget {
 /// Bytes reserved for each captured graph, in which the driver stores kernel launches and parameters.
 /// Measured: less than 10 MiB per graph.
 const GRAPH_BYTES: u64 = 16 << 20;
-/// Fraction of the total memory that stays free for allocations of the driver.
+/// Fraction of the total memory that is kept free for allocations of the driver.
 const SAFETY_FRACTION: f64 = 0.02;
 
 impl GpuMemoryBudget {
-    /// Returns the number of blocks of `block_bytes` bytes for the configured size.
+    /// Returns the number of KV blocks, each of `block_bytes` bytes, for the configured KV cache size.
     ///
-    /// Errors: `NoKvMemory` if no memory is left. The error states the utilization with which one block would
-    /// fit.
+    /// Errors: `NoKvMemory` if no memory is left. The error contains the utilization with which one block
+    /// would fit.
     pub(crate) fn blocks(&self, size: KvCacheSize, block_bytes: u64) -> Result<u32, ExecutorError> {
         let used = self.total - self.free.min(self.total);
         let reserved = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
@@ -60,11 +60,12 @@ impl GpuMemoryBudget {
     }
 }
 
-/// Maximum bytes of a KV cache of automatic size on the CPU, where it shares the host's memory.
+/// Maximum bytes of an automatically sized KV cache on the CPU, where the KV cache is part of the host's
+/// memory.
 const AUTO_BYTES_MAX: u64 = 4 << 30;
 
-/// Returns the number of blocks of `block_bytes` bytes for the configured size on a CPU. `ranks` ranks share
-/// the host, which has `free_bytes` bytes free.
+/// Returns the number of KV blocks, each of `block_bytes` bytes, for the configured KV cache size on a CPU.
+/// `ranks` ranks share the host, which has `free_bytes` bytes free.
 pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks: u64) -> u32 {
     let of_bytes = |bytes: u64| u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX);
     match size {
@@ -74,11 +75,11 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Rejects a KV cache that is larger than the memory of the host. `ranks` ranks share the host; each
-/// allocates `blocks` blocks of `block_bytes` bytes.
+/// Returns an error if the KV caches need more than the total memory of the host. `ranks` ranks share the
+/// host; each allocates `blocks` blocks of `block_bytes` bytes.
 ///
-/// Errors: `KvTooLarge`, if the memory of the host is known. A smaller cache may still exceed the free
-/// memory, because the operating system allocates its pages when they are first written.
+/// Errors: `KvTooLarge`, if the memory of the host is known. A smaller KV cache may still exceed the free
+/// memory, because the operating system allocates memory pages when they are first written.
 pub(crate) fn check_host(
     blocks: u32,
     block_bytes: u64,
@@ -94,7 +95,7 @@ pub(crate) fn check_host(
     Ok(())
 }
 
-/// Rejects a KV pool with fewer than `kv_tokens_min` token positions.
+/// Returns an error if the KV pool has fewer than `kv_tokens_min` token positions.
 pub(crate) fn check(
     blocks: u32,
     block_tokens: u32,
@@ -107,7 +108,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Rejects a KV pool of automatic size if the host has too little free memory for one request.
+/// Returns an error if an automatically sized KV cache, which takes a share of the host's free memory, is too
+/// small for one request.
 pub(crate) fn check_share(
     blocks: u32,
     block_bytes: u64,

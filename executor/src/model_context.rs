@@ -1,4 +1,4 @@
-//! Models and communication groups of a rank. Steps only read them.
+//! Models and communication groups of a rank. Steps read but never change them.
 
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
@@ -21,13 +21,15 @@ pub(crate) struct ModelContext {
     pub(crate) dp: ParallelGroup,
     /// Vocabulary shard whose logits this rank computes.
     pub(crate) vocab_shard: VocabShard,
-    /// Expert load reporter, if this rank counts routed tokens for its replica.
+    /// Reports the number of tokens routed to each expert; `None` = the model has no experts, or another rank
+    /// of the replica counts the tokens.
     pub(crate) expert_load_reporter: Option<ExpertLoadReporter>,
 }
 
 impl ModelContext {
-    /// Returns which sampling parameters the device supports on vocab-parallel logits. A single rank has full
-    /// rows of logits, so it supports all.
+    /// Returns which sampling parameters the device supports if each rank has only its vocabulary shard of
+    /// the logits (vocab-parallel sampling). A single rank has full rows of logits, so it supports all
+    /// parameters.
     pub(crate) fn vocab_parallel_support(&self) -> VocabParallelSupport {
         match self.tp.size() {
             1 => VocabParallelSupport::AllRules,
@@ -35,8 +37,8 @@ impl ModelContext {
         }
     }
 
-    /// Values of `full_logits` (whether ranks all-gather full rows of logits) that steps of this rank may
-    /// use. Graphs are captured for each value.
+    /// Values of `full_logits` (whether the ranks all-gather full rows of logits before sampling) that steps
+    /// of this rank may use. Graphs are captured for each value.
     pub(crate) fn full_logits_variants(&self) -> &'static [bool] {
         match self.vocab_parallel_support() {
             VocabParallelSupport::AllRules => &[false],
@@ -45,8 +47,8 @@ impl ModelContext {
         }
     }
 
-    /// Context of a forward pass over `batch`. The pass returns only the hidden states of all tokens: no
-    /// auxiliary hidden states, expert load or intermediate results.
+    /// Returns the context of a forward pass over `batch`. With this context, the pass returns only the
+    /// hidden states of all tokens: no auxiliary hidden states, expert token counts or intermediate results.
     pub(crate) fn forward_context<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -70,7 +72,7 @@ impl ModelContext {
         }
     }
 
-    /// Expert load counters, if this rank counts routed tokens.
+    /// Counters of the tokens routed to each expert, if this rank counts them for its replica.
     pub(crate) fn expert_load(&self) -> Option<&ExpertLoadStats> {
         self.expert_load_reporter.as_ref().map(|reporter| &reporter.load)
     }

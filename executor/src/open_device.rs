@@ -110,8 +110,8 @@ pub fn survey_gpus(
     gpu_config(&request).map(|config| GpuInventory::new(&config))
 }
 
-/// Number of CPU threads of this rank; 0 = one per core. By default the ranks of a host share its cores
-/// equally.
+/// Number of CPU threads of this rank; 0 = one per core. By default, the cores of the host are divided
+/// equally among its ranks.
 fn cpu_threads(settings: &ExecutorSettings) -> usize {
     match (settings.threads, usize::from(settings.ranks_on_host)) {
         (Some(threads), _) => threads as usize,

@@ -1,5 +1,5 @@
-//! Dry run of the step shapes that are used later, which compiles their kernels in parallel. Without the dry
-//! run, the first steps would compile the kernels one by one.
+//! Dry run of the step shapes that are used later: launches execute nothing, but their kernels are recorded
+//! and then compiled in parallel. Without the dry run, the first steps would compile the kernels one by one.
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
@@ -7,8 +7,9 @@ use crate::step::{StepDeviceState, StepLaunchOptions};
 use ops::{BatchUpperBounds, DraftBuffers, StepShape};
 use protocol::StepTiming;
 
-/// Launches a step of each shape in a dry run. `progress` receives the number of kernel modules compiled so
-/// far and the total number to compile.
+/// Launches a step of each shape in a dry run (nothing is executed), then compiles the kernels of these
+/// launches. `progress` receives the number of kernel modules compiled and the total number of kernel
+/// modules.
 pub(crate) fn precompile(
     model: &ModelContext,
     device: &mut StepDeviceState,

@@ -15,7 +15,7 @@ use crate::{ExecutorError, StartupPhaseProgress};
 /// Reason why a parallel configuration cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParallelConfigError {
-    /// The parallel configuration has no ranks, or the rank is not one of them.
+    /// The parallel configuration has no ranks, or the given rank is not below the number of ranks.
     #[error("rank {rank} is outside the world of {tp_size} x {dp_size} ranks")]
     Rank {
         /// Global rank that is not in the configuration.
@@ -36,7 +36,8 @@ pub enum ParallelConfigError {
         /// Architecture named in `config.json` of the checkpoint.
         architecture: &'static str,
     },
-    /// Several ranks form communication groups, but no rendezvous memory is configured.
+    /// Several ranks form communication groups, but no rendezvous memory (shared memory in which the ranks
+    /// form the groups) is configured.
     #[error("{ranks} ranks of communication groups need rendezvous memory")]
     NoRendezvous {
         /// Number of ranks in the communication groups of this rank.
@@ -46,7 +47,7 @@ pub enum ParallelConfigError {
 
 /// Checks that a model can be served with a parallel configuration. Called before the model is loaded.
 ///
-/// Errors: the setting that conflicts with the model, with its value and the nearest valid values.
+/// Errors: the error names the setting that conflicts with the model, its value and the nearest valid values.
 pub fn check_world(
     parallel: ParallelConfig,
     model: &ModelConfig,
@@ -68,8 +69,8 @@ pub fn check_world(
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
-/// Checks that a draft model can be served on the ranks of its target model, by the rules of [`check_world`].
-/// A draft model without experts ignores expert parallelism.
+/// Checks that a draft model can be served on the ranks of its target model, by the same rules as
+/// [`check_world`]. For a draft model without experts, the expert parallelism setting is ignored.
 pub fn check_draft_world(
     parallel: ParallelConfig,
     draft: &ModelConfig,
@@ -81,7 +82,7 @@ pub fn check_draft_world(
     check_world(ParallelConfig { expert_parallel, ..parallel }, draft, None)
 }
 
-/// Returns the tensor parallel and expert parallel ranks of a global rank.
+/// Returns the tensor parallel rank and the expert parallel rank of a global rank.
 pub(crate) fn ranks(
     parallel: ParallelConfig,
     rank: Rank,
@@ -96,14 +97,14 @@ pub(crate) fn ranks(
     Ok(ParallelRanks { tp, ep: if expert_parallel { world } else { ParallelRank::SINGLE } })
 }
 
-/// Whether this rank reports the outputs of its replica. The other ranks send only `StepDone`.
+/// Whether this rank reports the outputs of its replica. All other ranks of the replica send only `StepDone`.
 pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
 /// Joins the two communication groups of a rank: the TP group of its replica, and the DP group. The DP group
 /// contains the ranks of all replicas that have the same TP rank. Replicas that share experts exchange tokens
-/// in it.
+/// in the DP group.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
     gpu: Option<&Arc<GpuBackend>>,
@@ -192,13 +193,13 @@ impl RankRendezvous {
         self.memory.path()
     }
 
-    /// Makes all ranks that wait for other ranks in a collective fail.
+    /// Makes the collective fail on all ranks that wait for other ranks in it.
     pub fn abort(&self) {
         self.memory.abort();
     }
 
-    /// Returns the most recent collectives of every rank, finished or not. A comparison of their sequence
-    /// numbers shows which rank is late.
+    /// Returns the most recent collectives of every rank, finished or not. The rank with the lowest sequence
+    /// number is the one for which the other ranks wait.
     #[must_use]
     pub fn calls(&self) -> Vec<CollectiveHistory> {
         let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);

@@ -1,7 +1,8 @@
-//! Runs an executor on a link: the start-up phases in the order of the protocol, then a reply to every batch.
+//! Runs an executor on a link to the scheduler: first the start-up phases in the order of the protocol, then
+//! a reply to every batch.
 //!
 //! Any failure, including a panic, is reported as one `Fault` message and ends the executor; the engine
-//! starts a new one. A closed link is a shutdown, not a failure.
+//! starts a new executor. A closed link is a shutdown, not a failure.
 
 use crate::command_inbox::CommandInbox;
 use crate::{
@@ -20,14 +21,16 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Minimum interval between progress reports, so that a slow receiver does not slow down the load.
+/// Minimum interval between progress reports, so that a slow receiver does not slow down the loading of
+/// weights.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum number of messages and steps in the queue of the reply thread. It exceeds the number of steps that
 /// a scheduler has in flight.
 const OUTBOX_CAPACITY: usize = 8;
 
-/// Epoch of the first executors that the engine starts; executors started after a failure have a later epoch.
+/// Epoch of the first executors that the engine starts; executors that replace failed executors have a later
+/// epoch.
 const FIRST_EPOCH: u64 = 1;
 
 /// Runs an executor on this thread until `Shutdown` arrives, the peer closes the link, or the executor fails.
@@ -64,8 +67,8 @@ where
 pub(crate) enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
-    /// Trace in which the following steps of the queue are recorded (`None` = no trace), and whether to send
-    /// a `ProfilerStatus` reply.
+    /// Trace in which the steps after this entry are recorded (`None` = no trace), and whether to send a
+    /// `ProfilerStatus` reply.
     Trace(Option<TraceHandle>, bool),
 }
 
@@ -93,8 +96,8 @@ fn catch(work: impl FnOnce() -> Result<(), ExecutorExitReason>) -> Result<(), Ex
 
 fn report_fault(outbox: &SyncSender<OutboxMessage>, step: Option<StepId>, text: String) {
     tracing::error!(step = step.map(|step| step.0), text, "executor fault");
-    // The send fails if the reply thread has ended: the peer has closed the link, or the thread has reported
-    // a failure of its own.
+    // The send fails if the reply thread has ended: the peer has closed the link, or the reply thread has
+    // failed and reported its failure.
     let _ = outbox.send(OutboxMessage::Message(ExecutorEvent::Fault { step, text }));
 }
 
@@ -191,9 +194,9 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     let epoch = config.settings.epoch;
     // All ranks of a replica propose the same draft tokens.
     let reports_drafts = ranks::reports_outputs(&config.settings);
-    // The executor that this one replaces may have ended the trace on a `Profile` command, which a restarted
-    // executor has not received. A restarted executor therefore records no trace until the next `Profile`
-    // command.
+    // A restarted executor records no trace until the next `Profile` command. The executor that it replaces
+    // may have ended the trace on an earlier `Profile` command, which the restarted executor has not
+    // received.
     let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
     let mut progress_reporter = StartupProgressReporter { outbox, last: None, closed: false };

@@ -1,8 +1,9 @@
 //! Host state of running requests: one sequence slot per request, updated by the rows of each batch.
 //!
 //! The rest of a sequence slot (block table, sampling parameters, token history, last token) is on the
-//! device. The first row of a request in an epoch initialises the sequence slot. The scheduler can restore
-//! all of this state, so an executor may fail at any time.
+//! device. The first row of a request initialises the sequence slot, and so does its first row after a
+//! preemption or an executor restart (a new epoch of the request). The scheduler can restore all of this
+//! state, so an executor may fail at any time.
 
 mod block_table_change;
 mod token_bitmask;
@@ -22,7 +23,8 @@ pub(crate) struct HostSequenceSlots {
     blocks: u32,
 }
 
-/// The request that a sequence slot is assigned to, in one of the request's epochs.
+/// Request and request epoch that a sequence slot is assigned to. The epoch of a request changes when the
+/// request is preempted or its executor restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotOwner {
     request: RequestId,
@@ -37,7 +39,7 @@ impl SlotOwner {
 
 /// Host part of the state of one sequence slot. A sequence slot holds the state of one running request.
 pub(crate) struct HostSequenceState {
-    /// Request and epoch that the slot is assigned to; `None` until the first request.
+    /// Request and epoch that the slot is assigned to; `None` if the slot was never assigned.
     owner: Option<SlotOwner>,
     /// Sampling parameters of the request.
     pub(crate) sampling: SamplingParams,
@@ -54,8 +56,8 @@ pub(crate) struct HostSequenceState {
 }
 
 impl HostSequenceSlots {
-    /// Creates `seq_slots` empty sequence slots for block tables of up to `width` blocks from a pool of
-    /// `blocks`.
+    /// Creates `seq_slots` empty sequence slots. A block table has up to `width` blocks, from a pool of
+    /// `blocks` blocks.
     pub(crate) fn new(seq_slots: u32, width: usize, blocks: u32) -> Self {
         let empty = || HostSequenceState {
             owner: None,
@@ -70,8 +72,8 @@ impl HostSequenceSlots {
         Self { states: (0..seq_slots).map(|_| empty()).collect(), table_width: width, blocks }
     }
 
-    /// Updates the owner and the block table length of the row's sequence slot. Returns the block table
-    /// change.
+    /// Updates the owner and the block table length of the row's sequence slot. Returns the change of the
+    /// block table.
     pub(crate) fn update(&mut self, row: &BatchRow) -> Result<BlockTableChange, BatchError> {
         let (seq_slot, limit) = (row.seq_slot, self.states.len());
         let state = self
@@ -110,14 +112,14 @@ impl HostSequenceSlots {
         &self.states[seq_slot.0 as usize]
     }
 
-    /// Records that `step` samples a token for `row`. If the row has draft tokens, the position of the newest
-    /// token is known only on the device.
+    /// Records that `step` samples a token for `row`. If the row has draft tokens, only the device knows the
+    /// position of the newest token, because it depends on the number of accepted draft tokens.
     pub(crate) fn mark_sampled(&mut self, row: &BatchRow, step: StepId) {
         self.states[row.seq_slot.0 as usize].sampled_at = Some(step);
     }
 
-    /// Sets and stages the draft tokens of a row that `update` has accepted. Sampling rules that depend on
-    /// earlier tokens, such as penalties, read the draft tokens as well.
+    /// Sets the draft tokens of a row that `update` has accepted, and writes them to the staging buffer.
+    /// Sampling rules that depend on earlier tokens, such as penalties, read the draft tokens as well.
     pub(crate) fn set_drafts(
         &mut self,
         row: &BatchRow,
@@ -171,9 +173,9 @@ impl HostSequenceState {
         self.sampled_at == Some(step)
     }
 
-    /// Stages the logit edits for a token that is sampled at position `min_position` or later: bad words,
-    /// stop token ids before `min_tokens`, and logit bias. Returns the index of the first staged edit and the
-    /// number of edits.
+    /// Writes to the staging buffer the logit edits for a token that is sampled at position `min_position` or
+    /// later: bad words, stop token ids before `min_tokens`, and logit bias. Returns the index of the first
+    /// staged edit and the number of staged edits.
     pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();
         let masked = |id: Token| StagedLogitEdit {
@@ -206,8 +208,8 @@ impl HostSequenceState {
     }
 }
 
-/// Stages the initialisation of a sequence slot for a new request: sampling parameters, allowed ids, token
-/// history.
+/// Writes the initial state of a sequence slot for a new request to the staging buffer: sampling parameters,
+/// allowed ids, token history.
 pub(crate) fn stage_init(
     seq_slot: SequenceSlot,
     init: &SequenceInit,

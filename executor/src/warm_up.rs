@@ -7,8 +7,8 @@ use protocol::{
 };
 use std::time::Instant;
 
-/// Maximum number of tokens of a warm-up pass on the CPU, where the KV cache is not sized from the memory use
-/// of the passes. Longer passes would only delay the start.
+/// Maximum number of tokens of a warm-up pass on the CPU. On the CPU, the size of the KV cache does not
+/// depend on the memory use of the passes, so longer passes would only delay the start.
 const TOKENS_MAX: u32 = 512;
 
 /// Returns the row lengths of three passes: the largest prefill, the decode step with the most rows, and a
@@ -37,7 +37,8 @@ pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
 }
 
 /// Runs each pass with `step` and fits the step cost model to the measured times. The first run of a pass may
-/// autotune kernels and fill caches; with `measure_second_run`, a second run is measured instead.
+/// autotune kernels and fill caches; if `measure_second_run` is true, each pass runs twice and the second run
+/// is measured.
 pub(crate) fn measure(
     passes: &[Vec<u32>],
     block_tokens: u32,
@@ -75,8 +76,8 @@ fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     StepCost { fixed_ns: measured.iter().map(fixed).max().unwrap_or(0), per_token_ns }
 }
 
-/// Returns a batch with one row per length. Every row samples with temperature, top-p and log-probabilities,
-/// so that the measured cost includes them.
+/// Returns a batch with one row for each length in `lens`. Every row samples with temperature, top-p and
+/// log-probabilities, so that the measured cost includes them.
 fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let sampling = SamplingParams {
         temperature: 1.0,
@@ -114,8 +115,8 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
     let dispatch = StepLaunchMode::Eager { tokens };
-    // All replicas run the same warm-up passes, so the local token count is already the maximum over
-    // replicas.
+    // All replicas run the same warm-up passes, so the maximum number of tokens over all replicas is the
+    // number of tokens of this replica.
     Batch { step, epoch: Epoch::default(), dispatch, moe_tokens: tokens, draft_rows: 0, rows }
 }
 

@@ -24,9 +24,9 @@ use std::time::Duration;
 
 /// Estimated size of a compiled grammar in bytes per byte of grammar text, excluding the lexer.
 const BYTES_PER_TEXT_BYTE: usize = 64;
-/// Number of random texts that a dry run generates.
+/// Number of random texts that a dry run (test compilation before a grammar is used) generates.
 const DRY_RUN_TEXTS: u32 = 4;
-/// Maximum number of tokens of each random text that a dry run generates.
+/// Maximum number of tokens of each random text that a dry run (test compilation) generates.
 const DRY_RUN_TOKENS: u32 = 12;
 
 /// Reason why a grammar could not be compiled.
@@ -65,18 +65,20 @@ pub enum GrammarError {
     /// The dry run (test compilation in a worker process) exceeded its time limit.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
-    /// The dry run got too little processor time for a verdict, because the machine is overloaded.
+    /// The dry run (test compilation) got so little processor time, because the machine is overloaded, that
+    /// the cost of the grammar is unknown.
     #[error(
         "the dry run of the grammar got {processor_ms} ms of processor time in {waited_ms} ms: the machine is overloaded"
     )]
     Starved {
-        /// Wall time of the dry run in milliseconds.
+        /// Wall-clock time of the dry run (test compilation) in milliseconds.
         waited_ms: u64,
-        /// Processor time of the dry run in milliseconds, with a resolution of ten milliseconds.
+        /// Processor time of the dry run (test compilation) in milliseconds, with a resolution of ten
+        /// milliseconds.
         processor_ms: u64,
     },
-    /// The worker process exited during the dry run, and the worker process that repeated the dry run exited
-    /// too.
+    /// The worker process exited during the dry run (test compilation), and a new worker process that
+    /// repeated the dry run exited too.
     #[error(
         "the worker process of the grammar ended ({how}); its memory limit is {} MiB",
         WORKER_BYTES >> 20
@@ -88,7 +90,7 @@ pub enum GrammarError {
     /// No worker process can be started; the grammar is not the cause.
     #[error("the grammar worker process cannot be started")]
     WorkerUnavailable {
-        /// Cause, for the log only.
+        /// Reason why no worker process can be started, for the log only.
         cause: String,
     },
     /// The compile queue is full.
@@ -102,9 +104,9 @@ pub enum GrammarError {
     /// The grammar waited too long in the compile queue.
     #[error("the grammar waited {waited_ms} ms in the compile queue, the limit is {limit_ms} ms")]
     QueueTimeout {
-        /// Time in the queue in milliseconds.
+        /// Time that the grammar waited in the compile queue, in milliseconds.
         waited_ms: u64,
-        /// Maximum time in the queue in milliseconds.
+        /// Maximum time that a grammar may wait in the compile queue, in milliseconds.
         limit_ms: u64,
     },
 }
@@ -119,22 +121,23 @@ pub struct GrammarCompiler {
 /// Compiled grammar. Clones share the underlying matcher.
 #[derive(Clone)]
 pub struct CompiledGrammar {
-    /// Matcher that is never advanced. Requests work on deep copies while `MATCHER_COPIES_BYTES` suffices, so
-    /// that the resources spent by one request do not reduce the limits of other requests.
+    /// Matcher in the state before the first token. Each request uses a deep copy, as long as all copies
+    /// fit in `MATCHER_COPIES_BYTES`, so that the resources used by one request do not count towards the
+    /// limits of other requests.
     prototype: Arc<Mutex<Matcher>>,
     end_ids: Arc<[Token]>,
     matcher_copies: MatcherCopyBudget,
-    /// Estimated size in bytes.
+    /// Estimated size of the compiled grammar in bytes.
     pub(super) bytes: usize,
-    /// Whether the dry run or a request found that the grammar's masks are too slow for a step to wait for
-    /// them.
+    /// Whether the grammar's token bitmasks take so long to compute that engine steps must not wait for
+    /// them. Measured in the dry run (test compilation) and in each request.
     pub(super) is_slow: Arc<AtomicBool>,
 }
 
-/// Result of the dry run of a grammar.
+/// Result of a successful dry run (test compilation) of a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DryRunReport {
-    /// Processor time of the slowest mask computed in the dry run.
+    /// Maximum processor time of a token bitmask computed in the dry run.
     pub(super) slowest_mask: Duration,
 }
 
@@ -156,7 +159,7 @@ impl GrammarCompiler {
         Ok(Self { factory, end_ids, matcher_copies: MatcherCopyBudget::default() })
     }
 
-    /// Returns the bytes of all matcher copies in use.
+    /// Returns the total size in bytes of the matcher copies of all requests.
     #[cfg(test)]
     pub(super) fn matcher_copy_bytes(&self) -> usize {
         self.matcher_copies.bytes_in_use()
@@ -182,7 +185,8 @@ impl GrammarCompiler {
         })
     }
 
-    /// Compiles a constraint that has passed its dry run. Takes about as long as the dry run.
+    /// Compiles a constraint after a successful dry run (test compilation that measured its time and
+    /// memory). Takes about as long as the dry run.
     ///
     /// Errors: the constraint is invalid or too large.
     pub fn compile(
@@ -234,9 +238,9 @@ fn catch_compiler_panic<T>(
     })
 }
 
-/// Generates the first tokens of a random text that the grammar allows, and returns the processor time of the
-/// slowest mask. Fails if a step exceeds the limits: most grammars that exceed the limits do so within the
-/// first tokens, and are thus rejected before any output starts.
+/// Generates the first tokens of a random text that the grammar allows, and returns the maximum processor
+/// time of a token bitmask. Fails if the computation for a token exceeds the limits. Most grammars that
+/// exceed the limits do so within the first tokens, and are thus rejected before an output starts.
 fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     for step in 0..DRY_RUN_TOKENS {
@@ -254,8 +258,8 @@ fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::R
 }
 
 impl CompiledGrammar {
-    /// Creates the factory of the grammar sessions of one request. If `ignores_end` is set, end-of-text
-    /// tokens are allowed only where no other token is allowed.
+    /// Creates the factory of the grammar sessions (parser states) of one request. If `ignores_end` is set,
+    /// end-of-text tokens are allowed only where no other token is allowed.
     pub fn session_seed(&self, ignores_end: bool) -> GrammarSessionFactory {
         GrammarSessionFactory::new(self.clone(), ignores_end)
     }

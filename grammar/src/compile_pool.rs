@@ -1,6 +1,6 @@
 //! Thread pool that compiles grammars. Its threads are separate from the threads of the server and the
-//! scheduler, and only a few grammars compile at a time. Each grammar must first pass a dry run in a worker
-//! process, which is killed at its time limit.
+//! scheduler, and only a few grammars compile at a time. Each grammar is first compiled in a worker process
+//! that is killed at a time limit (dry run), and only after that in this process.
 
 use super::cache::GrammarCache;
 use super::compile::{CompiledGrammar, GrammarCompiler, GrammarError};
@@ -53,7 +53,7 @@ struct CompileQueueState {
     closed: bool,
 }
 
-/// Compiler, and the vocabulary message for worker processes; both are created from the vocabulary.
+/// Grammar compiler, and the message that sends the vocabulary to worker processes.
 pub(super) struct CompilerContext {
     pub(super) compiler: GrammarCompiler,
     /// Frame with the vocabulary, the first frame sent to each worker process.
@@ -171,7 +171,7 @@ impl CompileQueue {
         lock(&self.cache).get(key)
     }
 
-    /// Records the duration of a compilation or of a failed attempt, and inserts a compiled grammar into the
+    /// Records the duration of a successful or failed compilation, and inserts a compiled grammar into the
     /// cache.
     pub(super) fn record(
         &self,

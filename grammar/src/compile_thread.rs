@@ -1,4 +1,5 @@
-//! Thread that compiles grammars, and its worker process for dry runs.
+//! Thread that compiles grammars, and its worker process, in which each grammar is test-compiled first (dry
+//! run).
 
 use super::compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
 use super::compile_pool::{CompileJob, CompileQueue, CompilerContext};
@@ -12,8 +13,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Thread that compiles queued grammars. Each grammar occupies the thread for its dry run and for its
-/// compilation, which takes about as long.
+/// Thread that compiles queued grammars. Each grammar occupies the thread for its dry run (test compilation
+/// in a worker process) and for its compilation, which takes about as long as the dry run.
 pub(super) struct CompileThread {
     queue: Arc<CompileQueue>,
     program: WorkerProgram,
@@ -58,9 +59,9 @@ impl CompileThread {
         compile_at_low_priority(&context.compiler, constraint, report)
     }
 
-    /// Runs a dry run in the worker process. If the worker exits, the dry run is repeated once in a new
-    /// worker: the system's out-of-memory killer kills worker processes first, even if the grammar is not the
-    /// cause.
+    /// Performs the dry run (test compilation) of a constraint in the worker process. If the worker exits,
+    /// the dry run is repeated once in a new worker: the system's out-of-memory killer kills worker
+    /// processes first, even if the grammar is not the cause.
     fn dry_run(
         &mut self,
         context: &CompilerContext,

@@ -11,7 +11,8 @@ pub struct OutputConstraint {
     pub spec: GrammarSpec,
     /// Request field that contains the constraint; validation errors name it.
     pub param: String,
-    /// Unconstrained text before the constrained part; `None` = the whole output is constrained.
+    /// Unconstrained text before the constrained part, such as reasoning; `None` = the whole output is
+    /// constrained.
     pub start_after: Option<UnconstrainedPreamble>,
 }
 
@@ -27,7 +28,7 @@ pub enum GrammarSpec {
     },
     /// Texts that match a regular expression completely, in the syntax of the `regex` crate.
     Regex(String),
-    /// Exactly one of these texts.
+    /// Any one of these texts.
     Choice(Vec<String>),
     /// Grammar in llguidance's Lark dialect; its start rule is `start`.
     Lark(String),
@@ -50,7 +51,8 @@ impl OutputConstraint {
         Self { spec, param: param.into(), start_after: None }
     }
 
-    /// Returns the constraint with its start moved to the end of the unconstrained text `head`.
+    /// Returns the constraint, changed so that it applies only after the unconstrained text `head` at the
+    /// start of the output.
     #[must_use]
     pub fn start_after(self, head: impl Into<UnconstrainedPreamble>) -> Self {
         Self { start_after: Some(head.into()), ..self }

@@ -35,14 +35,14 @@ impl DecimalNumber {
         self
     }
 
-    /// Returns a multiple of this number with at most `places` decimal places; the number itself if it has at
-    /// most that many.
+    /// Returns a multiple of this number with at most `places` decimal places; the number itself if it
+    /// already has at most `places` decimal places.
     pub(super) fn coarser(self, places: u32) -> Self {
         // Dropping decimal places while keeping the coefficient multiplies the number by a power of ten.
         Self { coefficient: self.coefficient, places: self.places.min(places) }.reduced()
     }
 
-    /// Returns the nearest double.
+    /// Returns the double nearest to this number.
     pub(super) fn to_double(self) -> f64 {
         self.coefficient as f64 / 10_f64.powi(self.places as i32)
     }
@@ -77,8 +77,8 @@ impl DecimalNumber {
         Some((scaled(self, other.places)?, scaled(other, self.places)?))
     }
 
-    /// Returns the least common multiple of both numbers; `None` if llguidance's computation of it would
-    /// overflow.
+    /// Returns the least common multiple of both numbers; `None` if llguidance's computation of this
+    /// multiple would overflow.
     pub(super) fn common_multiple(self, other: Self) -> Option<Self> {
         let (a, b) = self.aligned(other)?;
         let product = a.checked_mul(b).filter(|product| *product <= u128::from(u32::MAX))?;

@@ -12,14 +12,15 @@ use std::sync::atomic::AtomicBool;
 /// the request uses a clone.
 #[derive(Debug, Clone, Default)]
 pub struct DecodingGuide {
-    /// Grammar of the output.
+    /// Factory of the grammar session (parser state) of the output; `None` = no grammar.
     pub grammar: Option<GrammarSessionFactory>,
     /// Limit on the reasoning tokens before the final output.
     pub budget: Option<ThinkingBudget>,
 }
 
 impl DecodingGuide {
-    /// Returns the flag that the grammar's masks are slow; it is shared by all requests with this grammar.
+    /// Returns the flag that is set while the grammar's token bitmasks are slow to compute. All requests
+    /// with this grammar share the flag.
     pub(super) fn is_slow(&self) -> Arc<AtomicBool> {
         self.grammar.as_ref().map(|seed| Arc::clone(seed.is_slow())).unwrap_or_default()
     }
@@ -34,17 +35,20 @@ impl DecodingGuide {
     }
 }
 
-/// State of one output that is restricted by a decoding guide.
+/// State of one output whose tokens are restricted by a decoding guide (a grammar, a thinking budget, or
+/// both).
 pub(super) struct DecodingGuideState {
     progress: GrammarSessionState,
     budget: Option<ThinkingBudgetState>,
 }
 
-/// Masks of the positions after each draft token.
+/// Token bitmasks for the positions after the draft tokens of a batch row.
 pub(super) struct DraftMasks {
-    /// One mask per leading draft token that is allowed: the mask of the position after it.
+    /// Bitmasks for the positions after draft token 1, 2, …, up to the first draft token that is not
+    /// allowed.
     pub(super) bitmasks: Vec<TokenBitmask>,
-    /// Handle that cancels the session's work, if a new matcher replaced the session's matcher.
+    /// Handle that cancels the computations of the session's new matcher; `None` if the session's matcher
+    /// was not replaced.
     pub(super) cancellation: Option<CancellationHandle>,
 }
 
@@ -52,9 +56,9 @@ pub(super) struct DraftMasks {
 enum GrammarSessionState {
     /// The output has no grammar.
     Unconstrained,
-    /// The session has not been created. It is created before the first mask is computed.
+    /// The grammar session has not been created yet. It is created before the first mask is computed.
     Pending(GrammarSessionFactory),
-    /// The session has started.
+    /// The grammar session has been created.
     Active(Box<GrammarSession>),
     /// The grammar failed, or the output ended.
     Ended,
@@ -72,8 +76,9 @@ impl DecodingGuideState {
         }
     }
 
-    /// Creates the grammar session if it is pending; this happens before the first mask and thus before any
-    /// token. Returns the handle that cancels the session's work if the session was created by this call.
+    /// Creates the grammar session if it does not exist yet. Called before the first mask is computed, and
+    /// thus before any token. If this call created the session, returns the handle that cancels the
+    /// session's computations.
     pub(super) fn begin(&mut self) -> Option<CancellationHandle> {
         let GrammarSessionState::Pending(seed) = &self.progress else { return None };
         let session = seed.session();
@@ -87,7 +92,8 @@ impl DecodingGuideState {
     /// Errors: the grammar engine panicked.
     pub(super) fn advance(&mut self, tokens: &[Token]) -> Result<(), GrammarPanic> {
         for (i, &token) in tokens.iter().enumerate() {
-            // There is no grammar mask for tokens forced by the budget: see `GrammarSession::advance`.
+            // Like the grammar mask, the tokens forced by the grammar are not computed for a token that the
+            // thinking budget forces: see `GrammarSession::advance`.
             if i > 0 && self.budget.as_ref().is_none_or(|budget| budget.forced().is_none()) {
                 self.catch_panic(GrammarSession::compute_forced)?;
             }
@@ -115,8 +121,9 @@ impl DecodingGuideState {
         }
     }
 
-    /// Computes the masks after each draft token, up to the first draft token that is not allowed. `first` is
-    /// the mask of the first draft token. Afterwards, the guide is back in the state before the draft tokens.
+    /// Computes the token bitmask for the position after each draft token, up to the first draft token that
+    /// is not allowed. `first` is the bitmask for the position of the first draft token. On return, the
+    /// state is the same as before the call.
     ///
     /// Errors: the grammar engine panicked.
     pub(super) fn draft_masks(
@@ -141,7 +148,8 @@ impl DecodingGuideState {
         Ok(DraftMasks { bitmasks, cancellation })
     }
 
-    /// Advances by a draft token. Returns whether the mask after this token can be computed.
+    /// Advances the state by a draft token. Returns whether the mask for the position after this token can
+    /// be computed.
     fn follow_draft(
         &mut self,
         draft: Token,
@@ -155,7 +163,7 @@ impl DecodingGuideState {
         Ok(followed.unwrap_or(false))
     }
 
-    /// Whether no later token is restricted.
+    /// Whether neither the grammar nor the thinking budget restricts any later token of the output.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.progress, GrammarSessionState::Unconstrained)
             && self.budget.as_ref().is_none_or(ThinkingBudgetState::is_done)

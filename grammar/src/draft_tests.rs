@@ -1,5 +1,5 @@
-//! Tests of masks after draft tokens: the masks equal those of an output without drafts, and following drafts
-//! does not change the session.
+//! Tests of token bitmasks after draft tokens: the bitmasks equal the bitmasks of an output without draft
+//! tokens, and computing them does not change the state of the session.
 
 use super::compile::{CompiledGrammar, GrammarCompiler};
 use super::decoding_guide::{DecodingGuideState, DraftMasks};
@@ -81,7 +81,7 @@ fn allowed_ids(mask: &TokenBitmask) -> Vec<Token> {
 /// Output that a test generates without draft tokens, for comparison.
 struct OutputWithoutDrafts {
     tokens: Vec<Token>,
-    /// Mask of each token.
+    /// For each token of the output, the mask that was computed before the token.
     masks: Vec<TokenBitmask>,
 }
 
@@ -132,7 +132,7 @@ fn follow_with_drafts(
             );
         }
         draft_masks += bitmasks.len();
-        // A row emits its accepted draft tokens, as far as they have masks, and one more token.
+        // A step emits the accepted draft tokens that have masks, plus one token.
         let emitted = right.min(bitmasks.len()) + 1;
         let end = tokens.len().min(at + emitted);
         guide.advance(&tokens[at..end]).unwrap();

@@ -9,9 +9,9 @@ const SCHEMA_KEYWORD: &str = "%json";
 /// Keywords followed by a JSON value that is not a schema.
 const VALUE_KEYWORDS: [&str; 2] = ["%llguidance", "%regex"];
 
-/// Returns the grammar with all its JSON schemas prepared.
+/// Returns the grammar, with each JSON schema in it replaced by the form that llguidance enforces.
 ///
-/// Errors: those of `prepared_schema`.
+/// Errors: the errors of `prepared_schema`.
 pub(super) fn prepared(grammar: &str) -> Result<String, GrammarError> {
     let mut prepared = String::with_capacity(grammar.len());
     let mut rest = grammar;

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-/// Terminal of all texts.
+/// Terminal that matches any text, including the empty text.
 pub const ANY: &str = "/(?s:.*)/";
 /// Terminal that matches any non-empty text.
 pub(super) const SOME: &str = "/(?s:.+)/";

@@ -9,22 +9,23 @@ pub const TEXT_BYTES_MAX: usize = 64 << 10;
 pub const NESTING_MAX: usize = 128;
 /// Maximum number of texts in a choice constraint for which each text is a separate lexeme.
 pub(super) const SEPARATE_CHOICES_MAX: usize = 100;
-/// Time limit of a dry run. It is short, so that the client that sent a hostile grammar gets its error within
-/// a second.
+/// Time limit of a dry run (test compilation of a grammar in a worker process). It is short, so that the
+/// client that sent a hostile grammar gets its error within a second.
 pub(super) const COMPILE_TIME: Duration = Duration::from_millis(900);
 /// Maximum time that a constraint may wait in the compile queue.
 pub(super) const QUEUE_TIME: Duration = Duration::from_secs(10);
 /// Maximum number of constraints in the compile queue.
 pub(super) const WAITING_MAX: usize = 1_024;
-/// Number of compile threads, each with a worker process for dry runs.
+/// Number of compile threads. Each thread has a worker process for dry runs (test compilations of
+/// grammars).
 pub(super) const COMPILE_THREADS: usize = 2;
 /// Time limit for a worker process to start and load the vocabulary.
 pub(super) const WORKER_START_TIME: Duration = Duration::from_mins(1);
-/// Processor time that each dry run gets, even if this takes longer than `COMPILE_TIME` on an overloaded
-/// machine. If a dry run times out with less processor time, the machine counts as the cause, not the
-/// grammar.
+/// Processor time that each dry run (test compilation) gets, even if this takes longer than `COMPILE_TIME`
+/// on an overloaded machine. If a dry run times out with less processor time, the machine counts as the
+/// cause, not the grammar.
 pub(super) const DRY_RUN_CPU_TIME_MIN: Duration = Duration::from_millis(50);
-/// Wall-clock time after which every dry run is aborted.
+/// Wall-clock time after which every dry run (test compilation of a grammar) is aborted.
 pub(super) const DRY_RUN_TIME_MAX: Duration = Duration::from_secs(3);
 /// Maximum growth of a worker process's address space after its start, in bytes.
 pub(super) const WORKER_BYTES: u64 = 1 << 30;
@@ -36,33 +37,38 @@ pub(super) const DRY_RUN_STACK_BYTES: usize = 128 << 20;
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// Stack size in bytes of a thread that computes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
-/// Minimum and maximum time that a step waits for masks after its expected duration.
+/// Minimum and maximum grace period: time for which an engine step waits for token bitmasks (masks) after
+/// the expected duration of its forward pass.
 const MASK_GRACE_PERIOD: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
-/// Minimum and maximum time that a step with draft tokens in masked rows waits for masks after its expected
-/// duration. It is longer because the executor must first report the draft tokens, and draft tokens without
-/// masks are lost.
+/// Minimum and maximum grace period of a step in which rows with a token bitmask have draft tokens. It is
+/// longer because the executor must first report the draft tokens, and because draft tokens without
+/// bitmasks are discarded.
 const DRAFT_MASK_GRACE_PERIOD: [Duration; 2] =
     [Duration::from_millis(2), Duration::from_millis(10)];
-/// Processor time above which a mask counts as slow. After a slow mask, the masks of all requests with this
-/// grammar are precomputed, so that no step waits for them.
+/// Processor time above which a mask (token bitmask) counts as slow. After a slow mask, the masks of all
+/// requests with this grammar are precomputed, so that no step waits for them.
 pub(super) const MASK_SLOW: Duration = Duration::from_millis(2);
-/// Processor time of a mask in the dry run above which the grammar's masks count as slow from the start.
+/// Processor time of a token bitmask in the dry run (test compilation) above which the grammar's bitmasks
+/// count as slow from the start.
 pub(super) const MASK_SLOW_IN_DRY_RUN: Duration = Duration::from_millis(5);
-/// Maximum processor time of a mask that counts as fast. Masks between `MASK_FAST` and `MASK_SLOW` are
-/// neither.
+/// Maximum processor time of a mask (token bitmask) that counts as fast. Masks between `MASK_FAST` and
+/// `MASK_SLOW` count neither as fast nor as slow.
 pub(super) const MASK_FAST: Duration = Duration::from_millis(1);
-/// Number of consecutive fast masks after which the masks of a request are no longer precomputed.
+/// Number of consecutive fast masks (`MASK_FAST`) after which the masks of a request are no longer
+/// precomputed, that is, computed before the steps that need them.
 pub(super) const FAST_MASKS_TO_RECOVER: u32 = 16;
-/// Wall-clock time after which the computation of a mask is cancelled.
+/// Wall-clock time after which the computation of a token bitmask is cancelled.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(3);
-/// Processor time that a request may spend on masks, in addition to `MASK_BUDGET_PER_TOKEN`.
+/// Processor time that a request may spend on token bitmasks, in addition to `MASK_BUDGET_PER_TOKEN` per
+/// output token.
 pub(super) const MASK_BUDGET: Duration = Duration::from_secs(10);
-/// Processor time that a request may additionally spend on masks per output token.
+/// Processor time per output token that a request may spend on token bitmasks, in addition to
+/// `MASK_BUDGET`.
 pub(super) const MASK_BUDGET_PER_TOKEN: Duration = Duration::from_millis(20);
 /// Maximum size of a compiled grammar in bytes.
 pub(super) const COMPILED_BYTES_MAX: usize = 16 << 20;
-/// Maximum total size of all matcher copies in bytes. Up to this limit, each running request has its own
-/// copy.
+/// Maximum total size in bytes of all copies of llguidance matchers. Up to this limit, each running request
+/// has its own copy of the matcher of its grammar.
 pub(super) const MATCHER_COPIES_BYTES: usize = 1 << 30;
 /// Maximum size of the cache of compiled grammars in bytes.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
@@ -70,14 +76,15 @@ pub(super) const CACHE_BYTES: usize = 64 << 20;
 /// never allowed.
 pub(super) const TOKEN_BYTES_MAX: usize = 512;
 
-/// Returns the time that a step waits for masks after `expected`, the expected duration of its forward pass.
-/// The wait delays all rows of the step.
+/// Returns the grace period: the time for which a step waits for token bitmasks after `expected`, the
+/// expected duration of its forward pass. The wait delays all rows of the step.
 pub(super) fn mask_grace_period(expected: Duration) -> Duration {
     let [min, max] = MASK_GRACE_PERIOD;
     (expected / 20).clamp(min, max)
 }
 
-/// Returns the time that a step with draft tokens in masked rows waits for masks after `expected`.
+/// Returns the grace period of a step in which rows with a token bitmask have draft tokens. `expected` is
+/// the expected duration of its forward pass.
 pub(super) fn draft_mask_grace_period(expected: Duration) -> Duration {
     let [min, max] = DRAFT_MASK_GRACE_PERIOD;
     (expected / 4).clamp(min, max)

@@ -117,8 +117,9 @@ fn json_depth(value: &Value) -> usize {
 }
 
 /// Builds the Lark grammar for a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
-/// lexemes, so that llguidance can force a long text without comparing it with the others. More texts become
-/// a single lexeme, because llguidance limits the number of concurrently active lexemes.
+/// lexemes, so that llguidance can force a long text without comparing it with the other texts. If there
+/// are more texts, all of them become a single lexeme, because llguidance limits the number of concurrently
+/// active lexemes.
 fn choice_grammar(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
     let alternatives = quoted.collect::<Vec<_>>().join(" | ");

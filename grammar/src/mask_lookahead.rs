@@ -1,13 +1,14 @@
-//! Decides, based on the speed of a request's masks, whether they are computed before the steps that need
-//! them.
+//! Decides whether the token bitmasks (masks) of a request are computed before the steps that need them.
+//! The decision depends on the processor time of earlier masks.
 
 use super::limits::{FAST_MASKS_TO_RECOVER, MASK_FAST, MASK_SLOW};
 use std::time::Duration;
 
-/// Decides whether a request's masks are precomputed, that is, computed before the steps that need them.
+/// Decides whether a request's token bitmasks are precomputed, that is, computed before the steps that need
+/// them.
 pub(super) struct MaskLookahead {
     pub(super) precomputes: bool,
-    /// Number of consecutive fast masks.
+    /// Number of consecutive masks so far whose processor time was at most `MASK_FAST`.
     fast_in_a_row: u32,
     /// Number of consecutive fast masks after which precomputation ends. The number doubles each time a step
     /// proceeds without a mask.
@@ -20,8 +21,8 @@ impl MaskLookahead {
         Self { precomputes: is_slow, fast_in_a_row: 0, fast_needed: FAST_MASKS_TO_RECOVER }
     }
 
-    /// Updates the decision after one mask. `proceeded_without`: a step proceeded without the mask; `cpu`:
-    /// processor time of the mask.
+    /// Updates the decision after one mask. `proceeded_without`: whether a step proceeded without the mask;
+    /// `cpu`: processor time of the mask.
     pub(super) fn record(&mut self, proceeded_without: bool, cpu: Duration) {
         if proceeded_without || cpu > MASK_SLOW {
             (self.precomputes, self.fast_in_a_row) = (true, 0);

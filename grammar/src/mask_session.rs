@@ -19,10 +19,11 @@ use std::time::{Duration, Instant};
 /// Callback for mask events, on which the scheduler's planning depends.
 pub(super) type MaskEventListener = Arc<dyn Fn(RequestId, MaskEvent) + Send + Sync>;
 
-/// Event about a request's masks, for the scheduler.
+/// Event about the token bitmasks (masks) of a request, for the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskEvent {
-    /// A mask is ready that was precomputed, or for which a step did not wait.
+    /// A mask is ready for which the scheduler may be waiting: a precomputed mask, or an overdue mask
+    /// without which a step has proceeded.
     Ready {
         /// Number of output tokens before the token that the mask restricts.
         output_tokens: u32,
@@ -30,23 +31,25 @@ pub enum MaskEvent {
         /// that mask is ready.
         wait_for_next: bool,
     },
-    /// The request needs no more masks.
+    /// No later token of the request needs a mask.
     Done,
 }
 
-/// Mask session of a live request.
+/// Mask session of a live request: computes the token bitmasks that its grammar and its thinking budget
+/// require.
 pub(super) struct MaskSession {
     request: RequestId,
     inbox: Mutex<MaskCommandInbox>,
     work: Mutex<MaskSessionState>,
-    /// Newest mask, and the number of output tokens before the token that the mask restricts.
+    /// Newest token bitmask, and the number of output tokens before the token that the bitmask restricts.
     ready: Mutex<Option<(u32, TokenBitmask)>>,
     /// Handle that cancels the mask computation in progress.
     cancellation: Mutex<Option<MaskCancellation>>,
     slow: AtomicBool,
-    /// Whether the grammar's masks are slow; shared by all requests with this grammar.
+    /// Whether the grammar's token bitmasks are slow to compute; shared by all requests with this grammar.
     grammar_is_slow: Arc<atomic::AtomicBool>,
-    /// Whether the decoding guide restricts no further token, so that no more masks are needed.
+    /// Whether neither the grammar nor the thinking budget restricts any later token, so that no more masks
+    /// are needed.
     done: AtomicBool,
 }
 
@@ -57,7 +60,7 @@ struct MaskCancellation {
     started_at: Option<Instant>,
 }
 
-/// Commands that a mask session has received and not yet executed.
+/// Commands that a mask session has received but not yet executed.
 #[derive(Default)]
 struct MaskCommandInbox {
     commands: Vec<MaskCommand>,
@@ -68,45 +71,47 @@ struct MaskCommandInbox {
 
 /// Command for a mask session.
 pub(super) enum MaskCommand {
-    /// Advances the decoding guide by tokens committed to the output.
+    /// Advances the grammar and the thinking budget by tokens committed to the output.
     Tokens(TokenVec),
     /// Computes the mask of the next token for a step that samples it.
     Compute {
-        /// Row that samples the token.
+        /// Batch row that samples the token.
         request: PendingMaskRow,
-        /// Whether `FollowDrafts` will complete the row.
+        /// Whether the row may have draft tokens. A later `FollowDrafts` command then completes the row.
         awaits_drafts: bool,
     },
-    /// Computes the masks after the draft tokens of a row and completes the row. This command follows the
-    /// `Compute` command for the row.
+    /// Computes the token bitmasks for the positions after the draft tokens of a row, and completes the
+    /// row. This command follows the `Compute` command for the row.
     FollowDrafts {
-        /// Row with the draft tokens.
+        /// Batch row that has the draft tokens.
         request: PendingMaskRow,
         /// Draft tokens of the row.
         drafts: TokenVec,
     },
 }
 
-/// Row of a step that needs masks from the session.
+/// Batch row of a step that needs token bitmasks from the session.
 #[derive(Clone)]
 pub(super) struct PendingMaskRow {
-    /// Collector of the step's masks.
+    /// Collector of the token bitmasks for all rows of the step.
     pub(super) collector: Arc<StepMaskCollector>,
     /// Index of the row in the batch.
     pub(super) row: u32,
 }
 
-/// Decoding state of a mask session, locked while a worker thread runs the session.
+/// State of the decoding guide (grammar and thinking budget) of a mask session, locked while a worker
+/// thread runs the session.
 struct MaskSessionState {
     guide: DecodingGuideState,
-    /// Number of output tokens before the first token that may be restricted.
+    /// Number of output tokens before the first token that a mask may restrict.
     first_masked_token: u32,
-    /// Number of output tokens so far.
+    /// Number of output tokens passed to the session so far.
     output_tokens: u32,
-    /// Processor time of all masks of the request, excluding masks after draft tokens.
+    /// Total processor time of the request's token bitmasks, excluding bitmasks for positions after draft
+    /// tokens.
     spent: Duration,
-    /// Processor time of masks after draft tokens. This time is limited separately, so that draft tokens
-    /// cannot end a request that would finish without them.
+    /// Total processor time of token bitmasks for positions after draft tokens. It has a separate limit, so
+    /// that draft tokens cannot end a request that would finish without draft tokens.
     spent_on_drafts: Duration,
     pacing: MaskLookahead,
 }
@@ -151,8 +156,8 @@ impl MaskSession {
     }
 
     /// Ends the session and cancels the mask computation in progress. Returns whether the caller must queue
-    /// the session for a worker thread, which drops the guide there, because dropping a large grammar is
-    /// slow.
+    /// the session for a worker thread, which then drops the grammar, because dropping a large grammar is
+    /// too slow for the engine thread.
     pub(super) fn end(&self) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.ended = true;
@@ -174,18 +179,20 @@ impl MaskSession {
         }
     }
 
-    /// Whether the decoding guide restricts no further token, so that no more masks are needed.
+    /// Whether neither the grammar nor the thinking budget restricts any later token, so that no more masks
+    /// are needed.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Whether the session's masks are slow, so that they would delay the masks of other requests.
+    /// Whether the session's masks are so slow to compute that they would delay the masks of other requests
+    /// on the same thread.
     pub(super) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Runs the commands in the inbox. Returns whether the caller must queue the session again because its
-    /// masks became slow or fast, so that it now belongs in the other queue.
+    /// Executes the commands in the inbox. Returns true if the session's masks became slow or fast; the
+    /// caller must then queue the session again, in the queue for slow or for fast masks.
     pub(super) fn run_commands(
         &self,
         timings: &GrammarTimings,
@@ -257,23 +264,23 @@ impl MaskSession {
                 self.report_ready(work, listener);
             }
         }
-        // If the step no longer waits, its draft masks are not computed, because they would only delay the
-        // next mask.
+        // If the step no longer waits, the masks after its draft tokens are not computed, because they
+        // would only delay the mask of the next step.
         let drafted =
             drafted.filter(|(PendingMaskRow { collector, row }, _)| collector.awaits(*row));
         if let Some((PendingMaskRow { collector, row }, drafts)) = drafted {
             let (bitmasks, cpu) = self.compute_draft_masks(work, &mask, &drafts, timings);
             collector.put(row, bitmasks, true);
-            // Masks after draft tokens can show that a grammar's masks are slow, but not that they are fast
-            // again.
+            // Slow masks after draft tokens mark the grammar's masks as slow; fast masks after draft tokens
+            // never mark them as fast again.
             if cpu > MASK_SLOW && !work.pacing.precomputes && self.record_speed(work, false, cpu) {
                 self.report_ready(work, listener);
             }
         }
     }
 
-    /// Records the speed of a mask. Returns whether the scheduler waits for the request's masks, or did so
-    /// before this mask.
+    /// Records `cpu`, the processor time of a mask, and `is_late`, whether a step proceeded without the
+    /// mask. Returns whether the request's masks are precomputed now, or were before this call.
     fn record_speed(&self, work: &mut MaskSessionState, is_late: bool, cpu: Duration) -> bool {
         let was_precomputing = work.pacing.precomputes;
         work.pacing.record(is_late, cpu);
@@ -297,8 +304,8 @@ impl MaskSession {
         }
     }
 
-    /// Computes the mask of the next token, which is empty if the computation fails. Also returns its
-    /// processor time.
+    /// Computes the mask of the next token, and returns it with its processor time. If the computation
+    /// fails, the mask is empty: it allows no token.
     fn compute_mask(
         &self,
         work: &mut MaskSessionState,
@@ -326,8 +333,9 @@ impl MaskSession {
         (mask, cpu)
     }
 
-    /// Computes the masks after each draft token, up to the first draft token that is not allowed. `first` is
-    /// the mask of the first draft token. Also returns the mean processor time per mask.
+    /// Computes the token bitmask for the position after each draft token, up to the first draft token that
+    /// is not allowed. `first` is the bitmask for the position of the first draft token. Also returns the
+    /// mean processor time per bitmask.
     fn compute_draft_masks(
         &self,
         work: &mut MaskSessionState,
@@ -365,7 +373,7 @@ impl MaskSession {
 }
 
 impl MaskSessionState {
-    /// Returns the request's processor-time budget for masks.
+    /// Returns the maximum processor time that the request may have spent on token bitmasks by now.
     fn cpu_budget(&self) -> Duration {
         MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens
     }

@@ -35,11 +35,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender};
 use std::time::{Duration, Instant};
 
-/// Number of tokens passed to a session at once before its first masked token. Passing every token separately
-/// would cost time although no mask is needed yet.
+/// Number of output tokens that are passed to a session at once, before the first token that a mask may
+/// restrict. Passing every token separately would cost time although no mask is needed yet.
 const TOKENS_BUFFERED_MAX: usize = 64;
 
-/// Row of a batch that needs a grammar bitmask.
+/// Batch row whose sampled token must be restricted by a grammar bitmask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaskedRow {
     /// Index of the row in the batch.
@@ -50,23 +50,24 @@ pub struct MaskedRow {
     pub awaits_drafts: bool,
 }
 
-/// Handle of the mask workers, owned by the engine thread.
+/// Handle of the mask workers (threads that compute token bitmasks), owned by the engine thread.
 pub struct MaskWorkers {
     live: HashMap<RequestId, MaskSessionHandle>,
     pool: Arc<MaskWorkerPool>,
     timer: Sender<MaskTimerCommand>,
 }
 
-/// Mask session of a request as the engine thread sees it, with the output tokens not yet passed to it.
+/// Engine thread's handle of the mask session of a request, with the output tokens that have not been
+/// passed to the session.
 struct MaskSessionHandle {
     session: Arc<MaskSession>,
-    /// Number of output tokens so far.
+    /// Number of output tokens of the request so far.
     output_tokens: u32,
     /// Number of output tokens before the first token that a mask may restrict.
     first_masked_token: u32,
     /// Newest output tokens that have not been passed to the session.
     buffered: Vec<Token>,
-    /// The newest step in which the request's row waits for the executor's report of its draft tokens.
+    /// Latest step for which the executor has not yet reported the draft tokens of the request's row.
     awaiting_drafts: Option<(StepId, PendingMaskRow)>,
 }
 
@@ -81,8 +82,8 @@ impl MaskSessionHandle {
 }
 
 impl MaskWorkers {
-    /// Starts the threads. `listener` is called when a mask becomes ready that was precomputed or that a step
-    /// did not wait for, and when a request needs no more masks.
+    /// Starts the threads. `listener` is called when a precomputed mask or an overdue mask becomes ready,
+    /// and when a request needs no more masks.
     ///
     /// Errors: a thread cannot be started.
     pub fn start(
@@ -95,8 +96,8 @@ impl MaskWorkers {
         Ok(Self { live: HashMap::new(), pool, timer })
     }
 
-    /// Registers a request whose output is restricted by `guide`. Must be called before the request is
-    /// submitted.
+    /// Registers a request whose output is restricted by `guide` (a grammar, a thinking budget, or both).
+    /// Must be called before the request is submitted.
     pub fn begin(&mut self, request: RequestId, guide: DecodingGuide) {
         let first_masked_token = guide.first_masked_token().unwrap_or(u32::MAX);
         let session = Arc::new(MaskSession::new(request, guide));
@@ -113,8 +114,9 @@ impl MaskWorkers {
         );
     }
 
-    /// Passes the tokens committed by a scheduler tick to the sessions. Must be called before a batch of the
-    /// tick is sent, because the masks of the batch depend on these tokens.
+    /// Passes the tokens committed by a scheduler tick to the mask sessions of their requests. Must be
+    /// called before a batch of the tick is sent, because the token bitmasks for the batch depend on these
+    /// tokens.
     pub fn observe_effects(&mut self, effects: &[SchedulerEffect]) {
         if self.live.is_empty() {
             return;
@@ -155,7 +157,7 @@ impl MaskWorkers {
         }
     }
 
-    /// Returns the rows of a batch that need a grammar bitmask for sampling.
+    /// Returns the rows of a batch whose sampled token must be restricted by a grammar bitmask.
     pub fn masked_rows(&self, batch: &Batch) -> Vec<MaskedRow> {
         if self.live.is_empty() {
             return Vec::new();
@@ -169,8 +171,8 @@ impl MaskWorkers {
         rows.map(masked).collect()
     }
 
-    /// Requests the masks of a batch that has just been sent to `executor`. `expected` is the expected
-    /// duration of the step.
+    /// Requests the token bitmasks for a batch that has just been sent to `executor`. `expected` is the
+    /// expected duration of the step.
     pub fn request_masks(
         &mut self,
         step: StepId,
@@ -207,7 +209,8 @@ impl MaskWorkers {
         }
     }
 
-    /// Requests the masks after the draft tokens reported by the executor for a step.
+    /// Requests the token bitmasks for the positions after the draft tokens that the executor has reported
+    /// for a step.
     pub fn report_drafts(&mut self, drafts: StepDrafts) {
         for row in drafts.rows {
             let Some(live) = self.live.get_mut(&row.request) else { continue };

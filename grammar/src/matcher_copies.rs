@@ -1,19 +1,19 @@
-//! Memory accounting of matcher copies: each running request has its own copy as long as the copies fit in
-//! the limit.
+//! Memory accounting for copies of llguidance matchers: each running request has its own copy as long as
+//! all copies fit in `MATCHER_COPIES_BYTES`.
 
 use super::limits::MATCHER_COPIES_BYTES;
 use llguidance::Matcher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Byte budget of the matcher copies of a server: counts their total size in bytes. Above the budget,
-/// copies share lexer states.
+/// Counts the total size in bytes of the deep copies of llguidance matchers in a server. If it would exceed
+/// `MATCHER_COPIES_BYTES`, new copies share lexer states instead and are not counted.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MatcherCopyBudget {
     bytes: Arc<AtomicUsize>,
 }
 
-/// Copy of a matcher, with its entry in the byte counter.
+/// Copy of an llguidance matcher; its bytes are counted until it is dropped.
 pub(super) struct MatcherCopy {
     pub(super) matcher: Matcher,
     _counted: Option<MatcherCopyReservation>,
@@ -38,7 +38,7 @@ impl MatcherCopyBudget {
         MatcherCopy { matcher: prototype.deep_clone(), _counted: Some(counted) }
     }
 
-    /// Returns the total size of all existing copies in bytes.
+    /// Returns the total size in bytes of all existing deep copies.
     #[cfg(test)]
     pub(super) fn bytes_in_use(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)

@@ -116,8 +116,9 @@ fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
     combine(members, None).map(drop)
 }
 
-/// Returns the common multiple of `accumulated`, the schema's own `multipleOf`, and those of all schemas in
-/// its `allOf`. Each alternative in `anyOf` and `oneOf` is only checked for a common multiple with them.
+/// Returns the least common multiple of `accumulated`, the `multipleOf` value of the schema, and the
+/// `multipleOf` values of all schemas in its `allOf`. For each schema in `anyOf` and `oneOf`, only checks
+/// that its `multipleOf` has a common multiple with the returned value.
 fn combine(
     members: &Map<String, Value>,
     accumulated: Option<DecimalNumber>,

@@ -1,4 +1,5 @@
-//! Grammar session of one output: receives committed tokens and computes the mask of each next token.
+//! Grammar session: parser state of one output. It receives committed tokens and computes the token bitmask
+//! (mask) of the next token.
 
 use super::compile::CompiledGrammar;
 use super::matcher_copies::MatcherCopy;
@@ -8,13 +9,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-/// Factory of the grammar sessions of one request, one session per choice. Until a session starts, the
-/// factory only refers to the compiled grammar, so a waiting request has no matcher copy.
+/// Factory of the grammar sessions (parser states) of one request, one session per choice. Until the first
+/// session is created, the factory only refers to the compiled grammar, so that a waiting request needs no
+/// copy of the llguidance matcher.
 #[derive(Clone)]
 pub struct GrammarSessionFactory {
     compiled: CompiledGrammar,
-    /// Matcher copy shared by the choices of one request, so that lexer states are computed once for all
-    /// choices.
+    /// Copy of the llguidance matcher that the choices of one request share, so that lexer states are
+    /// computed once for all choices.
     copy: Arc<OnceLock<MatcherCopy>>,
     ignores_end: bool,
 }
@@ -24,7 +26,8 @@ impl GrammarSessionFactory {
         Self { compiled, copy: Arc::default(), ignores_end }
     }
 
-    /// Returns the flag that the grammar's masks are slow; it is shared by all requests with this grammar.
+    /// Returns the flag that is set while the grammar's token bitmasks are slow to compute. All requests
+    /// with this grammar share the flag.
     pub(super) fn is_slow(&self) -> &Arc<AtomicBool> {
         &self.compiled.is_slow
     }
@@ -46,7 +49,7 @@ impl std::fmt::Debug for GrammarSessionFactory {
     }
 }
 
-/// Parser state of one output, used to compute the mask of each next token.
+/// Parser state of one output, from which the token bitmask of the next token is computed.
 pub struct GrammarSession {
     matcher: Matcher,
     end_ids: Arc<[Token]>,
@@ -58,14 +61,15 @@ pub struct GrammarSession {
     committed: Vec<Token>,
     /// Whether the session can follow draft tokens; false after a rollback has failed.
     follows_drafts: bool,
-    /// Matcher copy, held so that its size is counted until the session ends.
+    /// Reference to the request's matcher copy, so that the size of the copy is counted until the session
+    /// ends.
     copy: Option<Arc<OnceLock<MatcherCopy>>>,
 }
 
 /// State of a grammar session before it follows draft tokens, used to restore that state.
 pub(super) struct SessionSnapshot {
     forced: VecDeque<Token>,
-    /// Number of draft tokens followed so far.
+    /// Number of draft tokens by which the matcher has been advanced so far.
     followed: usize,
 }
 
@@ -83,15 +87,16 @@ impl GrammarSession {
         }
     }
 
-    /// Returns a handle that cancels the session's work permanently.
+    /// Returns a handle that permanently cancels all computations of the session.
     pub(super) fn cancellation_handle(&self) -> CancellationHandle {
         self.matcher.cancellation_handle().unwrap_or_default()
     }
 
     /// Advances by committed tokens. A token that violates the grammar makes the next mask fail.
     ///
-    /// Before each token except the first, forced tokens are computed, as the computation of the token's mask
-    /// would have done. As a result, forced text is tokenized in the same way with and without draft tokens.
+    /// Before each token except the first, the tokens that the grammar forces are computed, because the
+    /// computation of the mask for this position would also have computed them. As a result, forced text is
+    /// tokenized in the same way with and without draft tokens.
     pub fn advance(&mut self, tokens: &[Token]) {
         for (i, &token) in tokens.iter().enumerate() {
             if i > 0 {
@@ -124,8 +129,8 @@ impl GrammarSession {
         SessionSnapshot { forced: self.forced.clone(), followed: 0 }
     }
 
-    /// Advances by a draft token that the mask allows. Returns whether the mask after this token can be
-    /// computed; there is none after an end-of-text token.
+    /// Advances by a draft token that the mask allows. Returns whether the mask for the position after this
+    /// token can be computed; there is no such mask after an end-of-text token.
     pub(super) fn follow_draft(&mut self, token: Token, checkpoint: &mut SessionSnapshot) -> bool {
         if !self.follows_drafts || self.end_ids.contains(&token) {
             return false;
@@ -135,9 +140,9 @@ impl GrammarSession {
     }
 
     /// Returns to the state before the draft tokens. The matcher may not support rollback, because of its
-    /// grammar (Lark's `max_tokens` and `stop`) or because a draft token caused an error. It is then replaced
-    /// by a new matcher, which is advanced by the committed tokens and follows no more draft tokens; in this
-    /// case, returns the handle that cancels the work of the new matcher.
+    /// grammar (Lark's `max_tokens` and `stop`) or because a draft token caused an error. It is then
+    /// replaced by a new matcher, which is advanced by the committed tokens and follows no more draft
+    /// tokens; in this case, returns the handle that cancels the computations of the new matcher.
     pub(super) fn restore(&mut self, checkpoint: SessionSnapshot) -> Option<CancellationHandle> {
         let SessionSnapshot { forced, followed } = checkpoint;
         self.forced = forced;
@@ -145,8 +150,7 @@ impl GrammarSession {
             return None;
         }
         if self.matcher.rollback(followed).is_ok() {
-            // The cached mask may belong to a draft token, because the cache does not compare the rolled-back
-            // rows.
+            // The matcher caches its latest mask and does not detect that a rollback makes it invalid.
             self.matcher.invalidate_bias_cache();
             return None;
         }

@@ -11,16 +11,16 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Collects the masks of the masked rows of one step, and sends them to the executor when they are complete
-/// or overdue.
+/// Collects the token bitmasks for the rows of one step, and sends them to the executor when they are
+/// complete or overdue.
 pub(super) struct StepMaskCollector {
     step: StepId,
     executor: SyncSender<ExecutorCommand>,
-    /// Masked rows of the step; empty once the message has been sent.
+    /// Batch rows of the step that need token bitmasks; empty once the message has been sent.
     rows: Mutex<Vec<CollectedRow>>,
 }
 
-/// Masked row of a step, with the masks that are already ready.
+/// Batch row that needs token bitmasks, with the bitmasks that are already computed.
 struct CollectedRow {
     row: BitmaskRow,
     is_complete: bool,
@@ -28,7 +28,7 @@ struct CollectedRow {
 
 impl StepMaskCollector {
     /// Creates the collector for a step that was sent to `executor`; `rows` are the batch indices of its
-    /// masked rows.
+    /// rows that need token bitmasks.
     pub(super) fn new(step: StepId, executor: SyncSender<ExecutorCommand>, rows: Vec<u32>) -> Self {
         let waiting = |row| CollectedRow {
             row: BitmaskRow { row, bitmasks: Vec::new() },
@@ -37,8 +37,8 @@ impl StepMaskCollector {
         Self { step, executor, rows: Mutex::new(rows.into_iter().map(waiting).collect()) }
     }
 
-    /// Adds masks for the batch row `row`; `completes`: the row has no further masks. Returns false if the
-    /// step has proceeded without these masks.
+    /// Adds token bitmasks for the batch row `row`; `completes`: whether these are the last bitmasks of the
+    /// row. Returns false if the step has already proceeded without these bitmasks.
     pub(super) fn put(&self, row: u32, bitmasks: Vec<TokenBitmask>, completes: bool) -> bool {
         let mut rows = lock(&self.rows);
         let waiting = |collected: &&mut CollectedRow| collected.row.row == row;
@@ -54,13 +54,13 @@ impl StepMaskCollector {
         true
     }
 
-    /// Whether the step still waits for masks of a row.
+    /// Whether the step still waits for token bitmasks of the row.
     pub(super) fn awaits(&self, row: u32) -> bool {
         lock(&self.rows).iter().any(|collected| collected.row.row == row && !collected.is_complete)
     }
 
-    /// Sends the masks that are ready at the step's deadline. Before sending, `overdue_masks` is increased by
-    /// the number of rows with overdue masks.
+    /// Sends the token bitmasks that are ready at the step's deadline. Before sending, increases
+    /// `overdue_masks` by the number of rows whose first bitmask is not ready.
     pub(super) fn send_without_overdue(&self, overdue_masks: &AtomicU64) {
         let rows = take(&mut *lock(&self.rows));
         let overdue = rows.iter().filter(|collected| collected.row.is_overdue()).count();
@@ -68,7 +68,7 @@ impl StepMaskCollector {
         self.send(rows);
     }
 
-    /// Whether the message with the masks has been sent.
+    /// Whether the message with the step's token bitmasks has been sent.
     pub(super) fn is_complete(&self) -> bool {
         lock(&self.rows).is_empty()
     }

@@ -1,6 +1,6 @@
-//! Locks and atomics for code that is tested with random thread interleavings. They are those of the standard
-//! library or, with the feature `interleavings`, those of the shuttle scheduler, which explores interleavings
-//! that rarely occur on a real machine.
+//! Locks and atomics for code that is tested with random thread interleavings. The types come from the
+//! standard library or, with the feature `interleavings`, from the crate `shuttle`, which also explores
+//! interleavings that rarely occur on a real machine.
 
 #[cfg(feature = "interleavings")]
 pub use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};

@@ -31,7 +31,8 @@ fn compile(spec: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
     compile_with(&GrammarCompiler::new(vocabulary()).unwrap(), &OutputConstraint::new(spec, "test"))
 }
 
-/// Runs the dry run of a constraint in this process, and then compiles it.
+/// Performs the dry run (test compilation) of a constraint in this process, and then compiles the
+/// constraint.
 pub(super) fn compile_with(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,
@@ -390,7 +391,7 @@ pub(super) fn budget(tokens: u32) -> ThinkingBudget {
     }
 }
 
-/// Mask workers, and the channels to which they send.
+/// Mask workers (threads that compute token bitmasks), and the channels to which they send.
 pub(super) struct MaskWorkerHarness {
     pub(super) workers: MaskWorkers,
     mask_events: Receiver<(RequestId, MaskEvent)>,
@@ -421,7 +422,7 @@ impl MaskWorkerHarness {
         }
     }
 
-    /// Requests the masks of a step with one row; `expected` is the step's expected duration.
+    /// Requests the token bitmask for a step with one row; `expected` is the step's expected duration.
     pub(super) fn request(
         &mut self,
         step: StepId,

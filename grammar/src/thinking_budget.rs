@@ -9,8 +9,8 @@ use protocol::Token;
 use std::sync::Arc;
 
 /// Number of tokens beyond the budget that an output may use to complete a UTF-8 character before a grammar
-/// starts, because an incomplete character violates every grammar. A character has at most one byte more than
-/// this number.
+/// starts, because an incomplete character violates every grammar. An incomplete character lacks at most
+/// this number of bytes.
 const CHARACTER_GRACE_TOKENS: u32 = 3;
 
 /// Position of an output relative to its reasoning.
@@ -29,13 +29,13 @@ pub enum ReasoningState {
 
 /// Tracks the reasoning state of one output.
 pub trait ReasoningTracker: Send {
-    /// Advances by a token.
+    /// Advances the reasoning state by one output token.
     fn push(&mut self, token: Token);
 
     /// Returns the state after the tokens pushed so far.
     fn state(&self) -> ReasoningState;
 
-    /// Returns a copy, which is used to follow draft tokens.
+    /// Returns a copy of the tracker. The copy is advanced by draft tokens and then dropped.
     fn boxed_clone(&self) -> Box<dyn ReasoningTracker>;
 }
 
@@ -55,7 +55,7 @@ pub struct ThinkingBudget {
     pub tokens: u32,
     /// Token ids of the end marker, which ends the reasoning; not empty.
     pub end_marker: Arc<[Token]>,
-    /// Vocabulary size of the model, which may be larger than that of the tokenizer.
+    /// Vocabulary size of the model, which may be larger than the vocabulary size of the tokenizer.
     pub vocab_size: u32,
     /// Factory of the reasoning tracker.
     pub new_tracker: ReasoningTrackerFactory,
@@ -140,7 +140,7 @@ impl ThinkingBudgetState {
         self.forced.and_then(|done| self.budget.end_marker.get(done).copied())
     }
 
-    /// Whether no later token can be forced.
+    /// Whether the thinking budget cannot force any later token of the output.
     pub(super) fn is_done(&self) -> bool {
         self.done
     }
@@ -165,8 +165,8 @@ impl ThinkingBudgetState {
         self.force_if_spent();
     }
 
-    /// Starts forcing the end marker if the budget is spent. If the model has already generated a part of the
-    /// end marker, only the rest is forced.
+    /// Starts forcing the end marker if the output has used up its thinking budget. If the model has
+    /// already generated a part of the end marker, only the rest is forced.
     fn force_if_spent(&mut self) {
         match self.tracker.state() {
             ReasoningState::Before => {}
@@ -198,8 +198,8 @@ mod tests {
     const END_MARKER: [Token; 3] = [7, 8, 9];
     const HALF: Token = 91;
 
-    /// Tracker whose reasoning lasts from `OPEN`, or from the start, to the end marker; `HALF` is a part of a
-    /// UTF-8 character.
+    /// Test tracker. Reasoning begins at the token `OPEN` or at the start of the output, and ends at the
+    /// end marker. The token `HALF` is an incomplete UTF-8 character.
     #[derive(Clone)]
     struct TestReasoningTracker {
         seen: Vec<Token>,

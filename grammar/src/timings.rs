@@ -16,7 +16,7 @@ pub struct DurationHistogram {
 }
 
 impl DurationHistogram {
-    /// Adds a duration.
+    /// Adds the duration `took` to the histogram.
     pub fn record(&self, took: Duration) {
         let us = took.as_micros();
         let bucket = BOUNDS_US.iter().position(|&bound| us <= u128::from(bound));
@@ -43,11 +43,12 @@ pub struct GrammarTimings {
     pub compiled: DurationHistogram,
     /// Durations of failed compilations.
     pub rejected: DurationHistogram,
-    /// Durations of mask computations, one per mask.
+    /// Durations of token bitmask computations, one duration per bitmask.
     pub masks: DurationHistogram,
-    /// Number of failed mask computations; the affected requests ended with `error`.
+    /// Number of failed token bitmask computations; the affected requests ended with `error`.
     pub masks_failed: AtomicU64,
-    /// Number of masks for which a step did not wait.
+    /// Number of masks that were not ready at the deadline of their step, so that the step proceeded
+    /// without them.
     pub masks_overdue: AtomicU64,
 }
 

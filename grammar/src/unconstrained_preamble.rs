@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Unconstrained text at the beginning of an output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnconstrainedPreamble {
-    /// Special token that may begin the text.
+    /// Special token that may begin the unconstrained text.
     pub opening: Option<Token>,
-    /// Markers that end the text.
+    /// Markers, each of which ends the unconstrained text.
     pub ends: Vec<PreambleEndMarker>,
 }
 

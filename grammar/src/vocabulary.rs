@@ -55,8 +55,9 @@ impl TokenizerEnv for TokenTrie {
         &self.trie
     }
 
-    /// Returns the canonical tokenization of `bytes` if its tokens have exactly these bytes; a tokenizer may
-    /// add a space, or parse a special token in plain text. Otherwise returns a greedy tokenization.
+    /// Returns the canonical tokenization of `bytes` if its tokens have exactly these bytes. They may have
+    /// other bytes, because some tokenizers add a space, or parse special tokens in the text; then returns
+    /// a greedy tokenization.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let text = std::str::from_utf8(bytes).ok();
         let canonical = text.and_then(|text| (self.encode)(text));

@@ -69,7 +69,7 @@ fn arithmetic_ceiling(device: &CpuBackend) -> f64 {
 }
 
 /// Loop that [`arithmetic_ceiling`] times: each step executes one dot-product instruction (32 bf16
-/// multiply-adds) on each of 12 independent accumulators, so that no instruction waits for the one before.
+/// multiply-adds) on each of 12 independent accumulators, so that no instruction waits for the preceding one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn products_in_registers(steps: usize) -> f32 {

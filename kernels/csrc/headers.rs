@@ -3,8 +3,7 @@
 //! Included with `#[path]` as a module of the crates that compile kernels; kept next to the files that it
 //! lists.
 
-/// Pairs of `(name in the #include, text)`. `emu.h` is not listed, because the emulator's hiprtc supplies its
-/// own.
+/// Pairs of `(name in the #include, text)`. `emu.h` is not listed, because the emulator's hiprtc supplies it.
 pub const HEADERS: &[(&str, &str)] = &[
     ("dev.h", include_str!("dev.h")),
     ("dev/amd.h", include_str!("dev/amd.h")),

@@ -8,8 +8,8 @@ namespace emu {
 
 __thread ThreadContext* self;
 
-// Offset of the dynamic shared memory from a multiple of 1024, so that kernels cannot rely on an alignment of
-// more than 16 bytes.
+// Number of bytes by which dynamic shared memory starts after a multiple of 1024, so that kernels cannot rely
+// on an alignment of more than 16 bytes.
 static const size_t DYNAMIC_OFFSET = 16;
 
 static EmulatedThread& running() { return *static_cast<EmulatedThread*>(self); }
@@ -58,7 +58,8 @@ u64 Block::random() {
 }
 
 void Block::begin(const GridState& g, u64 index) {
-    // Frees the shared arrays of the previous kernel: every lane's lookup searches all of `arrays`.
+    // Frees the static shared arrays of the previous kernel, because each lookup of a shared array searches
+    // all entries of `arrays`.
     if (grid.entry != g.entry) release_arrays();
     grid = g;
     const Dim3& size = g.launch->grid;
@@ -72,9 +73,9 @@ void Block::begin(const GridState& g, u64 index) {
     if (threads.size() < count) threads.resize(count);
     while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveExecutionState>());
     for (SharedArray& a : arrays) a.fresh = true;
-    // The allocation has exactly the requested number of bytes, so that AddressSanitizer detects the first
-    // byte out of bounds. Every block has the same offset from a multiple of 1024, because blocks of a
-    // cluster address each other's memory by offsets from the start.
+    // The allocation has exactly the requested number of bytes, so that AddressSanitizer detects an access to
+    // the first byte after its end. Dynamic shared memory has the same offset from a multiple of 1024 in
+    // every block, because the blocks of a cluster address each other's memory by offsets from the start.
     if (dynamic_bytes != g.launch->shared_bytes || !dynamic_memory) {
         dynamic_bytes = g.launch->shared_bytes;
         void* fresh = nullptr;
@@ -108,14 +109,14 @@ void Block::begin(const GridState& g, u64 index) {
         t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
         t.started = false;
-        // Under ThreadSanitizer, all fibers are created here. If another thread of the block created the
-        // fiber, ThreadSanitizer would treat the earlier accesses of that thread as ordered before the fiber,
-        // and miss races.
+        // With ThreadSanitizer, the host thread creates all fibers here. If another emulated thread of the
+        // block created a fiber, ThreadSanitizer would treat the earlier accesses of that thread as ordered
+        // before all accesses of the new fiber, and would miss data races.
         if (races_watched()) arm(t);
     }
 }
 
-// Sets the order in which the lanes of a wave run until its next collective.
+// Sets the order in which the lanes of wave `w` run until the wave's next collective.
 void Block::arrange(WaveExecutionState& w) {
     w.position = 0;
     if (!shuffles()) return;
@@ -143,7 +144,8 @@ void Block::arm(EmulatedThread& t) {
     fiber_arm(t.fiber, t.tid, enter_thread);
 }
 
-// Switches to `next`, or to run() if it is null.
+// Switches from thread `me` to thread `next`, or to the fiber of run() if `next` is null. `ends`: `me` never
+// runs again.
 void Block::switch_to(EmulatedThread& me, EmulatedThread* next, bool ends) {
     if (next == nullptr) {
         fiber_switch(me.fiber, host, ends);
@@ -164,7 +166,7 @@ void Block::thread_main() {
         w.states[me.lane] = State::DONE;
         EmulatedThread* next = next_ready(w, w.position + 1);
         if (next == nullptr || next->started) switch_to(me, next, true);
-        // The next thread starts on this thread's stack, so that a thread without collectives needs no
+        // The next thread starts on this thread's stack, so that a thread that calls no collective needs no
         // context switch.
         std::swap(me.fiber, next->fiber);
         next->started = true;
@@ -196,7 +198,7 @@ void Block::wave_sync(u32 site, Combine combine, WaveExchange& e) {
     acquired(&e);
 }
 
-// Suspends the running thread in `state` until it is made ready.
+// Sets the state of the running thread to `state`, and suspends the thread until its state is READY again.
 void Block::wait(State state) {
     EmulatedThread& me = current();
     WaveExecutionState& w = wave_of(me);
@@ -205,8 +207,9 @@ void Block::wait(State state) {
 }
 
 void Block::block_sync() {
-    // For ThreadSanitizer, successive barriers alternate between two sync objects, so that a wave that has
-    // already reached the next barrier is not ordered with waves that are still at this barrier.
+    // ThreadSanitizer orders memory accesses by sync objects. Successive barriers alternate between two sync
+    // objects, so that a wave that has already reached the next barrier is not ordered with waves that are
+    // still at this barrier.
     void* order = barrier_orders + (current().barriers++ & 1);
     released(order);
     wait(State::AT_BLOCK);
@@ -299,7 +302,7 @@ bool Block::release_barrier() {
     return true;
 }
 
-// Makes all paused threads ready. Returns false if no thread was paused.
+// Makes all threads that called pause() ready. Returns false if no thread was paused.
 bool Block::wake() {
     bool any = false;
     for (u32 w = 0; w < wave_count; ++w)

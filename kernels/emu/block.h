@@ -1,5 +1,5 @@
-// block.h - one block of a launch: its threads, their execution order, and the checks of barrier and
-// collective rules.
+// block.h - one thread block of an emulated launch: its threads, their execution order, and checks that
+// threads use barriers and collectives correctly.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -12,10 +12,11 @@
 
 namespace emu {
 
-// Whether a thread is ready or done, or what it waits for.
+// State of a thread: ready, done, or waiting in a collective of its wave, at a block barrier or in pause().
 enum class State : u8 { READY, AT_WAVE, AT_BLOCK, PAUSED, DONE };
 
-// Execution order of waves and lanes. A kernel is correct only if it is correct in every order.
+// Order in which the emulator runs waves and lanes, as selected by the seed. A correct kernel gives correct
+// results in every order.
 enum class ExecutionOrder : u8 {
     FIRST_AHEAD,   // each wave runs as far as it can, the first wave first
     LAST_AHEAD,    // each wave runs as far as it can, the last wave and the last lane first
@@ -23,8 +24,8 @@ enum class ExecutionOrder : u8 {
     RANDOM,        // waves and lanes in a random order, drawn again at every collective
 };
 
-// Cluster state of a block: number of its threads in cluster_arrive(), and start of its dynamic shared
-// memory.
+// State of a block that is in a cluster: number of the block's threads that have called cluster_arrive(), and
+// start of the block's dynamic shared memory.
 struct ClusterBlockState { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
 
 // State shared by all blocks of a launch.
@@ -34,7 +35,7 @@ struct GridState {
     void (*entry)(void*);
     void* args;
     const char* name;
-    u64 seed;               // seed % 4 is the Order; seeds >= 4 also shuffle lanes
+    u64 seed;               // seed % 4 is the ExecutionOrder; seeds >= 4 also shuffle lanes
     ClusterBlockState* cluster_states;  // one per block
     std::atomic<u64>* progress;  // number of block ends and barrier completions so far
 };
@@ -56,7 +57,8 @@ struct EmulatedThread : ThreadContext {
     u32 barriers;           // number of barriers reached
 };
 
-// How a run of a block ended.
+// Result of Block::run(): all threads are done, all remaining threads wait for other blocks, or a thread used
+// a barrier or collective incorrectly.
 enum class BlockOutcome { FINISHED, WAITING, RULE_VIOLATED };
 
 // A thread block of an emulated launch: its threads, waves and shared memory.
@@ -64,7 +66,8 @@ struct Block {
     ~Block();
     // Starts block `index` of the grid, with its shared memory filled with NaN.
     void begin(const GridState& grid, u64 index);
-    // Runs until all threads are done, or all remaining threads wait for other blocks, or a rule is violated.
+    // Runs until all threads are done, or all remaining threads wait for other blocks, or a thread uses a
+    // barrier or collective incorrectly.
     BlockOutcome run();
 
     void wave_sync(u32 site, Combine combine, WaveExchange& e);

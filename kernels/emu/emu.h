@@ -1,6 +1,6 @@
-// emu.h - the device language of dev.h on the CPU. One fiber runs per GPU thread; the lanes of a wave
-// synchronise only at collectives and the waves of a block only at barriers, as on hardware. Contract:
-// kernels/csrc/dev.h.
+// emu.h - implements the macros and functions of kernels/csrc/dev.h, in which kernels are written, for the
+// CPU. One fiber (user-space thread) runs per GPU thread. The lanes of a wave synchronise only at
+// collectives, and the waves of a block only at barriers, as on hardware.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -12,8 +12,9 @@
 #  define WARP_SIZE 64
 #endif
 #define DEV static inline
-// DEV_SITE declares a last parameter `site` with the source line of the call of a collective; DEV_AT passes
-// it on. The emulator checks that all lanes of a wave call a collective from the same line.
+// DEV_SITE declares the last parameter of a collective, `site`: the source line of the call. DEV_AT passes
+// `site` to another function. The emulator checks that all lanes of a wave call a collective from the same
+// line.
 #define DEV_SITE , u32 site = __builtin_LINE()
 #define DEV_AT , site
 
@@ -46,8 +47,8 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     return v;
 }
 
-// C[M][N] += A[M][K] * B[K][N]. `Layout` maps the element indices of a lane to rows and columns. Accumulates
-// in f32, in ascending order of k.
+// Matrix product by one wave: C[M][N] += A[M][K] * B[K][N]. `Layout` maps the element indices of a lane to
+// rows and columns. Sums are f32, in ascending order of k.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
     if (self->wave->lanes != WARP_SIZE) rule_violated("matrix product by an incomplete wave");
     WaveExchange& mine = exchange();
@@ -93,7 +94,8 @@ template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
 
 }  // namespace emu
 
-// EXPORT reads max_threads through the value of __COUNTER__, so each EXPORT must directly follow its KERNEL.
+// KERNEL defines a kernel and EXPORT its entry point. EXPORT finds max_threads through the value of
+// __COUNTER__, so each EXPORT must directly follow its KERNEL.
 #define KERNEL(max_threads) \
     static constexpr u32 emu_max_threads(emu::Index<__COUNTER__>) { return max_threads; } \
     static void
@@ -141,8 +143,8 @@ DEV float fma_(float a, float b, float c) { return fmaf(a, b, c); }
 DEV float fmax_(float a, float b) { return fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return fminf(a, b); }
 DEV float fabs_(float a) { return fabsf(a); }
-// Shifts exponent and mantissa into place, then corrects the exponent bias by a multiplication, which is
-// exact.
+// Converts f16 bits to f32: shifts exponent and mantissa into place, then corrects the exponent bias by a
+// multiplication, which is exact.
 DEV float f16_value(u16 bits) {
     const u32 sign = (u32)(bits & 0x8000) << 16, size = bits & 0x7fff;
     if (size >= 0x7c00) return as_f32(sign | 0x7f800000u | (size & 0x3ff) << 13);
@@ -152,8 +154,8 @@ DEV u16 f16_bits(float x) {
     const u32 sign = as_u32(x) >> 16 & 0x8000, a = as_u32(x) & 0x7fffffffu;
     if (a > 0x7f800000u) return (u16)(sign | 0x7e00);
     if (a >= 0x477ff000u) return (u16)(sign | 0x7c00);
-    // Subnormal f16 values are multiples of 2^-24. After scaling by 2^24, adding 1.5 * 2^23 rounds to an
-    // integer.
+    // Subnormal f16 values are multiples of 2^-24. After multiplication by 2^24, the addition of 1.5 * 2^23
+    // rounds the value to an integer, which is in the low mantissa bits of the sum.
     if (a < 0x38800000u) return (u16)(sign | (as_u32(as_f32(a) * 16777216.0f + 12582912.0f) & 0xffffu));
     return (u16)(sign | ((a + 0xfffu + (a >> 13 & 1)) >> 13) - (112u << 10));
 }

@@ -15,8 +15,8 @@ WEAK void* __tsan_create_fiber(unsigned flags);
 WEAK void __tsan_destroy_fiber(void* fiber);
 }
 
-// emu_switch: saves the callee-saved registers, switches stacks, and restores the registers of the other
-// fiber.
+// emu_switch saves the callee-saved registers of the running fiber, switches stacks, and restores the
+// registers of the fiber to resume.
 #if defined(__x86_64__)
 asm(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n"
     " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
@@ -75,8 +75,8 @@ void fiber_arm(Fiber& f, unsigned colour, void (*entry)()) {
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(f.stack + 4096, STACK_BYTES - 4096);
     if (__tsan_create_fiber && !f.tsan) f.tsan = __tsan_create_fiber(0);
     f.shadow = nullptr;
-    // Stack tops get different offsets within a page: with equal offsets, all stacks would compete for a few
-    // cache sets.
+    // The stack tops of different fibers have different offsets within a page: with equal offsets, all stacks
+    // would compete for a few cache sets.
     void** top = (void**)(f.stack + STACK_BYTES - 64 - (size_t)(colour % 64) * 192);
 #if defined(__x86_64__)
     *--top = nullptr;  // After a call the stack pointer is 8 bytes off its 16-byte alignment.

@@ -1,5 +1,5 @@
-// fiber.h - fibers (stacks and context switches), announced to AddressSanitizer and ThreadSanitizer if these
-// are loaded.
+// fiber.h - fibers: user-space threads, each with its own stack. Stacks and switches are reported to
+// AddressSanitizer and ThreadSanitizer if a sanitizer is loaded.
 #pragma once
 #include <cstddef>
 
@@ -26,14 +26,14 @@ struct Fiber {
 
 enum : size_t { STACK_BYTES = 128 << 10 };
 
-// Takes a stack from the free list, or maps one with a guard page below it.
+// Gives fiber `f` a stack: one from the free list, or a newly mapped stack with a guard page below it.
 void fiber_open(Fiber& f);
-// Returns the stack to the free list. The fiber must not be running.
+// Returns the stack of fiber `f` to the free list. The fiber must not be running.
 void fiber_close(Fiber& f);
 // Makes the fiber start in `entry` at its next switch. `entry` must not return. `colour` selects the offset
 // of the stack top within a page; adjacent fibers should have different values.
 void fiber_arm(Fiber& f, unsigned colour, void (*entry)());
-// Switches from `from` to `to`. `ends`: `from` is never resumed.
+// Switches from fiber `from`, which is running, to fiber `to`. `ends`: `from` is never resumed.
 inline void fiber_switch(Fiber& from, Fiber& to, bool ends) {
     if (__sanitizer_start_switch_fiber)
         __sanitizer_start_switch_fiber(ends ? nullptr : &from.shadow, to.stack, to.stack_bytes);
@@ -41,7 +41,8 @@ inline void fiber_switch(Fiber& from, Fiber& to, bool ends) {
     emu_switch(&from.saved, to.saved);
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from.shadow, nullptr, nullptr);
 }
-// Must be the first call in a fiber's entry.
+// Reports to AddressSanitizer that the switch to a new fiber is complete. Must be the first call in the
+// fiber's `entry` function.
 void fiber_entered();
 // Initialises the fiber of the host thread, before its first switch.
 void fiber_host(Fiber& f);

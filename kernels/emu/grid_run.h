@@ -1,5 +1,5 @@
-// grid_run.h - runs the blocks of a launch, on several host threads if the launch is large. `B` is a block
-// type with run(), note_progress() and `failure`, such as Block (block.h).
+// grid_run.h - runs the blocks of a launch, on several host threads if the launch is large. `B` is the type
+// of a block, such as Block (block.h), with the members run(), note_progress() and `failure`.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,8 +20,8 @@ void set_failure(const std::string& text);
 // Minimum number of GPU threads in a launch for which several host threads are used.
 const u64 MIN_PARALLEL_THREADS = 4096;
 
-// Detects a deadlock when all blocks of a host thread wait: pending() returns false once `progress` has not
-// changed for the progress timeout.
+// Detects a deadlock when all remaining blocks of a host thread wait for other blocks: pending() returns
+// false once `progress` has not changed for the duration of the progress timeout.
 struct ProgressTimeout {
     using Clock = std::chrono::steady_clock;
     u64 last_progress = 0;
@@ -44,7 +44,7 @@ template <class B> struct GridRun {
     GridRun(std::string kernel, const Launch& launch)
         : name(std::move(kernel)), blocks((u64)launch.grid.x * launch.grid.y * launch.grid.z), threads(blocks * launch.threads) {}
 
-    // Returns false if a block failed.
+    // Runs all blocks on at most `host_threads` host threads. Returns false if a block failed.
     bool all(u64 host_threads) {
         if (threads < MIN_PARALLEL_THREADS) host_threads = 1;
         std::vector<std::thread> workers;
@@ -73,7 +73,7 @@ private:
         if (!rule_violated.exchange(true)) set_failure(text);
     }
 
-    // Resumes `block`; moves it to `waiting` if it waits for other blocks.
+    // Resumes `block`. If it then waits for other blocks, adds it to `waiting`.
     void resume(Owned block, std::deque<Owned>& waiting) {
         switch (block->run()) {
             case BlockOutcome::FINISHED: block->note_progress(); put(std::move(block)); break;
@@ -103,7 +103,7 @@ private:
         }
     }
 
-    // Blocks are reused by later launches.
+    // Finished `B` objects, which later launches reuse.
     static inline std::mutex lock;
     static inline std::vector<Owned> free_blocks;
 

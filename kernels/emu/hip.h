@@ -1,7 +1,7 @@
 // hip.h - internals of the emulated device that implements the HIP driver ABI, shared by its source files.
 //
-// Work is queued per stream. In eager mode (the default) it runs at once; in lazy mode (HIPEMU_LAZY) it runs
-// when a caller waits for it, which exposes reads of results without a wait.
+// Work is queued per stream. In eager mode (the default) it runs at once. In lazy mode (HIPEMU_LAZY) it runs
+// only when a caller waits for it, so that a caller that reads results without waiting gets wrong results.
 #pragma once
 #include <cstddef>
 #include <deque>
@@ -47,13 +47,15 @@ struct StreamCapture {
     std::set<Stream*> unjoined; // streams with work that the origin has not waited for
 };
 
-// A stream: its submitted work that has not run yet, and the capture that it belongs to (null: none).
+// A stream: its submitted work that has not run yet, and the capture to which the stream belongs (null:
+// none).
 struct Stream {
     std::deque<Work> queue;
     StreamCapture* capture = nullptr;
 };
 
-// One recording of an event in a stream; it is completed when the stream's queue reaches it.
+// One recording of an event in a stream. It is complete when all work before it in the stream's queue has
+// run.
 struct EventRecord {
     Stream* stream;
     bool completed = false;
@@ -66,7 +68,7 @@ struct Event {
     StreamCapture* capture = nullptr;     // in which the event was recorded; null: none
 };
 
-// Size of a device allocation, and the file that backs it.
+// Size of a device allocation in bytes, and the file that backs the allocation.
 struct Memory { size_t bytes; int file = -1; };  // `file`: its descriptor if other processes can open it
 
 // An emulated device: its streams, captures and allocations.
@@ -98,8 +100,9 @@ int put(Stream* s, Work work);
 // Runs the stream's queued work, up to and including `until` if given.
 void drain(Stream* s, const EventRecord* until = nullptr);
 void drain_all();
-// For a call that is not allowed during stream capture: invalidates every active capture whose mode forbids
-// the call from this thread, and returns CAPTURE_UNSUPPORTED, as on hardware; returns OK if there is none.
+// Must be called by every HIP call that is not allowed during stream capture. If active captures forbid the
+// call from this thread, invalidates these captures and returns CAPTURE_UNSUPPORTED, as on hardware;
+// otherwise returns OK.
 int reject_while_capturing();
 // Whether device memory [p, p + bytes) is within one allocation.
 bool is_device(const void* p, size_t bytes);

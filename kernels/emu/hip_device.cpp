@@ -57,14 +57,14 @@ HIP int hipDeviceGetName(char* name, int bytes, int) {
     else snprintf(name, (size_t)bytes, "SIMT emulator, waves of %u", settings().wave);
     return OK;
 }
-// The bus number is the device index before the visible devices are selected, plus 1.
+// The bus number is 1 plus the index of the device among all devices, visible or not.
 HIP int hipDeviceGetPCIBusId(char* id, int bytes, int index) {
     if (!exists(index)) return INVALID_DEVICE;
     snprintf(id, (size_t)bytes, "0000:%02x:00.0", settings().devices[index] + 1);
     return OK;
 }
 HIP int hipDeviceTotalMem(size_t* bytes, int) { *bytes = settings().memory_bytes; return OK; }
-// As in AMD's runtime, the context handle is the device.
+// As in AMD's runtime, a context handle is the same as the device handle.
 HIP int hipDevicePrimaryCtxRetain(void** context, int index) {
     if (!exists(index)) return INVALID_DEVICE;
     *context = devices()[index];
@@ -167,13 +167,14 @@ HIP void hipemuSetSeed(u64 seed) {
     Guard guard(device().lock);
     settings().seed = seed;
 }
-// Sets HIPEMU_ISA for modules compiled after this call: 0x942, 0x950, or 0 for none.
+// Sets the architecture for which later modules are compiled to machine code (HIPEMU_ISA): 0x942, 0x950, or 0
+// for no machine code.
 HIP void hipemuSetIsa(u32 gfx) {
     Guard guard(device().lock);
     settings().isa = settings().gfx = gfx;
     if (gfx) settings().wave = 64;
 }
-// Makes the device usable after a failed launch.
+// Clears the error of a failed launch, so that later calls succeed again.
 HIP void hipemuClearFailure() {
     Guard guard(device().lock);
     device().failure_code = OK;

@@ -47,7 +47,7 @@ HIP int hipStreamEndCapture(Stream* s, Graph** out) {
     return code;
 }
 
-// Status: 0 none, 1 active, 2 invalidated.
+// Writes to `status`: 0 = no capture, 1 = active capture, 2 = invalidated capture.
 HIP int hipStreamIsCapturing(Stream* s, int* status) {
     Guard guard(device().lock);
     *status = !s || !s->capture ? 0 : s->capture->invalid ? 2 : 1;

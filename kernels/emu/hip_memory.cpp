@@ -13,13 +13,14 @@
 
 using namespace emu;
 
-// New allocations up to this size are filled with NaN; filling larger ones would only commit host memory.
+// New allocations up to this size are filled with NaN. Larger allocations are not, because writing them would
+// commit too much host memory.
 static const size_t POISON_LIMIT_BYTES = 64 << 20;
 
 namespace emu {
 
-// Allocations of all devices by address. Its lock is separate from those of the devices, which are held while a
-// kernel of one device waits for another device.
+// Allocations of all devices by address. This map has its own lock: the locks of the devices cannot be used,
+// because a device's lock is held while a kernel of the device waits for another device.
 struct Allocations {
     // Size of an allocation, and the device that owns it.
     struct Allocation { size_t bytes; const Device* owner; };
@@ -84,7 +85,8 @@ HIP int hipMalloc(void** out, size_t bytes) {
     if (bytes == 0) return OK;
     if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
     void* p = nullptr;
-    // The allocation has the exact size, so that AddressSanitizer detects the first byte out of bounds.
+    // The allocation has exactly the requested size, so that AddressSanitizer detects an access to the first
+    // byte after its end.
     if (posix_memalign(&p, 256, bytes)) return OUT_OF_MEMORY;
     if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
     add_memory(p, {bytes});
@@ -161,8 +163,8 @@ HIP int hipIpcGetMemHandle(IpcHandle* out, void* p) {
     return OK;
 }
 
-// The allocating process already has an address of this memory; opening the handle in the same process is an
-// error, as in the HIP and CUDA drivers.
+// Opening a handle in the process that allocated the memory is an error, as in the HIP and CUDA drivers,
+// because that process already has an address of the memory.
 HIP int hipIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
     *out = nullptr;
     if (flags != 1) return INVALID_VALUE;
@@ -212,8 +214,8 @@ HIP int hipMemGetInfo(size_t* available, size_t* total) {
 HIP int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, Stream* s) {
     Guard guard(device().lock);
     if (!is_device(to, bytes)) return INVALID_VALUE;
-    // The source is read before the call returns if it is pageable memory, and when the copy executes if it
-    // is pinned.
+    // The source of the copy is read before this call returns if it is pageable memory, and when the copy
+    // executes if it is pinned memory.
     if (!(s && s->capture) && !is_pinned(from, bytes) && settings().lazy) {
         auto copied = std::make_shared<std::vector<u8>>((const u8*)from, (const u8*)from + bytes);
         return put(s, [=] { memcpy(to, copied->data(), bytes); });

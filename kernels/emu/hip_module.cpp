@@ -92,7 +92,7 @@ static int load_library(const u8* image, size_t bytes, Module& module) {
     if (!write_file(image, bytes, module.file)) return OUT_OF_MEMORY;
     module.library = dlopen(module.file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!module.library) fprintf(stderr, "hipemu: %s\n", dlerror());
-    // With a sanitizer, the file is kept because the sanitizer reads it when it reports an error.
+    // With a sanitizer, the file is not deleted, because the sanitizer reads it to report an error.
     if (!settings().keep && !settings().sanitize) unlink(module.file.c_str());
     return module.library ? OK : INVALID_IMAGE;
 }
@@ -112,9 +112,9 @@ static bool run_function(const Function& f, const Launch& launch) {
     return f.kernel ? isa::launch(*f.kernel, launch, accessible_memory()) : f.entry(&launch);
 }
 
-// Returns another device whose memory is passed to the kernel although peer access is not enabled; null:
-// none. Every 64-bit word of the arguments that is a device address is treated as a pointer: other values are
-// unlikely to match.
+// Returns a device whose memory is passed to the kernel although the current device has no peer access to it;
+// null: none. Every 64-bit word of the arguments that equals an address in device memory is treated as a
+// pointer, because other values are unlikely to be in this range.
 static const Device* inaccessible_device(const LaunchArguments& arguments) {
     const Device& d = device();
     for (const auto& argument : arguments.bytes)
@@ -187,15 +187,15 @@ HIP int hipModuleGetFunction(Function** out, Module* module, const char* name) {
     return OK;
 }
 
-// Attribute 0: maximum threads per block; 3: spilled bytes, zero on a CPU. Other attributes are not
-// supported.
+// Supported attributes: 0 (maximum number of threads per block), and 3 (spilled bytes, which are 0 on a CPU).
 HIP int hipFuncGetAttribute(int* value, int attribute, Function* function) {
     if (!function) return INVALID_HANDLE;
     *value = attribute == 0 ? (int)function->sizes.max_threads : 0;
     return attribute == 0 || attribute == 3 ? OK : NOT_SUPPORTED;
 }
 
-// An emulated SM runs one block at a time.
+// The occupancy is 1, because an emulated SM runs one block at a time, or 0 if the kernel does not support
+// `threads` threads per block.
 HIP int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int threads, size_t) {
     if (!function) return INVALID_HANDLE;
     *blocks = threads <= (int)function->sizes.max_threads ? 1 : 0;

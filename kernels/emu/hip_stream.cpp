@@ -49,7 +49,8 @@ static void step(Stream* s) {
     if (!device().failure_code) work();
 }
 
-// Runs the queue of `s`. If HIPEMU_LAZY is 2, one item of every other stream runs before each item of `s`.
+// Runs the queued work of stream `s`. If HIPEMU_LAZY is 2, one queued item of every other stream runs before
+// each item of `s`.
 static void drain_interleaved(Stream* s) {
     if (!s) s = &device().default_stream;
     while (settings().lazy == 2 && !s->queue.empty()) {
@@ -60,7 +61,7 @@ static void drain_interleaved(Stream* s) {
     drain(s);
 }
 
-// Waits for an event record on any stream.
+// Runs queued work of the record's stream until the event record is complete.
 static void wait_for(const std::shared_ptr<EventRecord>& record) {
     if (record && !record->completed) drain(record->stream, record.get());
 }

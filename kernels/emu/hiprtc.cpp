@@ -1,5 +1,5 @@
-// hiprtc.cpp - the hiprtc ABI, implemented with the system's C++ compiler and the emu.h embedded in this
-// library, or with clang for machine code.
+// hiprtc.cpp - the hiprtc ABI. Kernels are compiled for the host with the system's C++ compiler and the emu.h
+// that is embedded in this library, or to GPU machine code with clang.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -19,7 +19,8 @@
 #include "hip.h"
 #include "settings.h"
 
-// The emulator's headers, embedded as text. EMU_FOLDER is their folder when this library is built.
+// The emulator's headers, embedded in this library as text. EMU_FOLDER is the folder of the headers at build
+// time.
 #define TEXT(label, file) \
     asm(".section .rodata\n" label ":\n.incbin \"" EMU_FOLDER "/" file "\"\n" label "_end:\n.byte 0\n.text\n")
 TEXT("emu_header", "emu.h");
@@ -86,8 +87,8 @@ std::string own_path() {
     return info.dli_fname ? fs::canonical(info.dli_fname, failed).string() : std::string();
 }
 
-// Command that compiles to machine code. The flags equal those with which kernels/csrc/gate.py compiles all
-// kernels.
+// Returns the command that compiles a kernel to GPU machine code, with the same flags as
+// kernels/csrc/gate.py.
 std::vector<std::string> machine_command(const TemporaryFolder& folder, const std::string& source, int count, const char** options) {
     char arch[32];
     snprintf(arch, sizeof arch, "--offload-arch=gfx%x", settings().isa);
@@ -102,8 +103,8 @@ std::vector<std::string> machine_command(const TemporaryFolder& folder, const st
 
 std::vector<std::string> command(const TemporaryFolder& folder, const std::string& source, int count, const char** options) {
     const EmulatorSettings& s = settings();
-    // With a sanitizer, -O1: at -O2, the compiler spends more time on the instrumentation than it saves at
-    // run time.
+    // With a sanitizer, kernels are compiled with -O1: at -O2, the additional time for compiling the
+    // instrumented code is longer than the run time that it saves.
     std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", s.sanitize ? "-O1" : "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
                                "-fno-strict-aliasing", "-fvisibility=hidden", "-DDEV_EMU=1", "-I", folder.path.string()};
     bool wave = false;
@@ -125,7 +126,7 @@ std::vector<std::string> command(const TemporaryFolder& folder, const std::strin
     return c;
 }
 
-// Runs a command with its output redirected to `log`; returns its exit status.
+// Runs a command with its output redirected to the file `log`; returns the exit status of the command.
 int run(const std::vector<std::string>& command, const fs::path& log) {
     std::vector<char*> words;
     for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -134,8 +135,8 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_adddup2(&files, 1, 2);
-    // Removes LD_PRELOAD: a sanitizer that is preloaded into this process must not be loaded into the
-    // compiler.
+    // Removes LD_PRELOAD from the compiler's environment: a sanitizer that is preloaded into this process
+    // must not be loaded into the compiler.
     std::vector<char*> variables;
     for (char** v = environ; *v; ++v)
         if (strncmp(*v, "LD_PRELOAD=", 11) != 0) variables.push_back(*v);
@@ -150,7 +151,7 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-// Adds the disassembly of kernel.so to kernel.so, as section .disassembly. Returns an exit status, as run().
+// Disassembles kernel.so and stores the text in its section .disassembly. Returns an exit status.
 int add_disassembly(const TemporaryFolder& folder) {
     const std::string clang = settings().clang, suffix = clang.substr(std::min(clang.size(), clang.find("clang") + 5));
     const std::string code = (folder.path / "kernel.so").string(), text = (folder.path / "disassembly").string();
@@ -158,7 +159,8 @@ int add_disassembly(const TemporaryFolder& folder) {
     return run({"llvm-objcopy" + suffix, "--add-section=.disassembly=" + text, code}, folder.path / "log");
 }
 
-// Compiles to kernel.so, with messages in `log`. Returns an exit status.
+// Compiles `source` to kernel.so in the temporary folder, and writes compiler messages to its file `log`.
+// Returns an exit status.
 int compile(const TemporaryFolder& folder, const std::string& source, int count, const char** options) {
     if (!settings().isa) return run(command(folder, source, count, options), folder.path / "log");
     if (int status = run(machine_command(folder, source, count, options), folder.path / "log")) return status;

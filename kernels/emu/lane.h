@@ -1,5 +1,5 @@
-// lane.h - interface between a thread of an emulated block and the emulator: thread and wave state,
-// synchronisation.
+// lane.h - interface between the emulator and the code of a thread of an emulated block: state of the thread
+// and its wave, and functions for synchronisation.
 #pragma once
 #include <cstddef>
 
@@ -35,7 +35,7 @@ struct WaveExchange {
     alignas(64) float a[32 * 32], b[32 * 32], c[32 * 32];
 };
 
-// A wave as its lanes see it: two exchange buffers, and the number of lanes.
+// A wave, as accessible to the code of its lanes: two exchange buffers, and the number of lanes.
 struct Wave {
     WaveExchange exchange[2];
     u32 lanes;          // lanes of this wave; fewer than WARP_SIZE in the last wave of a partial block
@@ -56,28 +56,27 @@ extern __thread ThreadContext* self __attribute__((tls_model("initial-exec")));
 
 typedef void (*Combine)(WaveExchange&);
 
-// Waits for the other lanes of the wave at collective `site`; the last lane to arrive runs `combine` (if any)
-// for all.
+// Waits for the other lanes of the wave at the collective in source line `site`. The last lane to arrive runs
+// `combine` (if any) on the values of all lanes.
 void wave_sync(u32 site, Combine combine, WaveExchange& e);
 // Waits for the other threads of the block.
 void block_sync();
-// Yields: this thread waits for memory to change.
+// Suspends this thread, which waits for another thread to change memory, and runs other threads.
 void pause();
 // Resets the progress timeout. Called when a thread completes something that other threads of the launch wait
 // for.
 void note_progress();
-// A cluster is `size` consecutive blocks along x. cluster_arrive: this thread has arrived; its block's
-// dynamic shared memory starts at self->dynamic. cluster_wait: waits until every thread of the cluster's
-// blocks has arrived. After that, peer_dynamic returns the start of the dynamic shared memory of block `rank`
-// of the cluster.
+// A cluster is `size` consecutive blocks along x. cluster_arrive: records that this thread has arrived, and
+// that its block's dynamic shared memory starts at self->dynamic. cluster_wait: waits until every thread of
+// all blocks of the cluster has arrived. After that, peer_dynamic returns the start of the dynamic shared
+// memory of block `rank` of the cluster.
 void cluster_arrive(u32 size);
 void cluster_wait(u32 size);
 u8* peer_dynamic(u32 size, u32 rank);
 // Returns the block's static shared array with key `key`, filled with NaN at the start of the block. The
-// array is aligned to `alignment`, at most 32 bytes, and deliberately not further, because device compilers
-// guarantee no more.
+// array is aligned to `alignment`, but to at most 32 bytes, because device compilers guarantee no more.
 void* shared_array(const void* key, size_t bytes, size_t alignment);
-// Ends the launch, because the running thread violated `rule`.
+// Ends the launch with an error, because the running thread violated `rule`, such as a rule for barriers.
 [[noreturn]] void rule_violated(const char* rule);
 // Runs the grid. Returns false if a thread violated a rule; last_failure() describes it.
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name);

@@ -36,7 +36,7 @@ struct UniqueId { u8 bytes[128]; };
 const size_t SLOT_BYTES = 64 << 10;
 const size_t MAILBOX_BYTES = 16 << 10;
 
-// Shared memory that one rank writes: two slots for data, used in alternate rounds.
+// Shared memory that one rank writes: two data buffers (slots), which successive rounds use alternately.
 struct RankSlots {
     alignas(64) std::atomic<u64> rounds;
     u8 slots[2][SLOT_BYTES];
@@ -47,8 +47,8 @@ struct CommMemory {
     RankSlots ranks[1];
 };
 
-// Transfers data from one rank to another, one piece at a time. `sent` and `taken` count pieces; the mailbox
-// is full if `sent` > `taken`.
+// Transfers data from one rank to another in chunks of at most MAILBOX_BYTES. `sent` and `taken` count
+// chunks; the mailbox is full if `sent` > `taken`.
 struct Mailbox {
     alignas(64) std::atomic<u64> sent;
     alignas(64) std::atomic<u64> taken;
@@ -69,7 +69,8 @@ struct Comm {
 
     u8* slot(int of) const { return memory->ranks[of].slots[rounds % 2]; }
 
-    // Copies `bytes` of `mine` to this rank's slot and waits for the other ranks. Returns false if aborted.
+    // Runs one round: copies `bytes` bytes from `mine` to this rank's slot, and waits until all ranks have
+    // filled their slots. Returns false if this rank was aborted.
     bool round(const void* mine, size_t bytes) {
         ++rounds;
         if (bytes) memcpy(slot(rank), mine, bytes);
@@ -137,8 +138,8 @@ void store(u8* at, int type, float x) {
     memcpy(at, &bits, bytes_of(type));
 }
 
-// Splits `total` bytes into pieces of at most SLOT_BYTES and calls `each(offset, bytes)` for each piece,
-// until the call returns false.
+// Splits `total` bytes into chunks of at most SLOT_BYTES and calls `each(offset, bytes)` for each chunk,
+// until `each` returns false.
 template <class F> void pieces(size_t total, F each) {
     for (size_t at = 0; at < total; at += SLOT_BYTES)
         if (!each(at, total - at < SLOT_BYTES ? total - at : SLOT_BYTES)) return;
@@ -175,8 +176,8 @@ struct RcclGroupCall {
 };
 thread_local RcclGroupCall group;
 
-// Moves pieces of all transfers as mailboxes become free or full. Transfers with the same direction and peer
-// keep their order.
+// Performs all transfers in chunks: a send when its mailbox is free, a receive when its mailbox is full.
+// Transfers with the same direction and peer keep their order.
 void exchange(Comm* c, std::vector<PeerTransfer> transfers) {
     size_t open = 0;
     for (const PeerTransfer& t : transfers) open += t.bytes > 0;

@@ -33,7 +33,7 @@ static std::string unique_id(int device) {
     return text;
 }
 
-// Returns the entry of `from` that `word` names by index or by unique device id; -1: none.
+// Returns the device in `from` that `word` identifies by its index or by its unique id; -1: none.
 static int named_device(std::string word, const std::vector<int>& from) {
     for (size_t i = 0; i < from.size(); ++i)
         if (word == std::to_string(i) || word == unique_id(from[i])) return from[i];
@@ -41,8 +41,8 @@ static int named_device(std::string word, const std::vector<int>& from) {
 }
 
 // Returns the devices of `from` that `list` (ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES) makes visible, in
-// the order of the list, with the rules of AMD's runtimes: an unknown word ends the list. A repeated device
-// ends a ROCR list and is ignored in a HIP list.
+// the order of the list. As in AMD's runtimes, an unknown word ends the list; a repeated device ends a ROCR
+// list, and is ignored in a HIP list.
 static std::vector<int> visible(const char* list, const std::vector<int>& from, bool is_rocr) {
     std::vector<int> found;
     std::stringstream words(list);
@@ -67,7 +67,7 @@ static std::vector<int> visible_devices(u32 count) {
     return hip ? visible(hip, devices, false) : devices;
 }
 
-// HIP reports 4 MB of L2 for each of these cards: the L2 of one XCD.
+// The L2 size of each card is 4 MB, as HIP reports: the L2 of one XCD.
 static const EmulatedCard CARDS[] = {
     {"MI300X", "AMD Instinct MI300X", 0x942, 304, 192ull << 30, false},
     {"MI300A", "AMD Instinct MI300A", 0x942, 228, 128ull << 30, true},

@@ -17,7 +17,8 @@ struct EmulatedCard {
 };
 
 struct EmulatorSettings {
-    // HIPEMU_SEED (default 0): execution order of waves and lanes (block.h, Order); hipemuSetSeed() sets it.
+    // HIPEMU_SEED (default 0): execution order of waves and lanes (ExecutionOrder in block.h);
+    // hipemuSetSeed() changes it.
     u64 seed;
     // HIPEMU_THREADS (default: number of cores): host threads that run the blocks of a large launch.
     u32 threads;
@@ -30,8 +31,8 @@ struct EmulatorSettings {
     // HIPEMU_CARD (default none): MI300X, MI300A, MI325X, MI350X or MI355X. The devices report the name,
     // architecture, compute units and memory of this card. Null: an unnamed card with few compute units.
     const EmulatedCard* card;
-    // HIPEMU_GFX (default: that of the card, or none): 90a, 942 or 950; AMD architecture whose code branches
-    // in kernels are compiled.
+    // HIPEMU_GFX (default: that of the card, or none): 90a, 942 or 950, the AMD architecture for which
+    // kernels are compiled, if they have code for specific architectures.
     u32 gfx;
     // HIPEMU_ISA (default none): gfx942 or gfx950. Kernels are compiled to machine code of this architecture,
     // and the machine code is emulated (isa/). HIPEMU_ISA also sets `gfx`; `wave` is 64. With HIPEMU_CARD,
@@ -53,7 +54,8 @@ struct EmulatorSettings {
     u64 memory_bytes;
     // HIPEMU_GRAPH_BYTES (default 0): device memory per instantiated graph; suffixes K, M, G.
     u64 graph_bytes;
-    // HIPEMU_LAZY (default 0). 1: work runs only when a caller waits for it. 2: as 1, streams interleaved.
+    // HIPEMU_LAZY (default 0). 1: work runs only when a caller waits for it. 2: as 1, but the work of all
+    // streams is interleaved.
     int lazy;
     // HIPEMU_SANITIZE (default none): `address` or `thread`, the sanitizer with which kernels are compiled.
     const char* sanitize;

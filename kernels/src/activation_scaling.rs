@@ -1,12 +1,12 @@
-//! `ActivationScaling`: how the scales are computed with which the inputs of an fp8 GEMM are quantised.
+//! `ActivationScaling`: how the quantisation scales of fp8 GEMM inputs are computed.
 
 use device::Fp8E4m3;
 
 /// Lower bound to which [`ActivationScaling::PowerOfTwo`] clamps the largest magnitude of a group before it
 /// computes the scale (`act_quant` in DeepSeek-V3.1 `inference/kernel.py`).
 const MIN_PEAK: f32 = 1e-4;
-/// Groups whose largest magnitude is at most this value have scale 1 in [`ActivationScaling::Dynamic`],
-/// because the inverse of a smaller scale would overflow.
+/// In [`ActivationScaling::Dynamic`], a group of activations whose largest magnitude is at most this value
+/// has scale 1, because the inverse of a smaller scale would overflow.
 const MIN_DYNAMIC_PEAK: f32 = 1e-30;
 
 /// How the scales of fp8 activations are computed. A kernel that quantises activations stores each value
@@ -23,7 +23,7 @@ pub enum ActivationScaling {
 }
 
 impl ActivationScaling {
-    /// Scale of a group of activations whose largest magnitude is `peak`.
+    /// Returns the scale of a group of activations whose largest magnitude is `peak`.
     #[must_use]
     pub fn scale(self, peak: f32) -> f32 {
         let ratio = |peak: f32| peak * (1.0 / Fp8E4m3::MAX);
@@ -35,9 +35,9 @@ impl ActivationScaling {
         }
     }
 
-    /// Activation scaling of a stacked weight matrix, given the activation scaling of each part. Static
-    /// scales are combined to their maximum, as in vLLM. If the parts have different kinds of scaling, the
-    /// result is `Dynamic`.
+    /// Returns the activation scaling of a weight matrix that is stacked from several matrices (such as Q, K
+    /// and V), given the scaling of each. If all are static, the result is the maximum of their scales, as in
+    /// vLLM. If they have different kinds of scaling, the result is `Dynamic`.
     #[must_use]
     pub fn combined(parts: impl IntoIterator<Item = Self>) -> Self {
         let combine = |a: Self, b: Self| match (a, b) {
@@ -58,7 +58,7 @@ impl ActivationScaling {
     }
 }
 
-/// Smallest power of two that is not below `x`, a normal number above 0.
+/// Returns the smallest power of two that is at least `x`; `x` is a positive normal number.
 fn round_up_to_power_of_two(x: f32) -> f32 {
     const MANTISSA: u32 = (1 << 23) - 1;
     f32::from_bits((x.to_bits() + MANTISSA) & !MANTISSA)

@@ -20,10 +20,10 @@ pub struct QkChannelCounts {
 pub struct AttentionMetadata<'a> {
     /// Prefix sums of the row lengths: row `r` has tokens `[cu_q[r], cu_q[r + 1])`; i32 `[rows + 1]`.
     pub cu_q: MatRef<'a>,
-    /// Context length of each row in keys, the tokens of the row included; i32 `[rows]`.
+    /// Context length of each row: number of keys, including those of the tokens of the row; i32 `[rows]`.
     pub context_lens: MatRef<'a>,
-    /// Block ids in order of position; i32 `[tables, blocks]`. Entries after the end of a context are not
-    /// read.
+    /// Block ids in order of position; i32 `[tables, blocks]`. Entries for positions beyond the context
+    /// length of a row are not read.
     pub block_tables: MatRef<'a>,
     /// Row `r` reads block table `table_rows[r]`; i32 `[rows]`. `None` = row `r` reads block table `r`.
     pub table_rows: Option<MatRef<'a>>,
@@ -39,14 +39,16 @@ pub struct BatchUpperBounds {
     /// Number of decode rows: rows with one token each, at the start of the batch, padding rows included.
     pub decode_rows: usize,
     /// Maximum number of decode rows that are successive tokens of one request: they share a block table, and
-    /// each row sees one key more than the row before. Below 2: no two rows belong to one request.
+    /// each row sees one key more than the row before. 0 or 1: every decode row belongs to a different
+    /// request.
     pub max_rows_per_request: usize,
     /// Maximum number of tokens of a row that is not a decode row.
     pub max_query_len: usize,
     /// Maximum context length of all rows, in keys.
     pub max_context_len: usize,
-    /// Number of tokens in the rows up to and including the last row with fewer than
-    /// [`MLA_PREFILL_TOKENS`](Self::MLA_PREFILL_TOKENS) tokens: every later row is an MLA prefill row.
+    /// Number of tokens up to the end of the last row that has fewer than
+    /// [`MLA_PREFILL_TOKENS`](Self::MLA_PREFILL_TOKENS) tokens. Every later row is an MLA prefill row, which
+    /// has at least that many tokens.
     pub mla_decode_tokens: usize,
     /// Sum of the context lengths of all MLA prefill rows, in keys.
     pub mla_prefill_keys: usize,
@@ -88,8 +90,8 @@ impl BatchUpperBounds {
         bounds
     }
 
-    /// Returns bounds that hold for every way to divide `tokens` tokens into `rows` non-empty rows whose
-    /// block tables cover `positions` positions.
+    /// Returns bounds that hold for every batch of `tokens` tokens in `rows` non-empty rows, whatever the
+    /// lengths of the rows. `positions`: number of positions that a block table covers.
     #[must_use]
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
@@ -177,11 +179,13 @@ pub struct LinearFusion<'a> {
     pub silu_mul: bool,
     /// Adds the product to `y` instead of overwriting `y`; used for the residual stream.
     pub add: bool,
-    /// Linear layer that runs next: the device may prefetch part of its weights during this launch.
+    /// The linear layer that is launched next; the device may prefetch part of its weights during this
+    /// launch.
     pub prefetch: Option<PrefetchHint<'a>>,
 }
 
-/// The linear layer that runs next, as a prefetch hint of [`LinearFusion`]. Results do not depend on it.
+/// The linear layer that is launched next, whose weights a [`LinearFusion`] launch may prefetch. Results do
+/// not depend on this hint.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefetchHint<'a> {
     /// Weights of the next linear layer.
@@ -230,8 +234,9 @@ pub struct TopKRoutes<'a> {
 }
 
 /// Distribution of experts over the `ranks` expert-parallel (EP) ranks of an all-to-all: rank `r` has the
-/// `experts_per_rank` experts from index `(r · rank_stride + rank_offset) · experts_per_rank` on. Experts
-/// between these ranges belong to ranks that have the same tokens as this rank (its tensor-parallel group).
+/// `experts_per_rank` experts from index `(r · rank_stride + rank_offset) · experts_per_rank` on. The other
+/// experts belong to other ranks of the tensor-parallel group of a rank, which have the same tokens and take
+/// part in other all-to-alls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertParallelLayout {
     /// Number of experts on each rank.
@@ -241,7 +246,7 @@ pub struct ExpertParallelLayout {
     /// Number of ranks that have the same tokens: the size of a tensor-parallel group, of which only one rank
     /// takes part in this all-to-all.
     pub rank_stride: usize,
-    /// Index of this rank among the ranks that have the same tokens, in its tensor-parallel group.
+    /// Index of this rank within its tensor-parallel group, whose ranks all have the same tokens.
     pub rank_offset: usize,
 }
 

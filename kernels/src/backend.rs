@@ -60,7 +60,7 @@ impl Deref for KernelBackend {
 impl KernelBackend {
     /// Launches an op on stream `s`.
     ///
-    /// Errors: those of the op.
+    /// Errors: the errors of the op `op`, such as unsupported shapes or types.
     pub fn launch<O: CpuKernel + GpuKernel>(
         &self,
         s: &DeviceStream,
@@ -106,7 +106,8 @@ impl KernelBackend {
         }
     }
 
-    /// Which logits rows vocab-parallel sampling supports on this device. All ranks get the same value.
+    /// Returns which logits rows vocab-parallel sampling supports on this device. The result is equal on all
+    /// ranks.
     #[must_use]
     pub fn vocab_parallel_support(&self, shard: &VocabShard) -> VocabParallelSupport {
         match self {
@@ -115,9 +116,9 @@ impl KernelBackend {
         }
     }
 
-    /// Packs `parts`, stacked by rows, as one weight matrix for inputs of type `dtype`. The packed weights
-    /// have type `dtype`, or fp8 with scales if the parts are fp8 and the device multiplies fp8. All parts
-    /// have the same number of columns.
+    /// Stacks the matrices `parts` by rows and packs them as one weight matrix, in the memory layout of the
+    /// device, for inputs of type `dtype`. The packed weights have type `dtype`, or fp8 with scales if the
+    /// parts are fp8 and the device multiplies fp8. All parts have the same number of columns.
     ///
     /// Errors: the numbers of columns differ, or allocation fails.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
@@ -127,10 +128,10 @@ impl KernelBackend {
         }
     }
 
-    /// Packs matrices of the same shape that are used together (the experts of a layer). Each matrix is a
-    /// list of parts, which are stacked by rows. `dtype` is the type of the inputs, or fp8 if
-    /// [`experts_dtype`](Self::experts_dtype) returned fp8. `gated`: the matrices are gate and up
-    /// projections, gate rows first.
+    /// Packs matrices of the same shape that are used together (the experts of a layer) in the memory layout
+    /// of the device. Each matrix is given as a list of matrices to be stacked by rows. `dtype` is the type
+    /// of the inputs, or fp8 if [`experts_dtype`](Self::experts_dtype) returned fp8. `gated`: the matrices
+    /// are gate and up projections, gate rows first.
     ///
     /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(

@@ -30,8 +30,8 @@ pub(crate) fn check_dispatch(
     check_size(KERNEL, "counts", counts.cols(), layout.ranks)
 }
 
-/// Checks the types and sizes of the arguments of `eplb_map_experts`: `experts` has one row per entry of
-/// `tokens`, or per entry of `positions` if `tokens` is `None`.
+/// Checks the types and sizes of the arguments of `eplb_map_experts`: `experts` must have one row for each
+/// entry of `tokens`, or for each entry of `positions` if `tokens` is `None`.
 pub(crate) fn check_expert_map(
     experts: MatRef<'_>,
     positions: MatRef<'_>,

@@ -16,8 +16,8 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// consecutive blocks get unrelated seeds.
 const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The window of a row-major matrix that a rank loads and that is hashed: a range of rows, and a range of
-/// bytes within each row.
+/// The part (window) of a row-major matrix that a rank loads, and whose content is hashed: a range of rows,
+/// and a range of bytes within each row.
 #[derive(Debug, Clone)]
 pub struct HashedMatrixPart<'a> {
     /// Bytes of the whole matrix.

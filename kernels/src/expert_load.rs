@@ -9,7 +9,7 @@ use device::{
 pub struct ExpertLoadArgs<'a> {
     /// Token counts; i32 `[layers, experts]`. They wrap around on overflow.
     pub tokens: MatMut<'a>,
-    /// Index of the router's MoE layer: the row of `tokens` that is incremented.
+    /// Index of the MoE layer of the router: the row of `tokens` whose counts are incremented.
     pub layer: usize,
     /// KV slot of each token; i64 `[1, tokens]`. A token with slot −1 is padding and is not counted. `None` =
     /// all tokens are counted.

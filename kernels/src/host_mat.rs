@@ -9,7 +9,7 @@ use device::{DType, DeviceError, Fp8E4m3};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostScales<'a> {
     values: &'a [f32],
-    /// Number of scales per row of blocks.
+    /// Number of scales per row of scale blocks, in the stored matrix.
     stride: usize,
     block_shape: [usize; 2],
     /// Row and column of the first element of this view in the stored matrix.
@@ -74,8 +74,9 @@ impl<'a> HostMat<'a> {
         Ok(Self { bytes, dtype, rows, cols, stride: cols, scales: None, activation_scaling })
     }
 
-    /// Returns the matrix with dequantisation scales. `values` is row-major, one scale for each block of
-    /// `block_shape[0]` rows and `block_shape[1]` columns; the last blocks may be smaller.
+    /// Returns the matrix with dequantisation scales. `values` has one scale for each block of
+    /// `block_shape[0]` rows and `block_shape[1]` columns, in row-major order of blocks; the last block of a
+    /// row or column of blocks may be smaller.
     ///
     /// Errors: the length of `values` differs from the number of blocks.
     pub fn scaled(self, values: &'a [f32], block_shape: [usize; 2]) -> Result<Self, DeviceError> {
@@ -96,13 +97,13 @@ impl<'a> HostMat<'a> {
         })
     }
 
-    /// Sets how the activations that are multiplied by this matrix are scaled for fp8 quantisation.
+    /// Sets how the activations that are multiplied by this matrix are scaled when they are quantised to fp8.
     #[must_use]
     pub fn with_activation_scaling(self, activation_scaling: ActivationScaling) -> Self {
         Self { activation_scaling, ..self }
     }
 
-    /// How the activations that are multiplied by this matrix are scaled for fp8 quantisation.
+    /// How the activations that are multiplied by this matrix are scaled when they are quantised to fp8.
     #[must_use]
     pub fn activation_scaling(&self) -> ActivationScaling {
         self.activation_scaling

@@ -2,11 +2,11 @@
 //!
 //! The pool is `[layer][block][kv head][K tile | V tile]`. A tile has the keys or values of one block and KV
 //! head: `B` tokens and `D` channels; `t` is the index of a token and `d` that of a channel. On CPUs bf16
-//! keys are `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`: scores and outputs are paired bf16 dot
-//! products over contiguous cache lines, with tokens (scores) or channels (outputs) along the SIMD lanes and
-//! no shuffles. On CPUs f32 and f16 keys are `[D][B]` and values `[B][D]`. On GPUs keys and values are
-//! `[B][D]`. In fp8 they are `[B][D]` on all devices, and the value is the stored element times the scale of
-//! the layer.
+//! keys are `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`: scores and outputs are then computed by
+//! paired bf16 dot products over contiguous cache lines without shuffles. The SIMD lanes are tokens for the
+//! scores, and channels for the outputs. On CPUs f32 and f16 keys are `[D][B]` and values `[B][D]`. On GPUs
+//! keys and values are `[B][D]`. fp8 keys and values are `[B][D]` on all devices; the value of an element is
+//! the stored element times the scale of the layer.
 
 use device::{DType, DeviceError};
 

@@ -14,8 +14,9 @@ const ALIGNMENT: usize = 64;
 /// Packed weight matrices of the same shape `[outputs, inputs]`, made by
 /// [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
-/// The memory layout depends on the device. CPUs store separate matrices, because a panel must not contain
-/// columns of two matrices. GPUs store one stack of all rows, either row-major or in the tiled TMA layout.
+/// The memory layout depends on the device. CPUs store separate matrices, because a packed panel (32 outputs)
+/// must not contain outputs of two matrices. GPUs store one stack of all rows, either row-major or in the
+/// tiled TMA layout.
 #[derive(Debug)]
 pub struct PackedMatrixGroup {
     parts: Vec<Arc<PackedMatrix>>,
@@ -134,7 +135,8 @@ impl PackedMatrixGroup {
     }
 }
 
-/// Buffer deallocator of a matrix that shares the memory of a stack: it owns a reference to the stack.
+/// Deallocator for the buffer of a matrix that shares the memory of a stack of matrices. It holds a reference
+/// to the stack, so that the memory stays allocated.
 struct StackedMatrixDeallocator(
     #[expect(dead_code, reason = "keeps the memory allocated")] Arc<PackedMatrix>,
 );

@@ -33,7 +33,7 @@ pub struct PackedScales {
     pub(crate) rows: usize,
     /// Row stride of the scale matrix in `buffer`, in scales; padding included.
     pub(crate) stride: usize,
-    /// How the activations that are multiplied by this matrix are scaled for fp8 quantisation.
+    /// How the activations that are multiplied by this matrix are scaled when they are quantised to fp8.
     pub(crate) activation_scaling: ActivationScaling,
 }
 

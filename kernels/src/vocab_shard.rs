@@ -34,11 +34,11 @@ pub enum VocabParallelSupport {
     /// Rows that sample a token without log-probabilities and have no filter, or whose first filter is top-k
     /// with a `k` of at most this value.
     TopK(usize),
-    /// All rows, whatever their filters and log-probabilities.
+    /// All rows, with any filters and log-probabilities.
     AllRules,
 }
 
 /// All-gather along columns: concatenates the local matrix `[rows, c]` of every rank (first argument) into a
-/// matrix `[rows, C]` (second argument). Columns from `r · c` on are those of rank `r`; columns after `C` are
-/// dropped. Returns `false` if another rank has failed.
+/// matrix `[rows, C]` (second argument). The columns of rank `r` begin at column `r · c` of the result;
+/// columns from index `C` on are dropped. Returns `false` if another rank has failed.
 pub type AllGatherFn<'a> = dyn FnMut(MatRef<'_>, MatMut<'_>) -> bool + 'a;

@@ -1,7 +1,7 @@
-//! Lifetimes of sampled blocks, from allocation to eviction.
+//! Lifetimes of a sample of the blocks, from allocation to eviction.
 //!
-//! Sampling and metrics follow vLLM (`vllm/v1/core/kv_cache_metrics.py`), except that only blocks that leave
-//! the prefix index count as evicted: freeing an uncached block evicts no content.
+//! Sampling and metrics follow vLLM (`vllm/v1/core/kv_cache_metrics.py`), except that a block counts as
+//! evicted only if it leaves the prefix index: freeing an uncached block evicts no content.
 
 /// Number of recent uses recorded per block, as in vLLM.
 const TRACKED_USES: usize = 4;
@@ -9,7 +9,7 @@ const TRACKED_USES: usize = 4;
 /// Fraction of block allocations whose lifetimes are recorded, above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LifetimeSampleRate {
-    /// An allocation is sampled if the 64-bit hash of its number is at most this threshold.
+    /// An allocation is sampled if the 64-bit hash of its sequence number is at most this threshold.
     threshold: u64,
 }
 
@@ -21,8 +21,8 @@ impl LifetimeSampleRate {
         (fraction > 0.0 && fraction <= 1.0).then_some(Self { threshold: threshold as u64 })
     }
 
-    /// Returns whether allocation number `allocation` is sampled. The decision uses a hash of the allocation
-    /// number instead of a random number; both are uniformly distributed.
+    /// Returns whether the allocation with sequence number `allocation` is sampled. The decision uses a hash
+    /// of the sequence number instead of a random number; both are uniformly distributed.
     ///
     /// The hash is the finalizer of `SplitMix64` (Steele, Lea, Flood, "Fast splittable pseudorandom number
     /// generators", OOPSLA 2014).
@@ -41,7 +41,8 @@ pub struct BlockLifetime {
     pub lifetime_ms: u64,
     /// Milliseconds since the last use, or since allocation if the block was never used.
     pub idle_ms: u64,
-    /// Milliseconds between consecutive uses, oldest first; the last four uses give at most three gaps.
+    /// Milliseconds between consecutive uses, oldest first. At most the last four uses are recorded, which
+    /// gives at most three values.
     pub reuse_gaps_ms: Vec<u64>,
 }
 
@@ -67,13 +68,13 @@ impl SampledBlock {
     }
 }
 
-/// Tracks the sampled blocks in use or cached, and collects the lifetimes of evicted ones.
+/// Tracks the sampled blocks that are in use or cached, and collects the lifetimes of evicted sampled blocks.
 #[derive(Debug)]
 pub(crate) struct LifetimeSampler {
     rate: LifetimeSampleRate,
     now_ms: u64,
-    /// Number of block allocations so far. `LifetimeSampleRate` decides by this number whether an allocation
-    /// is sampled.
+    /// Number of block allocations so far; it is the sequence number from which `LifetimeSampleRate` decides
+    /// whether an allocation is sampled.
     allocations: u64,
     sampled: Vec<Option<Box<SampledBlock>>>,
     finished: Vec<BlockLifetime>,
@@ -85,7 +86,7 @@ impl LifetimeSampler {
         Self { rate, now_ms: 0, allocations: 0, sampled, finished: Vec::new() }
     }
 
-    /// Sets the current time; earlier times are ignored.
+    /// Sets the current time. A time before the current time is ignored.
     pub(crate) fn set_time(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
     }
@@ -151,14 +152,15 @@ mod tests {
             let sigma = (expected * (1.0 - fraction)).sqrt();
             assert!((count - expected).abs() < 4.0 * sigma, "{count} of {expected}");
         }
-        // In requests of a hundred blocks, every position is sampled about equally often.
+        // Requests have a hundred blocks each; every block position of a request is sampled about equally
+        // often.
         let rate = LifetimeSampleRate::new(0.1).unwrap();
         let at_position =
             |position| (0..1_000).filter(|n: &u64| rate.is_sampled(100 * n + position)).count();
         assert!((0..100).map(at_position).all(|count| (50..=150).contains(&count)));
     }
 
-    /// Compares the hashes with the first outputs of `SplitMix64` with seed 0.
+    /// Checks that the hashes equal the first outputs of `SplitMix64` with seed 0.
     #[test]
     fn sampling_uses_the_splitmix64_finalizer() {
         let hashes = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];

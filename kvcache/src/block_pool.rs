@@ -48,7 +48,7 @@ impl BlockPool {
         self.cached.iter()
     }
 
-    /// Allocates a block; the caller has checked that one is available.
+    /// Allocates a block. The caller has checked that a free or cached block is available.
     pub(crate) fn allocate(&mut self) -> AllocatedBlock {
         let (block, evicted) = match self.free.pop_lowest() {
             Some(block) => (block, false),
@@ -70,8 +70,8 @@ impl BlockPool {
         self.ref_counts[block as usize] += 1;
     }
 
-    /// Removes a reference. The last reference makes the block cached (if `indexed`, that is, in the prefix
-    /// index) or free.
+    /// Removes a reference from a block. Without references, the block becomes cached if `indexed` (it is in
+    /// the prefix index), otherwise free.
     pub(crate) fn release(&mut self, block: u32, indexed: bool) {
         let refs = &mut self.ref_counts[block as usize];
         *refs = refs.checked_sub(1).expect("a released block is referenced");
@@ -92,8 +92,8 @@ impl BlockPool {
         }
     }
 
-    /// Panics unless `refs` are the reference counts, every block is in exactly one state, and the cached
-    /// blocks are exactly the unreferenced blocks of the prefix index.
+    /// Panics unless `refs` are the reference counts, every block is in exactly one state (free, cached or in
+    /// use), and the cached blocks are exactly the unreferenced blocks of the prefix index.
     pub(crate) fn check(&self, refs: &[u32], is_indexed: impl Fn(u32) -> bool) {
         assert_eq!(self.ref_counts, refs, "reference counts differ from the block tables");
         for block in 0..self.blocks() {

@@ -2,8 +2,8 @@
 
 use protocol::BlockId;
 
-/// A block table. It owns one reference per entry and is therefore not `Clone`. Only `KvCache` changes block
-/// tables, and every table must be released with `KvCache::free`.
+/// Block table of a request. It owns one reference to the block of each entry and is therefore not `Clone`.
+/// Only `KvCache` changes block tables, and every table must be released with `KvCache::free`.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     pub(crate) blocks: Vec<BlockId>,

@@ -1,9 +1,10 @@
 //! KV cache of one replica: a block pool and the prefix index of full blocks.
 //!
 //! `publish` registers a full block in the prefix index ("indexed") after its KV is computed, and only if its
-//! parent is indexed. Therefore the parent of every indexed block is indexed, and since tables are freed last
-//! block first, blocks without children are evicted first. A hash maps to a single block: if a request
-//! computes a block with equal content, its table entry is replaced by the indexed block (deduplication).
+//! parent (the preceding block of the sequence) is indexed. Therefore the parent of every indexed block is
+//! indexed. Block tables are freed last block first, so blocks without children are evicted first. A hash
+//! maps to a single block: if a request computes a block with equal content, the block's entry in the
+//! request's block table is replaced by the indexed block (deduplication).
 
 use crate::block_lifetime::LifetimeSampler;
 use crate::block_pool::{AllocatedBlock, BlockPool};
@@ -21,9 +22,9 @@ const FULL_ATTENTION_GROUP: u8 = 0;
 pub struct KvCache {
     pool: BlockPool,
     index: PrefixIndex,
-    /// Metadata of each block in the prefix index; `None` = not in the index.
+    /// For each block of the pool: its metadata if the block is in the prefix index, otherwise `None`.
     block_metadata: Vec<Option<BlockIdentity>>,
-    /// Token ids of each block in the prefix index, `block_tokens` ids per block.
+    /// Token ids of the blocks in the prefix index, `block_tokens` ids per block of the pool.
     cached_tokens: Vec<Token>,
     block_tokens: u32,
     caching: bool,
@@ -57,7 +58,8 @@ pub struct SequenceContent<'a> {
 pub struct PrefixHit {
     /// Number of leading blocks found.
     pub blocks: u32,
-    /// Number of found blocks that are unreferenced: pinning them reduces the available blocks.
+    /// Number of found blocks that no block table references. Adding a reference to such a block reduces the
+    /// number of available blocks.
     pub evictable: u32,
 }
 
@@ -68,8 +70,8 @@ pub enum PrefixCacheInsertOutcome {
     Stored,
     /// The prefix index already had an equal block, which replaced the block in the block table.
     Deduplicated,
-    /// The parent is not in the prefix index, or a different block has the same hash. No further blocks of
-    /// the table can be registered.
+    /// The preceding block of the table is not in the prefix index, or a different block has the same hash.
+    /// No further blocks of the table can be registered.
     Rejected,
 }
 
@@ -148,8 +150,8 @@ impl KvCache {
         self.pool.evictable().map(BlockId)
     }
 
-    /// Returns the number of blocks registered in the prefix index since the start. Only newly registered
-    /// blocks can lengthen the prefix hit of a waiting request.
+    /// Returns how many blocks have been registered in the prefix index since the start. The prefix hit of a
+    /// waiting request can become longer only if this number increases.
     #[inline]
     pub fn published_blocks(&self) -> u64 {
         self.published_blocks
@@ -175,8 +177,8 @@ impl KvCache {
     /// Looks up the longest cached prefix of `content` and appends its blocks to `found`. The last token is
     /// never part of the prefix, so that at least one token is left to forward.
     ///
-    /// A block matches only if hash, token ids, extra keys and private guard are equal. Nothing is pinned:
-    /// `pin` must be called before any allocation.
+    /// A block matches only if hash, token ids, extra keys and private guard are equal. No reference to the
+    /// found blocks is added: `pin` must be called before any allocation, which could evict them.
     pub fn match_prefix(
         &self,
         content: SequenceContent<'_>,
@@ -230,7 +232,8 @@ impl KvCache {
         &content.tokens[first..first + self.block_tokens as usize]
     }
 
-    /// Appends the blocks of a prefix hit to a table and adds references, which prevents eviction.
+    /// Appends the blocks of a prefix hit to a table and adds a reference to each block, which prevents its
+    /// eviction.
     pub fn pin(&mut self, table: &mut BlockTable, found: &[BlockId]) {
         for &block in found {
             self.pool.pin(block.0);
@@ -243,8 +246,8 @@ impl KvCache {
         }
     }
 
-    /// Appends `count` allocated blocks to a table; evicts the least recently used blocks if none is free.
-    /// The caller has checked `available_blocks() >= count`.
+    /// Allocates `count` blocks and appends them to a table. If no block is free, the least recently used
+    /// cached block is evicted. The caller has checked `available_blocks() >= count`.
     pub fn allocate(&mut self, table: &mut BlockTable, count: u32) {
         for _ in 0..count {
             let AllocatedBlock { block, evicted } = self.pool.allocate();
@@ -277,8 +280,8 @@ impl KvCache {
         }
     }
 
-    /// Registers full block `index` of a table in the prefix index, as block `index` of `content`; its KV
-    /// must be computed. The blocks of a table are registered in order.
+    /// Registers full block `index` of a table in the prefix index; it contains block `index` of `content`.
+    /// The KV of the block must be computed. The blocks of a table must be registered in order.
     pub fn publish(
         &mut self,
         table: &mut BlockTable,
@@ -343,8 +346,8 @@ impl KvCache {
         self.published_blocks += 1;
     }
 
-    /// Adds a newly registered block to the last event if it continues the blocks of that event; otherwise
-    /// starts a new event.
+    /// Adds a newly registered block to the last KV event if the block directly follows the last block of
+    /// that event; otherwise starts a new event.
     fn record_stored_event(&mut self, metadata: &BlockIdentity, index: u32, ids: &[Token]) {
         let extra = metadata.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
         if let Some(KvEvent::Stored { hashes, tokens, extra_keys, .. }) = self.events.last_mut()
@@ -374,14 +377,14 @@ impl KvCache {
         }
     }
 
-    /// Releases the blocks of a table, last block first; blocks of the prefix index stay cached.
+    /// Releases the blocks of a table, last block first. Blocks in the prefix index stay cached.
     pub fn free(&mut self, table: &mut BlockTable) {
         while let Some(block) = table.blocks.pop() {
             self.release(block.0);
         }
     }
 
-    /// Clears the prefix index. Tables keep their blocks.
+    /// Clears the prefix index. Block tables keep their blocks.
     pub fn clear(&mut self) {
         self.index.clear();
         self.block_metadata.iter_mut().for_each(|metadata| *metadata = None);
@@ -405,7 +408,8 @@ impl KvCache {
         std::mem::take(&mut self.events)
     }
 
-    /// Sets the current time in milliseconds since an arbitrary origin; it affects block lifetimes only.
+    /// Sets the current time in milliseconds since an arbitrary origin. The time affects only block
+    /// lifetimes.
     #[inline]
     pub fn set_time(&mut self, now_ms: u64) {
         if let Some(sampler) = &mut self.lifetime_sampler {

@@ -12,14 +12,15 @@ pub struct KvConfig {
     pub blocks: u32,
     /// Whether prefix caching is enabled.
     pub caching: bool,
-    /// Key of the private guards (`BlockKey::guard`), drawn once per process; it must never leave the
+    /// Secret key of the private guards (`BlockKey::guard`), drawn once per process; it must never leave the
     /// process.
     pub guard_key: [u64; 2],
-    /// Number of bits of the block hash, 1 to 64. Fewer than 64 only in tests, which need hash collisions.
+    /// Number of bits of the block hash, 1 to 64. Only tests use fewer than 64 bits, because they need hash
+    /// collisions.
     pub hash_bits: u8,
     /// Whether changes of the prefix index are recorded for `KvCache::take_events`.
     pub events: bool,
-    /// Fraction of blocks with recorded lifetimes for `KvCache::take_lifetimes`; ignored without prefix
+    /// Fraction of blocks whose lifetimes are recorded for `KvCache::take_lifetimes`; ignored without prefix
     /// caching.
     pub lifetime_sample: Option<LifetimeSampleRate>,
 }

@@ -15,9 +15,10 @@ use xxhash_rust::xxh64::Xxh64;
 /// Key of a full block: identifies its content and all preceding blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockKey {
-    /// Chained hash, published in KV events.
+    /// Chained hash of the block's content and all preceding blocks, published in KV events.
     pub hash: BlockHash,
-    /// Private chained digest, compared on every hit.
+    /// Keyed digest of the block's content and all preceding blocks. It is never published and is compared on
+    /// every prefix hit, because `hash` can be forged.
     pub guard: u64,
 }
 
@@ -35,30 +36,32 @@ pub struct MediaItem {
 /// Inputs other than token ids that determine the KV content of a request's blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ExtraKeys {
-    /// Adapter name; part of every block.
+    /// LoRA adapter name, hashed with every block.
     pub lora: Option<String>,
-    /// Multimodal items; part of each block they overlap.
+    /// Multimodal items. Each item is hashed with the blocks that it overlaps.
     pub media: Vec<MediaItem>,
-    /// Cache salt, which separates tenants; part of the first block, and by chaining of all blocks.
+    /// Cache salt, which separates tenants. It is hashed with the first block, and thus affects the chained
+    /// hashes of all blocks.
     pub salt: Option<String>,
-    /// Digest of embeddings given instead of token ids; part of every block.
+    /// Digest of the prompt embeddings that a client sent instead of token ids, hashed with every block.
     pub embedding: Option<[u8; 16]>,
 }
 
 impl ExtraKeys {
-    /// Returns the keys of a request with at most a salt; `None` without a salt.
+    /// Returns the extra keys of a request that has only a cache salt; `None` without a salt.
     pub fn salted(salt: Option<String>) -> Option<Arc<Self>> {
         salt.map(|salt| Arc::new(Self { salt: Some(salt), ..Self::default() }))
     }
 
-    /// Returns the keys of block `index` in the form of KV events.
+    /// Returns the extra keys of block `index`, as they are reported in KV events.
     pub fn for_block(&self, index: u32) -> Vec<ExtraKey> {
         let lora = self.lora.iter().map(|name| ExtraKey::Lora(name.clone()));
         let salt = self.salt.iter().filter(|_| index == 0).map(|s| ExtraKey::Salt(s.clone()));
         lora.chain(salt).collect()
     }
 
-    /// Returns whether requests with extra keys `a` and `b` have equal extra keys in block `index`.
+    /// Returns whether two requests with extra keys `a` and `b` have equal extra keys in block `index`, for
+    /// blocks of `bs` tokens.
     pub(crate) fn same_in_block(a: Option<&Self>, b: Option<&Self>, index: u32, bs: u32) -> bool {
         let encoded = |extra: Option<&Self>| {
             let mut bytes = Vec::new();
@@ -68,8 +71,8 @@ impl ExtraKeys {
         a == b || encoded(a) == encoded(b)
     }
 
-    /// Appends the encoded extra keys, E in the module comment, of the block that starts at position `start`:
-    /// tags ascending, length word last.
+    /// Appends the encoded extra keys (`E` in the module comment) of the block that starts at position
+    /// `start`: tags in ascending order, then the length word.
     fn encode(&self, start: u32, block_tokens: u32, out: &mut Vec<u8>) {
         let first = out.len();
         let mut put = |tag: u8, parts: [&[u8]; 2]| {
@@ -113,7 +116,7 @@ impl BlockHasher {
         Self { block_tokens, guard_key: key, hash_mask }
     }
 
-    /// Appends the keys of those full blocks of `tokens` that have no key in `keys` yet.
+    /// Appends to `keys` the keys of those full blocks of `tokens` that have no key in `keys` yet.
     pub fn extend_keys(
         &self,
         keys: &mut Vec<BlockKey>,
@@ -151,7 +154,7 @@ impl BlockHasher {
         }
         hash.update(scratch);
         guard.write(scratch);
-        // Some consumers of KV events interpret 0 as "no parent".
+        // The hash is never 0, because some consumers of KV events interpret 0 as "no parent".
         let hash = BlockHash((hash.digest() & self.hash_mask).max(1));
         BlockKey { hash, guard: guard.finish() }
     }

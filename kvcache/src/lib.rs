@@ -1,8 +1,8 @@
 //! KV blocks, block tables and the prefix index, without access to a device.
 //!
 //! The crate tracks which blocks are free, cached or in use, their reference counts, and their hashes in the
-//! prefix index. Blocks are represented by ids and block contents by token ids. The caller sets the time,
-//! which affects no decision.
+//! prefix index. It represents blocks by ids and block contents by token ids. The caller sets the current
+//! time, which affects no decision.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! Prefix index: maps a block hash to at most one block, with capacity fixed at construction.
+//! Prefix index: maps each block hash to at most one block. Its capacity is fixed at construction.
 
 use protocol::BlockHash;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 
-/// Maps hashes to blocks. Its iteration order affects no decision.
+/// Maps block hashes to blocks. The iteration order of the map affects no decision.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex {
     blocks: HashMap<BlockHash, u32, KeyedHasherBuilder>,
@@ -45,8 +45,9 @@ impl PrefixIndex {
     }
 }
 
-/// Builder of hashers with a single multiplication, keyed with a secret. Block hashes are uniform unless a
-/// client forges them; the secret key prevents clients from choosing colliding positions in the hash table.
+/// Builder of hashers that multiply once, keyed with a secret. The hashed values are block hashes, which are
+/// uniformly distributed unless a client forges them; the secret key prevents clients from choosing colliding
+/// positions in the hash table.
 #[derive(Debug, Clone, Copy)]
 struct KeyedHasherBuilder {
     secret: u64,

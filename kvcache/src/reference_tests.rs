@@ -1,4 +1,5 @@
-//! Property tests of the cache against a reference that stores whole prefixes and plain lists.
+//! Property tests of the cache: it must behave like a reference implementation that stores whole prefixes and
+//! lists.
 
 use crate::{
     BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvCache, KvConfig, LifetimeSampleRate,
@@ -48,7 +49,8 @@ impl ReferenceRequest {
     }
 }
 
-/// Expected state: available blocks in order of allocation, and the prefix of each indexed block.
+/// Expected state of the cache: available blocks in the order in which they will be allocated, and the prefix
+/// of each indexed block.
 #[derive(Default)]
 struct ReferenceCache {
     free: BTreeSet<u32>,
@@ -115,9 +117,10 @@ fn expected_lifetime(times: &[u64], now_ms: u64) -> BlockLifetime {
 /// Operation on the tested cache and on the reference cache.
 #[derive(Debug, Clone)]
 enum CacheOp {
-    /// Starts a request with these token ids and an optional salt, if its blocks fit.
+    /// Starts a request with these token ids, if its blocks fit. The bool is whether the request has a cache
+    /// salt.
     Start(Vec<Token>, bool),
-    /// Registers up to this number of further blocks of a request in the prefix index.
+    /// Registers up to `.1` further blocks of request `.0` in the prefix index.
     Publish(usize, u32),
     /// Frees the blocks of a request.
     Free(usize),
@@ -126,7 +129,7 @@ enum CacheOp {
 }
 
 fn cache_op() -> impl Strategy<Value = CacheOp> {
-    // Prompts are short and have few token ids, so that prefixes coincide.
+    // Prompts are short and use only two token ids, so that prompts often share a prefix.
     let tokens = prop::collection::vec(0..2_u32, 1..9);
     prop_oneof![
         4 => (tokens, any::<bool>()).prop_map(|(tokens, salted)| CacheOp::Start(tokens, salted)),
@@ -136,7 +139,7 @@ fn cache_op() -> impl Strategy<Value = CacheOp> {
     ]
 }
 
-/// The tested cache, the reference cache, and the requests that hold blocks of both.
+/// The tested cache, the reference cache, and the requests that hold blocks in both caches.
 struct CacheComparison {
     kv: KvCache,
     reference: ReferenceCache,
@@ -144,7 +147,8 @@ struct CacheComparison {
     /// The prefix index as a subscriber of KV events rebuilds it.
     event_index: BTreeSet<BlockHash>,
     config: KvConfig,
-    /// Whether block hashes have all 64 bits: without hash collisions, the reference predicts every outcome.
+    /// Whether block hashes have all 64 bits. Hash collisions then do not occur, and the reference predicts
+    /// every outcome.
     exact: bool,
 }
 
@@ -370,19 +374,21 @@ fn check(ops: &[&str], expected: &Expect) {
 
 #[test]
 fn lru_eviction_order() {
-    // Free blocks are allocated first, lowest id first; a block freed without a hash becomes free again.
+    // Free blocks are allocated before cached blocks, lowest id first. A block that is freed without being
+    // registered in the prefix index becomes free again.
     check(
         &["allocate a", "allocate b", "free a", "allocate c"],
         &expect!["b=1 c=0 | free 2 | cached"],
     );
-    // An indexed block is cached when freed, and not evicted while a free block is available.
+    // An indexed block becomes cached when it is freed, and is not evicted while a free block is available.
     let ab = ["allocate a", "publish a", "allocate b", "publish b", "free a", "free b"];
     check(&ab, &expect!["| free 2 | cached 0 1"]);
     check(&[&ab[..], &["allocate c"]].concat(), &expect!["c=2 | free 1 | cached 0 1"]);
-    // A hit block leaves the LRU list, and returns as the most recently used one.
+    // A cached block that is hit leaves the LRU list. When it is freed again, it is the most recently used
+    // block.
     check(&[&ab[..], &["hit a"]].concat(), &expect!["a=0 | free 2 | cached 1"]);
     check(&[&ab[..], &["hit a", "free a"]].concat(), &expect!["| free 2 | cached 1 0"]);
-    // Without free blocks, the least recently used block is evicted.
+    // If no block is free, the least recently used cached block is evicted.
     let full = [&ab[..], &["hit a", "free a", "allocate c", "allocate c", "allocate d"]].concat();
     check(&full, &expect!["c=2 c=3 d=1 | free 0 | cached 0"]);
 }
@@ -461,8 +467,8 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
     assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
 }
 
-/// Checks that blocks of another tenant do not match even if a submitter computed the block keys with the
-/// wrong salt.
+/// Checks that cached blocks of a request with another cache salt do not match, even if a submitter computed
+/// the block keys with the wrong salt.
 #[test]
 fn prefix_hit_requires_equal_extra_keys() {
     let config = config(64);

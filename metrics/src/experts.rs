@@ -65,7 +65,7 @@ impl ExpertMetrics {
         Ok(Self { layers, tokens: (0..f.replicas()).map(|_| zeros()).collect() })
     }
 
-    /// Adds the token counts of a completed step to the totals of its experts and layers. In `counts`, the
+    /// Adds the token counts of a completed step to the totals of each expert and layer. In `counts`, the
     /// entries of a layer are adjacent.
     pub fn step_completed(&self, replica: Replica, counts: &[ExpertTokenCount]) {
         let Some(totals) = self.tokens.get(usize::from(replica.0)) else { return };

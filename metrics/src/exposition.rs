@@ -2,7 +2,7 @@
 //!
 //! The Prometheus library renders the first page, and the text before each number is kept. Series are never
 //! removed and the labels of a series never change, so an equal number of series per family means equal
-//! series. Otherwise the Prometheus library renders the page again.
+//! series. If the number of series of a family has changed, the Prometheus library renders the page again.
 
 use prometheus::proto::{Histogram, MetricFamily, MetricType};
 use prometheus::{Encoder, Error, TextEncoder};
@@ -26,7 +26,7 @@ pub(super) struct ExpositionTemplate {
 impl ExpositionTemplate {
     /// Renders the metric families in text format 0.0.4, byte for byte as the Prometheus library does.
     ///
-    /// Errors: those of the Prometheus library; none is known.
+    /// Errors: the errors of the Prometheus library; none is known to occur.
     pub(super) fn write(&mut self, families: &[MetricFamily]) -> Result<String, Error> {
         if !families.iter().map(series).eq(self.shape.iter().copied()) {
             *self = Self::of(families)?;

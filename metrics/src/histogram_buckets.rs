@@ -1,4 +1,4 @@
-//! Bucket bounds of the histograms: those of vLLM, unless replaced by `--custom-histogram-buckets`.
+//! Bucket bounds of the histograms: the bounds of vLLM, unless replaced by `--custom-histogram-buckets`.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -157,7 +157,8 @@ fn check(family: &str, bounds: &[f64]) -> Result<(), CustomBucketsError> {
     Ok(())
 }
 
-/// Effective bucket bounds of the histogram families: custom bounds, or the default ones.
+/// Effective bucket bounds of the histogram families: the custom bounds of a family if there are any,
+/// otherwise its default bounds.
 pub(super) struct HistogramBuckets<'a> {
     custom: &'a CustomBuckets,
     max_model_len: u32,

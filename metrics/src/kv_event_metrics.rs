@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Function that selects a counter of a publisher.
 type PublisherCounterFn = fn(&PublisherCounters) -> &AtomicU64;
 
-/// Series of the counters of all KV-event publishers; zero if there are no publishers.
+/// Series of the counters of all KV-event publishers; all values are zero if there are no publishers.
 pub(super) struct KvEventMetrics {
     counters: Vec<(Vec<IntCounter>, PublisherCounterFn)>,
     queue_depth: Vec<Gauge>,
@@ -32,8 +32,9 @@ impl KvEventMetrics {
         Ok(Self { counters, queue_depth, seq })
     }
 
-    /// Updates the series from the counters of each replica's publisher. Replicas without a series of their
-    /// own are included in the last series: summed, or as the maximum for the sequence number.
+    /// Updates the series from the counters of each replica's publisher. If there are fewer series than
+    /// replicas, the last series includes the remaining replicas: counts are summed, and of the sequence
+    /// numbers the maximum is used.
     pub(super) fn update(&self, publishers: &[Arc<PublisherCounters>]) {
         let series = self.queue_depth.len();
         for engine in 0..series {

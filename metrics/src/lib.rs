@@ -81,7 +81,7 @@ pub struct MetricsConfig {
     pub draft_tokens_max: u8,
     /// Fraction of draft tokens that are accepted at random for a benchmark; 0 = draft tokens are verified.
     pub synthetic_acceptance: f64,
-    /// Histogram bucket bounds that replace the default ones.
+    /// Histogram bucket bounds that replace the default bounds.
     pub buckets: CustomBuckets,
 }
 
@@ -124,13 +124,14 @@ pub struct KvCacheInfo {
 /// All metrics of one server.
 pub struct ServerMetrics {
     registry: Registry,
-    /// Serialises scrapes, because each of them increases counters by the difference to their previous value.
+    /// Serialises scrapes, because a scrape increases each counter by the difference between the current
+    /// total and the counter's value.
     update_lock: Mutex<()>,
     exposition: Mutex<ExpositionTemplate>,
     config: MetricsConfig,
     /// Metrics of requests: latencies, token counts, finish reasons.
     pub requests: RequestMetrics,
-    /// Metrics of steps: durations of phases, sizes, throughput.
+    /// Metrics of steps: durations of the phases of a step, numbers of rows and tokens, throughput.
     pub steps: StepMetrics,
     /// Expert load metrics.
     pub experts: ExpertMetrics,

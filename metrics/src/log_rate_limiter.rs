@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of log lines of one kind within `WINDOW`; further lines are suppressed.
+/// Maximum number of log lines of one limiter within `WINDOW`; further lines are suppressed.
 const LINES_MAX: u32 = 8;
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// Rate limiter for log lines of one kind: allows eight lines per minute and counts the suppressed ones.
+/// Rate limiter for one kind of log message: allows eight lines per minute and counts the suppressed ones.
 #[derive(Debug, Default)]
 pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 

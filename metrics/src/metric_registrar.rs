@@ -1,4 +1,4 @@
-//! Registration of metric families with their labels; most series are created at the start.
+//! Registration of metric families with their labels; most series are created at server start-up.
 
 mod histograms;
 
@@ -10,8 +10,8 @@ use prometheus::{
 };
 use protocol::Replica;
 
-/// Metric with one series per replica (label `engine`), or one series for all replicas. Replicas without a
-/// series of their own use the last series.
+/// Metric with one series per replica (label `engine`), or one series for all replicas. If there are fewer
+/// series than replicas, the remaining replicas use the last series.
 pub(super) struct ReplicaOrSharedSeries<T>(Vec<T>);
 
 impl<T> ReplicaOrSharedSeries<T> {
@@ -208,7 +208,7 @@ impl<'a> MetricRegistrar<'a> {
         self.tp_size
     }
 
-    /// Number of replicas, including those without a series of their own.
+    /// Number of replicas, including replicas that share one series.
     pub(super) fn replicas(&self) -> u16 {
         self.ranks / self.tp_size
     }
@@ -225,7 +225,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(family.with_label_values(&values))
     }
 
-    /// Registers an info gauge per replica: its value is 1, its labels are the given ones and `engine`.
+    /// Registers an info gauge per replica: its value is 1, its labels are the labels passed and `engine`.
     pub(super) fn info_of_replicas(
         &self,
         name: &str,
@@ -275,8 +275,8 @@ impl<'a> MetricRegistrar<'a> {
         ["model_name", "engine"].into_iter().chain(additional).collect()
     }
 
-    /// Creates the series of a family, one per value of the label `engine`. `additional`: value of a further
-    /// label.
+    /// Creates the series of a metric family, one per value of the label `engine`. `additional`: value of a
+    /// further label that all of these series have.
     fn children<T>(&self, additional: Option<&str>, child: impl Fn(&[&str]) -> T) -> Vec<T> {
         let values = |engine: &'_ String| {
             let values: Vec<&str> = [self.model, engine].into_iter().chain(additional).collect();

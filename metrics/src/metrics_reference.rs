@@ -31,7 +31,7 @@ const OPEN_LABELS: &[&str] = &[
 
 /// Renders the page from the series of a server with all features.
 ///
-/// Errors: those of `ServerMetrics::new`.
+/// Errors: the errors of `ServerMetrics::new`.
 pub fn reference_page() -> Result<String, prometheus::Error> {
     let config = MetricsConfig::new("MODEL", 1_000_000);
     let config = MetricsConfig {
@@ -84,7 +84,8 @@ fn kind(family: &MetricFamily) -> &'static str {
     }
 }
 
-/// Renders the labels of a family other than model and engine, with their values if these are fixed.
+/// Renders the labels of a metric family, except `model_name` and `engine`, and the values of labels whose
+/// values are fixed.
 fn labels(family: &MetricFamily) -> String {
     let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for pair in family.get_metric().iter().flat_map(Metric::get_label) {

@@ -50,7 +50,8 @@ impl ProcessMetrics {
         })
     }
 
-    /// Reads all values from the operating system; a value that it does not provide is left unchanged.
+    /// Reads all values from the operating system; a value that the operating system does not provide is left
+    /// unchanged.
     pub(super) fn update(&self) {
         let cpu_seconds = seconds(clock_gettime(ClockId::ProcessCPUTime));
         self.cpu.inc_by((cpu_seconds - self.cpu.get()).max(0.0));

@@ -40,7 +40,7 @@ impl QueueMetrics {
             since.map_or(Duration::ZERO, |ms| now.saturating_sub(Duration::from_millis(ms)))
         };
         for (engine, gauge) in self.age.iter().enumerate() {
-            // Replicas without a series of their own are included in the last series.
+            // If there are fewer series than replicas, the last series includes the remaining replicas.
             let rest = if engine + 1 == series { self.submitted_ms.len() } else { engine + 1 };
             let own = self.submitted_ms.get(engine..rest).unwrap_or_default();
             gauge.set(own.iter().map(age).max().unwrap_or_default().as_secs_f64());

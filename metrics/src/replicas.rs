@@ -56,9 +56,9 @@ impl ReplicaMetrics {
     }
 
     /// Updates the series from `stats`, the statistics of all replicas. The number of `deferred` requests,
-    /// whose grammar is being compiled, is added to the first replica, because they have no replica yet.
-    /// Replicas without a series of their own are included in the last series: summed, or averaged for the KV
-    /// cache usage.
+    /// whose grammar is being compiled, is added to the first replica, because they have no replica yet. If
+    /// there are fewer series than replicas, the last series includes the remaining replicas: values are
+    /// summed, and the KV cache usage is averaged.
     pub(super) fn update(&self, stats: &[SchedulerStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);
@@ -82,7 +82,8 @@ impl ReplicaMetrics {
     }
 }
 
-/// Registers the counters of prompt tokens: all, those found in the prefix cache, and by source.
+/// Registers the counters of prompt tokens: all prompt tokens, prompt tokens found in the prefix cache, and
+/// prompt tokens by source.
 #[rustfmt::skip] // One metric per line.
 fn prompt_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)>, Error> {
     let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of scheduled requests, by the source of their KV.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
@@ -120,7 +121,8 @@ fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(ReplicaSeries<IntC
     Ok(recovered.into_iter().zip(requests).chain(recomputed.into_iter().zip(tokens)).collect())
 }
 
-/// Registers the counters of speculative decoding; at least one draft position has a series.
+/// Registers the counters of speculative decoding; one draft position has a series even without speculative
+/// decoding.
 #[rustfmt::skip] // One metric per line.
 fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)>, Error> {
     let mut counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)> = vec![

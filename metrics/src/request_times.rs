@@ -51,8 +51,8 @@ pub struct RequestTimes {
 }
 
 impl RequestTimes {
-    /// Creates the times of the `n` choices of a prompt with `prompt_tokens` tokens, submitted to the engine
-    /// now.
+    /// Creates the `RequestTimes` of the `n` choices of a prompt with `prompt_tokens` tokens, submitted to
+    /// the engine now.
     pub fn of_choices(
         n: u32,
         arrived: Instant,

@@ -61,7 +61,8 @@ impl RequestMetrics {
         })
     }
 
-    /// Starts the recording of events that are delivered together; they share one timestamp.
+    /// Returns a recorder for token events that are delivered together; all events of a recorder have the
+    /// same timestamp.
     pub fn delivery_round(&self) -> TokenEventRecorder<'_> {
         let inter_token_latencies =
             self.inter_token_latency.iter().map(Histogram::local).collect::<Vec<_>>().into();

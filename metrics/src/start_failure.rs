@@ -3,7 +3,7 @@
 /// Class of a failed executor restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartFailureKind {
-    /// The weights or the model folder differ from those of the first start.
+    /// The weights or the model folder differ from the weights or the folder of the first start.
     WeightsChanged,
     /// An executor reported an error.
     Fault,
@@ -11,7 +11,8 @@ pub enum RestartFailureKind {
     Exited,
     /// The start made no progress, or took too long in total.
     Timeout,
-    /// An executor has another version, protocol, epoch or rank than expected.
+    /// An executor has another build version, protocol version, epoch (generation of the executor group) or
+    /// rank than expected.
     Mismatch,
     /// The operating system provided no process, thread or file descriptor.
     System,

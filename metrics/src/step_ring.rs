@@ -102,7 +102,7 @@ impl StepTimingRecord {
     }
 }
 
-/// Entry of the ring: a record with a version number, which is odd while the record is written.
+/// Entry of the ring: a timing record with a version number, which is odd while the record is being written.
 #[derive(Debug, Default)]
 struct StepTimingEntry {
     version: AtomicU64,

@@ -17,7 +17,8 @@ pub enum StepPhase {
     Commit,
     /// The scheduler processes step outputs and submissions.
     Apply,
-    /// The batch is sent to the executors, after the tick's metrics are updated.
+    /// The batch is sent to the executors, after the metrics of this iteration of the scheduler loop (tick)
+    /// are updated.
     Send,
     /// Time from the send, or from the output of the previous step if that was later, to the output of the
     /// step.

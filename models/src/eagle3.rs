@@ -210,7 +210,8 @@ fn load_embedding(
 }
 
 impl AuxHiddenStateCollector<'_> {
-    /// Returns the projected auxiliary hidden states after the forward pass, `[tokens, hidden size]`.
+    /// Returns the projected auxiliary hidden states after the forward pass, `[tokens, hidden size]`; `None`
+    /// if no auxiliary hidden state was collected.
     #[must_use]
     pub fn states(self) -> Option<Tensor> {
         self.combined.into_inner()

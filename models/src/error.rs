@@ -24,7 +24,7 @@ pub enum ForwardError {
     NoHiddenStates,
 }
 
-/// Error of loading a checkpoint, or a checkpoint that cannot be served.
+/// Error while a checkpoint is loaded: the checkpoint is invalid or not supported.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelLoadError {
     /// The model configuration is invalid.
@@ -84,7 +84,7 @@ pub enum ModelLoadError {
         /// Path of the model folder.
         dir: PathBuf,
     },
-    /// A weight does not split evenly over the ranks.
+    /// A weight cannot be split evenly over the ranks.
     #[error("tensor `{tensor}`: {error}")]
     Split {
         /// Name of the tensor of the weight.
@@ -155,8 +155,8 @@ pub enum WeightFileError {
         /// Position and reason of the parse error in the index.
         detail: String,
     },
-    /// A file name in the index is not a plain file name, so that it may refer to a file outside of the model
-    /// folder.
+    /// A name in the index contains a folder instead of only a file name, so that it may refer to a file
+    /// outside of the model folder.
     #[error("`{name}` is not the name of a file in this folder")]
     Outside {
         /// Invalid file name in the index.
@@ -228,7 +228,7 @@ pub enum StoredTensorError {
     /// Two weight files contain a tensor of this name.
     #[error("is also stored in {other}")]
     Duplicate {
-        /// Path of the other weight file.
+        /// Path of the second weight file that contains a tensor of this name.
         other: String,
     },
     /// The index assigns the tensor to a weight file that does not contain it.
@@ -249,7 +249,7 @@ pub enum StoredTensorError {
     /// A scale is stored under two names, and the two values differ.
     #[error("differs from `{0}`, which is another name of this scale")]
     ScaleSpelling(String),
-    /// A tensor of all experts of a layer has static activation scales, which are not supported.
+    /// A fused tensor with all experts of a layer has static activation scales, which are not supported.
     #[error("contains the experts of a layer, whose static activation scales are not supported")]
     StaticExperts,
     /// The stored LM head differs from the embedding that it is tied to.
@@ -257,7 +257,7 @@ pub enum StoredTensorError {
     TiedHead,
 }
 
-/// Formats the missing and the unexpected tensors, each list truncated to fit a terminal.
+/// Formats the missing and the unexpected tensors, with each list truncated to a length that fits a terminal.
 fn coverage(missing: &[String], unexpected: &[String]) -> String {
     const LISTED_MAX: usize = 16;
     let list = |title: &str, names: &[String]| {

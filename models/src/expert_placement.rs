@@ -1,13 +1,13 @@
 //! Expert placement (EPLB map), which the operator supplies: the logical expert of every physical expert of
-//! each layer. Each rank has an equally long, consecutive range of the physical experts. Frequently selected
-//! experts may have several copies.
+//! each layer. Each rank has a consecutive range of the physical experts; all ranges have the same length.
+//! Frequently selected experts may have several copies.
 //!
 //! If an expert has several copies, the position of a token in its request selects the copy. The selection
 //! therefore does not depend on the batch or on chunked prefill, and each copy receives about the same number
 //! of tokens.
 //!
-//! The rows after the rows of the decoder layers are for MTP modules. If an MTP module has no row, each of
-//! its experts has one copy, in ascending order of experts.
+//! The placement has one row per layer: rows for the decoder layers, then rows for the MTP modules. If an MTP
+//! module has no row, each of its experts has one copy, in ascending order of experts.
 
 use crate::ModelConfig;
 use crate::sharding::ParallelRank;
@@ -27,7 +27,8 @@ pub enum ExpertPlacementError {
         got: usize,
         /// Number of layers of the model.
         expected: usize,
-        /// Number of MTP modules of the model, for which the placement may have further rows.
+        /// Number of MTP modules of the model, for which the placement may have rows after the rows of the
+        /// decoder layers.
         mtp_modules: usize,
     },
     /// The placement has no row for an MTP module, and the experts of this module cannot be split evenly over
@@ -87,7 +88,8 @@ pub enum ExpertPlacementError {
     },
 }
 
-/// Text about rows for MTP modules, appended to an error message.
+/// Returns the end of an error message about the number of layers: the number of MTP modules. The text is
+/// empty if the model has no MTP modules.
 fn mtp_hint(modules: usize) -> String {
     if modules == 0 { String::new() } else { format!(", and {modules} in MTP modules") }
 }
@@ -162,13 +164,14 @@ impl<'a> LayerExpertPlacement<'a> {
         rank.rank * per_rank..(rank.rank + 1) * per_rank
     }
 
-    /// Logical experts of a range of physical experts.
+    /// Returns the logical expert of each physical expert in a range.
     pub(crate) fn experts(self, physical_experts: Range<usize>) -> Vec<usize> {
         self.0[physical_experts].iter().map(|&expert| usize::from(expert)).collect()
     }
 
-    /// Table with one row per logical expert: the number of its copies, then its physical experts, ascending,
-    /// padded with -1 to equal length. Returns the table and its number of columns.
+    /// Returns a table with one row per logical expert, and its number of columns. A row contains the number
+    /// of physical experts of the logical expert, then the indices of these physical experts in ascending
+    /// order. Rows are padded with -1 to the same length.
     pub(crate) fn table(self, experts: usize) -> (Vec<i32>, usize) {
         let mut copies = vec![Vec::new(); experts];
         for (physical_expert, &expert) in (0_i32..).zip(self.0) {

@@ -19,8 +19,8 @@ pub struct ForwardContext<'a> {
     pub ops: &'a Ops,
     /// Tensor-parallel group: the ranks over which every layer is split.
     pub tp: &'a ParallelGroup,
-    /// Data-parallel group: the ranks of all replicas among which the experts are distributed. These ranks
-    /// have the same parts of all other weights as this rank, but process different tokens.
+    /// Data-parallel group: the ranks of all replicas among which the experts are distributed. All these
+    /// ranks have the same part of all other weights, but process different tokens.
     pub dp: &'a ParallelGroup,
     /// Maximum number of tokens that any rank of `dp` has in this step; each rank has this number of rows in
     /// the all-gather buffers.
@@ -52,7 +52,8 @@ pub enum ExpertExchangeMethod {
     /// All-to-all: each rank receives only the tokens that are routed to its experts. Before the exchange,
     /// the ranks exchange token counts through the host.
     AllToAll,
-    /// All-gather or all-to-all, whichever is expected to be faster with uniform routing.
+    /// All-gather or all-to-all, whichever is expected to be faster if tokens are routed uniformly to all
+    /// experts.
     Auto,
 }
 
@@ -69,7 +70,7 @@ pub trait ForwardObserver {
     /// Called with the hidden states `x [tokens, hidden size]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
 
-    /// Called with the experts and expert weights that the router of layer `layer` selected for each token.
+    /// Called with the experts and routing weights that the router of layer `layer` selected for each token.
     fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
 }
 

@@ -21,8 +21,8 @@ pub enum ShardSpec {
     Heads(AttentionHeadKind),
     /// Outputs are split into equal parts (column parallel).
     Cols,
-    /// Inputs are split into equal parts that are multiples of the unit (row parallel); the partial products
-    /// are all-reduced.
+    /// Inputs are split into equal parts that are multiples of the given unit, such as a channel or a head
+    /// (row parallel); the partial products are all-reduced.
     Rows(SplitUnit),
     /// Only rank 0 has the weight. Used for biases that must be added only once to a sum over the ranks.
     FirstRankOnly,
@@ -83,7 +83,7 @@ pub struct WeightSlice {
     pub padding: usize,
 }
 
-/// Error: a dimension cannot be split evenly over the ranks.
+/// A dimension cannot be split evenly over the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} {count} cannot be split over {ranks} ranks; the nearest number that works is {nearest}"
@@ -99,7 +99,7 @@ pub struct UnevenSplitError {
     pub nearest: usize,
 }
 
-/// Number of vocabulary rows per rank, with padding, is a multiple of this value.
+/// The number of vocabulary rows per rank, including padding, is a multiple of this value.
 const VOCAB_UNIT: usize = 64;
 
 impl ParallelRank {

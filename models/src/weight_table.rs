@@ -276,8 +276,8 @@ fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
     specs
 }
 
-/// Weights that MTP modules store as copies of weights of the target model: name of the copy, and name of the
-/// original.
+/// Returns the weights that MTP modules store as copies of weights of the target model, as pairs of the name
+/// of the copy and the name of the original.
 #[must_use]
 pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
     let head = if config.tied { EMBEDDING } else { HEAD };

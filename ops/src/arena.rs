@@ -2,8 +2,8 @@
 //!
 //! Free buffers are kept in stacks by size class (four size classes per power of two). The most recently used
 //! buffer is reused first, so that a layer works in memory that is still in cache, and an equal sequence of
-//! ops gets equal addresses. A smaller step uses the buffers of a larger one, so that the arena does not grow
-//! after the largest steps have run; warm-up runs them first.
+//! ops gets equal addresses. A smaller step uses the buffers that a larger step has allocated, so that the
+//! arena does not grow after the largest steps have run; warm-up runs them first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,15 +14,15 @@ use kernels::KernelBackend;
 use crate::OpError;
 
 const MIN_CLASS_BYTES: usize = 4096;
-/// Maximum size of a free buffer that is used for a result, in multiples of the needed size class. Larger
-/// free buffers are kept for larger results.
+/// A free buffer is used for a result only if its size is at most this multiple of the size class that the
+/// result needs. Larger free buffers are kept for larger results.
 const MAX_OVERSIZE_FACTOR: usize = 64;
 
 /// Arena of device buffers, which are reused for later tensors.
 #[derive(Debug, Default)]
 pub(crate) struct BufferArena {
-    /// Free buffers by size class. One thread owns a device, so the lock is never contended; it makes tensors
-    /// `Send`.
+    /// Free buffers by size class. Only one thread uses a device, so the mutex is never contended; it is
+    /// needed to make tensors `Send`.
     free: Mutex<BTreeMap<usize, Vec<Buffer>>>,
 }
 

@@ -10,8 +10,8 @@ use crate::error::check_size;
 use crate::launch_plan::fuses_rope_attention;
 use crate::{DeviceBatchMetadata, KvPool, OpError, Ops, Tensor};
 
-/// Table of the RoPE cosines and sines on the device, each f32 `[positions, rotary_dim / 2]`. The model
-/// computes them from its RoPE parameters.
+/// Tables of the RoPE cosines and of the RoPE sines on the device, each f32 `[positions, rotary_dim / 2]`.
+/// The model computes them from its RoPE parameters.
 #[derive(Debug)]
 pub struct RopeTable {
     pub(crate) cos: Tensor,
@@ -26,7 +26,7 @@ pub struct QkNormRopeParams<'a> {
     pub q_norm: Option<&'a Tensor>,
     /// Weight `[head_dim]` of the per-head key norm; `None` = the model has no such norm.
     pub k_norm: Option<&'a Tensor>,
-    /// Epsilon of both norms, which is added to the mean square.
+    /// Epsilon of the query norm and of the key norm, which is added to the mean square.
     pub eps: f32,
     /// RoPE cosines and sines by position.
     pub rope: &'a RopeTable,
@@ -41,13 +41,13 @@ pub struct QkFullNormWeights<'a> {
     pub weight: &'a Tensor,
     /// Number of query and key channels of this rank.
     pub channels: QkChannelCounts,
-    /// Number of tensor-parallel ranks, which have equally many channels.
+    /// Number of tensor-parallel ranks; all ranks have the same number of channels.
     pub ranks: usize,
     /// Epsilon of the norm, which is added to the mean square.
     pub eps: f32,
 }
 
-/// Parameters of one attention layer that are not in the layout of the KV pool.
+/// Parameters of one attention layer, in addition to those in the layout of the KV pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionLayerParams {
     /// Number of query heads on this rank. The number of KV heads and the head size are in the layout of the
@@ -78,7 +78,7 @@ impl Ops {
         Ok(RopeTable { cos: upload(cos)?, sin: upload(sin)? })
     }
 
-    /// Uploads the attention temperature: one factor of the queries per position.
+    /// Uploads the attention temperature: one factor per position, by which queries are multiplied.
     pub fn temperature_table(&self, factors: &[f32]) -> Result<Tensor, OpError> {
         let mut table = self.zeros(DType::F32, &[factors.len()])?;
         let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
@@ -87,7 +87,7 @@ impl Ops {
     }
 
     /// Returns the sums of squares of this rank's query channels and of its key channels, f32 `[tokens, 2]`.
-    /// `qkv [tokens, channels]` has the query channels, then the key channels, then others.
+    /// `qkv [tokens, channels]` has the query channels, then the key channels, then the value channels.
     pub fn qk_square_sums(
         &self,
         qkv: &Tensor,
@@ -132,9 +132,9 @@ impl Ops {
     }
 
     /// Attention from the QKV projection. `qkv [tokens, (heads + 2 · kv_heads) · head_dim]` has the query,
-    /// key and value heads, in this order. Queries and keys are normed and rotated; keys and values are
-    /// written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`, `[tokens, heads ·
-    /// head_dim]`. Runs as one launch where the device has a fused kernel, with the same results.
+    /// key and value heads, in this order. RMS norm and RoPE are applied to queries and keys; keys and values
+    /// are written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`, `[tokens, heads
+    /// · head_dim]`. Runs as one launch where the device has a fused kernel, with the same results.
     pub fn rope_attention(
         &self,
         qkv: &Tensor,

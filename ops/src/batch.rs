@@ -18,7 +18,8 @@ pub struct HostBatchMetadata {
     /// Row boundaries from 0 to the number of tokens, `[rows + 1]`: row `r` has the tokens from `cu_q[r]` up
     /// to, but not including, `cu_q[r + 1]`.
     pub cu_q: Vec<i32>,
-    /// Number of keys of each row, including its own tokens, `[rows]`.
+    /// Context length of each row: number of its keys, including the keys of its tokens in this step,
+    /// `[rows]`.
     pub context_lens: Vec<i32>,
     /// Block tables of all rows, `[rows, width]` with the width of the longest table; padding may have any
     /// value.
@@ -41,17 +42,18 @@ pub struct DeviceBatchMetadata {
     pub positions: Tensor,
     /// KV slot of each token; i64 `[tokens]`. −1 = its key and value are not stored.
     pub slots: Tensor,
-    /// First token of each row, then the number of tokens; i32 `[rows + 1]`.
+    /// Index of the first token of each row, then the number of tokens; i32 `[rows + 1]`.
     pub cu_q: Tensor,
-    /// Number of keys of each row; i32 `[rows]`.
+    /// Context length of each row: number of its keys, including the keys of its tokens in this step; i32
+    /// `[rows]`.
     pub context_lens: Tensor,
     /// Block tables: i32 `[rows, width]`; with `table_rows`, i32 `[seq_slots, width]`, one table per sequence
     /// slot.
     pub block_tables: Tensor,
     /// Index of the block table of each row; i32 `[rows]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
-    /// Metadata of each row, such as its sequence slot: one line per [`RowMetadataField`], i32 `[fields, at
-    /// least rows]`. `None` = the batch does not come from `StepBuffers`.
+    /// Metadata of each row, such as its sequence slot: one array row per [`RowMetadataField`], i32 `[fields,
+    /// at least rows]`. `None` = the batch does not come from `StepBuffers`.
     pub row_facts: Option<Tensor>,
     /// Upper bounds of the rows (such as the longest row and the longest context), by which kernels are
     /// selected.

@@ -17,7 +17,7 @@ use crate::prefetch::FusedLaunchTracker;
 use crate::weights::EmbeddingStorage;
 use crate::{EmbeddingTable, OpError, PackedLinear, Tensor};
 
-/// Row multiple to which the memory of results is padded: the rows of a GEMM tile.
+/// The memory of results is padded to a multiple of this number of rows, the rows of a GEMM tile.
 const TILE_ROWS: usize = 16;
 
 /// Ops on one device, with activations of one type.
@@ -28,7 +28,8 @@ pub struct Ops {
     /// Arena for results on the secondary stream. The main arena could reuse a buffer before the secondary
     /// stream has finished with it.
     pub(crate) secondary_arena: Arc<BufferArena>,
-    /// Order in which fused linear layers are launched; it determines which weights are prefetched.
+    /// Records the order in which fused linear layers are launched, by which a layer prefetches the weights
+    /// of the next one.
     pub(crate) launch_order: FusedLaunchTracker,
     pub(crate) dtype: DType,
 }
@@ -104,8 +105,8 @@ impl Ops {
         Ok(Tensor::new(TensorStorage::new(buffer, None), dtype, shape))
     }
 
-    /// Uploads `parts`, stacked by rows, as one tensor of type `dtype`: norm weights, untied embedding
-    /// tables, biases. The parts have rows of equal length and any float type.
+    /// Uploads the matrices `parts`, stacked by rows, as one tensor of type `dtype`; for norm weights, untied
+    /// embedding tables and biases. The matrices have rows of equal length and any float type.
     pub fn upload(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Tensor, OpError> {
         let cols = parts.first().map_or(0, HostMat::cols);
         let rows = parts.iter().map(HostMat::rows).sum();

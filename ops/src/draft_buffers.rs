@@ -1,5 +1,6 @@
-//! Device memory of a draft module (MTP, EAGLE-3 or draft model): inputs of its draft passes, each of which
-//! computes one draft token per row, the draft tokens, and the hidden states that the passes start from.
+//! Device memory of a draft module (MTP, EAGLE-3 or draft model): the inputs of its draft passes, the draft
+//! tokens, and the hidden states from which draft passes start. A draft pass computes one draft token per
+//! row.
 
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
@@ -45,8 +46,8 @@ pub struct DraftBuffers {
 }
 
 impl DraftBufferLimits {
-    /// Number of hidden states per sequence slot: those of the token before the newest one, of the newest
-    /// token, and of its draft tokens.
+    /// Number of hidden states per sequence slot: the states of the token before the newest one, of the
+    /// newest token, and of the draft tokens after it.
     #[must_use]
     pub fn states_per_slot(&self) -> usize {
         2 + self.passes
@@ -147,7 +148,7 @@ impl DraftBuffers {
     }
 
     /// Gathers the hidden state of the token before each token of a step of `rows` rows, `[tokens,
-    /// hidden_size]`. `hidden` has the hidden states of the step's own tokens, `[tokens, hidden_size]`.
+    /// hidden_size]`. `hidden` has the hidden states of the tokens of the step, `[tokens, hidden_size]`.
     pub fn previous_states(
         &mut self,
         ops: &Ops,
@@ -160,9 +161,9 @@ impl DraftBuffers {
         Ok(y)
     }
 
-    /// Gathers hidden states to `y`. If `hidden` has the states of the step's own tokens: for each of these
-    /// tokens, the state of the token before it. Without `hidden`: the states that the first draft pass
-    /// starts from.
+    /// Gathers hidden states to `y`. If `hidden` has the states of the tokens of the step, gathers the state
+    /// of the token before each of these tokens. Without `hidden`, gathers the states that the first draft
+    /// pass starts from.
     fn gather_states(
         &mut self,
         ops: &Ops,
@@ -204,7 +205,7 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Chooses the draft tokens of a pass: the most probable id after each state in `hidden [rows,
+    /// Chooses the draft tokens of a pass: the most probable token id for each hidden state in `hidden [rows,
     /// hidden_size]`. `logits` computes this rank's logits of the given row indices, f32 `[indices,
     /// shard.cols]`; `gather` all-gathers the candidates of all ranks.
     pub fn choose_tokens<E: From<OpError>>(
@@ -286,7 +287,7 @@ impl DraftBuffers {
         Ok(words.iter().map(|&id| u32::from_ne_bytes(id)).collect())
     }
 
-    /// Reads the hidden states at block boundaries, `[blocks, hidden_size]`, for tests.
+    /// Reads the hidden states of the last token of each KV block, `[blocks, hidden_size]`, for tests.
     pub fn read_boundary_states(&self, ops: &Ops) -> Result<Vec<f32>, OpError> {
         ops.read_f32(&self.boundary_states)
     }

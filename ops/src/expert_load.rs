@@ -25,8 +25,8 @@ pub struct LayerExpertLoadCounter<'a> {
     pub counts: &'a ExpertLoadCounters,
     /// Index of the layer.
     pub layer: usize,
-    /// KV slot of each token, i64 `[tokens]`: tokens without a slot (−1) are padding. `None` = no token is
-    /// padding.
+    /// KV slot of each token, i64 `[tokens]`: tokens with slot −1 are padding and are not counted. `None` =
+    /// no token is padding.
     pub slots: Option<&'a Tensor>,
 }
 
@@ -99,8 +99,8 @@ impl ExpertLoadStatsDownload {
 }
 
 impl LayerExpertLoadCounter<'_> {
-    /// Calls `work`, which launches a routing kernel, with the token counts of the layer that the kernel
-    /// increases, or with `None` if tokens are not counted.
+    /// Calls `work`, which launches a routing kernel. Its argument is the token counts of the layer, which
+    /// the kernel increases, or `None` if tokens are not counted.
     pub(crate) fn with<T>(
         counter: Option<Self>,
         work: impl FnOnce(Option<&mut ExpertLoadArgs<'_>>) -> Result<T, OpError>,

@@ -81,8 +81,8 @@ impl Ops {
         )
     }
 
-    /// `x += h Wᵀ + bias` for the residual stream `x [tokens, outputs]` and `h [tokens, inputs]`. Where the
-    /// addition is better fused with the norm that follows ([`Ops::add_rms_norm`], [`Ops::add_norm_linear`]),
+    /// `x += h Wᵀ + bias` for the residual stream `x [tokens, outputs]` and `h [tokens, inputs]`. If fusing
+    /// the addition with the norm that follows is faster ([`Ops::add_rms_norm`], [`Ops::add_norm_linear`]),
     /// returns `Some(h Wᵀ + bias)` instead and leaves `x` unchanged.
     pub fn linear_add(
         &self,
@@ -165,8 +165,8 @@ impl Ops {
         Ok(DownProjectionInput::Product(self.linear_silu_mul(&h, gate_up)?))
     }
 
-    /// Returns `silu(gate) · up` of the linear layer `gate_up` over `h [tokens, inputs]`, which is normed
-    /// already, as input of the linear layer `down`. See [`Ops::norm_linear_gated`].
+    /// Returns `silu(gate) · up` of the linear layer `gate_up` over `h [tokens, inputs]`, to which the norm
+    /// has been applied already, as input of the linear layer `down`. See [`Ops::norm_linear_gated`].
     pub fn linear_gated(
         &self,
         h: &Tensor,
@@ -191,9 +191,8 @@ impl Ops {
         }
     }
 
-    /// `x += (silu(gate) · up) Wᵀ + bias` for the gated activation `h`. Where the addition is better fused
-    /// with the norm that follows, returns the addend instead and leaves `x` unchanged. See
-    /// [`Ops::linear_add`].
+    /// `x += (silu(gate) · up) Wᵀ + bias` for the gated activation `h`. If fusing the addition with the norm
+    /// that follows is faster, returns the addend instead and leaves `x` unchanged. See [`Ops::linear_add`].
     pub fn gated_linear_add(
         &self,
         x: &mut Tensor,

@@ -9,13 +9,13 @@ use kernels::{
 };
 
 /// Maximum number of rows for which RoPE, KV write and decode attention are one launch. More rows would be
-/// slower, because every split of the keys prepares the queries again. Layers of Qwen3-8B at a context of
-/// 1,088 tokens on an H200, with two launches and with one: 103.4 and 102.4 µs for 1 row, 112.1 and 116.5 µs
-/// for 4 rows; of Qwen3-0.6B, 23.0 and 23.8 µs for 2 rows.
+/// slower, because the thread block of each split of the keys computes norm and RoPE of the queries again.
+/// Time per layer on an H200 with two launches and with one launch: Qwen3-8B at a context of 1,088 tokens,
+/// 103.4 and 102.4 µs for 1 row, 112.1 and 116.5 µs for 4 rows; Qwen3-0.6B, 23.0 and 23.8 µs for 2 rows.
 const ROPE_ATTENTION_ROWS: usize = 1;
 /// Maximum number of tokens for which shared experts are computed as routed experts on GPUs: that saves
-/// launches, but reads the weights of the shared experts once per segment of tokens (kernels/KERNELS.md,
-/// MoE).
+/// launches, but reads the weights of the shared experts once per group of tokens that one thread block
+/// processes (kernels/KERNELS.md, MoE).
 const FUSED_SHARED_EXPERT_TOKENS: usize = 16;
 
 /// Decides how a linear layer is launched together with the ops before and after it.
@@ -68,10 +68,10 @@ pub enum SharedExpertPlan {
 }
 
 impl SharedExpertPlan {
-    /// Returns the plan for `tokens` tokens. `fusable`: shared experts are packed with the routed ones.
-    /// `separate`: weight types of the shared experts as separate MLPs. `exchanges`: tokens are exchanged
-    /// with other ranks between routing and the sum; with an exchange the secondary stream makes a step 6 %
-    /// slower (two H200, DP attention with EP).
+    /// Returns the plan for `tokens` tokens. `fusable`: shared experts are packed with the routed experts.
+    /// `separate`: data types of the weights of the shared experts packed as separate MLPs. `exchanges`:
+    /// tokens are exchanged with other ranks between routing and the sum; with an exchange the secondary
+    /// stream makes a step 6 % slower (two H200, DP attention with EP).
     ///
     /// The secondary stream adds two gaps between launches. For few tokens, separate MLPs with 16-bit weights
     /// are as fast, because their weights are prefetched while the preceding launches end; fp8 weights are

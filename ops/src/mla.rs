@@ -57,9 +57,9 @@ impl Ops {
     }
 
     /// Packs the weights `kv_b [heads · (qk_nope_head_dim + v_head_dim), kv_lora_rank]`: for each head, the
-    /// rows of its keys (W_UK), then those of its values (W_UV). In f32, the reference, absorbed attention
-    /// multiplies queries by W_UK itself. For other types, the transpose of W_UK is packed as well, and
-    /// absorbed attention uses the transpose.
+    /// rows of its keys (W_UK), then the rows of its values (W_UV). In f32 (the reference type), absorbed
+    /// attention uses W_UK itself. For other types, the transpose of W_UK is packed as well, and absorbed
+    /// attention uses the transpose.
     pub fn pack_mla_heads(
         &self,
         kv_b: &HostMat<'_>,
@@ -90,8 +90,8 @@ impl Ops {
     }
 
     /// MLA of the queries `q [tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]` over compressed KV. The
-    /// step's own compressed KV, `kv [tokens, kv_lora_rank + qk_rope_head_dim]`, is normed, rotated and
-    /// written to the KV pool by slot (−1: not written). Returns `[tokens, heads · v_head_dim]`.
+    /// step's own compressed KV, `kv [tokens, kv_lora_rank + qk_rope_head_dim]`, is written to the KV pool by
+    /// slot (−1: not written), after RMS norm and RoPE. Returns `[tokens, heads · v_head_dim]`.
     pub fn mla_attention(
         &self,
         mut q: Tensor,
@@ -135,14 +135,14 @@ impl Ops {
         batch: &DeviceBatchMetadata,
     ) -> Result<(), OpError> {
         let rope_dim = pool.mla_layout("mla_write_kv_only")?.rope_dim;
-        // The kernel rotates queries as well, so it gets scratch queries of one head.
+        // The kernel applies RoPE to queries as well, so it gets one head of dummy queries.
         let mut scratch_q = self.scratch(kv.dtype(), &[kv.rows(), rope_dim])?;
         let write = mla_kv_write_args(kv, weights, batch, 1, layer)?;
         self.mla_kv_write(&mut scratch_q, pool, &write)
     }
 
-    /// Rotates the queries `q` in place, and writes compressed KV, normed and rotated, to a layer of the KV
-    /// pool.
+    /// Applies RoPE to the queries `q` in place, and writes compressed KV to a layer of the KV pool, after
+    /// RMS norm and RoPE.
     fn mla_kv_write(
         &self,
         q: &mut Tensor,

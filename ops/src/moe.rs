@@ -14,7 +14,7 @@ use crate::{LayerExpertLoadCounter, OpError, Ops, PackedLinear, Tensor};
 #[derive(Debug)]
 pub struct ExpertRouting {
     /// Expert indices, i32 `[tokens, experts per token]`, best first; fused shared experts come after the
-    /// routed ones.
+    /// routed experts.
     pub experts: Tensor,
     /// Routing weights, f32, with the shape of `experts`.
     pub weights: Tensor,
@@ -25,7 +25,7 @@ pub struct ExpertRouting {
 pub struct ExpertsPerToken {
     /// Number of routed experts that the router selects.
     pub top_k: usize,
-    /// Number of fused shared experts, whose indices follow those of the routed experts.
+    /// Number of fused shared experts, whose indices follow the indices of the routed experts.
     pub shared: usize,
 }
 
@@ -53,7 +53,8 @@ pub struct RouterRule {
 }
 
 impl RouterRule {
-    /// Whether the rule is a softmax over all experts, without bias, groups or scale.
+    /// Whether the rule is a softmax over all experts, without correction bias, expert groups or scale
+    /// factor.
     fn is_plain(&self) -> bool {
         let Self { score, bias, groups, scale, .. } = self;
         let softmax = *score == RouterScoreFunction::Softmax && scale.to_bits() == 1f32.to_bits();
@@ -146,7 +147,7 @@ impl PackedExperts {
 
 impl Ops {
     /// Packs experts, the first of which has index `first_expert` in its layer. The model has the same number
-    /// of experts in each of `layers` layers. For each expert, `gate_up` has parts that stack to `[2 ·
+    /// of experts in each of `layers` layers. For each expert, `gate_up` has matrices that stack to `[2 ·
     /// intermediate_size, hidden_size]`, gate rows first, and `down` has one matrix `[hidden_size,
     /// intermediate_size]`.
     pub fn pack_experts(
@@ -167,7 +168,7 @@ impl Ops {
 
     /// Whether shared experts are packed with the routed experts, which have the projections `gate_up` and
     /// `down` (see [`Ops::pack_experts`]). False if routed experts run as an fp8 grouped GEMM with TMA,
-    /// because separate shared experts are always faster then.
+    /// because separate shared experts are then always faster.
     #[must_use]
     pub fn packs_shared_experts(
         &self,
@@ -251,7 +252,7 @@ impl Ops {
     }
 
     /// Uploads the EPLB map `physical_experts`, row-major i32 `[experts, cols]`. The row of a logical expert
-    /// has its number of copies, then the physical experts of these copies.
+    /// has the number of its copies, then the index of the physical expert of each copy.
     pub fn upload_placement(
         &self,
         physical_experts: &[i32],
@@ -265,8 +266,9 @@ impl Ops {
     }
 
     /// Replaces the logical experts in `routing` by physical experts, as the EPLB map `physical_experts`
-    /// states. The position of a token selects one of several copies. `tokens` has the token index of each
-    /// row of `routing` (`None` = row `t` belongs to token `t`); `positions` has the position of each token.
+    /// states. If a logical expert has several copies, the position of the token selects one of them.
+    /// `tokens` has the token index of each row of `routing` (`None` = row `t` belongs to token `t`);
+    /// `positions` has the position of each token.
     pub fn eplb_map_experts(
         &self,
         routing: &mut ExpertRouting,

@@ -9,11 +9,12 @@ use crate::{ExpertRouting, OpError, Ops, Tensor};
 /// Dispatch plan of one layer: which tokens are sent to which rank.
 #[derive(Debug)]
 pub struct MoeDispatchPlan {
-    /// Indices of the tokens that are sent to rank 0, ascending, then of those for rank 1, and so on (send
-    /// order); i32 `[ranks · tokens]`. Entries after the last sent token are undefined.
+    /// Indices of the tokens that are sent to rank 0, ascending, then the indices of the tokens that are sent
+    /// to rank 1, and so on (send order); i32 `[ranks · tokens]`. Entries after the last sent token are
+    /// undefined.
     tokens: Tensor,
-    /// Row of each token in send order, for each rank that it is sent to; −1 = the token is not sent to that
-    /// rank; i32 `[tokens, ranks]`.
+    /// Row index of each token in send order, for each rank that it is sent to; −1 = the token is not sent to
+    /// that rank; i32 `[tokens, ranks]`.
     row_of_token: Tensor,
     counts: Vec<usize>,
 }
@@ -79,8 +80,8 @@ impl Ops {
         Ok(y)
     }
 
-    /// Allocates a result like [`Ops::scratch`] in memory for `capacity_rows` rows, so that steps with other
-    /// numbers of rows reuse the memory.
+    /// Allocates a result like [`Ops::scratch`] in memory for `capacity_rows` rows, so that steps with
+    /// different numbers of rows reuse the same buffer.
     pub fn scratch_with_capacity(
         &self,
         capacity_rows: usize,

@@ -18,8 +18,8 @@ impl MeanPoolingSums {
         Ok(Self { sums: ops.zeros(DType::F32, &[seq_slots, hidden_size])? })
     }
 
-    /// Adds the hidden states `x [tokens, hidden_size]` of a step to the sums of its rows. The sum of a row that
-    /// begins its sequence starts at 0.
+    /// Adds the hidden states `x [tokens, hidden_size]` of a step to the sums of its rows. For a row that
+    /// begins its sequence, the sum is first reset to 0.
     pub fn add(
         &mut self,
         ops: &Ops,

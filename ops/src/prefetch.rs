@@ -13,7 +13,7 @@ use kernels::{PackedMatrix, PrefetchHint};
 use crate::PackedLinear;
 
 /// Successor of a fused linear layer in launch order; the fused linear layer prefetches the successor's
-/// weights. Also states whether `silu_mul` is fused with the successor.
+/// weights. The field `silu_mul` states whether `silu_mul` is fused with the successor.
 #[derive(Debug)]
 pub(crate) struct NextLinearLayer {
     /// Weak reference, because the chain of layers is a cycle: the first layer follows the last one.
@@ -21,8 +21,8 @@ pub(crate) struct NextLinearLayer {
     silu_mul: bool,
 }
 
-/// Order of fused launches: remembers the fused linear layer that was launched last, if no other op followed
-/// it.
+/// Tracks the order of fused launches: stores the fused linear layer that was launched last, if no other op
+/// was launched after it.
 #[derive(Debug, Default)]
 pub(crate) struct FusedLaunchTracker {
     last: Mutex<Option<Arc<OnceLock<NextLinearLayer>>>>,

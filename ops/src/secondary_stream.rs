@@ -8,7 +8,7 @@ use crate::prefetch::FusedLaunchTracker;
 use crate::{OpError, Ops};
 
 /// Ops on a secondary stream that overlaps the main stream of the [`Ops`] that forked it. If the device has
-/// no secondary stream, they are launched on the main stream.
+/// no secondary stream, the ops are launched on the main stream.
 ///
 /// The ops run after everything that was launched on the main stream before the fork. Until the join, they
 /// may read only memory that is not written meanwhile.

@@ -1,6 +1,6 @@
 //! Device arrays of a step: one copy uploads the staged inputs, `prepare` lays out the arrays, the forward
-//! pass reads them, and `sample` adds the sampled tokens. All are allocated at start-up, with full size and a
-//! fixed address.
+//! pass reads them, and `sample` adds the sampled tokens. All arrays are allocated at start-up, with full
+//! size and a fixed address.
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
@@ -30,7 +30,7 @@ pub struct StepBufferLimits {
     pub logits_rows: usize,
     /// Maximum number of top log-probabilities that a logits row can report.
     pub top_logprobs: usize,
-    /// Size of the stage, which is the input copy of a step, in bytes.
+    /// Maximum size in bytes of the stage: the inputs of a step, which one copy uploads to the device.
     pub stage_bytes: usize,
     /// Token positions per KV block.
     pub block_tokens: usize,
@@ -38,7 +38,7 @@ pub struct StepBufferLimits {
     pub verification: DraftVerification,
 }
 
-/// Sizes of one step: those of its staged inputs, or larger ones for a captured graph.
+/// Sizes of one step: the sizes of its staged inputs, or larger sizes for a captured graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Number of tokens.
@@ -101,8 +101,8 @@ impl StepBuffers {
         Ok(ops.device.start_upload(&ops.stream, self.stage.buffer_mut()?, memory, bytes)?)
     }
 
-    /// Updates the sequence slots from the uploaded stage, and computes the arrays that the forward pass
-    /// reads: token ids, positions, KV slots, row boundaries and others.
+    /// Updates the sequence slots from the uploaded stage (the inputs of a step), and computes the arrays
+    /// that the forward pass reads: token ids, positions, KV slots, row boundaries and others.
     pub fn prepare(
         &mut self,
         ops: &Ops,
@@ -183,7 +183,7 @@ impl StepBuffers {
 
     /// Samples from vocab-parallel logits: each rank has the logits of its `shard` of the vocabulary, f32
     /// `[logits rows, shard.cols]`; `gather` all-gathers the candidates of all ranks.
-    /// `vocab_parallel_support` of the device states which logits rows are supported.
+    /// `vocab_parallel_support` of the device states which logits rows are supported, by their top-k.
     pub fn sample_vocab_parallel(
         &mut self,
         ops: &Ops,
@@ -221,7 +221,8 @@ impl StepBuffers {
         Ok(SamplerArgs { stage, prepared, outputs })
     }
 
-    /// Returns the stage of a prepared step, and the positions of its tokens, i32 `[1, maximum tokens]`.
+    /// Returns the stage (the uploaded inputs) of a prepared step, and the positions of its tokens, i32 `[1,
+    /// maximum tokens]`.
     pub(crate) fn staged(&self) -> Result<(MatRef<'_>, MatRef<'_>), OpError> {
         Ok((self.stage.mat()?, self.positions.mat()?))
     }

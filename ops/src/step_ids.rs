@@ -20,8 +20,8 @@ impl TokenIdDownload {
         Ok(Self { memory: Some(memory), in_flight: None })
     }
 
-    /// Starts the copy of the first `tokens` ids of a step, in stream order. A copy in flight that nothing
-    /// has waited for is completed first.
+    /// Starts the copy of the first `tokens` ids of a step, in stream order. If an earlier copy is still in
+    /// flight, waits for it first.
     pub fn start(
         &mut self,
         ops: &Ops,

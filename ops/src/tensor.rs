@@ -7,8 +7,8 @@ use device::{DType, MatMut, MatRef};
 use crate::OpError;
 use crate::arena::TensorStorage;
 
-/// Contiguous, row-major elements on the device. Kernels view it as a matrix of `rows() × cols()`, whose
-/// columns are the last dimension. A tensor owns its memory, or shares it with the tensor that it was
+/// Contiguous, row-major elements on the device. Kernels view the tensor as a matrix of `rows() × cols()`,
+/// whose columns are the last dimension. A tensor owns its memory, or shares it with the tensor that it was
 /// narrowed from; while the memory is shared, it cannot be written.
 #[derive(Debug)]
 pub struct Tensor {
@@ -68,8 +68,8 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Returns a tensor of the first elements, as many as `shape` has. It shares the memory, so neither
-    /// tensor can be written until one of them is dropped.
+    /// Returns a view of the first `shape.product()` elements, with the shape `shape`. The view shares the
+    /// memory, so neither tensor can be written until one of them is dropped.
     pub fn narrow(&self, shape: &[usize]) -> Result<Self, OpError> {
         if shape.iter().product::<usize>() > self.len() {
             let (got, expected) = (shape.to_vec(), self.shape.clone());

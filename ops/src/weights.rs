@@ -17,8 +17,8 @@ pub struct PackedLinear {
     pub(crate) weight: Arc<PackedMatrix>,
     /// Bias, f32 `[outputs]`.
     pub(crate) bias: Option<Arc<Tensor>>,
-    /// Fused linear layer that is launched after this one, once it is recorded; this layer prefetches its
-    /// weights.
+    /// Fused linear layer that is launched after this one, known after the first pass that launches both;
+    /// this layer prefetches the weights of the next one.
     pub(crate) next: Arc<OnceLock<NextLinearLayer>>,
 }
 
@@ -52,8 +52,8 @@ impl PackedLinear {
     }
 
     /// Returns the rows of the weight as an embedding table. An LM head that is tied to the embedding is
-    /// stored once, packed, and the lookup gathers rows from its panels. `first` is the vocabulary id of row
-    /// 0 on this rank.
+    /// stored once, packed, and the embedding lookup gathers rows from the packed matrix. `first` is the
+    /// vocabulary id of row 0 on this rank.
     #[must_use]
     pub fn tied_embedding(&self, first: usize) -> EmbeddingTable {
         EmbeddingTable { table: EmbeddingStorage::Packed(self.weight.clone()), first }

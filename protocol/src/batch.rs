@@ -11,14 +11,17 @@ use smallvec::SmallVec;
 pub struct Batch {
     /// Step id, repeated in the output.
     pub step: StepId,
-    /// Epoch of the executor group that the batch is sent to.
+    /// Epoch of the executor group that the batch is sent to: a number that increases when the executors are
+    /// restarted.
     pub epoch: Epoch,
-    /// Dispatch mode, decided by the scheduler and never negotiated between ranks.
+    /// How the step is launched: by a captured graph or eagerly. The scheduler decides this for all ranks.
     pub dispatch: StepLaunchMode,
-    /// Number of tokens to which every rank of a lockstep group pads its MoE layers; 0 outside lockstep.
+    /// Number of tokens to which each rank pads its MoE layers if replicas share experts and step together
+    /// (lockstep); otherwise 0.
     pub moe_tokens: u32,
-    /// Number of leading rows that may have draft tokens on any rank of a lockstep group; ranks run the MTP
-    /// module or draft model together on this number of rows. 0 without draft tokens and outside lockstep.
+    /// Number of leading rows that may have draft tokens on any rank, if replicas share experts and step
+    /// together (lockstep); the ranks run the MTP module or draft model on this number of rows. 0 without
+    /// draft tokens or without lockstep.
     pub draft_rows: u32,
     /// Rows of the batch, one per request.
     pub rows: Vec<BatchRow>,
@@ -34,7 +37,7 @@ pub enum StepLaunchMode {
         /// Tokens per row: 1, or 1 + draft tokens.
         width: u32,
     },
-    /// Launches every kernel for this number of tokens.
+    /// Launches each kernel separately, without a captured graph.
     Eager {
         /// Number of tokens forwarded by the step.
         tokens: u32,
@@ -51,7 +54,7 @@ pub struct BatchRow {
     pub epoch: u32,
     /// Sequence slot of the request.
     pub seq_slot: SequenceSlot,
-    /// Position of the first token, assuming that no draft token in flight is accepted: see
+    /// Position of the first token, assuming that no draft token of the steps in flight is accepted: see
     /// [`RowInput::SampledAt`].
     pub start: u32,
     /// Number of known tokens forwarded, at least 1.
@@ -67,13 +70,15 @@ pub struct BatchRow {
     pub masked: bool,
     /// Source of the token ids.
     pub input: RowInput,
-    /// Block table changes since the last row of the sequence slot; the whole table in the first row of an
-    /// epoch.
+    /// Changes of the block table since the last row of the sequence slot. The first row after admission or
+    /// preemption of the request, or after an executor restart, contains the whole table.
     pub table_updates: ThinVec<BlockTableUpdate>,
-    /// Known successor of the chunk's last token (read by proposers and for prompt logprobs).
+    /// Known token after the chunk's last token, for draft proposers and for prompt logprobs; `None` = not
+    /// known.
     pub next_token: Option<Token>,
-    /// Initial state of the sequence slot, present in the first row of a request's epoch. Boxed because it is
-    /// rare and large, and steps have thousands of rows.
+    /// Initial state of the sequence slot. Present in the first row after admission or preemption of the
+    /// request, or after an executor restart. Boxed because it is rare and large, and steps have thousands of
+    /// rows.
     pub seq_init: Option<Box<SequenceInit>>,
 }
 
@@ -88,7 +93,8 @@ pub enum RowInput {
     SampledAt {
         /// Step that sampled the token.
         step: StepId,
-        /// Number of draft tokens in flight: the row starts at most this number of positions after `start`.
+        /// Number of draft tokens of the steps in flight. If they are accepted, the row starts up to this
+        /// number of positions after `start`.
         draft_slack: u16,
     },
 }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 /// A type of messages that are encoded as bodies of frames, for example `ExecutorCommand`.
 pub trait WireMessage: Sized {
-    /// Returns the message kind, unique over all messages.
+    /// Returns the message kind, a number that is unique over all message types.
     fn kind(&self) -> u16;
 
     /// Appends the encoded body to `out`.

@@ -19,7 +19,7 @@ pub enum ExecutorCommand {
     /// Grammar bitmasks of a step that was sent before; the bitmasks of one step may be sent in several
     /// messages.
     Bitmask(BitmaskMessage),
-    /// Starts or ends a step trace; answered by `ProfilerStatus`.
+    /// Starts or ends a step trace. The executor responds with `ProfilerStatus`.
     Profile {
         /// Whether to record a trace.
         enabled: bool,
@@ -44,7 +44,7 @@ pub enum ExecutorEvent {
     },
     /// The weights are loaded; their digests are computed while they are read.
     WeightsLoaded(WeightsDigest),
-    /// Warm-up is complete; answered by `AllocateKv`.
+    /// Warm-up is complete. The scheduler responds with `AllocateKv`.
     WarmUpDone(WarmUpReport),
     /// The KV cache is allocated, and batches are accepted.
     Ready(ExecutorReady),
@@ -60,7 +60,7 @@ pub enum ExecutorEvent {
         /// Duration of the step in nanoseconds.
         duration_ns: u64,
     },
-    /// Answer to `Profile`, after all earlier steps are recorded.
+    /// Response to `Profile`, sent after all earlier steps are recorded.
     ProfilerStatus(ProfilerStatus),
     /// The device or the executor failed; the executor exits.
     Fault {
@@ -159,7 +159,7 @@ pub struct ExecutorHello {
     pub version: u16,
     /// Rank in the world.
     pub rank: Rank,
-    /// Epoch of the executor group.
+    /// Epoch of the executor group: a number that increases when the executors are restarted.
     pub epoch: Epoch,
     /// Device name.
     pub device: String,
@@ -171,8 +171,8 @@ pub struct ExecutorHello {
 
 /// Digests of the weights that an executor has loaded, model and draft model together.
 ///
-/// Each is a sum over tensors and depends neither on their order nor on threads. The three differ in the set
-/// of ranks that must agree on them.
+/// Each digest is a sum over tensors, so it depends neither on the order of the tensors nor on the number of
+/// threads. The three digests differ in the set of ranks on which they must be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WeightsDigest {
     /// Digest of the tensors that every rank loads completely, and of samples of all tensors of the
@@ -180,7 +180,8 @@ pub struct WeightsDigest {
     pub common: u64,
     /// Digest of the tensor-parallel slices: equal on ranks with the same TP rank.
     pub sharded: u64,
-    /// Digest of the experts: different on each rank with expert parallelism, otherwise as `sharded`.
+    /// Digest of the experts: different on each rank with expert parallelism, otherwise equal on the same
+    /// ranks as `sharded`.
     pub experts: u64,
 }
 
@@ -188,7 +189,8 @@ impl WeightsDigest {
     /// Returns the combined digest of a model and its draft model.
     #[must_use]
     pub fn with_draft(self, draft: Self) -> Self {
-        // The rotation makes the sum depend on the order, so that swapped models are detected.
+        // The rotation makes the sum depend on the order, so that an exchange of the model and the draft
+        // model is detected.
         let both = |model: u64, draft: u64| model.wrapping_add(draft.rotate_left(23));
         Self {
             common: both(self.common, draft.common),
@@ -201,7 +203,7 @@ impl WeightsDigest {
 /// Start-up phase of an executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StartupPhase {
-    /// Opening the device and its libraries; units are steps of the phase.
+    /// Opening the device and its libraries; the units are the steps of this phase.
     Device,
     /// Compiling kernels that are not cached; units are modules.
     Compile,
@@ -211,7 +213,8 @@ pub enum StartupPhase {
     WarmUp,
     /// Capturing graphs for the configured row counts; units are graphs.
     Capture,
-    /// Joining the groups of ranks that share the model; units are rendezvous.
+    /// Joining the communication groups of the ranks that share the model; the only unit is the rendezvous of
+    /// these ranks.
     Join,
 }
 
@@ -237,7 +240,7 @@ pub struct WarmUpReport {
     pub kv_spec: KvSpec,
     /// Number of KV blocks that fit on this rank.
     pub kv_blocks: u32,
-    /// Measured cost of a step, the initial value for step deadlines.
+    /// Measured duration of a step, from which the first step deadlines are computed.
     pub step_cost: StepCost,
 }
 

@@ -70,7 +70,7 @@ pub enum FrameError {
 pub struct FrameHeader {
     /// Message kind.
     pub kind: u16,
-    /// Epoch of the executor group.
+    /// Epoch of the executor group: a number that increases when the executors are restarted.
     pub epoch: Epoch,
     /// Length of the body in bytes.
     pub body_bytes: usize,
@@ -136,7 +136,7 @@ pub fn encode<M: WireMessage>(
 pub struct DecodedFrame<M> {
     /// Message of the body.
     pub message: M,
-    /// Epoch of the executor group.
+    /// Epoch of the executor group: a number that increases when the executors are restarted.
     pub epoch: Epoch,
     /// Length of the frame in bytes, header and body.
     pub frame_bytes: usize,

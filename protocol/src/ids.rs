@@ -25,7 +25,8 @@ id!(
     StepId(u64)
 );
 id!(
-    /// Generation of an executor group: messages of older epochs are dropped.
+    /// Generation of an executor group: it increases when the executors are restarted, and messages of older
+    /// epochs are dropped.
     Epoch(u64)
 );
 id!(
@@ -41,7 +42,7 @@ id!(
     Rank(u16)
 );
 id!(
-    /// Index of a replica (DP rank): one KV cache and the executors that share it.
+    /// Index of a replica (DP rank). A replica consists of one KV cache and the executors that share it.
     Replica(u16)
 );
 

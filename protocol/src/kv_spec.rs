@@ -17,7 +17,7 @@ pub struct KvSpec {
 pub struct KvGroup {
     /// Layer indices.
     pub layers: Vec<u16>,
-    /// Kind of the stored state.
+    /// Kind of state that is stored per token, such as keys and values.
     pub kind: KvKind,
     /// Bytes of one block over all layers of the group, on one rank.
     pub bytes_per_block: u64,

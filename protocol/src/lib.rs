@@ -1,7 +1,8 @@
 //! Types that cross a process boundary: ids, batches, step outputs, KV layout and KV events.
 //!
-//! Plain data only. A type belongs here if it is serialised between the scheduler and an executor, or between
-//! the scheduler and a KV-event subscriber. This crate has no policy and no device access.
+//! The crate contains only data types. A type belongs here if it is serialised between the scheduler and an
+//! executor, or between the scheduler and a KV-event subscriber. This crate has no policy and no device
+//! access.
 
 #![forbid(unsafe_code)]
 

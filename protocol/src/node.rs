@@ -37,11 +37,11 @@ pub enum NodeHandshake {
 /// Messages from node 0 to another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeCommand {
-    /// Answer to `Join`: the node is accepted.
+    /// Response to `Join`: the node is accepted.
     Accepted,
-    /// Answer to `Join`: the node does not match the cluster.
+    /// Response to `Join`: the settings of the node do not match the cluster.
     Rejected {
-        /// Reason, with the values of both sides.
+        /// Reason, with the value of node 0 and the value of the other node.
         reason: String,
     },
     /// Kills remaining executors of a replica on the node, starts new ones, and connects each to node 0.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct StepOutput {
     /// Step id.
     pub step: StepId,
-    /// Epoch of the executor group.
+    /// Epoch of the executor group: a number that increases when the executors are restarted.
     pub epoch: Epoch,
     /// One result per batch row.
     pub rows: Vec<RowOutput>,
@@ -35,13 +35,15 @@ pub struct ExpertTokenCount {
 /// Result of one batch row.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RowOutput {
-    /// Sampled token ids: accepted draft tokens, then one more. Empty for a row that does not sample.
+    /// Sampled token ids: accepted draft tokens, then one token sampled after them. Empty for a row that does
+    /// not sample.
     pub sampled_tokens: TokenVec,
     /// Number of verified draft tokens: at most `BatchRow::drafts`, fewer if the proposer had fewer.
     pub drafted: u8,
     /// Number of accepted draft tokens.
     pub accepted: u8,
-    /// Set if the row failed, or its grammar bitmask was overdue; no tokens are emitted then.
+    /// Error of the row, such as an overdue grammar bitmask; a row with an error emits no tokens. `None` = no
+    /// error.
     pub error: Option<RowError>,
     /// Logprobs, one entry per emitted token, if requested; otherwise empty.
     pub logprobs: ThinVec<TokenLogprobs>,

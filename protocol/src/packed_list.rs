@@ -7,8 +7,8 @@ use serde::{Deserializer, Serializer};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// Maximum size in bytes of a list that is encoded without an allocation, such as a list of the one token id
-/// of a decode row or of one new block id.
+/// Maximum size in bytes of a list that is encoded without an allocation, such as a list with one token id
+/// (of a decode row) or with one new block id.
 const INLINE_BYTES: usize = 64;
 
 /// A number, or a pair of numbers, of a fixed encoded size.

@@ -17,7 +17,8 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Drops tokens less likely than `min_p` times the most likely token; 0 = none.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 = off.
+    /// Repetition penalty for tokens that occur in the prompt or output: positive logits are divided by it,
+    /// negative logits are multiplied by it; 1 = off.
     pub repetition_penalty: f32,
     /// Penalty that is subtracted from the logit of a token once per earlier occurrence in the output; 0 =
     /// off.
@@ -45,7 +46,7 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Returns the parameters of greedy decoding with every other rule off.
+    /// Returns the parameters of greedy decoding with all other sampling options off.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -66,8 +67,8 @@ impl SamplingParams {
         }
     }
 
-    /// Returns whether a rule reads earlier tokens, so that the executor needs the token history of the
-    /// request.
+    /// Returns whether an option (penalties or bad words) reads earlier tokens, so that the executor needs
+    /// the token history of the request.
     pub fn needs_token_history(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.frequency_penalty != 0.0

@@ -52,13 +52,14 @@ pub struct ExecutorSettings {
     pub max_logprobs: u32,
     /// Folder for traces of the executor's steps; `None` = no traces.
     pub profile_dir: Option<PathBuf>,
-    /// Epoch of the executor group; batches of other epochs are dropped.
+    /// Epoch of the executor group (a number that increases when the executors are restarted); batches of
+    /// other epochs are dropped.
     pub epoch: Epoch,
     /// World rank, the rank among all ranks of the server: `dp · tp_size + tp`.
     pub rank: Rank,
     /// Parallel configuration of the server.
     pub parallel: ParallelConfig,
-    /// Number of ranks on this host, this rank included: they share its cores and memory.
+    /// Number of ranks on this host, this rank included; the ranks share the cores and memory of the host.
     pub ranks_on_host: u16,
     /// Expert placement; `None` = each expert once, in order.
     pub expert_placement: Option<ExpertPlacement>,
@@ -69,15 +70,15 @@ pub struct ExecutorSettings {
     pub one_shot_all_reduce: bool,
 }
 
-/// Parallel configuration of a server. All ranks of the server form the world; the ranks of a replica are
-/// consecutive.
+/// Parallel configuration of a server. The world is the set of all ranks of the server; the ranks of a
+/// replica are consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParallelConfig {
     /// Number of tensor-parallel ranks per replica.
     pub tp_size: u16,
     /// Number of replicas, each with its own KV cache.
     pub dp_size: u16,
-    /// Expert parallelism: each expert is on one rank of the world, instead of sharded over all ranks of a
+    /// Expert parallelism: each expert is on one rank of the server, instead of sharded over all ranks of a
     /// replica.
     pub expert_parallel: bool,
 }
@@ -117,16 +118,18 @@ pub struct SpeculativeConfig {
 /// Rule that decides which draft tokens are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum DraftAcceptanceRule {
-    /// Accepts the draft tokens that equal the tokens sampled without drafts.
+    /// Accepts a draft token if it equals the token that would be sampled without draft tokens.
     #[default]
     Exact,
     /// For benchmarks: accepts draft tokens with fixed probabilities, regardless of the model. The output is
     /// meaningless.
     Synthetic {
-        /// Probability of the first draft token of a row in thousandths; values above 1000 are certain.
+        /// Acceptance probability of the first draft token of a row in thousandths; values of 1000 and more
+        /// mean certain acceptance.
         per_mille: u16,
-        /// Decrease of the probability from each draft token of a row to the next, in thousandths: 0 for a
-        /// constant rate, 1000 for a fixed mean number of accepted draft tokens.
+        /// Amount in thousandths that is subtracted from the acceptance probability for each further draft
+        /// token of the row: 0 for a constant probability, 1000 for a fixed mean number of accepted draft
+        /// tokens.
         decrease: u16,
     },
 }
@@ -134,8 +137,8 @@ pub enum DraftAcceptanceRule {
 /// Proposer of draft tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpeculativeMethod {
-    /// N-gram lookup: the continuation of an earlier occurrence of the newest tokens of the request. Needs
-    /// [`SequenceInit::token_history`](crate::SequenceInit) of every request.
+    /// N-gram lookup: proposes the tokens that followed an earlier occurrence of the request's newest tokens.
+    /// Needs [`SequenceInit::token_history`](crate::SequenceInit) of every request.
     Ngram {
         /// Minimum n-gram length, at least 1.
         lookup_min: u8,
@@ -162,23 +165,23 @@ pub enum GraphCaptureConfig {
     /// Captures graphs for row counts that the executor chooses.
     #[serde(rename = "Usual")]
     DefaultSizes {
-        /// Maximum row count; `None` = the maximum of a step.
+        /// Maximum row count; `None` = the maximum number of rows of a step.
         max_size: Option<u32>,
     },
-    /// Captures graphs for these row counts, up to the maximum of a step.
+    /// Captures graphs for these row counts, up to the maximum number of rows of a step.
     #[serde(rename = "Rows")]
     Sizes(Vec<u32>),
 }
 
 impl Default for GraphCaptureConfig {
-    /// Returns the default row counts, up to the maximum of a step.
+    /// Returns the default row counts, up to the maximum number of rows of a step.
     fn default() -> Self {
         Self::DefaultSizes { max_size: None }
     }
 }
 
-/// Placement of experts (EPLB map): the expert in each physical slot of each layer. Of the `P` slots of a
-/// layer, rank `r` of `n` has those from `r · P / n` on.
+/// Placement of experts (EPLB map): the expert in each physical slot of each layer. Of the `P` physical slots
+/// of a layer, rank `r` of `n` ranks has the `P / n` slots from `r · P / n` on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExpertPlacement {
     /// `layers[l][s]` = expert in physical slot `s` of layer `l`; entries of dense layers are ignored.
@@ -238,10 +241,10 @@ impl ModelDtype {
 /// Data type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum KvCacheDtype {
-    /// Data type of the activations.
+    /// The KV cache has the data type of the activations.
     #[default]
     Auto,
-    /// fp8 e4m3, with the checkpoint's scales if present.
+    /// The KV cache stores fp8 e4m3, with the scales of the checkpoint if it has any.
     Fp8,
 }
 

@@ -29,7 +29,7 @@ const STEPS: usize = 1_000;
 const MANY_BLOCKS: u32 = 4_000_000;
 
 struct StepBenchCase {
-    /// Ranks of the lockstep group.
+    /// Number of ranks in the lockstep group; 1 = a single replica.
     ranks: u16,
     /// Running requests per rank.
     running: u32,
@@ -37,7 +37,8 @@ struct StepBenchCase {
     bar_us: f64,
 }
 
-/// Each case has a number of ranks, a number of running requests per rank, and the bound in microseconds.
+/// Each case has a number of ranks, a number of running requests per rank, and the maximum median step time
+/// in microseconds.
 const CASES: [(u16, u32, f64); 5] =
     [(1, 1, 50.0), (1, 256, 50.0), (1, 1_024, 150.0), (8, 1_024, 1_500.0), (1, 10_000, 2_000.0)];
 
@@ -115,7 +116,7 @@ fn print_row(case: &StepBenchCase, times: &StepBenchTimes) {
     );
 }
 
-/// Fills the scheduler with requests, then times single steps of all ranks.
+/// Fills the scheduler with requests, then times single steps. One step contains the batches of all ranks.
 fn measure(case: &StepBenchCase) -> StepBenchTimes {
     let steps = if case.total_requests() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
     let length = PROMPT + 4 * steps;
@@ -128,8 +129,8 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
         inbox.push(submit(&scheduler, u64::from(id), prompt_len, length - prompt_len, rank));
     }
     let mut effects = Vec::new();
-    // Runs the prefill, and then decode steps until all requests run, so that no reused buffer grows in the
-    // timed steps.
+    // Runs the prefill and then decode steps until all requests are running, so that no reused buffer grows
+    // in the timed steps.
     while scheduler.limits().max_num_seqs > 0 {
         scheduler.tick(0, &mut inbox, &mut effects);
         let rows = complete_steps(&mut effects, &mut inbox);
@@ -144,7 +145,8 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
         let elapsed = started.elapsed();
         let rows = complete_steps(&mut effects, &mut inbox);
         assert!(rows > 0, "no rows are scheduled");
-        // Two steps in flight may complete in one tick: count each, and the batches of all ranks as one step.
+        // With two steps in flight, one tick may complete two steps: both are counted. The batches of all
+        // ranks are one step.
         let completed = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
         if step >= 50 {
             times.push(elapsed / completed);
@@ -155,7 +157,7 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
     StepBenchTimes { median: percentile(0.5), p99: percentile(0.99), longest: percentile(1.0) }
 }
 
-/// Returns the time that a very long prompt adds to the tick that receives it.
+/// Returns the time that the submission of a very long prompt adds to a tick (one call of `Scheduler::tick`).
 fn longest_prompt_submit() -> Duration {
     let case = StepBenchCase { ranks: 1, running: 256, depth: 1, bar_us: 0.0 };
     let mut scheduler = scheduler(&case, 140_000);
@@ -171,8 +173,8 @@ fn longest_prompt_submit() -> Duration {
     worst
 }
 
-/// Returns the time of the longest tick while one request runs alone in a KV pool of `blocks` blocks (median
-/// of a hundred runs). Requests that arrive during a tick wait for its end.
+/// Returns the time of the longest tick (one call of `Scheduler::tick`) while one request runs alone in a KV
+/// pool of `blocks` blocks; median of a hundred runs. Requests that arrive during a tick wait for its end.
 fn longest_single_request_tick(blocks: u32) -> Duration {
     let case = StepBenchCase { ranks: 1, running: 1, depth: 1, bar_us: 0.0 };
     let mut scheduler = scheduler_with_blocks(&case, 100, blocks);

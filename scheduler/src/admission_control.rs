@@ -1,9 +1,10 @@
-//! Rejects requests that can never fit and requests that exceed the queue limits, before any step.
+//! Rejects requests that can never fit in the KV cache and requests that exceed the queue limits, before any
+//! step.
 
 use crate::{RejectReason, RequestSubmission, SchedulerConfig};
 
-/// Number of waiting requests and total number of their tokens, over all replicas, which the queue limits
-/// bound.
+/// Number of waiting requests and total number of their tokens, over all replicas. The queue limits bound
+/// both numbers.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct QueueBacklog {
     pub(crate) requests: u32,
@@ -33,7 +34,7 @@ fn exceeds_limits(
     if prompt_len == 0 {
         return Some(RejectReason::EmptyPrompt);
     }
-    // A prompt that is only pooled needs no position for an output token.
+    // A pooling request samples no token, so its prompt needs no position for an output token.
     let output_min = u64::from(submit.sampling.pooling.is_none());
     if prompt_len + output_min > u64::from(max_model_len) {
         return Some(RejectReason::PromptTooLong { prompt_len, max_model_len });

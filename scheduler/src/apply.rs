@@ -1,8 +1,8 @@
 //! Applies the output of a step: commits sampled tokens, registers full blocks in the prefix cache and
 //! finishes requests.
 //!
-//! If a request finished or was preempted after the step was sent, its row result is dropped. An output that
-//! does not belong to the oldest step in flight is dropped completely and counted.
+//! If a request finished or was preempted after the step was sent, the step's result for this request is
+//! dropped. An output that does not belong to the oldest step in flight is dropped completely and counted.
 
 use crate::publish::publish_full_blocks;
 use crate::request::Request;
@@ -16,7 +16,7 @@ use protocol::{PromptResults, RowError, RowOutput, StepOutput, Token, TokenLogpr
 use std::mem::take;
 
 /// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
-/// and the slab slots of finished requests to `finished`.
+/// and the slab slots (indices of stored requests) of finished requests to `finished`.
 pub(crate) fn apply(
     state: &mut ReplicaRequests,
     kv: &mut KvCache,
@@ -55,13 +55,14 @@ pub(crate) fn apply(
     }
 }
 
-/// A row as it was scheduled, and the output that the executor returned for it.
+/// A batch row as it was scheduled, and the output that the executor returned for it.
 struct ScheduledRowOutput<'a> {
     row: &'a ScheduledRow,
     output: &'a mut RowOutput,
 }
 
-/// Applies one row result and moves logprobs out of it into an event. Returns whether the request finished.
+/// Applies the result of one batch row, and moves its logprobs into an event. Returns whether the request
+/// finished.
 fn apply_row(
     request: &mut Request,
     kv: &mut KvCache,
@@ -82,8 +83,8 @@ fn apply_row(
         request.push_event(events).finish_reason = Some(FinishReason::Error(code));
         return true;
     }
-    // Draft tokens that earlier steps accepted shift the start of this row, so the start is read from the
-    // committed KV length and not from the plan.
+    // Draft tokens that were accepted in earlier steps shift the start of this row, so the start is read from
+    // the committed KV length and not from the plan.
     let start = request.committed_kv_len;
     totals.drafts.add(result.drafted, result.accepted);
     request.computed_tokens += u32::from(result.accepted);
@@ -125,8 +126,8 @@ fn is_mask_overdue(request: &Request, row: &ScheduledRow, result: &RowOutput) ->
 }
 
 /// Marks the last token of the row as uncomputed, so that a later row forwards it again and samples when the
-/// grammar bitmask is ready. No later row of the request is in flight, because rows of constrained requests
-/// wait for the previous token.
+/// grammar bitmask is ready. No later row of the request is in flight, because requests with a grammar wait
+/// for each token before the next row is sent.
 fn recompute_last_token(request: &mut Request) {
     request.mask_state.on_overdue();
     request.computed_tokens -= 1;
@@ -134,6 +135,7 @@ fn recompute_last_token(request: &mut Request) {
 }
 
 /// Returns why the row result is unusable: a row error, a wrong number of tokens, or a token id out of range.
+/// Returns `None` if the result is valid.
 fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<RequestError> {
     if let Some(error) = result.error {
         return Some(RequestError::RowFailed(error));
@@ -146,8 +148,8 @@ fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<
     (!valid).then_some(RequestError::BadOutput)
 }
 
-/// Commits emitted tokens up to the first one that finishes the request. Returns the number of committed
-/// tokens and the finish reason.
+/// Commits the emitted tokens in order, up to and including the first token that finishes the request.
+/// Returns the number of committed tokens and the finish reason.
 fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<FinishReason>) {
     if !emitted.is_empty() {
         request.mask_state.on_row_committed();
@@ -161,14 +163,14 @@ fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<Fin
             return (i + 1, finish);
         }
     }
-    // A request without output tokens (`max_tokens` 0) finishes when its whole prompt is computed. Other
-    // requests finish on the token that reaches the limit, before that token is forwarded.
+    // A request without output tokens (`max_tokens` 0) finishes when its whole prompt is computed. Any other
+    // request finishes when the token at its length limit is sampled; this token is not forwarded.
     let scored = request.committed_kv_len >= request.limit;
     (emitted.len(), scored.then_some(FinishReason::Length))
 }
 
-/// Returns the finish reason of a request that is about to finish. A pooling request has the
-/// reason `stop`, as in vLLM, or an error if its result is missing.
+/// Returns the finish reason of a request that is about to finish. For a pooling request, the reason is
+/// `stop`, as in vLLM, or an error if the pooling result is missing.
 fn checked_finish(
     request: &Request,
     prompt: Option<&PromptResults>,
@@ -182,9 +184,9 @@ fn checked_finish(
     }
 }
 
-/// Keeps only the undelivered prompt logprobs in the `entries` of a row: after a preemption, rows recompute
-/// positions with delivered logprobs. The row starts at position `start`, so `entries[0]` belongs to position
-/// `start + 1`.
+/// Keeps in `entries` only the prompt logprobs that have not been delivered: after a preemption, rows
+/// recompute positions whose logprobs were delivered. The row starts at position `start`, so `entries[0]`
+/// belongs to position `start + 1`.
 fn keep_undelivered_logprobs(request: &mut Request, start: u32, entries: &mut Vec<TokenLogprobs>) {
     let cold = &mut request.cold_fields;
     let prompt_entries = (cold.prompt_len - 1).saturating_sub(start) as usize;
@@ -235,8 +237,8 @@ mod tests {
         }
     }
 
-    /// Checks rows that recompute positions whose logprobs were delivered, and a row that extends past the
-    /// prompt.
+    /// Checks `keep_undelivered_logprobs` for rows that recompute positions whose logprobs were delivered,
+    /// and for a row that extends past the prompt.
     #[test]
     fn prompt_logprobs_are_delivered_once() {
         let mut request = request(9);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 const OUTPUT_TOKENS_RESERVED: u32 = 1_024;
 
 /// Fields of a request that most steps do not read. `repr(C)` keeps the first four fields in two cache lines,
-/// because registering a full block in the prefix cache reads them.
+/// because these fields are read when a full block is registered in the prefix cache.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct RequestColdFields {
@@ -25,9 +25,9 @@ pub(crate) struct RequestColdFields {
     pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
     pub(crate) queue_key: QueueKey,
     pub(crate) prompt_len: u32,
-    /// Prompt position of the next logprobs to deliver.
+    /// Lowest prompt position whose logprobs have not been delivered.
     pub(crate) prompt_logprobs_sent: u32,
-    /// Number of leading ids of `Request::stop_ids` that are EOS ids.
+    /// Number of EOS ids in `Request::stop_ids`; they come first in this list.
     pub(crate) eos_count: u32,
     pub(crate) params: RequestParams,
 }
@@ -40,13 +40,14 @@ pub(crate) struct RequestParams {
     pub(crate) rng_key: u64,
     /// Position of the first token that is sampled under a grammar bitmask.
     pub(crate) first_masked_position: u32,
-    /// Whether the client named the replica: the request never migrates.
+    /// Whether the client selected the replica, so that the request never migrates to another replica.
     pub(crate) pinned_to_replica: bool,
-    /// Tokens that the request adds to the outstanding load of its replica; the router compares the loads of
-    /// replicas.
+    /// Number of prompt tokens, which this request adds to the load of its replica until it finishes. The
+    /// router compares the loads of the replicas.
     pub(crate) load_tokens: u64,
     pub(crate) submitted_ms: u64,
-    /// Reason of the last requeue (for example a preemption), and the number of positions computed before it.
+    /// Reason why the request was last moved back to the waiting queue (for example a preemption), and the
+    /// number of positions that had been computed before.
     pub(crate) last_requeue: Option<(RequeueReason, u32)>,
     pub(crate) first_admission: Option<FirstAdmission>,
 }

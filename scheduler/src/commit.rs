@@ -1,8 +1,9 @@
 //! Executes a plan: moves requests between queues, allocates blocks (also for draft tokens) and writes the
 //! batch.
 //!
-//! The order matters: preempt victims, pin the prefix hits of *all* admissions, then allocate. An allocation
-//! must not evict a prefix hit of the same plan.
+//! The order matters: first preempt requests, then pin the prefix hits of *all* admitted requests (add a
+//! reference to their cached blocks), then allocate blocks. An allocation must not evict a prefix hit of the
+//! same plan.
 
 use crate::FirstAdmission;
 use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
@@ -14,7 +15,7 @@ use protocol::{
     BatchRow, BlockId, BlockTableUpdate, RowInput, SequenceInit, StepId, ThinVec, TokenVec,
 };
 
-/// Executes `plan` except for its rows, which `write_batch_rows` writes.
+/// Executes `plan`, except that the batch rows are written by `write_batch_rows`.
 pub(crate) fn commit(state: &mut ReplicaRequests, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
     for_each_admission(plan, |admission, hit_blocks| pin_hit(state, kv, admission, hit_blocks));
@@ -39,7 +40,7 @@ fn preempt(state: &mut ReplicaRequests, kv: &mut KvCache, plan: &StepPlan) {
     }
 }
 
-/// Calls `f` with each admission and the blocks of its prefix hit.
+/// Calls `f` with each request to admit and the blocks of its prefix hit.
 fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[BlockId])) {
     let mut blocks = plan.hits.as_slice();
     for &admission in &plan.admit {
@@ -49,7 +50,8 @@ fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[Blo
     }
 }
 
-/// Pins the cached blocks of an admission's prefix hit, so that later allocations cannot evict them.
+/// Adds a reference to each cached block of an admitted request's prefix hit, so that later allocations
+/// cannot evict these blocks.
 fn pin_hit(
     state: &mut ReplicaRequests,
     kv: &mut KvCache,
@@ -60,7 +62,7 @@ fn pin_hit(
     state.requests[admission.slot].pin_blocks(table, hit_blocks, kv);
 }
 
-/// Allocates the blocks that an admission needs in addition to its prefix hit.
+/// Allocates the blocks that an admitted request needs in addition to the blocks of its prefix hit.
 fn allocate_admission(state: &mut ReplicaRequests, kv: &mut KvCache, admission: PlannedAdmission) {
     let request = &mut state.requests[admission.slot];
     request.allocate_blocks(kv.blocks_for(request.len) - admission.hit_blocks, kv);
@@ -78,8 +80,8 @@ fn grow_running(state: &mut ReplicaRequests, kv: &mut KvCache, rows: &[PlannedRo
     }
 }
 
-/// Moves admitted requests to the running queue and assigns sequence slots. Their blocks are already
-/// allocated.
+/// Moves admitted requests to the running queue and assigns sequence slots to them. Their blocks have already
+/// been allocated.
 fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
     for &PlannedAdmission { slot, hit_blocks, reserved_blocks } in &plan.admit {
         let seq_slot = state.take_sequence_slot();
@@ -210,7 +212,7 @@ fn write_row(
     }
 }
 
-/// Returns the block table entries that were not sent to the executor yet.
+/// Returns the block table entries that have not been sent to the executor.
 fn block_table_updates(request: &mut Request) -> ThinVec<BlockTableUpdate> {
     let from = request.sent_blocks;
     if from >= request.block_count {

@@ -15,13 +15,13 @@ pub struct SchedulerConfig {
     pub kv: KvConfig,
     /// Number of replicas (DP ranks), at least 1.
     pub replicas: u16,
-    /// Whether replicas share collectives and therefore step together.
+    /// Whether the replicas share collectives and therefore run every step together (lockstep).
     pub lockstep: bool,
     /// Policy that chooses the replica for submissions without a requested replica.
     pub routing: RoutingPolicy,
-    /// Lockstep only: delay prefill until enough ranks have prefill work.
+    /// Whether prefill is delayed until enough ranks have prefill work. Used only in lockstep.
     pub prefill_gate: bool,
-    /// Row counts of captured graphs, ascending; empty = eager dispatch only.
+    /// Row counts of the captured graphs of the executors, ascending; empty = all steps are launched eagerly.
     pub capture_sizes: Vec<u32>,
 }
 
@@ -76,13 +76,15 @@ impl SchedulerConfig {
 /// Policy that chooses the replica for submissions without a requested replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
-    /// Chooses the replica with the lowest sum of outstanding tokens and uncached prompt tokens; replicas
-    /// with equal sums are chosen in turn.
+    /// Chooses the replica with the lowest sum of two numbers: the prompt tokens of its waiting and running
+    /// requests, and the prompt tokens of the new request that are not in its prefix cache. Replicas with
+    /// equal sums are chosen in turn.
     #[default]
     Prefix,
-    /// Chooses the replica with the lowest sum of outstanding tokens and 512 tokens per outstanding request.
+    /// Chooses the replica with the lowest sum of two numbers: the prompt tokens of its waiting and running
+    /// requests, and 512 times the number of these requests.
     LeastTokens,
-    /// Chooses the replica with the lowest number of outstanding requests.
+    /// Chooses the replica with the lowest number of waiting and running requests.
     LeastRequests,
     /// Chooses the replicas in round-robin order.
     RoundRobin,

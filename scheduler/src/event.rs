@@ -1,10 +1,11 @@
-//! Inputs (`SchedulerEvent`) and outputs (`SchedulerEffect`) of a tick.
+//! Inputs (`SchedulerEvent`) and outputs (`SchedulerEffect`) of a tick, which is one call of
+//! `Scheduler::tick`.
 
 use crate::{AbortCause, RequestSubmission, SchedulerStats, TokenEvent};
 use kvcache::BlockLifetime;
 use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
 
-/// Input of a tick: an event since the previous tick.
+/// Input of a tick (one call of `Scheduler::tick`): an event that occurred since the previous tick.
 #[derive(Debug)]
 pub enum SchedulerEvent {
     /// A new request.
@@ -25,15 +26,15 @@ pub enum SchedulerEvent {
         /// Output of the step.
         output: StepOutput,
     },
-    /// The executors of a replica failed. Its requests wait for `ExecutorsReady`; in lockstep the whole group
-    /// has failed.
+    /// The executors of a replica failed. The requests of the replica wait for `ExecutorsReady`; in lockstep,
+    /// the executors of the whole group have failed.
     ExecutorsFailed {
         /// Failed replica.
         replica: Replica,
         /// Kind of failure. It affects statistics, not scheduling decisions.
         failure: ExecutorFailure,
     },
-    /// A failed replica is ready again, with an empty KV cache. Its executors expect batches of the epoch
+    /// A failed replica is ready again, with an empty KV cache. Its executors expect batches with the epoch
     /// that `Scheduler::epoch` returns.
     ExecutorsReady {
         /// Restored replica.
@@ -50,11 +51,12 @@ pub enum SchedulerEvent {
         request: RequestId,
         /// Number of output tokens before the token that the bitmask constrains.
         output_tokens: u32,
-        /// Whether later bitmasks are expected to be slow too: each row is then planned only after its
+        /// Whether later bitmasks are expected to be slow too. If so, each row is planned only after its
         /// bitmask is ready.
         wait_for_next: bool,
     },
-    /// No later token of the request is constrained. Results of masked rows in flight are applied as usual.
+    /// No later token of the request is constrained by a grammar. Results of rows in flight with a grammar
+    /// bitmask are applied as usual.
     MasksDone {
         /// Constrained request.
         request: RequestId,
@@ -87,7 +89,7 @@ pub enum ControlCommand {
     },
 }
 
-/// Output of a tick. Effects must be carried out in order.
+/// Output of a tick (one call of `Scheduler::tick`). The caller must carry out the effects in order.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
 pub enum SchedulerEffect {
@@ -107,7 +109,7 @@ pub enum SchedulerEffect {
         /// Changes, in the order in which they were made.
         events: Vec<KvEvent>,
     },
-    /// A replica evicted blocks that were chosen for lifetime sampling.
+    /// A replica evicted blocks whose lifetimes are recorded (a sample of all blocks).
     BlocksEvicted {
         /// Replica that evicted the blocks.
         replica: Replica,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Time without a heartbeat after which the grace period starts.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Further time without a heartbeat after which the peer has failed. It is short: if this process was paused,
-/// heartbeats sent during the pause are already queued and are read at once.
+/// Further time without a heartbeat after which the peer counts as failed. It is short: if this process was
+/// paused, heartbeats sent during the pause are already queued and are read at once.
 pub const HEARTBEAT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// State of the wait for the next heartbeat of one peer.

@@ -2,8 +2,8 @@
 //! step.
 //!
 //! `Scheduler::tick(now, inbox) -> effects` is the entry point. No I/O, clock, thread, random number or
-//! hash-map order affects a decision, so a recorded inbox replays to the same effects. Three further items
-//! implement rules that the server and the simulator share: step deadlines (`StepWatchdog`), heartbeat
+//! hash-map order affects a decision, so the same inbox always gives the same effects. The crate also
+//! contains three rules that the server and the simulator share: step deadlines (`StepWatchdog`), heartbeat
 //! timeouts (`HeartbeatMonitor`) and request ids (`assign_request_ids`).
 
 #![forbid(unsafe_code)]

@@ -6,13 +6,14 @@ pub struct SchedulerLimits {
     /// Maximum number of tokens forwarded by one step of one replica, draft tokens included
     /// (`--max-num-batched-tokens`).
     pub tokens_per_step: u32,
-    /// Maximum number of running requests per replica, one sequence slot each (`--max-num-seqs`).
+    /// Maximum number of running requests per replica (`--max-num-seqs`). Each running request has one
+    /// sequence slot on the device.
     pub max_num_seqs: u32,
     /// Maximum length of a prefill chunk in tokens (`--long-prefill-token-threshold`); `None` =
     /// `tokens_per_step`.
     pub tokens_per_chunk: Option<u32>,
-    /// Maximum number of steps sent to the executors without an applied output, 1 to 4: 1 on the CPU, 2 on
-    /// GPUs.
+    /// Maximum number of steps that have been sent to the executors and whose output has not been applied, 1
+    /// to 4. The default is 1 on the CPU and 2 on GPUs.
     pub steps_in_flight: u32,
     /// Maximum length of prompt plus output of one request (`--max-model-len`).
     pub max_model_len: u32,
@@ -22,16 +23,16 @@ pub struct SchedulerLimits {
     pub max_waiting_requests: u32,
     /// Maximum number of tokens of waiting requests over all replicas; further submissions are rejected.
     pub max_waiting_tokens: u64,
-    /// Whether one step may contain both decode rows and prefill chunks (disabled only to measure the
-    /// effect).
+    /// Whether one step may contain both decode rows and prefill chunks. Set to false only to measure the
+    /// effect.
     pub mixed_batches: bool,
     /// Number of draft tokens per decode row (k), at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX); 0
     /// disables speculative decoding.
     pub draft_tokens: u8,
-    /// Whether the proposer reads the token history of every request, so that each sequence slot is
-    /// initialised with it.
+    /// Whether the draft token proposer reads the token history of every request. If so, each sequence slot
+    /// is initialised with the token history.
     pub needs_token_history: bool,
-    /// Milliseconds for which requests wait for a failed replica before they fail.
+    /// Time in milliseconds that the requests of a failed replica wait for its restart before they fail.
     pub failure_timeout_ms: u64,
 }
 

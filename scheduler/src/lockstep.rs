@@ -1,7 +1,7 @@
-//! Lockstep of replicas that share collectives: the group steps together, and all ranks get equal batch
-//! headers.
+//! Lockstep of replicas that share collectives: all ranks of the group run each step together, with equal
+//! batch headers (dispatch mode and padded sizes).
 //!
-//! Nothing is sent if no rank has rows. If any rank has rows, every rank gets a batch, which may be empty.
+//! No batch is sent if no rank has rows. If any rank has rows, every rank gets a batch, which may be empty.
 //! The scheduler decides this without a collective, a clock or a coordinator.
 
 use crate::SchedulerLimits;
@@ -9,28 +9,30 @@ use crate::plan::StepPlan;
 use crate::replica_state::ReplicaState;
 use protocol::StepLaunchMode;
 
-/// Prefill is not delayed if the KV usage (share of KV blocks in use) of any rank is at least this value: a
-/// delay collects no further prefill work if requests cannot be admitted for lack of free blocks.
+/// Prefill is not delayed if the KV usage (share of KV blocks in use) of any rank is at least this value. A
+/// delay would be useless: requests cannot be admitted for lack of free blocks, so no further prefill work
+/// would be collected.
 const KV_USAGE_FULL: f64 = 0.9;
-/// Minimum share of the group's token budget that pending prefill tokens must fill before a prefill step is
-/// run.
+/// Share of the group's token budget that the pending prefill tokens must fill before prefill is no longer
+/// delayed. Other conditions end the delay earlier.
 const BUDGET_FILL_MIN: f64 = 0.9;
 /// Number of steps of the lockstep group without growth of pending prefill tokens after which prefill is no
 /// longer delayed.
 const STALLED_STEPS: u32 = 10;
-/// Maximum number of steps of the lockstep group for which a partially prefilled prompt is delayed.
+/// Maximum number of steps of the lockstep group for which prefill is delayed if any prompt is partially
+/// prefilled.
 const DELAYED_STEPS_MAX_PARTIAL: u32 = 100;
-/// Maximum number of steps of the lockstep group for which any prompt is delayed.
+/// Maximum number of steps of the lockstep group for which prefill is delayed.
 const DELAYED_STEPS_MAX: u32 = 200;
 
-/// Decides when a lockstep group prefills. A chunk on one rank makes every rank run eagerly, so chunks of
-/// several ranks should share a step.
+/// Decides in which steps a lockstep group prefills. A prefill chunk on one rank makes every rank run without
+/// a captured graph, so prefill chunks of several ranks should share a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PrefillGate {
     started: bool,
     /// Number of consecutive steps of the lockstep group in which prefill was delayed.
     delayed_steps: u32,
-    /// Maximum of the pending prefill tokens in the steps since prefill was last allowed.
+    /// Maximum number of pending prefill tokens in the steps since prefill was last allowed.
     pending_prefill_tokens: u64,
     /// Number of steps of the lockstep group since the maximum `pending_prefill_tokens` last grew.
     stalled_steps: u32,
@@ -44,8 +46,8 @@ pub(crate) struct PrefillGateInput {
     /// Number of ranks with prefill rows in their plan; waiting requests that cannot be admitted are not
     /// counted.
     pub(crate) ranks_with_prefill: u32,
-    /// Uncomputed prefill tokens of the requests in the plans, summed over ranks, at most `tokens_per_step`
-    /// per rank.
+    /// Number of uncomputed prefill tokens of the requests in the plans, summed over ranks; each rank counts
+    /// at most `tokens_per_step` tokens.
     pub(crate) pending_prefill_tokens: u64,
     /// Token budget of one rank's step.
     pub(crate) tokens_per_step: u32,
@@ -58,7 +60,8 @@ pub(crate) struct PrefillGateInput {
 }
 
 impl PrefillGate {
-    /// Returns whether the step may contain prefill rows; otherwise it contains decode rows only.
+    /// Returns whether the next step of the lockstep group may contain prefill rows. If not, it contains
+    /// decode rows only.
     pub(crate) fn allows_prefill(&mut self, input: &PrefillGateInput) -> bool {
         let grown = input.pending_prefill_tokens > self.pending_prefill_tokens;
         self.stalled_steps = if grown { 0 } else { self.stalled_steps + 1 };
@@ -137,8 +140,9 @@ pub(crate) struct LockstepBatchFields {
     pub(crate) draft_rows: u32,
 }
 
-/// Computes the headers for the plans of a group. If all rows decode, the smallest captured graph that fits
-/// the largest rank is replayed. If any rank has a chunk, or no graph fits, all ranks run eagerly.
+/// Computes the batch headers (dispatch mode and padded sizes) for the plans of a group. If all rows decode,
+/// the smallest captured graph that fits the rank with the most rows is replayed. If any rank has a prefill
+/// chunk, or no graph fits, all ranks run eagerly.
 pub(crate) fn batch_headers(
     replicas: &[ReplicaState],
     limits: &SchedulerLimits,
@@ -153,8 +157,9 @@ pub(crate) fn batch_headers(
     headers_for(maxima, has_chunk, capture_sizes, 1 + u32::from(limits.draft_tokens))
 }
 
-/// Computes the headers from the maxima over all ranks: rows, tokens, and rows up to the last row with draft
-/// tokens. `width` is the number of tokens per row in a captured graph.
+/// Computes the batch headers (dispatch mode and padded sizes) from the maxima over all ranks: rows, tokens,
+/// and rows up to the last row with draft tokens. `width` is the number of tokens per row in a captured
+/// graph.
 fn headers_for(
     [rows, tokens, draft_rows]: [u32; 3],
     has_chunk: bool,
@@ -165,7 +170,7 @@ fn headers_for(
         Some(rows) => LockstepBatchFields {
             dispatch: StepLaunchMode::Graph { rows, width },
             moe_tokens: rows * width,
-            // A captured graph runs the draft model on all of its rows.
+            // A captured graph runs the draft model on all rows of the graph.
             draft_rows: if width > 1 { rows } else { 0 },
         },
         None => LockstepBatchFields {
@@ -195,7 +200,8 @@ mod tests {
         has_partial_prefill: false,
     };
 
-    /// Returns whether a gate that has delayed prefill for `delayed` steps allows prefill for `input`.
+    /// Returns whether a `PrefillGate` that has delayed prefill for `delayed` steps allows prefill for
+    /// `input`.
     fn gate_opens(delayed: u32, input: PrefillGateInput) -> bool {
         PrefillGate { started: true, delayed_steps: delayed, ..PrefillGate::default() }
             .allows_prefill(&input)

@@ -1,24 +1,25 @@
 //! Decides whether the next row of a request waits for its grammar bitmask.
 //!
-//! A grammar bitmask is computed while the step that needs it runs. If it is overdue
+//! A grammar bitmask is computed while the step that needs it runs. If the bitmask is overdue
 //! (`RowError::MaskOverdue`), it delays that step only briefly: the row samples nothing and is planned again
 //! after `SchedulerEvent::MaskReady`. While bitmasks of the request are slow, each later row is planned only
 //! after its bitmask is ready.
 //!
-//! A row with draft tokens needs one more bitmask for each of them. If these are overdue or a draft token is
-//! not allowed, the executor rejects the draft tokens without a bitmask, and the row still samples.
+//! A row with draft tokens needs one more bitmask for each draft token. If these bitmasks are overdue or a
+//! draft token is not allowed, the executor rejects the draft tokens without a bitmask, and the row still
+//! samples.
 //!
-//! The constrained part of an output may start after the first token and end before the last one
-//! (`SchedulerEvent::MasksDone`). Rows before the first and after the last masked row are planned ahead as
-//! usual.
+//! The constrained part of an output may start after the first token and end before the last token
+//! (`SchedulerEvent::MasksDone`). Only rows in this part are masked, that is, sampled under a grammar
+//! bitmask. Rows before and after this part are planned without waiting for bitmasks.
 
 /// State of the grammar bitmasks of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GrammarMaskState {
     /// The request is unconstrained.
     Unmasked,
-    /// The next token is unconstrained, later ones may be constrained: `Request::commit` starts masking at
-    /// the first masked position.
+    /// The next token is unconstrained, later tokens may be constrained: `Request::commit` starts masking at
+    /// the first constrained position.
     NotStarted,
     /// The next bitmask is computed while its step runs.
     InStep,
@@ -28,7 +29,7 @@ pub(crate) enum GrammarMaskState {
     AwaitingMask,
     /// The next bitmask is ready; each later row is planned only after its bitmask is ready.
     AheadReady,
-    /// The row in flight may be masked; later rows are unconstrained.
+    /// The row in flight may be sampled under a grammar bitmask; later rows are unconstrained.
     LastInFlight,
 }
 
@@ -42,14 +43,15 @@ impl GrammarMaskState {
         }
     }
 
-    /// Returns whether the next row may have draft tokens. A masked row has none after its bitmask was
-    /// overdue and while bitmasks are slow: a draft token needs bitmasks that are not computed ahead.
+    /// Returns whether the next row may have draft tokens: not after an overdue bitmask, and not while rows
+    /// wait for slow bitmasks, because the bitmasks after draft tokens are not computed ahead of the step.
     #[inline]
     pub(crate) fn allows_drafts(self) -> bool {
         matches!(self, Self::Unmasked | Self::NotStarted | Self::InStep)
     }
 
-    /// Returns whether a row that samples after the last committed token is masked.
+    /// Returns whether a row that samples after the last committed token is masked, that is, sampled under a
+    /// grammar bitmask.
     #[inline]
     pub(crate) fn is_masked(self) -> bool {
         !matches!(self, Self::Unmasked | Self::NotStarted)
@@ -60,7 +62,8 @@ impl GrammarMaskState {
         *self = Self::InStep;
     }
 
-    /// Ends masking. A row in flight may still be masked; no later row is planned before its result.
+    /// Ends masking (sampling under a grammar bitmask). A row in flight may still be masked; no later row is
+    /// planned before the result of that row has arrived.
     pub(crate) fn end(&mut self) {
         *self = if self.is_masked() { Self::LastInFlight } else { Self::Unmasked };
     }
@@ -71,14 +74,15 @@ impl GrammarMaskState {
         self == Self::AwaitingMask
     }
 
-    /// Updates the state after the tokens of a row are committed: the next token needs another bitmask.
+    /// Updates the state after the tokens of a row have been committed, so that the next token needs another
+    /// bitmask.
     #[inline]
     pub(crate) fn on_row_committed(&mut self) {
         *self = match *self {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
-            // In `AwaitingMask` a token is committed only after a requeue: recomputation rows do not wait for
-            // `MaskReady`, and none is expected for the next bitmask.
+            // In `AwaitingMask`, a token is committed only after a requeue: recomputation rows do not wait
+            // for `MaskReady`, and no `MaskReady` is expected for the next bitmask.
             Self::InStep | Self::InStepReady | Self::AwaitingMask => Self::InStep,
             Self::AheadReady => Self::AwaitingMask,
         };
@@ -90,15 +94,15 @@ impl GrammarMaskState {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
             Self::InStep | Self::AwaitingMask => Self::AwaitingMask,
-            // `MaskReady` of this bitmask has arrived, so the row is planned again at once. No `MaskReady` is
-            // expected for later bitmasks.
+            // The bitmask is ready (`MaskReady` has arrived), so the row is planned again at once. No
+            // `MaskReady` is expected for later bitmasks.
             Self::InStepReady => Self::InStepReady,
             Self::AheadReady => Self::AheadReady,
         };
     }
 
-    /// Updates the state after `MaskReady`; `wait_for_next`: each later row is planned only after its bitmask
-    /// is ready.
+    /// Updates the state after `MaskReady`. If `wait_for_next`, each later row is planned only after its
+    /// bitmask is ready.
     pub(crate) fn on_ready(&mut self, wait_for_next: bool) {
         *self = match *self {
             Self::Unmasked | Self::NotStarted | Self::LastInFlight => *self,

@@ -11,28 +11,28 @@ use crate::slab::SlabSlot;
 use kvcache::KvCache;
 use protocol::BlockId;
 
-/// Plan of one step: its rows, and the queue changes before them.
+/// Plan of one step: its rows, and the admissions and preemptions that precede the rows.
 #[derive(Debug, Default)]
 pub(crate) struct StepPlan {
     /// Rows in batch order.
     pub(crate) rows: Vec<PlannedRow>,
     /// Number of decode rows (pass 1 of `plan`), which are `rows[..decode_rows]`.
     pub(crate) decode_rows: usize,
-    /// Admissions; their rows are the last rows of the plan, in this order.
+    /// Requests to admit. Their rows are the last rows of the plan, in the same order.
     pub(crate) admit: Vec<PlannedAdmission>,
-    /// Blocks of the prefix hits of all admissions, concatenated.
+    /// Blocks of the prefix hits of all requests to admit, concatenated in the order of `admit`.
     pub(crate) hits: Vec<BlockId>,
     /// Running requests to preempt before the step, which frees their blocks for the rows of the plan.
     pub(crate) preempt: Vec<SlabSlot>,
     /// The head of the waiting queue, if it cannot be admitted for lack of KV blocks.
     pub(crate) blocked_head: Option<BlockedQueueHead>,
-    /// Uncomputed tokens of the requests with prefill rows (passes 2 and 3 of `plan`), including tokens
-    /// beyond the chunks of this step.
+    /// Total uncomputed tokens of the requests that have prefill rows (passes 2 and 3 of `plan`), including
+    /// tokens beyond the chunks of this step.
     pub(crate) pending_prefill_tokens: u64,
     /// Positions in the running queue of requests that do not decode. Only these requests can have prefill
     /// chunks in pass 2.
     non_decoding: Vec<usize>,
-    /// For each block, the number of its references that the requests to preempt hold.
+    /// For each block, the number of its references that are held by the requests to preempt.
     victim_blocks: VictimBlockRefs,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct PlannedRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedAdmission {
     pub(crate) slot: SlabSlot,
-    /// Number of blocks in its prefix hit.
+    /// Number of blocks in the prefix hit of the request.
     pub(crate) hit_blocks: u32,
     /// Number of blocks to reserve, if the request is non-preemptible.
     pub(crate) reserved_blocks: u32,
@@ -68,12 +68,12 @@ impl StepPlan {
         self.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1)
     }
 
-    /// Returns whether a row is a prefill chunk, which forwards several known tokens.
+    /// Returns whether the plan contains a prefill chunk, that is, a row that forwards several known tokens.
     pub(crate) fn has_chunk(&self) -> bool {
         self.rows.iter().any(|row| row.len > 1)
     }
 
-    /// Returns whether a row continues a partially prefilled prompt.
+    /// Returns whether the plan contains a row that continues a partially prefilled prompt.
     pub(crate) fn has_partial_prefill(&self) -> bool {
         self.rows.len() > self.decode_rows + self.admit.len()
     }
@@ -98,8 +98,8 @@ impl StepPlan {
     }
 }
 
-/// For each block, the number of its references held by victims, the requests to preempt. A shared block
-/// becomes free only if victims hold all its references.
+/// For each block, the number of its references that are held by victims (the requests to preempt). A shared
+/// block becomes free only if victims hold all its references.
 #[derive(Debug, Default)]
 struct VictimBlockRefs {
     ref_counts: Vec<u32>,
@@ -127,13 +127,13 @@ impl VictimBlockRefs {
     }
 }
 
-/// Plans the next step of one replica. The buffers of the old plan `plan` are reused.
+/// Plans the next step of one replica. The buffers of the previous plan, `plan`, are reused.
 ///
 /// Three passes share one token budget: decode rows, then prefill chunks of running requests, then
 /// admissions. Each pass is in queue order, and the passes define the row order. Decode rows that lack a
-/// block preempt requests of lower priority. A plan that preempts admits no request, because the victims'
-/// blocks would go to a younger request. Admission stops at the first request that does not fit: no request
-/// bypasses the queue head.
+/// block preempt requests of lower priority. A plan that preempts requests admits no request, because the
+/// freed blocks would go to a younger request. Admission stops at the first request that does not fit: no
+/// request bypasses the queue head.
 pub(crate) fn plan(
     state: &ReplicaRequests,
     kv: &KvCache,
@@ -174,9 +174,9 @@ struct StepPlanner<'a> {
     limits: &'a SchedulerLimits,
     /// Tokens that the plan may still add to the step.
     budget: u32,
-    /// Free blocks that are neither reserved nor planned.
+    /// Number of free blocks that are neither reserved for non-preemptible requests nor used by the plan.
     blocks_left: u32,
-    /// Position in the running queue from which on the plan preempts all preemptible requests.
+    /// All preemptible requests at this position of the running queue or later are preempted by the plan.
     victims_from: usize,
     plan: StepPlan,
 }
@@ -197,8 +197,8 @@ impl StepPlanner<'_> {
         self.plan.decode_rows = self.plan.rows.len();
     }
 
-    /// Plans one decode row. Returns false if blocks do not suffice; a preemptible request is then preempted
-    /// itself.
+    /// Plans the decode row of one request. Returns false if there are too few free blocks for the row; a
+    /// preemptible request is then preempted itself.
     fn decode_one(&mut self, index: usize, slot: SlabSlot, request: &Request) -> bool {
         let Some(row) = self.fit_decode(index, slot, request) else {
             if !request.non_preemptible {
@@ -213,8 +213,8 @@ impl StepPlanner<'_> {
         true
     }
 
-    /// Returns the decode row of a request, after dropping draft tokens and preempting other requests if
-    /// blocks do not suffice; `None` if the row still does not fit.
+    /// Returns the decode row of a request. If there are too few free blocks, the row gets no draft tokens,
+    /// and then other requests are preempted; `None` if the row still does not fit.
     fn fit_decode(
         &mut self,
         index: usize,
@@ -240,9 +240,9 @@ impl StepPlanner<'_> {
         Some(row(0, new_blocks))
     }
 
-    /// Returns the number of draft tokens of a decode row: 0 before the sequence slot has sampled in this
-    /// epoch, and 0 while grammar bitmasks of the request are late. A row without a bitmask has no draft
-    /// tokens at masked positions.
+    /// Returns the number of draft tokens of a decode row. It is 0 if the request's previous row since its
+    /// admission did not sample, and 0 while grammar bitmasks of the request are overdue or slow. A row that
+    /// is planned without a bitmask has no draft tokens at positions that need a bitmask.
     fn draft_count(&self, request: &Request) -> u32 {
         if !request.slot_has_drafts || !request.mask_state.allows_drafts() {
             return 0;
@@ -257,8 +257,8 @@ impl StepPlanner<'_> {
         u32::from(self.limits.draft_tokens).min(positions_left).min(self.budget - 1)
     }
 
-    /// Returns the number of blocks that a decode row appends to the request's block table: enough even if
-    /// every draft token in flight is accepted.
+    /// Returns the number of blocks that a decode row appends to the request's block table. They suffice even
+    /// if every draft token in flight is accepted.
     fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
         let positions = request.computed_tokens + u32::from(request.draft_slack) + 1 + drafts;
         self.kv.blocks_for(positions).saturating_sub(request.block_count)
@@ -276,7 +276,7 @@ impl StepPlanner<'_> {
     }
 
     /// Pass 2: plans a prefill chunk for every running request at the queue positions `indices` that has
-    /// several uncomputed tokens. Its blocks were allocated at admission.
+    /// several uncomputed tokens. The blocks of these requests were allocated at admission.
     fn continue_prefills(&mut self, indices: impl Iterator<Item = usize>) {
         let state = self.state;
         for index in indices {
@@ -294,8 +294,8 @@ impl StepPlanner<'_> {
         }
     }
 
-    /// Pass 3: admits waiting requests until one does not fit. Blocks for the whole known length are
-    /// allocated at admission, so partially admitted requests cannot deadlock.
+    /// Pass 3: admits waiting requests until a request does not fit. Blocks for all known tokens of a request
+    /// are allocated at admission, so partially prefilled requests cannot deadlock.
     fn admit(&mut self) {
         if !self.plan.preempt.is_empty() || self.is_blocked() {
             return;
@@ -315,9 +315,9 @@ impl StepPlanner<'_> {
     }
 
     /// Returns whether the queue head still cannot be admitted, so that its prefix lookup need not be
-    /// repeated. Since the last lookup, the number of blocks that it needs can have fallen only by blocks
-    /// registered in the prefix cache since then, and by evictable blocks of its prefix hit that other
-    /// requests have pinned.
+    /// repeated. Since the last lookup, the number of free blocks that the request needs can have decreased
+    /// by at most two amounts: the number of blocks registered in the prefix cache since then, and the number
+    /// of evictable blocks of its prefix hit, which other requests may have pinned.
     fn is_blocked(&self) -> bool {
         let Some(blocked) = self.state.blocked_head else { return false };
         let head = self.state.waiting.slots().next();
@@ -356,8 +356,8 @@ impl StepPlanner<'_> {
                 evictable_hits: hit.evictable,
                 published_blocks,
             };
-            // Admissions of this plan change the result of the next lookup, so a blocked request is
-            // remembered only if it is the queue head.
+            // If this plan admits requests, the next prefix lookup may have another result, so a blocked
+            // request is recorded only if it is the queue head.
             self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
         }
         if chunk == 0 {
@@ -373,8 +373,8 @@ impl StepPlanner<'_> {
         true
     }
 
-    /// Returns the number of blocks that an admission leaves free, so that running requests can grow without
-    /// preemption.
+    /// Returns the number of blocks that must be free after an admission, so that running requests can grow
+    /// without preemption.
     fn admission_headroom(&self) -> u32 {
         let running = (self.state.running.len() + self.plan.admit.len()) as u32;
         running.min(self.kv.counts().pool / 20)

@@ -1,9 +1,10 @@
 //! Tests of `plan`. A scenario is one line `settings | run .. | wait .. | cache ..`, each section optional.
 //!
-//! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the tokens of `a`; `a! ..` is
-//! non-preemptible, with blocks up to its limit (8 more tokens) reserved. Running requests hold the blocks of
-//! a complete admission, and their computed full blocks are registered in the prefix cache. `cache a 8`
-//! leaves the first 8 tokens of `a` cached and unreferenced. `free` is the number of additional free blocks.
+//! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the same tokens as `a`; `a! ..` is
+//! non-preemptible, with blocks up to its length limit (8 more tokens) reserved. Running requests hold the
+//! blocks that were allocated at their admission, and their computed full blocks are registered in the prefix
+//! cache. `cache a 8` leaves the first 8 tokens of `a` cached and unreferenced. `free` is the number of
+//! additional free blocks.
 
 use super::*;
 use crate::commit::{commit, write_batch_rows};
@@ -20,12 +21,12 @@ struct PlanScenario {
     state: ReplicaRequests,
     kv: KvCache,
     limits: SchedulerLimits,
-    /// Holds the blocks that running requests do not need because they share prefixes, so that the number of
-    /// free blocks equals the scenario's `free`.
+    /// Block table that holds surplus blocks: running requests that share prefixes need fewer blocks, and
+    /// without this table more blocks would be free than the scenario's `free`.
     parked_blocks: BlockTable,
 }
 
-/// A request parsed from a scenario, for example `b=a 4/9`: its name, the request with the same tokens,
+/// A request parsed from a scenario, for example `b=a 4/9`: its name, the request whose tokens it has,
 /// whether it is non-preemptible, and its numbers of computed and known tokens.
 struct ScenarioRequest {
     name: u8,
@@ -206,7 +207,8 @@ fn decodes_come_first_and_in_order() {
 
 #[test]
 fn unmasked_rows_are_planned_after_rows_in_flight() {
-    // Rows are planned up to the limit of 17 tokens, or up to the row that samples the first masked token.
+    // Rows are planned in advance up to the length limit of 17 tokens, or up to the row that samples the
+    // first token with a grammar bitmask.
     for (masked_from, expected) in [(None, 8..16), (Some(12), 8..11), (Some(0), 8..9)] {
         let PlanScenario { mut state, mut kv, limits, .. } = scenario("| run a 8/9");
         let slot = state.running.get(0);
@@ -246,7 +248,8 @@ fn shared_blocks_of_victims_are_counted_as_a_set() {
 
 #[test]
 fn non_preemptible_requests_own_their_reserved_blocks() {
-    // `b!` holds 1 block and has 2 reserved (limit 12). `a` cannot use them and preempts itself.
+    // `b!` holds 1 block and has 2 blocks reserved (length limit 12). `a` cannot use the reserved blocks and
+    // preempts itself.
     check("free=2 | run a 8/9, b! 3/4", expect!["preempt a"]);
     check("free=2 | run a 8/9, b! 3/4, c 3/4", expect!["run a[8,9) b[3,4) preempt c"]);
     check("free=3 | run a 3/4, b! 4/5", expect!["run a[3,4) b[4,5)"]);
@@ -257,12 +260,13 @@ fn non_preemptible_requests_own_their_reserved_blocks() {
 
 #[test]
 fn chunks_and_sequence_slots_share_one_budget() {
-    // Two tokens would be left for `b`, less than the quantum in a step with other prefill, so `b` waits.
+    // Two tokens of the step's budget would be left for `b`. This is less than the chunk quantum, and the
+    // step has another prefill chunk, so `b` waits.
     check("step=18 chunk=16 | wait a 0/40, b 0/4", expect!["run a[0,16) admit a"]);
     check("slots=1 | run a 3/4 | wait b 0/4", expect!["run a[3,4)"]);
     check("slots=1 | wait a 0/4, b 0/4", expect!["run a[0,4) admit a"]);
     check("step=64 | wait a 0/200, b 0/4", expect!["run a[0,64) admit a"]);
-    // A chunk with an unaligned end is postponed unless the step has decode rows only.
+    // A prefill chunk with an unaligned end is postponed, unless all other rows of the step are decode rows.
     check("step=100 | run a 64/200, b 0/100", expect!["run a[64,128)"]);
     check("step=65 | run x 3/4, a 0/200", expect!["run x[3,4) a[0,64)"]);
     check("step=64 | run x 3/4, a 0/200", expect!["run x[3,4) a[0,63)"]);
@@ -276,15 +280,15 @@ fn admission_stops_at_a_blocked_head() {
 
 #[test]
 fn admission_counts_evictable_hits_and_keeps_headroom() {
-    // `a` needs three blocks. Two of them are cached and unreferenced: pinning them uses as many blocks as an
-    // allocation.
+    // `a` needs three blocks. Two of them are cached and unreferenced. Adding a reference to such a block
+    // uses up one available block, as an allocation does.
     check("free=1 | wait a 0/9 | cache a 8", expect!["run a[8,9) admit a"]);
     check("free=0 | wait a 0/9 | cache a 8", expect!["blocked"]);
     // Blocks that another request references cost nothing.
     check("free=1 | run a 8/8 | wait b=a 0/9", expect!["run b[8,9) admit b"]);
     check("free=0 | run a 8/8 | wait b=a 0/9", expect!["blocked"]);
-    // An admission leaves 5 % of the pool free (2 of 40 blocks), but at most one block per running request:
-    // one.
+    // An admission leaves 5 % of the pool free (2 of 40 blocks), but at most one block per running request;
+    // one request is running, so one block is left free.
     check("free=38 | run a 8/8 | wait b 0/148", expect!["run b[0,64) admit b"]);
     check("free=38 | run a 8/8 | wait b 0/152", expect!["blocked"]);
 }
@@ -367,8 +371,8 @@ fn blocked_head_is_not_looked_up_again_without_change() {
     );
     let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     assert!(again.blocked_head.is_none(), "two free blocks are fewer than the five needed");
-    // Two more blocks are registered, which may be hits that other requests reference: `a` then needs three
-    // free blocks, and none is free.
+    // Two more blocks are registered in the prefix cache. `a` may hit these blocks while other requests
+    // reference them; it then needs only three free blocks, but none is free.
     let mut tables: Vec<BlockTable> = Vec::new();
     for token_source in [b'p', b'q'] {
         tables.push(scenario.fill(&tokens(token_source, 4), 4));

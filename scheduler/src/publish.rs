@@ -6,9 +6,10 @@ use kvcache::{BlockHasher, KvCache, PrefixCacheInsertOutcome};
 /// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
 /// gaps.
 ///
-/// No further blocks of the request are registered after a block with an unregistered parent, or with the
-/// hash of a different block. If the cache already holds an equal block, the cached block replaces the entry
-/// in the block table, and the entries from this index on are sent to the executor again.
+/// Registration stops for the rest of the request at a block whose preceding block is not registered, or
+/// whose hash is equal to the hash of a different block. If the cache already holds an equal block, the
+/// cached block replaces the entry in the block table, and the entries from this index on are sent to the
+/// executor again.
 pub(crate) fn publish_full_blocks(
     request: &mut Request,
     kv: &mut KvCache,

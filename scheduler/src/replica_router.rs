@@ -1,14 +1,15 @@
-//! Chooses the replica of a submission, and counts the outstanding requests and tokens of each replica.
+//! Chooses the replica of a submission, and counts the waiting and running (outstanding) requests and their
+//! prompt tokens for each replica.
 
 use crate::{RequestSubmission, RoutingPolicy};
 use kvcache::{KvCache, SequenceContent};
 use protocol::{BlockId, Replica};
 
-/// Cost of an outstanding request in tokens, in addition to its own tokens, under
+/// Cost of a waiting or running request in tokens, in addition to its number of prompt tokens, under
 /// `RoutingPolicy::LeastTokens`.
 const TOKENS_PER_REQUEST: u64 = 512;
 
-/// Outstanding work of one replica: its waiting and running requests.
+/// Number of waiting and running requests of one replica, and the total number of their prompt tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReplicaLoad {
     pub(crate) requests: u64,
@@ -124,7 +125,8 @@ mod tests {
     fn cheapest_ready_replica_is_chosen() {
         let config = config();
         let request = submit(41, &config);
-        // Each entry has the outstanding requests, outstanding tokens, and cached blocks of the prompt.
+        // Each entry: number of outstanding requests, number of outstanding tokens, number of cached blocks
+        // of the prompt.
         let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
         let caches = replicas.map(|(_, _, blocks)| cache(&config, &request, blocks));
         let chosen = |routing, ready: [bool; 3]| {

@@ -13,7 +13,7 @@ use protocol::{Epoch, Replica, StepTiming};
 pub(crate) struct ReplicaState {
     pub(crate) state: ReplicaRequests,
     pub(crate) kv: KvCache,
-    /// Epoch of the executor group.
+    /// Epoch of the replica's executors, incremented when they fail. Outputs of an earlier epoch are dropped.
     pub(crate) epoch: Epoch,
     /// Time at which the executors failed; `None` = ready.
     pub(crate) failed_at_ms: Option<u64>,
@@ -78,12 +78,12 @@ impl ReplicaState {
         self.stats_changed = true;
     }
 
-    /// Requeues every running request and frees its blocks.
+    /// Moves every running request back to the waiting queue and frees its blocks.
     pub(crate) fn requeue_running(&mut self, reason: RequeueReason) {
         let running: Vec<_> = self.state.running.slots().collect();
         self.state.running.retain(|_| false);
         // Requests are requeued in reverse order, so that the cached blocks of later requests are freed, and
-        // thus evicted, before those of earlier requests.
+        // thus evicted, before the cached blocks of earlier requests.
         for slot in running.into_iter().rev() {
             self.state.requeue(slot, &mut self.kv, reason);
         }

@@ -20,15 +20,15 @@ const TAIL_TOKENS: usize = 16;
 /// A waiting or running request of one replica: the fields that every step reads, in two and a half cache
 /// lines.
 ///
-/// With thousands of running requests, the time of a step is dominated by fetching these lines. Fields that
-/// most rows do not need are in `cold_fields`.
+/// With thousands of running requests, reading these cache lines takes most of the time of a step. Fields
+/// that most rows do not need are in `cold_fields`.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
     pub(crate) cold_fields: Box<RequestColdFields>,
     /// Token ids that end the request: EOS ids first, then stop ids of the client. Every committed token is
-    /// compared with them, so short lists are stored inline.
+    /// compared with these ids, so short lists are stored inline.
     stop_ids: TokenVec,
     /// Id of the last sent step in which the request samples. Until the sampled token is applied, only the
     /// executor holds it, and the next row refers to the token by this step id.
@@ -42,9 +42,10 @@ pub(crate) struct Request {
     pub(crate) len: u32,
     /// Length at which the request finishes: prompt plus `max_tokens`, at most `max_model_len`.
     pub(crate) limit: u32,
-    /// Number of positions that sent rows forward; draft tokens of rows in flight are not counted.
+    /// Number of positions that have been computed or are computed by rows in flight. Draft tokens of rows in
+    /// flight are not counted.
     pub(crate) computed_tokens: u32,
-    /// Number of leading positions whose KV an applied output has confirmed.
+    /// Number of leading positions whose KV has been computed, according to the applied outputs.
     pub(crate) committed_kv_len: u32,
     /// Number of leading full blocks that are registered in the prefix cache.
     pub(crate) published_blocks: u32,
@@ -63,10 +64,11 @@ pub(crate) struct Request {
     /// Sum of the draft tokens of rows in flight.
     pub(crate) draft_slack: u16,
     pub(crate) preemptions: u8,
-    /// Whether the last row sent in this epoch samples, so that draft tokens for the next row are in the
-    /// sequence slot.
+    /// Whether the last row sent in the current epoch (since the last preemption or executor failure)
+    /// samples, so that the device can propose draft tokens for the next row.
     pub(crate) slot_has_drafts: bool,
-    /// Whether the next row is the first of its epoch.
+    /// Whether the next row is the first row of the request since its admission, its last preemption or an
+    /// executor failure.
     pub(crate) first_row_of_epoch: bool,
     /// Whether further full blocks may be registered in the prefix cache.
     pub(crate) may_publish: bool,
@@ -123,8 +125,8 @@ impl Request {
         }
     }
 
-    /// Appends a sampled token to the committed tokens. `GrammarMaskState::on_row_committed` is called before the
-    /// first token of a row.
+    /// Appends a sampled token to the committed tokens. For the first token of a row,
+    /// `GrammarMaskState::on_row_committed` is called before this function.
     #[inline]
     pub(crate) fn commit(&mut self, token: Token) {
         self.tail[self.len as usize % TAIL_TOKENS] = token;
@@ -145,7 +147,8 @@ impl Request {
         self.flush_tail_below(self.len);
     }
 
-    /// Copies the tokens in `tail` to the token vector, unless all tokens below `position` are there already.
+    /// Copies the tokens in `tail` to the token vector, unless the vector already contains all tokens below
+    /// `position`.
     pub(crate) fn flush_tail_below(&mut self, position: u32) {
         let tail = &self.tail;
         let flushed = self.cold_fields.tokens.len();
@@ -194,8 +197,9 @@ impl Request {
     }
 
     /// Returns whether the next row decodes: it forwards the last known token and samples. A request that may
-    /// reach its length limit with the pending tokens does not decode, so that no row is wasted. Constrained
-    /// requests wait for the pending token, because the next bitmask depends on it.
+    /// reach its length limit with the tokens in flight does not decode, so that no row is wasted. A request
+    /// with a grammar waits until the token in flight is known, because the next bitmask depends on this
+    /// token.
     #[inline]
     pub(crate) fn can_decode(&self) -> bool {
         let waits = || {
@@ -204,15 +208,15 @@ impl Request {
         self.needs_one_token() && !waits()
     }
 
-    /// Returns whether the token after the last pending one is masked, if every draft token in flight is
-    /// accepted.
+    /// Returns whether the token after the last pending token is sampled under a grammar bitmask, if every
+    /// draft token in flight is accepted.
     #[inline]
     fn next_token_is_masked(&self) -> bool {
         self.mask_state.is_masked()
             || self.known_len() + u32::from(self.draft_slack) >= self.first_masked_position()
     }
 
-    /// Returns the position below which tokens are sampled without a bitmask.
+    /// Returns the first position whose token is sampled under a grammar bitmask.
     #[inline]
     pub(crate) fn first_masked_position(&self) -> u32 {
         match self.mask_state {
@@ -257,7 +261,7 @@ impl Request {
         event
     }
 
-    /// Panics unless the hot fields agree with the cold fields.
+    /// Panics unless the fields of `Request` agree with the fields in `cold_fields`.
     pub(crate) fn check(&self) {
         let RequestColdFields { tokens, block_table: table, .. } = &*self.cold_fields;
         assert_eq!(self.block_count, table.len(), "blocks of {:?} miscounted", self.id);
@@ -271,8 +275,8 @@ impl Request {
         assert!(same, "the newest tokens of {:?} differ from the tail", self.id);
     }
 
-    /// Starts a new epoch: results of rows in flight are dropped, and everything is recomputed from committed
-    /// tokens. The block table must be empty.
+    /// Starts a new epoch: results of rows in flight will be dropped, and all committed tokens are
+    /// recomputed. The block table must be empty.
     pub(crate) fn restart(&mut self) {
         assert!(self.cold_fields.block_table.is_empty(), "a restarted request holds no blocks");
         self.epoch += 1;

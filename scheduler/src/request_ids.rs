@@ -1,5 +1,5 @@
-//! Assigns internal request ids. Client ids may repeat; they are used only to select requests, for example
-//! for an abort.
+//! Assigns internal request ids. Several requests may have the same client id; client ids are used only to
+//! select requests, for example for an abort.
 
 use crate::RequestSubmission;
 use kvcache::PromptHasher;

@@ -1,15 +1,17 @@
-//! Index of live requests by request id. It is read at submit, abort and finish, never during a step.
+//! Index of live requests by request id. The index is read when a request is submitted, aborted or finished,
+//! never during a step.
 
 use crate::slab::SlabSlot;
 use protocol::RequestId;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Maps request ids to replica and slab slot. Its iteration order affects no decision.
+/// Maps request ids to replica and slab slot (index in the replica's list of requests). The iteration order
+/// of the map affects no decision.
 pub(crate) type RequestIndex =
     HashMap<RequestId, RequestLocation, BuildHasherDefault<RequestIdHasher>>;
 
-/// Replica and slab slot of a request.
+/// Replica of a request, and its slab slot (index in the replica's list of requests).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestLocation {
     pub(crate) replica: usize,

@@ -1,4 +1,4 @@
-//! Queue of requests in service order. The order is kept on insertion, so a step never sorts.
+//! Queue of requests in service order. Insertion keeps the order, so a step never sorts.
 
 use crate::slab::SlabSlot;
 use std::collections::VecDeque;
@@ -15,8 +15,8 @@ pub(crate) struct QueueKey {
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     keys: VecDeque<QueueKey>,
-    /// Slab slots of the requests in the order of `keys`, stored separately because a step reads only the
-    /// slots.
+    /// Slab slots (indices of stored requests) in the order of `keys`. They are stored separately because a
+    /// step reads only the slots.
     slots: VecDeque<SlabSlot>,
 }
 
@@ -29,7 +29,7 @@ impl RequestQueue {
         self.slots.is_empty()
     }
 
-    /// Inserts by key: O(1) at the end, where new arrivals of equal priority go.
+    /// Inserts a request by its key: O(1) at the end, where new arrivals of equal priority are inserted.
     pub(crate) fn insert(&mut self, key: QueueKey, slot: SlabSlot) {
         let at_end = self.keys.back().is_none_or(|&last| last < key);
         let index = if at_end { self.len() } else { self.keys.partition_point(|&k| k < key) };

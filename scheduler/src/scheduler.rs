@@ -76,17 +76,19 @@ impl Scheduler {
         PromptHasher::new(self.config.kv.block_hasher(), self.config.kv.caching)
     }
 
-    /// Returns the limits in effect: `max_num_seqs` may be lower than configured.
+    /// Returns the limits in effect. `max_num_seqs` may be lower than configured, see
+    /// `SchedulerLimits::seq_slot_count`.
     pub fn limits(&self) -> &SchedulerLimits {
         &self.config.limits
     }
 
-    /// Returns the epoch of a replica's executor group; outputs of another epoch are dropped.
+    /// Returns the current epoch of a replica's executors; outputs with another epoch are dropped.
     pub fn epoch(&self, replica: Replica) -> Epoch {
         self.replicas[usize::from(replica.0)].epoch
     }
 
-    /// Returns the replicas of the lockstep group of `replica`, itself included: they fail together.
+    /// Returns the replicas of the lockstep group of `replica`, including `replica`. The replicas of a group
+    /// fail together.
     pub fn lockstep_group(&self, replica: Replica) -> impl Iterator<Item = Replica> + use<> {
         self.group_of(usize::from(replica.0)).map(|index| Replica(index as u16))
     }
@@ -96,7 +98,7 @@ impl Scheduler {
         &self.replicas[usize::from(replica.0)].kv
     }
 
-    /// Returns whether no request is live and no step is in flight.
+    /// Returns whether no request is waiting or running and no step is in flight.
     pub fn is_idle(&self) -> bool {
         self.replicas.iter().all(|replica| replica.state.is_idle())
     }
@@ -178,8 +180,8 @@ impl Scheduler {
         }
     }
 
-    /// Clears the prefix cache of every replica. Returns false if requests hold blocks and must not be
-    /// requeued.
+    /// Clears the prefix cache of every replica. Returns false, without clearing, if requests hold blocks and
+    /// `requeue_running` is false.
     fn clear_prefix_cache(&mut self, requeue_running: bool) -> bool {
         let in_use = self.replicas.iter().any(|replica| replica.kv.counts().in_use > 0);
         if in_use && !requeue_running {
@@ -239,8 +241,8 @@ impl Scheduler {
         self.request_index.insert(id, RequestLocation { replica, slot });
     }
 
-    /// Finishes a request immediately, waiting or running: its blocks are free before the next plan, and
-    /// results in flight are dropped.
+    /// Finishes a waiting or running request immediately: its blocks are freed before the next step is
+    /// planned, and its results in flight are dropped.
     fn abort(&mut self, id: RequestId, cause: AbortCause) {
         let finish = match cause {
             AbortCause::StopString => FinishReason::Stop(StopReason::StopString),
@@ -286,7 +288,7 @@ impl Scheduler {
         replica.state.check_counters(&replica.kv, self.config.limits.max_num_seqs);
     }
 
-    /// Removes the requests that `apply` finished; their blocks and sequence slots are already free.
+    /// Removes the requests that `apply` finished. Their blocks and sequence slots have already been freed.
     fn remove_finished(&mut self, replica: usize) {
         let ReplicaState { state, load, .. } = &mut self.replicas[replica];
         for slot in self.finished.drain(..) {
@@ -298,8 +300,8 @@ impl Scheduler {
         state.running.retain(|slot| requests.get(slot).is_some());
     }
 
-    /// Handles an executor failure. In lockstep the whole group fails. Waiting requests of independent
-    /// replicas migrate to ready replicas.
+    /// Handles an executor failure. In lockstep, all replicas of the group fail. Without lockstep, the
+    /// waiting requests of the failed replica migrate to ready replicas.
     fn handle_executor_failure(&mut self, replica: Replica, failure: ExecutorFailure) {
         let replica = usize::from(replica.0);
         for failed in self.group_of(replica) {
@@ -320,9 +322,9 @@ impl Scheduler {
         }
     }
 
-    /// Migrates a waiting request to the least loaded ready replica with a large enough pool, unless the
-    /// request is pinned. Returns whether it migrated. Pool sizes differ after executors restarted with less
-    /// memory.
+    /// Migrates a waiting request to the ready replica with the lowest load among those with a large enough
+    /// KV pool, unless the client selected the replica. Returns whether the request migrated. Pool sizes
+    /// differ if executors were restarted with less memory.
     fn migrate_request(&mut self, from: usize, slot: SlabSlot) -> bool {
         let request = &self.replicas[from].state.requests[slot];
         let (limit, pinned) = (request.limit, request.cold_fields.params.pinned_to_replica);
@@ -347,8 +349,8 @@ impl Scheduler {
         kv.blocks_for(limit) <= kv.counts().pool
     }
 
-    /// Handles a restored replica. Requests that no longer fit its pool migrate or fail; waiting requests of
-    /// replicas that are still failed may migrate to it.
+    /// Handles a replica whose executors have been restored. Requests that no longer fit its KV pool migrate
+    /// or fail; waiting requests of replicas that are still failed may migrate to it.
     fn handle_executors_ready(
         &mut self,
         replica: Replica,
@@ -395,7 +397,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the groups of replicas that step together.
+    /// Returns the groups of replicas that run each step together: one lockstep group, or each replica alone.
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let count = self.replicas.len();
         let size = if self.config.lockstep { count } else { 1 };
@@ -406,7 +408,8 @@ impl Scheduler {
         if self.config.lockstep { 0..self.replicas.len() } else { replica..replica + 1 }
     }
 
-    /// Plans and sends one step of a group. Returns whether another step may follow in this tick.
+    /// Plans and sends one step of a group of replicas that step together. Returns whether another step may
+    /// follow in this tick.
     fn step(
         &mut self,
         group: Range<usize>,
@@ -469,7 +472,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the statistics of a replica, as in the next `SchedulerEffect::Stats`.
+    /// Returns the current statistics of a replica, as the next `SchedulerEffect::Stats` would report them.
     pub fn stats(&self, replica: Replica) -> SchedulerStats {
         self.replicas[usize::from(replica.0)].stats(replica)
     }

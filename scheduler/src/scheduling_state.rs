@@ -34,7 +34,7 @@ pub(crate) struct ReplicaRequests {
     pub(crate) totals: ReplicaCounters,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
-    /// Emptied row buffers and block tables, reused so that a step does not allocate memory.
+    /// Empty row buffers and block tables that are reused, so that a step does not allocate memory.
     spare_row_buffers: Vec<Vec<ScheduledRow>>,
     spare_block_tables: Vec<BlockTable>,
 }
@@ -58,14 +58,14 @@ pub(crate) struct ScheduledRow {
 }
 
 /// The head of the waiting queue, if it was not admitted for lack of blocks. The prefix lookup of this
-/// request is not repeated until enough blocks may have become free or shared.
+/// request is not repeated until the number of free blocks may suffice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockedQueueHead {
     pub(crate) request: RequestId,
-    /// Number of free blocks that the request needed, evictable blocks of its prefix hit included.
+    /// Number of free blocks that the request needed, including the unreferenced blocks of its prefix hit.
     pub(crate) needed_blocks: u32,
-    /// Number of blocks of its prefix hit that no request referenced. If another request pins them, the
-    /// request needs no free blocks for them.
+    /// Number of blocks of the request's prefix hit that no request referenced. If another request references
+    /// these blocks, this request needs no free blocks for them.
     pub(crate) evictable_hits: u32,
     /// Value of `KvCache::published_blocks` when the request was not admitted.
     pub(crate) published_blocks: u64,
@@ -163,7 +163,7 @@ impl ReplicaRequests {
         self.spare_row_buffers.push(rows);
     }
 
-    /// Returns whether no request is live and no step is in flight.
+    /// Returns whether no request is waiting or running and no step is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.len() == 0 && self.steps_in_flight.is_empty()
     }
@@ -184,7 +184,7 @@ impl ReplicaRequests {
         );
     }
 
-    /// Returns the block tables of all requests: together they hold every block in use.
+    /// Returns the block tables of all requests. Every block in use is in at least one of these tables.
     pub(crate) fn block_tables(&self) -> impl Iterator<Item = &BlockTable> {
         self.requests.iter().map(|(_, request)| &request.cold_fields.block_table)
     }

@@ -1,6 +1,8 @@
-//! Slab of requests: steps address a request by its index instead of a hash lookup.
+//! Slab: a vector of requests with reusable slots. Steps address a request by its index instead of a hash
+//! lookup.
 
-/// Index of a request in its replica's slab. Reused after the request finishes.
+/// Index of a request in its replica's slab (vector of requests). The index is reused after the request
+/// finishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlabSlot(pub(crate) u32);
 

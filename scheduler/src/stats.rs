@@ -3,7 +3,7 @@
 use crate::ExecutorFailure;
 use protocol::{Replica, StepId, StepTiming};
 
-/// Snapshot of a replica after a tick. Fields named `total` are monotonic.
+/// Statistics of a replica after a tick (one call of `Scheduler::tick`). Fields named `total` are monotonic.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SchedulerStats {
     /// Replica of the snapshot.
@@ -12,7 +12,7 @@ pub struct SchedulerStats {
     pub executors_ready: bool,
     /// Id of the last step sent.
     pub step: StepId,
-    /// Number of steps sent to the executors without an applied output.
+    /// Number of steps that were sent to the executors and whose output has not been applied.
     pub steps_in_flight: u32,
     /// Number of running requests; each has a sequence slot.
     pub running: u32,
@@ -20,8 +20,8 @@ pub struct SchedulerStats {
     pub waiting: u32,
     /// Known tokens of the waiting requests.
     pub waiting_tokens: u64,
-    /// Submission time of the head of the waiting queue in milliseconds of the tick clock; `None` = empty
-    /// queue.
+    /// Submission time of the head of the waiting queue, in milliseconds, as passed to `Scheduler::tick`;
+    /// `None` = empty queue.
     pub head_submitted_ms: Option<u64>,
     /// KV blocks by state.
     pub blocks: BlockStats,
@@ -43,17 +43,19 @@ pub struct SchedulerStats {
     pub drafts_total: SpecDecodeStats,
     /// Number of preemptions.
     pub preemptions_total: u64,
-    /// Running requests that were requeued because of an executor failure, by kind of failure.
+    /// Number of running requests that were requeued because of an executor failure, by kind of failure.
     pub requests_recovered_total: ExecutorFailureCounts,
-    /// Tokens recomputed after a requeue because the prefix cache did not keep them, by reason.
+    /// Number of tokens that had to be recomputed after a requeue, because the prefix cache no longer had
+    /// them, by requeue reason.
     pub tokens_recomputed_total: RecomputedTokenCounts,
     /// Tokens looked up in the prefix cache at admission.
     pub prefix_queries_total: u64,
     /// Tokens of prefix hits at admission.
     pub prefix_hits_total: u64,
-    /// Row results dropped because their request had finished or been preempted.
+    /// Number of row results that were dropped because their request had finished or been preempted.
     pub rows_dropped_total: u64,
-    /// Step outputs dropped because they are of an old epoch, repeated or out of order.
+    /// Number of step outputs that were dropped because they have an old epoch, are repeated or are out of
+    /// order.
     pub outputs_dropped_total: u64,
 }
 

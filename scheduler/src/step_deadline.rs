@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// Minimum deadline. It covers pauses of the machine.
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
-/// Ratio of deadline to expected time. The margin covers contexts, and thus step times, that grow before a
-/// longer step time is observed.
+/// Ratio of deadline to expected time. The margin covers growing contexts: step times grow with them, and the
+/// expected time follows only after longer step times have been observed.
 const DEADLINE_FACTOR: f64 = 10.0;
 /// Share of (step time − expected time) that is added to the expected time if a step took longer than
 /// expected.
@@ -45,7 +45,7 @@ const LEARNING_SHARE_MIN: f64 = 1.0 / 16.0;
 pub struct StepWorkload {
     /// Number of tokens forwarded.
     pub tokens: u64,
-    /// Sum over prompt tokens of the context length at the end of their row.
+    /// Sum, over the prompt tokens of the step, of the context length at the end of the token's row.
     pub attention_pairs: u64,
 }
 
@@ -266,8 +266,8 @@ mod tests {
             let work = prompt(8_192, chunk * 8_192);
             deadline.observe(work, step_time(work));
         }
-        // Decode rows count no pairs although attention reads their contexts, so each step is slower or
-        // faster than expected.
+        // Decode rows count no pairs although their attention also reads contexts, so the actual step times
+        // are above or below the expected times.
         for _ in 0..100_000 {
             for (work, contexts) in
                 [(tokens(256), 256 * 8_192), (prompt(300, 300), 0), (tokens(16), 32_768)]

@@ -5,9 +5,9 @@ use protocol::StepId;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A masked step counts as delayed by grammar bitmasks if it exceeds 5/4 of the expected time by less than
-/// this tolerance, which covers the minimum wait for bitmasks (2 ms with draft tokens) and the sampling after
-/// it.
+/// The wait for grammar bitmasks is taken as the cause of a delay if the step time exceeds 5/4 of the
+/// expected time by less than this tolerance. The tolerance covers the minimum wait for bitmasks (2 ms with
+/// draft tokens) and the sampling after it.
 const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(3);
 
 /// Minimum time between the first heartbeat of a rank at which a step is overdue and the heartbeat at which
@@ -18,8 +18,8 @@ const HEARTBEAT_DISTANCE_MIN_MS: u64 = 500;
 /// Minimum time between two calls of `poll` that counts as a pause of this process. The caller polls several
 /// times a second.
 const PAUSE_MIN_MS: u64 = 1_000;
-/// Part of a pause in milliseconds that still counts as step time, so that a hang is detected even if every
-/// poll is late.
+/// Milliseconds of a pause that still count as step time, so that a hang is detected even if every poll is
+/// late.
 const POLL_INTERVAL_MS: u64 = 250;
 
 /// A step that was sent and whose output has not arrived.
@@ -40,14 +40,16 @@ struct WatchedStep {
 struct RankProgress {
     /// Newest step that the rank has finished.
     last_done: StepId,
-    /// Step that was overdue at the last heartbeat of the rank, and the time of the first such heartbeat.
+    /// Step that was overdue at the last heartbeat of the rank, and the time of the first heartbeat at which
+    /// this step was overdue.
     overdue: Option<(StepId, u64)>,
 }
 
 /// Result of `StepWatchdog::on_heartbeat`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct StragglerReport {
-    /// Ranks that became stragglers at this heartbeat, by rank within the replica.
+    /// Ranks that were newly found, at this heartbeat, not to have finished an overdue step; by rank within
+    /// the replica.
     pub stragglers: Vec<u16>,
     /// Step timeout, if the executors are considered failed.
     pub timeout: Option<StepTimeout>,
@@ -64,7 +66,7 @@ pub struct StepTimeout {
     pub limit_ms: u64,
 }
 
-/// Detects steps that exceed their deadline, and the ranks that have not finished them.
+/// Detects steps that exceed their deadline, and the ranks that have not finished such a step.
 #[derive(Debug)]
 pub struct StepWatchdog {
     /// Progress of the ranks, by rank within the replica.
@@ -84,8 +86,8 @@ impl StepWatchdog {
     }
 
     /// Detects pauses of this process; called several times a second. A step that was sent before a pause may
-    /// not have been written to the link yet, so all but `POLL_INTERVAL_MS` of the pause does not count as
-    /// step time.
+    /// not have been written to the link yet. Therefore only `POLL_INTERVAL_MS` of a pause count as step
+    /// time.
     pub fn poll(&mut self, now_ms: u64) {
         let pause_ms = now_ms.saturating_sub(self.polled_ms);
         self.polled_ms = now_ms;
@@ -105,8 +107,8 @@ impl StepWatchdog {
         }
     }
 
-    /// Records a step sent to all ranks, `masked` if some of its rows wait for grammar bitmasks. Returns its
-    /// deadline.
+    /// Records a step that was sent to all ranks. `masked`: whether some of its rows wait for grammar
+    /// bitmasks. Returns the deadline of the step.
     pub fn step_sent(
         &mut self,
         step: StepId,
@@ -133,8 +135,8 @@ impl StepWatchdog {
         while let Some(oldest) = self.steps.pop_front_if(|watched| watched.step <= step) {
             let step_time = Duration::from_millis(now_ms.saturating_sub(oldest.started_ms));
             let expected = self.deadline.expected(oldest.work);
-            // A wait for grammar bitmasks must not lengthen the next deadline. The wait is short, so if a
-            // step took much longer than expected, the bitmasks are not the cause.
+            // The time that a step waited for grammar bitmasks must not lengthen the next deadline. Such a
+            // wait is short, so if a step took much longer than expected, the bitmasks are not the cause.
             let mask_wait =
                 oldest.masked && step_time < expected + expected / 4 + MASK_WAIT_TOLERANCE;
             let counted = if mask_wait { expected } else { step_time };
@@ -161,9 +163,9 @@ impl StepWatchdog {
         Some((oldest.started_ms, self.deadline.limit(oldest.work).as_millis() as u64))
     }
 
-    /// Records a heartbeat of a rank. A step times out only if it was overdue at two heartbeats of a rank
-    /// that were read at different times: if the reader of the link was paused, the output may be queued
-    /// after the first heartbeat.
+    /// Records a heartbeat of a rank. A step times out only if it was overdue at two heartbeats of the same
+    /// rank that were read at different times: if the thread that reads the link was paused, the step's
+    /// output may be queued after the first heartbeat.
     pub fn on_heartbeat(&mut self, rank: u16, now_ms: u64) -> StragglerReport {
         let Some(progress) = self.ranks.get_mut(usize::from(rank)) else {
             return StragglerReport::default();
@@ -186,7 +188,8 @@ impl StepWatchdog {
             };
         }
         progress.overdue = Some((oldest.step, now_ms));
-        // Stragglers are reported once, at the first heartbeat at which the step is overdue.
+        // Ranks that have not finished the step are reported once, at the first heartbeat at which the step
+        // is overdue.
         let is_overdue = |progress: &&RankProgress| {
             progress.overdue.is_some_and(|(step, _)| step == oldest.step)
         };
@@ -201,7 +204,8 @@ impl StepWatchdog {
         self.steps.front().into_iter().flat_map(|oldest| self.ranks_without(oldest.step))
     }
 
-    /// Returns the ranks that have not finished `step`: all ranks, if every rank waits in a collective.
+    /// Returns the ranks that have not finished `step`. If every rank waits in a collective, these are all
+    /// ranks.
     fn ranks_without(&self, step: StepId) -> impl Iterator<Item = u16> {
         let ranks = (0..).zip(&self.ranks);
         ranks.filter(move |(_, progress)| progress.last_done < step).map(|(rank, _)| rank)
@@ -250,8 +254,8 @@ mod tests {
     fn heartbeats_queued_by_a_pause_count_once() {
         let mut steps = three_ranks();
         steps.step_sent(StepId(1), WORK, false, 0);
-        // The reader of the link was paused for eight seconds, so it reads eight heartbeats at once: they
-        // count as one.
+        // The thread that reads the link was paused for eight seconds, so it reads eight heartbeats at once:
+        // they count as one heartbeat.
         for _ in 0..8 {
             assert_eq!(steps.on_heartbeat(0, 8_000).timeout, None);
         }

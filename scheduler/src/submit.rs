@@ -11,7 +11,7 @@ pub struct RequestSubmission {
     pub id: RequestId,
     /// Token ids of the prompt.
     pub tokens: Vec<Token>,
-    /// Maximum number of output tokens; 0 = only score or pool the prompt.
+    /// Maximum number of output tokens; 0 = only compute the prompt's log-probabilities or pooling result.
     pub max_tokens: u32,
     /// Sampling parameters.
     pub sampling: SamplingParams,
@@ -74,8 +74,8 @@ pub enum RejectReason {
         /// Vocabulary size.
         vocab_size: u32,
     },
-    /// The prompt is not shorter than the context length, so no output token fits. A prompt that is only
-    /// pooled may be as long as the context length.
+    /// The prompt is as long as the context length or longer, so no output token fits. The prompt of a
+    /// pooling request may be as long as the context length.
     #[error(
         "the prompt has {prompt_len} tokens, it must be shorter than the context length of {max_model_len}"
     )]

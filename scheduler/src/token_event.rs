@@ -96,7 +96,7 @@ pub enum StopReason {
     StopToken(Token),
     /// The submitter found a stop string in the text.
     StopString,
-    /// The prompt of a pooling request was computed. No token was sampled.
+    /// The prompt of a pooling request was computed, and no token was sampled.
     Pooled,
 }
 

@@ -244,7 +244,8 @@ impl RandomWalkHarness {
         assert!(event.preemptions <= 4);
     }
 
-    /// Completes the oldest step in flight of a random replica. Returns false if no step is in flight.
+    /// Completes the oldest step in flight of a randomly chosen replica. Returns false if no step is in
+    /// flight.
     fn complete_oldest_step(&mut self) -> bool {
         let waiting: Vec<usize> =
             (0..self.devices.len()).filter(|&i| !self.devices[i].outputs.is_empty()).collect();

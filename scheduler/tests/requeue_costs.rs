@@ -133,7 +133,7 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
         (ExecutorFailureCounts::default(), recomputed),
         "replica 1 recomputes"
     );
-    // The second failure has another cause. No ready replica is left, so the request waits for restored
+    // The second failure has another cause. No other replica is ready, so the request waits for restored
     // executors.
     harness.fail_executors(1, ExecutorFailure::ReportedFault);
     let recovered = ExecutorFailureCounts { reported_fault: 1, ..ExecutorFailureCounts::default() };

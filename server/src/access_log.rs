@@ -16,7 +16,7 @@ use tracing::Span;
 /// Route name in the access log for requests that match no route.
 const NO_ROUTE: &str = "unknown";
 
-/// Handles a request, logs its access line and ends its span.
+/// Middleware that handles a request, writes its access log line and ends its trace span.
 pub(crate) async fn record_requests(
     State(app): State<Arc<AppState>>,
     route: Option<MatchedPath>,
@@ -40,7 +40,7 @@ pub(crate) async fn record_requests(
     guarded(response, AccessLogGuard { _line: line, _record: record })
 }
 
-/// Access line of one request; the line is logged when this object is dropped.
+/// Access log line of one request; the line is written to the log when this object is dropped.
 struct AccessLogLine {
     method: Method,
     route: String,
@@ -79,8 +79,8 @@ impl Drop for AccessLogLine {
     }
 }
 
-/// Guard attached to a reply body. Order of drops: first the body, which ends the generation; then the access
-/// line, which is logged; then the span, which ends.
+/// Guard attached to a reply body and dropped after it. Dropping the body ends the generation; dropping
+/// `_line` then writes the access log line; dropping `_record` ends the trace span.
 struct AccessLogGuard {
     _line: Option<AccessLogLine>,
     _record: AccessLogRecord,

@@ -24,13 +24,15 @@ pub(crate) struct AccessLogFields {
     pub cached_tokens: u64,
     /// Number of output tokens, summed over all choices.
     pub output_tokens: u64,
-    /// Time between submission and admission of the first admitted choice.
+    /// Time that the first admitted choice waited in the scheduler queue, from its submission to its
+    /// admission.
     pub queued: Option<Duration>,
-    /// Time of the first output token.
+    /// Time at which the first output token arrived from the engine.
     pub first_token: Option<Instant>,
     /// Distinct finish reasons of the choices that have ended.
     pub finish_reasons: Vec<&'static str>,
-    /// Generation parameters; `None` if the request has no span or submitted nothing to the engine.
+    /// Generation parameters for the trace span; `None` if the request has no trace span or submitted
+    /// nothing to the engine.
     pub parameters: Option<Box<SpanGenerationParams>>,
     span: Option<RequestSpan>,
 }
@@ -59,12 +61,13 @@ impl AccessLogRecord {
         record
     }
 
-    /// Returns the counts.
+    /// Locks the request's status, token counts and times, and returns them.
     pub(crate) fn counts(&self) -> MutexGuard<'_, AccessLogFields> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a generation was submitted; `prompt_tokens` has the length of each prompt.
+    /// Records that a generation was submitted; `prompt_tokens` contains the number of tokens of each
+    /// prompt.
     pub(crate) fn begin(
         &self,
         prompt_tokens: &[u32],
@@ -75,7 +78,7 @@ impl AccessLogRecord {
         counts.parameters = parameters;
     }
 
-    /// Records an event of a choice: its admission and its new tokens.
+    /// Updates the token counts and times from a token event of a choice: its admission or its new tokens.
     pub(crate) fn record(&self, event: &TokenEvent) {
         if event.tokens.is_empty() && event.first_admission.is_none() {
             return;
@@ -102,9 +105,8 @@ impl AccessLogRecord {
 }
 
 impl AccessLogFields {
-    /// Returns the finish reasons of a generation, or `client_gone` if no choice has ended, because only a
-    /// disconnect ends a generation without a finish reason; `None` if the request submitted nothing to the
-    /// engine.
+    /// Returns the finish reasons of a generation; `None` if the request submitted nothing to the engine.
+    /// If no choice has a finish reason, the client has disconnected, and the result is `client_gone`.
     pub(crate) fn finish_reasons(&self) -> Option<Vec<&'static str>> {
         self.prompt_tokens?;
         match self.finish_reasons.as_slice() {

@@ -20,7 +20,8 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of request ids in one abort request.
 const REQUEST_IDS_MAX: usize = 10_000;
 const REQUEST_ID_BYTES_MAX: usize = 160;
-/// Prefixes of the reply ids in the APIs; the request id follows the prefix.
+/// Prefixes of the field `id` in OpenAI and Anthropic replies; the field is a prefix followed by the
+/// request id.
 const REPLY_ID_PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
 
 /// Returns the configuration that the server runs with, without secrets.
@@ -46,8 +47,8 @@ pub(crate) async fn reset_prefix_cache(
     }
 }
 
-/// Parses the query parameter `reset_running_requests`. vLLM's `reset_external` is accepted if false: there
-/// is no external KV cache that could be reset.
+/// Parses the query parameter `reset_running_requests`. vLLM's parameter `reset_external` is accepted only
+/// with the value false, because there is no external KV cache that could be reset.
 fn reset_running(query: &str) -> Result<bool, ApiError> {
     let mut restart = false;
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -78,8 +79,8 @@ pub(crate) async fn abort_requests(
 ) -> Result<Reply<Value>, ApiError> {
     let client = &app.serving()?.client;
     let (parts, body) = request.into_parts();
-    // The body is not reserved in the memory budget: an abort must be accepted while the server is
-    // overloaded.
+    // No memory is reserved for this body in the budget shared by all requests, because an abort must be
+    // accepted even if the server is overloaded.
     let (limit, count) = (app.options.body_timeout, |_| Ok(()));
     let body = request_body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
     let mut fields = RequestFields::of_body(JsonValue::parse(&body)?)?;

@@ -121,8 +121,8 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// The error is also attached to the response as an extension, from which middleware counts errors and
-/// converts them to the JSON form of other APIs.
+/// Converts the error to a response. The error is also attached to the response as an extension, which
+/// middleware reads to count errors and to convert the body to the JSON form of other APIs.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body()));

@@ -256,7 +256,8 @@ impl AppState {
 
     /// Returns the serving context for a new request.
     ///
-    /// Errors: 503 while starting or draining, or if the engine is unavailable or stalled.
+    /// Errors: HTTP status 503 while the server is starting or shutting down, or if the engine is
+    /// unavailable or stalled.
     pub fn accepting(&self) -> Result<&Arc<ServingContext>, ApiError> {
         match self.health.status() {
             ServerStatus::Draining => Err(draining()),

@@ -53,8 +53,9 @@ pub(super) struct ClientSocket {
     half_closed: Option<HalfClosedState>,
     /// Number of the latest request whose reply has been written at least in part.
     last_responded: u64,
-    /// Whether all data that hyper has passed to this socket is written. A probe is sent only then, because
-    /// it must not split a write of hyper.
+    /// Whether all data that hyper has passed to this socket is written. Only then may a probe be sent
+    /// (bytes to which a disconnected client replies with RST), because bytes inserted into a write would
+    /// corrupt the reply.
     is_between_writes: bool,
 }
 

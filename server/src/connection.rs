@@ -126,7 +126,7 @@ pub(crate) struct ConnectionProgress {
 
 const IDLE: u8 = 0;
 const HEADER: u8 = 1;
-/// Phase: the request head has been read, the body not completely.
+/// Phase: the request head has been read, but the request body has not been read completely.
 const BUSY: u8 = 2;
 /// Phase: the whole request has been read.
 const RESPONDING: u8 = 3;

@@ -151,7 +151,8 @@ mod tests {
         Some([prompt.parse().ok()?, limit.parse().ok()?])
     }
 
-    /// The inequality in each message also holds for a prompt of exactly the context length.
+    /// A prompt of exactly the context length leaves no room for an output token. The token counts in both
+    /// error messages must then still exceed the context length.
     #[test]
     fn prompt_of_exactly_the_context_length_leaves_no_output() {
         let full = ContextOverflow { prompt_tokens: 4_096, max_tokens: 1, ..TOO_LONG };

@@ -5,7 +5,7 @@
 /// Maximum number of names in the reply header. Further names are counted but not listed.
 const NAMES_MAX: usize = 32;
 
-/// Parts of one request that have no effect.
+/// Names of the parts of one request (fields, tools, input items) that have no effect on the reply.
 #[derive(Debug, Default)]
 pub(crate) struct IgnoredRequestParts {
     names: Vec<String>,

@@ -1,5 +1,5 @@
-//! Middleware that counts replies by route and status, rejections by reason, and open streams, and logs
-//! rejections.
+//! Middleware that counts replies by route and status, rejections by reason, and streams in progress; it
+//! also logs rejections.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -43,7 +43,7 @@ pub(crate) async fn count_requests(
     if response.headers().get(header::CONTENT_TYPE) != Some(&events) {
         return response;
     }
-    // The stream is counted as open until its body is dropped.
+    // The stream is counted as in progress until its body is dropped.
     guarded(response, http.stream())
 }
 

@@ -144,7 +144,7 @@ fn header_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// Request body that notifies `ConnectionProgress` once it has been received completely.
+/// Request body that notifies `ConnectionProgress` once the whole body has been received.
 struct TrackedRequestBody {
     body: hyper::body::Incoming,
     progress: Arc<ConnectionProgress>,

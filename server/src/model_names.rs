@@ -1,4 +1,5 @@
-//! Names under which the model is served: plain names, and wildcard patterns that match requested names.
+//! Names under which the model is served: names without a wildcard, and patterns with the wildcard `*`,
+//! such as `claude-*`.
 
 /// Wildcard in a pattern: matches any number of characters.
 const WILDCARD: char = '*';
@@ -11,8 +12,9 @@ pub struct ServedModelNames {
 }
 
 impl ServedModelNames {
-    /// Separates `names` into patterns, such as `claude-*`, and plain names. If there is no plain name,
-    /// `default` is also served, because replies to requests without a model name need a plain name.
+    /// Separates `names` into patterns with a wildcard, such as `claude-*`, and names without a wildcard.
+    /// If all names are patterns, `default` is also served, because replies to requests without a model
+    /// name need a name without a wildcard.
     pub fn new(names: &[String], default: &str) -> Self {
         let is_pattern = |name: &String| name.contains(WILDCARD);
         let (patterns, mut plain): (Vec<String>, Vec<String>) =
@@ -23,7 +25,7 @@ impl ServedModelNames {
         Self { plain, patterns }
     }
 
-    /// Returns the plain names; the first is the default.
+    /// Returns the names without a wildcard; the first name is the default.
     pub fn plain(&self) -> &[String] {
         &self.plain
     }
@@ -33,7 +35,7 @@ impl ServedModelNames {
         self.plain.first().map_or("", String::as_str)
     }
 
-    /// Returns all plain names and patterns.
+    /// Returns all names, including the patterns with a wildcard.
     pub fn all(&self) -> impl Iterator<Item = &String> {
         self.plain.iter().chain(&self.patterns)
     }

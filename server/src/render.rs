@@ -15,7 +15,7 @@ use protocol::Token;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Bytes reserved per token id in a reply: the id itself and its JSON text.
+/// Bytes reserved in the memory budget per token id in a reply: the id itself and its JSON text.
 const ID_BYTES: u64 = 16;
 
 /// Prompts of a completion, and its generation parameters.

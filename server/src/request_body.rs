@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Reads the JSON body of a request and admits the request. Bytes are counted in the memory budget as they
 /// arrive; the request is counted once its body is complete.
 ///
-/// Errors: those of `read`; HTTP status 429 or 503 for overload.
+/// Errors: the errors of `read`; HTTP status 429 or 503 for overload.
 pub(crate) async fn read_and_admit(
     app: &AppState,
     serving: &ServingContext,
@@ -32,8 +32,8 @@ pub(crate) async fn read_and_admit(
 
 /// Reads a JSON body. `count` is called with the number of bytes of each frame and may reject them.
 ///
-/// Errors: HTTP status 415 for a compressed body or another content type, 413 above the size limit, 408 after
-/// the timeout, 400 if the body is incomplete; those of `count`.
+/// Errors: HTTP status 415 for a compressed body or another content type, 413 above the size limit, 408
+/// after the timeout, 400 if the body is incomplete; the errors of `count`.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,

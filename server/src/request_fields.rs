@@ -104,7 +104,7 @@ impl RequestFields {
         &self.path
     }
 
-    /// Whether the field `name` is present and has not been taken yet.
+    /// Whether the field `name` is present and has not been removed by an earlier call.
     pub fn contains(&self, name: &str) -> bool {
         self.pairs.iter().any(|(key, _)| key == name)
     }
@@ -115,16 +115,16 @@ impl RequestFields {
         self.hints.add(path);
     }
 
-    /// Accepts the unparsed fields of `nested`, an object within this one, and records that they have no
-    /// effect.
+    /// Accepts the unparsed fields of `nested`, an object within this object, and records that these fields
+    /// have no effect.
     pub fn accept_rest(&mut self, nested: &RequestFields) {
         for name in nested.ignored_names() {
             self.hints.add(nested.path(&name));
         }
     }
 
-    /// Takes the keyword `name` of `nested`, an object within this one, and records that it has no effect.
-    /// The keyword must be one of `values`.
+    /// Removes and returns the string field `name` of `nested`, an object within this object, and records
+    /// that the field has no effect. Its value must be one of `values`.
     pub fn accept_keyword(
         &mut self,
         nested: &mut RequestFields,
@@ -175,7 +175,7 @@ impl RequestFields {
         Some(self.pairs.swap_remove(index).1)
     }
 
-    /// Adds a field, for example one taken before, so that later code can take it.
+    /// Adds a field, for example a field that was removed before, so that later code can read it.
     pub fn put_back(&mut self, name: &str, value: JsonValue) {
         self.pairs.push((name.to_owned(), value));
     }
@@ -202,8 +202,8 @@ impl RequestFields {
         }
     }
 
-    /// Takes a field under its name or its alias. Also returns the name used by the request, for errors about
-    /// the value.
+    /// Removes and returns a field under its name or its alias, together with the name that the request
+    /// uses, for errors about the value.
     pub fn take_with_alias<'a>(
         &mut self,
         name: &'a str,

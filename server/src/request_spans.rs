@@ -41,13 +41,13 @@ pub enum SpanEndpointError {
          http://127.0.0.1:4318/v1/traces; gRPC and TLS are not supported"
     )]
     Scheme {
-        /// Value of the flag.
+        /// Value of `--otlp-traces-endpoint`.
         endpoint: String,
     },
     /// The exporter rejects its configuration, for example an `OTEL_*` environment variable.
     #[error("cannot export spans to {endpoint:?}: {cause}")]
     Exporter {
-        /// Value of the flag.
+        /// Value of `--otlp-traces-endpoint`.
         endpoint: String,
         /// Error of the exporter.
         cause: ExporterBuildError,
@@ -157,7 +157,7 @@ pub(crate) struct SpanSamplingParams {
     pub max_tokens: Option<u32>,
     /// Softmax temperature.
     pub temperature: f32,
-    /// Nucleus sampling.
+    /// Top-p (nucleus sampling) threshold.
     pub top_p: f32,
     /// Number of most likely tokens that sampling considers; 0 = all.
     pub top_k: u32,
@@ -165,13 +165,13 @@ pub(crate) struct SpanSamplingParams {
     pub frequency_penalty: f32,
     /// Presence penalty.
     pub presence_penalty: f32,
-    /// Seed set by the request.
+    /// Sampling seed set by the request.
     pub seed: Option<i64>,
     /// Stop strings.
     pub stop: Vec<String>,
 }
 
-/// Open span of one request.
+/// Trace span of one request, not yet ended.
 #[derive(Debug)]
 pub(crate) struct RequestSpan {
     tracer: SdkTracer,

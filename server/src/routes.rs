@@ -30,7 +30,7 @@ pub struct HttpRoute {
     pub path: &'static str,
     /// API key required by the route.
     pub access: RouteAccess,
-    /// Runner that serves the route; `None` = both runners.
+    /// Runner (`--runner`) with which the route is served; `None` = any runner.
     pub runner: Option<RunnerType>,
     handler: MethodRouter<Arc<AppState>>,
 }
@@ -143,7 +143,7 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
             }
             None => handler,
         };
-        // A route whose `RouteAuthParams` would admit every request gets no guard.
+        // A route that requires no API key gets no authentication middleware.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
         router = router.route(path, guarded_handler);
@@ -190,7 +190,7 @@ impl HttpRoute {
     }
 }
 
-/// Creates a route that requires a client key and is served by both runners.
+/// Creates a route that requires a client key and is served with any `--runner`.
 fn route(
     method: &'static str,
     path: &'static str,

@@ -34,7 +34,7 @@ pub enum JsonValue {
     Float(f64),
     /// String.
     Str(String),
-    /// Non-empty list of integers.
+    /// Non-empty list that contains only integers that fit in an `i64`.
     Ints(Vec<i64>),
     /// Any other list.
     List(Vec<JsonValue>),
@@ -169,7 +169,8 @@ struct JsonParseContext {
     /// part of the path.
     path: RefCell<String>,
     values_left: Cell<u32>,
-    /// Whether a number was parsed as a float that may be a large integer in the body.
+    /// Whether a number in the body that may be a large integer was parsed as a float and thus may have
+    /// lost digits.
     lost_digits: Cell<bool>,
 }
 

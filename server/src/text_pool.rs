@@ -37,7 +37,7 @@ impl TextConcurrencyLimiter {
     /// Runs `work` for a request body of `bytes` bytes on a blocking thread. If the caller drops the future,
     /// queued work is cancelled; running work continues, and its result is dropped.
     ///
-    /// Errors: those of `work`; HTTP status 500 if `work` panics.
+    /// Errors: the errors of `work`; HTTP status 500 if `work` panics.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -5,7 +5,7 @@ use super::api_error::ApiError;
 use super::auth::RouteAccess;
 use axum::http::StatusCode;
 
-/// Unsupported routes with a common reason.
+/// Group of vLLM routes that are unsupported for the same reason.
 pub struct UnsupportedRoutes {
     /// Paths of the routes; all HTTP methods of these paths reply 501.
     pub paths: &'static [&'static str],

@@ -25,8 +25,8 @@ const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/time_us/p50", false),
 ];
 
-/// Keys of a level's results that identify the level. The levels of both files are matched by the values of
-/// these keys.
+/// Keys that identify a level (one set of parameters) in a result file. Levels with equal values of these
+/// keys are compared between both files.
 const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
 /// Prints every metric that both files contain, with its change. The exit code is 1 if `--fail-above` is
@@ -61,7 +61,7 @@ struct MetricComparison {
     metric: &'static str,
     before: f64,
     after: f64,
-    /// Change in percent by which the metric is worse; negative if it has improved.
+    /// Change of the metric in percent; positive if the metric is worse, negative if it has improved.
     worse_percent: f64,
 }
 

@@ -1,5 +1,6 @@
 //! `hadron bench serve`: load generator for OpenAI-compatible servers. The load is closed (a fixed number of
-//! concurrent requests) or open (Poisson arrivals at a request rate).
+//! concurrent requests) or open (Poisson arrivals at a request rate, with a maximum number of concurrent
+//! requests).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::client::{ClientError, OpenAiClient};
 use crate::config::{BenchServeArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Random number stream from which the arrival times are drawn.
+/// Stream number of the random number generator for arrival times.
 const ARRIVAL_STREAM: u64 = u64::MAX - 1;
 
 /// Measures every concurrency level of `args`, one after the other.
@@ -65,7 +66,8 @@ async fn measure(args: &BenchServeArgs, environment: &ProcessEnvironment) -> Res
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Returns the send time of each request of a Poisson process, relative to the start.
+/// Returns the send time of each request relative to the start of the run. The requests form a Poisson
+/// process.
 fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
     let mut rng = SplitMix64::new(seed, ARRIVAL_STREAM);
     let mut at = 0.0;
@@ -85,7 +87,9 @@ struct LoadGenerator<'a> {
 }
 
 impl LoadGenerator<'_> {
-    /// Sends one request per body and waits for all responses. `arrivals`: send times for an open load.
+    /// Sends one request per body, at most `concurrency` at a time, and waits for all responses. `arrivals`:
+    /// earliest send times of the requests, relative to the start. Returns the measurements and the error
+    /// messages.
     async fn run(
         &self,
         bodies: Vec<Bytes>,

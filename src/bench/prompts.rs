@@ -14,11 +14,11 @@ use text::Tokenizer;
 /// Smallest random token id. Special tokens and single bytes usually have smaller ids.
 const RANDOM_ID_MIN: u32 = 100;
 
-/// Vocabulary size if it is not known from flags, tokenizer or server: smaller than that of any tokenizer in
-/// use.
+/// Vocabulary size if neither flags nor tokenizer nor server provide it. It is smaller than the vocabulary of
+/// any common tokenizer.
 const VOCAB_SIZE_FALLBACK: u32 = 500;
 
-/// Random number stream from which the shared prefix of all requests of all levels is drawn.
+/// Stream number of the random number generator for the prefix that all requests share.
 const SHARED_PREFIX_STREAM: u64 = u64::MAX;
 
 /// Generates the prompts and request bodies of one load.
@@ -61,7 +61,7 @@ impl<'a> PromptGenerator<'a> {
         Ok(Self { args, model, tokenizer, id_min, id_max, shared })
     }
 
-    /// Returns the path of the API endpoint.
+    /// Returns the URL path to which the requests are sent.
     pub(super) fn path(&self) -> &'static str {
         match self.args.endpoint {
             BenchServeEndpoint::Completions => "/v1/completions",
@@ -95,15 +95,16 @@ impl<'a> PromptGenerator<'a> {
         body.to_string().into()
     }
 
-    /// Returns a text of about `ids.len()` tokens; the number is exact if decoding and encoding are inverse.
+    /// Decodes token ids to a text that has about `ids.len()` tokens. The number is exact if encoding the
+    /// decoded text gives the same ids.
     fn text(&self, ids: &[Token]) -> String {
         let Some(tokenizer) = &self.tokenizer else {
             let words: Vec<String> = ids.iter().map(|id| format!("w{id}")).collect();
             return words.join(" ");
         };
         let mut text = tokenizer.decode(ids, true);
-        // Incomplete characters and new merges change the number of tokens, so it is corrected in up to eight
-        // rounds.
+        // The decoded text may have another number of tokens, because characters can be incomplete and
+        // adjacent tokens can merge. It is then truncated or extended, up to eight times.
         for round in 0..8 {
             let Ok(mut encoded) = tokenizer.encode(&text, false) else { break };
             if encoded.len() == ids.len() {

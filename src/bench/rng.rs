@@ -5,7 +5,8 @@
 pub(super) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Creates the generator for a seed and a stream number; different streams give independent numbers.
+    /// Creates the generator for a seed and a stream number. Generators with different stream numbers give
+    /// independent random numbers.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut this = Self(seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93));
         this.next(); // Decorrelates neighbouring seeds.

@@ -1,9 +1,10 @@
 //! Measurements of streamed requests, and their summary per concurrency level.
 //!
-//! Definitions: TTFT is the time from sending a request to its first event with a choice; E2E is the time to
-//! its last such event; TPOT is `(last - first) / (tokens - 1)`; ITL is the time between two events. The
-//! output rate is the number of all output tokens divided by the time from the first request sent to the last
-//! event. Percentile p of n sorted values is the value at index `floor(p * n)`, at most the last one.
+//! Definitions: TTFT is the time from sending a request to its first event that contains a choice; E2E is the
+//! time from sending a request to its last event that contains a choice; TPOT is `(E2E - TTFT) / (output
+//! tokens - 1)`; ITL is the time between two successive events. The output rate is the number of output
+//! tokens of all requests divided by the time from sending the first request to the last event of any
+//! request. Percentile p of n sorted values is the value at index `floor(p * n)`, at most the last one.
 
 use std::time::Instant;
 
@@ -55,7 +56,7 @@ pub(super) struct LoadLevelReport {
 }
 
 impl LatencySummary {
-    /// Summarises latencies in seconds, given in any order; all results are zero if there are none.
+    /// Summarises latencies in seconds, in any order. All results are zero if `seconds` is empty.
     pub(super) fn from_seconds(mut seconds: Vec<f64>) -> Self {
         seconds.sort_unstable_by(f64::total_cmp);
         let n = seconds.len();

@@ -1,6 +1,6 @@
-//! `hadron bench step`: measures plan, commit and apply of steps in which every request decodes, with a
-//! simulated device that returns outputs immediately. Only `Scheduler::tick` is timed, not the construction
-//! of the outputs.
+//! `hadron bench step`: measures the scheduler's time per step (apply the outputs of a step, plan and commit
+//! the next step) if all requests decode. A simulated device returns outputs immediately. Only
+//! `Scheduler::tick` is timed, not the construction of the outputs.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -143,7 +143,8 @@ impl SchedulerStepBench {
         Ok(Self { scheduler, inbox, effects: Vec::new(), now_ms: 0 })
     }
 
-    /// Runs one step. Returns the number of rows (0 if any row is prefill) and the seconds that `tick` took.
+    /// Runs one step. Returns the number of rows of its batch (0 if any row is prefill) and the seconds that
+    /// `tick` took.
     fn step(&mut self) -> Result<(usize, f64)> {
         self.now_ms += 1;
         let start = Instant::now();
@@ -162,7 +163,7 @@ impl SchedulerStepBench {
     }
 }
 
-/// Returns a step output with one token for each row that samples.
+/// Returns a step output with one token for each row whose last position is sampled.
 fn simulated_output(batch: &Batch) -> StepOutput {
     let row = |row: &protocol::BatchRow| RowOutput {
         sampled_tokens: row.samples.then_some(row.start % VOCAB_SIZE).into_iter().collect(),

@@ -1,9 +1,9 @@
-//! `hadron bench trace`: summarises a trace of `--profile`: step times, gaps between steps, and the time per
-//! kernel family.
+//! `hadron bench trace`: summarises a trace that `--profile` wrote: step times, gaps between steps, and the
+//! time per kernel family.
 //!
-//! Steps with a timestamp per kernel launch are slower than other steps. They give the time per kernel
-//! family; the other steps give step times and gaps. A gap is counted only if the step after it continues a
-//! running request: before a step with new requests only, the device may have waited for clients.
+//! Some steps have a timestamp per kernel launch, which makes them slower. These steps give the time per
+//! kernel family; the other steps give step times and gaps. A gap is counted only if the step after it
+//! continues a running request: before a step with new requests only, the device may have waited for clients.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -65,14 +65,15 @@ struct TraceEventArgs<'a> {
     family: Cow<'a, str>,
 }
 
-/// Class of steps with comparable times, by launch mode and size. The report has one table row per class.
+/// Steps with comparable times form a class, defined by launch mode and size. The report has one table row
+/// per class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StepClass {
     /// Replays of the captured graph that has this number of rows.
     Replay(u32),
-    /// Eager decode steps of one token per row, with up to this number of rows.
+    /// Eager (not graph-captured) decode steps of one token per row, with up to this number of rows.
     Decode(u32),
-    /// Eager steps with prefill, with up to this number of tokens.
+    /// Eager (not graph-captured) steps with prefill, with up to this number of tokens.
     Mixed(u32),
 }
 
@@ -107,7 +108,8 @@ struct StepClassTotals {
     us: f64,
     gaps: u32,
     gap_us: f64,
-    /// Total time of the steps that follow a counted gap. The gaps are shown as a fraction of it.
+    /// Total time of the steps that follow a counted gap. The report shows `gap_us` as a fraction of this
+    /// time.
     gap_steps_us: f64,
     timed_steps: KernelFamilyTotals,
 }
@@ -121,7 +123,8 @@ struct KernelFamilyTotals {
     families: BTreeMap<String, (u32, f64)>,
 }
 
-/// End of the step before the current one. The gap lasts from this end to the start of the current step.
+/// End time of the step that precedes the current step. The gap between two steps lasts from the end of one
+/// step to the start of the next step.
 #[derive(Debug, Clone, Copy)]
 struct PrecedingStepEnd {
     step: u64,
@@ -205,8 +208,8 @@ impl KernelFamilyTotals {
         family.1 += event.dur;
     }
 
-    /// Returns one table row per kernel family in descending order of time, then the time between launches
-    /// and the total.
+    /// Returns the rows of the table: one per kernel family, in descending order of time; then the time
+    /// between launches, and the total time.
     fn rows(&self) -> Vec<Vec<String>> {
         let steps = f64::from(self.steps.max(1));
         let row = |name: &str, launches: Option<u32>, us: f64| {

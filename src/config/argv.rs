@@ -196,15 +196,14 @@ impl ServeFlagNames {
         }
     }
 
-    /// Returns the long name of the flag that a word of the command line sets; `None` = the word is no flag
-    /// of `serve`.
+    /// Returns the long name of the flag that `word` sets; `None` = `word` is not a flag of `serve`.
     fn flag_name(&self, word: &str) -> Option<&str> {
         let name = word.strip_prefix("--")?;
         let name = name.split_once('=').map_or(name, |(name, _)| name);
         self.names.get(name).map(String::as_str)
     }
 
-    /// Returns the flag whose name differs least from `name`, if it is similar.
+    /// Returns the name of the known flag that is most similar to `name`; `None` if no flag is similar.
     fn similar_name(&self, name: &str) -> Option<&str> {
         let names = self.names.keys().map(|flag| (edit_distance(name, flag), flag.as_str()));
         names.min().filter(|(edits, _)| edits * 3 <= name.len()).map(|(_, flag)| flag)
@@ -249,8 +248,8 @@ fn overridden_member(word: &str) -> Option<&str> {
     prefixes.iter().find_map(|prefix| word.strip_prefix(prefix))
 }
 
-/// Converts `MEMBER=VALUE`, or `MEMBER` and the next word, to `--hf-overrides={"MEMBER": VALUE}`. A value that
-/// is not JSON is a string.
+/// Converts `--hf-overrides.MEMBER=VALUE`, or `--hf-overrides.MEMBER` and the next word, to
+/// `--hf-overrides={"MEMBER": VALUE}`. A value that is not JSON is a string.
 fn config_override<'a>(
     member: &str,
     words: &mut impl Iterator<Item = &'a String>,
@@ -270,7 +269,8 @@ fn config_override<'a>(
     Ok(format!("--hf-overrides={}", Value::Object(overrides)))
 }
 
-/// Converts the name in a word to kebab case, keeps the value, and applies `REWRITES` and `SWITCH_REWRITES`.
+/// Converts the flag name in a word to kebab case, and replaces spellings and switches that are in `REWRITES`
+/// or `SWITCH_REWRITES`. The value is unchanged.
 fn canonical_spelling(word: &str) -> String {
     let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
     let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };

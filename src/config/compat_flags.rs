@@ -31,7 +31,7 @@ impl NoEffectFlag {
         !matches!(self.value, NoEffectFlagValue::Nothing)
     }
 
-    /// Whether the flag is accepted without effect with this value.
+    /// Whether this flag is accepted with the value `value`, without effect.
     pub(super) fn is_inert_with(&self, value: &str) -> bool {
         match self.value {
             NoEffectFlagValue::Nothing | NoEffectFlagValue::Anything => true,

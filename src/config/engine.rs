@@ -246,8 +246,9 @@ pub enum ExecutorModeArg {
 pub(super) const DEVICE_LIBRARIES_SYNTAX: &str =
     "DRIVER[,COMPILER[,BLAS[,WARP_SIZE[,COLLECTIVES]]]]";
 
-/// Parses the value of `--device-libraries`. All items except the driver may be empty; without a compiler, the driver
-/// library contains it. `WARP_SIZE` is set for libraries that emulate a GPU.
+/// Parses the value of `--device-libraries`. All items except the driver library may be empty. If no compiler
+/// library is given, the driver library contains the run-time compiler. `WARP_SIZE` is given only for
+/// libraries that emulate a GPU.
 pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
     let items: Vec<&str> = text.split(',').collect();
     let item = |index: usize| items.get(index).copied().filter(|item| !item.is_empty());

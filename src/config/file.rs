@@ -17,7 +17,7 @@ pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError>
                     words.push(argv_of_flag(name, item, path)?);
                 }
             }
-            // vLLM's files may have keys without a value.
+            // Configuration files of vLLM may have keys without a value; these are ignored.
             Value::Null => {}
             value => words.push(argv_of_flag(name, value, path)?),
         }

@@ -25,9 +25,9 @@ const RATE: &str = "synthetic_acceptance_rate";
 const LENGTH: &str = "synthetic_acceptance_length";
 /// Maximum number of draft tokens per row of n-gram lookup and of a draft model.
 const DRAFT_TOKENS_MAX: u8 = 16;
-/// Maximum n-gram length of n-gram (prompt) lookup.
+/// Maximum length of the n-grams that n-gram (prompt lookup) speculation matches.
 const PROMPT_LOOKUP_LIMIT: u8 = 64;
-/// Default n-gram length of n-gram (prompt) lookup.
+/// Default length of the n-grams that n-gram (prompt lookup) speculation matches.
 const PROMPT_LOOKUP_DEFAULT: u8 = 5;
 /// Default number of draft tokens per row.
 const DRAFT_TOKENS_DEFAULT: u8 = 1;
@@ -198,7 +198,8 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// Returns the minimum and maximum n-gram length. As in vLLM, one given bound sets both.
+    /// Returns the minimum and maximum n-gram length. As in vLLM, if only one of the two is given, the other
+    /// one is equal to it.
     fn prompt_lookup_range(&self) -> (u8, u8) {
         let max =
             self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(PROMPT_LOOKUP_DEFAULT);

@@ -97,7 +97,7 @@ fn short_names_and_switches_of_other_engines_are_read() {
     assert_eq!(error("serve M --disable-radix-cache=perhaps").0, 2);
 }
 
-/// The list of flags was taken from the vLLM release that its first line names.
+/// The first line of the list names the vLLM release from which the flags were taken.
 #[test]
 fn every_vllm_flag_is_supported_or_explained() {
     let command = CliArgs::command();

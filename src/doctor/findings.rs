@@ -10,7 +10,7 @@ const ARCHITECTURES: &[&str] = &["gfx942", "gfx950", "gfx90a", "sm_90a", "emulat
 const SHARED_MEMORY_MIN: u64 = 1 << 30;
 /// Minimum hard limit of open files: one per connection, and those of the server itself.
 const OPEN_FILES_MIN: u64 = 4096;
-/// Last sentence of a finding about a GPU that cannot be used, so that the CPU is used instead.
+/// Last sentence of a finding about a GPU that cannot be used and that `hadron serve` replaces by the CPU.
 const FALLS_BACK: &str = " `hadron serve` falls back to the CPU.";
 /// Minimum limit of locked memory for direct transfers between hosts, in bytes.
 const MEMLOCK_MIN: u64 = 64 << 20;
@@ -25,8 +25,8 @@ pub(super) fn has_error(findings: &[DoctorFinding]) -> bool {
     findings.iter().any(|finding| finding.level == FindingSeverity::Error)
 }
 
-/// Returns all findings. `is_required`: a flag requires the device, so `hadron serve` does not fall back to
-/// the CPU.
+/// Returns all findings. `is_required`: `--device` names a GPU vendor, so `hadron serve` would not fall back
+/// to the CPU.
 pub(super) fn findings(report: &DoctorReport, is_required: bool) -> Vec<DoctorFinding> {
     let mut list = FindingList::default();
     if report.build == "development" {
@@ -71,8 +71,8 @@ impl FindingList {
     }
 }
 
-/// Adds the problems that prevent serving on the GPUs of the selected vendor. Unless a flag requires the
-/// GPUs, `hadron serve` falls back to the CPU.
+/// Adds the problems that prevent serving on the GPUs of a vendor. If `is_required` is false, `hadron serve`
+/// falls back to the CPU, and the problems are warnings.
 fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: bool) {
     let level = if is_required { FindingSeverity::Error } else { FindingSeverity::Warning };
     let effect = if is_required { "" } else { FALLS_BACK };

@@ -41,7 +41,7 @@ fn vendor(name: &str, visibility: String, survey: GpuInventory) -> GpuVendorRepo
     }
 }
 
-/// Tries to open the device file of a kernel driver, as its runtime does.
+/// Tries to open the device file of a kernel driver for reading and writing, as the GPU runtime does.
 fn device_file(path: &Path) -> DeviceFileReport {
     let exists = path.exists();
     let opened = OpenOptions::new().read(true).write(true).open(path);

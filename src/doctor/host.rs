@@ -1,5 +1,5 @@
-//! Facts about the host, from `/proc`, `/sys` and system calls. The root folder of the files is a parameter, so
-//! that tests can present other hosts.
+//! Facts about the host, from `/proc`, `/sys` and system calls. The root folder of these files is a
+//! parameter, so that tests can provide the files of other hosts.
 
 use std::fs;
 use std::path::Path;
@@ -54,8 +54,8 @@ pub(super) fn kernel_cache(folder: &Path) -> KernelCacheReport {
         .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "co"))
         .filter_map(|entry| Some(entry.metadata().ok()?.len()))
         .collect();
-    // If the cache folder does not exist, its nearest existing ancestor is tested, in which it would be
-    // created.
+    // If the cache folder does not exist, the nearest existing ancestor is tested, in which the cache folder
+    // would be created.
     let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
     KernelCacheReport {
         folder: folder.to_owned(),

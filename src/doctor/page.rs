@@ -1,4 +1,4 @@
-//! The report as one page of text.
+//! Formats the report as one page of text.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Data of the report, which is also its JSON form.
+//! Data structures of the report, which are also serialised as its JSON form.
 
 use std::path::PathBuf;
 

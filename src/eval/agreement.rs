@@ -19,7 +19,7 @@ pub(super) struct RunLogprobDifferences {
 }
 
 impl RunLogprobDifferences {
-    /// Adds the differences between two lines.
+    /// Adds the differences between one line of a run and the same line of the reference run.
     ///
     /// Errors: the two lines have different tokens.
     pub(super) fn add(&mut self, line: &ScoredTokens, reference: &ScoredTokens) -> Result<()> {

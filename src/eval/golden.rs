@@ -1,9 +1,9 @@
 //! `hadron eval golden`: teacher-forced comparison of a server with the reference logits of a golden fixture.
 //!
 //! The server scores the token ids of the fixture (`prompt_logprobs`). At each position, the
-//! log-probabilities of the 64 most likely ids of the reference are compared, if the server reports them. The
-//! regret is computed as well: the reference log-probability of its most likely id minus that of the server's
-//! most likely id.
+//! log-probabilities of the 64 ids that are most likely in the reference are compared, if the server reports
+//! them. The regret is computed as well: the reference log-probability of the reference's most likely id
+//! minus the reference log-probability of the server's most likely id.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -16,8 +16,8 @@ use super::fixture::EvalFixture;
 use crate::client::{ClientError, OpenAiClient};
 use crate::config::{EvalGoldenArgs, ProcessEnvironment};
 
-/// Number of token ids per position, the most likely ones of the reference, for which log-probabilities are
-/// compared.
+/// Number of token ids whose log-probabilities are compared at each position: the ids that are most likely in
+/// the reference.
 const TOP_K: usize = 64;
 
 /// Writes the checkpoint of a golden fixture and prints the command that serves it.
@@ -74,7 +74,7 @@ async fn score(client: &OpenAiClient, model: &str, fixture: &EvalFixture) -> Res
     })
 }
 
-/// A token id that the server reports for a position in `prompt_logprobs`.
+/// A token id with its log-probability and rank, as reported by the server in `prompt_logprobs`.
 #[derive(Debug, Clone, Copy)]
 struct PromptLogprobEntry {
     id: usize,
@@ -92,7 +92,7 @@ fn entries(position: &Value) -> Result<Vec<PromptLogprobEntry>> {
     ids.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
 }
 
-/// Differences between server and reference, accumulated over positions.
+/// Differences between the log-probabilities of the server and of the reference, accumulated over positions.
 #[derive(Debug, Default)]
 struct GoldenLogprobDifferences {
     differences: Vec<f64>,
@@ -102,8 +102,8 @@ struct GoldenLogprobDifferences {
 }
 
 impl GoldenLogprobDifferences {
-    /// Adds a position. `reference`: log-probabilities of all ids in the reference; `served`: entries that
-    /// the server reports.
+    /// Adds the differences at one position. `reference`: log-probabilities of all ids in the reference;
+    /// `served`: ids and log-probabilities that the server reports.
     fn add(&mut self, reference: &[f64], served: &[PromptLogprobEntry]) {
         let mut order: Vec<usize> = (0..reference.len()).collect();
         order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));

@@ -127,7 +127,8 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
     let lists = &reply["choices"][0]["logprobs"];
     let entries = |name: &str| -> Result<Vec<Value>> {
         let entries = lists[name].as_array().with_context(|| format!("no {name} in the reply"))?;
-        // A server that cannot score without generating appends generated tokens; these are skipped.
+        // A server that must generate a token in order to score the prompt appends generated tokens; these
+        // are skipped.
         Ok(entries.iter().take(tokens.len()).skip(1).cloned().collect())
     };
     let logprobs: Option<Vec<f64>> = entries("token_logprobs")?.iter().map(Value::as_f64).collect();
@@ -140,8 +141,8 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
     Ok(ScoredTokens { tokens, top, logprobs })
 }
 
-/// Returns the id with the largest log-probability among the ids of a position. These may also include the
-/// scored token.
+/// Returns the id with the largest log-probability among the ids that the server reports for a position.
+/// Besides the most likely ids, the server may report the scored token.
 fn most_likely(candidates: &Value) -> Option<Token> {
     let entries = candidates.as_object()?.iter();
     let by_logprob = |(_, a): &(_, &Value), (_, b): &(_, &Value)| {

@@ -51,7 +51,7 @@ pub(super) fn text_of(reply: &Value) -> Result<&str> {
 /// Questions for the demo model, which are not part of its training data.
 const DEMO: &str = include_str!("../../tests/data/demo/questions.jsonl");
 
-/// Reads at most `limit` questions from a file; if `path` is `None`, returns those for the demo model.
+/// Reads at most `limit` questions from a file, or the questions for the demo model if `path` is `None`.
 pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     match path {
         Some(path) => read(path, limit),

@@ -54,7 +54,7 @@ fn question_label(question: &EvalQuestion) -> String {
     format!("question {}", question.id)
 }
 
-/// Returns the numbers of correct answers and of all answers per category.
+/// Returns, for each category, the number of correct outputs and the number of all outputs.
 fn by_kind(answers: &[EvalAnswer]) -> BTreeMap<&str, (usize, usize)> {
     let mut kinds = BTreeMap::new();
     for answer in answers {

@@ -43,7 +43,8 @@ pub(super) fn run(args: &EventsCheckArgs, environment: &ProcessEnvironment) -> R
     Ok(if check.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks the batches of a KV-event stream as they are received; contains counters and violations.
+/// Checks the batches of a KV-event stream when they are received, counts them, and collects violations of
+/// the format.
 #[derive(Default)]
 struct KvEventStreamChecker {
     batches: u64,
@@ -130,14 +131,14 @@ impl KvEventStreamChecker {
         }
     }
 
-    /// Checks that a replay returns the same bytes as the live stream, and that a replay from 0 gives the
-    /// same set of blocks.
+    /// Checks that a replay returns the same bytes as the live stream, and that a replay from sequence number
+    /// 0 gives the same set of blocks.
     fn compare(&mut self, subscriber: &EventSubscriber) -> Result<()> {
         self.compare_payloads(subscriber)?;
         self.compare_block_sets(subscriber)
     }
 
-    /// Checks that a replay of the live batches returns the same bytes.
+    /// Checks that a replay of the batches in `live` returns the same bytes.
     fn compare_payloads(&mut self, subscriber: &EventSubscriber) -> Result<()> {
         let Some(&first) = self.live.keys().next() else { return Ok(()) };
         for batch in subscriber.replay(first)? {
@@ -153,7 +154,7 @@ impl KvEventStreamChecker {
         Ok(())
     }
 
-    /// Checks that a replay from 0 gives the same set of blocks as the live stream.
+    /// Checks that a replay from sequence number 0 gives the same set of blocks as the live stream.
     fn compare_block_sets(&mut self, subscriber: &EventSubscriber) -> Result<()> {
         let (mut replayed_blocks, mut violations, mut last) =
             (SubscriberBlocks::default(), Vec::new(), None);
@@ -165,7 +166,7 @@ impl KvEventStreamChecker {
             }
         }
         let set = |blocks: &SubscriberBlocks| blocks.hashes().cloned().collect::<BTreeSet<_>>();
-        // If a batch was published after the last received one, only the replay contains it, and a difference
+        // If the replay contains a batch that was published after the last received batch, a difference
         // between the two sets of blocks is not a violation.
         if last == Some(self.last)
             && self.blocks.is_complete()

@@ -51,8 +51,8 @@ pub(super) struct EventSubscriber {
     live: Socket,
     replay: Option<String>,
     sequence: SequenceNumberTracker,
-    /// Sequence number of the last replayed batch. Live batches up to this number are duplicates, until a
-    /// live batch with a larger number arrives.
+    /// Sequence number of the last replayed batch. Live batches with at most this number are duplicates and
+    /// are skipped. `None` after a live batch with a larger number has arrived.
     replayed_to: Option<u64>,
     pending: VecDeque<SubscriptionEvent>,
     batches_left: Option<u64>,

@@ -9,7 +9,7 @@ use super::*;
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Files of the mock hub, its configured behaviour, and its record of requests.
+/// State of the mock hub: its files, its configured behaviour, and the requests that it has received.
 #[derive(Default)]
 struct MockHubState {
     files: BTreeMap<String, Vec<u8>>,
@@ -238,8 +238,8 @@ fn partial_download_of_a_killed_process_is_resumed() {
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
     assert!(mock.state.lock().unwrap().sent.contains(&"model.safetensors@40000".to_owned()));
 
-    // Cache state after the process was killed between the last byte of a file and its rename: a part file of
-    // full size.
+    // Cache state after the process was killed between the last byte of a file and its rename: a `.part` file
+    // of the full size.
     let other = tempfile::tempdir().unwrap();
     let blobs = other.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();

@@ -1,4 +1,5 @@
-//! Common parts of the child processes of a server: path of their executable, and the link on standard input.
+//! Functions that all child processes of a server share: path of the executable, and the link to the server,
+//! which is a socket on standard input.
 
 use anyhow::{Context, Result};
 use protocol::link::LinkSocket;

@@ -39,7 +39,8 @@ pub(super) struct EngineWithPublishers {
 }
 
 impl EngineStartInputs<'_> {
-    /// Starts the engine. `links` has one link per replica; `sender` receives the events of the engine.
+    /// Starts the engine. `links`: one link to the executors per replica. The engine sends its events to
+    /// `sender`.
     ///
     /// Errors: a setting is invalid, or a thread cannot be started.
     pub(super) fn start(
@@ -134,8 +135,9 @@ fn scheduler(
         let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
-        // The prefill gate delays prefill so that replicas in lockstep can replay captured graphs in decode
-        // steps. Without captured graphs, all steps are eager, and the gate has no benefit.
+        // The prefill gate delays prefill so that replicas that run their steps in lockstep can replay
+        // captured graphs in decode steps. Without captured graphs, all steps are eager, and the gate has no
+        // benefit.
         config.prefill_gate = !startup.ready.capture_sizes.is_empty();
         config.capture_sizes.clone_from(&startup.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);

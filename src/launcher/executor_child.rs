@@ -1,8 +1,8 @@
 //! `hadron executor`: process of one executor.
 //!
-//! Standard input is the link to the server. One thread runs the steps, the second sends messages and
-//! heartbeats, and the third detects that the link has closed. The process ends only when the server sends
-//! `Shutdown` or closes the link, or when the executor fails.
+//! Standard input is the link (socket) to the server. One thread runs the steps, the second sends messages
+//! and heartbeats, and the third detects that the link has closed. The process ends only when the server
+//! sends `Shutdown` or closes the link, or when the executor fails.
 
 use crate::config::{ExecutorArgs, ProcessEnvironment};
 use crate::launcher::child_process::link_to_server;
@@ -38,7 +38,7 @@ const STEP_GRACE_PERIOD: Duration = Duration::from_millis(1_500);
 /// Maximum number of messages in the queue of the thread that sends to the server.
 const OUTBOX_MESSAGES: usize = 8;
 
-/// How an executor process ends: stopped by itself, or because the server closed the link.
+/// Reason why an executor process ends: the executor has stopped, or the server has closed the link.
 enum ExecutorChildExit {
     /// The executor stopped after `Shutdown` or after a failure.
     Stopped(ExitCode),
@@ -46,7 +46,7 @@ enum ExecutorChildExit {
     LinkClosed,
 }
 
-/// Inputs with which an executor process starts, other than the settings of the server.
+/// Inputs with which an executor process starts, in addition to the settings that the server sends.
 struct ExecutorStartInputs {
     epoch: Epoch,
     environment: DeviceEnvironment,
@@ -124,8 +124,8 @@ fn start(
     Ok(())
 }
 
-/// Reads the model folder and returns the configuration of the executor. `environment` is that of this process,
-/// which inherits the variables of the server.
+/// Reads the model folder and returns the configuration of the executor. `environment`: environment variables
+/// of this process, which it inherits from the server.
 fn config(settings: ExecutorSettings, environment: DeviceEnvironment) -> Result<ExecutorConfig> {
     let overrides = settings.config_overrides.as_deref().map(serde_json::from_str).transpose();
     let overrides: Option<Map<String, Value>> = overrides.context("config overrides")?;
@@ -180,7 +180,8 @@ async fn wait_for_exit(
     }
 }
 
-/// One direction of the link. The flag `observed` is set when a `Fault` is sent or a `Shutdown` is received.
+/// One direction of the link to the server. `observed` is set when a message is passed after which the
+/// process ends: a `Fault` to the server or a `Shutdown` from the server.
 struct ExitTrackingLink<L> {
     link: L,
     observed: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
-//! `hadron grammar-worker`: process that compiles grammars and runs them on sample tokens for the server (dry
-//! runs).
+//! `hadron grammar-worker`: process that performs dry runs of grammars for the server. A dry run compiles a
+//! grammar and runs it on sample tokens to measure its cost.
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::NonFatalSignals;

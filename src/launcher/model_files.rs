@@ -32,7 +32,8 @@ pub struct ModelFiles {
     pub manifest: u64,
     /// Folder and parsed configuration of the draft model, if there is one.
     pub draft: Option<(PathBuf, ModelConfig)>,
-    /// Maximum number of prompt and output tokens of a request: the requested value, else that of the model.
+    /// Maximum number of prompt and output tokens of a request: the value of `--max-model-len`, else the
+    /// maximum of the model.
     pub max_model_len: u32,
     /// Pooling of the model; `None` = it generates text.
     pub pooling: Option<UnresolvedPooling>,
@@ -160,8 +161,8 @@ impl ModelFiles {
     }
 }
 
-/// Returns the maximum number of prompt and output tokens of a request: the requested value, else that of the
-/// model.
+/// Returns the maximum number of prompt and output tokens of a request: the requested value, else the maximum
+/// of the model.
 fn max_model_len(requested: Option<u32>, config: &ModelConfig) -> Result<u32> {
     let longest = u32::try_from(config.context_max()).unwrap_or(u32::MAX);
     if longest < 2 {

@@ -59,7 +59,7 @@ fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
     names.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
 }
 
-/// Returns the name of a parser on the command line; `none` without a parser.
+/// Returns the command-line name of a parser; `none` without a parser.
 fn parser_name<T: Copy + PartialEq>(
     names: &[(&'static str, T)],
     parser: Option<T>,
@@ -72,8 +72,8 @@ fn tool_call_syntax(
     architecture: ModelArchitecture,
     mentions: impl Fn(&str) -> bool,
 ) -> ToolCallSyntax {
-    // Fine-tuned models have the architecture of their base model, but their own chat template, which is
-    // checked first.
+    // The chat template is checked before the architecture: a fine-tuned model has the architecture of its
+    // base model, but often another chat template.
     if mentions("<｜tool▁calls▁begin｜>") {
         return if mentions("```json") {
             ToolCallSyntax::DeepSeekV3
@@ -121,10 +121,11 @@ fn reasoning_family(
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::SmolLm3 => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
-        // Kimi K2 always reasons. Its template contains `thinking`, so this arm must precede the one of
+        // Kimi K2 always reasons. Its template contains `thinking`, so this match arm must precede the arm of
         // DeepSeek V3.1.
         _ if mentions("<|tool_calls_section_begin|>") => Some(ReasoningFamily::DeepSeekR1),
-        // DeepSeek V3.1 reasons on request; R1 and models distilled from it always reason.
+        // DeepSeek V3.1 reasons only if the request enables it. R1 and models distilled from R1 always
+        // reason.
         _ if mentions("thinking") => Some(ReasoningFamily::DeepSeekV3),
         _ => Some(ReasoningFamily::DeepSeekR1),
     }

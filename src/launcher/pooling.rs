@@ -13,7 +13,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use text::Tokenizer;
 
-/// Pooling of the served model, before its classifier tokens are looked up in the tokenizer.
+/// Pooling settings of the served model, before the ids of the classifier tokens are looked up in the
+/// tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnresolvedPooling {
     pooling_type: PoolingTypeArg,
@@ -35,12 +36,12 @@ struct SentenceTransformersModule {
 struct SentenceTransformersPooling {
     /// File that describes the pooling type.
     config: PathBuf,
-    /// First module that projects the pooled vector, which is not supported.
+    /// First module that projects the pooled vector, if there is one. Such models are not supported.
     projection: Option<String>,
     normalises: bool,
 }
 
-/// Returns the pooling of a model; `None` = the model generates text.
+/// Returns the pooling settings of a model; `None` = the model generates text.
 ///
 /// Errors: the runner or the pooling that a flag selects does not fit the model.
 pub(super) fn plan(
@@ -67,13 +68,13 @@ pub(super) fn plan(
     }
     let given = args.pooler_config.unwrap_or_default();
     match task(args.convert, &config.head)? {
-        // Scores do not depend on `modules.json`, so errors in it do not matter.
+        // Scores do not depend on `modules.json`, so errors in this file are ignored.
         PoolingTask::Score => score_plan(given, &config.head).map(Some),
         PoolingTask::Embed => embedding_plan(given, described?).map(Some),
     }
 }
 
-/// Returns the pooling of a model that scores text pairs.
+/// Returns the pooling settings of a model that scores text pairs.
 ///
 /// Errors: `--pooler-config` has settings of embeddings.
 fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<UnresolvedPooling> {
@@ -95,8 +96,8 @@ fn score_plan(given: PoolerConfigArg, head: &ModelHead) -> Result<UnresolvedPool
     })
 }
 
-/// Returns the pooling of an embedding model. The pooling type of `--pooler-config` replaces the one that
-/// `modules.json` describes, even if that one is not supported.
+/// Returns the pooling settings of an embedding model. The pooling type of `--pooler-config` replaces the
+/// type in `modules.json`, even if the type in `modules.json` is not supported.
 ///
 /// Errors: the model has a projection after pooling, or its pooling type is not supported.
 fn embedding_plan(
@@ -123,7 +124,7 @@ fn embedding_plan(
 /// Name of the file in which sentence-transformers lists the modules of a model.
 const MODULES: &str = "modules.json";
 
-/// Returns `None`: the model generates text.
+/// Returns `None` (the model generates text) if no pooling flag is given.
 ///
 /// Errors: a pooling flag is given.
 fn rejects_pooling_flags(args: &PoolingArgs) -> Result<Option<UnresolvedPooling>> {
@@ -203,7 +204,7 @@ fn pooling_type(modes: &Map<String, Value>) -> Result<PoolingTypeArg> {
 }
 
 impl UnresolvedPooling {
-    /// Returns the pooling settings of the server.
+    /// Returns the pooling settings of the server, with the ids of the classifier tokens.
     ///
     /// Errors: a classifier token is not in the vocabulary; the dimensions do not fit the model.
     pub(super) fn settings(

@@ -1,9 +1,10 @@
 //! `hadron serve`: serves one model. The executors are one thread of this process, or one process per rank,
 //! on this node and on other nodes.
 //!
-//! Order of the start: the listener is opened first, so that probes can read the state from then on and a
-//! port in use ends the process immediately. Model files follow, then tokenizer and executors, then the
-//! engine. An error before the server is ready ends the process with exit code 1 and the cause.
+//! Order of the start: the listener is opened first, so that probes can read the state of the server, and so
+//! that the process ends immediately if the port is in use. Then the model files are located, the tokenizer
+//! is read while the executors start, and the engine is started. If an error occurs before the server is
+//! ready, the process prints the cause and ends with exit code 1.
 
 use super::engine_start::{EngineStartInputs, EngineWithPublishers};
 use super::model_files::{ModelFiles, TokenizerAndTemplate};
@@ -172,7 +173,8 @@ struct StartedModel {
 }
 
 /// Starts the executors and reads the tokenizer files at the same time. With `--device auto` and one
-/// executor, the CPU is used if a detected GPU is unusable. `None` = a shutdown signal arrived.
+/// executor, falls back to the CPU if the detected GPU is unusable. Returns `None` if a shutdown signal
+/// arrived.
 fn start(
     mut args: ServeArgs,
     files: &ModelFiles,

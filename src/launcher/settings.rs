@@ -153,7 +153,8 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
     }
 }
 
-/// Returns the share of draft tokens that are accepted at random; `None` = draft tokens are verified.
+/// Returns the acceptance rate if draft tokens are accepted at random (for benchmarks); `None` = draft tokens
+/// are verified by the model.
 pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     let config = args.speculation.speculation()?;
     match config.acceptance {
@@ -161,7 +162,8 @@ pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
         DraftAcceptanceRule::Synthetic { per_mille, decrease: 0 } => {
             Some(f64::from(per_mille) / 1000.0)
         }
-        // The mean number of accepted draft tokens of a step.
+        // Here the acceptance probability decreases by 1 (1,000 thousandths) per draft token, so `per_mille`
+        // equals the mean number of accepted draft tokens of a step, in thousandths.
         DraftAcceptanceRule::Synthetic { per_mille, .. } => {
             Some(f64::from(per_mille) / 1000.0 / f64::from(config.draft_tokens))
         }
@@ -178,7 +180,7 @@ pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     (0..model.layers).map(experts).collect()
 }
 
-/// Default number of waiting requests per replica of a server that generates text.
+/// Default number of waiting requests per replica, for a server that generates text.
 const WAITING_CHOICES: u32 = 1024;
 /// Default number of waiting requests per replica of a pooling server: the texts of four requests of the
 /// maximum size.
@@ -189,8 +191,8 @@ pub fn waiting_requests_default(files: &ModelFiles) -> u32 {
     if files.pooling.is_some() { WAITING_TEXTS } else { WAITING_CHOICES }
 }
 
-/// Returns the limits of the scheduler: of the steps of a replica, and of the queue of all replicas.
-/// `waiting_default` is the default number of waiting requests per replica.
+/// Returns the limits of the scheduler: for the steps of each replica, and for the request queue that all
+/// replicas share. `waiting_default` is the default number of waiting requests per replica.
 pub fn limits(
     engine: &EngineArgs,
     replicas: u16,
@@ -199,8 +201,9 @@ pub fn limits(
     vocab_size: u32,
 ) -> SchedulerLimits {
     let tokens_per_step = engine.tokens_per_step();
-    // Every step must have room for prefill tokens besides the decode rows of all running requests. If
-    // `--max-num-batched-tokens` is given, the scheduler rejects a conflict instead.
+    // Every step must have room for the decode rows of all running requests and for prefill tokens, so
+    // `max_num_seqs` is reduced if necessary. If `--max-num-batched-tokens` is given, a conflict is an error
+    // of the scheduler instead.
     let max_num_seqs = match engine.max_num_batched_tokens {
         None => engine.max_num_seqs.min(tokens_per_step - 1),
         Some(_) => engine.max_num_seqs,
@@ -209,11 +212,12 @@ pub fn limits(
         tokens_per_step,
         max_num_seqs,
         tokens_per_chunk: engine.tokens_per_chunk(),
-        // Admission control also counts running requests, so this limit of the queue never rejects a request.
+        // Admission control limits the number of waiting and running requests to the same value, so this
+        // limit of waiting requests is never reached.
         max_waiting_requests: engine.requests_in_flight_max(replicas, waiting_default),
         mixed_batches: engine.mixed,
-        // On a GPU, a second step in flight avoids that the GPU waits for the host between steps. On the CPU
-        // it has no benefit, because steps and host share the cores.
+        // On a GPU, two steps in flight avoid that the GPU waits for the host between steps. On the CPU, a
+        // second step has no benefit, because steps and host work use the same cores.
         steps_in_flight: if device(engine.device) == DeviceKind::Cpu { 1 } else { 2 },
         ..SchedulerLimits::cpu(max_model_len, vocab_size)
     }
@@ -285,7 +289,8 @@ pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> Sa
     }
 }
 
-/// Returns the maximum number of client connections, from the descriptor limit of this process.
+/// Returns the maximum number of client connections, which depends on the limit of open file descriptors of
+/// this process.
 pub fn connections_max() -> u32 {
     let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
@@ -311,22 +316,25 @@ pub fn device(kind: DeviceArg) -> DeviceKind {
     }
 }
 
-/// Whether executors are separate processes. GPU executors always are, because a driver failure may end the
-/// process. Several executors are, so that each can fail separately.
+/// Whether executors are separate processes instead of a thread of the server. GPU executors are always
+/// processes, because a driver failure may end the process. If there are several executors, they are
+/// processes, so that each can fail separately.
 pub fn uses_executor_processes(args: &ServeArgs) -> bool {
     let forced = device(args.engine.device) != DeviceKind::Cpu || parallel(args).world_size() > 1;
     forced || args.engine.executor == ExecutorModeArg::Process
 }
 
-/// Returns the numbers of TP ranks and DP replicas, and whether experts are parallel.
+/// Returns the number of tensor-parallel ranks, the number of data-parallel replicas, and whether expert
+/// parallelism is used.
 pub fn parallel(args: &ServeArgs) -> ParallelConfig {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
-    // A single rank has all experts with and without expert parallelism.
+    // On a single rank, expert parallelism has no effect, because the rank has all experts.
     let experts = args.parallel.enable_expert_parallel && (tp_size > 1 || dp_size > 1);
     ParallelConfig { tp_size, dp_size, expert_parallel: experts }
 }
 
-/// Rejects parallel configurations with which the model cannot be served. The error states the numbers.
+/// Returns an error if the model cannot be served with the parallel configuration. The error message contains
+/// the conflicting numbers.
 pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
@@ -368,7 +376,7 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }
 
-/// Returns the number of ranks on each node.
+/// Returns the number of ranks that run on each node.
 fn host_ranks(args: &ServeArgs) -> u16 {
     parallel(args).world_size() / args.nodes.cluster().map_or(1, |cluster| cluster.nodes)
 }

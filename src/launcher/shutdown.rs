@@ -18,11 +18,13 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Timeout for writing the `--trace-requests` file at shutdown. It is bounded so that a slow disk cannot
 /// delay the exit.
 const TRACE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for writing the `--trace-requests` file if the drain has taken all of `--shutdown-timeout`.
+/// Minimum time for writing the `--trace-requests` file. It is used if the drain has taken all of
+/// `--shutdown-timeout`.
 const TRACE_TIMEOUT_MIN: Duration = Duration::from_millis(200);
 /// Maximum time for executors to finish their last step at shutdown.
 const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for executors to finish their last step if the drain has taken all of `--shutdown-timeout`.
+/// Minimum time for executors to finish their last step. It is used if the drain has taken all of
+/// `--shutdown-timeout`.
 const EXECUTOR_TIMEOUT_MIN: Duration = Duration::from_millis(300);
 /// Exit code of the process after a fatal failure at run time.
 pub const EXIT_CODE_FATAL: u8 = 3;
@@ -40,7 +42,7 @@ pub struct ServerFrontend<'a> {
 impl ServerFrontend<'_> {
     /// Serves until a shutdown signal arrives or the server fails. Returns the exit code of the process.
     ///
-    /// `timeout`: time that running streams get to finish after a signal.
+    /// `timeout`: maximum time after a signal for running streams to finish.
     pub fn serve(
         &self,
         host: RunningEngine,
@@ -49,7 +51,7 @@ impl ServerFrontend<'_> {
     ) -> ExitCode {
         match supervise(&self.app.health, &host, &mut supervisor) {
             ServiceEndReason::Signal(number) => {
-                // Without executors, streams make no progress, so there is nothing to wait for.
+                // If no executors run, streams make no progress, so the drain does not wait for them.
                 let timeout = if supervisor.serves() { timeout } else { Duration::ZERO };
                 self.drain(number, timeout, host, supervisor)
             }
@@ -75,8 +77,8 @@ impl ServerFrontend<'_> {
             match supervisor.events.recv_timeout(DRAIN_POLL_INTERVAL) {
                 Ok(SupervisorEvent::Signal(number)) => return second_signal_exit_code(number),
                 Ok(SupervisorEvent::EngineFailed(text)) => return self.fail(&text),
-                // Executors are not restarted during a drain. Requests that cannot move to another replica
-                // are aborted.
+                // Executors are not restarted during a drain. Requests of the failed replica that cannot move
+                // to another replica are aborted.
                 Ok(SupervisorEvent::ExecutorsFailed { replica, cause, .. }) => {
                     let failed_replica = replica.0;
                     tracing::error!(
@@ -126,7 +128,8 @@ impl ServerFrontend<'_> {
         ExitCode::from(EXIT_CODE_FATAL)
     }
 
-    /// Exports the spans and writes the trace lines of finished requests until `deadline`, but at least for `TRACE_TIMEOUT_MIN`.
+    /// Exports the spans and writes the trace lines of finished requests. Stops at `deadline`, but takes at
+    /// least `TRACE_TIMEOUT_MIN` if necessary.
     fn write_trace(&self, deadline: Instant) {
         let remaining = || {
             let remaining = deadline.saturating_duration_since(Instant::now());

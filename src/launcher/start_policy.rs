@@ -14,8 +14,8 @@ const STALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// `--max-executor-restarts`.
 const SERVICE_WINDOW: Duration = Duration::from_mins(10);
 
-/// Returns the start and restart policy of executors. `jitter_seed`: random seed for variation of the
-/// back-off.
+/// Returns the start and restart policy of executors. `jitter_seed`: seed of the random variation of the
+/// back-off between restarts.
 pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
     let engine = &args.engine;
     let restarts = RestartPolicy {
@@ -28,8 +28,8 @@ pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
     StartPolicy { timeouts: start_timeouts(args), restarts, jitter_seed }
 }
 
-/// Returns the timeouts for the start of an executor. On a CPU there is no progress timeout, because one
-/// forward pass of a large model may take minutes.
+/// Returns the timeouts for the start of an executor. On a CPU there is no timeout for progress reports,
+/// because one forward pass of a large model may take minutes.
 fn start_timeouts(args: &ServeArgs) -> StartTimeouts {
     let on_cpu = settings::device(args.engine.device) == DeviceKind::Cpu;
     StartTimeouts {

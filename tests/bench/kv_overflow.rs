@@ -1,9 +1,10 @@
-//! Processor time of KV events per step while the publisher is stalled, for a cache of 200,000 blocks and
-//! steps that each evict and store 32 blocks.
+//! Processor time that KV events cost per scheduler step if the publisher thread is stalled, for a cache of
+//! 200,000 blocks and steps that each evict and store 32 blocks.
 //!
-//! The publisher's queue fills, overflows, and is empty again once the publisher resumes; each `flush` is
-//! timed. Measured for comparison: the batch with the whole index, which the publisher's thread produces, and
-//! the copy of all block hashes, which the scheduler's thread makes for `/debug/kv`.
+//! Each call of `flush`, which passes the events of a step to the publisher's queue, is timed: while the
+//! queue fills, after it has overflowed, and after the publisher has emptied it. Also measured, for
+//! comparison: producing the batch with the whole index, on the publisher's thread, and copying all block
+//! hashes for `/debug/kv`, on the scheduler's thread.
 
 use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
 use metrics::kv_events::KvEventFormat;
@@ -22,10 +23,10 @@ const BLOCKS: u32 = 200_000;
 const BLOCK_TOKENS: u32 = 16;
 const STEP_BLOCKS: u32 = 32;
 const QUEUE: usize = 1_000;
-/// Number of steps after which every cached block has been evicted.
+/// Number of steps in which every cached block is evicted once.
 const STEPS_TO_REPLACE_ALL: usize = (BLOCKS / STEP_BLOCKS) as usize;
 
-/// A full KV cache in which every step stores the blocks of a new prompt and evicts as many.
+/// A full KV cache. Each prompt stores its blocks and evicts the same number of older blocks.
 struct EvictingCache {
     kv: KvCache,
     hasher: BlockHasher,
@@ -67,14 +68,14 @@ fn processor_time() -> Duration {
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
 }
 
-/// Processor time that `work` takes, and its result.
+/// Runs `work`; returns the processor time that it took, and its result.
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let start = processor_time();
     let result = work();
     (processor_time().saturating_sub(start), result)
 }
 
-/// Processor times of `steps` consecutive calls of `flush`.
+/// Returns the processor times of `steps` consecutive calls of `flush`, each after the events of one prompt.
 fn flushes(cache: &mut EvictingCache, feed: &mut KvEventFeed, steps: usize) -> Vec<Duration> {
     let flush = |_| {
         cache.prompt();

@@ -1,5 +1,6 @@
-//! Processor time of one page of `/metrics` without HTTP: gathering and formatting the series. The process
-//! has 456 open sockets, because the page counts open file descriptors.
+//! Processor time for gathering and formatting the content of `/metrics`, without HTTP. The process has 456
+//! open sockets, because the number of open file descriptors, which is one of the metrics, is counted for
+//! each page.
 
 use crate::kv_overflow::timed;
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};

@@ -1,4 +1,4 @@
-//! Time of the tool-call and reasoning parsers for hostile outputs of one megabyte.
+//! Time that the tool-call and reasoning parsers take for adversarial model outputs of 1 MiB.
 
 use serde_json::json;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use text::{
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 5;
 
-/// A model output that takes a parser more time than usual outputs.
+/// A model output whose parsing takes more time than that of usual outputs: `begin`, then repetitions of
+/// `unit`.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct HostileOutput {
     begin: &'static str,
-    /// Text that is repeated after `begin` up to the requested length.
+    /// Text that is repeated after `begin` until the output has the requested length.
     unit: &'static str,
 }
 
@@ -91,8 +92,8 @@ fn hostile_outputs_parse_in_linear_time() {
     }
 }
 
-/// Minimum processor time of several runs of one tool-call parser, together with the reasoning parser, for
-/// one output.
+/// Parses one output several times with a tool-call parser and the reasoning parser; returns the shortest
+/// processor time.
 fn parse_time(
     syntax: ToolCallSyntax,
     output: &HostileOutput,

@@ -1,4 +1,4 @@
-//! Fuzz target: frames of links between processes, and message bodies without the checksum.
+//! Fuzz target: frames of the links between processes, and message bodies without a frame (and its checksum).
 
 use protocol::codec::WireMessage;
 use protocol::frame::decode;
@@ -12,8 +12,8 @@ pub(crate) fn run(data: &[u8]) {
     check_message_type::<NodeHandshake>(data);
 }
 
-/// Decodes the data as a frame, then as message type and body of a frame, because random data has no valid
-/// checksum.
+/// Decodes the data as a frame. Then also decodes it as a message type and a message body, because random
+/// data is almost never a frame with a valid checksum.
 fn check_message_type<M: WireMessage>(data: &[u8]) {
     if let Ok(Some(frame)) = decode::<M>(data) {
         assert!(frame.frame_bytes <= data.len());

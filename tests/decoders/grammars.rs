@@ -1,4 +1,5 @@
-//! Fuzz target: grammars of requests, compiled as in a dry run; the first byte selects the kind of grammar.
+//! Fuzz target: grammars of requests, compiled as the server's grammar worker does to check them (dry run).
+//! The first byte selects the kind of grammar.
 
 use grammar::{
     GrammarCompiler, GrammarSpec, GrammarVocabulary, JsonWhitespace, OutputConstraint,
@@ -8,7 +9,7 @@ use protocol::Token;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-/// A compiler with one token per byte and one end-of-sequence token.
+/// A grammar compiler for a vocabulary with one token per byte and one end-of-sequence token.
 fn compiler_of_bytes() -> GrammarCompiler {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
@@ -43,8 +44,8 @@ pub(crate) fn run(data: &[u8]) {
         form if form % 4 == 2 => GrammarSpec::Lark(text.to_owned()),
         _ => GrammarSpec::Choice(text.lines().map(str::to_owned).collect()),
     };
-    // Compilation is not limited in time here; the server kills a worker process whose dry run hangs. A panic
-    // of the grammar library is a validation error both in the server and here.
+    // The compilation has no time limit here; the server kills a worker process that takes too long. Both in
+    // the server and here, a panic of the grammar library is converted to a validation error.
     COMPILER.with(|compiler| {
         let compiler = compiler.get_or_init(compiler_of_bytes);
         let _ = compiler.dry_run(&OutputConstraint::new(form, "x"));

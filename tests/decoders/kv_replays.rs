@@ -1,11 +1,11 @@
-//! Fuzz target: KV-event replay requests, as frames and as bytes of a connection, and the payloads of
-//! KV-event batches, which subscribers decode.
+//! Fuzz target: requests for a replay of KV events, both as frames and as bytes of a connection, and the
+//! payloads of KV-event batches that subscribers decode.
 
 use metrics::kv_events::{
     ReplayRequest, ReplayRequestReader, ZmtpFrameHead, ZmtpFrameReader, decode,
 };
 
-/// Maximum frame body in bytes that the frame reader stores.
+/// Maximum size in bytes of a frame body that the frame reader stores.
 const BODY_BYTES_MAX: usize = 16;
 
 pub(crate) fn run(data: &[u8]) {
@@ -30,7 +30,8 @@ pub(crate) fn run(data: &[u8]) {
     assert_eq!(matches!(read, Some(ReplayRequest::From(_))), is_one);
 }
 
-/// Frames are decoded equally from the whole data and byte by byte, and no body exceeds the maximum size.
+/// Checks that frames are decoded identically from the whole data and byte by byte, and that no frame body
+/// exceeds `BODY_BYTES_MAX`.
 fn read_frames(data: &[u8]) {
     let whole = all_frames(data, data.len().max(1));
     assert_eq!(all_frames(data, 1), whole);

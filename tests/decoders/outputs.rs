@@ -1,5 +1,5 @@
-//! Fuzz target: parsers of model output (reasoning and tool calls), given the whole text and the text in
-//! chunks. Two bytes select the parser and the chunk boundaries.
+//! Fuzz target: parsers of model output (reasoning and tool calls), which receive the whole text at once and
+//! also in chunks. Two bytes of the input select the parser and the chunk boundaries.
 
 use serde_json::json;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Runs the fuzz targets on the committed corpora of `fuzz/corpus` and on mutations of them: a bounded number
-//! with a fixed seed, or the requested number and seed (`just decoders TARGET COUNT SEED`).
+//! Runs the fuzz targets on the committed corpora in `fuzz/corpus` and on mutations of them. The number of
+//! mutations is bounded and the seed is fixed, unless both are given (`just decoders TARGET COUNT SEED`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -97,7 +97,7 @@ fn mutate(rng: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Name of a fuzz target, which is also that of its corpus, and the function that decodes one input.
+/// Name of a fuzz target and of its corpus, and the function that decodes one input.
 type FuzzTarget = (&'static str, fn(&[u8]));
 
 const TARGETS: [FuzzTarget; 9] = [
@@ -112,7 +112,8 @@ const TARGETS: [FuzzTarget; 9] = [
     ("outputs", crate::outputs::run),
 ];
 
-/// Contents of a fuzz target's files in a folder, by file name; empty if the folder does not exist.
+/// Returns the contents of the files of a fuzz target in `folder`, by file name; empty if the folder does not
+/// exist.
 fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(target);
     let read = |entry: fs::DirEntry| {
@@ -127,7 +128,8 @@ fn run_input((target, run): FuzzTarget, name: &str, bytes: &[u8]) {
     assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
 }
 
-/// Runs a fuzz target on its corpus, then on `mutations` mutations, or on as many as the time limit permits.
+/// Runs a fuzz target on its corpus, then on at most `mutations` mutations, fewer if the time limit
+/// `TIME_MAX` is reached.
 fn replay_and_mutate(name: &str, mutations: usize) {
     let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
     let files = files("fuzz/corpus", name);
@@ -145,8 +147,8 @@ fn replay_and_mutate(name: &str, mutations: usize) {
     assert!(done >= 20, "{name} takes too long: {done} mutations");
 }
 
-/// Mutates the corpus of the fuzz target `HADRON_DECODERS_TARGET` and the inputs that libFuzzer has added to
-/// it, `HADRON_DECODERS_COUNT` times with the seed `HADRON_DECODERS_SEED`.
+/// Runs the fuzz target `HADRON_DECODERS_TARGET` on `HADRON_DECODERS_COUNT` mutations with the seed
+/// `HADRON_DECODERS_SEED`. Mutated are the corpus and the inputs that libFuzzer has added to it.
 #[test]
 #[ignore = "runs the requested number: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]

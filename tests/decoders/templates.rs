@@ -1,4 +1,4 @@
-//! Fuzz target: chat templates of model folders and of trusted requests.
+//! Fuzz target: chat templates, as in model folders and in requests of trusted clients.
 
 use serde_json::json;
 use std::path::Path;

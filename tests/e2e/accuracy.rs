@@ -15,11 +15,11 @@ const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
 const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
 /// Total number of questions.
 pub(super) const ALL_QUESTIONS: u32 = 500;
-/// Number of questions of the default sample, which is every fifth question. `HADRON_ACCURACY=all` (`just
-/// accuracy`) selects all questions.
+/// Number of questions in the default sample, which contains every fifth question. `HADRON_ACCURACY=all`
+/// (`just accuracy`) selects all questions.
 pub(super) const SAMPLED_QUESTIONS: u32 = 100;
 
-/// Number of questions that each configuration is tested with.
+/// Number of questions with which each server configuration is tested.
 #[allow(clippy::disallowed_methods, reason = "`just accuracy` asks for all")]
 pub(super) fn compared() -> u32 {
     if std::env::var("HADRON_ACCURACY").is_ok_and(|value| value == "all") {
@@ -29,7 +29,8 @@ pub(super) fn compared() -> u32 {
     }
 }
 
-/// Path of a file with `count` questions, evenly spaced in the full question list.
+/// Returns the path of a file with `count` questions, evenly spaced in the full question list. Writes the
+/// file unless it is the full list.
 fn questions(count: u32) -> PathBuf {
     if count == ALL_QUESTIONS {
         return PathBuf::from(QUESTIONS);
@@ -81,7 +82,8 @@ impl AccuracyServer {
         Self { process, stderr, url }
     }
 
-    /// Number of correct answers to `count` questions with `concurrency` requests in flight.
+    /// Returns how many of `count` questions the model solves correctly, with `concurrency` requests in
+    /// flight.
     pub(super) fn score(&self, concurrency: u32, count: u32) -> u32 {
         let mut tasks = Command::new(HADRON);
         tasks.args(["eval", "tasks", "--base-url", &self.url, "--data"]).arg(questions(count));
@@ -109,7 +111,7 @@ impl AccuracyServer {
 
 impl Drop for AccuracyServer {
     fn drop(&mut self) {
-        // The process has exited already unless the test has failed.
+        // The process has exited already unless the test has failed, so errors are ignored.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -126,7 +128,8 @@ fn total(log: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
 }
 
-/// Runs the test in one configuration. Returns the score (number of correct outputs) and the server's log.
+/// Runs the accuracy test on a server with the command-line flags `flags`. Returns the score (number of
+/// correct outputs) and the server's log.
 pub(super) fn run(flags: &str, concurrency: u32, count: u32) -> (u32, String) {
     let server = AccuracyServer::start(flags);
     let right = server.score(concurrency, count);

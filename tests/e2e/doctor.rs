@@ -5,7 +5,8 @@ use crate::emulated_gpu;
 use serde_json::Value;
 use std::process::{Command, Output};
 
-/// Runs `hadron doctor`. The environment has no variables that hide devices.
+/// Runs `hadron doctor`. The environment of the process has no variables that hide devices, except
+/// `variables`.
 fn doctor(flags: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
     for name in ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCM_PATH"]

@@ -76,15 +76,15 @@ fn hostile_grammars_are_rejected_or_cheap_in_a_second() {
             }
             println!("accepted, {made} masks in {:?}", since.elapsed());
         }
-        // A grammar takes about one second at most on an idle machine; the limit allows for a busy one.
+        // On an idle machine a grammar takes at most about one second; the limit is larger for busy machines.
         assert!(took < Duration::from_secs(30), "{shown}: {took:?}");
         assert!(since.elapsed() < Duration::from_mins(1), "{shown}: its masks are slow");
     }
     assert!(rejected >= 6, "only {rejected} are rejected");
 }
 
-/// Advances the session by the first id that `mask` allows; false if it allows only the end-of-sequence
-/// token.
+/// Advances the session by the first token id that `mask` allows. Returns false if `mask` allows only the
+/// end-of-sequence token.
 pub(crate) fn take_first(session: &mut GrammarSession, mask: &[u32]) -> bool {
     let first = (0..END).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
     session.advance(first.as_slice());

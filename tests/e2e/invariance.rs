@@ -29,18 +29,18 @@ const REQUESTS: u64 = 32;
 const MAX_TOKENS: u32 = 24;
 pub(crate) const MAX_MODEL_LEN: u32 = 512;
 const BLOCK: u32 = 16;
-/// Maximum number of scheduler ticks of a run, far more than any setting needs.
+/// Maximum number of ticks (iterations of the scheduler loop) of a run, far more than any setting needs.
 const TICKS_MAX: u32 = 20_000;
 
-/// Scheduler limits and speculative decoding of a run.
+/// Scheduler limits and speculative-decoding settings of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EngineTestConfig {
     pub(crate) tokens_per_step: u32,
     pub(crate) requests_running: u32,
     pub(crate) blocks: u32,
     pub(crate) caching: bool,
-    /// Maximum number of steps in flight. With more than one, later steps take their input tokens from the
-    /// device.
+    /// Maximum number of steps in flight. With more than one step in flight, later steps take their input
+    /// tokens from device memory.
     pub(crate) steps_in_flight: u32,
     /// Maximum number of draft tokens per row.
     pub(crate) drafts: u8,

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 const SCHEMAS: u64 = 1_000;
 const CONNECTIONS: u64 = 16;
 const TOKENS: u32 = 600;
-/// Maximum number of retries of one request if the machine is too busy for a dry run.
+/// Maximum number of retries of one request if the machine is too busy for the test compilation of its
+/// grammar (dry run).
 const BUSY_RETRIES_MAX: u32 = 20;
 /// Maximum number of retries of all requests.
 const BUSY_TOTAL_MAX: u64 = SCHEMAS / 4;
@@ -174,7 +175,7 @@ struct SchemaCounts {
     completed: AtomicU64,
     truncated: AtomicU64,
     rejected: AtomicU64,
-    /// Number of replies that reported a machine too busy for the grammar's dry run.
+    /// Number of replies that reported a machine too busy for the test compilation of the grammar (dry run).
     busy: AtomicU64,
     tokens: AtomicU64,
 }
@@ -184,8 +185,8 @@ fn complete(client: &mut HttpClient, seed: u64, score: &SchemaCounts) {
     let body = json!({"prompt": "{", "max_tokens": TOKENS, "temperature": 1, "seed": seed, "structured_outputs":
         {"json": schema, "disable_any_whitespace": seed.is_multiple_of(2)}});
     let mut reply = client.post("/v1/completions", &body);
-    // Dry runs have a low priority. On a busy machine they may get too little time, as the reply states in
-    // status 429 or in the error message.
+    // Test compilations of grammars (dry runs) have a low priority. On a busy machine they may get too little
+    // time, as the reply states in status 429 or in the error message.
     for _ in 0..BUSY_RETRIES_MAX {
         if reply.status != 429 && !String::from_utf8_lossy(&reply.body).contains("took longer") {
             break;

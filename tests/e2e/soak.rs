@@ -1,5 +1,5 @@
-//! The soak test: mixed traffic for the requested time, over which memory, descriptors, latency and blocks in
-//! use must not grow.
+//! The soak test: mixed traffic for the requested time, over which memory, file descriptors, latency and KV
+//! blocks in use must not grow.
 //!
 //! `just soak HOURS` prints growth rates; every test run takes a few seconds and checks the growth that is
 //! visible in that time.
@@ -34,12 +34,13 @@ struct SoakReport {
     requests: u64,
     /// Number of replies with a 5xx status.
     failures: u64,
-    /// Blocks in use, and requests running or waiting, after all clients had disconnected.
+    /// Sum of the KV blocks in use and of the requests running or waiting, after all clients had
+    /// disconnected.
     in_use_at_end: f64,
 }
 
-/// Sends the next request of one client. Kinds of requests alternate, and each has a unique number. Returns
-/// the latency of a unary reply.
+/// Sends the next request of one client. Kinds of requests alternate, and each request has a unique number.
+/// Returns the latency of a unary reply.
 fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     let prompt = format!("{number} What is {} plus {}?", number % 97, number % 89);
     let since = Instant::now();
@@ -105,7 +106,8 @@ pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) ->
     ResourceSample { at, resident_kib: pids.iter().map(resident).sum(), descriptors, p99 }
 }
 
-/// Sum of the blocks in use and of the requests running or waiting, which is 0 without clients.
+/// Returns the sum of the KV blocks in use and of the requests running or waiting, which is 0 without
+/// clients.
 pub(crate) fn in_use(at: SocketAddr) -> f64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let held = ["hadron:kv_blocks{", "vllm:num_requests_running{", "vllm:num_requests_waiting{"];
@@ -155,7 +157,8 @@ fn run(time: Duration, every: Duration) -> SoakReport {
     SoakReport { samples, requests, failures, in_use_at_end: in_use(at) }
 }
 
-/// Least-squares slope of `of` over the last three quarters of the samples, in units per hour.
+/// Returns the least-squares slope of the value `of` over the last three quarters of the samples, as increase
+/// per hour.
 pub(crate) fn slope(samples: &[ResourceSample], of: impl Fn(&ResourceSample) -> f64) -> f64 {
     let late = &samples[samples.len() / 4..];
     let n = late.len() as f64;

@@ -1,4 +1,5 @@
-//! EAGLE-3 draft models match a reference, from checkpoints with either of the two tensor namings in use.
+//! Compares EAGLE-3 draft models with a reference. Checkpoints with both common schemes of tensor names are
+//! loaded.
 
 use std::fs;
 use std::path::Path;
@@ -17,10 +18,11 @@ use crate::model_harness::{
 };
 
 const NAMES: [&str; 2] = ["llama-eagle3", "qwen3_moe-eagle3-variants"];
-/// Maximum difference of logits between CPU f32 and the reference, which sums in another order.
+/// Maximum absolute difference between logits on the CPU in f32 and logits of the reference, which adds in
+/// another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// An EAGLE-3 layer for the model of the harness, with its own KV pool.
+/// An EAGLE-3 draft layer for the target model in `harness`, with a separate KV pool.
 struct Eagle3Harness<'a, 'b> {
     harness: &'b ModelHarness<'a>,
     eagle: Eagle3Model,
@@ -33,7 +35,8 @@ struct Eagle3Output {
     next_states: Vec<Vec<f32>>,
 }
 
-/// Renames the layer's tensors in the file's header to the names of newer checkpoints.
+/// Renames the tensors in the header of a safetensors file as in newer EAGLE-3 checkpoints: `midlayer.`
+/// becomes `layers.0.`.
 fn rename_tensors(file: &Path) {
     let bytes = fs::read(file).unwrap();
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
@@ -44,8 +47,8 @@ fn rename_tensors(file: &Path) {
 }
 
 impl<'a, 'b> Eagle3Harness<'a, 'b> {
-    /// Writes the fixture's checkpoint and loads it; with `newer`, its tensors have the names of newer
-    /// checkpoints.
+    /// Writes the checkpoint of the fixture and loads it. If `newer`, the tensors are renamed as in newer
+    /// EAGLE-3 checkpoints.
     fn load(
         harness: &'b ModelHarness<'a>,
         fixture: &Eagle3Fixture,
@@ -82,7 +85,8 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         Self { harness, eagle, kv: KvPool::new(&harness.ops, layout).unwrap() }
     }
 
-    /// Auxiliary hidden states of the target model at a row's tokens.
+    /// Runs the target model on a row; returns its auxiliary hidden states (the input of the EAGLE-3 layer)
+    /// for each token.
     fn states(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
         let Self { harness, eagle, .. } = self;
         let aux_states = eagle.aux_hidden_states();
@@ -93,7 +97,8 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         matrix(&harness.ops, &aux_states.states().unwrap()).unwrap()
     }
 
-    /// Runs a draft pass over a row's tokens, given the auxiliary hidden states at the tokens before them.
+    /// Runs a draft pass over a row's tokens. `before`: for each token, the hidden state of the previous
+    /// token.
     fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Output {
         let Self { harness, eagle, kv } = self;
         let mut states = Vec::new();
@@ -116,7 +121,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         });
     }
 
-    /// Target-vocabulary id of the draft token with the largest logit.
+    /// Returns the draft token with the largest logit, as an id of the target vocabulary.
     fn top_draft_id(&self, logits: &[f32]) -> i32 {
         let target_ids = self.eagle.draft_to_target().unwrap();
         self.harness.ops.read_f32(target_ids).unwrap()[top(logits)] as i32
@@ -140,8 +145,8 @@ fn matches_reference(rank_context: &RankContext, fixture: &Eagle3Fixture, newer:
     let worst = difference(&all[all.len() - fixture.logits.len()..], &fixture.logits);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Results are bit-exact for any chunking. The hidden state given to the first position does not affect
-    // any later position.
+    // Logits are bit-exact for any chunking. The first position gets an arbitrary hidden state, which must
+    // not affect later positions.
     layer.write_kv(&again.part(0, 1), &[vec![7.0; states[0].len()]]);
     for (start, end) in [(1, 8), (8, 24), (24, 25), (25, 89), (89, states.len())] {
         let (part, before) = (again.part(start, end - start), &states[start - 1..end - 1]);
@@ -153,7 +158,8 @@ fn matches_reference(rank_context: &RankContext, fixture: &Eagle3Fixture, newer:
         }
     }
 
-    // Chains of draft tokens match the reference; KV entries written by one chain do not affect the next.
+    // Each chain of draft tokens (each one computed from the previous draft token) matches the reference, and
+    // the KV entries that it writes do not affect the next chain.
     for (at, chain) in &fixture.chains {
         let mut row = again.clone();
         let mut pass = layer.draft(&row.part(1, *at), &states[..*at]);
@@ -179,7 +185,7 @@ fn eagle3_logits_match_the_reference() {
         matches_reference(&RankContext::single(), &fixture, false);
         matches_reference(&RankContext::single(), &fixture, true);
     }
-    // This fixture has head counts divisible by 2, so the layer can be sharded over two ranks.
+    // In this fixture the numbers of heads are divisible by 2, so the layer can be sharded over two ranks.
     let [dense, _] = NAMES.map(Eagle3Fixture::read);
     run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |rank_context| {
         matches_reference(rank_context, &dense, false);

@@ -1,42 +1,45 @@
-//! Reads golden fixtures: small safetensors files whose metadata contains a model configuration and a seed.
+//! Reads golden fixtures: safetensors files with reference results for a small model. Their metadata contains
+//! the model's configuration and the seed of its weights.
 
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Results of HF transformers for one configuration and seed.
+/// Results that HF transformers computed for one model configuration and one seed of the weights.
 pub(crate) struct GoldenFixture {
     /// Text of the model's `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
     pub(crate) bf16_gate: FixtureTolerance,
-    /// Tolerance that replaces `bf16_gate` on GPUs, whose fp8 GEMMs also quantise their inputs; `None` for
-    /// models without fp8 weights.
+    /// Tolerance that replaces `bf16_gate` on GPUs, where fp8 GEMMs also quantise their activations; `None`
+    /// for models without fp8 weights.
     pub(crate) fp8_gate: Option<FixtureTolerance>,
     pub(crate) tokens: Vec<i32>,
     /// Logits of all tokens: `[tokens, vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
     /// Hidden states after each layer at the last few positions: `[layers, positions, hidden_size]`.
     pub(crate) hidden: Vec<Vec<Vec<f32>>>,
-    /// Experts of each token in ascending order: `[MoE layers, tokens, experts per token]`.
+    /// Ids of the experts to which each token is routed, in ascending order: `[MoE layers, tokens, experts
+    /// per token]`.
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
     /// Lengths of the prompts; each prompt is a prefix of `tokens`.
     pub(crate) prompts: Vec<usize>,
-    /// Tokens that greedy decoding gives after each prompt.
+    /// Output tokens of greedy decoding for each prompt.
     pub(crate) greedy: Vec<Vec<i32>>,
-    /// The MTP module's most likely draft token for each token but the first; empty for models without an MTP
-    /// module.
+    /// For each token except the first, the draft token to which the MTP module gives the largest logit;
+    /// empty for models without an MTP module.
     pub(crate) draft_tokens: Vec<i32>,
-    /// Draft logits of the last few of `draft_tokens`: `[positions, vocab_size]`.
+    /// Logits of the MTP module for the last few of `draft_tokens`: `[positions, vocab_size]`.
     pub(crate) draft_logits: Vec<Vec<f32>>,
 }
 
-/// Tolerance of 16-bit results for one fixture; the fixture file states the reason for it.
+/// Tolerance for the results of one fixture in 16-bit types. The fixture file states the reason for the
+/// tolerance.
 #[derive(Clone, Copy)]
 pub(crate) struct FixtureTolerance {
-    /// Factor on the common bounds of log-probability differences (`BF16_GATE`).
+    /// Factor by which the common maximum errors (`BF16_GATE`) are multiplied.
     pub(crate) scale: f32,
-    /// Minimum share of positions at which the router must choose the experts that it chooses in f32.
+    /// Minimum fraction of positions at which the router must select the same experts as in f32.
     pub(crate) same_experts: f64,
 }
 
@@ -62,7 +65,7 @@ pub(crate) fn names() -> Vec<String> {
 }
 
 impl GoldenFixture {
-    /// Whether the model uses MLA.
+    /// Whether the model uses multi-head latent attention (MLA).
     pub(crate) fn uses_mla(&self) -> bool {
         self.config.contains("kv_lora_rank")
     }
@@ -101,20 +104,21 @@ impl GoldenFixture {
     }
 }
 
-/// Results of an EAGLE-3 layer for the tokens of a model's fixture, computed by a reference that was written
-/// from the paper.
+/// Results of an EAGLE-3 layer for the tokens of a target model's fixture. The reference implementation that
+/// computed them was written from the EAGLE-3 paper.
 pub(crate) struct Eagle3Fixture {
     /// Name of the target model's fixture.
     pub(crate) model: String,
     /// Text of the EAGLE-3 layer's `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
-    /// Most likely draft token for each token but the first, as an id of the target vocabulary.
+    /// For each token except the first, the draft token with the largest logit, as an id of the target
+    /// vocabulary.
     pub(crate) tokens: Vec<i32>,
-    /// Draft logits of the last few of `tokens`: `[positions, draft vocab_size]`.
+    /// Logits of the layer for the last few of `tokens`: `[positions, draft vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
-    /// Positions with the chains of draft tokens after them; each draft token is computed from the layer's
-    /// output for the previous one.
+    /// Positions, each with a chain of draft tokens that follow it. Each draft token of a chain is computed
+    /// from the layer's output for the previous draft token.
     pub(crate) chains: Vec<(usize, Vec<i32>)>,
 }
 
@@ -141,14 +145,15 @@ impl Eagle3Fixture {
     }
 }
 
-/// Checkpoint that a quantisation tool wrote, with logits of references for it.
+/// Checkpoint that a quantisation tool wrote, with reference logits.
 pub(crate) struct QuantizedCheckpointFixture {
     /// Folder of the model.
     pub(crate) dir: PathBuf,
     pub(crate) tokens: Vec<i32>,
-    /// Logits of transformers with dequantised weights: `[tokens, vocab_size]`.
+    /// Logits that transformers computed with dequantised weights: `[tokens, vocab_size]`.
     pub(crate) weights: Vec<Vec<f32>>,
-    /// Logits of the tool's model, which quantises activations: `[tokens, vocab_size]`.
+    /// Logits that the quantisation tool's own model computed, which also quantises activations: `[tokens,
+    /// vocab_size]`.
     pub(crate) quantized: Vec<Vec<f32>>,
 }
 

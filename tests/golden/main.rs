@@ -1,8 +1,10 @@
-//! Compares tiny models with results that HF transformers gave for them; the tests run without Python.
+//! Compares tiny models with results that HF transformers computed; the results are stored in fixtures, so
+//! the tests run without Python.
 //!
-//! Each fixture's checkpoint is synthesised in a temporary folder and read by the real loader. In f32 the
-//! logits must equal the fixture's within 2e-4, every argmax, expert and greedy token must be equal, and
-//! chunking, batching and prefix hits must not change a bit. `generate.py` creates the fixtures.
+//! The checkpoint of each fixture is synthesised in a temporary folder and read by the loader of the server.
+//! In f32 the logits must equal those of the fixture within 2e-4; the most likely token at each position, the
+//! selected experts and all greedy tokens must be equal; and results must be bit-exact for any chunking,
+//! batching and prefix hit. `generate.py` creates the fixtures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "prints differences also if they pass")]
@@ -24,23 +26,24 @@ use model_harness::{
 use models::{ModelConfig, check_split};
 use ops::DType;
 
-/// Maximum difference of logits between CPU f32 and HF f32, which sums in another order.
+/// Maximum absolute difference between logits on the CPU in f32 and logits of HF transformers in f32, which
+/// adds in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
 
-/// Maximum errors in bf16: `mean`, `p99` and `regret` of `LogprobErrors`. A fixture may scale them, and
-/// states the reason.
+/// Maximum errors in bf16, for the fields `mean`, `p99` and `regret` of `LogprobErrors`. A fixture may
+/// multiply them by a factor, and states the reason.
 const BF16_GATE: [f32; 3] = [0.06, 0.20, 0.20];
 
-/// Factor by which the bounds of f16 are lower than those of bf16, because f16 has three more mantissa bits.
+/// Maximum errors of f16 relative to those of bf16. They are lower because f16 has three more mantissa bits.
 const F16_SHARE: f32 = 1.0 / 8.0;
 
-/// Maximum errors with an fp8 KV cache: `mean`, `p99` and `regret` of `LogprobErrors`. The relative error of
-/// each cached value is up to 1/16, and so is that of a layer's attention scores and outputs. Largest
-/// measured values in f32 and bf16: mean 0.056, 99th percentile 0.25, and a regret of 0.37 at one of 150
-/// positions.
+/// Maximum errors with an fp8 KV cache, for the fields `mean`, `p99` and `regret` of `LogprobErrors`. Each
+/// cached value has a relative error of up to 1/16, and so have the attention scores and outputs of each
+/// layer. Largest measured errors in f32 and bf16: mean 0.056, 99th percentile 0.25, and a regret of 0.37 at
+/// one of 150 positions.
 const FP8_CACHE_GATE: [f32; 3] = [0.10, 0.35, 0.50];
 
-/// Defines one module of tests per fixture, so that a failure names the fixture.
+/// Defines one module of tests per fixture, so that the name of a failed test contains the fixture.
 macro_rules! cases {
     ($($module:ident => $file:literal),* $(,)?) => {
         const FILES: &[&str] = &[$($file),*];
@@ -147,8 +150,8 @@ fn every_fixture_has_its_tests() {
     assert_eq!(fixture::names(), files);
 }
 
-/// Prefills every prompt and compares logits, hidden states and experts, recorded by the trace probe, with
-/// the fixture.
+/// Prefills every prompt, and compares logits, hidden states and selected experts with the fixture. A probe
+/// records the hidden states and experts during the forward pass.
 fn matches_transformers(rank_context: &RankContext, fixture: &GoldenFixture) {
     let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     for &length in &fixture.prompts {
@@ -180,8 +183,8 @@ fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
     }
 }
 
-/// Checks that logits are bit-exact for chunks of every size, for decode after prefill, and for a prefix hit
-/// in another row's blocks.
+/// Checks that logits are bit-exact for chunks of several sizes, for decode after prefill, and for a prefix
+/// hit, in which a row uses the KV blocks of another row.
 fn chunking_and_prefix_hits_are_bit_exact(rank_context: &RankContext, fixture: &GoldenFixture) {
     let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     let whole = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -211,8 +214,8 @@ fn chunking_and_prefix_hits_are_bit_exact(rank_context: &RankContext, fixture: &
     assert!(synth == expected, "weights synthesised in memory");
 }
 
-/// Checks greedy tokens: all prompts decode together for 64 steps while another sequence is prefilled in the
-/// same batches.
+/// Checks greedy tokens: all prompts decode together for 64 steps, while another sequence is prefilled in the
+/// same batches. The logits of this sequence must not depend on the batch.
 fn greedy_tokens_are_batch_invariant(rank_context: &RankContext, fixture: &GoldenFixture) {
     let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     let other = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -246,13 +249,14 @@ fn greedy_tokens_are_batch_invariant(rank_context: &RankContext, fixture: &Golde
     assert_eq!(found, fixture.greedy);
 }
 
-/// Whether results depend on the number of rows of a step: GPUs use different kernels for few and for many
-/// rows, whose sums differ in the last bits of 16-bit types.
+/// Whether results depend on the number of rows of a step. This is the case for 16-bit types on GPUs:
+/// different kernels are used for few and for many rows, and their sums differ in the last bits.
 fn depends_on_row_count(dtype: DType) -> bool {
     dtype != DType::F32 && model_harness::on_a_gpu()
 }
 
-/// Checks a model in a 16-bit type: its logits are close to the fixture and do not depend on chunking.
+/// Checks a model in a 16-bit type: its logits are close to those of the fixture and do not depend on
+/// chunking.
 fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixture, dtype: DType) {
     let mut harness = ModelHarness::load(rank_context, fixture, dtype);
     let whole = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -270,8 +274,9 @@ fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixtu
     };
     check_half(fixture, &found, dtype);
     if uses_mla {
-        // For MLA, short chunks use the absorbed form; longer chunks compute keys and values from the
-        // compressed KV.
+        // For MLA, short chunks attend to the compressed KV directly (absorbed form), and longer chunks
+        // compute keys and values from it. Results of the two forms differ slightly, so they are compared
+        // with the fixture separately.
         let seen = traced_chunks(&mut harness, &row, 7);
         assert!(seen.logits == chunked, "the trace probe changes results");
         assert!(chunks(&mut harness, &row, 1) == chunked, "chunks of 1 and of 7");
@@ -280,15 +285,16 @@ fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixtu
     }
 }
 
-/// Tolerance on the tested device. The CPU dequantises fp8 weights; GPUs also quantise the inputs of fp8
-/// GEMMs with many rows, so that their errors are larger.
+/// Returns the tolerance for the tested device. The CPU dequantises fp8 weights. GPUs also quantise the
+/// activations of fp8 GEMMs with many rows, so errors on GPUs are larger.
 fn device_gate(fixture: &GoldenFixture) -> FixtureTolerance {
     fixture.fp8_gate.filter(|_| model_harness::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
 
 fn check_half(fixture: &GoldenFixture, found: &LogprobErrors, dtype: DType) {
     println!("{dtype:?} {found:?}");
-    // Where inputs are quantised to fp8, their error dominates and is equal for both 16-bit types.
+    // If activations are quantised to fp8, the quantisation error is the largest error, and it is equal in
+    // f16 and bf16.
     let coarse = fixture.fp8_gate.is_some() && model_harness::on_a_gpu();
     let share = if dtype == DType::F16 && !coarse { F16_SHARE } else { 1.0 };
     let gate = BF16_GATE.map(|x| x * share * device_gate(fixture).scale);
@@ -296,9 +302,10 @@ fn check_half(fixture: &GoldenFixture, found: &LogprobErrors, dtype: DType) {
     assert!(close, "{found:?} against {gate:?}");
 }
 
-/// Compares log-probabilities at the positions at which the router chose the same experts as in f32. At other
-/// positions, nearly equal router scores may be ordered differently, because ranks round partial sums to 16
-/// bits and GPUs sum in another order; this happens more often with sigmoid than with softmax scores.
+/// Compares log-probabilities at the positions at which the router selects the same experts as in f32. At
+/// other positions, nearly equal router scores may be ordered differently, because ranks round partial sums
+/// to 16 bits and GPUs add in another order. Such positions are more frequent with sigmoid than with softmax
+/// scores.
 fn closeness_where_routes_agree(
     fixture: &GoldenFixture,
     logits: &[Vec<f32>],
@@ -318,8 +325,8 @@ fn closeness_where_routes_agree(
 /// Fixtures that cannot be sharded, with the number of ranks and the sharding mode.
 const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
     ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // This model has 2 query heads.
-    // Each rank needs whole fp8 scale blocks of 128 channels, but the MLPs have 320 and 160 channels, and the
-    // attention heads have 256 channels, which are two blocks.
+    // A shard must consist of whole fp8 scale blocks of 128 channels. The 320 and 160 channels of the MLPs
+    // cannot be split in this way, and the 256 channels of the attention heads are only two blocks.
     ("qwen3-fp8-blocks", 2, ShardingMode::TensorParallel),
     ("qwen3-fp8-blocks", 4, ShardingMode::TensorParallel),
     ("qwen3_moe-fp8-blocks", 2, ShardingMode::TensorParallel),
@@ -332,8 +339,9 @@ const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
     ("deepseek_v3-fp8-blocks", 4, ShardingMode::ExpertParallel),
 ];
 
-/// Checks two and four ranks: KV heads sharded or replicated, experts sharded or whole (EP), and replicas
-/// that share experts, for which all-gather and all-to-all give equal bits.
+/// Checks models on two and four ranks: with sharded and with replicated KV heads, with sharded and with
+/// unsharded experts (expert parallelism), and with data-parallel replicas that share experts. For such
+/// replicas, all-gather and all-to-all must give equal bits.
 fn parallel_ranks_match_one_rank(name: &str) {
     let fixture = GoldenFixture::read(name);
     let config = ModelConfig::from_json("config.json".as_ref(), &fixture.config).unwrap();
@@ -375,8 +383,8 @@ fn parallel_ranks_match_one_rank(name: &str) {
     }
 }
 
-/// With an fp8 KV cache, the logits are as close to the fixture as three mantissa bits allow, and on the CPU
-/// they do not depend on chunking.
+/// With an fp8 KV cache, the errors of the logits are within the bounds for three mantissa bits. On the CPU,
+/// the logits do not depend on chunking.
 #[test]
 fn fp8_kv_cache_is_close_and_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
@@ -394,8 +402,8 @@ fn fp8_kv_cache_is_close_and_invariant() {
             );
             let found = closeness(&expected, &fixture.logits);
             println!("{name} {dtype:?} {found:?}");
-            // A GPU also quantises the inputs of fp8 weights to fp8, and this error adds to that of the KV
-            // cache.
+            // A GPU also quantises the activations of GEMMs with fp8 weights. The bound for this error is
+            // added to the bound for the fp8 KV cache.
             let quantises = dtype != DType::F32 && model_harness::on_a_gpu();
             let scale = fixture.fp8_gate.filter(|_| quantises).map_or(0.0, |gate| gate.scale);
             let gate: [f32; 3] = std::array::from_fn(|i| FP8_CACHE_GATE[i] + BF16_GATE[i] * scale);
@@ -405,8 +413,9 @@ fn fp8_kv_cache_is_close_and_invariant() {
     }
 }
 
-/// Tests models whose sizes are no multiples of a SIMD vector or GEMM tile, and heads of every size. No
-/// fixture exists for them; logits must be bit-exact for any chunking and contain no NaN or infinity.
+/// Tests models whose sizes are not multiples of a SIMD vector or GEMM tile, and head sizes from 16 to 256.
+/// No fixture exists for these models; logits must be bit-exact for any chunking and contain no NaN or
+/// infinity.
 #[test]
 fn unusual_sizes_are_invariant() {
     // Each tuple is (hidden size, query heads, KV heads, head size, MLP width, vocabulary size).

@@ -1,5 +1,5 @@
-//! A model and a KV pool, driven row by row without a scheduler: enough for prefill, decode, batching and
-//! blocks that sequences share.
+//! A model with a KV pool that tests run without a scheduler. Supports prefill, decode, batches, and KV
+//! blocks that several sequences share.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{DefaultHasher, Hasher};
@@ -34,10 +34,11 @@ pub(crate) const BLOCK_TOKENS: usize = 16;
 pub(crate) const BLOCKS: usize = 256;
 /// Number of positions in the RoPE tables.
 pub(crate) const POSITIONS: usize = 512;
-/// Maximum time for which a finished rank waits for its peers.
+/// Maximum time for which a rank that has finished waits for the other ranks.
 const RANK_WAIT: Duration = Duration::from_mins(1);
 
-/// One of the ranks that share a model: its collectives, its GPU if any, and a hash of its logits.
+/// State of one of the ranks over which a model is distributed: its communicators, its GPU (if any), and a
+/// hash of its logits.
 pub(crate) struct RankContext {
     pub(crate) ranks: ParallelRanks,
     /// GPU of the rank, if ranks run on GPUs.
@@ -45,7 +46,7 @@ pub(crate) struct RankContext {
     tp: ParallelGroup,
     dp: ParallelGroup,
     exchange: ExpertExchangeMethod,
-    /// Largest number of tokens of any rank in a step; 0 if all ranks have the same tokens.
+    /// Largest number of tokens that any rank has in a step; 0 if all ranks have the same tokens.
     max_tokens_of_any_rank: Cell<usize>,
     logits_hash: Cell<u64>,
 }
@@ -55,12 +56,14 @@ pub(crate) struct RankContext {
 pub(crate) enum ShardingMode {
     /// Every layer is sharded over all ranks.
     TensorParallel,
-    /// Tensor parallel, but each rank has some of the experts, unsharded.
+    /// Tensor parallelism, except that experts are not sharded: each rank has some of the experts.
     ExpertParallel,
-    /// DP attention: each rank has some of the experts, unsharded, a copy of all other layers, and its own
-    /// tokens. Tokens reach the experts by all-gather.
+    /// Data-parallel attention: each rank has some of the experts (unsharded), a copy of all other layers,
+    /// and a separate batch of tokens. All ranks receive the tokens of all ranks by all-gather, and apply
+    /// their experts.
     AttentionReplicas,
-    /// DP attention in which tokens are sent to the ranks of their experts by all-to-all.
+    /// Data-parallel attention as `AttentionReplicas`, but tokens are sent only to the ranks of their
+    /// experts, by all-to-all.
     AllToAllReplicas,
 }
 
@@ -89,12 +92,13 @@ pub(crate) struct ForwardResults {
     pub(crate) logits: Vec<Vec<f32>>,
     /// Hidden states after each layer: `[layers, tokens, hidden_size]`.
     pub(crate) hidden: Vec<Vec<Vec<f32>>>,
-    /// Experts of each token in ascending order: `[MoE layers, tokens, experts per token]`.
+    /// Ids of the experts to which each token is routed, in ascending order: `[MoE layers, tokens, experts
+    /// per token]`.
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
 }
 
 impl RankContext {
-    /// Context of the only rank of a model that is not sharded.
+    /// Context for a model that runs on a single rank, without sharding.
     pub(crate) fn single() -> Self {
         Self::new(
             ParallelRanks::SINGLE,
@@ -133,7 +137,8 @@ impl RankContext {
         CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap().into()
     }
 
-    /// Position of rank `rank` of `size` in the TP and EP groups of a sharding mode.
+    /// Returns the positions of rank `rank` of `size` ranks in the tensor-parallel and expert-parallel
+    /// groups.
     pub(crate) fn ranks(rank: usize, size: usize, sharing: ShardingMode) -> ParallelRanks {
         let part = ParallelRank { rank, size };
         match sharing {
@@ -150,17 +155,17 @@ impl RankContext {
         self.dp.rank()
     }
 
-    /// Sets the largest number of tokens that any rank has in each of the following steps.
+    /// Sets the largest number of tokens that any rank has, for each of the following steps.
     pub(crate) fn set_max_tokens_of_any_rank(&self, tokens: usize) {
         self.max_tokens_of_any_rank.set(tokens);
     }
 
-    /// Whether several ranks share the model.
+    /// Whether the model is distributed over several ranks.
     pub(crate) fn is_shared(&self) -> bool {
         self.ranks != ParallelRanks::SINGLE
     }
 
-    /// Adds logits to this rank's hash, by which the ranks are compared.
+    /// Adds logits to this rank's hash. At the end, the hashes of all ranks are compared.
     fn hash_logits(&self, logits: &[Vec<f32>]) {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(self.logits_hash.get());
@@ -185,8 +190,8 @@ pub(crate) fn run_ranks(
     hashes[0]
 }
 
-/// Runs `work` on each of `size` ranks in parallel and returns their results. A GPU backend supports one
-/// 16-bit type at a time.
+/// Runs `work` on each of `size` ranks in parallel and returns their results. `half`: the 16-bit type for
+/// which GPU backends are opened; a GPU backend supports one 16-bit type.
 pub(crate) fn run_ranks_each<T: Send>(
     size: usize,
     sharing: ShardingMode,
@@ -208,7 +213,7 @@ pub(crate) fn run_ranks_each<T: Send>(
     })
 }
 
-/// Joins the ranks' rendezvous and returns the context of one rank.
+/// Joins the rendezvous of all ranks and returns the context of one rank.
 fn join(
     rendezvous: &SharedMemoryRendezvous,
     ranks: ParallelRanks,
@@ -241,8 +246,8 @@ fn join(
     RankContext::new(ranks, gpu, groups, exchange)
 }
 
-/// On drop, makes a finished rank wait until all ranks have finished; otherwise its peers would report it as
-/// failed.
+/// On drop, makes a rank that has finished wait until all ranks have finished. Without this wait, the other
+/// ranks would report the rank as failed.
 struct RankExitBarrier<'a>(&'a AtomicUsize);
 
 impl Drop for RankExitBarrier<'_> {
@@ -256,7 +261,7 @@ impl Drop for RankExitBarrier<'_> {
 }
 
 impl<'a> ModelHarness<'a> {
-    /// Writes the fixture's checkpoint, split into several files, and loads it.
+    /// Writes the checkpoint of the fixture, with the weights split into several files, and loads it.
     pub(crate) fn load(
         rank_context: &'a RankContext,
         fixture: &GoldenFixture,
@@ -265,7 +270,7 @@ impl<'a> ModelHarness<'a> {
         Self::load_with(rank_context, fixture, dtype, false)
     }
 
-    /// Writes and loads the fixture's checkpoint, including the MTP module if `drafting`.
+    /// Writes and loads the checkpoint of the fixture. The MTP module is included if `drafting`.
     pub(crate) fn load_with(
         rank_context: &'a RankContext,
         fixture: &GoldenFixture,
@@ -296,7 +301,7 @@ impl<'a> ModelHarness<'a> {
         Self::of(rank_context, &fixture.config, fixture.seed, dtype)
     }
 
-    /// Loads a model for any configuration, with weights that are synthesised in memory.
+    /// Loads a model with the configuration `config`, with weights that are synthesised in memory.
     pub(crate) fn of(rank_context: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
         let path = Path::new("config.json");
         let config = ModelConfig::from_json(path, config).unwrap();
@@ -362,17 +367,18 @@ impl<'a> ModelHarness<'a> {
         Self { rank_context, ops, model, mtp, kv, blocks_used: 0 }
     }
 
-    /// Logits of every token of every row, in the order of rows and tokens.
+    /// Runs a batch; returns the logits of every token of every row, in the order of rows and tokens.
     pub(crate) fn run(&mut self, rows: &[&SequenceRow]) -> Vec<Vec<f32>> {
         self.forward(rows, None, None)
     }
 
-    /// Logits of the batch's tokens at `indices`, in this order.
+    /// Runs a batch; returns the logits of the tokens at the batch positions `indices`, in the order of
+    /// `indices`.
     pub(crate) fn run_rows(&mut self, rows: &[&SequenceRow], indices: &[i32]) -> Vec<Vec<f32>> {
         self.forward(rows, Some(indices), None)
     }
 
-    /// Runs one row as [`ModelHarness::run`] does, and returns all intermediate results.
+    /// Runs one row; returns its logits, the hidden states after each layer, and the selected experts.
     pub(crate) fn run_traced(&mut self, row: &SequenceRow) -> ForwardResults {
         let probe = ForwardRecorder::default();
         let logits = self.forward(&[row], None, Some(&probe));
@@ -397,7 +403,8 @@ impl<'a> ModelHarness<'a> {
         })
     }
 
-    /// Calls `run` with the forward inputs and token ids of rows.
+    /// Calls `run` with the inputs of a forward pass over `rows`: its context and the token ids. Returns the
+    /// rows of the tensor that `run` returns.
     pub(crate) fn with(
         &self,
         rows: &[&SequenceRow],
@@ -406,7 +413,7 @@ impl<'a> ModelHarness<'a> {
         self.with_pool(&self.kv, rows, run)
     }
 
-    /// Calls `run` with the forward inputs and token ids of rows, and with another KV pool of equal size.
+    /// As `with`, but with the KV pool `kv` instead of the pool of the harness; both pools have equal size.
     pub(crate) fn with_pool(
         &self,
         kv: &KvPool,
@@ -437,12 +444,13 @@ impl<'a> ModelHarness<'a> {
         output
     }
 
-    /// Final hidden states of a row's tokens.
+    /// Runs one row; returns the hidden states that the last layer outputs for its tokens.
     pub(crate) fn hidden(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| self.model.forward(f, ids).unwrap())
     }
 
-    /// MTP logits at a row's tokens, given the model's hidden states at the tokens before them.
+    /// Runs the MTP module on a row; returns its logits for each token. `before`: for each token, the model's
+    /// hidden state of the previous token.
     pub(crate) fn mtp_logits(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| {
             let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
@@ -450,7 +458,8 @@ impl<'a> ModelHarness<'a> {
         })
     }
 
-    /// MTP logits, and the experts of the MTP module in ascending order: `[tokens, experts per token]`.
+    /// As `mtp_logits`, but also returns the experts that the MTP module selects, in ascending order:
+    /// `[tokens, experts per token]`.
     pub(crate) fn traced_mtp_logits(
         &self,
         row: &SequenceRow,
@@ -465,7 +474,7 @@ impl<'a> ModelHarness<'a> {
         (logits, probe.routes.into_inner().concat())
     }
 
-    /// Writes the MTP module's KV entries of a row's tokens without computing logits.
+    /// Writes the KV entries of the MTP module for a row's tokens, without computing logits.
     pub(crate) fn write_draft_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
         self.with(&[row], |f, ids| {
             let before = self.tensor(before);
@@ -474,13 +483,14 @@ impl<'a> ModelHarness<'a> {
         });
     }
 
-    /// Converts hidden states to a tensor `[rows, hidden_size]`.
+    /// Converts hidden states (one vector per row) to a tensor `[rows, hidden_size]`.
     pub(crate) fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
         let shape = [rows.len(), rows[0].len()];
         self.ops.floats(&rows.concat(), self.ops.dtype(), &shape).unwrap()
     }
 
-    /// Takes unused blocks, in a scattered order, so that block tables are not consecutive.
+    /// Returns the ids of `count` unused KV blocks, which are not consecutive, so that block tables are not
+    /// either.
     fn take_blocks(&mut self, count: usize) -> Vec<usize> {
         let first = self.blocks_used;
         self.blocks_used += count;
@@ -489,24 +499,25 @@ impl<'a> ModelHarness<'a> {
     }
 }
 
-/// Whether the fixtures run on a GPU.
+/// Whether the fixtures run on a GPU (`HADRON_GPU` is set) instead of the CPU.
 pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
 
-/// Whether `ranks` ranks are available: any number of threads on the CPU, up to `HADRON_GPU_RANKS` GPUs.
+/// Whether `ranks` ranks can run: on the CPU always, because ranks are threads; on GPUs up to
+/// `HADRON_GPU_RANKS` ranks.
 pub(crate) fn has_ranks(ranks: usize) -> bool {
     let gpus = || std::env::var("HADRON_GPU_RANKS").map_or(1, |gpus| gpus.parse().unwrap());
     !on_a_gpu() || ranks <= gpus()
 }
 
-/// The 16-bit type that a GPU backend for a model of this dtype supports.
+/// The 16-bit type with which a GPU backend is opened for a model of this dtype.
 fn half_type(dtype: DType) -> HalfDtype {
     if dtype == DType::F16 { HalfDtype::F16 } else { HalfDtype::BF16 }
 }
 
-/// GPU of a rank, with the libraries that `HADRON_GPU` selects (`cuda` or `rocm`). `None` if the variable is
-/// unset, which makes the fixtures run on the CPU.
+/// Opens the GPU of a rank, with the libraries that `HADRON_GPU` selects (`cuda` or `rocm`). Returns `None`
+/// if the variable is unset: the fixtures then run on the CPU.
 fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuLibrarySelection::Cuda,
@@ -521,14 +532,15 @@ fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
 }
 
 impl SequenceRow {
-    /// A row with a whole sequence, in its own blocks, which have 64 unused positions for decode.
+    /// A row with all tokens of a sequence. It has newly allocated KV blocks, with room for 64 more tokens,
+    /// which decode needs.
     pub(crate) fn new(harness: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
         let blocks = harness.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
         Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
     }
 
-    /// A row with the tokens of `other`. Its first `cached` tokens are in the blocks of `other`, the rest in
-    /// its own blocks.
+    /// A row with the tokens of `other` whose first `cached` tokens are a prefix hit: they are in the KV
+    /// blocks of `other`. The other tokens are in newly allocated blocks.
     pub(crate) fn sharing(harness: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
         let mut row = Self::new(harness, &other.tokens);
         let shared = cached / BLOCK_TOKENS;
@@ -536,13 +548,13 @@ impl SequenceRow {
         row
     }
 
-    /// The part of this row with the tokens `[start, start + len)`.
+    /// Returns the part of this row's sequence with the tokens `[start, start + len)`, as a row.
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         Self { start, len, ..self.clone() }
     }
 }
 
-/// Token ids and batch inputs of rows; logits are requested for every token.
+/// Returns the token ids and the metadata of a batch of rows; logits are requested for every token.
 fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, HostBatchMetadata) {
     let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
     let (mut ids, mut inputs) =
@@ -563,7 +575,7 @@ fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, HostBatchMetadata) {
     (ids, inputs)
 }
 
-/// Records the intermediate results of a forward pass, which the model reports to it.
+/// Probe that a forward pass calls with its intermediate results, which it records.
 #[derive(Default)]
 struct ForwardRecorder {
     hidden: RefCell<Vec<Vec<Vec<f32>>>>,
@@ -589,12 +601,12 @@ impl ForwardObserver for ForwardRecorder {
     }
 }
 
-/// Rows of a tensor, copied to the host as f32.
+/// Copies a tensor to the host as f32; returns one vector per row.
 pub(crate) fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
     Ok(ops.read_f32(x)?.chunks(x.cols()).map(<[f32]>::to_vec).collect())
 }
 
-/// Logits of a row computed in chunks of `size`.
+/// Runs a row in chunks of `size` tokens; returns the logits of all its tokens.
 pub(crate) fn chunks(
     harness: &mut ModelHarness<'_>,
     row: &SequenceRow,
@@ -605,7 +617,8 @@ pub(crate) fn chunks(
     starts.flat_map(|start| harness.run(&[&part(start)])).collect()
 }
 
-/// Logits of a row computed in chunks of `size`, with the experts but without the residual stream.
+/// Runs a row in chunks of `size` tokens; returns the logits of all its tokens and the selected experts. The
+/// hidden states in the result are empty.
 pub(crate) fn traced_chunks(
     harness: &mut ModelHarness<'_>,
     row: &SequenceRow,
@@ -623,12 +636,12 @@ pub(crate) fn traced_chunks(
     all
 }
 
-/// The lowest token id with the largest logit.
+/// Returns the token id with the largest logit; among equal logits, the lowest id.
 pub(crate) fn top(logits: &[f32]) -> usize {
     (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
-/// Largest absolute difference between two matrices of logits.
+/// Returns the largest absolute difference between elements of two matrices; NaN if a difference is NaN.
 pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().flatten().zip(b.iter().flatten()).fold(0f32, |worst, (x, y)| {
@@ -637,22 +650,25 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     })
 }
 
-/// Statistics of the differences between log-probabilities and those of a reference.
+/// Errors of a model's log-probabilities relative to those of a reference.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed by Debug")]
 pub(crate) struct LogprobErrors {
-    /// Mean absolute difference over the reference's 64 most likely token ids of each position.
+    /// Mean absolute difference over the 64 token ids that are most likely in the reference, at all
+    /// positions.
     pub(crate) mean: f32,
-    /// 99th percentile of the absolute differences.
+    /// 99th percentile of the absolute differences over which `mean` is computed.
     pub(crate) p99: f32,
-    /// Largest loss at any position: `max(y) - y[argmax(x)]`, with log-probabilities `y` of the reference and
-    /// `x` of the tested model.
+    /// Maximum over all positions of `max(y) - y[argmax(x)]`, with the log-probabilities `y` of the reference
+    /// and `x` of the tested model: how much less likely the model's choice is than the reference's choice.
     pub(crate) regret: f32,
-    /// Largest absolute difference; grows with the number of samples.
+    /// Largest of the absolute differences over which `mean` is computed. It grows with the number of
+    /// differences.
     pub(crate) worst: f32,
 }
 
-/// Compares the log-probabilities of the reference's 64 most likely token ids at each position.
+/// Compares the log-probabilities of `ours` and `reference` for the 64 token ids that are most likely in the
+/// reference, at each position.
 pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobErrors {
     const TOP_K: usize = 64;
     let (mut differences, mut regret) = (Vec::new(), 0f32);

@@ -1,4 +1,4 @@
-//! The MTP module, which proposes the token after the next one, matches a reference.
+//! Compares the MTP module with a reference. The module predicts the token after the next one.
 
 use device::gpu::HalfDtype;
 use ops::DType;
@@ -11,11 +11,12 @@ use crate::model_harness::{
 };
 
 const NAME: &str = "deepseek_v3-mtp";
-/// Maximum difference of logits between CPU f32 and the reference, which sums in another order.
+/// Maximum absolute difference between logits on the CPU in f32 and logits of the reference, which adds in
+/// another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// The sequence of the fixture as a row, the model's hidden states at all tokens but the last, and the MTP
-/// logits at all tokens but the first.
+/// Returns the tokens of the fixture as a row, the model's hidden states for all tokens except the last, and
+/// the MTP logits for all tokens except the first.
 fn all_drafts(
     harness: &mut ModelHarness<'_>,
     fixture: &GoldenFixture,
@@ -36,7 +37,7 @@ fn matches_reference(rank_context: &RankContext, fixture: &GoldenFixture) {
     let worst = difference(&logits[logits.len() - expected.len()..], expected);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Results are bit-exact for any chunking, also if draft passes and KV-only writes alternate.
+    // Logits are bit-exact for any chunking, also if some chunks only write KV entries.
     let row = SequenceRow::new(&mut harness, &fixture.tokens);
     let hidden = harness.hidden(&row);
     harness.write_draft_kv(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
@@ -72,10 +73,12 @@ fn mtp_logits_match_the_reference() {
     }
 }
 
-/// Experts per draft position: those of each model layer at that token, then those of the MTP module.
+/// For each draft position, the experts that each model layer selects for the token, then the experts that
+/// the MTP module selects.
 type RoutedExperts = Vec<Vec<Vec<i32>>>;
 
-/// Logits and experts of the fixture's draft positions, computed in one pass and one position at a time.
+/// Returns the MTP logits and experts at the fixture's draft positions twice: computed in one pass, and one
+/// position at a time.
 fn batched_and_single(
     rank_context: &RankContext,
     fixture: &GoldenFixture,
@@ -96,8 +99,8 @@ fn batched_and_single(
     })
 }
 
-/// In bf16, few and many rows use different kernels; both results must be close to the fixture at positions
-/// where the router chose the same experts as in f32.
+/// In bf16, different kernels are used for few and for many rows. With both, the logits must be close to
+/// those of the fixture at positions where the router selects the same experts as in f32.
 #[test]
 fn mtp_logits_in_bf16_are_close() {
     if model_harness::on_a_gpu() {

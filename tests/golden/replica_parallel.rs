@@ -1,5 +1,5 @@
-//! Replicas that share experts, each with its own tokens: all-gather and all-to-all give equal bits, and the
-//! logits match those of one device.
+//! Data-parallel replicas that share experts; each replica has a separate batch of tokens. All-gather and
+//! all-to-all must give equal bits, and the logits must match those of one device.
 
 use device::gpu::HalfDtype;
 use models::ModelConfig;
@@ -14,18 +14,19 @@ use crate::model_harness::{
 /// Logits of several tokens, one row per token.
 type LogitRows = Vec<Vec<f32>>;
 
-/// The fixture's tokens `[from, to)` that a replica has in a step; `None` if it has no token.
+/// Range `[from, to)` of the fixture's tokens that a replica processes in a step; `None` if it has no token.
 type ReplicaTokenRange = Option<(usize, usize)>;
 
-/// Tokens of four replicas in three steps: some have a long prompt while others have few tokens or none.
+/// Tokens of four replicas in three steps. In a step, some replicas have a long prompt while others have few
+/// tokens or none.
 const STEPS: [[ReplicaTokenRange; 4]; 3] = [
     [Some((0, 80)), Some((0, 1)), None, Some((0, 13))],
     [Some((80, 81)), Some((1, 50)), Some((0, 3)), None],
     [None, None, Some((3, 5)), None],
 ];
 
-/// Logits of each replica for each step, run twice: with logits of all tokens, then of every third token
-/// only.
+/// Runs each of the `STEPS` twice, with logits of all tokens and with logits of every third token only.
+/// Returns the logits per replica and run.
 fn replicas(
     fixture: &GoldenFixture,
     size: usize,
@@ -93,8 +94,7 @@ fn check(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "argmax differs");
 }
 
-/// Extreme imbalance: in some layer, every token of a step is routed to the experts of one rank, which does
-/// all expert computation.
+/// Extreme imbalance: in some layer, all tokens of a step are routed to experts of the same rank.
 #[test]
 fn all_tokens_may_route_to_one_rank() {
     const TOKENS: usize = 7;

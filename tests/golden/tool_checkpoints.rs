@@ -1,5 +1,6 @@
-//! FP8 checkpoints that quantisation tools wrote (`quantize.py`) match transformers, which multiplies by the stored
-//! weights times their scales, and the tools' own models, which also quantise activations.
+//! Loads FP8 checkpoints that quantisation tools wrote (`quantize.py`). The logits must match two references:
+//! transformers with dequantised weights (stored weights times scales), and the tools' own models, which also
+//! quantise activations.
 
 use ops::DType;
 
@@ -7,9 +8,9 @@ use crate::LOGIT_TOLERANCE;
 use crate::fixture::QuantizedCheckpointFixture;
 use crate::model_harness::{ModelHarness, RankContext, SequenceRow, closeness, difference};
 
-/// Maximum errors against models with quantised activations: `mean`, `p99` and `regret` of `LogprobErrors`.
-/// Quantised activations have a relative error of up to 1/16. Largest measured differences between
-/// transformers with and without quantised activations: mean 0.13, 99th percentile 0.45.
+/// Maximum errors relative to models with quantised activations, for the fields `mean`, `p99` and `regret` of
+/// `LogprobErrors`. Quantised activations have a relative error of up to 1/16. Largest measured differences
+/// between transformers with and without quantised activations: mean 0.13, 99th percentile 0.45.
 const ACTIVATION_GATE: [f32; 3] = [0.16, 0.60, 0.50];
 
 const CHECKPOINTS: [&str; 3] = ["llm_compressor-static-kv", "llm_compressor-groups", "modelopt-kv"];

@@ -1,24 +1,25 @@
-//! Invariants of every batch, checked when it is sent. I3: a block that the step writes is in exactly one
-//! block table. I7: block tables cover exactly the positions that the request may use. I8: token and sequence
-//! budgets are not exceeded. I16: the steps of a replica have consecutive ids and the current epoch.
-//! Lockstep: all ranks of a group take part in each step with equal parameters.
+//! Invariants of every batch, checked when the batch is sent to the simulated executors. I3: a block that the
+//! step writes is in exactly one block table. I7: block tables cover exactly the positions that the request
+//! may use. I8: token and sequence budgets are not exceeded. I16: the step ids of a replica increase, and its
+//! steps have the current epoch. I18: the number of steps in flight is bounded. Lockstep: all ranks of a
+//! group take part in each step with equal parameters.
 
 use crate::invariant::{CheckResult, ensure};
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BlockId, RowInput, StepLaunchMode};
 use std::collections::BTreeMap;
 
-/// Checks the batches of one replica against the executor state that follows from earlier batches.
+/// Checks the batches of one replica against the state that its executors have after the earlier batches.
 #[derive(Debug, Default)]
 pub(crate) struct BatchChecker {
-    /// Number of the replica's steps that were sent and whose output has not arrived.
+    /// Number of steps of the replica that were sent and whose output has not arrived.
     pub(crate) in_flight: u32,
     last_step: u64,
     block_tables: Vec<Vec<BlockId>>,
     block_readers: Vec<u16>,
 }
 
-/// Maximum lengths of a row's request, in tokens.
+/// Maximum lengths, in tokens, of the request to which a row belongs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestLengthLimits {
     /// Maximum total length of prompt and output.
@@ -29,13 +30,14 @@ pub(crate) struct RequestLengthLimits {
 }
 
 impl BatchChecker {
-    /// Clears the state when new executors of the replica start. Step ids are not reset.
+    /// Clears the state when new executors of the replica start. The id of the last step is kept.
     pub(crate) fn reset(&mut self) {
         self.block_tables.clear();
         self.in_flight = 0;
     }
 
-    /// Checks a batch and records it. `limits_of` returns the limits of the row's request.
+    /// Checks a batch and records it. `limits_of` returns the length limits of the request to which a row
+    /// belongs.
     pub(crate) fn check(
         &mut self,
         batch: &Batch,
@@ -105,10 +107,11 @@ impl BatchChecker {
         Ok(())
     }
 
-    /// Checks that a block written in this step occurs only once, in one block table.
+    /// Checks that a block that this step writes has only one entry, in only one block table.
     fn check_writers(&mut self, batch: &Batch, config: &SimConfig) -> CheckResult {
         self.block_readers.clear();
-        // No block has a larger index, because pools of restored executors are never larger than configured.
+        // The configured pool size bounds all block indices, because pools of restored executors are never
+        // larger than configured.
         self.block_readers.resize(config.scheduler.kv.blocks as usize, 0);
         for row in &batch.rows {
             for block in &self.block_tables[row.seq_slot.0 as usize] {
@@ -137,8 +140,8 @@ impl BatchChecker {
 }
 
 /// Checks that a prefill chunk that does not reach the end of the known tokens ends on a multiple of the
-/// chunk quantum. Only the first prefill chunk of a step may end elsewhere, if it does not reach the next
-/// multiple.
+/// chunk quantum (the alignment of chunk ends in tokens). Only the first prefill chunk of a step may end
+/// elsewhere, if it does not reach the next multiple.
 fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     let quantum = config.scheduler.limits.chunk_quantum(config.block_tokens());
     let mut has_prefill = false;
@@ -161,8 +164,8 @@ fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     Ok(())
 }
 
-/// Checks the dispatch mode: only lockstep groups pad eager steps, and a batch that replays a captured graph
-/// has at most the graph's number of rows.
+/// Checks the dispatch mode (eager or captured graph): only lockstep groups pad eager steps, and a batch that
+/// replays a captured graph has at most the graph's number of rows.
 fn check_dispatch(batch: &Batch, tokens: u32, config: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
     match batch.dispatch {

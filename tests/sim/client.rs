@@ -1,5 +1,6 @@
-//! A client's view of its request. Checks I9 (one terminal event), I10 (the output only grows) and I13 (the
-//! output equals that of the request run alone with an empty cache), plus rejections and log-probabilities.
+//! A simulated client: its request and everything that it has received. Checks I9 (one terminal event), I10
+//! (the output only grows) and I13 (the output equals the output of the same request alone with an empty
+//! cache), and checks rejections and log-probabilities.
 
 use crate::hash_model::text::{
     EMPTY, HashOracle, entry, fold, logprobs, pooled, pooled_count, pooling_hash,
@@ -14,12 +15,12 @@ use scheduler::{
     StopReason, TokenEvent,
 };
 
-/// State of a request as its client sees it.
+/// State of a request, according to the events that its client has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientStage {
     /// The request has not been sent yet.
     Unsent,
-    /// Sent; no terminal event has been received.
+    /// The request was sent; no terminal event has been received.
     Live,
     /// A terminal event has been received.
     Done,
@@ -30,12 +31,12 @@ pub(crate) enum ClientStage {
 pub(crate) struct AllowedOutcomes {
     /// Cause of the abort that was sent for the request. The request may end with this cause.
     pub(crate) aborted: Option<AbortCause>,
-    /// A row of the request was made to fail by fault injection.
+    /// Whether fault injection made a row of the request fail.
     pub(crate) row_failed: bool,
-    /// A row of the request got an output with impossible token ids by fault injection.
+    /// Whether fault injection put invalid token ids into an output of the request.
     pub(crate) bad_output: bool,
-    /// The request may end with `ReplicaUnavailable`, because its replica may have been failed for longer
-    /// than the failure timeout.
+    /// Whether the request may end with `ReplicaUnavailable`, because its replica may have been failed for
+    /// longer than the failure timeout.
     pub(crate) unavailable: bool,
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct SimClient {
     pub(crate) submit: RequestSubmission,
     /// Request id chosen by the client.
     pub(crate) client_id: String,
-    /// State of the request as the client sees it.
+    /// State of the request, according to the events that its client has received.
     pub(crate) stage: ClientStage,
     /// Outcomes that are permitted in addition to a regular finish.
     pub(crate) allowed: AllowedOutcomes,
@@ -68,7 +69,7 @@ pub(crate) struct SimClient {
 }
 
 impl SimClient {
-    /// A client that has not sent its request yet.
+    /// Creates a client that has not sent its request yet.
     pub(crate) fn new(submit: RequestSubmission, config: &SimConfig) -> Self {
         let vocab = config.scheduler.limits.vocab_size;
         Self {
@@ -89,7 +90,7 @@ impl SimClient {
         }
     }
 
-    /// The internal id of the request.
+    /// Internal id of the request.
     pub(crate) fn id(&self) -> RequestId {
         self.submit.id
     }
@@ -110,7 +111,8 @@ impl SimClient {
         (self.known_tokens.len() - self.submit.tokens.len()) as u32
     }
 
-    /// Checks one token event against the oracle and records it.
+    /// Checks one token event against the oracle (the expected output, computed without a scheduler), and
+    /// records the event.
     pub(crate) fn take_token_event(
         &mut self,
         event: &TokenEvent,
@@ -163,7 +165,8 @@ impl SimClient {
         }
     }
 
-    /// Checks that each token is the next one of the oracle and that no token follows the end of the output.
+    /// Checks that each token equals the next token of the oracle (the expected output, computed without a
+    /// scheduler), and that no token follows the end of the output.
     fn check_tokens(&mut self, event: &TokenEvent, config: &SimConfig) -> CheckResult {
         let (id, submit) = (self.submit.id.0, &self.submit);
         let wanted = submit.sampling.logprobs;
@@ -205,7 +208,8 @@ impl SimClient {
         Ok(())
     }
 
-    /// Checks that the finish reason follows from the tokens received, or that `allowed` permits it.
+    /// Checks that the finish reason follows from the received tokens, or that `allowed` permits it because
+    /// of an injected fault.
     fn check_finish(&mut self, finish: &FinishReason, config: &SimConfig) -> CheckResult {
         let (id, delivered, allowed) = (self.id().0, self.delivered, self.allowed);
         let valid = match finish {
@@ -262,8 +266,8 @@ impl SimClient {
         Ok(())
     }
 
-    /// Checks that every prompt position after the first was scored once and in order, if prompt
-    /// log-probabilities were requested.
+    /// Checks that, if prompt log-probabilities were requested, every prompt position after the first has
+    /// exactly one log-probability, in order of positions.
     fn check_prompt_logprobs(&self, config: &SimConfig) -> CheckResult {
         let (id, tokens) = (self.id().0, &self.submit.tokens);
         let Some(top) = self.submit.sampling.prompt_logprobs else {
@@ -322,8 +326,8 @@ impl SimClient {
                     && *requested == prompt
             }
             RejectReason::UnknownReplica { replica, replicas } => replica >= replicas,
-            // These rejections come from the engine client's admission control, which the simulator does not
-            // include.
+            // The engine client's admission control produces these rejections; the simulation does not
+            // include it.
             RejectReason::InvalidParameter { .. }
             | RejectReason::TemporarilyUnavailable { .. }
             | RejectReason::Overloaded { .. } => false,

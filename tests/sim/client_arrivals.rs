@@ -1,4 +1,4 @@
-//! Request arrivals and aborts of the clients in a simulated world.
+//! Request arrivals and aborts of the simulated clients.
 
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::SimEvent;
@@ -9,7 +9,7 @@ use protocol::RequestId;
 use scheduler::{AbortCause, SchedulerEvent, assign_request_ids};
 
 impl SimWorld {
-    /// Draws the clients, their arrival times, and the abort times of some of them.
+    /// Draws the clients, their arrival times, and the abort times of some of the requests.
     pub(crate) fn draw_clients(&mut self) {
         let requests = request_generator::draw_requests(&self.config, &mut self.rng);
         let mut last_ms = 0;
@@ -39,8 +39,8 @@ impl SimWorld {
         let client = &mut self.clients[index];
         client.stage = ClientStage::Live;
         let (mut submit, client_id) = (client.submit.clone(), client.client_id.clone());
-        // The submitting thread usually computes the block keys; for some submissions, the scheduler computes
-        // them.
+        // Usually the submitting thread computes the block keys; for some submissions, the scheduler computes
+        // the block keys.
         let first = submit.id.0;
         let hasher = self.scheduler.hasher();
         assign_request_ids(std::slice::from_mut(&mut submit), first, &hasher);
@@ -72,7 +72,7 @@ impl SimWorld {
         }
     }
 
-    /// Aborts all live requests, as in a shutdown. Afterwards no row may be sent (I20).
+    /// Aborts all live requests, as in a shutdown. After that, no row may be sent (I20).
     pub(crate) fn abort_all(&mut self) {
         for index in 0..self.clients.len() {
             if self.clients[index].stage == ClientStage::Live {

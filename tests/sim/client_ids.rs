@@ -1,4 +1,4 @@
-//! Request ids chosen by clients, which are unique or equal to the id of another client's request. F34:
+//! Request ids chosen by clients. Such an id is unique or equals the id of another client's request. F34:
 //! requests that share a client id get their own tokens and finish reasons, and an abort by client id ends
 //! every request with that id.
 
@@ -10,12 +10,12 @@ use crate::world::SimWorld;
 use protocol::RequestId;
 use scheduler::{AbortCause, request_ids_by_client_id};
 
-/// Maximum distance, in arrival order, between two requests that share a client id. It is small so that both
-/// requests are often in flight together.
+/// Maximum distance, in arrival order, between two requests that share a client id. The distance is small, so
+/// that such requests are often in flight together.
 const SHARED_ID_DISTANCE: u64 = 4;
 
 impl SimWorld {
-    /// Draws the client ids of all requests in the simulated world.
+    /// Draws the client ids of all requests in the simulation.
     pub(crate) fn assign_client_ids(&mut self, rng: &mut SimRng) {
         for index in 1..self.clients.len() {
             if rng.chance_per_mille(self.config.load.shared_client_ids) {
@@ -34,8 +34,8 @@ impl SimWorld {
         clients.filter(|(_, client)| has_id(client)).map(|(index, _)| index).collect()
     }
 
-    /// With a probability that the seed determines, an operator aborts all requests that have the client id
-    /// of a live request. Returns the clients whose requests must end within the tick.
+    /// With a probability that depends on the seed, an operator aborts all requests with the client id of one
+    /// live request. Returns the clients whose requests must end within the tick.
     pub(crate) fn abort_by_client_id(&mut self) -> Vec<usize> {
         if !self.rng.chance_per_mille(self.config.faults.abort_by_client_id) {
             return Vec::new();

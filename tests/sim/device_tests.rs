@@ -1,5 +1,5 @@
-//! Tests of the simulated device: its output equals the output of the oracle if and only if every KV slot is
-//! read and written correctly.
+//! Tests of the simulated device: its output equals the output of the oracle (computed without KV cache and
+//! scheduler) if and only if every KV slot is read and written correctly.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess};
@@ -131,7 +131,7 @@ fn impossible_rows_are_violations() {
     let violates = |row: BatchRow| assert!(step(&mut device(0), 1, row).is_err());
     violates(row(0, whole(), &[0, 1])); // This block table is too short for the row.
     violates(row(0, whole(), &[0, 1, 8])); // This block table has block 8 of a pool with 8 blocks.
-    // The row continues a sequence whose sequence slot was never initialised.
+    // The row reads a sequence slot that was never initialised.
     violates(row(3, RowInput::Tokens(vec![1, 5].into()), &[0, 1, 2]));
     violates(BatchRow {
         input: RowInput::SampledAt { step: StepId(0), draft_slack: 0 },

@@ -1,5 +1,5 @@
-//! Applies the scheduler's effects to the simulated world and checks each one: KV events go to the
-//! subscribers, tokens to the clients, and batches to the executors.
+//! Applies and checks the scheduler's effects in the simulation: KV events go to the subscribers, tokens to
+//! the clients, and batches to the executors.
 
 use crate::batch_checks::{RequestLengthLimits, check_lockstep};
 use crate::client::ClientStage;
@@ -27,8 +27,8 @@ impl SimWorld {
             });
             check_lockstep(&sent.collect::<Vec<_>>(), &self.config)?;
         }
-        // KV events and token events are applied first, because the checks of the tick's batches depend on
-        // both.
+        // KV events and token events are applied first, because the checks of this tick's batches depend on
+        // them.
         effects.sort_by_key(|effect| match effect {
             SchedulerEffect::KvEvents { .. } => 0,
             SchedulerEffect::TokenEvents(_) => 1,
@@ -156,9 +156,10 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Returns the grammars of the masked rows of a batch, in the state after the tokens that the clients
-    /// have received. Checks I21: exactly the rows that need a mask are masked, and a masked row is sent only
-    /// when the preceding token is known. An unmasked row has no draft token at a position that needs a mask.
+    /// Returns the grammars of the rows of a batch that are sampled under a grammar bitmask (masked rows), in
+    /// the state after the tokens that the clients have received. Checks I21: exactly the rows that need a
+    /// bitmask are masked, and a masked row is sent only when the preceding token is known. An unmasked row
+    /// has no draft token at a position that needs a bitmask.
     fn grammars_for(&mut self, batch: &Batch) -> Result<Vec<MaskedRowGrammar>, InvariantViolation> {
         let mut grammars = Vec::new();
         for (index, row) in (0..).zip(&batch.rows) {
@@ -167,8 +168,8 @@ impl SimWorld {
             let outputs = (row.start + row.len).saturating_sub(prompt_len as u32);
             let limited =
                 masked_range(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
-            // After the last output token that the grammar restricts, rows may still be masked (with all-ones
-            // masks) until the scheduler receives `MasksDone`.
+            // After the last output token that the grammar restricts, rows may still be sampled under a
+            // bitmask (which allows all ids) until the scheduler receives `MasksDone`.
             let valid =
                 if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
             ensure!(
@@ -205,7 +206,7 @@ impl SimWorld {
         Ok(grammars)
     }
 
-    /// Checks I22: the reported lifetimes of evicted blocks are consistent.
+    /// Checks I22: the reported lifetimes of evicted blocks have consistent times.
     fn record_evictions(&mut self, replica: Replica, lifetimes: &[BlockLifetime]) -> CheckResult {
         for lifetime in lifetimes {
             let BlockLifetime { lifetime_ms, idle_ms, reuse_gaps_ms: gaps_ms } = lifetime;
@@ -218,8 +219,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks I22: a lifetime is reported for every eviction if all blocks are sampled, and for none if no
-    /// block is sampled.
+    /// Checks I22: if all blocks are sampled, a lifetime is reported for every eviction; if no block is
+    /// sampled, no lifetime is reported.
     fn check_lifetimes(&self) -> CheckResult {
         let sample_rate = self.config.scheduler.kv.lifetime_sample;
         for (replica, replica_state) in self.replicas.iter().enumerate() {
@@ -259,8 +260,8 @@ impl SimWorld {
         ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
         let drafts = &stats.drafts_total;
         let accepted: u64 = drafts.accepted_per_position.iter().sum();
-        // A draft token is accepted only if all earlier draft tokens are accepted, so the counts cannot
-        // increase with the position.
+        // A draft token is accepted only if all earlier draft tokens are accepted, so the number of accepted
+        // draft tokens cannot increase with the position.
         let falling = drafts.accepted_per_position.is_sorted_by(|a, b| a >= b);
         let most = drafts.draft_rows * u64::from(limits.draft_tokens);
         let valid = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;

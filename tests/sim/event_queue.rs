@@ -1,27 +1,28 @@
-//! Events of a simulated world, and the heap that orders them by time, then by insertion.
+//! Events of a simulation, and the heap that orders them by time, then by insertion.
 
 use protocol::{RequestId, StepOutput};
 use scheduler::AbortCause;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// An event that happens in the simulated world at a scheduled time.
+/// An event that happens in the simulation at a scheduled time.
 #[derive(Debug)]
 pub(crate) enum SimEvent {
     /// A client sends its request.
     Arrive(usize),
     /// A client aborts its request.
     Abort(usize, AbortCause),
-    /// The executors of a replica finish the oldest queued step.
+    /// The executors of a replica finish the oldest queued step. In all events, `incarnation` counts how
+    /// often the executors of the replica have been started; an event for earlier executors is ignored.
     StepDone { replica: usize, incarnation: u32 },
     /// A step output reaches the scheduler.
     Reply { replica: usize, reply: InFlightStepOutput },
-    /// The failure of a replica's executors reaches the scheduler. `incarnation` is the incarnation of the
-    /// replacements; if these have also failed, the event is ignored.
+    /// The failure of a replica's executors reaches the scheduler. `incarnation` identifies the replacement
+    /// executors; if they have also failed, the event is ignored.
     ExecutorsFailed { replica: usize, incarnation: u32 },
     /// New executors of a replica are ready.
     ExecutorsReady { replica: usize, incarnation: u32 },
-    /// Both ends of a link detect that messages to the executors were lost.
+    /// Both ends of a link detect that the link has lost messages to the executors.
     LinkFailureSeen { replica: usize, incarnation: u32 },
     /// An executor fails soon after it was restored.
     FailAgain { replica: usize, incarnation: u32 },
@@ -29,11 +30,11 @@ pub(crate) enum SimEvent {
     HeartbeatDue { replica: usize, incarnation: u32 },
     /// A heartbeat reaches the scheduler's side of the link.
     HeartbeatArrives { replica: usize, incarnation: u32 },
-    /// The heartbeat timeout of the executors of an incarnation may have expired.
+    /// The heartbeat timeout of the executors may have expired.
     CheckHeartbeat { replica: usize, incarnation: u32 },
     /// The executors of a replica hang.
     Hang { replica: usize },
-    /// A grammar bitmask that was overdue, or was built ahead, is ready.
+    /// A grammar bitmask is ready, after it was overdue or because it is built ahead of the step.
     MaskReady { request: RequestId, output_tokens: u32 },
     /// No further grammar bitmask is needed for the request.
     MasksDone { request: RequestId },
@@ -46,7 +47,7 @@ pub(crate) enum SimEvent {
 }
 
 impl SimEvent {
-    /// Whether the event belongs to heartbeat monitoring, which continues while no other event happens.
+    /// Whether the event belongs to heartbeat monitoring, which continues even if no other event happens.
     pub(crate) fn is_heartbeat_check(&self) -> bool {
         matches!(
             self,
@@ -60,12 +61,13 @@ impl SimEvent {
 pub(crate) struct InFlightStepOutput {
     /// The step output that is in flight.
     pub(crate) output: StepOutput,
-    /// KV blocks that the output confirms as computed, each as row index and hash-model context at the end of
-    /// the block. The context identifies the whole prefix.
+    /// KV blocks that the output confirms as computed, each as row index and hash-model context (hash of all
+    /// tokens up to the end of the block).
     pub(crate) filled_blocks: Vec<(usize, u64)>,
-    /// Whether the output is a duplicate of an earlier one.
+    /// Whether the same output was already delivered.
     pub(crate) repeated: bool,
-    /// Incarnation (number of the start) of the executors that sent the output; it identifies their link.
+    /// Number of executor starts of the replica up to the executors that sent the output; it identifies their
+    /// link.
     pub(crate) incarnation: u32,
 }
 
@@ -105,7 +107,7 @@ pub(crate) struct SimEventQueue {
 }
 
 impl SimEventQueue {
-    /// Schedules an event of the simulated world.
+    /// Schedules an event of the simulation.
     pub(crate) fn add(&mut self, at_ms: u64, what: SimEvent) {
         self.next_order += 1;
         self.heap.push(Reverse(ScheduledEvent { at_ms, order: self.next_order, event: what }));

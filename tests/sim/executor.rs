@@ -1,5 +1,5 @@
-//! The simulated executors of one replica and both directions of their link, which keeps order, delays
-//! messages and may fail.
+//! The simulated executors of one replica and their link in both directions. The link keeps the order of
+//! messages, delays them and may fail.
 
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess};
 use crate::mask_worker::MaskedRowGrammar;
@@ -10,28 +10,30 @@ use std::collections::VecDeque;
 /// A message from the scheduler to the executors; messages are processed in the order of sending.
 #[derive(Debug)]
 enum SimExecutorMessage {
-    /// A step to run, with the grammars of its masked rows and its arrival time.
+    /// A step to run, with its arrival time and the grammars of its rows that are sampled under a grammar.
     Batch { batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64 },
-    /// Freed blocks. Their KV slots are poisoned after the preceding messages, so that a later read is
-    /// detected. This message exists only in the simulation and takes no simulated time.
+    /// Freed blocks. After the preceding messages have been processed, the KV slots of these blocks are
+    /// overwritten with invalid values, so that a later read is detected. This message exists only in the
+    /// simulation and takes no simulated time.
     FreedBlocks(Vec<BlockId>),
 }
 
-/// A finished step: its output, and what the simulated device actually computed.
+/// A finished step: the output that is sent, and what the simulated device actually computed.
 #[derive(Debug)]
 pub(crate) struct CompletedStep {
     /// The output that the executors send for the step.
     pub(crate) output: StepOutput,
-    /// KV blocks that the step filled, each as row index and hash-model context at the end of the block. The
-    /// context identifies the whole prefix.
+    /// KV blocks that the step filled, each as row index and hash-model context (hash of all tokens up to the
+    /// end of the block).
     pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// Rows of the batch that was run.
     pub(crate) rows: Vec<BatchRow>,
-    /// Number of rows that started after their planned `start`, because draft tokens in flight were accepted.
+    /// Number of rows that started after their planned `start`, because draft tokens of an earlier step in
+    /// flight were accepted.
     pub(crate) shifted_rows: u64,
 }
 
-/// Kinds of hangs of executors.
+/// Ways in which executors hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HangKind {
     /// Steps do not finish, but heartbeats are sent.
@@ -40,12 +42,12 @@ pub(crate) enum HangKind {
     NoHeartbeat,
 }
 
-/// One incarnation of a replica's executors, simulated by one hash model.
+/// Executors of a replica from one start to the next failure, simulated by one hash model.
 #[derive(Debug)]
 pub(crate) struct SimExecutor {
-    /// Epoch for which the executors were started; they drop batches of other epochs.
+    /// Epoch for which the executors were started; they drop batches with another epoch.
     pub(crate) epoch: Epoch,
-    /// Arrival time of the last output that they sent; later outputs arrive no earlier.
+    /// Arrival time of the last output that the executors sent; later outputs arrive no earlier.
     pub(crate) last_reply_ms: u64,
     /// Whether a step runs, or will run from `begins_ms` on.
     pub(crate) busy: bool,
@@ -65,7 +67,7 @@ pub(crate) struct SimExecutor {
 }
 
 impl SimExecutor {
-    /// New executors with an empty KV pool.
+    /// Creates executors with an empty KV pool.
     pub(crate) fn new(epoch: Epoch, blocks: u32, config: &SimConfig) -> Self {
         let (kv, limits) = (&config.scheduler.kv, &config.scheduler.limits);
         let model_config = HashModelConfig {
@@ -90,8 +92,8 @@ impl SimExecutor {
         }
     }
 
-    /// Queues a batch and the grammars of its masked rows. The message arrives at `arrives_ms`, but not
-    /// before earlier messages.
+    /// Queues a batch and the grammars of its rows that are sampled under a grammar. The message arrives at
+    /// `arrives_ms`, but not before earlier messages.
     pub(crate) fn send(&mut self, batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64) {
         self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
         self.queue.push_back(SimExecutorMessage::Batch {
@@ -101,7 +103,8 @@ impl SimExecutor {
         });
     }
 
-    /// Queues freed blocks, whose KV slots are poisoned once all messages queued before have been processed.
+    /// Queues freed blocks. When all messages queued earlier have been processed, the KV slots of these
+    /// blocks are overwritten with invalid values.
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
         self.queue.push_back(SimExecutorMessage::FreedBlocks(blocks));
     }
@@ -126,7 +129,7 @@ impl SimExecutor {
         }
     }
 
-    /// Runs the first batch of the queue. A batch of another epoch is dropped without being run.
+    /// Runs the first batch of the queue. A batch with another epoch is dropped without being run.
     ///
     /// Errors: the batch is invalid, so that no device could run it.
     pub(crate) fn run(
@@ -142,7 +145,8 @@ impl SimExecutor {
         if batch.epoch != self.epoch {
             return Ok(None);
         }
-        // As in the real engine, the bitmasks depend on draft tokens, which are known only in the executors.
+        // As in the real engine, the bitmasks depend on the draft tokens, which are known only in the
+        // executors.
         let bitmasks = |grammar: &MaskedRowGrammar| {
             grammar.bitmasks(self.model.drafts(&batch.rows[grammar.row as usize]))
         };
@@ -169,7 +173,7 @@ impl SimExecutor {
         }
     }
 
-    /// Whether batches are queued that have not been run.
+    /// Whether any queued batch has not been run.
     pub(crate) fn has_work(&self) -> bool {
         self.queue.iter().any(|message| matches!(message, SimExecutorMessage::Batch { .. }))
     }

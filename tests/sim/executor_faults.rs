@@ -1,5 +1,5 @@
-//! Steps and faults of the executors in a simulated world. The faults are failed rows, wrong or stale
-//! outputs, crashes, and hangs.
+//! Steps and faults of the simulated executors. The faults are failed rows, invalid or stale outputs,
+//! crashes, and hangs.
 
 use crate::event_queue::{InFlightStepOutput, SimEvent};
 use crate::executor::{CompletedStep, SimExecutor};
@@ -11,8 +11,8 @@ use protocol::{BatchRow, Replica, RowError, RowOutput, Token};
 use scheduler::SchedulerEvent;
 
 impl SimWorld {
-    /// The executors of a replica finish the step that is due, unless they hang. After the step, the
-    /// executors hang or crash, or their link breaks, with probabilities that the seed determines.
+    /// Finishes the step that is due on a replica, unless the executors hang. After the step, the executors
+    /// hang or crash, or their link breaks, with probabilities that are part of the configuration.
     pub(crate) fn step_done(&mut self, replica: usize) -> CheckResult {
         let hangs = |replica_state: &SimReplica| {
             replica_state.executor.as_ref().is_some_and(|it| it.hang.is_some())
@@ -22,7 +22,8 @@ impl SimWorld {
         }
         if self.waits_for_peers(replica) {
             let incarnation = self.replicas[replica].incarnation;
-            // A rank that hangs delays the other ranks for a long time, so they are checked less often.
+            // A rank that hangs delays the other ranks for a long time, so the other ranks check less often
+            // whether they can continue.
             let soon_ms = if self.replicas.iter().any(hangs) { 200 } else { 8 };
             let later_ms = self.now_ms + 1 + self.rng.below(soon_ms);
             self.events.add(later_ms, SimEvent::StepDone { replica, incarnation });
@@ -70,7 +71,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether the step of this rank waits for another rank of the group that has not started it.
+    /// Whether the step of this rank waits because another rank of the group has not started the same step.
     fn waits_for_peers(&self, replica: usize) -> bool {
         let step = |executor: &SimExecutor| executor.newest_begun_step(self.now_ms);
         let own = self.replicas[replica].executor.as_ref().map(step);
@@ -81,7 +82,7 @@ impl SimWorld {
         self.config.coupled_steps && steps.min() < own
     }
 
-    /// Runs the first batch of a replica's queue; each row fails with probability `rate` / 1000.
+    /// Runs the first batch in a replica's queue; each row fails with probability `rate` / 1000.
     pub(crate) fn execute(
         &mut self,
         replica: usize,
@@ -143,7 +144,7 @@ impl SimWorld {
         self.events.add(end_ms, SimEvent::StepDone { replica, incarnation });
     }
 
-    /// The executors of a replica crash; in lockstep, those of all ranks.
+    /// Makes the executors of a replica crash; in lockstep, the executors of all ranks crash.
     pub(crate) fn crash(&mut self, replica: usize) -> CheckResult {
         self.crashes_left = self.crashes_left.saturating_sub(1);
         self.counts.crashes += 1;
@@ -153,15 +154,15 @@ impl SimWorld {
         let incarnation = self.replicas[replica].incarnation + 1;
         self.events.add(seen_ms, SimEvent::ExecutorsFailed { replica, incarnation });
         if self.rng.chance_per_mille(200) {
-            // Two ranks of the replica report the failure.
+            // A second failure report for the same crash, as if two ranks of the replica reported it.
             let again_ms = seen_ms + self.rng.below(2);
             self.events.add(again_ms, SimEvent::ExecutorsFailed { replica, incarnation });
         }
         self.replace_executors(replica, seen_ms, restored_ms)
     }
 
-    /// Removes the executors of a replica, in lockstep those of all ranks. The failure reaches the scheduler
-    /// at `seen_ms`, and replacements may be ready from `restored_ms` on.
+    /// Removes the executors of a replica or, in lockstep, the executors of all ranks. The failure reaches
+    /// the scheduler at `seen_ms`, and replacement executors may be ready from `restored_ms` on.
     pub(crate) fn replace_executors(
         &mut self,
         replica: usize,
@@ -212,7 +213,8 @@ impl SimWorld {
         });
     }
 
-    /// A restored executor fails again, unless its whole group is restored or the fault phase has ended.
+    /// Makes a restored executor fail again, unless all ranks of its group are restored or the phase with
+    /// faults has ended.
     pub(crate) fn fail_again(&mut self, replica: usize, incarnation: u32) -> CheckResult {
         let same = self.replicas[replica].incarnation == incarnation;
         let complete = self.replicas.iter().all(|replica_state| replica_state.executor.is_some());
@@ -223,7 +225,8 @@ impl SimWorld {
         self.crash(replica)
     }
 
-    /// Outputs of steps that a crashed executor had queued may still arrive, at any later time.
+    /// Runs the steps that a crashed executor had queued. Some of their outputs still arrive, at any later
+    /// time.
     pub(crate) fn queue_stale_replies(&mut self, replica: usize, link: u32) -> CheckResult {
         let rate = self.config.faults.stale_reply;
         let can_reply = |executor: &SimExecutor| executor.has_work() && executor.hang.is_none();
@@ -282,7 +285,7 @@ impl SimWorld {
     }
 
     /// Draws the KV pool size of new executors, which may have less free memory than the failed executors.
-    /// Requests that no longer fit may fail.
+    /// Requests that no longer fit in the pool may fail.
     pub(crate) fn draw_restored_pool_size(&mut self) -> u32 {
         let blocks = self.config.scheduler.kv.blocks;
         if !self.rng.chance_per_mille(self.config.faults.smaller_pool) {

@@ -1,7 +1,6 @@
 //! Heartbeat and step-timeout monitoring of simulated executors with the real `StepWatchdog` and
 //! `HeartbeatMonitor`. F25: executors of a group that makes progress are never declared failed, even if any
-//! part of the engine was paused. F10: executors that hang are declared failed soon after the hang can be
-//! detected.
+//! part of the engine was paused. F10: executors that hang are declared failed within a bounded time.
 
 use crate::event_queue::SimEvent;
 use crate::executor::{HangKind, SimExecutor};
@@ -15,23 +14,25 @@ use scheduler::{
 };
 use std::collections::VecDeque;
 
-/// Milliseconds without another message after which an executor sends a heartbeat.
+/// An executor sends a heartbeat if it has sent no other message for this time in milliseconds.
 const HEARTBEAT_INTERVAL_MS: u64 = 1000;
 /// Longest interval in milliseconds between two iterations of the scheduler's thread, unless it is paused.
 const SCHEDULER_POLL_MS: usize = 250;
-/// Tolerance of the detection deadline in milliseconds, for link delay, late ticks and clock granularity.
+/// Tolerance in milliseconds for the time in which a hang must be detected; it covers link delay, late ticks
+/// and clock granularity.
 const DETECTION_SLACK_MS: u64 = 700;
-/// Number of consecutive heartbeats per replica, without any other event, after which the run is considered
-/// finished.
+/// The run is considered finished after this number of consecutive heartbeats per replica without any other
+/// event.
 const IDLE_HEARTBEATS_MAX: usize = 100;
 
-/// A message that shows that a replica's executors are running. The scheduler's thread processes these
+/// A message that shows that a replica's executors are running. The scheduler's thread processes such
 /// messages at its next tick, in order of arrival.
 #[derive(Debug)]
 pub(crate) enum ExecutorLivenessEvent {
     /// The output of a step arrived.
     StepOutputArrived { replica: usize, step: StepId },
-    /// The executors of an incarnation sent a heartbeat.
+    /// The executors sent a heartbeat. `incarnation` counts how often the executors of the replica have been
+    /// started.
     Heartbeat { replica: usize, incarnation: u32 },
 }
 
@@ -40,12 +41,12 @@ pub(crate) enum ExecutorLivenessEvent {
 pub(crate) struct SimExecutorWatch {
     step_watchdog: StepWatchdog,
     /// Steps in flight with their earliest start times by the simulated clock. The checks use these times,
-    /// because they do not depend on the tested `StepWatchdog`.
+    /// because the times of the tested `StepWatchdog` may be wrong.
     steps_begun: VecDeque<(StepId, u64)>,
     heartbeat_monitor: HeartbeatMonitor,
     /// Time at which the heartbeat timeout expires if no further message is read from the link.
     wait_until_ms: u64,
-    /// Whether a message has arrived while link readers were paused.
+    /// Whether a message has arrived but was not read, because link readers were paused.
     unread: bool,
 }
 
@@ -120,7 +121,7 @@ impl SimWorld {
             .add(now_ms + HEARTBEAT_INTERVAL_MS, SimEvent::HeartbeatDue { replica, incarnation });
     }
 
-    /// Sends a heartbeat if the executor has sent no other message within the interval.
+    /// Sends a heartbeat if the executor has sent no other message for `HEARTBEAT_INTERVAL_MS`.
     pub(crate) fn heartbeat_due(&mut self, replica: usize, incarnation: u32) {
         self.idle_heartbeats += 1;
         let delay_ms = self.link_delay_ms();
@@ -153,7 +154,7 @@ impl SimWorld {
     }
 
     /// Defers a step output or heartbeat that arrives while the scheduler's thread runs but link readers are
-    /// paused, until they resume. Returns any other event.
+    /// paused; it is read when link readers resume. Returns any other event unchanged.
     pub(crate) fn defer_unread_message(&mut self, what: SimEvent) -> Option<SimEvent> {
         if !what.is_heartbeat_check() {
             self.idle_heartbeats = 0;
@@ -172,8 +173,8 @@ impl SimWorld {
         None
     }
 
-    /// Records a message from the executors of an incarnation. If the link readers are paused, they read the
-    /// message when they resume.
+    /// Records a message from executors; `incarnation` counts how often the executors of the replica have
+    /// been started. If the link readers are paused, they read the message when they resume.
     pub(crate) fn message_arrives(&mut self, replica: usize, incarnation: u32) {
         let (now_ms, reads) = (self.now_ms, self.link_readers_run());
         let replica_state = &mut self.replicas[replica];
@@ -203,7 +204,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Handles a heartbeat timeout that expired while no message was readable.
+    /// Handles a heartbeat timeout: it has expired and no message is waiting to be read.
     fn heartbeat_missing(&mut self, replica: usize) -> CheckResult {
         let (now_ms, hangs) = (self.now_ms, self.group_hangs(replica));
         let no_grace_period =
@@ -217,8 +218,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Resumes link readers after a pause. The seed determines whether their timeouts expire first or the
-    /// messages that have arrived are read first.
+    /// Resumes link readers after a pause. The seed determines whether the link readers first notice their
+    /// expired timeouts or first read the messages that have arrived.
     pub(crate) fn resume_link_readers(&mut self) -> CheckResult {
         let now_ms = self.now_ms;
         for replica in 0..self.replicas.len() {
@@ -235,8 +236,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Processes the executor liveness events since the scheduler's last tick, and declares overdue executors
-    /// failed.
+    /// Processes the executor messages since the scheduler's last tick, and declares executors failed that
+    /// have exceeded a timeout.
     pub(crate) fn process_signals(&mut self) -> CheckResult {
         self.poll_watchdogs();
         let now_ms = self.now_ms;
@@ -271,7 +272,7 @@ impl SimWorld {
     }
 
     /// Runs the watchdog checks that the scheduler's thread would have made since its last tick: one every
-    /// `SCHEDULER_POLL_MS` except while it was paused.
+    /// `SCHEDULER_POLL_MS`, except while the thread was paused.
     fn poll_watchdogs(&mut self) {
         let (now_ms, ticked_ms) = (self.now_ms, self.last_tick_ms);
         self.last_tick_ms = now_ms;
@@ -288,7 +289,8 @@ impl SimWorld {
         }
     }
 
-    /// Declares executors failed and replaces them, unless their failure is already in the inbox.
+    /// Declares executors failed and replaces them, unless their failure has already been reported to the
+    /// scheduler.
     fn fail_executors(&mut self, replica: usize, failure: ExecutorFailure) -> CheckResult {
         let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let pending = self.group_of(&failed).contains(&replica);
@@ -316,7 +318,8 @@ impl SimWorld {
         self.replace_executors(replica, self.now_ms, restored_ms)
     }
 
-    /// Whether a replica's executors send no heartbeats: they hang, have failed, or their link is broken.
+    /// Whether a replica's executors send no heartbeats, because they hang, have failed or have a broken
+    /// link.
     fn sends_no_heartbeat(&self, replica: usize) -> bool {
         let stopped =
             |executor: &SimExecutor| matches!(executor.hang, Some((HangKind::NoHeartbeat, _)));
@@ -344,8 +347,8 @@ impl SimWorld {
         }
     }
 
-    /// Checks F10: a hang is detected within the heartbeat timeout or the step deadline. If the engine's last
-    /// pause ended after the start of the hang, the time is counted from the end of the pause (F25).
+    /// Checks F10: a hang is detected within the heartbeat timeout or the step deadline. If a pause of the
+    /// engine ended after the start of the hang, the time is counted from the end of the pause (F25).
     fn check_hangs_are_detected(&self) -> CheckResult {
         if self.process_pause.is_some() || self.is_over() {
             return Ok(());
@@ -383,7 +386,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether all work is done, or only heartbeats have happened for so long that no other event can follow.
+    /// Whether the simulation is over: all work is done, or only heartbeats have happened for so long that no
+    /// other event can follow.
     fn is_over(&self) -> bool {
         let done = self.faults_ended && self.all_done() && self.scheduler.is_idle();
         let waits = self

@@ -10,21 +10,23 @@ use std::collections::{BTreeMap, VecDeque};
 /// A fault that the simulator must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InjectedFault {
-    /// An abort of a request that has not run yet is lost.
+    /// An abort is dropped if no row of its request has been sent to an executor.
     AbortDropped,
     /// The length limit of a request is too long by one token.
     LengthLimitOffByOne,
     /// The cache salt is not part of the block keys.
     SaltIgnored,
-    /// A repeated output is applied as the output of the next step in flight.
+    /// An output that arrives a second time is applied as the output of the next step in flight.
     RepeatedOutputApplied,
-    /// After a preemption, the block table of a row is not sent again.
+    /// After a preemption, the block table of a request is not sent again.
     BlockTableNotResent,
-    /// A deduplicated block is not sent: the executor's block table keeps the freed block.
+    /// After a deduplication, the new block id is not sent: the executor's block table keeps the freed block.
     DeduplicationNotSent,
-    /// A row is sent without the number of draft tokens in flight (`draft_slack`), which its executor needs.
+    /// A row is sent without the number of draft tokens in flight (`draft_slack`), which the executor needs
+    /// to compute the row's position.
     DraftSlackNotSent,
-    /// With two rows of a request in flight, the next row reads the token that the first of the two sampled.
+    /// With two rows of a request in flight, the next row reads the token that the older of the two rows
+    /// sampled.
     StaleSequenceSlotRead,
     /// A recomputed request samples at the end of its prompt instead of at the last known token.
     SampleAtPromptEnd,
@@ -40,14 +42,14 @@ pub(crate) enum InjectedFault {
     ClientIdUsedAsRequestId,
     /// An abort by client id ends only one of the requests that share it.
     AbortByClientIdMissesDuplicate,
-    /// A rank of a lockstep group without rows gets no batch.
+    /// In a lockstep group, a rank without rows gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a lockstep group pads its MoE layers to its own number of tokens.
     RankPadsIndependently,
 }
 
 impl InjectedFault {
-    /// Faults that simulated worlds without lockstep groups can detect.
+    /// Faults that simulations without lockstep groups can detect.
     pub(crate) const REPLICA_FAULTS: [Self; 15] = [
         Self::AbortDropped,
         Self::LengthLimitOffByOne,
@@ -66,19 +68,19 @@ impl InjectedFault {
         Self::AbortByClientIdMissesDuplicate,
     ];
 
-    /// Faults of lockstep groups, which only simulated worlds with a lockstep group can detect.
+    /// Faults that only simulations with a lockstep group can detect.
     pub(crate) const GROUP_FAULTS: [Self; 2] =
         [Self::IdleRankGetsNoBatch, Self::RankPadsIndependently];
 }
 
-/// State of a request's sequence slot as implied by the rows sent so far.
+/// State of a request's sequence slot, derived from the rows that have been sent.
 #[derive(Debug, Clone, Copy, Default)]
 struct SentSlotState {
-    /// Number of block table entries sent.
+    /// Number of block table entries that have been sent.
     table_entries: u32,
     prompt_len: u32,
-    /// Last step in which the request sampled a token from a row whose input token was in the batch, not in
-    /// the sequence slot.
+    /// Last step in which the request sampled a token from a row that contained its input token. Other rows
+    /// read their input token from the sequence slot.
     host_fed_step: StepId,
 }
 
@@ -99,7 +101,7 @@ pub(crate) struct FaultInjector {
 }
 
 impl FaultInjector {
-    /// An injector of `fault`, or of no fault.
+    /// Creates an injector of `fault`; `None` = no fault.
     pub(crate) fn new(fault: Option<InjectedFault>) -> Self {
         Self { fault, ..Self::default() }
     }
@@ -156,7 +158,7 @@ impl FaultInjector {
         }
     }
 
-    /// Whether the scheduler gets the event: aborts of requests that have had no row are dropped.
+    /// Whether the scheduler receives the event. Aborts are dropped if no row of their request has been sent.
     fn keeps_abort(&self, event: &SchedulerEvent) -> bool {
         match event {
             SchedulerEvent::Abort { request, .. } => self.sequences.contains_key(request),
@@ -164,7 +166,8 @@ impl FaultInjector {
         }
     }
 
-    /// Relabels an output that was already received as the output of the oldest step in flight.
+    /// Changes an output that was already received, so that it seems to be the output of the oldest step in
+    /// flight.
     fn relabel_repeated_output(
         &mut self,
         replica: Replica,
@@ -220,7 +223,8 @@ impl FaultInjector {
         self.sequences.insert(row.request, sequence);
     }
 
-    /// Alters the source of a row's input token if the scheduler has not received this token yet.
+    /// If the scheduler has not received the input token of a row yet, alters the step from which the row
+    /// takes this token.
     fn alter_input(&self, row: &mut BatchRow, sequence: SentSlotState) {
         let RowInput::SampledAt { step, draft_slack } = &mut row.input else { return };
         match self.fault {

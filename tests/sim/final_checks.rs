@@ -1,6 +1,6 @@
-//! Checks at the end of a simulated world, after the faults have ended and all events have happened. I6: no
-//! block or sequence slot is in use. I12: no request waits forever. I14: subscribers' indexes equal the
-//! scheduler's. I16: every stale output was dropped.
+//! Checks at the end of a simulation, after the faults have ended and all events have happened. I6: no block
+//! or sequence slot is in use. I12: no request waits forever. I14: the prefix index that each subscriber
+//! built from KV events equals the scheduler's. I16: every stale output was dropped.
 
 use crate::client::ClientStage;
 use crate::introspection;

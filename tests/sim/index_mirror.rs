@@ -1,7 +1,7 @@
-//! A subscriber of one replica's KV events, which mirrors the prefix index. I14: applying the events to an
-//! empty set gives the index. I15: a block is stored only after its KV is computed, and only once. I17: no
-//! block of a failed row is stored. I4: a parent is stored before its children and removed after them, and
-//! blocks of different salts are kept apart.
+//! A subscriber of one replica's KV events, which rebuilds the prefix index from them. I14: applying the
+//! events to an empty set gives the prefix index. I15: a block is stored only after its KV is computed, and
+//! only once. I17: no block of a failed row is stored. I4: a block is stored after the preceding block of its
+//! sequence and removed before it, and blocks with different cache salts are kept apart.
 
 use crate::hash_model::text::{EMPTY, entry, fold};
 use crate::invariant::{CheckResult, ensure};
@@ -11,19 +11,22 @@ use std::collections::{BTreeMap, HashSet};
 /// A block in a subscriber's index.
 #[derive(Debug, Clone)]
 struct MirroredBlock {
-    /// Context at the end of the block, which identifies the contents of the block and its whole prefix.
+    /// Hash of all tokens up to the end of the block, which identifies the contents of the block and its
+    /// whole prefix.
     context: u64,
     salt: Option<String>,
     parent: Option<BlockHash>,
     children: u32,
 }
 
-/// Mirror of the prefix index: cached blocks according to the KV events, and contexts really computed.
+/// Mirror of the prefix index: the blocks that are cached according to the KV events, and the contexts (hash
+/// of all tokens up to the end of a block) whose KV has really been computed.
 #[derive(Debug, Default)]
 pub(crate) struct IndexMirror {
     blocks: BTreeMap<BlockHash, MirroredBlock>,
     cached_prefixes: HashSet<(Option<String>, u64)>,
-    /// Prefixes that were removed in this tick; a row planned earlier in the tick may have used them.
+    /// Prefixes that were removed in this tick; a row that was planned earlier in the same tick may have used
+    /// them.
     removed_this_tick: HashSet<(Option<String>, u64)>,
     computed_contexts: HashSet<u64>,
     /// Number of blocks stored so far.
@@ -33,13 +36,14 @@ pub(crate) struct IndexMirror {
 }
 
 impl IndexMirror {
-    /// Records that the KV of a block with this context is computed, according to an output that reached the
-    /// scheduler.
+    /// Records that the KV of the block with this context (hash of all tokens up to the end of the block) is
+    /// computed, according to an output that reached the scheduler.
     pub(crate) fn mark_computed(&mut self, context: u64) {
         self.computed_contexts.insert(context);
     }
 
-    /// Clears the computed contexts after an executor failure, because the KV cache is lost.
+    /// Clears the contexts (hashes of prefixes) whose KV was computed, because an executor failure loses the
+    /// KV cache.
     pub(crate) fn clear_computed(&mut self) {
         self.computed_contexts.clear();
     }

@@ -1,8 +1,8 @@
-//! Mutation check of the simulator: each injected fault must be found within a bounded number of seeds.
+//! Mutation check of the simulator: it must find each injected fault within a bounded number of seeds.
 //!
 //! Faults in the inputs and outputs of the scheduler run with every `cargo test`; `just canary` prints which
-//! invariant was violated. Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`:
-//! `just mutants`.
+//! invariant each fault violated. Faults inside the scheduler and the KV cache are patches in
+//! `tests/sim/mutants`, which `just mutants` runs.
 
 #![allow(clippy::print_stdout, reason = "prints the detected violation and its seed")]
 
@@ -12,7 +12,7 @@ use crate::sim_config::GROUP_SEEDS_FROM;
 
 /// Number of seeds within which each fault must be found.
 const SEEDS: u64 = 1000;
-/// Maximum number of characters of a violated invariant that are printed.
+/// Maximum number of characters that are printed of the description of a violated invariant.
 const VIOLATION_CHARS: usize = 110;
 
 /// Prints a line with the name of a fault, the seed that found it, and the violated invariant.
@@ -22,7 +22,7 @@ fn print_failure(name: &str, failure: &SimSeedResult) {
     println!("{name:<30} {:>10}  {violation}", failure.seed);
 }
 
-/// Simulates each fault in the worlds of up to `SEEDS` seeds, starting at seed `first`; fails if a fault
+/// Runs each fault in the simulations of up to `SEEDS` seeds, starting at seed `first`; fails if a fault
 /// violates no invariant.
 fn find_all(faults: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
@@ -47,7 +47,7 @@ fn every_injected_fault_of_groups_is_found() {
     find_all(&InjectedFault::GROUP_FAULTS, GROUP_SEEDS_FROM);
 }
 
-/// Searches default worlds and worlds with lockstep groups for a violated invariant. `just mutants` runs this
+/// Runs simulations with and without lockstep groups until an invariant is violated. `just mutants` runs this
 /// test with a patch of `tests/sim/mutants` applied; it fails if no seed violates an invariant.
 #[test]
 #[ignore = "needs a patch of tests/sim/mutants: `just mutants`"]

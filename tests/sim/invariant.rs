@@ -1,7 +1,7 @@
-//! Violations of invariants. The names (`I1` to `I22`, and names of guarantees such as `F25`) are those of
+//! Violations of invariants. The names (`I1` to `I22`, and names of guarantees such as `F25`) are defined in
 //! the module comments of `tests/sim`.
 
-/// The invariant that is violated, and how.
+/// Name of the violated invariant, and a description of the violation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvariantViolation {
     /// Name of the invariant or guarantee, as in the module comments of `tests/sim`: for example `I13` or

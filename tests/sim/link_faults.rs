@@ -1,5 +1,5 @@
-//! Broken links. A link is a byte stream, so it never loses a single message: all messages after some point
-//! are lost, in one direction or both, until the failure is detected.
+//! Broken links. A link is a byte stream, so it never loses a single message: after some point it loses all
+//! messages, in one direction or in both, until the failure is detected.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
@@ -34,7 +34,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether messages that arrive on a link are lost, because the link is broken.
+    /// Whether messages that arrive on a link are lost because the link is broken. `link` counts the executor
+    /// starts of the replica up to the executors that use the link.
     pub(crate) fn is_link_broken(&self, replica: usize, link: u32) -> bool {
         self.replicas[replica].broken_links.contains(&link)
     }

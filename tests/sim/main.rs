@@ -1,11 +1,13 @@
 //! Deterministic simulation of the scheduling crates: the real scheduler and KV cache with simulated links,
-//! executors and clients, and one seeded random number generator. Invariants are checked after every tick.
+//! executors and clients. All random decisions are determined by a seed. Invariants are checked after every
+//! tick.
 //!
 //! A failure is identified by its seed: `just sim SEED` replays it with a readable trace. `sim_config` and
-//! `request_generator` draw a world, `world` advances its clock, `client_arrivals` and `executor_faults`
-//! produce its events, `link_faults` breaks links, `process_pause` pauses the engine, `effects` applies the
-//! scheduler's effects and `final_checks` checks the end. Invariants are checked in `batch_checks`,
-//! `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber` and `executor_watch`.
+//! `request_generator` draw the configuration and the requests, `world` advances the clock, `client_arrivals`
+//! and `executor_faults` produce events, `link_faults` breaks links, `process_pause` pauses the engine,
+//! `effects` applies the scheduler's effects and `final_checks` checks the end. Invariants are checked in
+//! `batch_checks`, `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber` and
+//! `executor_watch`.
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;

@@ -1,6 +1,6 @@
-//! Simulated workers that build the grammar bitmasks of constrained requests. Bitmasks are usually ready in
-//! time and sometimes overdue; after an overdue bitmask, bitmasks are built ahead for a while. Sometimes only
-//! the bitmasks after draft tokens are overdue.
+//! Simulated workers that build the grammar bitmasks of requests with a grammar. Bitmasks are usually ready
+//! in time and sometimes overdue. For a while after an overdue bitmask, bitmasks are built before the step is
+//! sent. Sometimes only the bitmasks after draft tokens are overdue.
 
 use crate::client::ClientStage;
 use crate::event_queue::SimEvent;
@@ -11,18 +11,20 @@ use protocol::{BitmaskRow, RequestId, Token, TokenBitmask};
 use scheduler::SchedulerEvent;
 use std::ops::Range;
 
-/// Longest time in milliseconds until a grammar bitmask is ready, or until the end of masking is reported.
+/// Maximum time in milliseconds until a grammar bitmask is ready, or until the scheduler is notified that the
+/// request needs no further bitmasks.
 const MASK_MS: u64 = 40;
-/// Rate (per 1000) of rows with draft tokens for which only the bitmasks after draft tokens are overdue.
+/// Number per 1000 of rows with draft tokens for which only the bitmasks after draft tokens are overdue.
 const OVERDUE_DRAFT_MASKS: u32 = 100;
 
-/// Mask worker of one request. A bitmask is identified by the number of output tokens before it.
+/// Builds the grammar bitmasks of one request. A bitmask is identified by the number of output tokens before
+/// it.
 #[derive(Debug, Default)]
 pub(crate) struct SimMaskWorker {
-    /// Whether the worker builds ahead: it starts a bitmask when the previous tokens arrive instead of when
-    /// the step is sent, and reports when each bitmask is ready.
+    /// Whether the worker builds ahead: it starts to build a bitmask when the previous tokens arrive instead
+    /// of when the step is sent, and it reports when each bitmask is ready.
     works_ahead: bool,
-    /// Whether a step was sent without the bitmask that is being built.
+    /// Whether a step was sent before the bitmask that it needs was ready.
     missed_step: bool,
     working_on: Option<u32>,
     ready_for: Option<u32>,
@@ -30,24 +32,25 @@ pub(crate) struct SimMaskWorker {
     done_reported: bool,
 }
 
-/// Grammar of a masked row when its batch was sent, from which the bitmasks of the row are built once the
-/// draft tokens are known.
+/// Grammar of a masked row (a row sampled under a grammar) at the time when its batch was sent. The bitmasks
+/// of the row are built from it once the draft tokens are known.
 #[derive(Debug)]
 pub(crate) struct MaskedRowGrammar {
     /// Index of the row in its batch.
     pub(crate) row: u32,
-    /// Grammar after the request's output tokens.
+    /// State of the grammar after the request's output tokens.
     pub(crate) grammar: HashGrammar,
     /// Number of output tokens.
     pub(crate) outputs: u32,
-    /// Output tokens that the grammar restricts.
+    /// Range of output token indices that the grammar restricts.
     pub(crate) limited: Range<u32>,
-    /// Maximum number of bitmasks that are ready in time; 0 = the first one is overdue.
+    /// Maximum number of bitmasks of the row that are ready in time; 0 = the first bitmask is overdue.
     pub(crate) ready_max: usize,
 }
 
 impl MaskedRowGrammar {
-    /// The bitmasks of the row: of its first token, and of those after its allowed draft tokens.
+    /// Returns the bitmasks of the row: for its first sample position, and for the position after each
+    /// allowed draft token.
     pub(crate) fn bitmasks(&self, drafts: &[Token]) -> BitmaskRow {
         let mut grammar = self.grammar.clone();
         let mut bitmasks: Vec<TokenBitmask> = Vec::new();
@@ -68,8 +71,8 @@ impl MaskedRowGrammar {
 }
 
 impl SimWorld {
-    /// Whether a step that has just been sent runs without a request's bitmask. If so, the worker reports the
-    /// bitmask as ready later, before or after the step's output arrives.
+    /// Returns whether a step that has just been sent runs without the request's bitmask. If so, the worker
+    /// reports later that the bitmask is ready, before or after the step's output arrives.
     pub(crate) fn mask_is_overdue(&mut self, request: RequestId) -> bool {
         let overdue = self.rng.chance_per_mille(self.config.faults.overdue_mask);
         let client = &mut self.clients[request.0 as usize - 1];
@@ -84,7 +87,7 @@ impl SimWorld {
         true
     }
 
-    /// Draws the number of bitmasks of a row with draft tokens that are ready in time, at least one.
+    /// For a row with draft tokens, draws the number of its bitmasks that are ready in time; at least one.
     pub(crate) fn draft_masks_ready(&mut self, drafts: u8) -> usize {
         if drafts == 0 || !self.rng.chance_per_mille(OVERDUE_DRAFT_MASKS) {
             return usize::MAX;
@@ -101,7 +104,8 @@ impl SimWorld {
         }
     }
 
-    /// Schedules the notification that a request needs no bitmask after the tokens that have arrived.
+    /// Schedules the notification that a request needs no bitmask for the tokens after those that have
+    /// arrived.
     pub(crate) fn end_masks(&mut self, index: usize) {
         let client = &mut self.clients[index];
         let ends =

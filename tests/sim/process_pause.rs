@@ -6,7 +6,7 @@ use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::{SimWorld, replica_changes};
 
-/// Maximum number of pauses in a simulated world.
+/// Maximum number of pauses in a simulation.
 pub(crate) const PROCESS_PAUSES_MAX: u32 = 6;
 
 /// A pause of the engine's process or of some of its threads.
@@ -22,7 +22,8 @@ pub(crate) struct ProcessPause {
 }
 
 impl SimWorld {
-    /// With a probability that the seed determines, starts a pause of the engine after the current tick.
+    /// With a probability that is part of the configuration, starts a pause of the engine after the current
+    /// tick.
     pub(crate) fn maybe_pause_process(&mut self) {
         if self.process_pause.is_some()
             || self.pauses_left == 0
@@ -78,14 +79,15 @@ impl SimWorld {
         if readers {
             self.resume_link_readers()?;
         }
-        // A link delivers its messages in order: those that arrived in the pause precede all later ones.
+        // A link delivers its messages in order: the messages that arrived during the pause precede all later
+        // messages.
         for what in std::mem::take(&mut self.unread) {
             self.handle_event(what)?;
         }
         Ok(())
     }
 
-    /// Whether link readers run, so that arriving messages are read at once.
+    /// Whether link readers are running, so that arriving messages are read at once.
     pub(crate) fn link_readers_run(&self) -> bool {
         self.link_readers_resume_ms().is_none()
     }
@@ -107,8 +109,8 @@ impl SimWorld {
         self.process_pause.filter(|pause| !pause.engine).map(|pause| pause.until_ms)
     }
 
-    /// Earliest start of replacement executors if the scheduler's thread is paused before it has processed
-    /// the failure: the scheduler's thread requests the replacements.
+    /// If the scheduler's thread is paused before it has processed the failure of a replica, returns the
+    /// earliest start time of replacement executors: the scheduler's thread must request them.
     pub(crate) fn replacement_ready_ms(&self, replica: usize) -> Option<u64> {
         let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let is_failed = self.group_of(&failed).contains(&replica);

@@ -2,7 +2,7 @@
 
 use crate::seed_sweep::run;
 
-/// Checks that no invariant is violated in the simulated world of a seed.
+/// Checks that the simulation of a seed violates no invariant.
 fn assert_seed_passes(seed: u64) {
     let run = run(seed, None, false);
     assert!(run.violation.is_none(), "seed {seed}: {:?}", run.violation);
@@ -17,7 +17,7 @@ fn regression_seeds_pass() {
     assert_seed_passes(1_050_925_278); // A failure was reported after the replacements had been replaced as well.
     assert_seed_passes(101_126); // A pause delayed a batch; its executor timed out one heartbeat after the send.
     assert_seed_passes(101_202); // The case of 101_126 for the last of four batches.
-    // The next four seeds failed for the same reason as seed 101_126, with an older version of the simulator.
+    // The next four seeds found the same defect as seed 101_126, with an older version of the simulator.
     assert_seed_passes(102_858);
     assert_seed_passes(121_339);
     assert_seed_passes(123_129);

@@ -8,7 +8,7 @@ use protocol::{PoolingMethod, Replica, RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use std::ops::Range;
 
-/// Draws all requests of a simulated world with their arrival times, in order of arrival.
+/// Draws all requests of a simulation with their arrival times, in order of arrival.
 pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, RequestSubmission)> {
     let vocab = config.scheduler.limits.vocab_size;
     let text = |rng: &mut SimRng| -> Vec<Token> {
@@ -29,7 +29,7 @@ pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, R
     requests
 }
 
-/// Oracle that computes the expected output of a request.
+/// Returns the oracle of a request, which computes its expected output without a scheduler.
 pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     let sampler = sampler(submit, vocab);
     match masked_range(submit) {
@@ -38,14 +38,16 @@ pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     }
 }
 
-/// Range of the output tokens that a grammar restricts. The range may end before the end of the output.
+/// Returns the range of output tokens that a grammar restricts. The range may end before the end of the
+/// output.
 pub(crate) fn masked_range(submit: &RequestSubmission) -> Option<Range<u32>> {
     let from = submit.first_masked_token?;
     let ends = submit.rng_key.is_multiple_of(2).then(|| from + (submit.rng_key / 2 % 9) as u32);
     Some(from..ends.unwrap_or(u32::MAX))
 }
 
-/// Sampler of a request, as the device and the oracle use it.
+/// Returns the sampler of a request, which the simulated device and the oracle (computation of the expected
+/// output) use.
 pub(crate) fn sampler(submit: &RequestSubmission, vocab: Token) -> HashSampler {
     HashSampler::new(vocab, submit.sampling.clone(), submit.rng_key, submit.tokens.len() as u32)
 }
@@ -62,7 +64,7 @@ fn prompt(
         let base = &bases[rng.below(bases.len() as u64) as usize];
         tokens.extend_from_slice(&base[..rng.between(0, longest) as usize]);
     } else if !requests.is_empty() && rng.chance_per_mille(config.load.continued) {
-        // The next prompt of a chat: an earlier prompt, its output, and new tokens.
+        // The next prompt of a chat consists of an earlier prompt, its output, and new tokens.
         let earlier = &requests[rng.below(requests.len() as u64) as usize].1;
         tokens.clone_from(&earlier.tokens);
         let output = oracle(earlier, vocab);
@@ -139,7 +141,7 @@ fn submit(
     })
 }
 
-/// Makes some of the requests without output pooling requests.
+/// Turns some of the requests without output tokens into pooling requests.
 fn with_pooling(mut submit: RequestSubmission) -> RequestSubmission {
     let scores_nothing = submit.max_tokens == 0 && submit.sampling.prompt_logprobs.is_none();
     if scores_nothing {

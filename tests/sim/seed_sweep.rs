@@ -1,6 +1,5 @@
-//! Runs the simulated worlds of seeds: one seed with a trace, or many seeds on all cores. A panic of the
-//! scheduler (a failed assertion) counts as a violated invariant, so that every failure is identified by its
-//! seed.
+//! Runs the simulations of seeds: one seed with a trace, or many seeds on all cores. A panic of the scheduler
+//! (a failed assertion) counts as a violated invariant, so that every failure is identified by its seed.
 
 use crate::fault_injector::InjectedFault;
 use crate::invariant::InvariantViolation;
@@ -29,7 +28,7 @@ pub(crate) struct SimSeedResult {
 /// Summed results of a range of seeds.
 #[derive(Debug, Default)]
 pub(crate) struct SweepResult {
-    /// Number of seeds run; second runs of a seed are not counted.
+    /// Number of seeds that were simulated; a second run of the same seed is not counted.
     pub(crate) seeds: u64,
     /// Counts of events and faults, summed over all runs.
     pub(crate) counts: SimCounts,
@@ -57,8 +56,8 @@ pub(crate) fn run(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Si
     SimSeedResult { seed, hash, counts, violation, lines: world.trace.into_lines() }
 }
 
-/// Runs a range of seeds on all cores until one fails or all have passed. Every hundredth seed runs twice and
-/// must give the same trace (I19).
+/// Runs a range of seeds on all cores, until all have run or, with `stop_at_failure`, until one has failed.
+/// Every hundredth seed runs twice and must give the same trace (I19).
 pub(crate) fn sweep(
     seeds: Range<u64>,
     fault: Option<InjectedFault>,
@@ -98,7 +97,8 @@ fn check_determinism(first: &SimSeedResult, second: &SimSeedResult) -> Option<In
     (first.hash != second.hash).then_some(InvariantViolation { invariant: "I19", text })
 }
 
-/// Installs a panic hook that stores the panic text of a simulating thread in `PANIC` instead of printing it.
+/// Installs a panic hook. If the panicking thread runs a simulation, the hook stores the panic text in
+/// `PANIC` instead of printing it.
 fn capture_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,6 +1,6 @@
-//! Service-level checks. I11: no request is overtaken. I18: the queue is bounded. I4: prefix hits use blocks
-//! stored under the request's salt. A5: computed blocks stay prefix hits. F8, F39: no request waits for a
-//! failed replica longer than necessary.
+//! Checks of the service that requests get. I11: no request is overtaken. I18: the queue length is bounded.
+//! I4: prefix hits use blocks stored under the request's cache salt. A5: computed blocks stay prefix hits.
+//! F8, F39: no request waits for a failed replica longer than necessary.
 
 use crate::client::{ClientStage, SimClient};
 use crate::invariant::{CheckResult, ensure};
@@ -9,7 +9,7 @@ use protocol::Batch;
 
 impl SimWorld {
     /// Checks A5: all full blocks of a successfully finished request, output tokens included, are prefix hits
-    /// for the next prompt of the chat, unless short hashes collided or the cache was cleared.
+    /// for a prompt that continues the request, unless short hashes collided or the cache was cleared.
     pub(crate) fn check_blocks_stay_cached(&self, index: usize) -> CheckResult {
         let kv = &self.config.scheduler.kv;
         if !kv.caching || kv.hash_bits < 64 || self.cleared || self.failure_in_tick {
@@ -26,8 +26,9 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks I11: no request starts before an earlier one of equal or better priority on the same replica.
-    /// The replica of a request is known if there is only one, or if the client selected it.
+    /// Checks I11: no request starts before a request on the same replica that arrived earlier and has equal
+    /// or better priority. The replica of a request is known if there is only one replica, or if the client
+    /// selected the replica.
     pub(crate) fn check_service_order(&mut self, index: usize, batch: &Batch) -> CheckResult {
         let on_replica = |client: &SimClient| {
             self.replicas.len() == 1
@@ -47,7 +48,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks I18: the queue is not longer than its limit. Preempted requests are not counted.
+    /// Checks I18: the waiting queue is not longer than its limit. Preempted requests are not counted.
     pub(crate) fn check_queue_limits(&self) -> CheckResult {
         let cap = self.config.scheduler.limits.max_waiting_requests as usize;
         if cap < self.clients.len() {
@@ -58,8 +59,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks F39: when a replica has failed, its queue moves to the remaining replicas, except for requests
-    /// pinned to it.
+    /// Checks F39: when a replica has failed, its waiting requests move to the remaining replicas, except for
+    /// requests that are pinned to the failed replica.
     pub(crate) fn check_queue_migration(&self) -> CheckResult {
         let kv = &self.config.scheduler.kv;
         let available = |replica_state: &SimReplica| {
@@ -109,7 +110,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks I4: a request that starts after position 0 starts on blocks cached under its salt.
+    /// Checks I4: the first row of a request starts after position 0 only if the blocks before this position
+    /// are cached under the request's salt.
     pub(crate) fn check_prefix_hits(&mut self, index: usize, batch: &Batch) -> CheckResult {
         let size = self.config.block_tokens();
         for row in batch.rows.iter().filter(|row| row.seq_init.is_some() && row.start > 0) {

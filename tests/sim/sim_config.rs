@@ -1,19 +1,19 @@
-//! Configuration of a simulated world, drawn from its seed: sizes, limits, load, and fault rates.
+//! Configuration of a simulation, drawn from its seed: sizes, limits, load, and fault rates.
 
 use crate::rng::SimRng;
 use scheduler::{KvConfig, LifetimeSampleRate, RoutingPolicy, SchedulerConfig, SchedulerLimits};
 
-/// First seed of worlds with a lockstep group: from this seed on, the replicas are the 2 to 8 ranks of one
-/// lockstep group.
+/// First seed of simulations with a lockstep group: from this seed on, the replicas are the 2 to 8 ranks of
+/// one lockstep group.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
 /// The XOR of this value and a seed is the seed of a second random number generator, which draws the settings
-/// that were added to the simulator later. With this value, the seeds of `regressions.rs` draw no fault from
-/// the second generator.
+/// that were added to the simulator later. This value was chosen so that the seeds in `regressions.rs` draw
+/// no fault from the second generator.
 pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
-/// First seed of worlds with broken links and with KV-event subscribers that disconnect.
+/// First seed of simulations with broken links and with KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 
-/// Configuration of a simulated world, which its seed determines.
+/// Configuration of a simulation, determined by its seed.
 #[derive(Debug, Clone)]
 pub(crate) struct SimConfig {
     /// Configuration of the scheduler under test.
@@ -29,12 +29,12 @@ pub(crate) struct SimConfig {
     pub(crate) watch_heartbeats: bool,
 }
 
-/// Number, sizes, kinds and arrival rate of the requests. Rates are per 1000 requests.
+/// Number, sizes, kinds and arrival rate of the requests. Fields called rates are numbers per 1000 requests.
 #[derive(Debug, Clone)]
 pub(crate) struct SimLoad {
-    /// Number of requests in a simulated world.
+    /// Number of requests in a simulation.
     pub(crate) requests: u32,
-    /// Longest time between two arrivals in milliseconds.
+    /// Maximum time between two arrivals in milliseconds.
     pub(crate) gap_ms: u32,
     /// Rate (per 1000) of requests that share a prefix with an earlier request.
     pub(crate) shared: u32,
@@ -44,35 +44,36 @@ pub(crate) struct SimLoad {
     pub(crate) constrained: u32,
     /// Number of cache salts in use; 0 = none.
     pub(crate) salts: u32,
-    /// Rate (per 1000) of requests with the client id of an earlier request.
+    /// Rate (per 1000) of requests that have the same client id as an earlier request.
     pub(crate) shared_client_ids: u32,
     /// Whether requests have different priorities.
     pub(crate) priorities: bool,
-    /// Longest requested output in tokens.
+    /// Maximum requested output length in tokens.
     pub(crate) output_len_max: u32,
-    /// Longest prompt in tokens. Short prompts with long outputs grow while they run, which causes
+    /// Maximum prompt length in tokens. Short prompts with long outputs grow while they run, which causes
     /// preemptions.
     pub(crate) prompt_len_max: u32,
     /// Rate (per 1000) of requests that violate a limit on purpose.
     pub(crate) invalid_requests: u32,
-    /// Longest one-way delay of a link in milliseconds.
+    /// Maximum one-way delay of a link in milliseconds.
     pub(crate) link_ms: u32,
-    /// Longest step on a device in milliseconds.
+    /// Maximum duration of a step on a device in milliseconds.
     pub(crate) step_ms: u32,
 }
 
-/// Rates of faults in a simulated world, per 1000; a fault with rate 0 is disabled in this world.
+/// Rates of faults in a simulation, per 1000; a fault with rate 0 is disabled in this simulation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultRates {
-    /// Rate (per 1000) of requests that are aborted at any time, some twice or after their end.
+    /// Rate (per 1000) of requests that are aborted, at any time; some are aborted twice or after their end.
     pub(crate) abort: u32,
     /// Rate (per 1000) of outputs followed by a crash of their executor.
     pub(crate) crash: u32,
-    /// Maximum number of crashes in a simulated world.
+    /// Maximum number of crashes in a simulation.
     pub(crate) max_crashes: u32,
-    /// Rate (per 1000) of ranks that fail again before all ranks of their group are restored.
+    /// Rate (per 1000) of restored ranks that fail again before all ranks of their group are restored.
     pub(crate) fail_again: u32,
-    /// Rate (per 1000) of outputs of a crashed executor that still arrive, late and out of order.
+    /// Rate (per 1000) of outputs that a crashed executor had not sent and that still arrive, late and out of
+    /// order.
     pub(crate) stale_reply: u32,
     /// Rate (per 1000) of outputs that are delivered twice.
     pub(crate) duplicate_reply: u32,
@@ -80,20 +81,20 @@ pub(crate) struct FaultRates {
     pub(crate) failed_row: u32,
     /// Rate (per 1000) of grammar bitmasks that are overdue.
     pub(crate) overdue_mask: u32,
-    /// Rate (per 1000) of steps that take much longer than others.
+    /// Rate (per 1000) of steps that take much longer than other steps.
     pub(crate) slow_step: u32,
     /// Rate (per 1000) of ticks that are delayed, so that several events are in one inbox.
     pub(crate) late_tick: u32,
     /// Rate (per 1000) of ticks before which the clock advances by a day.
     pub(crate) clock_jump: u32,
-    /// Rate (per 1000) of restored executors that have a smaller KV pool than the failed ones.
+    /// Rate (per 1000) of restored executors that have a smaller KV pool than the executors that failed.
     pub(crate) smaller_pool: u32,
     /// Rate (per 1000) of ticks at which the prefix cache is cleared.
     pub(crate) clear_prefix_cache: u32,
     /// Rate (per 1000) of steps after which a link breaks.
     pub(crate) broken_link: u32,
     /// Rate (per 1000) of broken links that lose only messages to the executors until the failure is
-    /// detected; the others lose both directions.
+    /// detected; all other broken links lose messages in both directions.
     pub(crate) one_way_break: u32,
     /// Rate (per 1000) of ticks at which a KV-event subscriber disconnects or, if it is disconnected,
     /// reconnects. Subscribers are connected at the start.
@@ -102,12 +103,13 @@ pub(crate) struct FaultRates {
     pub(crate) process_pause: u32,
     /// Rate (per 1000) of steps after which executors hang.
     pub(crate) hang: u32,
-    /// Rate (per 1000) of ticks at which an operator aborts all requests that have some request's client id.
+    /// Rate (per 1000) of ticks at which an operator aborts all requests that have a randomly chosen client
+    /// id.
     pub(crate) abort_by_client_id: u32,
 }
 
 impl SimConfig {
-    /// Draws the configuration of a simulated world from `rng`.
+    /// Draws the configuration of a simulation from `rng`.
     pub(crate) fn draw(rng: &mut SimRng) -> Self {
         let block_tokens = rng.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
         let longest = if rng.chance_per_mille(30) { 2000 } else { 320 };
@@ -137,8 +139,8 @@ impl SimConfig {
             limits.max_waiting_tokens = u64::from(rng.between(max_model_len, max_model_len * 8));
         }
         limits.draft_tokens = rng.pick(&[0, 0, 3, 1, 2, 4]);
-        // Some draft proposers need the token history. The setting is derived from `draft_tokens`, because an
-        // additional random decision would change the later decisions of every seed.
+        // Some draft token proposers need the token history. This setting is derived from `draft_tokens`
+        // instead of drawn, because an additional draw would change the later draws of every seed.
         limits.needs_token_history = limits.draft_tokens == 3;
         limits.mixed_batches = !rng.chance_per_mille(100);
         limits.failure_timeout_ms = if rng.chance_per_mille(200) { 300 } else { 1 << 40 };
@@ -166,7 +168,7 @@ impl SimConfig {
         }
     }
 
-    /// Draws a world of one group of ranks that step in lockstep and fail together.
+    /// Draws the configuration of a simulation of one group of ranks that step in lockstep and fail together.
     pub(crate) fn draw_group(rng: &mut SimRng) -> Self {
         let mut config = Self::draw(rng);
         config.scheduler.replicas = rng.pick(&[2, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
@@ -178,8 +180,8 @@ impl SimConfig {
         config
     }
 
-    /// Draws a world, with or without a lockstep group, with slow and broken links and subscribers that
-    /// disconnect.
+    /// Draws the configuration of a simulation, with or without a lockstep group, with slow and broken links
+    /// and with KV-event subscribers that disconnect.
     pub(crate) fn draw_links(rng: &mut SimRng) -> Self {
         let grouped = rng.chance_per_mille(400);
         let draw = if grouped { Self::draw_group } else { Self::draw };
@@ -191,8 +193,8 @@ impl SimConfig {
         config
     }
 
-    /// Draws settings that were added to the simulator later. They use a separate random number stream, so
-    /// that worlds without these settings stay unchanged.
+    /// Draws the settings that were added to the simulator later. They use a separate random number
+    /// generator, so that simulations in which these settings are disabled stay unchanged.
     pub(crate) fn draw_late_additions(&mut self, rng: &mut SimRng) {
         self.load.shared_client_ids = rng.pick(&[0, 0, 100, 500]);
         if rng.chance_per_mille(100) {
@@ -203,8 +205,8 @@ impl SimConfig {
             self.faults.process_pause = rng.pick(&[0, 10, 40, 100]);
             self.faults.hang = rng.pick(&[0, 20, 60]);
             if rng.chance_per_mille(400) {
-                // Steps of up to 2.5 s must not be detected as a hang. The `slow_step` fault is disabled,
-                // because with its additional delay a step would be detected as a hang.
+                // A step may take up to 2.5 s and must not be detected as a hang. The `slow_step` fault is
+                // disabled, because its additional delay would exceed the step timeout.
                 (self.load.step_ms, self.faults.slow_step) = (2_500, 0);
                 self.load.gap_ms = 1_000;
             } else if rng.chance_per_mille(300) {
@@ -232,8 +234,8 @@ fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
     kv.caching = !rng.chance_per_mille(200);
     kv.hash_bits = rng.pick(&[64, 64, 64, 16, 16, 8, 4]);
     kv.events = true;
-    // The sample rate is derived from the guard key, which is already random, so that later draws of a seed
-    // stay unchanged.
+    // The sample rate is derived from the guard key, which is random. An additional draw would change the
+    // later draws of every seed.
     kv.lifetime_sample = LifetimeSampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
     kv
 }
@@ -241,7 +243,7 @@ fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
 impl SimLoad {
     fn draw(rng: &mut SimRng, engine: &SchedulerConfig) -> Self {
         let length = engine.limits.max_model_len;
-        // About 4,000 tokens per world, so that a seed takes milliseconds.
+        // A simulation has about 4,000 tokens, so that it takes milliseconds.
         let requests = (8_000 / length.max(8)).clamp(6, 160);
         let (prompt, output) = match rng.below(2) {
             0 => (length - 1, rng.scaled(1, length)),
@@ -270,8 +272,8 @@ impl SimLoad {
 }
 
 impl FaultRates {
-    /// Draws the fault rates. Each kind is disabled in half of the worlds; the rates vary over an order of
-    /// magnitude.
+    /// Draws the fault rates. Each kind of fault is disabled in half of the simulations; the rates vary over
+    /// an order of magnitude.
     fn draw(rng: &mut SimRng) -> Self {
         let mut rate = |rates: &[u32]| if rng.chance_per_mille(500) { 0 } else { rng.pick(rates) };
         let crash = rate(&[2, 10, 40]);
@@ -298,7 +300,7 @@ impl FaultRates {
         }
     }
 
-    /// Rates of a simulated world without faults.
+    /// Rates of a simulation without faults.
     pub(crate) fn none() -> Self {
         Self::default()
     }

@@ -1,7 +1,7 @@
-//! A KV-event subscriber that disconnects and reconnects. The publisher keeps the last batches with their
-//! sequence numbers in a replay buffer. A reconnected subscriber receives the missed batches or, if they are
-//! no longer in the buffer, a snapshot of the whole index. I14: after the subscriber has caught up, its set
-//! of cached blocks equals the index.
+//! A KV-event subscriber that disconnects and reconnects. The publisher keeps the last batches of KV events
+//! with their sequence numbers in a replay buffer. A reconnected subscriber receives the missed batches or,
+//! if they are no longer in the buffer, a snapshot of the whole prefix index. I14: after the subscriber has
+//! received the missed changes, its set of cached blocks equals the prefix index.
 
 use crate::introspection;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
@@ -17,30 +17,32 @@ enum IndexChange {
     Cleared,
 }
 
-/// Source from which a subscriber gets the changes that it missed: a replay or a snapshot.
+/// Source from which a subscriber gets the changes that it missed: the replay buffer or a snapshot of the
+/// prefix index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CatchUpSource {
     FromReplay,
     FromSnapshot,
 }
 
-/// A subscriber, and the replay buffer of its publisher.
+/// A KV-event subscriber, and the replay buffer of its publisher.
 #[derive(Debug)]
 pub(crate) struct SimKvEventSubscriber {
     cached_hashes: BTreeSet<BlockHash>,
     /// Whether the subscriber is connected to the publisher.
     connected: bool,
-    /// Number of batches published so far.
+    /// Number of event batches published so far.
     batches_published: u64,
-    /// Number of batches that the subscriber has received.
+    /// Number of event batches that the subscriber has received.
     batches_received: u64,
-    /// The last published batches, which a subscriber can still request.
+    /// The last published event batches, which a reconnected subscriber can still receive.
     replay_buffer: VecDeque<Vec<IndexChange>>,
     replay_capacity: usize,
 }
 
 impl SimKvEventSubscriber {
-    /// A subscriber that is connected at the start; the publisher keeps the last `capacity` batches.
+    /// Creates a subscriber that is connected at the start; the publisher keeps the last `capacity` event
+    /// batches.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             cached_hashes: BTreeSet::new(),
@@ -69,7 +71,7 @@ impl SimKvEventSubscriber {
         }
     }
 
-    /// Applies the missed batches that are still in the replay buffer.
+    /// Applies the missed event batches that are still in the replay buffer.
     fn replay(&mut self) {
         let missed = (self.batches_published - self.batches_received) as usize;
         for changes in self.replay_buffer.iter().skip(self.replay_buffer.len() - missed) {
@@ -86,8 +88,8 @@ impl SimKvEventSubscriber {
         self.batches_received = self.batches_published;
     }
 
-    /// Reconnects and catches up: from the replay buffer, or from the index `listing` if the buffer is too
-    /// short.
+    /// Reconnects, and applies the missed changes: from the replay buffer or, if it no longer has all missed
+    /// batches, from the prefix index `listing`.
     fn reconnect(&mut self, listing: &BTreeSet<BlockHash>) -> CatchUpSource {
         self.connected = true;
         if (self.batches_published - self.batches_received) as usize <= self.replay_buffer.len() {
@@ -100,7 +102,7 @@ impl SimKvEventSubscriber {
 }
 
 impl SimWorld {
-    /// Adds a subscriber to each replica in worlds whose subscribers disconnect.
+    /// Adds a subscriber to each replica, in simulations whose subscribers disconnect.
     pub(crate) fn add_subscribers(&mut self) {
         if self.config.faults.subscriber_disconnect > 0 {
             for replica_state in &mut self.replicas {
@@ -110,8 +112,8 @@ impl SimWorld {
         }
     }
 
-    /// Disconnects and reconnects subscribers at random; after a reconnect, a subscriber's set must equal the
-    /// index.
+    /// Disconnects and reconnects subscribers at random; after a reconnect, a subscriber's set of cached
+    /// blocks must equal the prefix index.
     pub(crate) fn churn_subscribers(&mut self) -> CheckResult {
         for replica in 0..self.replicas.len() {
             if self.rng.chance_per_mille(self.config.faults.subscriber_disconnect) {
@@ -130,8 +132,8 @@ impl SimWorld {
             .try_for_each(|replica| self.reconnect_subscriber(replica).map(drop))
     }
 
-    /// Reconnects a replica's subscriber and compares its set with the index; returns whether it was
-    /// disconnected.
+    /// Reconnects a replica's subscriber and compares its set of cached blocks with the prefix index. Returns
+    /// whether the subscriber was disconnected.
     fn reconnect_subscriber(&mut self, replica: usize) -> Result<bool, InvariantViolation> {
         let Some(subscriber) = &mut self.replicas[replica].subscriber else { return Ok(false) };
         let index = introspection::indexed_hashes(&self.scheduler, Replica(replica as u16));

@@ -1,4 +1,5 @@
-//! The seeds that every `cargo test` simulates, longer sweeps, and the replay of a single seed.
+//! Tests that simulate seeds: the seeds of every `cargo test`, larger ranges of seeds, and the replay of a
+//! single seed.
 
 use crate::seed_cursor::first_seed;
 use crate::seed_sweep::{SweepResult, run, sweep};
@@ -6,28 +7,28 @@ use crate::sim_config::{GROUP_SEEDS_FROM, LINK_SEEDS_FROM};
 use crate::world::SimCounts;
 use std::time::Instant;
 
-/// Number of simulated worlds with the default kinds of faults and without lockstep groups.
+/// Number of simulations with the default kinds of faults and without lockstep groups.
 const SEEDS: u64 = 2700;
-/// Number of simulated worlds with lockstep groups.
+/// Number of simulations with lockstep groups.
 const GROUP_SEEDS: u64 = 300;
-/// Number of simulated worlds with broken links and subscribers that disconnect.
+/// Number of simulations with broken links and with KV-event subscribers that disconnect.
 const LINK_SEEDS: u64 = 300;
-/// First seed of runs with `HADRON_CURSOR`, above all seeds simulated so far.
+/// First seed of runs with the environment variable `HADRON_CURSOR`, above all seeds simulated so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
-/// Minimum number of scheduler steps in `SEEDS` worlds. Thirty runs with fresh seeds had a mean of 1.22
+/// Minimum number of scheduler steps in `SEEDS` simulations. Thirty runs with new seeds had a mean of 1.22
 /// million steps and a standard deviation of 0.04 million. The minimum must hold for every set of seeds, so
 /// it is at least five standard deviations below the mean.
 const STEPS_MIN: u64 = 1_000_000;
-/// Minimum number of draft tokens accepted in masked rows of `SEEDS` worlds. Nine runs with fresh seeds had a
-/// mean of 23,600 and a standard deviation of 1,750.
+/// Minimum number of draft tokens accepted under grammar bitmasks in `SEEDS` simulations. Nine runs with new
+/// seeds had a mean of 23,600 and a standard deviation of 1,750.
 const MASKED_ACCEPTED_MIN: u64 = 14_000;
-/// Minimum number of batches of lockstep groups with eight ranks in `GROUP_SEEDS` worlds (mean 132,000,
+/// Minimum number of batches of lockstep groups with eight ranks in `GROUP_SEEDS` simulations (mean 132,000,
 /// standard deviation 24,000).
 const BATCHES_OF_EIGHT_MIN: u64 = 10_000;
-/// Minimum number of occurrences of each kind of fault in the worlds of one suite. With fresh seeds, the
+/// Minimum number of occurrences of each kind of fault in the simulations of one test. With new seeds, the
 /// rarest kind occurs about 120 times.
 const FAULTS_MIN: u64 = 30;
-/// Number of seeds that mutation testing runs for each mutant of the scheduler and the cache.
+/// Number of seeds that mutation testing runs for each mutant of the scheduler and the KV cache.
 const MUTANT_SEEDS: u64 = 800;
 
 #[test]
@@ -101,8 +102,8 @@ fn lockstep_groups_keep_all_invariants() {
     assert_heartbeat_faults_happened(&counts);
 }
 
-/// Simulates links that lose messages in one or both directions until the failure is detected, and KV-event
-/// subscribers that disconnect, reconnect, and catch up from a replay or a snapshot.
+/// Simulates links that lose messages in one or both directions until the failure is detected. Also simulates
+/// KV-event subscribers that disconnect, reconnect, and get the missed changes from a replay or a snapshot.
 #[test]
 fn broken_links_and_subscribers_keep_all_invariants() {
     let start = Instant::now();
@@ -128,8 +129,8 @@ fn broken_links_and_subscribers_keep_all_invariants() {
     assert_heartbeat_faults_happened(&counts);
 }
 
-/// Simulates a few seeds of each kind of world, within seconds. Mutation testing runs this test for each
-/// mutant.
+/// Simulates `MUTANT_SEEDS` seeds without lockstep groups, and an eighth as many each with lockstep groups
+/// and with broken links. Takes seconds. Mutation testing runs this test for each mutant.
 #[test]
 #[ignore = "a part of the three above, for `just mutants-random`"]
 fn mutant_seeds() {
@@ -138,8 +139,9 @@ fn mutant_seeds() {
     assert_no_failures(&sweep(LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
 }
 
-/// Checks that the run contained pauses, hangs, step timeouts, heartbeat timeouts and false suspicions. The
-/// rarest kind, step timeouts in worlds with broken links, occurs 14 times on average.
+/// Checks that the run contained pauses, hangs, step timeouts, heartbeat timeouts and false suspicions (a
+/// first timeout of executors that made progress). The rarest kind, step timeouts in simulations with broken
+/// links, occurs 14 times on average.
 fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     let happened = [
         counts.process_pauses,
@@ -151,7 +153,7 @@ fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     assert!(happened.iter().all(|&count| count > 0), "a kind is missing: {counts:?}");
 }
 
-/// Panics with the first failure of a sweep, if there is one.
+/// Panics with the first failure of a range of seeds, if there is one.
 fn assert_no_failures(result: &SweepResult) {
     if let Some(failure) = result.failures.first() {
         let violation = failure.violation.as_ref().expect("a failure has a cause");
@@ -172,8 +174,8 @@ fn replay_seed() {
     }
 }
 
-/// Searches for failures in the worlds of `HADRON_SIM_COUNT` seeds from `HADRON_SIM_FROM` on, and in a fifth
-/// as many worlds with lockstep groups and with broken links.
+/// Searches for failures in the simulations of `HADRON_SIM_COUNT` seeds from `HADRON_SIM_FROM` on. Also runs
+/// a fifth of this number with lockstep groups, and a fifth with broken links.
 #[test]
 #[ignore = "runs the requested number of seeds"]
 fn explore_seeds() {
@@ -201,8 +203,8 @@ fn explore_seeds() {
 /// Processor time in seconds that all threads of this process have used so far.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The process name may contain any character. User time and system time are the 12th and 13th fields
-    // after it.
+    // The process name may contain spaces and parentheses. User time and system time are the 12th and 13th
+    // fields after the last closing parenthesis.
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let ticks = behind.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok());
     ticks.sum::<f64>() / 100.0

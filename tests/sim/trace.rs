@@ -11,12 +11,12 @@ pub(crate) struct SimTrace {
 }
 
 impl SimTrace {
-    /// An empty trace; if `readable`, the trace also has lines.
+    /// Creates an empty trace; if `readable`, the trace also has readable lines.
     pub(crate) fn new(readable: bool) -> Self {
         Self { hash: EMPTY, lines: readable.then(String::new) }
     }
 
-    /// Records event `what` with its identifying numbers.
+    /// Records the event `what`; `numbers` identify its replica, request or step.
     pub(crate) fn record(&mut self, now_ms: u64, what: &'static str, numbers: &[u64]) {
         let name = what.bytes().fold(0, |h, b| fold(h, u64::from(b)));
         self.hash = numbers.iter().fold(fold(fold(self.hash, now_ms), name), |h, &n| fold(h, n));
@@ -35,12 +35,12 @@ impl SimTrace {
         }
     }
 
-    /// The hash of everything recorded.
+    /// Returns the hash of everything recorded.
     pub(crate) fn hash(&self) -> u64 {
         avalanche(self.hash)
     }
 
-    /// The readable lines; empty if none were requested.
+    /// Returns the readable lines; empty if none were requested.
     pub(crate) fn into_lines(self) -> String {
         self.lines.unwrap_or_default()
     }

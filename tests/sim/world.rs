@@ -1,4 +1,4 @@
-//! The simulated world: a virtual clock, an event queue, the real scheduler, simulated executors and clients.
+//! The simulation: a virtual clock, an event queue, the real scheduler, simulated executors and clients.
 //!
 //! A run has two phases. Safety: faults happen, and all invariants are checked after every tick. Liveness:
 //! faults end, and within a bounded number of steps every request must end and the scheduler must be idle
@@ -25,37 +25,38 @@ use scheduler::{
     ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, SchedulerStats,
 };
 
-/// State of one replica in the simulated world.
+/// State of one replica in the simulation.
 #[derive(Debug, Default)]
 pub(crate) struct SimReplica {
     /// The replica's executors, unless they have failed.
     pub(crate) executor: Option<SimExecutor>,
-    /// Number of executor incarnations so far.
+    /// Number of times that the executors of the replica have been started.
     pub(crate) incarnation: u32,
-    /// Last executor incarnation that was announced to the scheduler.
+    /// Value of `incarnation` of the executors that were last announced to the scheduler as ready.
     pub(crate) announced_incarnation: u32,
-    /// Time at which the scheduler received the failure of the executors; reset when the scheduler receives
-    /// their restore.
+    /// Time at which the scheduler received the failure of the executors; cleared when the scheduler learns
+    /// that new executors are ready.
     pub(crate) failed_at_ms: Option<u64>,
     /// Checks the batches that are sent to the executors.
     pub(crate) batch_checker: BatchChecker,
     /// Number of evicted blocks whose lifetime was reported.
     pub(crate) lifetimes: u64,
-    /// Prefix index as a subscriber builds it from the KV events.
+    /// Prefix index, as a subscriber rebuilds it from the KV events.
     pub(crate) mirror: IndexMirror,
     /// A second subscriber, which disconnects and reconnects.
     pub(crate) subscriber: Option<SimKvEventSubscriber>,
-    /// Incarnations whose link is broken, so that their messages in flight are lost.
+    /// Values of `incarnation` (number of executor starts) at which the link was broken. Messages in flight
+    /// on these links are lost.
     pub(crate) broken_links: Vec<u32>,
     /// Heartbeat and step-timeout monitoring of the executors.
     pub(crate) watch: SimExecutorWatch,
     /// The replica's counters as the scheduler last reported them.
     pub(crate) stats: SchedulerStats,
-    /// Number of stale outputs that the scheduler must have dropped.
+    /// Number of outputs of failed executors that the scheduler must have dropped.
     pub(crate) stale_outputs: u64,
     /// Number of KV blocks that the executors allocated.
     pub(crate) blocks: u32,
-    /// Blocks that were neither referenced nor cached after the last tick, by index.
+    /// For each block, by id: whether the block was neither referenced nor cached after the last tick.
     free_blocks: Vec<bool>,
 }
 
@@ -65,7 +66,7 @@ impl SimReplica {
     }
 }
 
-/// Event counts of a run, used to check that the intended faults happened.
+/// Event counts of a simulation, used to check that the intended faults happened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SimCounts {
     pub(crate) steps: u64,
@@ -85,18 +86,20 @@ pub(crate) struct SimCounts {
     pub(crate) masked_rows: u64,
     pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
-    /// Number of rows for which only the bitmasks after draft tokens were overdue.
+    /// Number of rows whose first bitmask was ready in time and whose bitmasks after draft tokens were
+    /// overdue.
     pub(crate) overdue_draft_masks: u64,
-    /// Number of draft tokens verified in masked rows.
+    /// Number of draft tokens verified in rows that are sampled under a grammar bitmask.
     pub(crate) masked_drafted: u64,
-    /// Number of draft tokens accepted in masked rows.
+    /// Number of draft tokens accepted in rows that are sampled under a grammar bitmask.
     pub(crate) masked_accepted: u64,
     pub(crate) rejected: u64,
     /// Number of draft tokens verified.
     pub(crate) drafted: u64,
     /// Number of draft tokens accepted.
     pub(crate) accepted: u64,
-    /// Number of rows that started after their planned `start`, because draft tokens in flight were accepted.
+    /// Number of rows that started after their planned `start`, because draft tokens of an earlier step in
+    /// flight were accepted.
     pub(crate) shifted_rows: u64,
     /// Number of batches of lockstep groups of 8 ranks.
     pub(crate) batches_of_eight: u64,
@@ -106,15 +109,15 @@ pub(crate) struct SimCounts {
     pub(crate) repeated_failures: u64,
     /// Number of links that broke.
     pub(crate) broken_links: u64,
-    /// Number of broken links that lost only batches until the failure was detected.
+    /// Number of broken links that lost only messages to the executors until the failure was detected.
     pub(crate) one_way_breaks: u64,
     /// Number of batches and step outputs that were lost on broken links.
     pub(crate) lost_frames: u64,
-    /// Number of reconnected subscribers that caught up from a replay.
+    /// Number of reconnected subscribers that received the missed changes from the replay buffer.
     pub(crate) replays: u64,
-    /// Number of reconnected subscribers that caught up from a snapshot.
+    /// Number of reconnected subscribers that received a snapshot of the prefix index.
     pub(crate) snapshots: u64,
-    /// Number of requests sent while another one with the same client id was in flight.
+    /// Number of requests that were sent while another request with the same client id was in flight.
     pub(crate) shared_client_ids: u64,
     /// Number of aborts by client id that ended several requests.
     pub(crate) aborts_by_client_id: u64,
@@ -126,12 +129,12 @@ pub(crate) struct SimCounts {
     pub(crate) step_timeouts: u64,
     /// Number of executors declared failed by heartbeat timeout.
     pub(crate) heartbeat_timeouts: u64,
-    /// Number of false suspicions: executors that made progress exceeded a first timeout, but were not
-    /// declared failed.
+    /// Number of times that executors exceeded a first timeout but were not declared failed, because they
+    /// made progress.
     pub(crate) false_suspicions: u64,
 }
 
-/// The simulated world of one seed.
+/// The simulation of one seed.
 #[derive(Debug)]
 pub(crate) struct SimWorld {
     pub(crate) config: SimConfig,
@@ -145,13 +148,14 @@ pub(crate) struct SimWorld {
     pub(crate) clients: Vec<SimClient>,
     pub(crate) trace: SimTrace,
     pub(crate) counts: SimCounts,
-    /// Whether an operator has cleared the prefix cache; finished requests then need not be prefix hits.
+    /// Whether an operator has cleared the prefix cache; the blocks of finished requests need not be prefix
+    /// hits after that.
     pub(crate) cleared: bool,
     /// Whether a replica fails in this tick, which clears its prefix cache.
     pub(crate) failure_in_tick: bool,
     pub(crate) effects: Vec<SchedulerEffect>,
     pub(crate) inbox: Vec<SchedulerEvent>,
-    /// Executor liveness events since the scheduler's last tick, in order of arrival.
+    /// Messages that show that executors are running, since the scheduler's last tick, in order of arrival.
     pub(crate) signals: Vec<ExecutorLivenessEvent>,
     control_ops: u64,
     pub(crate) crashes_left: u32,
@@ -168,12 +172,12 @@ pub(crate) struct SimWorld {
     pub(crate) last_tick_ms: u64,
     /// Whether the phase with faults has ended.
     pub(crate) faults_ended: bool,
-    /// Number of heartbeats since the last other event.
+    /// Number of heartbeats since the last event of another kind.
     pub(crate) idle_heartbeats: usize,
 }
 
 impl SimWorld {
-    /// Creates the simulated world of a seed, before its first event.
+    /// Creates the simulation of a seed, before its first event.
     pub(crate) fn new(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Self {
         let mut rng = SimRng::new(seed);
         let draw = match seed {
@@ -225,7 +229,8 @@ impl SimWorld {
         world
     }
 
-    /// Runs both phases: handles all events in order and ticks the scheduler.
+    /// Runs the phase with faults and the phase without faults: handles all events in order and ticks the
+    /// scheduler.
     pub(crate) fn run(&mut self) -> CheckResult {
         while let Some(next_ms) = self.events.next_ms() {
             self.now_ms = self.now_ms.max(next_ms);
@@ -272,8 +277,8 @@ impl SimWorld {
             }
             SimEvent::Reply { replica, reply } => self.reply(replica, reply),
             SimEvent::ExecutorsFailed { replica, incarnation } => {
-                // Only the later of two failures is reported, because executors that were restored between
-                // them must not be treated as failed.
+                // If the executors fail twice, only the second failure is reported. Executors that were
+                // restored between the failures must not be treated as failed.
                 if self.replicas[replica].incarnation == incarnation {
                     self.trace.record(self.now_ms, "failed", &[replica as u64]);
                     let (replica, failure) = (Replica(replica as u16), ExecutorFailure::Exited);
@@ -358,8 +363,8 @@ impl SimWorld {
         for replica in restored {
             self.replicas[replica].failed_at_ms = None;
             self.start_executor(replica);
-            // Removes the new executor if the replica has failed again before the scheduler processed its
-            // restore.
+            // Removes the new executor if the replica has failed again before the scheduler processed that
+            // the replica was restored.
             let replica_state = &mut self.replicas[replica];
             replica_state
                 .executor
@@ -414,7 +419,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Records which replicas have failed and since when.
+    /// Records which replicas have failed, and since when each has been failed.
     fn record_failures(&mut self, failed: &[usize]) {
         let now_ms = self.now_ms;
         for replica in self.group_of(failed) {
@@ -445,8 +450,8 @@ impl SimWorld {
         self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
-    /// Poisons the KV slots of freed blocks after the executor has processed all messages sent before the
-    /// blocks were freed.
+    /// Overwrites the KV slots of freed blocks with invalid values, after the executor has processed all
+    /// messages sent before the blocks were freed.
     fn poison_freed(&mut self) {
         for (replica, replica_state) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut replica_state.executor else { continue };
@@ -466,11 +471,12 @@ impl SimWorld {
     }
 
     /// Maximum number of steps until all requests have ended. Each token is forwarded at most once per
-    /// admission and once more for each overdue bitmask, and every step forwards at least one token on some
-    /// replica.
+    /// admission of its request and once more for each overdue bitmask, and every step forwards at least one
+    /// token on some replica.
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
-        // Every second clear of the prefix cache requeues the running requests, as an executor failure does.
+        // Every second time that the prefix cache is cleared, the running requests are requeued, as after an
+        // executor failure.
         let timeouts = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
         let incarnations = 6 + self.counts.crashes + timeouts + self.control_ops / 2;
         tokens * incarnations * u64::from(self.config.scheduler.replicas)
@@ -488,7 +494,7 @@ fn submitted(inbox: &[SchedulerEvent]) -> Vec<usize> {
     inbox.iter().filter_map(index).collect()
 }
 
-/// Indices of the live clients whose abort is in the inbox, after their submission.
+/// Indices of the live clients whose abort is in the inbox after their submission.
 fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     let arrives_later = |at: usize, id| {
         inbox[at..].iter().any(|e| matches!(e, SchedulerEvent::Submit(submit) if submit.id == id))
@@ -506,18 +512,19 @@ fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     inbox.iter().enumerate().filter_map(live).collect()
 }
 
-/// Replicas that failed and were restored according to the events of one inbox.
+/// Replicas that failed and replicas that were restored, according to the events of one inbox.
 #[derive(Debug, Default)]
 pub(crate) struct ReplicaChanges {
     /// Replicas that failed.
     pub(crate) failed: Vec<usize>,
     /// Replicas that were restored.
     pub(crate) restored: Vec<usize>,
-    /// Replicas of a lockstep group that failed again after their restore, in the same inbox.
+    /// Replicas of a lockstep group that were restored and then failed again, within one inbox.
     pub(crate) failed_again: Vec<usize>,
 }
 
-/// Failures and restores in an inbox. With `lockstep`, all replicas are one group that fails as a whole.
+/// Returns the failures and restores in an inbox. With `lockstep`, all replicas are one group that fails as a
+/// whole.
 pub(crate) fn replica_changes(inbox: &[SchedulerEvent], lockstep: bool) -> ReplicaChanges {
     let mut changes = ReplicaChanges::default();
     for event in inbox {

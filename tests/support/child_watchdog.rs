@@ -1,4 +1,5 @@
-//! Timeouts for child processes: every wait for a child process ends, and reports whether it timed out.
+//! Timeouts for child processes: a wait for a child process always ends, and its result shows whether the
+//! timeout was reached.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -7,7 +8,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time for a child process to become ready, or to exit when it must; minutes, for machines under load.
+/// Timeout for a child process to become ready, or to exit when it is expected to exit. It is minutes long
+/// for machines under load.
 pub(crate) const CHILD_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// Kills a child process after a timeout, so that a wait for its output or exit ends.
@@ -22,7 +24,7 @@ impl ChildWatchdog {
         let thread = std::thread::spawn(move || {
             let timed_out = stop_receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             if timed_out {
-                // An error is ignored: the process may have exited just before.
+                // An error of `kill` is ignored, because the process may already have exited.
                 let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             }
             timed_out
@@ -30,19 +32,19 @@ impl ChildWatchdog {
         Self { stop_sender, thread }
     }
 
-    /// Stops the watchdog; returns whether it has killed the process.
+    /// Stops the watchdog; returns whether the watchdog has killed the process.
     pub(crate) fn stop(self) -> bool {
         drop(self.stop_sender);
         self.thread.join().unwrap()
     }
 }
 
-/// Runs a command to its end and returns its output.
+/// Runs a command until it exits, and returns its output.
 pub(crate) fn run_to_end(command: &mut Command) -> Output {
     run_within(command, CHILD_TIMEOUT)
 }
 
-/// Runs a command that must end within `limit` and returns its output.
+/// Runs a command until it exits, which must be within `limit`, and returns its output.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Output {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();

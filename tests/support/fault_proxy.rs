@@ -6,21 +6,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Fault that the proxy applies to all connections from now on.
+/// Fault that the proxy applies to all connections, open or new, from the time when the fault is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkFault {
     /// Bytes are forwarded unchanged.
     None,
-    /// Each chunk is forwarded after a delay.
+    /// Each chunk (bytes of one read) is forwarded after a delay.
     Delay(Duration),
     /// No byte is forwarded, and no connection is closed.
     Stall,
-    /// Both directions are closed at the next chunk.
+    /// When the next chunk (bytes of one read) arrives, the connection is closed in both directions.
     Reset,
-    /// The proxy closes its sending half to the server at the next chunk in either direction; the other
-    /// direction stays open.
+    /// When the next chunk (bytes of one read) arrives from the client or the server, the direction from the
+    /// client to the server is closed; the opposite direction stays open.
     HalfClose,
-    /// One bit of the next chunk to the server is flipped; later chunks are unchanged.
+    /// One bit of the next chunk (bytes of one read) to the server is flipped; later chunks are unchanged.
     Corrupt,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct FaultProxy {
 struct FaultProxyState {
     fault: Mutex<LinkFault>,
     stopped: AtomicBool,
-    /// Number of chunks or connections that a fault has affected so far.
+    /// Number of chunks (bytes of one read) or connections that a fault has affected so far.
     affected: AtomicU64,
 }
 
@@ -43,7 +43,8 @@ impl FaultProxyState {
         *self.fault.lock().unwrap()
     }
 
-    /// Whether the current chunk is the one to corrupt; if so, clears the fault.
+    /// Whether the current chunk must be corrupted. If so, clears the fault, so that later chunks are
+    /// unchanged.
     fn takes_corruption(&self) -> bool {
         let mut fault = self.fault.lock().unwrap();
         let is_due = *fault == LinkFault::Corrupt;
@@ -55,7 +56,8 @@ impl FaultProxyState {
 }
 
 impl FaultProxy {
-    /// Starts a proxy for the address `server`, where no process needs to listen yet.
+    /// Starts a proxy that forwards connections to the address `server`. A process that listens on `server`
+    /// may be started later.
     pub(crate) fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -81,7 +83,7 @@ impl FaultProxy {
         *self.state.fault.lock().unwrap() = fault;
     }
 
-    /// Number of chunks or connections that a fault has affected so far.
+    /// Returns the number of chunks (bytes of one read) or connections that a fault has affected so far.
     pub(crate) fn affected(&self) -> u64 {
         self.state.affected.load(Ordering::Relaxed)
     }
@@ -107,7 +109,7 @@ fn join(client: &TcpStream, server: &TcpStream, state: &Arc<FaultProxyState>) {
     }
 }
 
-/// Forwards the bytes of one direction, with the current fault, until the connection ends.
+/// Forwards the bytes of one direction, and applies the current fault, until the connection ends.
 fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultProxyState) {
     let (mut from, mut to) = if to_server { (client, server) } else { (server, client) };
     let mut buffer = [0; 4_096];

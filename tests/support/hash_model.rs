@@ -1,12 +1,14 @@
-//! A simulated executor that depends on the crate `protocol` alone: it runs a `Batch` on hashes.
+//! A simulated executor that runs batches without a neural network: keys, values and tokens are hashes. It
+//! depends on the crate `protocol` alone.
 //!
-//! The model has KV slots and sequence slots, as a device does, but no reference counts and no policy. The
-//! next token is a hash of the whole prefix **read back through the block table**, KV slot by KV slot, so an
-//! aliased, stale, freed or misplaced block gives a wrong token at once. As on a device, reads happen after
-//! all rows of the step have written. With `KvSlotAccess::Untouched` the model is a zero-time device for HTTP
-//! benchmarks: the token is a hash of the request's key and the position, and no KV slot is accessed.
+//! The model has KV slots and sequence slots, as a device does, but no reference counts and no scheduling
+//! policy. The next token is a hash of the whole prefix **read back through the block table**, KV slot by KV
+//! slot, so an aliased, stale, freed or misplaced block gives a wrong token immediately. As on a device,
+//! reads happen after all rows of the step have written. With `KvSlotAccess::Untouched`, the token is a hash
+//! of the request's key and the position, and no KV slot is accessed: steps then take almost no time, for
+//! HTTP benchmarks.
 //!
-//! A batch that no device could run (for example with a hole in a block table) gives the error
+//! A batch that no device could run (for example, because a block table has a hole) gives the error
 //! `InvalidBatchError`.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
@@ -20,12 +22,12 @@ use protocol::{
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
-/// Whether the hash model writes and reads KV slots, on which the next token then depends.
+/// Whether the hash model writes and reads KV slots. If it does, the next token depends on their contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KvSlotAccess {
     /// Every KV slot is written and read.
     ReadWrite,
-    /// No KV slot is accessed; the next token is a hash of key and position.
+    /// No KV slot is accessed; the next token is a hash of the request's key and the position.
     Untouched,
 }
 
@@ -44,25 +46,26 @@ pub(crate) struct HashModelConfig {
     pub(crate) slot_access: KvSlotAccess,
 }
 
-/// Error for a batch that no device could run; contains the description.
+/// Error for a batch that no device could run; contains a description of the problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvalidBatchError(pub(crate) String);
 
-/// A KV block that a row filled; tests compare it with the blocks that the scheduler treats as computed.
+/// A KV block that a row filled completely. Tests compare it with the blocks that the scheduler treats as
+/// computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FilledBlock {
     /// Index of the row in its batch.
     pub(crate) row: u32,
     /// End position of the block (exclusive).
     pub(crate) end: u32,
-    /// Context at the end of the block: the hash of all KV entries up to `end`.
+    /// Context at the end of the block: hash of the KV entries of all positions before `end`.
     pub(crate) context: u64,
 }
 
 /// Result of an operation on a row; the error means that no device could run the row.
 type HashModelResult<T> = Result<T, InvalidBatchError>;
 
-/// State of one sequence slot, which holds a request between steps.
+/// State of one sequence slot, in which the device keeps a running request between steps.
 #[derive(Debug, Clone)]
 struct HashSequenceState {
     request: RequestId,
@@ -73,13 +76,16 @@ struct HashSequenceState {
     last: Option<(Token, StepId)>,
     /// Position of the token `last`.
     next: u32,
-    /// Sum of the hashes of the tokens forwarded in this epoch, for mean pooling.
+    /// Sum of the hashes of the tokens processed in this epoch (since the last preemption or executor
+    /// restart), for mean pooling.
     pooled_sum: u64,
-    /// Draft tokens proposed after `last`; `None` if no token was sampled in this epoch.
+    /// Draft tokens that the device proposed after `last`; `None` if no token was sampled in this epoch
+    /// (since the last preemption or executor restart).
     drafts: Option<Vec<Token>>,
 }
 
-/// Position and input ids of a row. Values that the batch does not contain come from the sequence slot.
+/// First position and input ids of a row. If the batch does not contain them, they are taken from the
+/// sequence slot.
 struct ResolvedRowInput {
     start: u32,
     ids: Vec<Token>,
@@ -93,12 +99,12 @@ pub(crate) struct HashModel {
     sequence_slots: Vec<Option<HashSequenceState>>,
     filled: Vec<FilledBlock>,
     shifted_rows: u64,
-    /// Output tokens of every request, in place of hashes.
+    /// Output tokens of every request, instead of the hashes.
     pub(crate) scripted_output: Option<Vec<Token>>,
 }
 
 impl HashModel {
-    /// A device whose KV slots have never been written.
+    /// Creates a device whose KV slots have not been written.
     pub(crate) fn new(config: HashModelConfig) -> Self {
         let slots = match config.slot_access {
             KvSlotAccess::ReadWrite => {
@@ -116,8 +122,8 @@ impl HashModel {
         }
     }
 
-    /// Poisons a freed block's KV slots. Must be called in the order in which the scheduler's messages were
-    /// sent.
+    /// Fills the KV slots of a freed block with `POISON`, so that reads of stale entries give wrong tokens.
+    /// Blocks must be poisoned in the order in which the scheduler's messages were sent.
     pub(crate) fn poison(&mut self, block: BlockId) {
         let size = self.config.block_tokens as usize;
         let from = block.0 as usize * size;
@@ -126,31 +132,33 @@ impl HashModel {
         }
     }
 
-    /// Blocks that the last step filled, without those of failed rows and of rejected draft tokens.
+    /// Returns the blocks that the last step filled, except blocks of failed rows and blocks that contain
+    /// rejected draft tokens.
     pub(crate) fn filled(&self) -> &[FilledBlock] {
         &self.filled
     }
 
-    /// Number of rows of the last step that started after their planned `start`, because draft tokens in
-    /// flight were accepted.
+    /// Returns the number of rows of the last step that started at a later position than planned (`start`),
+    /// because draft tokens were accepted in a step that was in flight when the row was planned.
     pub(crate) fn shifted_rows(&self) -> u64 {
         self.shifted_rows
     }
 
-    /// Draft tokens in the sequence slot of a row, as many as the row forwards.
+    /// Returns the draft tokens in the sequence slot of a row that the row verifies.
     pub(crate) fn drafts(&self, row: &BatchRow) -> &[Token] {
         let sequence = self.sequence_slots.get(row.seq_slot.0 as usize).and_then(Option::as_ref);
         let drafts = sequence.and_then(|sequence| sequence.drafts.as_deref()).unwrap_or_default();
         &drafts[..drafts.len().min(row.drafts.into())]
     }
 
-    /// Runs one step whose batch has no masked rows.
+    /// Runs one step whose batch has no rows with grammar bitmasks.
     pub(crate) fn run(&mut self, batch: &Batch) -> HashModelResult<StepOutput> {
         self.run_with(batch, &[], |_| None)
     }
 
-    /// Runs one step with the grammar bitmasks `masks` for its masked rows. If `fails` returns an error for a
-    /// row, the row fails as with NaN logits: its KV entries are poisoned and it emits no token.
+    /// Runs one step. `masks` contains the grammar bitmasks of its constrained rows. A row for which `fails`
+    /// returns an error fails as with NaN logits: its KV entries are set to `POISON`, and it returns no
+    /// token.
     pub(crate) fn run_with(
         &mut self,
         batch: &Batch,
@@ -195,7 +203,8 @@ impl HashModel {
                 None => self.pool(row, span, output)?,
             }
         }
-        // KV entries of rejected draft tokens are invalid until they are written again.
+        // A block that contains KV entries of rejected draft tokens does not count as filled, because these
+        // entries will be overwritten.
         self.filled.retain(|filled| {
             let (row, span) = (&batch.rows[filled.row as usize], &spans[filled.row as usize]);
             let accepted = u32::from(rows[filled.row as usize].accepted);
@@ -211,8 +220,8 @@ impl HashModel {
         })
     }
 
-    /// Initialises a sequence slot for the first row of a request's epoch, and applies the row's block table
-    /// updates.
+    /// If this is the first row of a request, also after a preemption or executor restart, initialises the
+    /// sequence slot. Applies the row's block table updates.
     fn start_sequence(&mut self, row: &BatchRow) -> HashModelResult<()> {
         let index = row.seq_slot.0 as usize;
         if index >= self.sequence_slots.len() {
@@ -252,7 +261,7 @@ impl HashModel {
         Ok(())
     }
 
-    /// Takes the input ids of a row from the batch or from the sequence slot.
+    /// Returns the first position and the input ids of a row, from the batch or from the sequence slot.
     fn span(&mut self, row: &BatchRow) -> HashModelResult<ResolvedRowInput> {
         let sequence = self.sequence_mut(row)?;
         let (start, mut ids) = match (&row.input, sequence.last) {
@@ -284,7 +293,8 @@ impl HashModel {
         Ok(ResolvedRowInput { start, ids })
     }
 
-    /// Writes the KV entries of a row's input ids and returns the log-probabilities of its prompt positions.
+    /// Writes the KV entries of a row's input ids. Adds the prompt log-probabilities of the row to `output`,
+    /// if requested.
     fn write(
         &mut self,
         index: u32,
@@ -321,7 +331,7 @@ impl HashModel {
     }
 
     /// Samples at the end of a row, verifies its draft tokens, and proposes draft tokens for the next row. A
-    /// masked row samples at as many positions as it has bitmasks.
+    /// row with grammar bitmasks samples at most one token per bitmask.
     fn sample(
         &mut self,
         step: StepId,
@@ -353,8 +363,8 @@ impl HashModel {
             let Some(token) = scripted.or_else(|| sequence.sampler.next(context, position, mask))
             else {
                 if i > 0 {
-                    // Tokens sampled at earlier positions are emitted; the next row of the request reports
-                    // the error.
+                    // The tokens sampled at earlier positions of this row are valid. The next row of the
+                    // request will report the error.
                     output.accepted -= 1;
                     break;
                 }
@@ -378,7 +388,8 @@ impl HashModel {
         Ok(())
     }
 
-    /// Adds the row to the pooling state of its request. The row that ends the prompt gets the result.
+    /// Adds the tokens of a row to the pooling state of its request. At the end of the prompt, writes the
+    /// result of pooling to `output`.
     fn pool(
         &mut self,
         row: &BatchRow,
@@ -404,23 +415,26 @@ impl HashModel {
         Ok(())
     }
 
-    /// State of a row's sequence slot; an error if the slot belongs to another request or epoch.
+    /// Returns the state of a row's sequence slot. Returns an error if the slot belongs to another request,
+    /// or to another epoch of the request (the epoch changes when the request is preempted or its executor
+    /// restarts).
     fn sequence_mut(&mut self, row: &BatchRow) -> HashModelResult<&mut HashSequenceState> {
         sequence_of_mut(&mut self.sequence_slots, row)
     }
 }
 
 impl HashSequenceState {
-    /// Replaces the state after a failed row: a step in flight may still read the sequence slot, and gets
-    /// invalid tokens.
+    /// Sets an invalid last token and invalid draft tokens after a failed row, because a row of a later step
+    /// that is already in flight may still read the sequence slot.
     fn invalidate_last(&mut self, step: StepId, next: u32, drafts: u8) {
         self.last = Some((0, step));
         self.next = next;
         self.draft(POISON, drafts);
     }
 
-    /// Proposes draft tokens, most of which are right, but enough of them wrong to cause rejections.
-    /// Sometimes proposes fewer than `max_drafts`, as an n-gram proposer does without a match.
+    /// Proposes draft tokens. About two thirds are the tokens that the model will sample; the others are
+    /// wrong, to cause rejections. Sometimes proposes fewer than `max_drafts` tokens, as an n-gram proposer
+    /// does without a match.
     fn draft(&mut self, mut context: u64, max_drafts: u8) {
         let mut drafts = self.drafts.take().unwrap_or_default();
         drafts.clear();
@@ -446,8 +460,8 @@ impl HashSequenceState {
     }
 }
 
-/// Context at `end`: folds the KV entries of positions `[0, end)`, read KV slot by KV slot through the block
-/// table.
+/// Returns the context at position `end`: the hash of the KV entries of positions `[0, end)`, read KV slot by
+/// KV slot through the block table.
 fn read(
     slots: &[u64],
     table: &[BlockId],
@@ -476,7 +490,7 @@ fn read(
     Ok(context)
 }
 
-/// Index of the KV slot that a block table assigns to a position.
+/// Returns the index of the KV slot that a block table assigns to a position.
 fn slot(
     table: &[BlockId],
     config: &HashModelConfig,
@@ -526,8 +540,8 @@ fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> HashModelResult<T> 
     )))
 }
 
-/// An executor thread that runs the hash model without delays: it does the start-up handshake, then sends one
-/// output per batch.
+/// An executor thread that runs the hash model without delays. After the start-up handshake, it sends one
+/// output for each batch that it receives.
 pub(crate) mod thread {
     use super::{Epoch, HashModel, HashModelConfig};
     use protocol::link::{InProcessLink, LinkError, MessageLink};
@@ -539,8 +553,8 @@ pub(crate) mod thread {
     use std::collections::VecDeque;
     use std::time::Duration;
 
-    /// Executor's link to the engine, which queues commands that arrive while it waits for grammar
-    /// bitmasks.
+    /// Link from the executor to the engine. While the executor waits for grammar bitmasks, other commands
+    /// are queued.
     pub(crate) struct BufferedExecutorLink {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
         queued: VecDeque<ExecutorCommand>,
@@ -562,7 +576,7 @@ pub(crate) mod thread {
             }
         }
 
-        /// Waits for the grammar bitmasks of a batch's masked rows.
+        /// Waits for the grammar bitmasks of a batch's constrained rows, and returns them.
         pub(crate) fn masks(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, LinkError> {
             let wanted = batch.rows.iter().filter(|row| row.masked).count();
             let mut rows = Vec::new();

@@ -1,4 +1,5 @@
-//! A blocking HTTP/1.1 client with access to the raw bytes: status, headers, body, chunks, events.
+//! A blocking HTTP/1.1 client for tests. Gives access to status, headers, body, chunks and events as
+//! received.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -67,7 +68,7 @@ impl HttpClient {
         self.send_raw(&[head.as_bytes(), body].concat()).unwrap();
     }
 
-    /// Reads the status line and headers of a reply; `None` if the connection ended before them.
+    /// Reads the status line and headers of a reply; `None` if the connection ends first.
     pub(crate) fn read_head(&mut self) -> Option<HttpReply> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).ok()? == 0 {
@@ -87,7 +88,7 @@ impl HttpClient {
         }
     }
 
-    /// Reads one chunk of a chunked body; the chunk is empty at the end of the body.
+    /// Reads one chunk of a chunked body. The last chunk of a body is empty.
     pub(crate) fn read_chunk(&mut self) -> Option<Vec<u8>> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).ok()? == 0 {
@@ -100,7 +101,7 @@ impl HttpClient {
         Some(chunk)
     }
 
-    /// Reads a complete reply with its body; `None` if the connection ended before.
+    /// Reads a complete reply with its body; `None` if the connection ends first.
     pub(crate) fn read(&mut self) -> Option<HttpReply> {
         let mut reply = self.read_head()?;
         if reply.header("transfer-encoding") == Some("chunked") {

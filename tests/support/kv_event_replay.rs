@@ -1,4 +1,4 @@
-//! Helpers for tests of KV events: configures a publisher and requests a replay.
+//! Helpers for tests of KV events: configuration of a publisher, and a request for a replay.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -7,7 +7,8 @@ use metrics::kv_events::KvEventsConfig;
 use serde_json::{Value, json};
 use zmq::Context;
 
-/// Configuration of a KV-event publisher on free loopback ports, with the additional keys of `extra`.
+/// Returns the configuration of a KV-event publisher on free loopback ports. The keys in `extra` are added to
+/// it.
 pub(crate) fn config(extra: &Value) -> KvEventsConfig {
     let mut keys = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
                           "replay_endpoint": "tcp://127.0.0.1:0"});

@@ -1,6 +1,6 @@
-//! First seeds of randomised tests. `HADRON_CURSOR` is the number of commits, so each run of the commit gate
-//! uses seeds that no earlier run has used, and the run at a given commit can be repeated. Without the
-//! variable (`cargo test`), the seeds are fixed.
+//! First seeds of randomised tests. `HADRON_CURSOR` is set to the number of commits, so that the tests before
+//! each commit use seeds that no earlier run has used, and the run at a given commit can be repeated. Without
+//! the variable (`cargo test`), the seeds are fixed.
 
 /// The number in `HADRON_CURSOR`, from which the seeds of a run are derived; 0 if the variable is unset.
 #[allow(clippy::disallowed_methods, reason = "the gate says where drawn tests begin")]
@@ -8,8 +8,9 @@ pub(crate) fn cursor() -> u64 {
     std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().expect("a number"))
 }
 
-/// First of the `count` seeds of this run: `fixed` without `HADRON_CURSOR`; otherwise each value of the
-/// cursor has its own range of `count` seeds above `fresh`.
+/// Returns the first of the `count` seeds of this run: `fixed` if `HADRON_CURSOR` is unset; otherwise the
+/// start of a range of `count` seeds at or above `fresh`, which is different for each value of
+/// `HADRON_CURSOR`.
 pub(crate) fn first_seed(fixed: u64, fresh: u64, count: u64) -> u64 {
     match cursor() {
         0 => fixed,

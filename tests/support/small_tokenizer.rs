@@ -18,7 +18,7 @@ const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.co
 pub(crate) enum TokenizerAlphabet {
     /// All bytes: any text has tokens, and a single token may be invalid UTF-8.
     Bytes,
-    /// Printable ASCII: every token is valid text.
+    /// Printable ASCII characters only: every token is valid UTF-8 text.
     Ascii,
 }
 
@@ -67,12 +67,12 @@ fn added(id: u32, content: &str) -> Value {
         "normalized": false, "special": true})
 }
 
-/// Token ids of the bytes of `text`, then the end-of-sequence token.
+/// Returns one token id per byte of `text`, and the end-of-sequence token.
 pub(crate) fn bytes_of(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).chain([EOS]).collect()
 }
 
-/// Character that represents a byte in a byte-level vocabulary, as in GPT-2.
+/// Returns the character that represents a byte in a byte-level vocabulary, as in GPT-2.
 fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

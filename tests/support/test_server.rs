@@ -1,5 +1,5 @@
-//! A server for tests: the real router, engine client, scheduler and KV cache over real sockets. The device
-//! is the hash model with a configurable step time.
+//! A server for tests: the router, engine client, scheduler and KV cache of the product, over real sockets.
+//! The device is simulated: it is the hash model, with a configurable step time.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -57,9 +57,9 @@ pub(crate) struct ServerSetup {
     pub(crate) max_num_seqs: u32,
     pub(crate) step_tokens: u32,
     pub(crate) step_time: Duration,
-    /// Number of the step, counted from 1, in which the device fails.
+    /// Number of the step in which the device fails; the first step is 1.
     pub(crate) fails_at: Option<u64>,
-    /// Number of the step in which the device hangs for some seconds while it sends heartbeats.
+    /// Number of the step in which the device hangs for some seconds, during which it sends heartbeats.
     pub(crate) hangs_at: Option<u64>,
     /// Error that every row of every step gets.
     pub(crate) row_error: Option<RowError>,
@@ -73,21 +73,21 @@ pub(crate) struct ServerSetup {
     pub(crate) workers: usize,
     pub(crate) body_bytes_max: usize,
     pub(crate) alphabet: TokenizerAlphabet,
-    /// Folder of a model that a real executor runs; `None` = the hash model.
+    /// Folder of a model that the executor runs instead of the hash model; `None` = the hash model.
     pub(crate) model: Option<PathBuf>,
     pub(crate) kv_events: Option<KvEventsConfig>,
-    /// Share of the KV blocks whose lifetimes are measured; `None` = not measured.
+    /// Fraction of the KV blocks whose lifetimes are measured; `None` = lifetimes are not measured.
     pub(crate) block_lifetimes: Option<LifetimeSampleRate>,
     pub(crate) grammar_worker: WorkerProgram,
     /// Whether requests may set a priority.
     pub(crate) priorities: bool,
-    /// Whether a request with the id that the first HTTP request will get is submitted before it; only a bug
-    /// could cause such a duplicate id.
+    /// Whether a request with id 1, which the first HTTP request will also get, is submitted before that
+    /// request. In a server without bugs, ids are never duplicate.
     pub(crate) submits_duplicate_id: bool,
-    /// Output text of every request, instead of the hash model's.
+    /// Output text of every request, instead of the output of the hash model.
     pub(crate) scripted_output: Option<&'static str>,
     pub(crate) parsers: (Option<ToolCallSyntax>, Option<ReasoningFamily>),
-    /// Chat template that replaces the tokenizer's own.
+    /// Chat template that replaces the template of the tokenizer.
     pub(crate) template: Option<&'static str>,
     pub(crate) trusts_request_templates: bool,
     /// Settings of pooling; `None` = the server generates text.
@@ -151,20 +151,20 @@ pub(crate) const SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
 /// Number of tokens per KV block of every test server.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
-/// Program that test servers start as grammar worker: the `hadron` executable of this build.
+/// Program that test servers start as a grammar worker process: the `hadron` executable of this build.
 pub(crate) fn grammar_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["grammar-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
-/// Program that test servers start as template worker: the `hadron` executable of this build.
+/// Program that test servers start as a template worker process: the `hadron` executable of this build.
 fn template_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["template-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
 impl TestServer {
-    /// Starts the HTTP server; no model is loaded yet.
+    /// Starts the HTTP server without loading a model.
     pub(crate) fn listen(setup: &ServerSetup) -> Self {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(setup.workers).enable_all().build().unwrap();
@@ -295,7 +295,8 @@ impl TestServer {
         &self.host.as_ref().unwrap().client
     }
 
-    /// Waits until no request is in flight and no KV block is in use.
+    /// Waits until no request is in flight and no KV block is in use; panics if this takes longer than
+    /// `within`.
     pub(crate) fn wait_idle(&self, within: Duration) {
         let start = std::time::Instant::now();
         loop {
@@ -321,7 +322,7 @@ impl Drop for TestServer {
     }
 }
 
-/// A request with the id that the first HTTP request will get.
+/// A request with id 1, which the first HTTP request will also get.
 fn first_request() -> SchedulerEvent {
     SchedulerEvent::Submit(Box::new(RequestSubmission {
         id: RequestId(1),
@@ -339,7 +340,7 @@ fn first_request() -> SchedulerEvent {
     }))
 }
 
-/// Starts the executor thread of a rank; returns the scheduler's end of the link.
+/// Starts the executor thread of a rank; returns the scheduler's link to it.
 fn device(setup: &ServerSetup, rank: Rank) -> ExecutorLink {
     let (ours, theirs) = in_process_pair(8);
     let device = setup.clone();
@@ -403,7 +404,7 @@ fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     metrics
 }
 
-/// Configuration of a real executor for the model in `folder`.
+/// Configuration of an executor that runs the model in `folder` instead of the hash model.
 fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
     ExecutorConfig {
         environment: executor::DeviceEnvironment::default(),
@@ -449,7 +450,8 @@ const HUNG_HEARTBEATS: u32 = 100;
 /// Interval between two heartbeats of a hanging device.
 const HUNG_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Executor thread with the hash model: does the start-up handshake, then sends one output per batch.
+/// Executor thread with the hash model. After the start-up handshake, it sends one output for each batch that
+/// it receives.
 fn hash_device(
     setup: &ServerSetup,
     rank: Rank,

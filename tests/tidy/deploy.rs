@@ -13,19 +13,20 @@ use std::time::Duration;
 
 const DOCKERFILES: &[&str] = &["cpu", "cuda", "rocm"];
 const MANIFESTS: &[&str] = &["deployment", "leader_worker_set"];
-/// Seconds that the server needs to write its logs and exit after the preStop hook and the drain.
+/// Time in seconds that the server needs to write its logs and to exit, after the preStop hook and the drain
+/// (wait for running requests).
 const MARGIN_S: u64 = 5;
 
 /// Slurm's default time (`KillWait`) in seconds between SIGTERM and SIGKILL.
 const SLURM_KILL_WAIT_S: u64 = 30;
 
-/// Parses the arguments of `hadron serve` as the server does.
+/// Parses the arguments of `hadron serve` as the server does. `place`: source of the arguments, for messages.
 fn serve(words: &[String], place: &str) -> ServeArgs {
     serve_in(words, &[], place)
 }
 
-/// Parses the arguments of `hadron serve` as the server does, with the environment variables that a cluster
-/// sets.
+/// Parses the arguments of `hadron serve` as the server does, with environment variables that the cluster
+/// sets. `place`: source of the arguments, for messages.
 fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> ServeArgs {
     let argv = std::iter::once("hadron".to_owned()).chain(words.iter().cloned());
     let text = |name: &str| {
@@ -49,7 +50,7 @@ fn documents(name: &str) -> Vec<Value> {
     parts.collect::<Result<_, _>>().unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The pod spec of a Kubernetes manifest of any kind.
+/// Returns the pod spec in a Kubernetes manifest: for a LeaderWorkerSet, that of the leader.
 fn pod(document: &Value) -> &Value {
     match document["kind"].as_str() {
         Some("Deployment") => &document["spec"]["template"]["spec"],
@@ -74,7 +75,7 @@ fn manifests_match_server_flags_probes_and_timeouts() {
         let documents = documents(name);
         let pod = pod(&documents[0]);
         let container = &pod["containers"][0];
-        // The number of nodes does not affect the checks that all manifests share, so one node is assumed.
+        // These checks do not depend on the number of nodes, so one node is assumed.
         let leader_env = [("LWS_GROUP_SIZE", "1".to_owned())];
         let args = serve_in(&words(&container["args"]), &leader_env, name);
         assert_eq!(args.http.host, "0.0.0.0", "{name}");
@@ -125,8 +126,8 @@ fn check_mounts(name: &str, pod: &Value, container: &Value) {
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
 }
 
-/// All pods of a leader-worker group run the same command line; variables of the controller make each pod a
-/// different node.
+/// All pods of a LeaderWorkerSet group must run the same command line. Environment variables that the
+/// controller sets give each pod a different node index.
 #[test]
 fn leader_worker_set_is_one_server() {
     let documents = documents("leader_worker_set");
@@ -248,7 +249,8 @@ fn systemd_unit_leaves_time_for_the_drain() {
         found.unwrap_or_else(|| panic!("no {key}")).to_owned()
     };
     let command: Vec<String> = value("ExecStart").split(' ').map(str::to_owned).collect();
-    // The operator writes the configuration file, so the test parses the command without `--config`.
+    // The configuration file does not exist here, because the operator writes it, so the command line is
+    // parsed without `--config`.
     let file = command.iter().position(|word| word == "--config").unwrap();
     let flags = [&command[1..file], &command[file + 2..]].concat();
     let args = serve(&flags, "hadron.service");

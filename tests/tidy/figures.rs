@@ -1,15 +1,15 @@
-//! Checks published figures: every number in the README's table is in a committed result page, and the
-//! medians of result pages follow from the listed runs.
+//! Checks published benchmark figures: every number in the README's table is in a committed result page, and
+//! the medians in result pages follow from the listed runs.
 
 use crate::source_tree::read_file;
 
-/// A row of a Markdown table of figures.
+/// A row of a Markdown table of benchmark figures.
 #[derive(Debug, Clone, PartialEq)]
 struct FigureTableRow {
     cells: Vec<String>,
 }
 
-/// Rows of all tables in a page that have the header `| figure | median | range | runs |`.
+/// Returns the rows of all tables in a page whose header starts with `| figure | median | range |`.
 fn figure_rows(page: &str) -> Vec<FigureTableRow> {
     let mut rows = Vec::new();
     let mut inside = false;
@@ -25,7 +25,7 @@ fn figure_rows(page: &str) -> Vec<FigureTableRow> {
     rows
 }
 
-/// Numbers in a text, with their digits as written.
+/// Returns the numbers in a text, with their digits as written.
 fn numbers(text: &str) -> Vec<&str> {
     let of_number = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     let parts = text.split(|c: char| !of_number(c)).map(|part| part.trim_matches(['.', ',']));
@@ -36,7 +36,7 @@ fn value(number: &str) -> f64 {
     number.replace(',', "").parse().unwrap_or_else(|_| panic!("{number}: not a number"))
 }
 
-/// Half a unit of the last digit of a number as written, which is the largest rounding error.
+/// Returns half a unit of the last digit of a number as written, which is the maximum rounding error.
 fn half_unit(number: &str) -> f64 {
     let decimals = number.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     0.5 * 10_f64.powi(-(decimals as i32))
@@ -49,7 +49,8 @@ fn median(values: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
 }
 
-/// Describes the error of a row in the README, given the result page that the row links.
+/// Compares a row in the README with the same row in the result page to which it links. Returns a message if
+/// they differ.
 fn quote_error(row: &FigureTableRow, page: &str) -> Option<String> {
     let figure = &row.cells[0];
     let source = figure_rows(page).into_iter().find(|other| other.cells[0] == *figure);
@@ -69,8 +70,8 @@ fn quote_error(row: &FigureTableRow, page: &str) -> Option<String> {
     (row.cells[3] != runs.to_string()).then(|| format!("{figure}: its page lists {runs} runs"))
 }
 
-/// Describes the error of a row in a result page: median and range must follow from the listed runs, if there
-/// are any.
+/// Checks that median and range of a row in a result page follow from the listed runs, if runs are listed.
+/// Returns a message if they do not.
 fn runs_error(row: &FigureTableRow) -> Option<String> {
     let (figure, shown, range, runs) = (&row.cells[0], &row.cells[1], &row.cells[2], &row.cells[3]);
     if runs.ends_with("rounds") {
@@ -94,7 +95,7 @@ fn runs_error(row: &FigureTableRow) -> Option<String> {
     ends.is_none().then(|| format!("{figure}: {range} is not the range of {runs}"))
 }
 
-/// Paths of the result files that a table cell links.
+/// Returns the paths of the result files to which a table cell links.
 fn linked_result_files(cell: &str) -> Vec<&str> {
     let links = cell.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     links.filter(|path| path.starts_with("tests/bench/results/")).collect()
@@ -128,8 +129,8 @@ fn result_page_medians_match_their_runs() {
     }
 }
 
-/// Each raw measurement in a committed `.jsonl` file occurs, rounded, among the runs of its row in the result
-/// page.
+/// Each raw measurement in a committed `.jsonl` file, rounded, is listed among the runs of its row in the
+/// result page.
 #[test]
 fn committed_raw_lines_are_among_the_runs() {
     let rows = figure_rows(&read_file("tests/bench/results/h200/serving.md"));

@@ -1,12 +1,12 @@
-//! Checks the dependencies between crates, and which crates may use a third-party crate, from `cargo
-//! metadata`.
+//! Checks dependencies with `cargo metadata`: on which workspace crates each workspace crate depends, and
+//! which workspace crates use a third-party crate.
 
 use crate::source_tree::{read_file, root};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Workspace crates that each workspace crate may depend on.
+/// Each workspace crate, with the workspace crates on which it may depend.
 const EDGES: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("kvcache", &["protocol"]),
@@ -41,7 +41,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("hadron-fuzz", &["grammar", "metrics", "models", "protocol", "server", "text"]),
 ];
 
-/// Third-party crates with the only workspace crates that may depend on them.
+/// Third-party crates, each with the only workspace crates that may depend on it.
 const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("tokio", &["engine", "hadron", "server"]),
     ("axum", &["server"]),
@@ -70,7 +70,7 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that access the device, directly or through other crates. The scheduling crates must not depend on
-/// them, not even in tests.
+/// these crates, not even in tests.
 const DEVICE: &[&str] = &[
     "hip-runtime-sys",
     "rccl-sys",
@@ -82,7 +82,7 @@ const DEVICE: &[&str] = &[
     "executor",
 ];
 
-/// Dependency of a workspace crate.
+/// A dependency that a workspace crate declares.
 struct CrateDependency {
     name: String,
     dev: bool,

@@ -9,11 +9,12 @@ struct IgnoredTest {
     reason: String,
 }
 
-/// Phrases in the reason of an `#[ignore]` attribute that name another test or program as the test's runner.
+/// If the reason in an `#[ignore]` attribute contains one of these phrases, another test or program runs the
+/// ignored test.
 const RUN_BY_OTHER_TESTS: &[&str] =
     &["run by", "runs it", "started by", "starts it", "a process of", "as the one above"];
 
-/// The ignored tests in the text of a source file.
+/// Returns the ignored tests in the text of a source file.
 fn ignored_tests(text: &str) -> Vec<IgnoredTest> {
     let mut found = Vec::new();
     let mut lines = text.lines();

@@ -1,19 +1,19 @@
-//! Checks the vocabulary of the code: names of types and tests, and idioms in comments. Each bound may only
-//! be lowered.
+//! Checks the vocabulary of the code: names of types and tests, and idioms in comments. The maximum values
+//! may be lowered, but not raised.
 
 use crate::source_tree::{SourceFile, files_with, rust_files};
 use std::collections::BTreeMap;
 
-/// Maximum share of type definitions with a one-word name, in percent.
+/// Maximum percentage of type definitions whose name is a single word.
 const ONE_WORD_PERCENT_MAX: f64 = 1.2;
-/// Maximum share of type definitions whose name another type also has, in percent.
+/// Maximum percentage of type definitions whose name is also the name of another type.
 const SHARED_NAME_PERCENT_MAX: f64 = 0.1;
-/// Maximum number of idioms per thousand comment lines.
+/// Maximum number of idioms (`IDIOMS`) per thousand comment lines.
 const IDIOMS_PER_THOUSAND_MAX: f64 = 0.2;
 /// Maximum length of a test's name in characters.
 const TEST_NAME_MAX: usize = 60;
 
-/// Words in comments that technical documentation does not use in this sense.
+/// Words that count as idioms in comments, because technical documentation does not use them in this sense.
 const IDIOMS: &[&str] = &[
     "behind",
     "nobody",
@@ -40,7 +40,7 @@ const IDIOMS: &[&str] = &[
     "unturned",
 ];
 
-/// One-word type names that are not nouns, which are forbidden.
+/// Forbidden type names: single words that are not nouns.
 const NO_NOUNS: &[&str] = &[
     "By",
     "Held",
@@ -56,8 +56,8 @@ const NO_NOUNS: &[&str] = &[
     "Elsewhere",
 ];
 
-/// Name of the type that a line defines. Associated types are excluded, because their names are given by
-/// traits.
+/// Returns the name of the type that a line of code defines. Associated types are excluded, because traits
+/// determine their names.
 fn defined_type(line: &str) -> Option<&str> {
     let is_indented = line.starts_with(' ');
     let mut rest = line.trim_start();
@@ -75,7 +75,7 @@ fn defined_type(line: &str) -> Option<&str> {
     (is_type && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
 }
 
-/// Number of words in a type name such as `KvCache` (2) or `SSEBody` (2).
+/// Returns the number of words in a type name, such as 2 for `KvCache` and `SSEBody`.
 fn words(name: &str) -> usize {
     let chars: Vec<char> = name.chars().collect();
     let begins = |i: usize| {
@@ -87,7 +87,7 @@ fn words(name: &str) -> usize {
     (0..chars.len()).filter(|&i| begins(i)).count()
 }
 
-/// Names of all defined types, each with the files that define it.
+/// Returns the names of all defined types, each with the paths of the files that define it.
 fn types(files: &[SourceFile]) -> BTreeMap<&str, Vec<&str>> {
     let mut types = BTreeMap::<_, Vec<_>>::new();
     for file in files {
@@ -163,7 +163,8 @@ fn comments_use_the_words_of_the_field() {
     assert!(rate <= IDIOMS_PER_THOUSAND_MAX, "{rate:.1} idioms in a thousand lines of comments");
 }
 
-/// Whether a function signature, from its name to its body, has an anonymous tuple parameter.
+/// Whether a function has an anonymous tuple parameter. `signature`: text from the function's name to its
+/// body.
 fn has_tuple_parameter(signature: &str) -> bool {
     let Some((_, parameters)) = signature.split_once('(') else { return false };
     let parameters = parameters.rsplit_once("->").map_or(parameters, |(before, _)| before);

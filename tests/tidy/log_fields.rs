@@ -1,10 +1,11 @@
-//! Checks the fields of log events: they are values for operators, not the `Debug` text of Rust types.
+//! Checks that the fields of log events do not contain the `Debug` text of Rust types, because operators read
+//! them.
 
 use crate::source_tree::rust_files;
 
 const MACROS: [&str; 5] = ["trace!(", "debug!(", "info!(", "warn!(", "error!("];
 
-/// Arguments of each log macro in a source text, with the offset of the macro.
+/// Returns the arguments of each log macro call in a source text, with the byte offset of the call.
 fn log_events(text: &str) -> Vec<(usize, &str)> {
     let starts = text.match_indices("tracing::").filter_map(|(at, prefix)| {
         let name = &text[at + prefix.len()..];
@@ -22,7 +23,7 @@ fn log_events(text: &str) -> Vec<(usize, &str)> {
     events.collect()
 }
 
-/// Whether the arguments of a log macro write the `Debug` text of a value.
+/// Whether the arguments of a log macro format a value with `Debug` (`?field` or `{:?}`).
 fn writes_debug_text(arguments: &str) -> bool {
     let mut before = ',';
     let debug_field = arguments.chars().any(|c| {

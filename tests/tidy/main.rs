@@ -1,6 +1,5 @@
-//! Checks the rules of ARCHITECTURE.md that can be checked automatically: crate dependencies, users of
-//! third-party crates, and required and forbidden contents of source files. File sizes are printed, but never
-//! fail a build.
+//! Checks the rules of ARCHITECTURE.md that can be checked automatically: dependencies between crates, use of
+//! third-party crates, and required and forbidden contents of source files. Sizes of files are only printed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 

@@ -1,16 +1,17 @@
-//! Checks the patches of `tests/sim/mutants`: each applies to the current code, describes the fault that it
-//! injects, and is listed in the results page, which shows that the simulator finds it.
+//! Checks the patches in `tests/sim/mutants`, each of which injects a fault into the code: each patch applies
+//! to the current code, describes its fault, and is listed in the results page, which shows that the
+//! simulator detects the fault.
 
 use crate::source_tree::{read_file, root};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Minimum number of injected faults that the simulator finds: patches, and faults of `fault_injector.rs`.
+/// Minimum number of injected faults (by patches or by `fault_injector.rs`) that the simulator detects.
 const INJECTED_FAULTS_MIN: usize = 43;
 /// Page with the results of `just mutants`.
 const RESULTS: &str = "tests/bench/results/cpu/injected_faults.md";
 
-/// Paths of all patches, sorted by name.
+/// Returns the paths of all patches, sorted by name.
 fn patches() -> Vec<PathBuf> {
     let files = std::fs::read_dir(root().join("tests/sim/mutants")).unwrap();
     let paths = files.map(|entry| entry.unwrap().path());
@@ -28,8 +29,8 @@ fn name_of(patch: &std::path::Path) -> String {
 fn every_mutant_patch_still_applies() {
     let mut stale = Vec::new();
     for patch in patches() {
-        // If another repository contains the source tree, `git apply` must not prepend a path to those of the
-        // patch.
+        // If the source tree is inside another git repository, `git apply` would prepend the tree's path to
+        // the paths in the patch; this setting prevents it.
         let output = Command::new("git")
             .args(["apply", "--check"])
             .arg(&patch)

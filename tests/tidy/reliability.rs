@@ -1,23 +1,23 @@
-//! Checks that `docs/reliability.md` has a row for each fault, incident and figure, and that the named tests
-//! exist.
+//! Checks that `docs/reliability.md` has a table row for each fault, incident and figure, and that the tests
+//! named in these rows exist.
 
 use crate::source_tree::read_file;
 use std::collections::BTreeSet;
 
-/// Cells of the table rows whose first cell is `name`.
+/// Returns the cells of each table row in `page` whose first cell is `name`.
 fn rows<'a>(page: &'a str, name: &str) -> Vec<Vec<&'a str>> {
     let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect();
     let lines = page.lines().filter(|line| line.starts_with('|'));
     lines.map(cells).filter(|cells: &Vec<&str>| cells[0] == name).collect()
 }
 
-/// File path and name of every test that a cell names as `path::name`.
+/// Returns file path and name of every test in a cell, which are written as `path::name`.
 fn tests(cell: &str) -> BTreeSet<(&str, &str)> {
     cell.split('`').filter_map(|word| word.split_once(".rs::")).collect()
 }
 
-/// Whether a file has a test of this name: `#[test]` precedes its `fn`, with only attributes and comments
-/// between.
+/// Whether a file contains a test with this name: the attribute `#[test]` precedes the function, with only
+/// other attributes and comments between.
 fn is_test(text: &str, name: &str) -> bool {
     let head = format!("fn {name}(");
     let lines: Vec<&str> = text.lines().map(str::trim).collect();

@@ -1,4 +1,4 @@
-//! Prints the longest files and functions; sizes never fail a build.
+//! Prints the longest files and functions. There is no limit for the lengths.
 
 use crate::source_tree::{SourceFile, rust_files};
 
@@ -22,7 +22,8 @@ fn longest_files_and_functions_are_printed() {
     }
 }
 
-/// Length and location of each function: from its `fn` line to the closing brace at the same indent.
+/// Returns the length in lines and the location of each function, which extends from its `fn` line to the
+/// closing brace at the same indent.
 fn functions(file: &SourceFile) -> Vec<(usize, String)> {
     let lines: Vec<&str> = file.text.lines().collect();
     let indent = |l: &str| l.len() - l.trim_start().len();

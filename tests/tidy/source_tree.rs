@@ -1,4 +1,4 @@
-//! Reads the source tree: files with their paths relative to the repository root.
+//! Reads the files of the source tree, with their paths relative to the repository root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ pub(crate) fn read_file(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Every Rust file outside build outputs, sorted by path.
+/// Returns all Rust files of the repository except build outputs, sorted by path.
 pub(crate) fn rust_files() -> Vec<SourceFile> {
     files_with(&["rs"])
 }
 
-/// Every file with one of `extensions`, except build outputs, sorted by path.
+/// Returns all files of the repository with one of `extensions` except build outputs, sorted by path.
 pub(crate) fn files_with(extensions: &[&str]) -> Vec<SourceFile> {
     let mut found = Vec::new();
     walk(&root(), extensions, &mut found);
@@ -50,7 +50,8 @@ fn walk(dir: &Path, extensions: &[&str], found: &mut Vec<SourceFile>) {
     }
 }
 
-/// Lines of a file up to its first test module, numbered from 1, each without the text from `//` on.
+/// Returns the lines of a file before its first test module, with their line numbers from 1. Comments are cut
+/// off at `//`.
 pub(crate) fn code_lines(source: &SourceFile) -> impl Iterator<Item = (usize, &str)> {
     let end = source.text.find("#[cfg(test)]\nmod ").unwrap_or(source.text.len());
     source.text[..end].lines().enumerate().map(|(i, line)| {

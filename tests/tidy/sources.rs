@@ -2,7 +2,7 @@
 
 use crate::source_tree::{SourceFile, code_lines, read_file, root, rust_files};
 
-/// Panics with all offending lines if there are any.
+/// Panics if `hits` (the lines that violate `rule`) is not empty, with all of these lines.
 fn forbid(rule: &str, hits: &[String]) {
     assert!(hits.is_empty(), "{rule}:\n  {}", hits.join("\n  "));
 }
@@ -86,7 +86,8 @@ fn scheduling_crates_read_no_clock() {
     forbid("the scheduler gets the time as an argument", &hits(&rust_files(), clock));
 }
 
-/// Timeouts, waits and ordering must use a monotonic clock; only displayed times may use the wall clock.
+/// Timeouts, waits and ordering must use a monotonic clock. Only times that are displayed may use the wall
+/// clock.
 #[test]
 fn wall_clock_is_read_for_display_only() {
     let shown = [
@@ -117,7 +118,7 @@ fn release_builds_keep_checks() {
     let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
     assert_eq!(without, ["kernels"], "the one whose loops are checked at their edge");
     // `debug_assert` is forbidden in scheduling code and in parsers of requests, model folders and network
-    // messages.
+    // messages, because release builds do not check it.
     let reads = [
         "protocol/src",
         "kvcache/src",

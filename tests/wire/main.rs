@@ -1,4 +1,5 @@
-//! Tests of the KV-event wire format and protocol: encoding, order, and the index that a subscriber builds.
+//! Tests of the format and protocol of KV events: encoding, order of batches, and the set of blocks that a
+//! subscriber builds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "prints measured times also if tests pass")]

@@ -1,11 +1,11 @@
-//! Decodes payloads of KV events as msgspec 0.22 encodes the classes of vLLM 0.33, and arrays as in earlier
-//! versions.
+//! Decodes KV events from payloads that msgspec 0.22 encoded: event classes of vLLM 0.33 (maps), and arrays
+//! as in earlier versions of vLLM.
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash, KvEventEncoder, decode};
 use protocol::{BlockHash, ExtraKey, KvEvent};
 
-/// Block hash of the token ids [1, 2, 3, 4].
+/// Hash of a KV block with the token ids [1, 2, 3, 4].
 const A: BlockHash = BlockHash(8_356_527_653_647_720_045);
 
 fn encoder(format: KvEventFormat) -> KvEventEncoder {
@@ -80,8 +80,8 @@ fn optional_keys_are_written_in_order_or_left_out() {
     };
     let text = hex(&full, salted.clone());
     assert!(text.starts_with("93cb3ff800000000000091de000b"), "eleven keys: {text}");
-    // The encoded end of an event: lora_name nil, extra_keys [["s"], nil], group_idx 0, kv_cache_spec_kind
-    // full_attention, rank 0.
+    // Last fields of an encoded event: lora_name nil, extra_keys [["s"], nil], group_idx 0,
+    // kv_cache_spec_kind full_attention; then rank 0 of the batch.
     let end = "a96c6f72615f6e616d65c0aa65787472615f6b6579739291a173c0a967726f75705f69647800\
                b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e00";
     assert!(text.ends_with(&end.replace(' ', "")), "{text}");
@@ -104,8 +104,8 @@ fn token_ids_may_be_omitted() {
 
 #[test]
 fn vllm_batches_are_decoded_and_broken_ones_rejected() {
-    // The encoded event: {"type": "BlockRemoved", "block_hashes": [b"\x01\x02", -1], "medium": nil, "new":
-    // true}, without a rank.
+    // A batch without a rank, with the event {"type": "BlockRemoved", "block_hashes": [b"\x01\x02", -1],
+    // "medium": nil, "new": true}.
     let payload = [
         b"\x93\xcb\x3f\xf8\0\0\0\0\0\0\x91\x84\xa4type\xacBlockRemoved\xacblock_hashes\x92"
             .as_slice(),

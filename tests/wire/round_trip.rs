@@ -1,4 +1,4 @@
-//! KV events that are encoded in either format and decoded again are unchanged.
+//! KV events that are encoded and decoded again are unchanged, in both formats (maps and arrays).
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, EventJournal, ExternalBlockHash, KvEventEncoder, decode};

@@ -1,6 +1,6 @@
-//! Reproducible random numbers for the schedules.
+//! Reproducible random numbers for the schedules (random event sequences) in `schedules.rs`.
 
-/// Random number generator of the schedules: xorshift64*.
+/// Random number generator (xorshift64*) of the schedules in `schedules.rs`.
 pub(crate) struct InterleavingRng(u64);
 
 impl InterleavingRng {
@@ -8,7 +8,7 @@ impl InterleavingRng {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A random number below `bound`.
+    /// Returns a random number below `bound`.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,6 +1,7 @@
-//! Ten thousand random schedules of dropped batches, reconnects, replays, clears and restarts: a subscriber
-//! that has received the last sequence number has exactly the blocks of the index. The cache, the event feed
-//! and the replay journal are real, but there are no sockets.
+//! Runs ten thousand random schedules: sequences of cache changes, dropped batches, reconnects, replays,
+//! cache clears and restarts. A subscriber that has received the last sequence number must have exactly the
+//! blocks in the server's prefix index. Cache, event feed and replay journal are those of the server, but
+//! there are no sockets.
 
 use crate::schedule_rng::InterleavingRng;
 use kvcache::{
@@ -23,7 +24,8 @@ use std::sync::mpsc::Receiver;
 const SCHEDULES: u64 = 10_000;
 const BLOCK_TOKENS: u32 = 2;
 
-/// A KV cache with few blocks, its event feed, and its publisher.
+/// A server reduced to a KV cache with few blocks, the feed of its events, and the replay journal of its
+/// publisher.
 struct InterleavingServer {
     kv: KvCache,
     hasher: BlockHasher,
@@ -34,8 +36,8 @@ struct InterleavingServer {
     journal: EventJournal,
 }
 
-/// Keeps the read ends of the wake-up sockets open. Feeds write to these sockets to wake their publishers;
-/// the tests never read them.
+/// Keeps the read ends of sockets open. A feed writes to the other end of its socket to wake the publisher;
+/// the tests never read.
 struct WakerSockets(Vec<UnixStream>);
 
 impl InterleavingServer {
@@ -52,8 +54,8 @@ impl InterleavingServer {
         near.set_nonblocking(true).unwrap();
         sockets.0.push(far);
         let waker = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
-        // The feed's queue is limited by the number of batches or by their bytes; either limit may be the
-        // smaller one.
+        // The feed's queue is limited both by number of batches and by bytes; which limit is reached first is
+        // random.
         let batches = 1 + rng.below(4) as usize;
         let bytes = if rng.one_in(2) { u64::MAX } else { u64::from(1 + rng.below(2_000)) };
         let limits = FeedLimits { batches, bytes };
@@ -75,7 +77,8 @@ impl InterleavingServer {
         (server, first)
     }
 
-    /// One step of the server: changes the cache, and passes the KV events to the publisher.
+    /// Runs one step of the server: changes the cache, and passes the resulting KV events to the queue of the
+    /// publisher.
     fn step(&mut self, rng: &mut InterleavingRng) {
         match rng.below(12) {
             0 => self.kv.clear(),
@@ -93,8 +96,8 @@ impl InterleavingServer {
         self.feed.flush();
     }
 
-    /// Runs a prompt that shares prefixes with other prompts, because it has few distinct tokens and one of
-    /// two salts.
+    /// Adds a random prompt to the cache. Prompts have few distinct tokens and one of two salts, so that many
+    /// of them share prefixes.
     fn request(&mut self, rng: &mut InterleavingRng) {
         let length = BLOCK_TOKENS + rng.below(9);
         let tokens: Vec<Token> = (0..length).map(|_| rng.below(2)).collect();
@@ -120,7 +123,8 @@ impl InterleavingServer {
         self.held_tables.push(table);
     }
 
-    /// Publishes what the feed has queued, as the publisher's thread does, and appends the batches to `sent`.
+    /// Encodes the KV events in the feed's queue as batches, as the publisher's thread does, and appends the
+    /// batches to `sent`.
     fn publish(&mut self, sent: &mut Vec<PublishedBatch>) {
         while let Ok(changes) = self.changes.try_recv() {
             self.counters.record_dequeued(&changes);
@@ -137,7 +141,8 @@ impl InterleavingServer {
     }
 }
 
-/// A subscriber on a connection that loses batches. It requests a full replay at the start, as routers do.
+/// A subscriber whose connection loses batches. It starts at sequence number 0, so that it requests a full
+/// replay, as routers do.
 struct InterleavingSubscriber {
     sequence_tracker: SequenceNumberTracker,
     cached_hashes: SubscriberBlocks,
@@ -146,7 +151,8 @@ struct InterleavingSubscriber {
 }
 
 impl InterleavingSubscriber {
-    /// Reads all batches on the connection. After a gap it requests a replay, which may be interrupted.
+    /// Reads all batches on the connection, and requests a replay after each gap. Unless `reliable`, a replay
+    /// may be interrupted.
     fn read(&mut self, server: &mut InterleavingServer, rng: &mut InterleavingRng, reliable: bool) {
         while let Some(entry) = self.connection.pop_front() {
             match self.sequence_tracker.check(entry.seq) {
@@ -191,7 +197,8 @@ impl InterleavingSubscriber {
     }
 }
 
-/// Numbers of gaps, restarts and other events in all schedules, which show that they happened.
+/// Numbers of dropped batches, gaps, restarts and late joins in all schedules. The test checks that these
+/// events have happened.
 #[derive(Default)]
 struct InterleavingCounts {
     dropped: u64,
@@ -216,7 +223,7 @@ fn schedule(seed: u64, counts: &mut InterleavingCounts) {
     if !joins_late {
         subscriber.connection.push_back(first);
     }
-    // The publisher runs after one in `pace` steps on average.
+    // In each step, the publisher runs with probability 1 / `pace`.
     let pace = 1 + rng.below(12);
     for step in 0..10 + rng.below(50) {
         server.step(&mut rng);
@@ -246,8 +253,8 @@ fn schedule(seed: u64, counts: &mut InterleavingCounts) {
     counts.gaps += subscriber.gaps;
 }
 
-/// Publishes everything and one more batch: the subscriber's set of blocks must then equal the server's
-/// index.
+/// Publishes all queued events and one empty batch. The subscriber's set of blocks must then equal the
+/// server's prefix index.
 fn finish_schedule(
     server: &mut InterleavingServer,
     subscriber: &mut InterleavingSubscriber,
@@ -278,8 +285,9 @@ fn subscriber_at_last_sequence_knows_the_index() {
     assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && joined_late > 1_000);
 }
 
-/// A backlog is sent as one batch, with a clear event first, once half of the queue is free. Until then the
-/// backlog of a stalled publisher is at most twice the pool size, whatever happens.
+/// While the publisher is stalled, the events that do not fit in the queue form a backlog of at most twice as
+/// many blocks as the KV pool has. Once half of the queue is free, the backlog is sent as one batch, which
+/// starts with a clear event.
 #[test]
 fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! A real publisher over real sockets: frames, replay, topics, and a subscriber that never reads.
+//! Tests of the KV-event publisher over sockets: frames, replay, topics, and a subscriber that never reads.
 
 use crate::kv_event_replay::{self, config};
 use metrics::kv_events::{
@@ -23,9 +23,9 @@ fn start(extra: &serde_json::Value) -> (KvEventFeed, KvEventPublisher) {
         .unwrap()
         .start(&spec, 1_000, Arc::default())
         .unwrap();
-    // Waits, so that a subscriber that connects later misses the first batch.
+    // Waits until the first batch is published, so that a subscriber that connects later misses it.
     wait_for_batches(&publisher, 1);
-    // The publisher counts a batch before it sends it, so the test waits until it has been sent as well.
+    // The publisher counts a batch before it sends it, so the test also waits until the batch has been sent.
     std::thread::sleep(Duration::from_millis(50));
     (feed, publisher)
 }
@@ -172,7 +172,7 @@ fn stuck_subscriber_loses_only_its_own_batches() {
         (counters.dropped.load(Ordering::Relaxed), counters.errors.load(Ordering::Relaxed)),
         (0, 0)
     );
-    // The limit is high, because other load on the cores may delay a hand-over.
+    // The limit is high, because other processes may delay passing a batch to the publisher.
     assert!(slowest < Duration::from_secs(10), "a hand-over took {slowest:?}");
     println!("slowest hand-over with a stuck reader: {slowest:?}");
     let mut seqs = Vec::new();
@@ -194,7 +194,7 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     stuck.set_rcvhwm(1).unwrap();
     stuck.set_subscribe(b"").unwrap();
     stuck.connect(&publisher.source().endpoint).unwrap();
-    // Publishes until the first batch is received, which shows that the subscription is active.
+    // Publishes batches until the subscriber receives one, which shows that the subscription is active.
     stuck.set_rcvtimeo(10).unwrap();
     let mut batches = 1;
     while stuck.recv_multipart(0).is_err() {
@@ -211,7 +211,8 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
             group: 0,
         };
         publish_events(&mut feed, vec![large]);
-        // Waits until the publisher has processed the batch, so that its queue is never full.
+        // Waits until the publisher has processed the batch, so that the queue of the publisher is never
+        // full.
         wait_for_batches(&publisher, batches + hash);
     }
     assert_eq!(publisher.source().counters.dropped.load(Ordering::Relaxed), 0);
@@ -219,10 +220,11 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     while let Ok(frames) = stuck.recv_multipart(0) {
         bytes += frames[2].len();
     }
-    // Socket buffers hold some megabytes in addition to the publisher's queue.
+    // In addition to the publisher's queue for this subscriber, socket buffers contain some megabytes.
     let sent = BATCHES as usize * 100_000;
     assert!((BOUND / 2..sent / 2).contains(&bytes), "{bytes} of {sent} bytes were kept for it");
-    // Delivery continues with the newest batch, and its sequence number reveals the gap.
+    // The subscriber receives the newest batch, although earlier batches were dropped; its sequence number
+    // reveals the gap.
     publish_events(&mut feed, stored(1));
     stuck.set_rcvtimeo(WAIT_MS).unwrap();
     let frames = stuck.recv_multipart(0).unwrap();
@@ -230,7 +232,8 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     assert_eq!(seq, publisher.source().counters.seq.load(Ordering::Relaxed));
 }
 
-/// Publishes until the subscription is active, because ZMTP does not acknowledge subscriptions.
+/// Checks that the subscriber receives batches. Publishes until the subscription is active, because ZMTP does
+/// not acknowledge subscriptions.
 fn assert_receives_batches(
     feed: &mut KvEventFeed,
     subscriber: &Socket,
@@ -307,7 +310,7 @@ fn subscriber_zmtp_heartbeats_are_answered() {
     subscriber.set_subscribe(b"").unwrap();
     subscriber.connect(&publisher.source().endpoint).unwrap();
     assert_receives_batches(&mut feed, &subscriber, &publisher);
-    // If the publisher did not reply to heartbeats, the subscriber would have disconnected for good by now.
+    // By now, a subscriber whose heartbeats had no reply would have disconnected permanently.
     std::thread::sleep(Duration::from_secs(1));
     assert_receives_batches(&mut feed, &subscriber, &publisher);
     assert_eq!(publisher.source().counters.subscribers.load(Ordering::Relaxed), 1);

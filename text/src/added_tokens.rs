@@ -1,9 +1,11 @@
-//! Encodes text in which some occurrences of special tokens must remain plain text.
+//! Encodes text in which some occurrences of special tokens, such as those typed by a user, must remain plain
+//! text.
 //!
 //! The steps are those of Hugging Face `tokenizers` 0.22 (`AddedVocabulary::extract_and_normalize`): added
 //! tokens are extracted from the raw text, then from the normalised pieces, and the text between them is
-//! pre-tokenised and encoded. There is one difference: a special token that would cover a protected position
-//! is not extracted. Without protected positions the result equals that of `tokenizers`.
+//! pre-tokenised and encoded. There is one difference: a special token is not extracted if its text contains
+//! a protected position, that is, text from a user. Without protected positions the result equals that of
+//! `tokenizers`.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use protocol::Token;
@@ -15,7 +17,8 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
 };
 
-/// Finds the added tokens of one tokenizer in texts, and knows their ids and which of them are special.
+/// Search automata for the added tokens of one tokenizer (`added_tokens` in `tokenizer.json`), with the id of
+/// each added token and the list of special tokens.
 #[derive(Debug)]
 pub(super) struct AddedTokenMatcher {
     raw: AddedTokenFinder,
@@ -58,8 +61,8 @@ impl AddedTokenMatcher {
         self.ids.get(text).copied()
     }
 
-    /// Returns the pre-tokens of `text`; `protected_positions` are ascending byte positions that no special
-    /// token may cover.
+    /// Returns the pre-tokens of `text`. `protected_positions` are the byte positions, in ascending order, of
+    /// user text that must not become part of a special token.
     pub(super) fn pre_tokenize(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -81,15 +84,15 @@ impl AddedTokenMatcher {
     }
 }
 
-/// Returns the byte positions in the original text at which pre-tokens begin, ascending.
+/// Returns the byte positions in the original text at which the pre-tokens begin, in ascending order.
 pub(super) fn pre_token_starts(pieces: &PreTokenizedString) -> Vec<usize> {
     let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
     splits.into_iter().map(|(_, (from, _), _)| from).collect()
 }
 
-/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. Each pre-token is
-/// encoded separately and its intermediate result is dropped immediately: keeping the results of all
-/// pre-tokens would take most of the tokenisation memory.
+/// Encodes the pre-tokens that begin before byte `end` of the original text, and appends their token ids to
+/// `ids`. Each pre-token is encoded separately and its intermediate result is dropped immediately: keeping
+/// the results of all pre-tokens would take most of the tokenisation memory.
 pub(super) fn append_ids(
     tokenizer: &tokenizers::Tokenizer,
     pieces: &PreTokenizedString,
@@ -118,7 +121,8 @@ struct AddedTokenFinder {
     tokens: Vec<(Token, AddedToken)>,
 }
 
-/// Parts of a text, in order: text without added tokens (`None`), and added tokens.
+/// A text split at its added tokens, in order. `Some` contains an added token; `None` means text without
+/// added tokens.
 type AddedTokenSplits = Vec<(NormalizedString, Option<Vec<Piece>>)>;
 
 impl AddedTokenFinder {
@@ -139,8 +143,8 @@ impl AddedTokenFinder {
         Ok(Self { automaton, tokens })
     }
 
-    /// Splits `piece` at the added tokens found in it. Each of them becomes a piece of its own with its token
-    /// id.
+    /// Splits `piece`, a part of a text, at the added tokens found in it. Each added token becomes a separate
+    /// piece that carries its token id.
     fn split(
         &self,
         piece: &NormalizedString,
@@ -158,8 +162,9 @@ impl AddedTokenFinder {
             let (id, token) = &self.tokens[found.pattern().as_usize()];
             let (mut from, mut to) = (found.start(), found.end());
             if token.special && covers_protected(piece, from, to, protected_positions) {
-                // The found special token covers a protected position, so its text remains plain text. The
-                // search continues one character later, because another added token may begin inside it.
+                // The special token found here covers a protected position (user text that must not become a
+                // special token), so its text remains plain text. The search continues one character later,
+                // because another added token may begin inside this text.
                 search = from + text[from..].chars().next().map_or(1, char::len_utf8);
                 continue;
             }
@@ -189,8 +194,8 @@ impl AddedTokenFinder {
     }
 }
 
-/// Whether a protected position is inside bytes `[from, to)` of `piece`; `protected_positions` are byte
-/// positions in the original text.
+/// Whether bytes `[from, to)` of `piece` contain a protected position, at which user text must not become
+/// part of a special token. `protected_positions` are byte positions in the original text.
 fn covers_protected(
     piece: &NormalizedString,
     from: usize,

@@ -17,7 +17,8 @@ use tokenizers::AddedToken;
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const ROLES_FILE: &str = "special_tokens_map.json";
 const ADDED_FILE: &str = "added_tokens.json";
-/// JSON members that list special tokens without a role; the current member name precedes the legacy name.
+/// JSON members that list special tokens without a role (a role is a name such as `bos_token`). The first
+/// member name is current, the second is the legacy name.
 const EXTRA_MEMBERS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
 /// Special tokens that the files next to `tokenizer.json` declare.
@@ -27,7 +28,7 @@ pub(super) struct DeclaredSpecialTokens {
     pub(super) config: Value,
     /// Special tokens with a role, as pairs (role, token string); a role is a name such as `bos_token`.
     pub(super) roles: Vec<(String, String)>,
-    /// Special tokens without a role.
+    /// Special tokens without a role such as `bos_token`.
     extra: Vec<String>,
     /// Added tokens by id.
     added: BTreeMap<Token, AddedToken>,
@@ -59,7 +60,7 @@ impl From<AddedTokenEntry> for AddedToken {
 }
 
 impl DeclaredSpecialTokens {
-    /// Reads the files of a tokenizer folder; each of them is optional.
+    /// Reads the files next to `tokenizer.json` in the folder `dir`; each of these files is optional.
     ///
     /// Errors: the error names the file and the member that is invalid.
     pub(super) fn read(dir: &Path) -> Result<Self, TextLoadError> {
@@ -117,7 +118,7 @@ impl DeclaredSpecialTokens {
         self.added = added.collect();
     }
 
-    /// Whether the token has a role or is an extra special token.
+    /// Whether the token string `content` is declared as a special token, with or without a role.
     fn is_special(&self, content: &str) -> bool {
         self.roles.iter().any(|(_, token)| token == content)
             || self.extra.iter().any(|token| token == content)
@@ -128,7 +129,8 @@ impl DeclaredSpecialTokens {
         self.roles.iter().find(|(role, _)| role == name).map(|(_, token)| token.as_str())
     }
 
-    /// Sets the role `name` to `token`, the default of the tokenizer class, unless a file declares the role.
+    /// Adds the role `name` with the string `token`, the default of the tokenizer class, unless a file
+    /// declares this role.
     pub(super) fn add_default_role(&mut self, name: &str, token: &str) {
         let is_declared = |members: &Value| members.get(name).is_some();
         if self.role(name).is_none() && !is_declared(&self.config) {

@@ -129,7 +129,8 @@ impl DetokenizerState {
         self.flush(tokenizer.token_table.invalid, out);
     }
 
-    /// Applies the rule for spaces at the start of a text to the bytes of the next token.
+    /// Removes the spaces at the start of the text that the rule `leading` requires to be removed. `bytes`
+    /// are the bytes of the next token; returns the remaining bytes.
     fn strip_start(&mut self, leading: LeadingSpaceRule, bytes: &[u8]) -> Vec<u8> {
         match leading {
             LeadingSpaceRule::Keep => {
@@ -186,8 +187,8 @@ impl DetokenizerState {
     }
 }
 
-/// Appends U+FFFD for one invalid sequence of `bytes` bytes: one per sequence or one per byte, as `invalid`
-/// defines.
+/// Appends the replacement for one invalid UTF-8 sequence of `bytes` bytes: one U+FFFD for the whole sequence
+/// or one per byte, as `invalid` defines.
 fn replace(bytes: usize, invalid: InvalidUtf8Replacement, out: &mut String) {
     let count = if invalid == InvalidUtf8Replacement::PerByte { bytes } else { 1 };
     out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count));

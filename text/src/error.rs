@@ -74,7 +74,7 @@ pub enum TextError {
     /// A chat template sent in a request exceeded its time limit in seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
-    /// The maximum number of request templates, given here, is already being rendered.
+    /// The maximum number of chat templates sent in requests, given here, is already being rendered.
     #[error("{0} chat templates of requests are being rendered: try again later")]
     TemplatesBusy(u64),
     /// No worker process could be started for a chat template sent in a request.
@@ -83,8 +83,8 @@ pub enum TextError {
     /// The message to be continued (`continue_final_message`) is absent from the rendered text.
     #[error("the chat template omits the final message, so it cannot be continued")]
     NothingToContinue,
-    /// The text cannot be split into windows, and tokenising it as a whole would exceed the memory budget of
-    /// all texts.
+    /// The text cannot be split into windows (parts that are tokenised separately), and tokenising it as a
+    /// whole would exceed the memory budget of all texts.
     #[error(
         "{text_bytes} bytes of text without a change between letters, digits, spaces and punctuation take \
          {bytes} bytes of memory to tokenise, the limit is {limit}"

@@ -5,7 +5,7 @@ use super::jinja::float_text;
 use super::large_integers::integer_of_object;
 use serde_json::Value;
 
-/// Returns `value` as JSON text, with `space` after each comma and colon.
+/// Returns `value` as JSON text. The string `space` is inserted after each comma and colon.
 pub fn json_text(value: &Value, space: &str) -> String {
     let mut out = String::new();
     write_value(value, space, &mut out);

@@ -1,6 +1,6 @@
 //! Conversion between text and token ids: tokenizer, chat templates, detokenizer, stop strings, and parsers
-//! of reasoning and tool calls. Scheduler and executors use token ids only. Every algorithm here is linear
-//! and bounded.
+//! of reasoning and tool calls. Scheduler and executors use token ids only. Every algorithm here takes time
+//! linear in the length of the text and bounded memory.
 
 #![forbid(unsafe_code)]
 

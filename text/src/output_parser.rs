@@ -21,7 +21,8 @@ pub struct OutputParserConfig {
     pub tool_call_syntax: Option<ToolCallSyntax>,
     /// Reasoning format of the model; `None` = reasoning is not parsed.
     pub reasoning: Option<ReasoningFamily>,
-    /// Whether the model opens the reasoning itself, unless the prompt closes it.
+    /// Whether the model begins its output with the opening reasoning marker, unless the prompt ends with a
+    /// reasoning marker.
     pub opens_reasoning: bool,
     reasoning_markers: Arc<[Token]>,
     reasoning_and_call_markers: Arc<[Token]>,
@@ -59,7 +60,7 @@ impl OutputParserConfig {
     }
 }
 
-/// Splits one generated output into reasoning, content and tool calls.
+/// Splits the output generated for one choice into reasoning, content and tool calls.
 #[derive(Debug, Clone)]
 pub struct OutputParser {
     splitter: Option<ReasoningSplitter>,
@@ -122,8 +123,8 @@ impl OutputParser {
         self.splitter.is_some()
     }
 
-    /// Returns a tracker that finds the end of the reasoning token by token; `None` if the reasoning has
-    /// ended or is not parsed.
+    /// Returns a tracker that determines, token by token, where the reasoning ends; `None` if the reasoning
+    /// has ended or is not parsed.
     pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<TokenReasoningTracker> {
         let splitter = self.splitter.as_ref().filter(|splitter| !splitter.is_after())?;
         Some(TokenReasoningTracker::new(detokenizer, splitter.clone()))

@@ -29,8 +29,8 @@ pub enum OutputPiece<'a> {
         /// Index of the tool call.
         index: u32,
     },
-    /// A tool call was truncated or is malformed. Non-streaming replies, which have not sent any part of the
-    /// call yet, return the text of the call as content.
+    /// A tool call was truncated or is malformed. A non-streaming reply returns the text of the call as
+    /// content, because no part of the call has been sent yet.
     Broken {
         /// Index of the tool call.
         index: u32,
@@ -99,8 +99,8 @@ impl OutputPieces {
         }
     }
 
-    /// Prepares the list for text of the kind `kind`: continues the last piece if it has this kind and is
-    /// reasoning, content or arguments; otherwise appends an empty piece.
+    /// Prepares the list for appending text of the kind `kind`. If the last piece is reasoning, content or
+    /// arguments of this kind, the text continues this piece; otherwise an empty piece is appended.
     #[inline]
     fn open_piece(&mut self, kind: OutputPieceKind) {
         let continues = matches!(

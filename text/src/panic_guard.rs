@@ -1,4 +1,5 @@
-//! Converts panics of third-party crates to errors; the crates process data of model folders and requests.
+//! Converts panics of third-party crates to errors. These crates process the data of model folders and
+//! requests, so invalid data may cause a panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -10,7 +10,8 @@ pub(super) struct PostProcessorTokens {
 }
 
 impl PostProcessorTokens {
-    /// Determines the added token ids by encoding a probe text; `None` if they cannot be determined this way.
+    /// Determines the added token ids by encoding a short text with the post-processor; `None` if the result
+    /// does not contain the ids of the short text unchanged.
     pub(super) fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
         const PROBE: &str = "a";
         let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::large_integers::integer_of_object;
 use super::template::RenderedChat;
 
-/// Search automaton that finds the special tokens of one tokenizer in strings of requests.
+/// Search automaton that finds the special tokens of one tokenizer in the strings of requests.
 #[derive(Debug)]
 pub(super) struct SpecialTokenFinder {
     token_strings: Vec<String>,
@@ -132,7 +132,8 @@ fn contains(value: &Value, c: char) -> bool {
     }
 }
 
-/// Removes the sentinels from `text` and records their positions as protected positions.
+/// Removes the sentinels from `text` and returns their positions as protected positions: at these positions,
+/// no special token is matched.
 pub(super) fn remove_sentinels(text: String, sentinel: char) -> RenderedChat {
     if !text.contains(sentinel) {
         return RenderedChat { text, protected_positions: Vec::new() };

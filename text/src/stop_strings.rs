@@ -137,7 +137,7 @@ impl StopMatcher {
         self.done = true;
     }
 
-    /// Whether some text is held back.
+    /// Whether text is held back because it may be the beginning of a stop string.
     pub fn has_pending(&self) -> bool {
         !self.held_back.is_empty()
     }

@@ -64,7 +64,7 @@ struct DirectiveOptions {
 
 /// Value of a directive.
 enum DirectiveValue {
-    /// Number with its width and fill character.
+    /// Number with its minimum width in characters and its fill character.
     Number(i64, usize, char),
     Text(String),
 }

@@ -102,7 +102,7 @@ impl ByteClassCounts {
         Self { all: 0, alphanumeric: 0, by_value: [0; 256] }
     }
 
-    /// Raises each maximum to the number of bytes of its class in `token`, if that is greater.
+    /// Increases each maximum to the number of bytes of its byte class in `token`, if this number is greater.
     fn raise(&mut self, token: &[u8]) {
         self.all = self.all.max(token.len() as u32);
         let alphanumeric = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;

@@ -39,7 +39,8 @@ const BYTES_PER_WORD_BYTE: u64 = 176;
 /// word.
 const BYTES_PER_TEXT_BYTE: u64 = 320;
 
-/// Factor by which a window grows if it contains no position at which the text can be cut.
+/// Factor by which a window (the part of a long text that is tokenised separately) is enlarged if it contains
+/// no position at which the text can be cut.
 const WINDOW_GROWTH: usize = 4;
 
 /// Maximum number of EOS token ids.
@@ -51,21 +52,25 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     added_tokens: AddedTokenMatcher,
     pub(super) token_table: TokenTable,
-    /// Computes lower bounds on the number of tokens of a text; `None` if no lower bound holds for this
+    /// Computes lower bounds on the number of tokens of a text; `None` if no lower bound is known for this
     /// tokenizer.
     length_bound: Option<TokenCountBound>,
-    /// Rules for cutting long texts into windows; `None` if long texts are tokenised as a whole.
+    /// Rules for cutting long texts into windows (parts that are tokenised separately); `None` if long texts
+    /// are tokenised as a whole.
     windows: Option<WindowBoundaryRules>,
-    /// Tokens added around a text; `None` if only the `tokenizers` crate can determine them.
+    /// Tokens that the post-processor adds before and after a text; `None` if only the `tokenizers` crate can
+    /// determine them.
     post_processor: Option<PostProcessorTokens>,
     /// Bytes of memory that tokenisation takes per byte of a text that cannot be cut into windows.
     bytes_per_byte: u64,
-    /// Memory budget for texts that cannot be cut into windows, and for chat templates sent in requests.
+    /// Memory budget for texts that cannot be cut into windows (parts that are tokenised separately), and for
+    /// chat templates sent in requests.
     memory: TextMemoryBudget,
     /// Special tokens (role, token string); a role is a template variable such as `bos_token`.
     special_tokens: Vec<(String, String)>,
     bos: Option<Token>,
-    /// `add_bos_token` of a Llama tokenizer class: whether BOS is added, overriding the post-processor.
+    /// Value of `add_bos_token` for a Llama tokenizer class: whether BOS is added. It overrides the
+    /// post-processor.
     add_bos: Option<bool>,
     eos_ids: Vec<Token>,
     /// Contents of `tokenizer_config.json`; null if there is none.
@@ -200,8 +205,9 @@ impl Tokenizer {
         catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
     }
 
-    /// Appends the ids of `text` to `ids`, tokenising one window at a time. A window without a safe cut
-    /// position is enlarged; the enlarged window acquires memory from the budget for long texts.
+    /// Appends the ids of `text` to `ids`, tokenising one window (part of the text) at a time. A window
+    /// without a safe cut position is enlarged; the enlarged window acquires memory from the budget for long
+    /// texts.
     fn encode_windows(
         &self,
         rules: &WindowBoundaryRules,
@@ -243,8 +249,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Acquires memory for tokenising `bytes` bytes in one piece. Windows of the regular size acquire no
-    /// memory, because only a few of them are tokenised concurrently.
+    /// Acquires memory for tokenising `bytes` bytes at once. A window (part of a long text) of the regular
+    /// size acquires no memory, because only a few windows are tokenised concurrently.
     fn memory_share_for(&self, bytes: usize) -> Result<Option<TextMemoryPermit<'_>>, TextError> {
         if bytes <= WINDOW_BYTES {
             return Ok(None);
@@ -321,8 +327,8 @@ impl Tokenizer {
         &self.config
     }
 
-    /// Returns the EOS ids without duplicates: first those of the tokenizer, then those of the model's
-    /// generation configuration.
+    /// Returns the EOS token ids without duplicates: first the ids of the tokenizer, then the ids of the
+    /// model's generation configuration.
     pub fn eos_ids(&self) -> &[Token] {
         &self.eos_ids
     }
@@ -442,7 +448,8 @@ fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, boo
     Ok(tokens)
 }
 
-/// Returns the tokenizer's EOS id `own`, then the ids of `generation_config.json` and `config.json`.
+/// Returns the EOS token ids: `own`, the EOS id of the tokenizer, then the ids of `generation_config.json`
+/// and `config.json`.
 fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, TextLoadError> {
     let mut ids: Vec<Token> = own.into_iter().collect();
     for name in ["generation_config.json", "config.json"] {

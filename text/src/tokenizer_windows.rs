@@ -14,7 +14,8 @@ use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// Size of a window in bytes, if the text can be cut.
+/// Size in bytes of a window, the part of a long text that is tokenised separately. A window that contains no
+/// safe cut position is enlarged.
 pub(super) const WINDOW_BYTES: usize = 64 << 10;
 /// Minimum number of changes of character class (letter, digit, space, punctuation) between a cut and the end
 /// of its window: more than any alternative of a supported pre-tokenizer pattern contains.
@@ -22,8 +23,7 @@ const CHANGES_MIN: u32 = 16;
 /// Minimum number of bytes between a cut and the end of its window, in addition to the longest added token.
 const MARGIN_BYTES: usize = 1 << 10;
 
-/// Supported pre-tokenizer patterns. The module documentation explains why texts split by these patterns can
-/// be cut.
+/// Pre-tokenizer patterns for which texts can be cut into windows; the module documentation explains why.
 const KNOWN_PATTERNS: [&str; 11] = [
     patterns::GPT2,
     patterns::QWEN2,
@@ -64,7 +64,7 @@ impl WindowBoundaryRules {
             _ => return None,
         };
         // Without a normaliser, the added tokens that are matched after normalisation are matched in the
-        // original text.
+        // original text, too.
         let is_plain = |token: &AddedToken| {
             let is_in_text = !token.normalized || !composes;
             !token.lstrip && !token.rstrip && !token.single_word && is_in_text
@@ -82,8 +82,8 @@ impl WindowBoundaryRules {
         })
     }
 
-    /// Returns the last position at which `window` can be cut. `borders` are the byte positions of the
-    /// pre-token boundaries, in ascending order.
+    /// Returns the last position at which `window`, a part of a long text, can be cut. `borders` are the byte
+    /// positions of the pre-token boundaries, in ascending order.
     pub(super) fn last_safe_cut(&self, window: &str, borders: &[usize]) -> Option<usize> {
         let last = stable_prefix_end(window, self.bounded_digit_runs)?
             .min(window.len().checked_sub(self.margin)?);

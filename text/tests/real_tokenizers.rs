@@ -33,7 +33,7 @@ fn line_results(tokenizer: &Arc<Tokenizer>, line: &str) -> Result<Value, TextErr
         "stream_equal": stream_equal, "bounded": bounded}))
 }
 
-/// Returns the decoded texts of a sequence of arbitrary tokens; each of `fractions` is a token id divided by
+/// Returns the decoded texts of a sequence of arbitrary tokens, given by `fractions`: token ids divided by
 /// the vocabulary size.
 fn sequence_results(tokenizer: &Arc<Tokenizer>, fractions: &[f64]) -> Value {
     let id = |fraction: &f64| (fraction * tokenizer.vocab_size() as f64) as u32;

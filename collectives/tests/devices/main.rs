@@ -33,8 +33,8 @@ const S: DeviceStream = DeviceStream(0);
 /// Timeout of a test; longer than any wait of a rank in the tests.
 const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Returns the configuration of the GPU of a rank. `world` identifies the emulated GPUs of a test, because
-/// tests run concurrently.
+/// Returns the configuration of the GPU of a rank. `world` is a name that identifies the emulated GPUs of a
+/// test, because tests run concurrently.
 fn device(world: &str, rank: usize) -> GpuConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
@@ -85,7 +85,8 @@ impl Drop for DeviceTestRank {
     }
 }
 
-/// Runs `work` on both ranks of a group, each in a separate thread, and returns the results.
+/// Runs `work` on the two ranks of a group, each in a separate thread, and returns the results. `world` is a
+/// name that identifies the emulated GPUs.
 fn ranks<T: Send>(world: &str, work: impl Fn(DeviceTestRank) -> T + Sync) -> Vec<T> {
     ranks_of(world, 2, DeviceGroup::join, work)
 }

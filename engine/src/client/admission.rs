@@ -1,8 +1,8 @@
 //! Admission control: compares the load of all requests in flight with limits, before and after tokenisation.
 //!
-//! An [`AdmissionPermit`] holds the share of one HTTP request in the load counters. Dropping the permit
-//! subtracts this share, so no code path can leak it. An accepted request is not rejected later because of
-//! load.
+//! An [`AdmissionPermit`] represents the load that one HTTP request has added to the load counters. Dropping
+//! the permit subtracts this load again, so no code path can leave it in the counters. An accepted request is
+//! not rejected later because of load.
 
 use super::prefill_rate::PrefillRate;
 use grammar::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,7 @@ pub struct OverloadRejection {
     pub retry_after_s: u32,
 }
 
-/// Admits or rejects requests: has the load counters of all requests in flight, and their limits.
+/// Admits or rejects requests: compares the load counters of all requests in flight with the limits.
 #[derive(Debug)]
 pub struct AdmissionController {
     limits: AdmissionLimits,
@@ -58,7 +58,8 @@ impl AdmissionController {
         })
     }
 
-    /// Starts the byte count of a request body that is about to be read, at zero.
+    /// Creates a permit of zero bytes for a request body that is about to be read; `grow` adds the received
+    /// bytes.
     pub fn queue_body(self: &Arc<Self>) -> QueuedBytesPermit {
         QueuedBytesPermit { admission: Arc::clone(self), bytes: 0 }
     }
@@ -114,8 +115,8 @@ impl AdmissionController {
         (seconds.ceil() as u32).clamp(1, 60)
     }
 
-    /// Subtracts prompt tokens from the counter of queued prompt tokens. `prefilled`: the tokens were
-    /// prefilled; otherwise their request ended before the prefill.
+    /// Subtracts `tokens` prompt tokens from the counter of queued prompt tokens. `prefilled`: the tokens
+    /// were prefilled; otherwise their request ended before the prefill.
     fn leave_prefill(&self, tokens: u64, prefilled: bool) {
         let left = self.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed) - tokens;
         let done = if prefilled { tokens } else { 0 };
@@ -150,8 +151,8 @@ impl Drop for QueuedBytesPermit {
     }
 }
 
-/// Permit of an accepted HTTP request: its share in the load counters, which is subtracted when the permit is
-/// dropped.
+/// Permit of an accepted HTTP request: the load that the request has added to the load counters. Dropping the
+/// permit subtracts this load.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     admission: Arc<AdmissionController>,
@@ -195,15 +196,15 @@ impl AdmissionPermit {
         self.queued_bytes.grow(bytes)
     }
 
-    /// Moves the byte count out of the permit to the response: the response uses the counted memory until it
-    /// is sent, which may be after the permit is dropped.
+    /// Moves the byte count of the request from the permit to the response: the response uses the counted
+    /// memory until it is sent, which may be after the permit is dropped.
     pub(super) fn take_queued_bytes(&mut self) -> QueuedBytesPermit {
         let empty = self.admission.queue_body();
         mem::replace(&mut self.queued_bytes, empty)
     }
 
     /// Subtracts prompt tokens from the counter of tokens not yet prefilled. `prefilled`: the tokens were
-    /// prefilled; otherwise they will never be.
+    /// prefilled; otherwise their request ended before the prefill.
     pub(super) fn release_tokens(&mut self, tokens: u64, prefilled: bool) {
         let tokens = tokens.min(self.prefill_tokens);
         self.prefill_tokens -= tokens;

@@ -7,7 +7,7 @@ use scheduler::{FinishReason, RejectReason, RequestSubmission, SchedulerEvent, T
 use std::mem;
 use std::sync::atomic::Ordering;
 
-/// Requests that have not been submitted to the engine yet. Dropping the value finishes them with
+/// Requests that have not been submitted to the engine yet. Dropping this value finishes the requests with
 /// `ENGINE_UNAVAILABLE`.
 pub struct DeferredRequests {
     client: EngineClient,
@@ -20,13 +20,15 @@ impl DeferredRequests {
         Self { client, submits }
     }
 
-    /// Submits the requests that were not aborted while they were deferred, each with `guide`.
+    /// Submits the requests that were not aborted while they were deferred, each with the decoding guide
+    /// `guide` (grammar and thinking budget).
     pub fn release(mut self, guide: &DecodingGuide) {
         for submit in self.take() {
             let request = submit.id;
             let guided = EngineMessage::DecodingGuide { request, guide: guide.clone() };
-            // The entry in `inflight` stays locked while the messages are queued. So an abort either removes
-            // the entry first, and nothing is queued, or the abort message follows the `Submit` message.
+            // The map entry of the request stays locked while the messages are queued. So an abort either
+            // removes the entry first, and nothing is queued, or the abort message follows the `Submit`
+            // message.
             if let Some(_route) = self.client.state.inflight.get(&request) {
                 let submit = EngineMessage::Event(SchedulerEvent::Submit(Box::new(submit)));
                 self.client.state.inbox.push_all([guided, submit]);

@@ -15,7 +15,8 @@ use tokio::sync::oneshot;
 pub struct ExecutorId {
     /// Replica of the executor.
     pub replica: Replica,
-    /// Generation of the executor; messages from a generation other than the engine's current one are stale.
+    /// Epoch of the executor: its generation, which increases at each restart of failed executors. Messages
+    /// from executors of an earlier epoch are ignored.
     pub epoch: Epoch,
     /// Tensor-parallel rank within the replica.
     pub rank: u16,
@@ -24,7 +25,7 @@ pub struct ExecutorId {
 /// Message to the scheduler thread.
 #[derive(Debug)]
 pub enum EngineMessage {
-    /// Scheduler event, passed to the next `Scheduler::tick`.
+    /// Scheduler event, an input of the next `Scheduler::tick`.
     Event(SchedulerEvent),
     /// Decoding guide (grammar and thinking budget) of a request with constrained output. The `Submit` event
     /// of the request is the next message.
@@ -43,43 +44,46 @@ pub enum EngineMessage {
         /// Description of the failure.
         cause: String,
     },
-    /// The executors of a replica are ready. They have the engine's current generation and an empty KV cache.
+    /// The restarted executors of a replica are ready. They belong to the engine's current epoch (executor
+    /// generation) and have an empty KV cache.
     ExecutorRestored {
         /// Replica of the executors.
         replica: Replica,
         /// Command queue of the executors.
         executor: SyncSender<ExecutorCommand>,
-        /// Number of KV blocks and captured graph sizes of the executors.
+        /// Number of KV blocks and sizes of the captured CUDA graphs of the executors.
         ready: ExecutorReady,
     },
     /// Starts or stops the profiler of all executors.
     Profile {
         /// Whether the profiler starts; `false` stops it.
         on: bool,
-        /// Receives the status of every executor; closed after the last status.
+        /// Channel that receives the status of every executor; closed after the last status.
         replies: UnboundedSender<ProfilerStatus>,
     },
     /// Reply of an executor to the profiler command that `Profile` sent it.
     ProfileReply(ExecutorId, ProfilerStatus),
-    /// A rank other than the replica's rank 0 has finished a step.
+    /// An executor other than rank 0 of its replica has finished a step.
     StepDone(ExecutorId, StepId),
-    /// Rank 0 of a replica reports the draft tokens of the grammar-masked rows of a step.
+    /// Rank 0 of a replica reports the draft tokens of a step for the rows (requests of the batch) whose
+    /// sampling is masked by a grammar.
     Drafts(ExecutorId, StepDrafts),
     /// Lists the cached blocks of all replicas.
     ListCachedBlocks {
-        /// Receives the list, one entry per replica.
+        /// Channel that receives the list, with one entry per replica.
         reply: oneshot::Sender<Vec<PrefixIndexSnapshot>>,
     },
     /// Clears the prefix caches of all replicas.
     ResetPrefixCache {
-        /// Whether requests that hold blocks are requeued; otherwise such requests prevent the reset.
+        /// If requests hold KV blocks: true = these requests are requeued and the caches are cleared; false =
+        /// nothing is cleared.
         restart: bool,
-        /// Receives whether the prefix caches were cleared.
+        /// Channel that receives whether the prefix caches were cleared.
         reply: oneshot::Sender<bool>,
     },
     /// Heartbeat of an executor.
     Heartbeat(ExecutorId),
-    /// Failed executors will not be started again, because the restart limits are exceeded. Carries the
+    /// Failed executors will not be started again, because the restart limits are exceeded. Contains the
     /// cause.
     RestartsExhausted(String),
     /// Stops the engine loop.

@@ -1,6 +1,6 @@
-//! Concurrency tests of the engine client: the Shuttle scheduler draws random interleavings of request
-//! handlers, the engine thread, the fan-out thread and operator commands. Each request must finish exactly
-//! once, regardless of the cause, and all counters must return to zero.
+//! Concurrency tests of the engine client: the Shuttle scheduler generates random interleavings of request
+//! handlers, the engine thread, the thread that delivers token events to the streams, and operator commands.
+//! Each request must finish exactly once, regardless of the cause, and all counters must return to zero.
 //!
 //! In these tests the map has a single lock, so iteration sees a consistent snapshot; the real `DashMap` is
 //! iterated shard by shard.
@@ -50,7 +50,7 @@ impl ClientHarness {
         permit
     }
 
-    /// Submits requests with the given `max_tokens`.
+    /// Submits one request for each value in `max_tokens`; all of them share one stream.
     fn submit(&self, client_id: &str, max_tokens: &[u32]) -> RequestEventStream {
         let permit = self.permit(max_tokens.len() as u64);
         self.client.submit(submits(max_tokens), 1, client_id, permit)
@@ -65,7 +65,7 @@ impl ClientHarness {
         self.client.submit_deferred(submits(max_tokens), 1, client_id, permit)
     }
 
-    /// Starts the engine thread and the fan-out thread.
+    /// Starts the engine thread and the thread that delivers its token events to the streams.
     fn start_threads(&self) -> SimulatedEngineThreads {
         let (events_tx, events_rx) = mpsc::channel();
         let inbox = Arc::clone(&self.inbox);
@@ -89,7 +89,8 @@ impl ClientHarness {
     }
 }
 
-/// Join handles of the simulated threads of a test: the fake engine and the fan-out of its events.
+/// Join handles of the threads of a test: the fake engine, and the delivery of its token events to the
+/// streams.
 struct SimulatedEngineThreads {
     engine: thread::JoinHandle<Vec<RequestId>>,
     fan_out: thread::JoinHandle<()>,
@@ -131,8 +132,8 @@ impl FakeEngine {
     ) -> Vec<RequestId> {
         let mut messages = Vec::new();
         loop {
-            // While requests are running, this message wakes the engine, like the step output of an executor
-            // would.
+            // While requests are running, this message wakes the engine. In a real server, the step output of
+            // an executor wakes it.
             if !self.live.is_empty() {
                 inbox.push(EngineMessage::RestartsExhausted("a step is done".to_owned()));
             }
@@ -283,8 +284,8 @@ fn deferred_submit_is_sent_once_or_finished() {
     );
 }
 
-/// Starts two clients of endless requests; the requests of one client are deferred for a grammar. All
-/// requests must finish with `finish`.
+/// Starts two clients whose requests end only when they are aborted; the requests of one client are deferred
+/// until a grammar is compiled. All requests must finish with `finish`.
 fn endless(harness: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHandle<()>; 2] {
     [false, true].map(|is_deferred| {
         let (harness, finish) = (Arc::clone(harness), finish.clone());

@@ -35,10 +35,11 @@ impl StreamMailbox {
     }
 }
 
-/// State of one engine request whose events are in the stream.
+/// State of one engine request of the stream.
 #[derive(Debug, Clone, Copy)]
 struct StreamedRequest {
-    /// Number of prompt tokens of the request that are still in the admission counter.
+    /// Number of prompt tokens of the request that still count in the admission controller's counter of
+    /// tokens not yet prefilled.
     prompt_tokens: u64,
     live: bool,
 }
@@ -106,7 +107,7 @@ impl RequestEventStream {
         }
     }
 
-    /// Moves the byte count of the HTTP request out of the stream to the response: the response uses the
+    /// Moves the byte count of the HTTP request from the stream to the response: the response uses the
     /// counted memory until it is sent, which may be after the stream is dropped.
     pub fn take_queued_bytes(&mut self) -> QueuedBytesPermit {
         self.permit.take_queued_bytes()

@@ -10,7 +10,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Measured prefill throughput, from which the retry time (`Retry-After`) of rejected requests is estimated.
 #[derive(Debug, Default)]
 pub(super) struct PrefillRate {
-    /// Time up to which `queued_time` has been counted; `None` = no prompt is queued.
+    /// Time up to which `queued_time` includes the elapsed time; `None` = no prompt is queued.
     counted_to: Option<Instant>,
     queued_time: Duration,
     tokens: u64,
@@ -25,7 +25,7 @@ impl PrefillRate {
         self.counted_to.get_or_insert(now);
     }
 
-    /// Records that `done` prompt tokens were prefilled and `left` prompt tokens remain queued.
+    /// Records that `done` prompt tokens were prefilled and that `left` prompt tokens are still queued.
     pub(super) fn record(&mut self, done: u64, left: u64, now: Instant) {
         let Some(before) = self.counted_to else { return };
         self.queued_time += now.saturating_duration_since(before);

@@ -1,6 +1,6 @@
-//! All executors of a server. They are started together and restarted by group. A group contains the
-//! executors of one replica, on this or another node, or, if the replicas run in lockstep, the executors of
-//! all replicas.
+//! All executors of a server. They are started together; after a failure, they are restarted by group. A
+//! group contains the executors of one replica, on this or another node, or, if the replicas run in lockstep
+//! (share experts and execute each step together), the executors of all replicas.
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
@@ -51,11 +51,11 @@ pub struct ExecutorManager {
     groups: Vec<AnyExecutorGroup>,
     /// Failure history of each executor group in `groups`, for the restart policy.
     histories: Vec<RestartHistory>,
-    /// Origin of the failure times in `histories`.
+    /// Time from which the failure times in `histories` are measured.
     created_at: Instant,
     remote_nodes: Option<RemoteNodes>,
     timeouts: StartTimeouts,
-    /// Starts that were commanded on other nodes and whose executor links have not been awaited yet.
+    /// Starts that were commanded on other nodes and whose executors have not connected to this node yet.
     pending_remote_starts: Vec<PendingRemoteStart>,
     /// Number of KV blocks that each executor allocated in the first start. Restarted executors allocate no
     /// more blocks, so that limits already reported to clients remain valid.
@@ -87,7 +87,8 @@ impl ExecutorManager {
                     first..first + group_size,
                     launch_options,
                 )),
-                // Replicas of a multi-node server are never in lockstep, so a remote group has one replica.
+                // Replicas of a multi-node server never run in lockstep (never share experts), so a group on
+                // another node contains one replica.
                 Some((node, registry)) => AnyExecutorGroup::Remote(RemoteExecutorGroup::new(
                     config,
                     Replica(first),
@@ -129,8 +130,8 @@ impl ExecutorManager {
         self.groups[0].settings()
     }
 
-    /// Starts all groups as generation `epoch` and returns the links to the executors on this node, which
-    /// have the lowest replica numbers. Must be called on the main thread.
+    /// Starts all groups with the epoch (executor generation) `epoch` and returns the links to the executors
+    /// on this node, whose replicas have the lowest numbers. Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available.
     pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
@@ -146,10 +147,10 @@ impl ExecutorManager {
         Ok(links)
     }
 
-    /// Waits until all executors are ready. Each executor allocates the same number of KV blocks, which is
-    /// the number that all executors can hold. Appends the links to executors on other nodes to `links`.
-    /// `stop` returns the number of a pending signal, if any; `progress` receives the startup progress of the
-    /// first rank.
+    /// Waits until all executors are ready. Every executor allocates the same number of KV blocks: the
+    /// minimum, over all executors, of the number that fits in the device memory. Appends the links to
+    /// executors on other nodes to `links`. `stop` returns the number of a pending signal, if any; `progress`
+    /// receives the startup progress of the first rank.
     pub fn bring_up(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -167,7 +168,8 @@ impl ExecutorManager {
         Ok(report)
     }
 
-    /// Waits for the links to executors on other nodes. Returns the number of a pending signal, if any.
+    /// Waits until the executors on other nodes have connected, and appends their links to `links`. Returns
+    /// the number of a pending signal, if any.
     fn link_remote_nodes(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -196,8 +198,8 @@ impl ExecutorManager {
         ExecutorStartupParams { timeouts: self.timeouts, expected, weights: self.weights.clone() }
     }
 
-    /// Handles a failure, due to `cause`, of the executors of a replica and its group: kills the remaining
-    /// executors of the group and returns when to restart them. Must be called on the main thread.
+    /// Handles a failure, due to `cause`, in the executor group of a replica: kills the remaining executors
+    /// of the group and returns when to restart the group. Must be called on the main thread.
     ///
     /// Errors: the executors have failed too often, or for too long.
     pub fn failed(
@@ -211,14 +213,14 @@ impl ExecutorManager {
         self.histories[group].failed(stage, self.created_at.elapsed(), cause)
     }
 
-    /// Records that the executors of a replica and its group are ready again, which resets the restart
-    /// policy's count of failed starts.
+    /// Records that the executor group of a replica is ready again, which resets the count of failed starts
+    /// in the restart policy.
     pub fn ready(&mut self, replica: Replica) {
         let group = self.index_of(replica);
         self.histories[group].ready();
     }
 
-    /// Restarts the executors of a replica and its group as generation `epoch`.
+    /// Restarts the executor group of a replica with the epoch (executor generation) `epoch`.
     /// `SupervisorEvent::StartFinished` reports the outcome. Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available.

@@ -1,4 +1,5 @@
-//! Executor group: the ranks of one replica, or of all replicas in lockstep, started and stopped together.
+//! Executor group: the executors of one replica, or of all replicas if the replicas run in lockstep (share
+//! experts and execute each step together). The executors of a group are started and stopped together.
 
 use super::process::SpawnedExecutor;
 use super::{
@@ -45,14 +46,14 @@ pub(crate) struct ExecutorGroup {
     /// Shared memory in which the ranks rendezvous to set up their collectives; `None` if there is only one
     /// rank.
     rendezvous: Option<RankRendezvous>,
-    /// Disconnected once the executor thread of this process has ended; `None` if the executors are
-    /// processes.
+    /// Channel that is disconnected when the executor thread of this process ends; `None` if the executors
+    /// are processes.
     thread: Option<Receiver<Infallible>>,
 }
 
 impl ExecutorGroup {
-    /// Creates the group without starting its executors. `start` passes `config` to each rank, with the rank
-    /// number and the rendezvous set.
+    /// Creates the group without starting its executors. At each start, every rank receives `config` with its
+    /// rank number and the rendezvous (shared memory for setting up collectives).
     pub(crate) fn new(
         config: ExecutorConfig,
         replicas: Range<u16>,
@@ -67,7 +68,8 @@ impl ExecutorGroup {
         self.replicas.clone()
     }
 
-    /// Settings common to the executors, without rank and rendezvous.
+    /// Settings common to all executors of the group, without the rank and the rendezvous (shared memory for
+    /// setting up collectives).
     pub(crate) fn executor_settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
@@ -83,8 +85,8 @@ impl ExecutorGroup {
         (replicas.start * tp_size..replicas.end * tp_size).map(Rank)
     }
 
-    /// Starts the executors of generation `epoch` and returns one link per replica. Must be called on the
-    /// main thread.
+    /// Starts the executors with the epoch (executor generation) `epoch` and returns one link per replica.
+    /// Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available. Executors already started are killed.
     pub(crate) fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
@@ -107,7 +109,8 @@ impl ExecutorGroup {
         self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
     }
 
-    /// Creates the rendezvous of the ranks, if the group has several ranks.
+    /// Creates the shared memory in which the ranks rendezvous to set up their collectives, if the group has
+    /// several ranks.
     fn create_rendezvous(&mut self) -> Result<()> {
         let has_several_ranks = self.ranks_of(self.replicas()).len() > 1;
         let new_rendezvous = || RankRendezvous::new(self.config.settings.parallel);
@@ -136,11 +139,12 @@ impl ExecutorGroup {
         Ok(ExecutorLink { commands: outbox::start(senders, epoch)?, receivers })
     }
 
-    /// Starts the executors of generation `epoch` for a scheduler on another node. `dial` opens the link of
-    /// each rank and receives the path of the rendezvous. Kills the previous executors first. Must be called
-    /// on the main thread.
+    /// Starts the executors with the epoch (executor generation) `epoch` for a scheduler on another node.
+    /// `dial` opens the connection of a rank to the scheduler; its second argument is the path of the shared
+    /// memory in which the ranks rendezvous. Kills the previous executors first. Must be called on the main
+    /// thread.
     ///
-    /// Errors: no link, process, thread or file descriptor is available. Executors already started are
+    /// Errors: no connection, process, thread or file descriptor is available. Executors already started are
     /// killed.
     pub(crate) fn start_linked(
         &mut self,
@@ -187,7 +191,7 @@ impl ExecutorGroup {
         self.kill();
     }
 
-    /// Logs the last collectives of each rank, which identify the late rank (the straggler). Must be called
+    /// Logs the last collectives of each rank, which show which rank is late (the straggler). Must be called
     /// before the processes are killed.
     fn log_collective_calls(&self) {
         let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();

@@ -2,8 +2,9 @@
 //! node.
 //!
 //! A thread is used only for a CPU with one rank; a fault in it ends the server. Processes can fail and be
-//! restarted, so GPUs and multiple ranks always use processes. The ranks of one replica, or of all replicas
-//! in lockstep, form a group that fails and restarts as a whole.
+//! restarted, so GPUs and multiple ranks always use processes. The ranks of one replica form a group that
+//! fails and restarts as a whole. If the replicas run in lockstep (share experts and execute each step
+//! together), the ranks of all replicas form one group.
 
 mod executor_world;
 mod group;
@@ -28,10 +29,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// Link to the ranks of one replica, in both directions.
+/// Link to the executors of one replica: a command queue to all of them and one message receiver per
+/// executor.
 pub struct ExecutorLink {
     /// Command queue to all ranks. Its capacity exceeds the number of steps in flight, so a send never waits
-    /// for a device.
+    /// until a device has finished a step.
     pub commands: SyncSender<ExecutorCommand>,
     /// Message receivers of the ranks, in rank order.
     pub receivers: Vec<ExecutorReceiver>,

@@ -1,5 +1,5 @@
-//! Writer thread for the links of one replica: each message is encoded once, and the same bytes are sent to
-//! all ranks.
+//! Writer thread for the links of one replica: encodes each message once and sends the same bytes to all
+//! ranks.
 
 use protocol::link::{FrameWriter, LinkSocket, run_writer};
 use protocol::{Epoch, ExecutorCommand};
@@ -27,7 +27,8 @@ impl Write for RankSockets {
     }
 }
 
-/// Starts the writer thread for the ranks of generation `epoch`; returns its command queue.
+/// Starts the writer thread for the ranks of a replica with the epoch (executor generation) `epoch`; returns
+/// the command queue of the thread.
 ///
 /// Errors: no thread or file descriptor is available.
 pub(crate) fn start(

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum number of bytes of a log line that are forwarded in one piece.
+/// Maximum number of bytes of a log line that are forwarded at once; a longer line is split.
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// Maximum wait for a process to exit after its link was closed.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
@@ -78,8 +78,8 @@ impl ExecutorProcess {
         Ok(SpawnedExecutor { process, sender, messages: FrameReader::new(ours, epoch) })
     }
 
-    /// Starts a process with `stdin` as its end of the link; its settings are not sent. `link` is a handle to
-    /// the opposite end of the link, which is closed when the process exits.
+    /// Starts a process whose standard input is its end of the link; does not send the executor settings.
+    /// `link` is a handle to the opposite end of the link, which is closed when the process exits.
     pub(super) fn spawn(
         rank: Rank,
         epoch: Epoch,
@@ -154,8 +154,8 @@ fn watch_exit(mut child: Child, exit: Arc<ProcessExitState>, link: LinkSocket) -
         let status = child.wait();
         *exit.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
         exit.exited.notify_all();
-        // Close the link even if another process still has the child's end open, because no executor reads
-        // from it any more. The reader thread still receives the data sent earlier, then EOF.
+        // Close the link even if another process still has the child's end open: no executor reads from it
+        // any more. The reader thread still receives the data sent earlier, then EOF.
         link.close();
     });
     started.map(drop)

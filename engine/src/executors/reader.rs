@@ -26,7 +26,8 @@ pub(crate) fn spawn_readers(
     Ok(())
 }
 
-/// Forwards messages of an executor to the inbox until its link fails. Returns the failure and its cause.
+/// Forwards the messages of an executor to the inbox until the link fails. Returns the failure class and the
+/// cause.
 fn forward_messages(
     receiver: &mut ExecutorReceiver,
     sender: ExecutorId,

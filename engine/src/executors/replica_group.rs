@@ -15,8 +15,8 @@ pub(super) enum AnyExecutorGroup {
     Remote(RemoteExecutorGroup),
 }
 
-/// Result of starting a group: links to executors on this node, or a start on another node with pending
-/// links.
+/// Result of starting a group: the links to executors on this node, or, for a group on another node, a start
+/// whose executors have not connected yet.
 pub(super) enum StartedGroup {
     Local(Vec<ExecutorLink>),
     Remote(PendingRemoteStart),
@@ -31,7 +31,7 @@ impl AnyExecutorGroup {
         }
     }
 
-    /// Settings common to the executors, without rank and host-specific values.
+    /// Settings common to all executors of the group, without rank and host-specific values.
     pub(super) fn settings(&self) -> &ExecutorSettings {
         match self {
             Self::Local(group) => group.executor_settings(),
@@ -60,7 +60,8 @@ impl AnyExecutorGroup {
         }
     }
 
-    /// Starts the executors as generation `epoch`, or sends their node a start command.
+    /// Starts the executors with the epoch (executor generation) `epoch`, or sends a start command to their
+    /// node.
     pub(super) fn start(&mut self, epoch: Epoch) -> Result<StartedGroup> {
         match self {
             Self::Local(group) => group.start(epoch).map(StartedGroup::Local),

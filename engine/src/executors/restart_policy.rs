@@ -1,12 +1,13 @@
 //! Restart policy of failed executors: a pure function of failures, time and seed.
 //!
-//! Failures in service and failures before READY are counted separately. After a failure in service,
-//! executors restart immediately. If the failures in service within a time window exceed a limit, the server
-//! ends, because the cause is then likely a request or a device. Failed starts are retried with exponential
-//! back-off for some minutes, because weights may still be copied or a disk or device may be busy.
+//! Failures in service (after start-up) and failures during start-up are counted separately. After a failure
+//! in service, executors restart immediately. If the failures in service within a time window exceed a limit,
+//! the server ends, because the cause is then likely a request or a device. Failed starts are retried with
+//! exponential back-off for some minutes, because weights may still be copied or a disk or device may be
+//! busy.
 //!
-//! The policy reads no clock and draws no random numbers: callers pass the time since an origin of their
-//! choice and a seed for the jitter.
+//! The policy reads no clock and draws no random numbers: callers pass the current time, measured from any
+//! fixed time, and a seed for the jitter.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,11 +19,12 @@ const FAILED_STARTS_MIN: u32 = 3;
 /// Limits and back-off of executor restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// Maximum number of failures in service within `service_window`; one more failure ends the server.
+    /// Maximum number of failures in service (after start-up) within `service_window`; one more failure ends
+    /// the server.
     pub service_failures_max: u32,
     /// Time window in which failures in service are counted.
     pub service_window: Duration,
-    /// Back-off after the first start that fails before READY, without jitter.
+    /// Back-off after the first failed start, before the jitter is applied.
     pub backoff_first: Duration,
     /// Maximum back-off between failed starts.
     pub backoff_max: Duration,
@@ -34,9 +36,9 @@ pub struct RestartPolicy {
 /// Stage in which executors fail; each stage has a separate failure limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureStage {
-    /// After the executors reported READY.
+    /// The executors failed after they had reported that they are ready.
     InService,
-    /// Before the executors reported READY.
+    /// The executors failed before they had reported that they are ready.
     Starting,
 }
 
@@ -45,15 +47,15 @@ pub enum FailureStage {
 pub struct RestartAttempt {
     /// Time to wait before the start (back-off).
     pub backoff: Duration,
-    /// Number of failures before this start: failures in service within the window, or consecutive failed
-    /// starts.
+    /// Number of this restart: the number of failures in service (after start-up) within the time window, or
+    /// of consecutive failed starts.
     pub attempt: u32,
 }
 
 /// Reason why executors will not be restarted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestartsExhausted {
-    /// The executors failed too often in service.
+    /// The executors failed too often in service, that is, after start-up.
     #[error("executors failed {failures} times in {} minutes; last cause: {cause}", window.as_secs() / 60)]
     InService {
         /// Number of failures in service within the window, including the last one.
@@ -63,7 +65,7 @@ pub enum RestartsExhausted {
         /// Cause of the last failure.
         cause: String,
     },
-    /// Too many consecutive starts failed before READY.
+    /// Too many consecutive starts failed before the executors were ready.
     #[error("{failures} restarts failed within {:.1} s; last cause: {cause}", elapsed.as_secs_f64())]
     Starting {
         /// Number of consecutive failed starts.
@@ -114,7 +116,8 @@ impl RestartHistory {
         }
     }
 
-    /// Clears the failed starts when the executors are ready. Failures in service are kept.
+    /// Resets the count of consecutive failed starts when the executors are ready. The recorded failures in
+    /// service remain.
     pub(super) fn ready(&mut self) {
         self.failed_starts = None;
     }
@@ -197,8 +200,8 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// Simulates executors that fail before they are ready, `each` after every start. Returns the times of
-    /// the restarts and the error that ends them.
+    /// Simulates executors whose every start fails after the time `each`. Returns the times of the restarts
+    /// and the error that ends the restarts.
     fn start_times(policy: RestartPolicy, seed: u64, each: Duration) -> (Vec<Duration>, String) {
         let mut history = RestartHistory::new(policy, seed);
         let (mut now, mut starts) = (each, Vec::new());

@@ -1,4 +1,4 @@
-//! Connections from a worker node to node 0.
+//! Connections from a worker node to node 0, which runs the scheduler and the HTTP server.
 
 use super::HANDSHAKE_TIME;
 use super::cluster::{ClusterConfig, ClusterSecret};
@@ -78,8 +78,8 @@ impl NodeDialer {
         Ok(stream)
     }
 
-    /// Connects like `connect`, with retries for up to `time`: node 0 closes new connections while all its
-    /// slots for unauthenticated connections are occupied.
+    /// Connects like `connect`, but retries for up to `time`: node 0 closes new connections while it has the
+    /// maximum number of unauthenticated connections.
     pub(super) fn connect_with_retries(
         &self,
         purpose: &NodeEvent,

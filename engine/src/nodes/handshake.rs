@@ -1,4 +1,5 @@
-//! Handshake between nodes: challenge, response, welcome, then the purpose of the connection.
+//! Handshake of a connection between nodes. The messages are: challenge, response, welcome, and the purpose
+//! of the connection.
 //!
 //! The connecting node proves first that it has the secret, so an unauthenticated peer learns nothing from
 //! node 0. Node 0 reads at most a few hundred bytes from an unauthenticated peer and waits for the peer no
@@ -209,7 +210,8 @@ mod tests {
         };
         let long = error_for(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes exceeds the limit of 512");
-        // A body over the limit gives the same error if the header and the complete body arrive together.
+        // A message body over the limit causes the same error if its header and the complete body arrive
+        // together.
         let whole = error_for([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
         let old_version = error_for(header(1, 0));

@@ -32,10 +32,10 @@ pub use worker_node::{WorkerNode, WorkerNodeConfig, WorkerNodeEvent, WorkerNodeE
 use protocol::Epoch;
 use std::time::Duration;
 
-/// Epoch in the frames of connections between nodes, because these connections belong to no executor
-/// generation.
+/// Epoch (executor generation) in the frames of connections between nodes. It is constant, because these
+/// connections belong to no executor generation.
 const EPOCH: Epoch = Epoch(0);
-/// Time in which a connection must complete the handshake.
+/// Maximum duration of the handshake of a connection.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Maximum length in bytes of the body of a message between nodes. Links to executors have a separate limit.
 const BODY_BYTES_MAX: usize = 64 << 10;

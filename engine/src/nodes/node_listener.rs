@@ -1,5 +1,5 @@
-//! Listening socket of node 0: peers that prove they have the cluster secret are admitted, all other
-//! connections are closed.
+//! Listening socket of node 0, which runs the scheduler: peers that prove that they have the cluster secret
+//! are admitted; all other connections are closed.
 
 use super::HANDSHAKE_TIME;
 use super::handshake::{HandshakeError, admit};
@@ -74,8 +74,8 @@ impl NodeListener {
 struct NodeAcceptor {
     secret: ClusterSecret,
     registry: Arc<NodeRegistry>,
-    /// Counts the unauthenticated connections: each connection holds one strong reference, in addition to
-    /// this one.
+    /// Counter of unauthenticated connections: each of them holds one strong reference, in addition to the
+    /// reference in this field.
     unauthenticated: Arc<()>,
     /// Limits the rate of log lines about rejected connections.
     log_limiter: Arc<LogRateLimiter>,

@@ -1,4 +1,5 @@
-//! Registry of the nodes that are connected to node 0, and the messages exchanged with them.
+//! Registry of the nodes that are connected to node 0 (the node with the scheduler), and the messages
+//! exchanged with them.
 
 use super::cluster_requirements::ClusterRequirements;
 use super::remote_executor::RemoteExecutor;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum wait for the previous session of a node to end. If the connection of that session was lost without
+/// Maximum wait for the previous session (connection) of a node to end. If that connection was lost without
 /// being closed, the session ends with the heartbeat timeout.
 const PREDECESSOR_WAIT: Duration =
     HEARTBEAT_TIMEOUT.saturating_add(HEARTBEAT_GRACE_PERIOD).saturating_add(Duration::from_secs(2));
@@ -90,8 +91,8 @@ impl NodeRegistry {
         }
     }
 
-    /// Admits a node after its previous session has ended. Returns the new session, or the reason why the
-    /// node is rejected.
+    /// Admits a node after its previous session (connection) has ended. Returns the number of the new
+    /// session, or the reason why the node is rejected.
     fn admit(&self, node: u16, stream: &TcpStream) -> io::Result<Result<u64, String>> {
         let writer = FrameWriter::new(stream.try_clone()?, EPOCH);
         let stream = stream.try_clone()?;
@@ -187,7 +188,7 @@ impl NodeRegistry {
         leaving
     }
 
-    /// Stores the link of an executor if a start command expects it; otherwise closes the link.
+    /// Stores the connection of an executor if a start command expects it; otherwise closes the connection.
     pub(super) fn accept_link(&self, offer: ExecutorLinkRequest, stream: TcpStream) {
         let ExecutorLinkRequest { ticket, rank, host } = offer;
         let mut state = self.lock();
@@ -236,7 +237,7 @@ impl NodeRegistry {
     }
 
     /// Sends the start command of a replica to its node, unless the node has already received the command in
-    /// its current session. Returns the progress of the start command.
+    /// its current session (connection). Returns the progress of the start command.
     pub(super) fn advance_start(&self, replica: Replica) -> StartCommandProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes, start_commands, tickets, .. } = &mut *state;
@@ -250,8 +251,8 @@ impl NodeRegistry {
         if start_command.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // If the start command was sent in a previous session of the node, its links have been closed and are
-        // not used.
+        // If the start command was sent in a previous session (connection) of the node, the executor links of
+        // that session have been closed and are not used.
         let current = start_command.issued.as_mut().filter(|issued| issued.session == node.session);
         let Some(issued) = current else { return StartCommandProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {
@@ -263,7 +264,7 @@ impl NodeRegistry {
         StartCommandProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
     }
 
-    /// Closes the links of a replica's executors.
+    /// Closes the connections to a replica's executors, which ends the executors.
     pub(super) fn close(&self, replica: Replica) {
         let state = self.lock();
         if let Some(issued) = state
@@ -280,8 +281,8 @@ impl NodeRegistry {
         let mut state = self.lock();
         state.shutting_down = true;
         for node in state.nodes.iter().flatten() {
-            // If the queue is full, the node misses the command, but the node detects the end of this
-            // process.
+            // If the queue is full, the node does not receive the command, but it detects that the process of
+            // node 0 has ended.
             let _ = node.commands.try_send(NodeCommand::Leave);
         }
         drop(state);
@@ -382,7 +383,8 @@ mod tests {
         matches!(stream.read(&mut [0]), Ok(0))
     }
 
-    /// Issues the start command of replica 1; returns the ticket that the node receives.
+    /// Waits until the start command of replica 1 has been sent; returns the ticket (number of the start
+    /// command) that the node receives.
     fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) -> u64 {
         while !matches!(registry.advance_start(Replica(1)), StartCommandProgress::Issued(_)) {
             registry.wait_for_change(Duration::from_millis(5));
@@ -426,8 +428,8 @@ mod tests {
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
-        // The links are closed when the node's connection ends, and the node receives the start command again
-        // in its next session.
+        // When the connection of the node ends, the links of its executors are closed. The node receives the
+        // start command again in its next session (connection).
         node.stream.shutdown(Shutdown::Both).unwrap();
         assert!(is_closed(client));
         start_command(3);
@@ -471,7 +473,8 @@ mod tests {
         registry.accept_link(offer(first, 1), server);
         node.stream.shutdown(Shutdown::Both).unwrap();
         registry.wait_until_disconnected(LONG);
-        // In the next session of the node, the queue is full, so the start command is not queued.
+        // In the next session (connection) of the node, the command queue is full, so the start command is
+        // not queued.
         let (_client, stream) = connected();
         let (commands, outbox) = sync_channel(0);
         registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });

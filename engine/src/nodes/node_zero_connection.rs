@@ -1,4 +1,5 @@
-//! Connection of a worker node to node 0: the join request, and the threads that read and write messages.
+//! Connection of a worker node to node 0 (the node with the scheduler): the join request, and the threads
+//! that read and write messages.
 
 use super::dial::{NodeDialer, RETRY_INTERVAL};
 use super::worker_node::WorkerNodeEvent;
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Interval of log lines about the wait for node 0.
 const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(15);
-/// Maximum wait until node 0 accepts this node. Node 0 may first wait for the previous session of this node
-/// to time out.
+/// Maximum wait until node 0 accepts this node. Node 0 may first wait until the previous connection of this
+/// node has timed out.
 const ACCEPT_WAIT: Duration = Duration::from_secs(15);
 
 /// Connection on which node 0 sends commands.

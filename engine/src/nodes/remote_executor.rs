@@ -1,4 +1,4 @@
-//! Node 0's record of an executor process on another node.
+//! State that node 0 keeps of an executor process on another node.
 
 use crate::executors::ExecutorProcessHandle;
 use protocol::Rank;
@@ -20,7 +20,7 @@ pub(super) struct RemoteExecutor {
 }
 
 impl RemoteExecutor {
-    /// Creates the record of a running executor, whose exit has not been reported.
+    /// Creates the state of a running executor, whose exit has not been reported.
     pub(super) fn new(rank: Rank, node: u16) -> Self {
         Self { rank, node, exit_text: Mutex::new(None), reported: Condvar::new() }
     }
@@ -30,7 +30,8 @@ impl RemoteExecutor {
         self.rank
     }
 
-    /// Records the exit reported by the node, or the failure of the node. The first report is kept.
+    /// Records the exit reported by the node of the executor, or the failure of this node. Only the first
+    /// report is kept.
     pub(super) fn set_exit(&self, text: &str) {
         let mut exit_text = self.exit_text.lock().unwrap_or_else(PoisonError::into_inner);
         exit_text.get_or_insert_with(|| text.to_owned());

@@ -1,5 +1,5 @@
 //! Executor group of a replica on another node: that node starts the executors, and the executors connect to
-//! node 0.
+//! node 0, which runs the scheduler.
 
 use super::node_registry::NodeRegistry;
 use super::start_command::{PendingLink, StartCommandProgress};
@@ -11,9 +11,9 @@ use protocol::{Epoch, ExecutorSettings, HostSettings, Rank, Replica};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Poll interval while executor links are pending.
+/// Poll interval while the connections of executors are awaited.
 const POLL: Duration = Duration::from_millis(100);
-/// Maximum time from a start command to the links of all its executors.
+/// Maximum time from a start command until all its executors have connected.
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
 /// Executor group of one replica on another node; can be started repeatedly.
@@ -24,7 +24,7 @@ pub(crate) struct RemoteExecutorGroup {
     registry: Arc<NodeRegistry>,
 }
 
-/// Start that was commanded on another node and whose executor links are pending.
+/// Start that was commanded on another node and whose executors have not all connected yet.
 pub(crate) struct PendingRemoteStart {
     registry: Arc<NodeRegistry>,
     replica: Replica,
@@ -59,8 +59,8 @@ impl RemoteExecutorGroup {
         self.config.manifest
     }
 
-    /// Commands the node to start the executors of generation `epoch`, and closes the links of the previous
-    /// executors.
+    /// Commands the node to start the executors with the epoch (executor generation) `epoch`, and closes the
+    /// connections of the previous executors.
     pub(crate) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
         let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
@@ -77,8 +77,8 @@ impl RemoteExecutorGroup {
     }
 }
 
-/// Common deadline for all nodes to join, `limit` after `since`: the wait for one node does not extend the
-/// deadline of the next.
+/// Common deadline for all nodes to join the cluster, at the time `since` plus `limit`: the wait for one node
+/// does not extend the deadline of the next node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct JoinDeadline {
     pub(crate) since: Instant,
@@ -94,8 +94,8 @@ impl JoinDeadline {
 }
 
 impl PendingRemoteStart {
-    /// Waits until all executors are linked. Returns `None` if `is_cancelled` ends the wait. `join_deadline`
-    /// limits the wait for a node that has not joined.
+    /// Waits until all executors have connected and returns the link to them. Returns `None` if
+    /// `is_cancelled` ends the wait. `join_deadline` limits the wait for a node that has not joined.
     pub(crate) fn link(
         self,
         join_deadline: Option<JoinDeadline>,
@@ -106,7 +106,7 @@ impl PendingRemoteStart {
         links.map(|links| self.connect(links)).transpose()
     }
 
-    /// Sends each executor its settings; returns the link to the executors.
+    /// Sends the settings to each executor over its connection in `links`; returns the link to all executors.
     fn connect(&self, links: Vec<PendingLink>) -> Result<ExecutorLink, StartError> {
         let epoch = self.settings.epoch;
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
@@ -136,8 +136,8 @@ impl PendingRemoteStart {
     }
 }
 
-/// Waits for the executor links of a replica on another node. Returns `None` if `is_cancelled` ends the wait.
-/// `join_deadline` limits the wait for a node that has not joined.
+/// Waits until the executors of a replica on another node have connected; returns their connections, or
+/// `None` if `is_cancelled` ends the wait. `join_deadline` limits the wait for a node that has not joined.
 fn wait_for_links(
     registry: &NodeRegistry,
     replica: Replica,

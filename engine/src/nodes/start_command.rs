@@ -1,4 +1,4 @@
-//! Start commands to other nodes, and the executor links that result from them.
+//! Commands to other nodes to start executors, and the connections of the started executors.
 
 use super::remote_executor::RemoteExecutor;
 use protocol::{Epoch, HostSettings, NodeCommand, Rank, Replica};
@@ -20,16 +20,16 @@ pub(super) struct IssuedStartCommand {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
-    /// Executor links by rank within the replica; `None` = not received yet, or already taken in order to
-    /// send the executor settings.
+    /// Executor connections by rank within the replica; `None` = not received yet, or already taken in order
+    /// to send the executor settings.
     pub(super) links: Vec<Option<PendingLink>>,
-    /// Handles to the streams of all received links, used to close them.
+    /// Handles to the streams of all received executor connections, used to close them.
     pub(super) streams: Vec<TcpStream>,
     pub(super) executors: Vec<Arc<RemoteExecutor>>,
     pub(super) failed: Option<String>,
 }
 
-/// Link to an executor on another node, before the executor settings are sent over it.
+/// Connection of an executor on another node, before the executor settings are sent over it.
 pub(super) struct PendingLink {
     pub(super) rank: Rank,
     pub(super) stream: TcpStream,
@@ -45,12 +45,13 @@ pub(super) enum StartCommandProgress {
     Issued(Instant),
     /// The node reported that the start failed.
     Failed(String),
-    /// All executors have connected to node 0. Carries their links in rank order.
+    /// All executors have connected to node 0. Contains their connections in rank order.
     Linked(Vec<PendingLink>),
 }
 
 impl StartCommand {
-    /// Sends the command, unless the node has received it in this session. Returns whether it was sent.
+    /// Sends the command, unless the node has received it in this session (connection). Returns whether the
+    /// command was sent.
     pub(super) fn issue(
         &mut self,
         session: u64,

@@ -1,5 +1,5 @@
-//! Worker node (any node other than 0): joins node 0, starts executors when node 0 commands it, and ends when
-//! node 0 ends.
+//! Worker node (any node other than node 0, which runs the scheduler): joins node 0, starts executors when
+//! node 0 commands it, and ends when node 0 ends.
 //!
 //! A worker node serves no clients. Its executors communicate with node 0 directly. When the heartbeat of
 //! node 0 times out, the executors end, because by then node 0 has marked them as failed and continues
@@ -24,13 +24,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum duration of the retries to connect one executor to node 0. It is longer than the time for which an
-/// unauthenticated connection can occupy a slot of node 0, and shorter than the time for which node 0 waits
-/// for the link. During the retries, this node handles no other commands.
+/// Maximum duration of the retries to connect one executor to node 0. It is longer than the time that node 0
+/// allows for the handshake of a connection, and shorter than the time that node 0 waits for the executor to
+/// connect. During the retries, this node handles no other commands.
 const LINK_TIME: Duration = Duration::from_secs(6);
-/// Maximum wait for the last step of the executors after node 0 has commanded them to stop.
+/// Maximum wait until the executors have finished their last step after node 0 has commanded them to stop.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
-/// Timeout of waits for an event; it bounds the effect of a missed wake-up.
+/// Timeout of each wait for an event, which limits the delay if a wake-up is missed.
 const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
 
 /// Event for the main thread of a worker node.
@@ -61,7 +61,7 @@ pub struct WorkerNodeConfig {
     pub cluster: ClusterConfig,
     /// Shared secret of the cluster.
     pub secret: ClusterSecret,
-    /// Executor settings, without the values that depend on node 0 and on the rank.
+    /// Executor settings, without the values that depend on the rank or are set by node 0.
     pub config: ExecutorConfig,
     /// Whether executors are processes, and how processes are launched.
     pub launch_options: ExecutorLaunchOptions,
@@ -206,7 +206,7 @@ impl WorkerNode {
         }
     }
 
-    /// Waits for the end of the executors, which node 0 has commanded to stop.
+    /// Waits until the executors, which node 0 has commanded to stop, have ended.
     fn shut_down_executors(&mut self) {
         let deadline = Instant::now() + EXECUTOR_WAIT;
         for group in self.groups.values_mut() {

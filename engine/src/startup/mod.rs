@@ -1,4 +1,4 @@
-//! Engine side of executor start-up: hello, progress, warm-up report, KV allocation, ready.
+//! Engine side of executor start-up. The messages are: hello, progress, warm-up report, KV allocation, ready.
 //!
 //! All ranks start together: the number of KV blocks is the minimum over all ranks, and no rank serves before
 //! all ranks are ready. One thread per rank reads the startup messages.
@@ -69,9 +69,9 @@ pub struct ExecutorStartupParams {
 }
 
 impl ExecutorStartupParams {
-    /// Waits until all executors are ready. `size` chooses the number of KV blocks, given the number of
-    /// blocks that every executor can hold. `stop` returns the number of a pending signal, if any. `progress`
-    /// receives the startup progress of the first executor.
+    /// Waits until all executors are ready. `size` returns the number of KV blocks to allocate; its argument
+    /// is the number of blocks that every executor can hold. `stop` returns the number of a pending signal,
+    /// if any. `progress` receives the startup progress of the first executor.
     pub fn bring_up(
         self,
         links: &mut [ExecutorLink],
@@ -169,13 +169,13 @@ mod tests {
     /// Fake executor's end of an in-process link to the engine.
     type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
 
-    /// Starts one executor with the behaviour `peer`; returns the outcome as text.
+    /// Starts a fake executor that behaves as `peer`; returns the outcome of the start as text.
     fn start(peer: impl FnOnce(FakeExecutorLink) + Send + 'static) -> String {
         start_all(vec![Box::new(peer)])
     }
 
-    /// Starts one executor, each in a separate replica, for each behaviour in `peers`; returns the outcome as
-    /// text.
+    /// Starts one fake executor for each behaviour in `peers`, each as a separate replica; returns the
+    /// outcome of the start as text.
     fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
         let (mut links, mut threads) = (Vec::new(), Vec::new());
         for (peer, rank) in peers.into_iter().zip(0..) {
@@ -207,8 +207,8 @@ mod tests {
         }
     }
 
-    /// Returns an executor that can hold `blocks` KV blocks and reports this number after `wait`. It runs
-    /// until its link is closed.
+    /// Returns the behaviour of a fake executor that can hold `blocks` KV blocks and reports this number
+    /// after the time `wait`. It runs until its link is closed.
     fn executor_with_blocks(
         rank: u16,
         blocks: u32,

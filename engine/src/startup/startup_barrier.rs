@@ -26,7 +26,7 @@ pub(super) struct ExecutorStartState {
     /// Time of the executor's last progress.
     progressed_at: Instant,
     finished_phases: Vec<(&'static str, Duration)>,
-    /// Whether the executor has reported the digests of its weights.
+    /// Whether the executor has loaded its weights and reported their digests.
     loaded: bool,
     memory: Option<WarmUpReport>,
     ready: Option<ExecutorReady>,
@@ -168,8 +168,8 @@ impl StartupBarrier {
         })
     }
 
-    /// Chooses the number of KV blocks and sends it to all executors, once all executors have reported their
-    /// measurements.
+    /// Once all executors have reported their warm-up measurements, chooses the number of KV blocks and sends
+    /// it to all executors.
     fn size_if_measured(
         &mut self,
         index: usize,
@@ -188,7 +188,7 @@ impl StartupBarrier {
         Ok(())
     }
 
-    /// Returns the combined warm-up measurements of all executors; `None` until all have reported.
+    /// Returns the combined warm-up measurements of all executors; `None` until all executors have reported.
     fn memory(&self) -> Option<WarmUpReport> {
         let all = self.ranks.iter().map(|rank| rank.memory.as_ref());
         let all = all.collect::<Option<Vec<&WarmUpReport>>>()?;
@@ -203,7 +203,8 @@ impl StartupBarrier {
         Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks, step_cost })
     }
 
-    /// Records that an executor is ready. Returns the report of the whole start once all executors are ready.
+    /// Records that an executor is ready. Returns the report of the whole start if all executors are ready
+    /// now.
     fn set_ready(
         &mut self,
         index: usize,

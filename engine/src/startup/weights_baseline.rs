@@ -13,8 +13,8 @@ pub struct WeightsDigestBaseline {
     by_rank: BTreeMap<u16, WeightsDigest>,
 }
 
-/// Digest conflict: two ranks, or two starts of one rank, loaded different bytes although they must load the
-/// same ones.
+/// Digest conflict: two ranks, or two starts of one rank, loaded different weights although the weights must
+/// be the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the digest of {part} is {theirs:016x}, but rank {} has {ours:016x}", other.0)]
 pub struct DigestConflict {
@@ -22,8 +22,8 @@ pub struct DigestConflict {
     pub part: WeightsDigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
-    /// Rank with the conflicting digest. It is the rank that has just loaded its weights if the digest of its
-    /// own previous start differs.
+    /// Rank whose recorded digest conflicts. It is the rank that has just loaded its weights if the digest of
+    /// the previous start of this rank differs.
     pub other: Rank,
     /// Recorded digest of the rank `other`.
     pub ours: u64,
@@ -91,8 +91,8 @@ impl WeightsDigestBaseline {
         Ok(())
     }
 
-    /// Returns a hash of all loaded bytes. It depends on the sharding of the weights but not on the number of
-    /// replicas, unless the replicas share experts.
+    /// Returns a hash of all loaded weights. It depends on the sharding of the weights but not on the number
+    /// of replicas, unless the replicas share experts.
     pub fn fingerprint(&self) -> u64 {
         let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = self.parallel;
         let ranks = if experts { tp_size * dp_size } else { tp_size };
@@ -115,7 +115,7 @@ mod tests {
     }
 
     /// Records the digests `loaded`, in order, in a baseline of two replicas with two ranks each; returns the
-    /// fingerprint of the baseline.
+    /// fingerprint of the baseline. `experts`: whether expert parallelism is enabled.
     fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
         let mut baseline = WeightsDigestBaseline::new(ParallelConfig {
             tp_size: 2,

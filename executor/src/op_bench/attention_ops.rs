@@ -80,27 +80,27 @@ impl AttentionBenchInputs {
         }
     }
 
-    /// Returns the bytes of the activations of one token, for `element` bytes per element.
+    /// Returns the bytes of one token's queries, keys and values, for elements of `element` bytes.
     fn widths(&self, element: usize) -> ActivationRowBytes {
         ActivationRowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
     }
 
-    /// Cost of attention alone: it reads the queries, and the keys and values of the whole context, and
-    /// writes the outputs.
+    /// Cost of attention without RoPE and KV write: it reads the queries, and the keys and values of the
+    /// whole context, and writes the outputs.
     fn attention_cost(&self, rows: UniformBatchShape, element: usize) -> OpCost {
         let keys = rows.rows * rows.context * self.pool.token_bytes;
         let bytes = keys + 2 * rows.tokens() * self.widths(element).query;
         OpCost { bytes: bytes as u64, flops: (4 * rows.pairs() * self.query_width) as u64 }
     }
 
-    /// Cost of RoPE with KV write: it reads queries, keys and values; it writes the queries back, and the
-    /// keys and values to the KV pool.
+    /// Cost of RoPE with KV write: it reads queries, keys and values, writes the rotated queries, and writes
+    /// the keys and values to the KV pool.
     fn write_cost(&self, tokens: usize, element: usize) -> OpCost {
         OpCost { bytes: (2 * tokens * self.widths(element).qkv) as u64, flops: 0 }
     }
 }
 
-/// Bytes of the activations of one token.
+/// Bytes of one token's queries, keys and values.
 struct ActivationRowBytes {
     /// Bytes of queries, keys and values of one token together.
     qkv: usize,
@@ -160,7 +160,7 @@ fn time_paged_decode(
     Ok(())
 }
 
-/// Times paged attention (op `op`) alone. The KV blocks have been written before.
+/// Times only paged attention (op `op`), over KV blocks that have already been written.
 fn time_attention(
     runner: &mut OpBenchRunner<'_>,
     bench: &AttentionBenchInputs,

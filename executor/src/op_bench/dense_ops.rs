@@ -7,16 +7,16 @@ use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
 
-/// Maximum number of logits rows that are measured. A step computes logits of the last token of each row
-/// only.
+/// Maximum number of tokens for which the LM head is measured. A step computes logits only for the last token
+/// of each row.
 pub(super) const LM_HEAD_TOKENS_MAX: usize = 512;
 
-/// Epilogue of a linear layer: how its output is computed from `x Wᵀ`.
+/// Epilogue of a linear layer: how the output of the layer is computed from `x Wᵀ`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinearEpilogue {
     /// `y = x Wᵀ`.
     Plain,
-    /// `y = silu(gate) · up`, where gate and up are the halves of the outputs.
+    /// `y = silu(gate) · up`, where gate and up are the two halves of the columns of `x Wᵀ`.
     GatedSilu,
     /// `y = x Wᵀ` in f32.
     Logits,
@@ -27,12 +27,14 @@ pub(super) enum LinearEpilogue {
 pub(super) struct LinearOp {
     pub(super) op: &'static str,
     pub(super) inputs: usize,
-    /// Number of outputs. A gated layer counts gate and up outputs together.
+    /// Number of outputs. For a gated layer, this is the number of gate outputs plus the number of up
+    /// outputs.
     pub(super) outputs: usize,
     pub(super) kind: LinearEpilogue,
     /// Number of layers of the model that contain this linear layer.
     pub(super) layers: usize,
-    /// Maximum number of tokens per launch. The layer is not measured at larger configured values.
+    /// Maximum number of tokens per launch. Configured token counts above this value are not measured for
+    /// this layer.
     pub(super) tokens_max: usize,
 }
 
@@ -42,7 +44,8 @@ impl LinearOp {
         Self { op, inputs, outputs, kind: LinearEpilogue::Plain, layers, tokens_max: usize::MAX }
     }
 
-    /// Creates a fused gate and up projection with `intermediate` outputs each.
+    /// Creates a fused gate and up projection, with `intermediate` gate outputs and `intermediate` up
+    /// outputs.
     pub(super) fn gated(
         op: &'static str,
         inputs: usize,
@@ -62,8 +65,8 @@ impl LinearOp {
         y.map(drop)
     }
 
-    /// Cost of one launch: it reads the weights (`weight_bytes` bytes) and the inputs, and writes the
-    /// outputs, once each.
+    /// Cost of one launch, which reads the weights (`weight_bytes` bytes) and the inputs once and writes the
+    /// outputs once.
     fn cost(&self, tokens: usize, weight_bytes: usize, element: usize) -> OpCost {
         let output = match self.kind {
             LinearEpilogue::Plain => self.outputs * element,
@@ -96,7 +99,8 @@ pub(super) fn time_linear(
     time_packed(runner, op, &weights)
 }
 
-/// Times a linear layer with the given copies of its weights at every configured number of tokens.
+/// Times a linear layer at every configured number of tokens. Successive launches use the given copies of its
+/// weights in turn.
 fn time_packed(
     runner: &mut OpBenchRunner<'_>,
     op: &LinearOp,

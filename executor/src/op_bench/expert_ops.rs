@@ -93,8 +93,8 @@ struct MoeLayerSize {
     element: usize,
 }
 
-/// Cost of routed experts: it reads the inputs and the weights of the experts that have tokens (their
-/// expected number for random routing), and writes the outputs.
+/// Cost of routed experts: they read the inputs and the weights of the experts that have tokens (the expected
+/// number of such experts for random routing), and write the outputs.
 fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &MoeLayerSize) -> OpCost {
     let unreached = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
     let weights = layer.weight_bytes as f64 * (1.0 - unreached);

@@ -8,7 +8,8 @@ use ops::{DeviceBatchMetadata, HostBatchMetadata, OpError, Ops, RopeTable};
 const POOL_BYTES_MAX: usize = 512 << 20;
 /// Maximum number of token slots in the KV pool of a benchmark.
 const POOL_SLOTS_MAX: usize = 1 << 18;
-/// Maximum number of batches of one shape, over different blocks, that successive launches rotate through.
+/// Maximum number of batches of one shape. Successive launches use the batches in turn, and each batch reads
+/// different KV blocks.
 const BATCHES_MAX: usize = 64;
 /// Number of tokens that [`KvPoolSize::fill`] writes to the pool in one batch.
 const FILL_TOKENS: usize = 512;
@@ -59,8 +60,8 @@ impl KvPoolSize {
         self.blocks * self.block_tokens
     }
 
-    /// Returns batches of one shape over different blocks; successive launches rotate through them. A batch
-    /// that needs more blocks than the pool has uses the same block for several rows.
+    /// Returns batches of one shape that read different KV blocks; successive launches use the batches in
+    /// turn. A batch that needs more blocks than the pool has uses the same block for several rows.
     pub(super) fn batches(
         self,
         ops: &Ops,
@@ -74,7 +75,7 @@ impl KvPoolSize {
         (0..count).map(batch).collect()
     }
 
-    /// Returns the inputs of a batch whose first block is `first`.
+    /// Returns the inputs of a batch of this shape whose first KV block has index `first`.
     fn inputs(self, shape: UniformBatchShape, first: usize) -> HostBatchMetadata {
         let UniformBatchShape { rows, new_tokens, context } = shape;
         let width = context.div_ceil(self.block_tokens);
@@ -97,8 +98,9 @@ impl KvPoolSize {
         }
     }
 
-    /// Calls `write` with batches that cover every slot of the pool. Memory that was never written is mapped
-    /// to a single page of zeros, which stays in the cache, so reading it would be too fast.
+    /// Calls `write` with batches that cover every slot of the pool. Memory that was never written would be
+    /// mapped to a single page of zeros; this page would stay in the cache, so reading the pool would be too
+    /// fast.
     pub(super) fn fill(
         self,
         ops: &Ops,

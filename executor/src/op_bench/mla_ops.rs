@@ -140,9 +140,9 @@ fn time_attention(
     let (ops, tokens) = (runner.ops(), rows.tokens());
     let batches: Vec<DeviceBatchMetadata> = bench.pool.batches(ops, rows)?;
     let kv = activations(ops, tokens, bench.kv_width())?;
-    // `mla_attention` consumes its queries, for which each launch allocates uninitialised scratch memory. A
-    // buffer of finite values of the same size is freed here, so that each launch reuses this memory and has
-    // finite queries.
+    // Each launch of `mla_attention` consumes its queries, for which it allocates uninitialised memory. A
+    // buffer of the same size with finite values is freed here, so that each launch reuses the memory of this
+    // buffer and has finite queries.
     drop(activations(ops, tokens, bench.query_width())?);
     let cost = bench.cost(rows, runner.element_bytes());
     let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };

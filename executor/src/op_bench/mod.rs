@@ -71,7 +71,7 @@ pub struct OpBenchConfig {
     pub dtype: ModelDtype,
     /// Model configuration that determines the shapes of the ops. No weights are read.
     pub model: models::ModelConfig,
-    /// Numbers of tokens per launch; each op is measured at each value.
+    /// Numbers of tokens per launch; each op is measured once for each number.
     pub tokens: Vec<u32>,
     /// Number of keys that each row of a decode step attends to.
     pub context: u32,
@@ -136,7 +136,7 @@ impl OpBench {
     /// Times every selected op that the model has, and passes each result to `report` as soon as it is
     /// measured.
     ///
-    /// Errors: all are final.
+    /// Errors: after an error, the benchmark cannot continue.
     pub fn run(&self, report: &mut dyn FnMut(OpTiming)) -> Result<(), ExecutorError> {
         let mut runner = OpBenchRunner { bench: self, report };
         dense_ops::time_before_attention(&mut runner)?;
@@ -203,7 +203,8 @@ impl<'a> OpBenchRunner<'a> {
         self.bench.config.tokens.clone().into_iter().map(|tokens| tokens as usize)
     }
 
-    /// Times a case. `launch` gets the index of the copy of weights or KV blocks to read.
+    /// Times one op in one shape. `launch(i)` launches the op once, with copy `i` of the weights or KV
+    /// blocks.
     fn time(
         &mut self,
         case: OpCase,

@@ -77,7 +77,8 @@ fn run(
     (0..rounds).try_for_each(|_| (0..copies).try_for_each(&mut *launch))
 }
 
-/// Captures the ops that `launches` launches as a graph. The capture is ended even if a launch fails.
+/// Captures the ops that the closure `launches` launches, as a graph. The capture is ended even if a launch
+/// fails.
 fn capture(
     ops: &Ops,
     launches: impl FnOnce() -> Result<(), OpError>,

@@ -33,7 +33,8 @@ pub(super) struct ExpertSize {
 }
 
 impl RandomWeights {
-    /// Draws values for matrices of up to `largest` rows and columns. The values of large matrices repeat.
+    /// Draws random values for matrices of up to `largest` rows and columns. Matrices with more than
+    /// `DRAWN_VALUES` elements repeat the values.
     pub(super) fn new(largest: MatrixSize) -> Self {
         let MatrixSize { rows, cols } = largest;
         Self::draw((rows * cols).min(DRAWN_VALUES.next_multiple_of(cols.max(1))))
@@ -50,7 +51,8 @@ impl RandomWeights {
         Self { bytes: bytes.collect() }
     }
 
-    /// Returns a matrix as parts that are stacked by rows; each part repeats the drawn values.
+    /// Returns a matrix as a list of matrices to concatenate along the rows; each of them starts with the
+    /// same drawn values.
     fn parts(&self, size: MatrixSize) -> Result<Vec<HostMat<'_>>, OpError> {
         let MatrixSize { rows, cols } = size;
         let drawn = (self.bytes.len() / 2 / cols.max(1)).max(1);
@@ -71,7 +73,7 @@ impl RandomWeights {
         Ok(ops.pack_linear(&self.parts(size)?, None)?)
     }
 
-    /// Uploads a row-major table, which is how untied embeddings are stored.
+    /// Returns a row-major matrix on the device; untied embeddings have this layout.
     pub(super) fn table(&self, ops: &Ops, size: MatrixSize) -> Result<Tensor, ExecutorError> {
         Ok(ops.upload(&self.parts(size)?, ops.dtype())?)
     }

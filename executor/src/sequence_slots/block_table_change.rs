@@ -12,7 +12,7 @@ pub(crate) struct BlockTableChange {
 }
 
 impl BlockTableChange {
-    /// Adds a block table update of the same row. It replaces the entries that it overlaps.
+    /// Adds another block table update of the same row. The update replaces the entries that it overlaps.
     pub(super) fn add(&mut self, update: &BlockTableUpdate) {
         let from = update.first_entry as usize;
         if from < self.from {

@@ -8,8 +8,8 @@ pub(crate) fn bitmask_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// Stages the bitmask for one sample position: the ids that both `bitmask` and the request's sampling
-/// parameters allow. Returns the index of its first word among the staged words.
+/// Writes the bitmask for one sample position to the staging buffer: the ids that both `bitmask` and the
+/// request's sampling parameters allow. Returns the index of the bitmask's first word among the staged words.
 pub(crate) fn stage_bitmask(
     sampling: &SamplingParams,
     bitmask: &TokenBitmask,
@@ -24,8 +24,8 @@ pub(crate) fn stage_bitmask(
     stage.push_words((0..bitmask_words(vocab)).map(word))
 }
 
-/// Stages the allowed token ids of a request. Returns the index of their bitmask among the staged words, or
-/// -1 if all ids are allowed.
+/// Writes the allowed token ids of a request to the staging buffer, as a bitmask. Returns the index of the
+/// bitmask's first word among the staged words, or -1 if all ids are allowed.
 pub(super) fn stage_allowed_mask(
     sampling: &SamplingParams,
     vocab: usize,

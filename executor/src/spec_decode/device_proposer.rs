@@ -1,4 +1,4 @@
-//! Proposer for draft tokens from the device: by an MTP module, a draft model or an EAGLE-3 layer.
+//! Proposer for draft tokens that an MTP module, a draft model or an EAGLE-3 layer computes on the device.
 
 use super::draft_states::DraftHiddenStateTracker;
 use super::{DraftProposal, Proposer, StagedRowDrafts};
@@ -7,7 +7,7 @@ use ops::StagingBuffer;
 use protocol::BatchRow;
 
 /// Host part of a proposer on the device: selects the rows that get draft tokens, and tracks where the hidden
-/// state before each row is stored.
+/// state of the token before each row is stored.
 pub(crate) struct DeviceProposer {
     states: DraftHiddenStateTracker,
 }

@@ -38,12 +38,12 @@ impl ProposerModel {
 struct DraftVocab<'a> {
     /// Vocabulary shard of this rank's draft logits.
     shard: &'a VocabShard,
-    /// Target token id of each draft token id (EAGLE-3's d2t table); `None` = both vocabularies have the same
-    /// ids.
+    /// Target token id of each draft token id (EAGLE-3's d2t table); `None` = draft token ids equal target
+    /// token ids.
     target_ids: Option<&'a Tensor>,
 }
 
-/// Runs the passes of a proposer. A pass that proposes draft tokens has one token per row.
+/// Runs the forward passes of a proposer. In a pass that proposes draft tokens, each row has one token.
 #[derive(Clone, Copy)]
 struct DraftPassRunner<'a> {
     proposer: &'a ProposerModel,
@@ -54,7 +54,7 @@ struct DraftPassRunner<'a> {
 
 impl DraftPassRunner<'_> {
     /// Runs a pass over the newest token of each row, `ids [R]`. `previous`: hidden states `[R, H]` of the
-    /// tokens before them, if [`reads_hidden_states`](Self::reads_hidden_states).
+    /// tokens before the newest tokens; required if [`reads_hidden_states`](Self::reads_hidden_states).
     fn propose(
         self,
         f: &ForwardContext<'_>,
@@ -71,7 +71,7 @@ impl DraftPassRunner<'_> {
     }
 
     /// Writes the keys and values that the proposer's layers compute for the step's tokens, `ids [T]`.
-    /// `previous`: hidden states `[T, H]` of the tokens before them, if
+    /// `previous`: hidden state of the token before each of these tokens, `[T, H]`; required if
     /// [`reads_hidden_states`](Self::reads_hidden_states).
     fn observe(
         self,
@@ -102,16 +102,16 @@ impl DraftPassRunner<'_> {
         !matches!(self.proposer, ProposerModel::DraftModel(_))
     }
 
-    /// Whether passes may run experts that replicas share. If they do, all replicas must run the same number
-    /// of passes.
+    /// Whether the passes may run MoE experts that are distributed over the replicas. If so, all replicas
+    /// must run the same number of passes.
     fn shares_experts(self) -> bool {
         !matches!(self.proposer, ProposerModel::Eagle3(_))
     }
 }
 
 impl ModelContext {
-    /// Returns the passes of the proposer, if there is one. `draft_kv`: KV pool of the proposer, if it has
-    /// its own.
+    /// Returns the object that runs the proposer's passes; `None` = no proposer runs on the device.
+    /// `draft_kv`: KV pool of the proposer, if it does not share the target model's KV pool.
     fn draft_passes<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -189,9 +189,9 @@ impl StepDeviceState {
         Ok(draft_buffers.insert(ops, buffers, seq_slots, drafting)?)
     }
 
-    /// Runs the pass over the tokens of a step with `rows` rows that writes the draft KV, and stores the
-    /// hidden states that later rows read. `states [T, H]`: hidden states of the tokens, or the auxiliary
-    /// hidden states if the proposer reads them instead.
+    /// Runs the pass that writes the draft KV of the tokens of a step with `rows` rows, and stores the hidden
+    /// states that later rows read. `states [T, H]`: hidden states of the tokens or, for EAGLE-3, their
+    /// auxiliary hidden states.
     pub(crate) fn observe_tokens(
         &mut self,
         context: &ModelContext,
@@ -227,8 +227,8 @@ impl StepDeviceState {
     }
 }
 
-/// Chooses the draft token of each row from the hidden states `hidden [R, H]` of a pass. The ranks with the
-/// other vocabulary shards take part in the choice.
+/// Chooses the draft token of each row from the hidden states `hidden [R, H]` of a pass. Collective: every
+/// rank that computes a vocabulary shard of the draft logits must call it.
 fn choose_drafts(
     draft_buffers: &mut DraftBuffers,
     context: &ModelContext,

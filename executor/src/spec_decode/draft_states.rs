@@ -1,15 +1,16 @@
 //! Host state for draft tokens that are proposed on the device by an MTP module (DeepSeek-V3, arXiv
-//! 2412.19437, section 2.2), an EAGLE-3 layer or a draft model. It selects the rows that get draft tokens
-//! and, for MTP and EAGLE-3, tracks where the hidden state before each row is stored. The hidden states, the
-//! draft passes and the draft tokens stay on the device.
+//! 2412.19437, section 2.2), an EAGLE-3 layer or a draft model. It selects the rows that get draft tokens.
+//! For MTP and EAGLE-3, it also tracks where the hidden state of the token before each row is stored. The
+//! hidden states, the draft passes and the draft tokens stay on the device.
 //!
-//! The draft KV of position `p` is computed from token `p` and the hidden state of the token before it. It
-//! does not depend on later tokens, so chunked, recomputed and prefix-hit rows write the same draft KV, bit
-//! by bit, as an uninterrupted run. The hidden state before a row is one of the newest states of its sequence
-//! slot; after a prefix hit it is the block-boundary state of the last hit block, which is stored for each
-//! block. Draft passes are chained: from the second draft token on, the output of the previous pass replaces
-//! the hidden state. The KV that chained passes write is never read later: accepted tokens are forwarded
-//! again, and their KV is rewritten, before any later token attends to them.
+//! The draft KV of position `p` is computed from token `p` and the hidden state of token `p - 1`. It does not
+//! depend on later tokens, so rows of chunked prefill, recomputation or a prefix hit write bit-identical
+//! draft KV to an uninterrupted run. The hidden state before a row is one of the newest hidden states of its
+//! sequence slot. After a prefix hit it is instead the block-boundary state (the hidden state of a block's
+//! last token, stored for each block) of the last hit block. Draft passes are chained: from the second draft
+//! token on, the output of the previous pass replaces the hidden state. The KV that chained passes write is
+//! never read later: accepted tokens are forwarded again, and their KV is rewritten, before any later token
+//! attends to them.
 
 #[cfg(test)]
 mod tests;
@@ -27,16 +28,16 @@ pub(crate) struct DraftHiddenStateTracker {
     carry_over: Vec<StoredHiddenStates>,
 }
 
-/// Which hidden states a sequence slot stores on the device for the next row of its request, and the
+/// The hidden states that a sequence slot stores on the device for the next row of its request, and the
 /// request's block table.
 #[derive(Default)]
 struct StoredHiddenStates {
     table: Vec<i32>,
     /// Token position of the first hidden state that the sequence slot stores.
     first_position: usize,
-    /// Number of stored hidden states: of the newest token, of its draft tokens, and of the token before it,
-    /// if there is one. The state of the token before the newest one is needed because a row with an overdue
-    /// bitmask is forwarded again. While draft tokens are pending (`draft_slack`), the number is an upper
+    /// Number of stored hidden states: of the newest token, of its draft tokens, and of the token before the
+    /// newest token, if there is one. The last of these is needed because a row with an overdue grammar
+    /// bitmask is forwarded again. While draft tokens are pending (`draft_slack`), this number is an upper
     /// bound: only the device has the number of accepted draft tokens.
     state_count: usize,
 }
@@ -44,12 +45,13 @@ struct StoredHiddenStates {
 /// Location of the hidden state of the token before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PrecedingHiddenStateLocation {
-    /// No hidden state, zeros are used: the row starts at the first token, or the proposer reads no hidden
-    /// states. No position attends to draft KV that is computed from zeros.
+    /// No hidden state is stored and zeros are used, because the row starts at the first token or the
+    /// proposer reads no hidden states. No position attends to draft KV that is computed from zeros.
     Zeros,
-    /// The hidden state is stored in the sequence slot of the row. The device selects it by token position.
+    /// The hidden state is stored in the sequence slot of the row. The device selects the hidden state by
+    /// token position.
     InSlot,
-    /// The hidden state is the block-boundary state of the block with this index.
+    /// The hidden state of the last token of the block with this index, which is stored for each block.
     AtBlockBoundary(i32),
 }
 
@@ -58,10 +60,11 @@ enum PrecedingHiddenStateLocation {
 pub(crate) struct DraftRowCounts {
     /// Number of rows in the step. A captured graph has a fixed number of rows.
     pub(crate) rows: usize,
-    /// Number of leading rows that may have draft tokens; 0 disables draft passes for the step.
+    /// Number of rows, counted from the first row, that may have draft tokens; 0 disables draft passes for
+    /// the step.
     pub(crate) drafting: usize,
-    /// Number of rows with draft tokens to which each replica is padded if replicas share experts; 0
-    /// otherwise.
+    /// If replicas share experts: number of rows with draft tokens to which each replica is padded; otherwise
+    /// 0.
     pub(crate) dp_rows: usize,
 }
 
@@ -89,9 +92,9 @@ impl DraftHiddenStateTracker {
         }
     }
 
-    /// Stages the input of the draft passes for a row that `update_tables` has processed. `token` is the
-    /// index of the row's first token in the step; the device proposes `device_drafts` draft tokens for the
-    /// row.
+    /// Writes the input of the draft passes for a row to the staging buffer, after `update_tables` has
+    /// processed the row. `token` is the index of the row's first token in the step; the device proposes
+    /// `device_drafts` draft tokens for the row.
     pub(crate) fn stage(
         &mut self,
         row: &BatchRow,

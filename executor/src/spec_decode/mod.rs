@@ -34,16 +34,16 @@ pub(crate) trait Proposer: Send {
     /// after the sequence slots of the rows were updated.
     fn observe(&mut self, rows: &[BatchRow]);
 
-    /// Returns a sender by which the step with these rows reports its emitted tokens; `None` = the proposer
+    /// Returns a sender with which the step of these rows reports its emitted tokens; `None` = the proposer
     /// does not read emitted tokens.
     fn observe_outputs(&mut self, rows: &[BatchRow]) -> Option<EmittedTokenSender> {
         let _ = rows;
         None
     }
 
-    /// Stages the inputs that the device needs to propose draft tokens for a row.
+    /// Writes the inputs that the device needs to propose draft tokens for a row to the staging buffer.
     ///
-    /// Errors: the hidden state before the row is not on the device.
+    /// Errors: the hidden state of the token before the row is not on the device.
     fn stage(
         &mut self,
         row: &BatchRow,
@@ -55,7 +55,7 @@ pub(crate) trait Proposer: Send {
     }
 }
 
-/// Result of a proposer for one row: the draft tokens, or the information that the device proposes them.
+/// Result of a proposer for one row: the draft tokens, or the information that the device will propose them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DraftProposal<'a> {
     /// Draft tokens that were proposed on the host, possibly none.
@@ -64,8 +64,8 @@ pub(crate) enum DraftProposal<'a> {
     OnDevice,
 }
 
-/// Draft tokens of a staged row: the index of the row's first token in the step, and the number of draft
-/// tokens that the device proposes.
+/// Position of a row's draft tokens in the step: the index of the row's first token in the step, and the
+/// number of draft tokens that the device proposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagedRowDrafts {
     /// Index of the row's first token in the step.

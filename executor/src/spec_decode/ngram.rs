@@ -38,14 +38,16 @@ struct EmittedRowTokens {
     tokens: TokenVec,
 }
 
-/// Sends the emitted tokens of a step to the proposer when dropped; the list is empty if the step failed.
+/// Sends the emitted tokens of a step to the proposer when it is dropped. If the step failed, it sends an
+/// empty list.
 pub(crate) struct EmittedTokenSender {
     sender: Sender<EmittedTokens>,
     rows: Vec<SamplingRow>,
     updates: EmittedTokens,
 }
 
-/// A batch row that samples a token, with the sequence slot and the request to which its tokens belong.
+/// A batch row that samples a token, with the sequence slot and the request to which the sampled tokens
+/// belong.
 #[derive(Clone, Copy)]
 struct SamplingRow {
     /// Index of the row in the batch.
@@ -72,7 +74,7 @@ impl NgramProposer {
 }
 
 impl Proposer for NgramProposer {
-    /// Proposes no tokens unless the host has all tokens before the row.
+    /// Proposes draft tokens only if the host has received all tokens of the request before the row.
     fn propose(&mut self, row: &BatchRow) -> DraftProposal<'_> {
         let history = &mut self.histories[row.seq_slot.0 as usize];
         if let Some(init) = &row.seq_init {
@@ -88,8 +90,8 @@ impl Proposer for NgramProposer {
         DraftProposal::Tokens(self.matcher.propose(&history.tokens, max_drafts))
     }
 
-    /// Receives emitted tokens of earlier steps. If any row has draft tokens to verify, waits for all pending
-    /// steps.
+    /// Receives the emitted tokens of earlier steps. If any row has draft tokens to verify, waits for the
+    /// emitted tokens of all steps in flight.
     fn observe(&mut self, rows: &[BatchRow]) {
         let waits = rows.iter().any(|row| row.drafts > 0);
         while self.pending_updates > 0 {
@@ -121,7 +123,8 @@ impl Proposer for NgramProposer {
 }
 
 impl EmittedTokenSender {
-    /// Copies the emitted tokens from the outputs of the step. `drop` sends them to the proposer.
+    /// Copies the emitted tokens from the outputs of the step. They are sent to the proposer when `self` is
+    /// dropped.
     pub(crate) fn record_outputs(&mut self, outputs: &[RowOutput]) {
         let emitted = |row: &SamplingRow| {
             let SamplingRow { index, slot, owner } = *row;

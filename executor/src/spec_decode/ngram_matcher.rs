@@ -11,14 +11,14 @@ use protocol::Token;
 pub(crate) struct NgramMatcher {
     /// Minimum length of a match in tokens, at least 1.
     pub(crate) min: usize,
-    /// Maximum length of a match in tokens; longer common suffixes count as this length.
+    /// Maximum length of a match in tokens; longer matches count as this length.
     pub(crate) max: usize,
 }
 
 impl NgramMatcher {
     /// Returns up to `max_drafts` draft tokens that continue `tokens`: the tokens after the longest earlier
-    /// match of the newest tokens. Among matches of equal length, the newest one that `max_drafts` tokens
-    /// follow is used, or else the oldest one.
+    /// occurrence of the newest tokens. Among occurrences of equal length, the newest one with at least
+    /// `max_drafts` following tokens is used; if there is none, the oldest occurrence is used.
     pub(crate) fn propose(self, tokens: &[Token], max_drafts: usize) -> &[Token] {
         let mut found = (0, tokens.len()); // Length of the best match, and the index after its end.
         for end in (1..tokens.len()).rev() {
@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn match_length_is_bounded() {
-        // The older occurrence of `2 3 4 5` has a longer common suffix, but at most four tokens are compared.
+        // The older occurrence of `2 3 4 5` would match five tokens (`1 2 3 4 5`), but at most four tokens
+        // are compared.
         let tokens = [1, 2, 3, 4, 5, 8, 9, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5];
         assert_eq!(NGRAM.propose(&tokens, 2), [6, 1]);
     }

@@ -49,7 +49,8 @@ pub enum SpeculationError {
         /// Vocabulary size of the target model.
         model: usize,
     },
-    /// The method is EAGLE-3, but no draft model is configured, or it is not an EAGLE-3 checkpoint.
+    /// The method is EAGLE-3, but no draft model is configured, or the draft model is not an EAGLE-3
+    /// checkpoint.
     #[error(
         "method eagle3 needs a draft model whose field `architectures` is LlamaForCausalLMEagle3"
     )]
@@ -84,7 +85,7 @@ pub enum SpeculationError {
 /// Checks that a model can be served with the speculative decoding settings. Called before the model is
 /// loaded.
 ///
-/// Errors: the first setting that conflicts with the models.
+/// Errors: the error names the first setting that conflicts with the models.
 pub fn check_speculation(
     speculation: Option<SpeculativeConfig>,
     model: &ModelConfig,

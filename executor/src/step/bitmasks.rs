@@ -1,28 +1,33 @@
-//! Grammar bitmasks of the masked rows of a step, and the draft tokens from which they are computed.
+//! Grammar bitmasks of the masked rows (rows sampled under a grammar) of a step, and the draft tokens from
+//! which the bitmasks are computed.
 //!
 //! A masked row has a bitmask for its first sample position and one after each of its draft tokens. The draft
-//! tokens are known only in the executor, which reports them: draft tokens of n-gram lookup before the
-//! forward pass is launched, draft tokens of a proposer on the device as soon as they are copied to the host,
-//! while the forward pass runs. Steps without draft tokens in masked rows report and copy nothing.
+//! tokens are known only in the executor, which reports them to the scheduler: draft tokens of n-gram lookup
+//! before the forward pass is launched, draft tokens of a proposer on the device as soon as they are copied
+//! to the host, while the forward pass runs. Steps without draft tokens in masked rows report and copy
+//! nothing.
 
 use crate::{ExecutorError, TokenBitmaskError};
 use protocol::{Batch, BitmaskRow, StepDrafts, StepId, TokenBitmask};
 use std::collections::BTreeMap;
 
-/// Source of the grammar bitmasks of steps. A step reads it after its forward pass has been launched.
+/// Source of the grammar bitmasks of steps. A step waits for its bitmasks after its forward pass has been
+/// launched.
 pub trait TokenBitmaskSource {
-    /// Whether the source needs the draft tokens of masked rows (rows that sample under a grammar).
+    /// Whether the source needs the draft tokens of rows that are sampled under a grammar, in order to
+    /// compute the bitmasks.
     fn needs_drafts(&self) -> bool {
         true
     }
 
-    /// Receives the draft tokens of the masked rows of a step, before `wait` is called for the step. Called
-    /// for steps that have masked rows with draft tokens, if `needs_drafts`.
+    /// Receives the draft tokens of the rows of a step that are sampled under a grammar. Called before
+    /// `wait`, and only if `needs_drafts` returns true and the step has such draft tokens.
     ///
     /// Errors: the peer closed the link.
     fn report_drafts(&mut self, drafts: StepDrafts) -> Result<(), ExecutorError>;
 
-    /// Waits until the bitmasks of `rows` masked rows of a step have arrived, and returns them.
+    /// Waits for the bitmasks of the `rows` masked rows (rows sampled under a grammar) of a step, and returns
+    /// the bitmasks.
     ///
     /// Errors: the peer closed the link, or the bitmasks did not arrive before the timeout.
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError>;
@@ -49,9 +54,9 @@ pub(crate) struct StepBitmasks {
 }
 
 impl StepBitmasks {
-    /// Waits for the bitmasks of the masked rows of `batch`.
+    /// Waits for the bitmasks of the rows of `batch` that are sampled under a grammar.
     ///
-    /// Errors: `TokenBitmaskSource::wait` failed, or it returned no bitmask for a masked row.
+    /// Errors: `TokenBitmaskSource::wait` failed, or it returned no bitmask for such a row.
     pub(crate) fn wait(
         batch: &Batch,
         masks: &mut dyn TokenBitmaskSource,
@@ -73,12 +78,13 @@ impl StepBitmasks {
         }
     }
 
-    /// Returns the bitmask of a row after `draft_index` of its draft tokens, if the row is masked.
+    /// Returns the bitmask for the sample position after the first `draft_index` draft tokens of a row;
+    /// `None` = the row is not sampled under a grammar, or the bitmask is overdue.
     pub(crate) fn at(&self, row: usize, draft_index: u8) -> Option<&TokenBitmask> {
         self.by_row.get(&row)?.bitmasks.get(usize::from(draft_index))
     }
 
-    /// Returns the number of bitmasks of a row; `None` = the row is not masked.
+    /// Returns the number of bitmasks of a row; `None` = the row is not sampled under a grammar.
     pub(crate) fn count(&self, row: usize) -> Option<usize> {
         self.by_row.get(&row).map(|mask| mask.bitmasks.len())
     }

@@ -1,4 +1,5 @@
-//! Reports the draft tokens of the masked rows of a step, from which their grammar bitmasks are computed.
+//! Reports the draft tokens of a step's masked rows (rows sampled under a grammar), from which their grammar
+//! bitmasks are computed.
 
 use super::StepState;
 use super::bitmasks::TokenBitmaskSource;
@@ -20,8 +21,8 @@ impl StepState {
         masks.report_drafts(self.drafts_of(context, |state, _| state.host_drafts[..].into()))
     }
 
-    /// Reports draft tokens that were proposed on the device. Waits until they are copied to the host, while
-    /// the device runs the forward pass.
+    /// Reports draft tokens that were proposed on the device. Waits until the draft tokens are copied to the
+    /// host; the device runs the forward pass meanwhile.
     pub(super) fn report_device_drafts(
         &mut self,
         context: &StepContext<'_>,
@@ -41,8 +42,9 @@ impl StepState {
         masks.report_drafts(self.drafts_of(context, drafts))
     }
 
-    /// Returns the draft tokens of the masked rows. `drafts` returns the draft tokens of one row, given its
-    /// sequence slot and the index of its first draft token in the step.
+    /// Returns the draft tokens of the masked rows (rows sampled under a grammar). The parameter `drafts`
+    /// returns the draft tokens of one row, given its sequence slot and the index of its first draft token in
+    /// the step.
     fn drafts_of(
         &self,
         context: &StepContext<'_>,

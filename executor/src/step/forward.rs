@@ -15,13 +15,15 @@ use protocol::{BatchRow, StepLaunchMode};
 use std::sync::Arc;
 
 impl StepState {
-    /// Uploads the staged inputs, and launches the forward pass with the first slice of logits rows.
+    /// Uploads the staged inputs of the step, and launches the forward pass with the first slice of logits
+    /// rows.
     pub(super) fn forward(
         &mut self,
         context: &mut StepContext<'_>,
         tracer: Option<&mut StepTracer>,
     ) -> Result<(), ExecutorError> {
-        // A replayed graph returns no hidden states.
+        // A replayed graph returns no hidden states, but pooling and the later sampling of rows with a
+        // grammar bitmask read them, so such steps are launched eagerly.
         let is_eager = context.is_masked() || context.pooled_rows.reads_hidden_states();
         context.graph = if is_eager { None } else { self.matching_graph(context) };
         context.pending.timing.replayed = context.graph.is_some();
@@ -40,8 +42,8 @@ impl StepState {
         if self.replay(context)? { Ok(()) } else { self.launch(context) }
     }
 
-    /// Returns the captured graph that fits a step after its rows and its first slice of logits rows are
-    /// staged; `None` = the step is launched eagerly.
+    /// Returns the key of the captured graph that fits a step, after the step's rows and its first slice of
+    /// logits rows are staged; `None` = the step is launched eagerly.
     fn matching_graph(&self, context: &StepContext<'_>) -> Option<StepGraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
         let StepLaunchMode::Graph { rows, width } = batch.dispatch else { return None };
@@ -50,8 +52,9 @@ impl StepState {
         if !fits || batch.rows.len() > rows as usize {
             return None;
         }
-        // Replicas in lockstep must replay the same graph, and a graph with a proposer on the device has a
-        // fixed number of draft rows. All other steps replay the smallest graph that fits their rows.
+        // Replicas in lockstep (which run every step together) must replay the same graph, and a graph with a
+        // proposer on the device has a fixed number of draft rows. All other steps replay the smallest graph
+        // that fits their rows.
         let exact = context.model.dp.size() > 1 || self.device.drafts.is_some();
         let min_rows = if exact { max_rows } else { tokens };
         let longest = row_bounds(stage, &self.size.limits).max_context_len;
@@ -119,9 +122,9 @@ impl StepState {
     }
 }
 
-/// Returns the collective that exchanges tokens with the experts of other replicas. In captured graphs, the
-/// sizes of collectives must not depend on routing. A rank that launches eagerly while other ranks replay a
-/// graph must use the collective of the graph.
+/// Returns the collective that exchanges tokens with the experts of other replicas. Captured graphs need a
+/// collective whose sizes do not depend on expert routing. A rank that launches eagerly while other ranks
+/// replay a graph must use the same collective as the graph.
 fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchangeMethod {
     match dispatch {
         StepLaunchMode::Graph { .. } => ExpertExchangeMethod::AllGather,
@@ -129,8 +132,8 @@ fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchangeMethod {
     }
 }
 
-/// Returns the bounds of the staged rows that determine launch sizes, such as the longest row and the longest
-/// context. One-token rows come first.
+/// Returns the upper bounds of the staged rows that determine launch sizes, such as the longest row and the
+/// longest context. In the staging buffer, one-token rows come first.
 fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> BatchUpperBounds {
     let lengths = |row: &StagedStepRow| (row.len as usize, (row.start + row.len) as usize);
     let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };

@@ -35,9 +35,10 @@ pub(crate) struct StepGraphs {
 pub(crate) struct GraphCapturePlan {
     /// Row counts of the batches to capture graphs for, ascending.
     pub(crate) rows: Vec<u32>,
-    /// Number of tokens in a row with the maximum number of draft tokens.
+    /// Maximum number of tokens in a decode row: the input token and the draft tokens.
     pub(crate) tokens_per_row: u32,
-    /// Whether graphs for rows without draft tokens are captured as well; these replay faster.
+    /// Whether graphs for rows without draft tokens are captured as well. Rows without draft tokens replay
+    /// such a graph faster.
     pub(crate) also_without_drafts: bool,
 }
 
@@ -46,13 +47,14 @@ pub(crate) struct GraphCapturePlan {
 pub(crate) struct StepGraphKey {
     /// Whether the graph all-gathers full rows of logits from the ranks before it samples.
     full_logits: bool,
-    /// Number of one-token rows that a replay computes, including padding.
+    /// Number of one-token rows that a replay computes, including padding rows.
     pub(crate) rows: u32,
     /// Maximum number of keys that a row attends to.
     context: usize,
 }
 
-/// Collectives in a captured graph: those of the TP group, then those of the DP group.
+/// Collectives in a captured graph: first the collectives of the TP group, then the collectives of the DP
+/// group.
 pub(crate) type CapturedCollectives = [Vec<CollectiveCall>; 2];
 
 /// A captured graph of a step, with its collectives.
@@ -61,8 +63,8 @@ pub(crate) struct StepGraph {
     pub(crate) graph: CapturedGraph,
     /// Collectives that each replay of the graph runs.
     pub(crate) collectives: CapturedCollectives,
-    /// Variant of the graph with event timestamps between its launches, and the spans that end at these
-    /// timestamps.
+    /// Variant of the graph with event timestamps between its launches, and the span (part of the step) that
+    /// ends at each timestamp.
     pub(crate) instrumented: Option<(CapturedGraph, Arc<[DeviceSpan]>)>,
 }
 
@@ -80,7 +82,8 @@ pub(crate) fn row_counts_to_capture(capture: &GraphCaptureConfig, max_rows: usiz
 }
 
 impl StepGraphs {
-    /// Returns the smallest graph with a row count in `rows` that supports contexts of `context` keys.
+    /// Returns the key of the smallest graph whose row count is in `rows` and that supports contexts of
+    /// `context` keys.
     pub(crate) fn smallest_key(
         &self,
         full_logits: bool,
@@ -100,8 +103,8 @@ impl StepGraphs {
         self.rows.clone()
     }
 
-    /// Captures a step of each shape in `shapes`, the largest first. If a capture fails, the shape is left
-    /// out and its steps are launched eagerly.
+    /// Captures a step of each shape in `shapes`, the largest first. If a capture fails, there is no graph
+    /// for the shape, and steps of this shape are launched eagerly.
     pub(crate) fn capture(
         model: &ModelContext,
         device: &mut StepDeviceState,
@@ -171,7 +174,8 @@ impl GraphCapturePlan {
 }
 
 /// Runs a step of padding rows twice, so that all its memory is allocated, then captures it. The second run
-/// is needed because only it starts, like every later step, with an arena that an earlier run has used.
+/// is needed because, like every later step and unlike the first run, it starts with an arena (memory pool)
+/// that an earlier run has used.
 fn capture_step(
     model: &ModelContext,
     device: &mut StepDeviceState,

@@ -24,19 +24,20 @@ pub(crate) struct StepLaunchOptions {
     pub(crate) dp_rows: usize,
     /// Collective that exchanges tokens with the experts of other replicas (all-gather or all-to-all).
     pub(crate) expert_exchange: ExpertExchangeMethod,
-    /// Whether the last layer computes hidden states of sample positions only.
+    /// Whether the last layer computes hidden states only for the positions whose logits are needed.
     pub(crate) logits_rows_only: bool,
     /// Whether ranks that share the LM head all-gather full rows of logits before sampling.
     pub(crate) full_logits: bool,
     /// Row counts for the proposer on the device, if there is one.
     pub(crate) drafts: Option<DraftRowCounts>,
-    /// Whether the token ids, with the draft tokens of the proposer on the device, are copied to the host.
+    /// Whether the token ids of the step, including draft tokens proposed on the device, are copied to the
+    /// host.
     pub(crate) copies_ids: bool,
 }
 
 impl StepLaunchOptions {
-    /// Creates the launch parameters of a step that has the same size on all ranks. `drafting`: number of
-    /// rows with draft tokens, if a proposer runs on the device.
+    /// Creates the launch options of a step that has the same size on all ranks. `drafting`: number of rows
+    /// with draft tokens, if a proposer runs on the device.
     pub(crate) fn uniform(
         shape: StepShape,
         full_logits: bool,
@@ -70,8 +71,8 @@ pub(crate) struct StepDeviceState {
 }
 
 impl StepDeviceState {
-    /// Launches a step whose inputs have been uploaded with the layout of `launch`. Returns the hidden
-    /// states.
+    /// Launches a step whose inputs have been uploaded in the layout that `launch` describes. Returns the
+    /// hidden states.
     pub(crate) fn launch(
         &mut self,
         context: &ModelContext,
@@ -142,7 +143,8 @@ impl StepDeviceState {
         Ok(hidden)
     }
 
-    /// Gathers rows of `x` by the token indices of `n` logits rows that have been staged and uploaded.
+    /// Gathers the rows of `x` from which logits are computed. The token indices of these `n` logits rows
+    /// have been staged and uploaded.
     pub(crate) fn gather_staged(
         &mut self,
         ops: &Ops,
@@ -154,7 +156,7 @@ impl StepDeviceState {
         Ok(ops.gather_rows(x, &self.buffers.logits_indices(n)?)?)
     }
 
-    /// Samples `n` logits rows that have been staged and uploaded.
+    /// Samples `n` rows of logits whose inputs have been staged and uploaded.
     pub(crate) fn sample_slice(
         &mut self,
         context: &ModelContext,
@@ -215,7 +217,7 @@ impl StepDeviceState {
     }
 }
 
-/// Whether at least one token of a step has a logits row and at least one token has none.
+/// Whether logits are computed for some tokens of a step, but not for all.
 pub(crate) fn samples_subset(shape: &StepShape) -> bool {
     (1..shape.tokens).contains(&shape.logits_rows)
 }

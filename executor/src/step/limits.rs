@@ -23,14 +23,14 @@ pub(crate) struct StepLimits {
     pub(crate) hidden: usize,
     /// Speculative decoding settings, if configured.
     pub(crate) speculation: Option<SpeculativeConfig>,
-    /// Whether rows with draft tokens are laid out as several one-token rows, which captured graphs require.
+    /// Whether rows with draft tokens are split into one-token rows, which captured graphs require.
     pub(crate) split_decode_rows: bool,
 }
 
 impl StepLimits {
-    /// Maximum number of words that are staged at a time: the token ids and block tables of a step with a few
-    /// sequence slot initialisations (token history, bitmask), or the bitmasks of `logits_rows` logits rows.
-    /// `longest`: number of tokens of the longest request.
+    /// Maximum number of 32-bit words that are staged at once: the token ids and block tables of a step with
+    /// a few sequence slot initialisations (token history, bitmask), or the bitmasks of `logits_rows` logits
+    /// rows. `longest`: number of tokens of the longest request.
     pub(crate) fn stage_words(&self, longest: usize, logits_rows: usize) -> usize {
         let (tables, mask) = (self.rows * self.table_width, self.vocab.div_ceil(32));
         let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // Also staged as token history.
@@ -38,13 +38,13 @@ impl StepLimits {
         words.max((self.rows * self.tokens_per_row()).min(logits_rows) * mask)
     }
 
-    /// Number of tokens in a decode row with the maximum number of draft tokens.
+    /// Maximum number of tokens in a decode row: the input token and the draft tokens.
     pub(crate) fn tokens_per_row(&self) -> usize {
         1 + self.speculation.map_or(0, |speculation| usize::from(speculation.draft_tokens))
     }
 
-    /// Maximum number of rows that are staged for a step: its batch rows, or, with `split_decode_rows`, their
-    /// one-token rows.
+    /// Maximum number of rows that are staged for a step: its batch rows or, with `split_decode_rows`, the
+    /// one-token rows into which its batch rows are split.
     pub(crate) fn stage_rows(&self) -> usize {
         if self.split_decode_rows {
             (self.rows * self.tokens_per_row()).min(self.tokens.max(self.rows))
@@ -53,9 +53,10 @@ impl StepLimits {
         }
     }
 
-    /// Rejects a batch with more tokens or rows than the limits of a step. In a lockstep group (`lockstep`),
-    /// also rejects a batch with `moe_tokens` less than its number of tokens, with `draft_rows` less than its
-    /// number of rows up to the last row with draft tokens, or with either value above the limits.
+    /// Returns an error for a batch with more tokens or rows than the limits of a step. In a lockstep group
+    /// (`lockstep`), also returns an error if `moe_tokens` is less than the batch's number of tokens, if
+    /// `draft_rows` is less than its number of rows up to the last row with draft tokens, or if `moe_tokens`
+    /// or `draft_rows` exceeds the limits.
     pub(crate) fn check(&self, batch: &Batch, lockstep: bool) -> Result<(), BatchError> {
         let row_tokens = |row: &BatchRow| row.len as usize + usize::from(row.drafts);
         let tokens = batch.rows.iter().map(row_tokens).sum();
@@ -77,7 +78,8 @@ impl StepLimits {
         Ok(())
     }
 
-    /// Stages a row and its draft tokens. `change` is the change of the row's block table.
+    /// Writes a row and its draft tokens to the staging buffer. `change` is the row's change of its block
+    /// table.
     pub(crate) fn stage_row(
         &self,
         row: &BatchRow,
@@ -102,8 +104,8 @@ impl StepLimits {
         let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - staged_rows;
         for i in 0..staged_rows as i32 {
-            // Every staged row contains the block table change of its batch row, because the KV slots of each
-            // staged row are computed from the changed block table.
+            // A batch row may be staged as several one-token rows. Each of them contains the block table
+            // change of the batch row, because its KV slots are computed from the changed block table.
             stage.rows.push(StagedStepRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,

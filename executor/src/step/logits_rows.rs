@@ -18,7 +18,8 @@ use protocol::{
     TokenLogprobs,
 };
 
-/// Maximum bytes of logits in a slice on the CPU, where logits compete with other data for the caches.
+/// Maximum bytes of logits that are computed at once (a slice) on the CPU, where logits compete with other
+/// data for the caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
 /// Maximum bytes of top log-probabilities in a slice.
 const TOP_LOGPROBS_BYTES: usize = 64 << 20;
@@ -30,16 +31,17 @@ pub(crate) struct LogitsRow {
     batch_row: usize,
     /// Index of the token among all tokens of the step. The logits are computed from its hidden state.
     token: u32,
-    /// Position of the token to sample if none of the draft tokens in flight in earlier steps is accepted.
+    /// Position of the sampled token if no draft token of the earlier steps in flight is accepted. Each
+    /// accepted draft token increases the position by one.
     min_position: u32,
-    /// Token at `min_position` if it is already known, that is, a prompt token with a requested
-    /// log-probability.
+    /// The token at `min_position` if it is already known: a prompt token whose log-probability was
+    /// requested.
     known_token: Option<Token>,
-    /// Number of draft tokens of the row before this position. All of them must be accepted for the sampled
-    /// token to be valid.
+    /// Number of draft tokens of the row before this position. The sampled token is valid only if all of
+    /// these draft tokens are accepted.
     draft_index: u8,
     /// Whether the batch row has a draft token for this position, with which the sampled token is compared.
-    /// It is the next token of the step.
+    /// The draft token is the next token of the step.
     has_draft: bool,
     /// Number of top log-probabilities to report; `None` = no log-probabilities are reported.
     top_logprobs: Option<u32>,
@@ -47,7 +49,8 @@ pub(crate) struct LogitsRow {
     is_pooled: bool,
 }
 
-/// Maximum bytes of logits in a slice on a GPU. The largest decode step must fit in one slice.
+/// Maximum bytes of logits that are computed at once (a slice) on a GPU. All logits of the largest decode
+/// step must fit in one slice.
 const GPU_SLICE_BYTES: usize = 512 << 20;
 
 /// Maximum number of logits rows in a slice. Each row has `vocab` logits and `top` top log-probabilities.
@@ -58,8 +61,9 @@ pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usiz
     logits.min(top_rows).max(1)
 }
 
-/// Collects all logits rows of a batch: first sample positions in row order, then scored prompt positions. At
-/// most `top_max` top log-probabilities are reported per token.
+/// Collects all logits rows of a batch: first sample positions in row order, then the positions at which the
+/// log-probability of a known token is computed. At most `top_max` top log-probabilities are reported per
+/// token.
 pub(crate) fn collect_logits_rows(
     batch: &Batch,
     slots: &HostSequenceSlots,
@@ -107,8 +111,8 @@ pub(crate) fn collect_logits_rows(
     }
 }
 
-/// Returns the logits rows that score prompt positions from `start + 1` on, one for each token of the row
-/// that predicts a prompt token.
+/// Returns the logits rows that give the log-probabilities of the prompt tokens from position `start + 1` on:
+/// one logits row for each token of the row that is followed by a prompt token.
 fn prompt_logprob_rows<'a>(
     r: usize,
     row: &'a BatchRow,
@@ -139,7 +143,8 @@ fn prompt_logprob_rows<'a>(
     (0..).zip(successors.take(in_prompt)).map(logits_row)
 }
 
-/// Returns the logits row that scores `id` as the token after the last token of the row.
+/// Returns the logits row that gives the log-probability of `id` as the token after the last token of the
+/// row.
 fn pooled_logits_row(r: usize, row: &BatchRow, first: u32, id: Token) -> LogitsRow {
     LogitsRow {
         batch_row: r,
@@ -153,7 +158,8 @@ fn pooled_logits_row(r: usize, row: &BatchRow, first: u32, id: Token) -> LogitsR
     }
 }
 
-/// Stages a slice of logits rows with their logit edits and grammar bitmasks.
+/// Writes the inputs of a slice of logits rows to the staging buffer, with their logit edits and grammar
+/// bitmasks.
 pub(crate) fn stage_logits_rows(
     slice: &[LogitsRow],
     batch: &Batch,
@@ -214,7 +220,8 @@ pub(crate) fn needs_full_logits(
     })
 }
 
-/// Whether sampling is greedy, random over all ids (Gumbel-max), or limited to at most `max_top_k` ids.
+/// Whether vocab-parallel sampling supports these parameters: the sampling is greedy, random over all ids
+/// (Gumbel-max), or limited to at most `max_top_k` ids.
 fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize) -> bool {
     let top_k = sampling.top_k as usize;
     if sampling.temperature < GREEDY_BELOW {
@@ -226,9 +233,9 @@ fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize
     }
 }
 
-/// Removes the logits rows of sample positions without a bitmask in masked rows: all sample positions of the
-/// row if its first bitmask is overdue, otherwise the positions after its last bitmask. A draft token at the
-/// last position with a bitmask is not verified.
+/// Removes logits rows of rows that are sampled under a grammar: all sample positions of a row whose first
+/// bitmask is overdue, otherwise the sample positions after the row's last bitmask. A draft token at the last
+/// position with a bitmask is not verified.
 pub(crate) fn limit_to_bitmasks(logits_rows: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
     logits_rows.retain_mut(|row| match masks.count(row.batch_row) {
         Some(count) if row.known_token.is_none() => {
@@ -254,8 +261,8 @@ pub(crate) fn write_outputs(slice: &[LogitsRow], outputs: &SamplerOutputs, rows:
             continue; // Tokens sampled after a rejected draft token are not valid.
         }
         match error_of(&sampled) {
-            // The tokens before the error are emitted, as they would be without drafts; the next step reports
-            // the error.
+            // The tokens before the sampling error are emitted, as they would be without draft tokens; the
+            // next step reports the error.
             Some(_) if output.accepted > 0 && logits_row.known_token.is_none() => {
                 output.accepted -= 1;
             }
@@ -311,8 +318,8 @@ pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize)
     size_of::<ops::StagingHeader>() + regions + records + words * size_of::<i32>()
 }
 
-/// Maximum number of changed logits (logit bias, bad words, stop ids) that are staged at a time: one request
-/// may bias its whole vocabulary.
+/// Maximum number of changed logits (logit bias, bad words, stop ids) in the staging buffer. One request may
+/// bias its whole vocabulary.
 pub(crate) fn edits_max(limits: &StepLimits) -> usize {
     limits.vocab.max(1 << 15)
 }

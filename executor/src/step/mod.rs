@@ -44,15 +44,15 @@ pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
 pub(crate) use pending::PendingStep;
 
-/// Maximum number of steps with input or output copies in flight.
+/// Maximum number of steps whose input or output copies are in flight.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 
 /// Sizes from which `StepState` (KV pools, sequence slots, buffers) is allocated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
     pub(crate) kv: KvPoolLayout,
-    /// Layout of the proposer's own KV pool, which has the same block ids as `kv`; `None` = the proposer has
-    /// no KV pool of its own.
+    /// Layout of the proposer's separate KV pool, which has the same block ids as `kv`; `None` = the proposer
+    /// has no separate KV pool.
     pub(crate) draft_kv: Option<KvPoolLayout>,
     pub(crate) limits: StepLimits,
     /// Maximum number of tokens of a request (prompt and output).
@@ -74,11 +74,11 @@ pub(crate) struct StepState {
     staging: StagingQueue,
     output_memory: OutputMemoryPool,
     pooled_memory: PoolingHostMemory,
-    /// Sums for mean pooling; allocated at the first step that needs them.
+    /// Sums of hidden states for mean pooling; allocated at the first step with mean pooling.
     pooled_sums: Option<MeanPoolingSums>,
     pub(crate) graphs: StepGraphs,
-    /// Block table changes of the rows of the current step. Like `logits_rows`, the vector is kept so that
-    /// each step reuses its memory.
+    /// Block table changes of the rows of the current step. This vector and `logits_rows` are kept between
+    /// steps, so that each step reuses their memory.
     table_changes: Vec<BlockTableChange>,
     logits_rows: Vec<LogitsRow>,
 }
@@ -140,8 +140,9 @@ impl StepState {
         (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
     }
 
-    /// Launches a batch; [`PendingStep::finish`] returns its output. If the batch has masked rows, `submit`
-    /// launches the forward pass, waits for the bitmasks of these rows, and then samples all logits rows.
+    /// Launches a batch; [`PendingStep::finish`] returns its output. If the batch has masked rows (rows
+    /// sampled under a grammar), `submit` launches the forward pass, waits for the bitmasks of these rows,
+    /// and then samples all logits rows.
     ///
     /// Errors: the batch is inconsistent or does not match the sequence slots, bitmasks are missing, or the
     /// device fails.

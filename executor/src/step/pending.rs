@@ -15,15 +15,16 @@ use protocol::{Batch, Epoch, RowError, RowOutput, StepId, StepOutput, StepTiming
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// A step that has been launched and not finished.
+/// A step that has been launched and whose output has not been read yet.
 pub(crate) struct PendingStep {
     step: StepId,
     epoch: Epoch,
     pub(crate) rows: Vec<RowOutput>,
     pub(crate) logits_rows: Vec<LogitsRow>,
-    /// Indices of the rows with overdue bitmasks.
+    /// Indices of the rows whose grammar bitmasks were overdue, so that they sampled no token.
     pub(crate) overdue_rows: Vec<usize>,
-    /// Sends the emitted tokens to the proposer, if the proposer reads them.
+    /// Sends the emitted tokens of the step to the proposer; `None` = the proposer does not read emitted
+    /// tokens.
     pub(crate) emitted_tokens: Option<EmittedTokenSender>,
     pub(crate) outputs: Option<SamplerOutputsInFlight>,
     memory_return: Sender<SamplerOutputHostBuffers>,
@@ -38,7 +39,7 @@ pub(crate) struct PendingStep {
     pub(crate) trace: Option<StepTrace>,
 }
 
-/// Pool of host memory for step outputs, with memory for `STEPS_IN_FLIGHT` + 1 steps.
+/// Pool of host memory for step outputs, with enough memory for `STEPS_IN_FLIGHT` + 1 steps.
 pub(super) struct OutputMemoryPool {
     sender: Sender<SamplerOutputHostBuffers>,
     receiver: Receiver<SamplerOutputHostBuffers>,

@@ -20,8 +20,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 pub(crate) struct PooledRow {
     /// Index of the row in the batch.
     batch_row: usize,
-    /// Index of the row to gather: the index of the row's last token among all tokens of the step or, for
-    /// mean pooling, the sequence slot.
+    /// Row index at which the pooled value is gathered on the device: the index of the batch row's last token
+    /// among all tokens of the step or, for mean pooling, the sequence slot.
     index: u32,
     /// Sequence slot of the request.
     seq_slot: u32,
@@ -33,21 +33,22 @@ pub(crate) struct PooledRow {
 enum PooledValueKind {
     /// The row itself.
     HiddenState,
-    /// The row, which is a sum of hidden states, divided by this number of prompt tokens.
+    /// Mean: the gathered sum of hidden states, divided by this number of prompt tokens.
     Mean(u32),
-    /// Dot product of the row and the weights of the classification head.
+    /// Dot product of the gathered hidden state and the weights of the classification head.
     ClassLogit,
 }
 
 /// Rows of a step whose hidden states are pooled.
 #[derive(Debug, Default)]
 pub(super) struct PooledRows {
-    /// Rows that end a prompt and whose value is computed from the hidden state of their last token.
+    /// Rows that end a prompt and whose pooled value is computed from the hidden state of the row's last
+    /// token.
     last_tokens: Vec<PooledRow>,
-    /// Rows that end a prompt and whose value is computed from the sum of hidden states in their sequence
-    /// slot (mean pooling).
+    /// Rows that end a prompt and whose value is computed from the sum of hidden states that is stored for
+    /// their sequence slot (mean pooling).
     sums: Vec<PooledRow>,
-    /// Whether any row adds its hidden states to the sum in its sequence slot (mean pooling).
+    /// Whether any row adds its hidden states to the sum that is stored for its sequence slot (mean pooling).
     adds_to_sums: bool,
 }
 
@@ -87,7 +88,7 @@ impl PooledRows {
     }
 }
 
-/// Slice of the pooled rows of a step, whose hidden states are being copied to the host.
+/// A slice of the pooled rows of a step. Their hidden states are being copied to the host.
 #[derive(Debug)]
 pub(crate) struct PooledSlice {
     rows: Vec<PooledRow>,
@@ -97,7 +98,7 @@ pub(crate) struct PooledSlice {
     memory_return: Sender<PinnedBuffer>,
 }
 
-/// Pinned host memory for pooled hidden states. It is allocated when the first steps with pooling need it.
+/// Pinned host memory for pooled hidden states. It is allocated at the first step with pooling.
 pub(super) struct PoolingHostMemory {
     sender: Sender<PinnedBuffer>,
     receiver: Receiver<PinnedBuffer>,
@@ -118,7 +119,8 @@ impl PoolingHostMemory {
 }
 
 impl StepState {
-    /// Gathers the pooled rows of a step and starts their copies to the host. Must follow the forward pass.
+    /// Gathers the pooled rows of a step and starts their copies to the host. Must be called after the
+    /// forward pass has been launched.
     pub(super) fn pool(&mut self, context: &mut StepContext<'_>) -> Result<(), ExecutorError> {
         let Some(hidden) = &context.hidden else { return Ok(()) };
         let PooledRows { last_tokens, sums, adds_to_sums } = &context.pooled_rows;
@@ -137,8 +139,9 @@ impl StepState {
         Ok(())
     }
 
-    /// Adds the hidden states of a step to the sums of its sequence slots and returns the sums of all slots.
-    /// Must be called before the next `prepare`, which overwrites the row boundaries on the device.
+    /// Adds the hidden states of a step to the sums that are stored per sequence slot, and returns the sums
+    /// of all sequence slots. Must be called before the next `prepare`, which overwrites the row boundaries
+    /// on the device.
     fn add_to_sums(
         &mut self,
         context: &StepContext<'_>,

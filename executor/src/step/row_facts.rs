@@ -3,8 +3,8 @@
 use ops::RowMetadataField;
 use protocol::BatchRow;
 
-/// Returns the values for staged row `token_index` of a batch row. A batch row is staged as a single row, or
-/// as one row per token.
+/// Returns the values for one staged row of a batch row. A batch row is staged as a single row, or as one row
+/// per token; `token_index` is the index of the staged row within the batch row.
 pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowMetadataField::COUNT] {
     RowMetadataField::ALL.map(|fact| match fact {
         RowMetadataField::SequenceSlot => row.seq_slot.0 as i32,

@@ -9,8 +9,8 @@ use protocol::Batch;
 
 impl StepState {
     /// Waits for grammar bitmasks, then samples the remaining logits rows in slices, and waits for the
-    /// results of all slices but the last. In a step with masked rows, no logits rows were sampled together
-    /// with the forward pass.
+    /// results of all slices except the last. In a step with masked rows (rows sampled under a grammar), no
+    /// logits rows were sampled together with the forward pass.
     pub(super) fn sample(
         &mut self,
         context: &mut StepContext<'_>,
@@ -33,7 +33,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Waits for the sampled tokens of a slice that is not the last, and writes them to the outputs.
+    /// Waits for the sampled tokens of a slice other than the last slice, and writes them to the outputs of
+    /// the batch rows.
     fn read_slice(
         &mut self,
         context: &mut StepContext<'_>,
@@ -54,7 +55,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages and launches a slice of logits rows, starting at row `first`. Returns its number of rows.
+    /// Stages and launches the sampling of a slice of logits rows, starting at row `first`. Returns the
+    /// number of logits rows in the slice.
     fn sample_slice(
         &mut self,
         context: &mut StepContext<'_>,
@@ -71,8 +73,8 @@ impl StepState {
         Ok(count)
     }
 
-    /// Stages a slice: the first of the logits rows `rows`, up to the maximum size of a slice. Returns the
-    /// number of staged rows.
+    /// Writes a slice of logits rows to the staging buffer: the first of the logits rows `rows`, up to the
+    /// maximum size of a slice. Returns the number of staged logits rows.
     pub(super) fn stage_slice(
         &mut self,
         batch: &Batch,

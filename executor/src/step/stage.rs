@@ -1,4 +1,4 @@
-//! Stages a batch: converts it to the inputs that are copied to the device.
+//! Stages a batch: converts the batch to the inputs that are copied to the device.
 
 use super::bitmasks::StepBitmasks;
 use super::context::StepContext;
@@ -13,7 +13,8 @@ use ops::StepShape;
 use protocol::{Batch, BatchRow};
 
 impl StepState {
-    /// Checks and stages the rows of the batch, their draft tokens, and the first slice of logits rows.
+    /// Checks the rows of the batch, and writes the rows, their draft tokens and the first slice of logits
+    /// rows to the staging buffer.
     pub(super) fn stage(&mut self, context: &mut StepContext<'_>) -> Result<(), ExecutorError> {
         let batch = context.batch;
         self.stage_rows(context.model, batch)?;
@@ -48,8 +49,9 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages the rows and the sequence slots that the rows initialise. If the staging buffer has too little
-    /// space for a sequence slot, the sequence slots staged so far are uploaded first.
+    /// Stages the rows of the batch and the initial state of the sequence slots that they initialise. If the
+    /// staging buffer has too little space for a sequence slot, the sequence slots staged so far are uploaded
+    /// first.
     fn stage_rows(&mut self, model: &ModelContext, batch: &Batch) -> Result<(), ExecutorError> {
         self.size.limits.check(batch, model.dp.size() > 1)?;
         self.staging.stage.clear();
@@ -84,8 +86,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages the draft tokens that the host proposed for a row, or records that the device will propose
-    /// them.
+    /// Writes the draft tokens that the host proposed for a row to the staging buffer, or records that the
+    /// device will propose them.
     fn stage_drafts(&mut self, row: &BatchRow) {
         match self.proposer.as_mut().map(|proposer| proposer.propose(row)) {
             None => {}
@@ -96,7 +98,7 @@ impl StepState {
         }
     }
 
-    /// Stages the sequence slot of a row if the row initialises the slot.
+    /// Stages the initial state of a row's sequence slot, if the row initialises the slot.
     fn stage_slot(&mut self, model: &ModelContext, row: &BatchRow) -> Result<(), ExecutorError> {
         let Some(init) = &row.seq_init else { return Ok(()) };
         let vocab = self.size.limits.vocab;
@@ -110,7 +112,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Uploads the sequence slots that have been staged, before the rest of the step is staged.
+    /// Uploads the sequence slots that have been staged, so that the rest of the step can use the staging
+    /// buffer.
     fn flush(&mut self, model: &ModelContext) -> Result<(), ExecutorError> {
         self.staging.upload(&model.ops, &mut self.device.buffers)?;
         let device = &mut self.device;

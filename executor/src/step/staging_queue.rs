@@ -5,7 +5,8 @@ use crate::ExecutorError;
 use ops::{CopyInFlight, Ops, PinnedBuffer, StagingBuffer, StepBuffers};
 use std::collections::VecDeque;
 
-/// Staging buffer of the current step, and pinned memory for `STEPS_IN_FLIGHT` copies to the device.
+/// Staging buffer of the current step, and pinned host memory for the copies of `STEPS_IN_FLIGHT` steps to
+/// the device.
 pub(super) struct StagingQueue {
     pub(super) stage: StagingBuffer,
     /// Maximum number of words in the staging buffer.

@@ -36,8 +36,8 @@ const FAMILIES: &[(&str, &str)] = &[
     ("add_rows", "elementwise"),
 ];
 
-/// Returns the kernel family of a span. For spans outside the model layers, the family is the name of the
-/// span's scope.
+/// Returns the kernel family of a span (the time of one kernel). For spans outside the model layers, the
+/// family is the name of the span's scope, such as sampling.
 pub(super) fn family(span: &DeviceSpan) -> &'static str {
     let Some(kernel) = span.kernel.filter(|_| span.scope == TraceScope::Forward) else {
         return span.scope.name();
@@ -52,7 +52,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// Kernels that run only outside the layers need no entry in `FAMILIES`.
+    /// Checks that every kernel has a family. Kernels that run only outside the layers need no entry in
+    /// `FAMILIES`.
     #[test]
     fn every_kernel_has_a_family() {
         let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/csrc");

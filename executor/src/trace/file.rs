@@ -1,7 +1,7 @@
 //! Trace file in Chrome's JSON trace event format. It is valid JSON after every write.
 //!
-//! Each write ends with the closing brackets, which the next write overwrites. However the process ends, the
-//! file can be parsed, and only the last events are missing.
+//! Each write ends with the closing brackets, which the next write overwrites. If the process ends at any
+//! time, the file is valid JSON, and only the events since the last write are missing.
 
 use std::fs::{File, create_dir_all};
 use std::io;

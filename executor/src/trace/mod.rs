@@ -29,21 +29,21 @@ use ops::Ops;
 
 use crate::ExecutorError;
 
-/// One in this number of steps with the same row count is instrumented (event timestamps between launches).
-/// An instrumented step takes up to twice the time of other steps.
+/// Of this number of steps with the same row count, one is instrumented (it has event timestamps between its
+/// launches). An instrumented step takes up to twice the time of other steps.
 const INSTRUMENT_EVERY: u32 = 64;
-/// Index of the instrumented step among `INSTRUMENT_EVERY` steps of the same row count. It is not 0, because
-/// the first step of a row count may include autotuning.
+/// Index, among `INSTRUMENT_EVERY` steps with the same row count, of the step that is instrumented. The index
+/// is not 0, because the first step of a row count may include autotuning.
 const INSTRUMENTED_STEP: u32 = 1;
 /// Maximum number of spans of an instrumented step.
 const SPANS_MAX: usize = 4096;
 /// Number of pairs of event timestamps (start and end of a step). Successive steps use the pairs in turn. The
-/// times of a step are read relative to the end timestamp of the previous step. At most three steps are in
-/// flight, the number of output buffers.
+/// times of a step are read relative to the end timestamp of the previous step, so the pairs of recent steps
+/// must not be reused. At most three steps are in flight, the number of output buffers.
 const STEP_EVENT_SLOTS: usize = 8;
 /// Index of the event timestamp at which a trace begins. All times of the trace are relative to it.
 const ORIGIN_EVENT: usize = 0;
-/// Index of the first event timestamp inside a step.
+/// Index of the first event timestamp between the launches of an instrumented step.
 pub(crate) const FIRST_SPAN_EVENT: usize = 1 + 2 * STEP_EVENT_SLOTS;
 
 /// Records traces of the steps of one executor.
@@ -51,11 +51,12 @@ pub(crate) struct StepTracer {
     folder: PathBuf,
     rank: u16,
     timestamps: Arc<dyn TimestampEvents>,
-    /// Whether the event timestamps inside a step are free. They are leased to one step at a time.
+    /// Whether the event timestamps between launches are unused. Only one instrumented step at a time may use
+    /// them.
     span_events_free: Arc<AtomicBool>,
     session: Option<Arc<TraceSession>>,
     /// Number of steps in the current trace, by the row count of the captured graph (`None` = eager steps).
-    /// It determines which steps are instrumented.
+    /// The next instrumented step of each row count follows from this number.
     step_counts: HashMap<Option<u32>, u32>,
     next_slot: usize,
 }
@@ -96,17 +97,18 @@ impl StepTracer {
         Ok(session)
     }
 
-    /// Stops the trace for later steps. Steps in flight are still recorded.
+    /// Stops the trace for steps that are submitted later. Steps in flight are still recorded.
     pub(crate) fn end(&mut self) {
         self.session = None;
     }
 
-    /// Creates a recorder for the spans of a step that is captured.
+    /// Creates a recorder for the spans (times between successive launches) of a step that is captured as a
+    /// graph.
     pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
         SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
-    /// Starts the trace of a step that is about to be launched; `None` = no trace is being recorded.
+    /// Starts the trace of a step that is about to be launched; returns `None` if no trace is being recorded.
     ///
     /// `can_instrument`: whether the step is launched eagerly, or its captured graph has an instrumented
     /// variant.
@@ -131,7 +133,8 @@ impl StepTracer {
     }
 }
 
-/// Lease of the event timestamps inside a step. They become free when the lease is dropped.
+/// Exclusive use of the event timestamps between launches by one step. The timestamps become free when the
+/// lease is dropped.
 #[derive(Debug)]
 pub(crate) struct SpanEventLease(Arc<AtomicBool>);
 

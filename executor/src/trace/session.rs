@@ -40,8 +40,9 @@ pub(crate) struct TraceSession {
     dropped: Arc<AtomicU64>,
 }
 
-/// An event timestamp with a known device time. Elapsed times between events are f32 milliseconds, which are
-/// precise only for short intervals, so each step is measured from the previous step.
+/// An event timestamp with a known device time. Elapsed times between two event timestamps are f32
+/// milliseconds, which are precise only for short intervals, so the times of each step are measured from the
+/// previous step.
 #[derive(Debug, Clone, Copy)]
 struct DeviceTimeReference {
     origin_event: usize,
@@ -118,8 +119,8 @@ impl TraceSession {
         at.saturating_duration_since(self.origin).as_nanos() as i64
     }
 
-    /// Returns the start and the end of a step in device nanoseconds from the origin. Must be called in step
-    /// order.
+    /// Returns the start and the end of a step in device nanoseconds from the origin. Must be called for the
+    /// steps in order.
     pub(super) fn device_ns(&self, start: usize, end: usize) -> Result<(i64, i64), DeviceError> {
         self.timestamps.wait(end)?;
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -211,7 +212,7 @@ impl ChromeTraceWriter {
         self.file.flush()
     }
 
-    /// Writes all events of a step, or none of them if the file is full.
+    /// Writes all trace events of a step or, if the file is full, none of them.
     fn step(&mut self, step: &StepTraceRecord) -> io::Result<()> {
         if self.over.load(Ordering::Relaxed) {
             return Ok(());

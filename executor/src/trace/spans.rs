@@ -43,7 +43,7 @@ impl TraceScope {
     }
 }
 
-/// A span; it starts at the end of the previous span and ends at an event timestamp.
+/// A span: the time from the end of the previous span to an event timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceSpan {
     /// Part of the step that the span belongs to.

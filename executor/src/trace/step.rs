@@ -11,7 +11,7 @@ use protocol::{Batch, StepId};
 use super::family::family;
 use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanEventLease, SpanRecorder, TraceScope, TraceSession};
 
-/// Track numbers of a rank in the trace file: two host threads and the device.
+/// Track numbers of a rank in the trace file: submit thread, reply thread, device.
 const SUBMIT: u32 = 1;
 const REPLY: u32 = 2;
 const DEVICE: u32 = 3;
@@ -21,7 +21,8 @@ const DEVICE: u32 = 3;
 pub(crate) struct TracedStepInfo {
     step: StepId,
     rows: usize,
-    /// Number of rows that initialise their sequence slot; a request does so in its first step of an epoch.
+    /// Number of rows that initialise their sequence slot: the first row of each request, and its first row
+    /// after a preemption or an executor restart.
     newly_assigned: usize,
     tokens: u32,
     /// Number of rows of the captured graph that is replayed; `None` = the step is launched eagerly.
@@ -69,7 +70,7 @@ impl StepTrace {
         Self { session, facts, start, lease, spans, downloads, staged, launched, submitted }
     }
 
-    /// Whether this step holds the lease of the event timestamps inside a step.
+    /// Whether this step is instrumented, so that it uses the event timestamps between launches.
     pub(crate) fn is_instrumented(&self) -> bool {
         self.lease.is_some()
     }
@@ -101,8 +102,8 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Completes the trace of the step. The host waited for the outputs from `wait_start` to `wait_end` and
-    /// then read them. Must be called in step order.
+    /// Completes the trace of the step. The host waited for the outputs of the step from `wait_start` to
+    /// `wait_end` and then read the outputs. Must be called for the steps in order.
     pub(crate) fn finish(self, wait_start: Instant, wait_end: Instant) {
         let read_end = Instant::now();
         match self.read([wait_start, wait_end, read_end]) {

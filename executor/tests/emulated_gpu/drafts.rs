@@ -19,8 +19,8 @@ use std::thread;
 /// Number of output tokens per request that are compared with the CPU outputs.
 const EXPECTED_TOKENS: usize = 8;
 
-/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs idle
-/// steps.
+/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs steps
+/// without rows.
 const STEPS: usize = 22;
 
 /// Returns requests with repetitive prompts, so that draft tokens are proposed. Request `i` has up to
@@ -43,7 +43,7 @@ fn play(harness: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens
     play_masked(harness, drafts, &[])
 }
 
-/// Runs the requests of `play`; the requests with indices in `masked` have grammar bitmasks.
+/// Runs the requests of `play`; the requests with indices in `masked` are sampled under grammar bitmasks.
 fn play_masked(
     harness: &mut SchedulerHarness,
     drafts: [u8; 3],
@@ -87,8 +87,8 @@ fn play_masked(
     )
 }
 
-/// Returns the first `EXPECTED_TOKENS` generated tokens of a request. With draft tokens, the last row may
-/// have emitted more tokens.
+/// Returns the first `EXPECTED_TOKENS` generated tokens of a request, and their log-probabilities. With draft
+/// tokens, the last row may have emitted more tokens.
 fn expected_tokens(request: &HarnessRequest) -> GeneratedTokens {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(EXPECTED_TOKENS);
@@ -157,8 +157,8 @@ fn mtp_module_drafts_eager_and_replayed() {
 }
 
 /// Draft tokens proposed on the host or on the device are verified under the grammar bitmasks of their
-/// positions; draft tokens at positions without a bitmask are rejected. Steps with masked rows are launched
-/// eagerly; other steps replay graphs.
+/// positions; draft tokens at positions without a bitmask are rejected. Steps with rows that are sampled
+/// under a grammar are launched eagerly; other steps replay graphs.
 #[test]
 fn masked_rows_verify_drafts_as_on_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -191,7 +191,7 @@ fn masked_rows_verify_drafts_as_on_the_cpu() {
 }
 
 /// Asynchronous steps (submitted before the previous step is finished) continue from the sequence slots on
-/// the device. Their tokens and draft tokens equal those on the CPU.
+/// the device. Their tokens and draft tokens equal the tokens and draft tokens of the CPU.
 #[test]
 fn async_steps_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -236,7 +236,7 @@ fn async_steps_match_the_cpu() {
     }
 }
 
-/// The draft tokens of a draft model that is identical to the target model are always accepted, although it
+/// A draft model that is identical to the target model proposes only tokens that are accepted, although it
 /// has its own KV cache.
 #[test]
 fn draft_model_drafts_eager_and_replayed() {
@@ -269,7 +269,7 @@ fn eagle3_drafts_eager_and_replayed() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// In 16-bit types, MLA and the mask of the MTP module's first position use other kernels than in f32.
+/// In 16-bit types, MLA and the masking of the MTP module's first position run in other kernels than in f32.
 #[test]
 fn mtp_in_bf16_replay_equals_eager() {
     let harness = |capture| {
@@ -283,8 +283,8 @@ fn mtp_in_bf16_replay_equals_eager() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// Runs the requests of one replica. The second replica starts with idle steps and then runs its requests one
-/// after the other.
+/// Runs the requests of one replica. The second replica starts with steps without rows and then runs its
+/// requests one after the other.
 fn play_replica(
     harness: &mut SchedulerHarness,
     replica: u16,
@@ -327,8 +327,8 @@ fn play_replica(
     )
 }
 
-/// Returns the outputs and draft counts of two replicas that share experts, on GPUs that capture graphs as
-/// `capture` configures.
+/// Returns the outputs of two replicas that share experts, and their numbers of proposed and accepted draft
+/// tokens. `capture` determines which graphs the GPUs capture.
 fn in_replicas(
     warp_size: u32,
     capture: GraphCaptureConfig,
@@ -351,7 +351,7 @@ fn in_replicas(
     [start(0), start(1)].into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
-/// Replicas that share experts, including idle replicas, run the same number of draft passes.
+/// Replicas that share experts run an equal number of draft passes, even if a replica has no rows.
 #[test]
 fn expert_parallel_replicas_draft_in_lockstep() {
     if !crate::is_selected_by_cursor(1) {
@@ -380,7 +380,7 @@ fn expert_parallel_replicas_draft_in_lockstep() {
             assert_eq!(counted, expected_counts, "replica {replica}, {name}");
         }
     }
-    // In bf16, MLA uses other kernels than in f32; an idle replica runs these kernels with 0 rows.
+    // In bf16, MLA uses other kernels than in f32; a replica without requests runs these kernels with 0 rows.
     let single_rank = mtp_drafting(ModelDtype::Bfloat16, 2);
     let launched = in_replicas(64, GraphCaptureConfig::Disabled, &single_rank);
     assert_eq!(
@@ -390,7 +390,7 @@ fn expert_parallel_replicas_draft_in_lockstep() {
     );
 }
 
-/// Each rank computes one vocabulary shard of the draft logits, and runs the experts placed on the rank,
+/// Each rank computes one vocabulary shard of the draft logits and runs the experts that are placed on it,
 /// including experts of the MTP module. All ranks choose the same draft tokens.
 #[test]
 fn ranks_propose_and_verify_the_same_drafts() {

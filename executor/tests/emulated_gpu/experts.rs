@@ -1,6 +1,6 @@
-//! Tests of MoE on an emulated GPU, with eager launches and graph replay: expert load counts equal those of
-//! the CPU, and models with shared experts (experts that process every token) give the same outputs as on the
-//! CPU.
+//! Tests of MoE on an emulated GPU, with eager launches and graph replay: the numbers of tokens routed to
+//! each expert equal those on the CPU, and models with shared experts (experts that process every token) give
+//! the same outputs as on the CPU.
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Number of decode steps: one more than the 16 replayed steps after which the expert load is reported.
+/// Number of decode steps: one more than the number of replayed steps (16) after which the expert load is
+/// reported.
 const STEPS: usize = 17;
 
 /// Number of tokens routed to each expert, by (layer, expert).
@@ -29,8 +30,8 @@ fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
     }
 }
 
-/// Runs three prompts, then decode steps of three rows, then another prompt. Returns the total counts, and
-/// the indices of the decode steps with an expert load report.
+/// Runs three prompts, then decode steps of three rows, then another prompt. Returns the total number of
+/// tokens routed to each expert, and the indices of the decode steps with an expert load report.
 fn expert_token_totals(harness: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
     let mut totals = ExpertTokenTotals::new();
     let request = |id: u64| HarnessRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
@@ -109,7 +110,8 @@ fn expert_load_counts_single_row_steps() {
         add(&mut totals, &harness.step(&mut [(&mut request, 1)]).expert_tokens);
     }
     let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
-    // For a prompt, the last layer computes the sample position only. Each token is routed to two experts.
+    // Each token is routed to two experts. For a prompt, the last layer computes only one token, the sample
+    // position.
     let found: [u32; 2] = [0, 1].map(of);
     assert_eq!(found, [2 * (9 + 16), 2 * (1 + 16)]);
 }
@@ -137,8 +139,8 @@ fn shared_expert_model_of_size(dtype: ModelDtype, hidden: usize, width: usize) -
     ExecutorConfig { model, ..crate::config(dtype, 2) }
 }
 
-/// Checks shared experts that are fused with the routed experts; in steps of many rows they are overlapped
-/// with the routed experts on the secondary stream.
+/// Checks shared experts in the two ways in which they are computed: fused with the routed experts and, in
+/// steps of many rows, overlapped with the routed experts on the secondary stream.
 fn fused_and_overlapped_shared_experts(warp_size: u32, expected: &[GeneratedTokens]) {
     let harness = |eager| {
         SchedulerHarness::with(on_emulator(
@@ -194,7 +196,7 @@ fn secondary_stream_is_joined() {
     }
 }
 
-/// Tests shared experts on one rank, and on two ranks with the shared experts either split or replicated.
+/// Tests shared experts on one rank, and on two ranks that either split the shared experts or replicate them.
 #[test]
 fn shared_experts_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {

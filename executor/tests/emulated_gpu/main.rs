@@ -31,12 +31,11 @@ use protocol::{
 use scheduler_harness::{HarnessRequest, SchedulerHarness, config};
 use std::path::Path;
 
-/// Tolerance of the mean difference of log-probabilities if every layer input is rounded to fp8. Measured:
-/// 0.107; a wrong scale or a misplaced element gives differences above 1.
+/// Maximum mean difference of log-probabilities if every layer input is rounded to fp8. Measured: 0.107; a
+/// wrong scale or a misplaced element gives differences above 1.
 const NEAR: f32 = 0.2;
 
-/// Tolerance of the mean difference of log-probabilities if activations, weights and the KV cache are rounded
-/// to f16.
+/// Maximum mean difference of log-probabilities if activations, weights and the KV cache are rounded to f16.
 const HALF_NEAR: f32 = 1e-2;
 
 /// Warp sizes that this test run covers.
@@ -44,16 +43,16 @@ fn warp_sizes() -> Vec<u32> {
     emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
 }
 
-/// The slowest tests are split into two shards, 0 and 1. Returns whether shard `turn` runs in this test run.
-/// A non-zero `HADRON_CURSOR` selects shard `HADRON_CURSOR` modulo 2; if the variable is unset or 0, both
-/// shards run.
+/// The slowest tests are split into two shards, 0 and 1, of which CI runs one at a time. Returns whether
+/// shard `turn` runs in this test run. A non-zero `HADRON_CURSOR` selects shard `HADRON_CURSOR` modulo 2; if
+/// the variable is unset or 0, both shards run.
 #[allow(clippy::disallowed_methods, reason = "CI selects the tests of a run")]
 fn is_selected_by_cursor(turn: u64) -> bool {
     let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
     cursor == 0 || cursor % 2 == turn
 }
 
-/// Reduces the number of sequence slots and the step size, because the emulator executes every GPU lane on
+/// Reduces the number of sequence slots and the step size, because the emulator executes every GPU thread on
 /// the CPU.
 fn with_few_slots(config: ExecutorConfig) -> ExecutorConfig {
     let settings = ExecutorSettings {
@@ -161,8 +160,8 @@ fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
     [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("mla", mla_model(dtype))]
 }
 
-/// Returns greedy sampling parameters, once alone and once with penalties, bad words, logit bias, stop ids
-/// and allowed ids together.
+/// Returns two sets of greedy sampling parameters: the first without further parameters, the second with
+/// penalties, bad words, logit bias, stop ids and allowed ids.
 fn rules() -> [SamplingParams; 2] {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let strict = SamplingParams {
@@ -188,7 +187,7 @@ fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
     play_masked(harness, &[])
 }
 
-/// Runs the requests of `play`; the requests with indices in `masked` have grammar bitmasks.
+/// Runs the requests of `play`; the requests with indices in `masked` are sampled under grammar bitmasks.
 fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
     let mut requests: Vec<HarnessRequest> = (0..6)
         .map(|id| HarnessRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
@@ -314,8 +313,8 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
     assert!(error.contains("no device 8:") && error.contains("finds 8"), "{error}");
 }
 
-/// Steps with masked rows are launched eagerly; other steps are replayed. The masked requests use both sets
-/// of sampling parameters of `rules`.
+/// Steps with rows that are sampled under a grammar are launched eagerly; other steps are replayed. The
+/// requests with a grammar use both sets of sampling parameters of `rules`.
 #[test]
 fn masked_rows_match_the_cpu() {
     let masked = [1, 2];
@@ -334,9 +333,9 @@ fn masked_rows_match_the_cpu() {
     }
 }
 
-/// Grammar bitmasks of a request may end in the middle of its output, even if the last bitmask allowed a
-/// single token or was overdue. The token ids banned by the last bitmask are then allowed again, unless the
-/// sampling parameters ban them.
+/// The grammar of a request may end in the middle of its output, even if the last bitmask allowed a single
+/// token or was overdue. The token ids banned by the last bitmask are then allowed again, unless the sampling
+/// parameters ban them.
 #[test]
 fn bitmask_limits_a_single_token() {
     let ended = |config: ExecutorConfig, preempted: bool| {
@@ -363,7 +362,7 @@ fn bitmask_limits_a_single_token() {
     }
 }
 
-/// A row with an overdue bitmask changes neither its sequence slot nor other rows.
+/// A row with an overdue grammar bitmask changes neither its sequence slot nor other rows.
 #[test]
 fn overdue_bitmasks_delay_rows_without_changes() {
     let masked = [1, 2];
@@ -458,7 +457,7 @@ fn fp8_activation_scales_run_on_emulated_gpus() {
     if !is_selected_by_cursor(1) {
         return;
     }
-    /// Returns the executor configuration of a test model with this element type.
+    /// Function that returns the executor configuration of a test model with the given element type.
     type ConfigForDtype = fn(ModelDtype) -> ExecutorConfig;
     let models: [ConfigForDtype; 2] =
         [|dtype| config(dtype, 2), |dtype| experts::shared_expert_model(dtype, 128)];

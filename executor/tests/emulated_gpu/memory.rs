@@ -85,8 +85,8 @@ fn steps_without_allocation() {
         ("shared experts", &sharing),
     ];
     for (name, model) in models {
-        // The memory requirement may depend on the warp size and the launch mode; each model runs two of the
-        // four combinations.
+        // The memory requirement may depend on the warp size and on the launch mode (eager or graphs); each
+        // model runs two of the four combinations.
         for (warp_size, eager) in [(64, true), (32, false)] {
             check_no_allocation(
                 model(warp_size, eager),
@@ -114,8 +114,8 @@ fn check_no_allocation(config: ExecutorConfig, what: &str) {
     assert_eq!(taken, 0, "{what}: bytes taken while serving");
 }
 
-/// If device memory suffices for few graphs or none, fewer graphs are captured. Steps without a graph are
-/// launched eagerly and sample the same tokens.
+/// If device memory suffices only for some of the graphs or for none, the other graphs are not captured.
+/// Steps without a graph are launched eagerly and sample the same tokens.
 #[test]
 fn captured_graphs_without_memory_are_skipped() {
     if !crate::is_selected_by_cursor(1) {

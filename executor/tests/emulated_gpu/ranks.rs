@@ -16,8 +16,8 @@ use protocol::{GraphCaptureConfig, ParallelConfig, SamplingParams};
 use std::sync::Arc;
 use std::thread;
 
-/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs idle
-/// steps.
+/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs steps
+/// without rows.
 const STEPS: usize = 24;
 
 /// Configures ranks that each run on their own emulated GPU and form one device group. Tests that run in
@@ -71,8 +71,8 @@ fn tp_ranks_match_single_rank_eager_and_replayed() {
     }
 }
 
-/// Returns sampling parameters that are supported by vocab-parallel sampling, and a last set that needs full
-/// rows of logits.
+/// Returns sets of sampling parameters. Vocab-parallel sampling supports all of them except the last, which
+/// needs full rows of logits.
 fn sampling_variants() -> [SamplingParams; 6] {
     let random = |temperature| SamplingParams { temperature, ..SamplingParams::greedy() };
     let strict = SamplingParams { logprobs: None, ..rules()[1].clone() };
@@ -98,7 +98,7 @@ fn gathered_shapes(harness: &SchedulerHarness) -> GatheredShape {
 }
 
 /// Returns the outputs of all requests, and the shapes of the all-gathers in three decode steps: of the first
-/// five requests, of all six, and of five with one masked row.
+/// five requests, of all six requests, and of five requests of which one is sampled under a grammar bitmask.
 fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
     let request = |(id, sampling): (u64, SamplingParams)| {
         HarnessRequest::new(id, 4 + 3 * id as usize, sampling)
@@ -140,8 +140,8 @@ fn vocab_parallel_sampling_matches_single_rank() {
         let (found, gathered) = sample(&mut harness);
         assert_eq!(found, expected, "warp size {warp_size}");
         // Vocab-parallel sampling gathers 24 candidates of 192 ids as 52 words per row; full logits are 192
-        // values per row. Steps of five or six rows replay the graph for eight rows; steps with masked rows
-        // are launched eagerly.
+        // values per row. Steps of five or six rows replay the graph for eight rows; steps with a row that is
+        // sampled under a grammar are launched eagerly.
         let rows = if enforce_eager { [5, 6] } else { [8, 8] };
         let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
         let whole = Some((DType::F32, rows[1], 192));
@@ -158,8 +158,8 @@ fn library_all_reduce_gives_the_same_tokens() {
     assert_eq!(play(&mut SchedulerHarness::with(config)), found);
 }
 
-/// In f16, every addition in an all-reduce is rounded, in the one-shot all-reduce and in the all-reduce of
-/// NCCL or RCCL.
+/// In f16, the result of every addition in an all-reduce is rounded, both in the one-shot all-reduce and in
+/// the all-reduce of NCCL or RCCL.
 #[test]
 fn tp_in_f16_stays_near_f32() {
     if !crate::is_selected_by_cursor(0) {
@@ -176,8 +176,8 @@ fn tp_in_f16_stays_near_f32() {
     assert_within(&launched, &expected, HALF_NEAR, "library all-reduce");
 }
 
-/// Runs the requests of one replica. Odd replicas start with idle steps and then run their requests one after
-/// the other.
+/// Runs the requests of one replica. Odd replicas start with steps without rows and then run their requests
+/// one after the other.
 fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
     let request = |i: u16| {
         let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };

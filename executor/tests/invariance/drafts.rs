@@ -115,7 +115,8 @@ fn mixed_draft_batches_do_not_change_outputs() {
     }
 }
 
-/// In 16-bit types, MLA uses different kernels for rows of few and of many tokens; both give the same tokens.
+/// In 16-bit types, MLA uses different kernels for rows with few tokens and rows with many tokens; the
+/// outputs are equal.
 #[test]
 fn max_drafts_change_nothing_with_mla() {
     let mut drafted = 0;
@@ -141,8 +142,8 @@ fn max_drafts_change_nothing_with_mla() {
     assert!(drafted > 16, "{drafted} drafts");
 }
 
-/// Returns the tokens that are emitted before a sampling error: id 5 is the only allowed id, and the third
-/// successive 5 is a bad word.
+/// Returns the tokens that are emitted before a sampling error. The error occurs because id 5 is the only
+/// allowed id, and the third successive 5 is a bad word.
 fn tokens_before_error(drafts: u8) -> Vec<Token> {
     let (allowed, bad_words) = (Some(vec![5]), vec![vec![5, 5, 5]]);
     let sampling =
@@ -173,7 +174,7 @@ fn error_after_accepted_drafts_loses_no_token() {
     }
 }
 
-/// Runs a constrained request with up to `drafts` draft tokens per row. Returns its tokens, the number of
+/// Runs a request with a grammar and up to `drafts` draft tokens per row. Returns its tokens, the number of
 /// proposed draft tokens, and the number of accepted draft tokens.
 fn constrained_tokens(
     harness: &mut SchedulerHarness,
@@ -187,9 +188,9 @@ fn constrained_tokens(
     (expected_tokens(&request).0, [request.drafted, request.accepted])
 }
 
-/// Draft tokens of constrained requests are verified under the bitmasks of their positions. Outputs do not
-/// depend on draft tokens, even if bitmasks are overdue for some positions or for all. The harness checks
-/// that every token is allowed.
+/// Draft tokens of requests with a grammar are verified under the bitmasks of their positions. Outputs do not
+/// depend on draft tokens, even if bitmasks are overdue for some positions or for all. The test harness
+/// checks that every token is allowed.
 #[test]
 fn drafts_under_bitmasks_do_not_change_outputs() {
     use ModelDtype::Float32;

@@ -181,7 +181,8 @@ fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
     }
 }
 
-/// Each block also stores the keys and values of the EAGLE-3 layer, and one block-boundary state.
+/// Each KV block also stores the keys and values of the EAGLE-3 layer, and the hidden state of the block's
+/// last token.
 #[test]
 fn block_size_includes_the_eagle3_layer() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

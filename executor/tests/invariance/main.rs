@@ -30,8 +30,9 @@ const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, Mode
 /// Tolerance of log-probabilities between one rank and several ranks, for a model in f32.
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
-/// Configurations under test: one rank; two ranks with one KV head each; four ranks, two for each KV head;
-/// experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert placement.
+/// Configurations under test: one rank; two ranks with one KV head each; four ranks, where two ranks share
+/// each KV head; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
+/// placement.
 fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
     vec![

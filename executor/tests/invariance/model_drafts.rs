@@ -101,8 +101,8 @@ fn drafts_of_the_same_model_are_always_accepted() {
     }
 }
 
-/// If all draft tokens are accepted, rows of asynchronous steps start at their upper bound (`start` plus
-/// `draft_slack`).
+/// If all draft tokens are accepted, each row of an asynchronous step starts at its latest possible position,
+/// `start` plus the number of draft tokens in flight (`draft_slack`).
 #[test]
 fn all_drafts_are_accepted_in_async_steps() {
     let model = config(ModelDtype::Float32, 1);

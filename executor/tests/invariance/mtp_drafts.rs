@@ -41,8 +41,9 @@ fn draft_count_does_not_change_outputs() {
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                // For every decode row, at least one draft token is proposed. A decode row emits one token
-                // plus the accepted draft tokens, so there are at least this number of decode rows.
+                // Each decode row proposes at least one draft token, and emits one token plus the accepted
+                // draft tokens. So, up to a margin of 2, the number of draft tokens is at least the number of
+                // emitted tokens minus the number of accepted draft tokens.
                 assert!(
                     request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
                     "{}",
@@ -94,8 +95,8 @@ fn async_steps_draft_and_sample_the_same() {
                 );
                 let counts = |request: &HarnessRequest| [request.drafted, request.accepted];
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
-                // The asynchronous run may have one more row in flight when a request ends, so its counts may
-                // be larger.
+                // With asynchronous steps, one more row may be in flight when a request ends, so the numbers
+                // of draft tokens may be larger than with synchronous steps.
                 assert!(ahead.drafted > 0 && (more || preempted_at.is_some()), "{name}");
                 harness.free(std::mem::take(&mut ahead.table));
             }
@@ -104,7 +105,7 @@ fn async_steps_draft_and_sample_the_same() {
     }
 }
 
-/// If the bitmask of a row is overdue, the last token of the row is forwarded again in the next step.
+/// If the grammar bitmask of a row is overdue, the last token of the row is forwarded again in the next step.
 #[test]
 fn overdue_bitmasks_change_nothing_with_mtp() {
     let play = |config: ExecutorConfig, overdue| {
@@ -196,7 +197,8 @@ fn mixed_draft_batches_do_not_change_outputs() {
     }
 }
 
-/// Each block also stores one MLA row per token for the MTP module, and one block-boundary state.
+/// Each KV block also stores one MLA row per token for the MTP module, and the hidden state of the block's
+/// last token.
 #[test]
 fn block_size_includes_the_mtp_module() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

@@ -79,7 +79,8 @@ fn batch_mates_change_no_pooled_result() {
         let mut harness = SchedulerHarness::with(config);
         let expected: Vec<_> =
             methods().iter().map(|method| pool_once(&mut harness, method, PROMPT)).collect();
-        // Six requests of each method share the steps; the first three have the prompt of `expected`.
+        // The steps contain requests of all pooling methods, six per method; the first three of these six
+        // have the prompt of `expected`.
         let mut requests: Vec<HarnessRequest> = (0..18)
             .map(|i| {
                 let id = if i < 3 { 3 } else { 100 + i };

@@ -12,7 +12,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use protocol::{ExpertTokenCount, Rank, SamplingParams, StartupPhase, Token, TokenLogprobs};
 
-/// Vocabulary size. Top-k and top-p cutoffs select a part of it.
+/// Vocabulary size. It is large enough that top-k and top-p select a part of the vocabulary.
 const VOCAB: usize = 4000;
 const TOTAL: usize = 44;
 
@@ -64,7 +64,8 @@ fn random(count: usize) -> Vec<SamplingParams> {
         .collect()
 }
 
-/// Tokens of a request, their log-probabilities, and those of the prompt tokens.
+/// Tokens of a request, the log-probabilities of these tokens, and the log-probabilities of the prompt
+/// tokens.
 type OutputWithPromptLogprobs = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
 
 fn play(ranks: u16, requests: &[SamplingParams]) -> Vec<OutputWithPromptLogprobs> {
@@ -166,7 +167,7 @@ fn expert_placement_changes_no_token() {
     );
 }
 
-/// Returns the bytes of weights that a rank of this configuration reads.
+/// Returns the bytes of weights that rank `rank` loads in this configuration.
 fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
     let rendezvous = RankRendezvous::new(config.settings.parallel).unwrap();
     config.settings.rendezvous = Some(rendezvous.path().to_owned());

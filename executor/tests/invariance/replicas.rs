@@ -1,5 +1,5 @@
-//! Tests of replicas that share experts: each computes its own requests, and its outputs equal those of a
-//! single replica.
+//! Tests of replicas that share experts: each replica computes different requests, and its outputs equal the
+//! outputs of a single replica.
 
 use crate::scheduler_harness::{
     HarnessRequest, LockstepGroup, SchedulerHarness, moe_model, mtp_drafting, speculating,
@@ -12,8 +12,8 @@ use protocol::{ParallelConfig, Token, TokenLogprobs};
 use std::sync::Arc;
 use std::thread;
 
-/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs idle
-/// steps.
+/// Number of steps that the replicas run in lockstep. A replica that finishes its requests earlier runs steps
+/// without rows.
 const STEPS: usize = 60;
 
 /// Generated tokens of a request of a replica, and their log-probabilities.
@@ -25,11 +25,11 @@ fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
     config
 }
 
-/// Number of output tokens per request that are compared with those of a single replica.
+/// Number of output tokens per request that are compared with the output tokens of a single replica.
 const EXPECTED_TOKENS: usize = 10;
 
-/// Returns the requests of a replica. Odd replicas start with idle steps and then run their requests one
-/// after the other; even replicas run two requests at a time.
+/// Returns the requests of a replica. Odd replicas start with steps without rows and then run their requests
+/// one after the other; even replicas run two requests at a time.
 fn requests(replica: u16, drafts: u8) -> Vec<HarnessRequest> {
     let request = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
@@ -50,7 +50,8 @@ fn play(harness: &mut SchedulerHarness, replica: u16) -> Vec<ReplicaOutput> {
     play_drafting(harness, replica, 0).0
 }
 
-/// Runs the requests with draft tokens. Also returns the numbers of proposed and of accepted draft tokens.
+/// Runs the requests of a replica with draft tokens. Returns their outputs, and the numbers of proposed and
+/// of accepted draft tokens.
 fn play_drafting(
     harness: &mut SchedulerHarness,
     replica: u16,
@@ -125,8 +126,8 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
             CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // `rows` is a total: count it once.
             CollectiveOp::AllToAll => 0,
             CollectiveOp::ExchangeCounts => row * (size - 1),
-            // All-gather: each rank sends its rows to all other ranks. Reduce-scatter: each rank receives the
-            // same number of sums from all other ranks.
+            // All-gather: each rank sends its rows to all other ranks. Reduce-scatter: each rank receives as
+            // many rows of partial sums from all other ranks.
             _ => rows / size * row * (size - 1),
         };
         if !operations.contains(&call.op) {
@@ -182,8 +183,8 @@ fn expert_parallel_replicas_match_single_replica() {
     }
 }
 
-/// All replicas run draft passes in lockstep, including replicas without rows with draft tokens. The numbers
-/// of draft tokens equal those of a single rank, and outputs equal those without draft tokens.
+/// All replicas run draft passes in lockstep, even a replica whose rows have no draft tokens. The numbers of
+/// draft tokens equal the numbers of a single rank, and outputs equal the outputs without draft tokens.
 #[test]
 fn replicas_run_draft_passes_in_lockstep() {
     const DRAFTS: u8 = 3;

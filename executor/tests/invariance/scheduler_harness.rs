@@ -37,7 +37,8 @@ pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
     ExecutorConfig { model, draft: None, manifest: 0, environment, settings }
 }
 
-/// Returns an MoE model of the same sizes, with 8 experts in all layers but the first.
+/// Returns an MoE model with the same sizes as the model of `config`, with 8 experts in all layers except the
+/// first.
 pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
@@ -52,7 +53,7 @@ pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
-/// Returns an MLA model with 8 experts in all layers but the first.
+/// Returns an MLA model with 8 experts in all layers except the first.
 pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
@@ -200,7 +201,7 @@ pub(crate) struct HarnessRequest {
     /// Result of the pooling method, once the whole prompt is computed.
     pub(crate) pooled: Vec<f32>,
     pub(crate) table: Vec<BlockId>,
-    /// Whether rows that sample have a grammar bitmask. The test bitmask depends on the newest token.
+    /// Whether rows that sample have a grammar bitmask. The test bitmask depends only on the newest token.
     pub(crate) masked: bool,
     /// Maximum number of draft tokens per row.
     pub(crate) drafts: u8,
@@ -216,7 +217,8 @@ pub(crate) struct HarnessRequest {
     sent: usize,
     needs_init: bool,
     sampled_at: Option<StepId>,
-    /// Totals over the request's rows in flight: tokens without draft tokens, rows that sample, draft tokens.
+    /// Totals over the request's rows in flight: number of tokens (without draft tokens), number of rows that
+    /// sample, number of draft tokens.
     in_flight: [usize; 3],
 }
 
@@ -258,8 +260,8 @@ impl HarnessRequest {
         (self.tokens[self.prompt_len..].to_vec(), self.logprobs.clone())
     }
 
-    /// Preempts the request: moves it to slot `seq_slot`, resets its progress, and returns the blocks to
-    /// free.
+    /// Preempts the request: assigns sequence slot `seq_slot`, discards the computed positions, and returns
+    /// the blocks to free.
     pub(crate) fn preempt(&mut self, seq_slot: u32) -> Vec<BlockId> {
         self.epoch += 1;
         self.seq_slot = seq_slot;
@@ -268,7 +270,8 @@ impl HarnessRequest {
         std::mem::take(&mut self.table)
     }
 
-    /// Adds a submitted row to the totals in `in_flight`; with `over`, subtracts a finished row.
+    /// Adds a submitted row to the totals in `in_flight`; if `over` is true, subtracts a finished row
+    /// instead.
     fn set_in_flight(&mut self, row: &BatchRow, over: bool) {
         let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
         for (sum, of_row) in self.in_flight.iter_mut().zip(of_row) {
@@ -298,7 +301,7 @@ impl HarnessRequest {
         }
     }
 
-    /// Number of known tokens, plus the minimum number that the rows in flight will sample.
+    /// Number of known tokens, plus the minimum number of tokens that the rows in flight will sample.
     fn expected_len(&self) -> usize {
         self.tokens.len() + self.in_flight[1]
     }
@@ -348,7 +351,8 @@ struct ScriptedBitmaskSource {
 }
 
 impl ScriptedBitmaskSource {
-    /// Returns the bitmasks of a row: the first one, and those after its allowed draft tokens.
+    /// Returns the bitmasks of a row: for its first sample position, and for the position after each allowed
+    /// draft token.
     fn of(&self, row: ConstrainedRow) -> BitmaskRow {
         let mut bitmasks = vec![bitmask_after(row.last)];
         let reported = self.drafts.iter().flat_map(|drafts| &drafts.rows);
@@ -417,7 +421,8 @@ impl FollowerRank {
     }
 }
 
-/// Group of replicas that run in lockstep. In each step they agree on the maximum numbers of rows and tokens.
+/// Group of replicas that run in lockstep. In each step, the replicas agree on the maximum numbers of rows
+/// and tokens.
 pub(crate) struct LockstepGroup {
     parallel: ParallelConfig,
     pub(crate) rendezvous: RankRendezvous,
@@ -458,7 +463,8 @@ impl LockstepGroup {
 pub(crate) struct SchedulerHarness {
     pub(crate) executor: Executor,
     followers: Vec<FollowerRank>,
-    /// Lockstep group of the replica. A replica without lockstep has a group of its own.
+    /// Lockstep group of the replica (replicas that run every step together). A replica without lockstep is
+    /// alone in its group.
     pub(crate) lockstep: Arc<LockstepGroup>,
     free: Vec<BlockId>,
     step: StepId,
@@ -469,7 +475,8 @@ pub(crate) struct SchedulerHarness {
     pub(crate) overdue_bitmasks: bool,
     /// Maximum number of bitmasks of a row; the bitmasks after further draft tokens are overdue.
     pub(crate) masks_max: usize,
-    /// Row counts of the captured graphs. If there are any, decode steps replay them.
+    /// Row counts of the captured graphs. Decode steps replay these graphs; empty = all steps are launched
+    /// eagerly.
     pub(crate) graphs: Vec<u32>,
     /// Number of tokens in a decode row with the maximum number of draft tokens.
     tokens_per_row: u32,
@@ -503,7 +510,7 @@ impl SchedulerHarness {
         take_rank(&mut config, Rank(first));
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().capture_sizes;
-        // The free list is a permutation of the blocks, so that requests get non-contiguous blocks.
+        // The order of the free blocks is a permutation, so that requests get non-contiguous blocks.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
         Self {
             executor,
@@ -524,7 +531,7 @@ impl SchedulerHarness {
     }
 
     /// Runs one step with the next tokens of each request, given as (request, number of tokens), and applies
-    /// its output.
+    /// the step's output to the requests.
     pub(crate) fn step(&mut self, requests: &mut [(&mut HarnessRequest, usize)]) -> StepOutput {
         let (rows, output) = self.try_step(requests);
         for (((request, _), row), result) in requests.iter_mut().zip(&rows).zip(&output.rows) {
@@ -558,7 +565,8 @@ impl SchedulerHarness {
         self.step = self.step.next();
         let rows: Vec<BatchRow> =
             requests.iter_mut().map(|(request, len)| self.row(request, *len)).collect();
-        // Replicas in lockstep must replay the same graph, so they agree on the maximum number of rows.
+        // Replicas in lockstep (which run every step together) must replay the same graph, so they agree on
+        // the maximum number of rows.
         let most_rows = self.lockstep.agree(rows.len() as u32);
         let tokens = |row: &BatchRow| row.len + u32::from(row.drafts);
         let longest = self.lockstep.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
@@ -591,7 +599,7 @@ impl SchedulerHarness {
         (batch, submitted)
     }
 
-    /// Waits for the output of the oldest step, and checks that all ranks report the same.
+    /// Waits for the output of the oldest step, and checks that all ranks report the same output.
     fn complete_oldest(
         &mut self,
         batch: Batch,
@@ -614,7 +622,8 @@ impl SchedulerHarness {
 
     fn row(&mut self, request: &mut HarnessRequest, len: usize) -> BatchRow {
         let (start, end, slack) = (request.start(), request.start() + len, request.in_flight[2]);
-        // The first row of an epoch has no sampled token that draft tokens could continue.
+        // The first row of a request has no sampled token that draft tokens could continue. The same holds
+        // for its first row after a preemption.
         let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
         while request.table.len() * BLOCK < end + slack + usize::from(drafts) {
             request.table.push(self.free.pop().unwrap());
@@ -668,7 +677,8 @@ impl SchedulerHarness {
         }
     }
 
-    /// Runs several requests together up to `total` tokens. The chunk sizes vary by step and request.
+    /// Runs several requests together until each has `total` tokens. The chunk sizes vary by step and
+    /// request.
     pub(crate) fn finish_all(&mut self, requests: &mut [HarnessRequest], total: usize) {
         for turn in 0.. {
             let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();

@@ -44,7 +44,7 @@ pub(super) struct LarkParser<'a> {
     text: &'a str,
     at: usize,
     names: HashMap<&'a str, usize>,
-    /// Body of each rule named so far; `None` = the rule is not defined yet.
+    /// For each rule whose name has been read so far, its body; `None` = the rule is not defined yet.
     bodies: Vec<Option<EbnfNode>>,
 }
 

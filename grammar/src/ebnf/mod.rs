@@ -2,8 +2,8 @@
 //! `root`. They are converted to Lark.
 //!
 //! A rule that does not refer to a recursive rule, directly or indirectly, becomes a terminal, which the
-//! lexer matches as a whole. Text that could belong either to a terminal or to the part after it is assigned
-//! to the terminal.
+//! lexer matches as a whole. Text that could belong either to a terminal or to the grammar element after it
+//! is assigned to the terminal.
 //!
 //! Lark grammars are parsed too, because a regular grammar can be enforced for text inside a JSON string.
 
@@ -28,16 +28,17 @@ const DEFINES: &str = "::=";
 const RULES_MAX: usize = 512;
 /// Maximum nesting depth of groups.
 const DEPTH_MAX: usize = 64;
-/// Maximum number of repetition operators after one part: each operator adds a nesting level.
+/// Maximum number of repetition operators (`*`, `+`, `?`, `{n}`) after one grammar element, limited because
+/// each operator adds a nesting level.
 const OPERATORS_MAX: u32 = 4;
-/// Maximum number of repetitions, if the number is limited.
+/// Maximum value of `n` and `m` in a repetition `{n,m}`.
 pub(super) const REPEAT_MAX: u32 = 4_096;
 
 /// Reason why a grammar cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}, in line {line} of the grammar")]
 pub struct EbnfError {
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
     /// Line number, starting at 1.
     pub line: usize,
@@ -56,7 +57,7 @@ enum EbnfNode {
     Text(String),
     /// Regular expression.
     Regex(String),
-    /// Index of a rule.
+    /// Reference to the rule with this index.
     Rule(usize),
     Sequence(Vec<EbnfNode>),
     Choice(Vec<EbnfNode>),

@@ -12,11 +12,11 @@ pub(super) struct EbnfParser<'a> {
     text: &'a str,
     at: usize,
     names: HashMap<&'a str, usize>,
-    /// Body of each rule named so far; `None` = the rule is not defined yet.
+    /// For each rule whose name has been read so far, its body; `None` = the rule is not defined yet.
     bodies: Vec<Option<EbnfNode>>,
 }
 
-/// Parsed part of a rule body, or the reason why it cannot be converted.
+/// Parsed element of a rule body, or the reason why it cannot be converted.
 type EbnfNodeResult = Result<EbnfNode, EbnfError>;
 
 /// Whether a character may occur in a rule name.
@@ -150,7 +150,8 @@ impl<'a> EbnfParser<'a> {
         after.len() < rest.len() && after.trim_start().starts_with(DEFINES)
     }
 
-    /// Parses a part without its repetition operators; `None` if the sequence ends here.
+    /// Parses one element of a sequence (string, character class, rule name or group) without its
+    /// repetition operators; `None` at the end of the sequence.
     fn part(&mut self, depth: usize) -> Result<Option<EbnfNode>, EbnfError> {
         Ok(Some(match self.peek() {
             None | Some('|' | ')') => return Ok(None),
@@ -201,7 +202,8 @@ impl<'a> EbnfParser<'a> {
         }
     }
 
-    /// Parses `{min}`, `{min,}` or `{min,max}` after the opening brace; `node` is the repeated part.
+    /// Parses the rest of `{min}`, `{min,}` or `{min,max}` after the opening brace; `node` is the repeated
+    /// element.
     fn counted(&mut self, node: EbnfNode) -> EbnfNodeResult {
         let min = self.count()?.ok_or_else(|| self.error("expected a number"))?;
         self.skip_space();

@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 
 /// Maximum length of a regular expression in bytes.
 const PATTERN_BYTES_MAX: usize = 16 << 10;
-/// Maximum number of grammar parts that are visited. A limit is needed because a short grammar can contain
-/// many repetitions of a part.
+/// Maximum number of syntax tree nodes that are visited. A limit is needed because rules are expanded
+/// wherever they are used, so a short grammar can produce many nodes.
 const PARTS_MAX: u32 = 16_384;
 /// Maximum nesting depth of rules and groups.
 const NESTING_MAX: u32 = 128;
@@ -24,7 +24,8 @@ pub fn lark_pattern(text: &str) -> Option<String> {
     let mut writer = PatternWriter { grammar: &grammar, pattern: String::new(), parts: PARTS_MAX };
     is_regular.then(|| writer.rule(grammar.root, 0))??;
     let pattern = writer.pattern;
-    // Regular expressions in Python syntax may be invalid in the grammar engine.
+    // The expression is parsed once to validate it, because Lark's regular expressions have Python syntax,
+    // which the grammar engine supports only in part.
     RegexBuilder::new().mk_regex(&pattern).ok()?;
     let constraint = OutputConstraint::new(GrammarSpec::Regex(pattern.clone()), "format");
     llguidance_grammar::check(&constraint).ok().map(|_| pattern)
@@ -52,7 +53,7 @@ pub(super) fn escaped(text: &str) -> Option<String> {
 struct PatternWriter<'a> {
     grammar: &'a EbnfGrammar,
     pattern: String,
-    /// Remaining number of parts that may be visited.
+    /// Remaining number of syntax tree nodes that may be visited.
     parts: u32,
 }
 

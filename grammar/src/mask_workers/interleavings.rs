@@ -116,7 +116,8 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 thread::spawn(move || pool.run_worker(queue(&pool)))
             });
             let (timer, timer_events) = channel();
-            // The simulated timer has no delay: when its thread runs, it expires all waiting steps.
+            // The simulated timer has no delay: whenever its thread runs, it treats the deadlines of all
+            // waiting steps as passed.
             let timer_thread = thread::spawn(move || {
                 let overdue = AtomicU64::new(0);
                 loop {

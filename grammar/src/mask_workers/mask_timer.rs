@@ -1,4 +1,5 @@
-//! Timer thread of the mask workers: handles step deadlines and overdue masks.
+//! Timer thread of the mask workers: sends a step's token bitmasks at the step's deadline, and cancels
+//! bitmask computations that exceed `MASK_TIME`.
 
 use crate::limits::MASK_TIME;
 use crate::mask_session::MaskSession;
@@ -12,18 +13,19 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval between checks for overdue masks.
+/// Interval between checks for bitmask computations that exceed `MASK_TIME`.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Message to the timer thread.
 pub(super) enum MaskTimerCommand {
     /// A request has started; from now on, the timer checks whether its masks exceed `MASK_TIME`.
     Begin(Weak<MaskSession>),
-    /// A step waits for its masks until the given deadline.
+    /// A step waits for its token bitmasks until the given deadline.
     Step(Instant, Arc<StepMaskCollector>),
 }
 
-/// Timer that sends a step's masks at the step's deadline, and cancels overdue mask computations.
+/// Timer that sends a step's token bitmasks at the step's deadline, and cancels bitmask computations that
+/// exceed `MASK_TIME`.
 #[derive(Default)]
 pub(super) struct MaskTimer {
     /// Steps ordered by deadline; the counter distinguishes steps with equal deadlines.

@@ -1,4 +1,5 @@
-//! Worker threads that compute masks, and the queues of sessions that wait for them.
+//! Worker threads that compute token bitmasks (masks), and the queues of mask sessions that wait for these
+//! threads.
 
 use crate::limits::MASK_STACK_BYTES;
 use crate::lower_priority;
@@ -10,7 +11,7 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 
-/// Minimum and maximum number of threads for requests with fast masks.
+/// Minimum and maximum number of threads for requests with fast masks (token bitmasks).
 const FAST_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Number of cores per thread for fast masks. Mask threads must leave most cores to the forward pass.
 const CORES_PER_THREAD: usize = 4;
@@ -26,7 +27,7 @@ pub(super) struct MaskWorkerPool {
     listener: MaskEventListener,
 }
 
-/// Queue of sessions waiting for a worker thread.
+/// Queue of mask sessions (one per request) that wait for a worker thread.
 #[derive(Default)]
 pub(super) struct MaskSessionQueue {
     queue: Mutex<MaskSessionQueueState>,
@@ -86,7 +87,7 @@ impl MaskWorkerPool {
         self.slow.close();
     }
 
-    /// Runs the sessions of a queue until it is closed.
+    /// Runs the sessions in `queue` until the queue is closed.
     pub(super) fn run_worker(&self, queue: &MaskSessionQueue) {
         while let Some(session) = queue.next() {
             if session.run_commands(&self.timings, &self.listener) {
@@ -102,7 +103,7 @@ impl MaskSessionQueue {
         self.added.notify_one();
     }
 
-    /// Waits for a session and returns it; `None` if the queue is closed.
+    /// Waits until a mask session is queued, and returns it; `None` if the queue is closed.
     fn next(&self) -> Option<Arc<MaskSession>> {
         let queue = lock(&self.queue);
         let is_idle =

@@ -19,18 +19,19 @@ const BASE_BYTES_MAX: usize = 2_048;
 pub(super) struct SchemaRefTarget<'a> {
     /// JSON pointer tokens (member names and indices) from the document root to the schema.
     pub(super) tokens: Vec<String>,
-    /// The schema.
+    /// Value of the schema.
     pub(super) value: &'a Value,
     /// URI against which references inside the schema are resolved.
     pub(super) base: String,
 }
 
-/// Schema document, with an index of its named parts.
+/// Schema document, with an index of its subschemas that have an `$id` or an anchor.
 pub(super) struct SchemaDocument<'a> {
     root: &'a Value,
-    /// Location of each part with an `$id`, by URI.
+    /// For the URI of each subschema with an `$id`, the location of the subschema.
     parts: HashMap<String, Vec<String>>,
-    /// Location of each anchor. The key is the URI of the part, `#`, and the anchor name.
+    /// For each anchor, its location. The key is the URI of the enclosing subschema with an `$id`, `#`, and
+    /// the anchor name.
     anchors: HashMap<String, Vec<String>>,
     /// An anchor defined by two schemas; `None` if all anchors are unique.
     duplicate_anchor: Option<String>,
@@ -164,8 +165,8 @@ impl<'a> SchemaDocument<'a> {
         Ok(found)
     }
 
-    /// Returns the schema to which a fragment refers; `part` is the location of the part of the document that
-    /// contains it.
+    /// Returns the schema to which the fragment of a reference refers. `part` is the location of the
+    /// subschema (with an `$id`) to which the rest of the reference refers.
     fn at_fragment(
         &self,
         document: &str,

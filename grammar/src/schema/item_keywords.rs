@@ -5,8 +5,9 @@ use super::keywords::assertions;
 use crate::compile::GrammarError;
 use serde_json::{Map, Value};
 
-/// Keywords that apply further schemas to the same value. The items and properties evaluated by these schemas
-/// are unknown.
+/// Keywords that apply further schemas to the same value. If one of them is present, `unevaluatedItems` and
+/// `unevaluatedProperties` are rejected, because the items and properties that these schemas evaluate are
+/// not determined.
 const APPLICATORS: [&str; 12] = [
     "$ref",
     "$dynamicRef",
@@ -37,7 +38,7 @@ pub(super) fn accepts_everything(schema: &Value) -> bool {
 }
 
 impl SchemaNormaliser<'_> {
-    /// Writes one array keyword.
+    /// Writes the normal form of one array keyword.
     pub(super) fn item_keyword(
         &mut self,
         keyword: &str,

@@ -22,10 +22,10 @@ use document::{SchemaDocument, SchemaRefTarget, base_inside};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
-/// Maximum number of schemas in a written document. A schema nested in several referenced schemas is written
-/// once for each of them.
+/// Maximum number of schemas in a normalised document. A schema nested in several referenced schemas is
+/// written once for each of them.
 const SCHEMAS_MAX: usize = 32_768;
-/// Maximum size of a written document in bytes.
+/// Maximum size of a normalised document in bytes.
 const WRITTEN_BYTES_MAX: usize = 4 * super::limits::TEXT_BYTES_MAX;
 /// Maximum number of characters in a definition's name that are taken from the schema.
 const NAME_CHARS_MAX: usize = 40;
@@ -62,16 +62,16 @@ struct SchemaNormaliser<'a> {
     document: &'a SchemaDocument<'a>,
     /// Names of the definitions, by location of the referenced schema.
     names: HashMap<Vec<String>, String>,
-    /// Referenced schemas that have not been written yet.
+    /// Referenced schemas that have not been normalised yet.
     pending: Vec<SchemaRefTarget<'a>>,
     definitions: Map<String, Value>,
     /// Number of definition names assigned so far.
     name_count: usize,
-    /// Number of schemas written so far.
+    /// Number of schemas in the normalised document so far.
     schemas: usize,
-    /// Location of the schema that is being written.
+    /// Location of the schema that is being normalised, as JSON pointer tokens.
     location: Vec<String>,
-    /// Base URI of the schema that is being written.
+    /// Base URI of the schema that is being normalised.
     base: String,
 }
 
@@ -89,7 +89,7 @@ impl<'a> SchemaNormaliser<'a> {
         }
     }
 
-    /// Writes the schema at a location in the document.
+    /// Returns the normal form of the referenced schema `target`.
     fn target(&mut self, target: &SchemaRefTarget<'_>) -> Result<Value, GrammarError> {
         self.location.clone_from(&target.tokens);
         self.base.clone_from(&target.base);
@@ -109,7 +109,7 @@ impl<'a> SchemaNormaliser<'a> {
         self.rejected(&format!("{keyword} cannot be enforced"))
     }
 
-    /// Runs `work` with the current location extended by `token`.
+    /// Runs `work` with the current location extended by the JSON pointer token `token`.
     fn inside<T>(&mut self, token: &str, work: impl FnOnce(&mut Self) -> T) -> T {
         self.location.push(token.to_owned());
         let result = work(self);
@@ -150,7 +150,7 @@ impl<'a> SchemaNormaliser<'a> {
         Ok(Value::Object(written))
     }
 
-    /// Writes one keyword of `schema`.
+    /// Writes the normal form of one keyword of `schema`.
     fn keyword(
         &mut self,
         keyword: &str,
@@ -276,7 +276,8 @@ impl<'a> SchemaNormaliser<'a> {
         Ok(target)
     }
 
-    /// Adds a written schema as a definition and returns a schema that refers to the definition.
+    /// Adds a normalised schema as a definition, and returns a schema that consists of a `$ref` to this
+    /// definition. A schema `true` or `false` is returned unchanged.
     fn shared(&mut self, written: Value) -> Value {
         if matches!(&written, Value::Bool(_)) {
             return written;
@@ -296,7 +297,7 @@ impl<'a> SchemaNormaliser<'a> {
     }
 }
 
-/// Returns the `$ref` of a schema that consists only of a `$ref`.
+/// Returns the `$ref` of a schema that consists only of a `$ref`; `None` for other schemas.
 fn only_reference(schema: &Value) -> Option<&str> {
     let mut assertions = keywords::assertions(schema.as_object()?);
     match (assertions.next(), assertions.next()) {
@@ -305,7 +306,7 @@ fn only_reference(schema: &Value) -> Option<&str> {
     }
 }
 
-/// Adds a schema that the value must also satisfy.
+/// Adds `schema` to `written` as a further condition that a value must satisfy (`allOf`).
 fn add_conjunct(written: &mut Map<String, Value>, schema: Value) {
     match schema {
         Value::Object(mut members) if members.len() == 1 && !written.contains_key("$ref") => {

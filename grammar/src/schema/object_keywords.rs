@@ -14,14 +14,14 @@ const NAMES_KEYWORD: &str = "propertyNames";
 
 /// Constraint that `propertyNames` puts on the property names of an object.
 enum PropertyNameConstraint {
-    /// One of these names.
+    /// Each property name must be one of these names.
     OneOf(Vec<String>),
-    /// Names matching this pattern.
+    /// Each property name must match this regular expression.
     Matching(String),
 }
 
 impl SchemaNormaliser<'_> {
-    /// Writes one object keyword.
+    /// Writes the normal form of one object keyword.
     pub(super) fn object_keyword(
         &mut self,
         keyword: &str,
@@ -76,8 +76,8 @@ impl SchemaNormaliser<'_> {
         names.collect::<Option<_>>().ok_or_else(not_names)
     }
 
-    /// Writes dependencies as alternatives: the property is absent, or it is present and the dependent schema
-    /// or properties apply.
+    /// Writes dependency keywords as alternatives: the property is absent, or it is present and its
+    /// dependent schema or dependent properties are required.
     fn dependencies(
         &mut self,
         keyword: &str,

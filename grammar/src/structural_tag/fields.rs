@@ -15,7 +15,7 @@ pub(super) struct FormatFields<'a> {
 }
 
 impl<'a> FormatFields<'a> {
-    /// Reads the object at `path`.
+    /// Returns the members of the JSON object `value`; `path` is its path in errors.
     pub(super) fn of(value: &'a Value, path: &str) -> Result<Self, StructuralTagError> {
         match value {
             Value::Object(members) => Ok(Self { members, read: Vec::new(), path: path.to_owned() }),
@@ -31,7 +31,7 @@ impl<'a> FormatFields<'a> {
         }
     }
 
-    /// Returns the member `name`; null counts as absent.
+    /// Returns the member `name` and records that it has been read; null counts as absent.
     pub(super) fn take(&mut self, name: &'static str) -> Option<&'a Value> {
         self.read.push(name);
         self.members.get(name).filter(|value| !value.is_null())

@@ -1,4 +1,4 @@
-//! Converts formats to Lark expressions.
+//! Converts the formats of structural tags to Lark expressions.
 
 use super::fields::FormatFields;
 use super::free_text::any_text;
@@ -48,7 +48,7 @@ impl TagGrammarWriter {
         let _ = writeln!(self.rules, "{name}: {body}");
     }
 
-    /// Writes a format that is followed by one of `ends`.
+    /// Writes the Lark expression of a format that is followed by one of the texts `ends`.
     ///
     /// Errors: the path of an invalid value, or of a format that cannot be enforced.
     pub(super) fn closed(
@@ -86,9 +86,10 @@ impl TagGrammarWriter {
         Ok(expression)
     }
 
-    /// Writes a format that must not end with free text, so that other parts can follow it.
+    /// Writes the Lark expression of a format that must not end with free text, so that other formats can
+    /// follow it.
     ///
-    /// Errors: those of `closed`, or the format may end with free text.
+    /// Errors: the errors of `closed`, or the format may end with free text.
     pub(super) fn bounded(
         &mut self,
         format: &Value,
@@ -102,7 +103,7 @@ impl TagGrammarWriter {
         self.closed(format, path, &[], depth)
     }
 
-    /// Writes a format of type `kind`, which does not end with free text.
+    /// Writes the Lark expression of a format of type `kind`, which does not end with free text.
     fn bounded_kind(
         &mut self,
         kind: &str,
@@ -154,7 +155,8 @@ impl TagGrammarWriter {
         }
     }
 
-    /// Writes `sequence`. Free text in the sequence may be followed by a constant text, which ends it.
+    /// Writes a format of type `sequence`. Free text in the sequence may be followed by a constant text,
+    /// which then ends the free text.
     fn sequence(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -171,7 +173,7 @@ impl TagGrammarWriter {
             let constant = next.filter(|next| next["type"] == "const_string" && ends_free(element));
             let constant = constant.and_then(|next| next["value"].as_str());
             let constant = constant.filter(|text| !text.is_empty());
-            // A token is not text, so it ends free text.
+            // A special token is not text, so it ends free text that precedes it.
             let precedes_token =
                 element["type"] == "any_text" && next.is_some_and(|next| next["type"] == "token");
             parts.push(match (next, constant) {
@@ -188,7 +190,7 @@ impl TagGrammarWriter {
         Ok(self.concatenated(parts))
     }
 
-    /// Writes `or`.
+    /// Writes a format of type `or`: a choice between formats.
     fn choice(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -204,7 +206,7 @@ impl TagGrammarWriter {
         Ok(LarkExpression::Rule(format!("({})", alternatives.join(" | "))))
     }
 
-    /// Writes a grammar given in EBNF or Lark.
+    /// Writes a format of type `grammar`, whose text is in EBNF or Lark syntax.
     fn grammar(&mut self, text: &str, path: String) -> Result<LarkExpression, StructuralTagError> {
         if !is_ebnf(text) {
             return Ok(LarkExpression::Rule(self.rule(&format!("%lark {{\n{text}\n}}"))));
@@ -214,7 +216,7 @@ impl TagGrammarWriter {
         Ok(self.ebnf(&grammar))
     }
 
-    /// Returns an expression for a choice between `parts`.
+    /// Returns a Lark expression that matches any one of the expressions `parts`.
     pub(crate) fn alternatives(&mut self, parts: Vec<LarkExpression>) -> LarkExpression {
         let terminals: Option<Vec<&str>> = parts
             .iter()
@@ -285,7 +287,7 @@ fn ends_free(format: &Value) -> bool {
     match format["type"].as_str() {
         Some("any_text" | "dispatch") => true,
         Some("triggered_tags") => {
-            // Free text may also occur instead of the first tag.
+            // If no tag is required, the whole format may be free text.
             format["stop_after_first"] != true || format["at_least_one"] != true
         }
         Some("tag") => {

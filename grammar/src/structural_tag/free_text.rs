@@ -1,4 +1,4 @@
-//! Formats that contain free text.
+//! Converts the formats of structural tags that contain free text to Lark.
 
 use super::fields::FormatFields;
 use super::formats::TagGrammarWriter;
@@ -6,7 +6,8 @@ use super::{EndTexts, LarkExpression, StructuralTagError};
 use crate::lark_text::{ANY, SOME, literal, one_of, up_to, without};
 use serde_json::Value;
 
-/// Writes `any_text`: free text without `excludes`, up to one of `ends`.
+/// Writes a format of type `any_text`: free text that contains none of the texts `excludes`, up to one of
+/// the texts `ends`.
 pub(super) fn any_text(
     fields: &mut FormatFields<'_>,
     ends: &EndTexts,
@@ -19,7 +20,8 @@ pub(super) fn any_text(
 }
 
 impl TagGrammarWriter {
-    /// Writes free text in which each trigger starts one of its constrained parts.
+    /// Writes free text in which each trigger text must continue as one of the constrained parts of this
+    /// trigger.
     pub(super) fn dispatch(
         &mut self,
         TriggeredText { branches, excluded, is_first_free, is_single }: TriggeredText,
@@ -63,15 +65,15 @@ pub(super) struct TriggeredText {
     pub(super) is_single: bool,
 }
 
-/// Constrained parts started by one trigger.
+/// Constrained parts that begin with the same trigger text.
 pub(super) struct TriggerBranch {
     pub(super) trigger: String,
-    /// The parts without their trigger, each as the right-hand side of a rule.
+    /// Constrained parts without the trigger at their start, each as the right-hand side of a Lark rule.
     pub(super) rests: Vec<String>,
 }
 
 impl TriggerBranch {
-    /// Returns the parts including their trigger.
+    /// Returns the constrained parts including the trigger at their start.
     fn wholes(&self) -> impl Iterator<Item = String> {
         let trigger = literal(&self.trigger);
         self.rests.iter().map(move |rest| format!("{trigger} {rest}"))
@@ -80,7 +82,7 @@ impl TriggerBranch {
 
 /// Returns the terminal for free text up to one of `ends`.
 fn free_text(excluded: &[String], ends: &EndTexts) -> String {
-    // A text that ends the part needs no exclusion, because it is not inside the free text.
+    // A text in `ends` needs no exclusion, because the free text ends at its first occurrence.
     let excluded: Vec<String> =
         excluded.iter().filter(|text| !ends.contains(text)).cloned().collect();
     if ends.is_empty() { without(&excluded) } else { up_to(ends, &excluded) }

@@ -26,7 +26,7 @@ const FORMATS_MAX: usize = 1_024;
 pub struct StructuralTagError {
     /// Path of the invalid value within the structural tag.
     pub path: String,
-    /// What is wrong with the value.
+    /// Description of the error.
     pub message: String,
 }
 
@@ -98,7 +98,7 @@ impl LarkExpression {
 /// Lark literal for the empty text.
 const EMPTY: &str = "\"\"";
 
-/// Texts that may end a part; empty = the part ends with the output.
+/// Texts that may end a format; empty = the format ends at the end of the output.
 type EndTexts = [String];
 
 impl TagGrammarWriter {

@@ -49,8 +49,8 @@ impl<'a> StructuralTag<'a> {
 }
 
 impl TagGrammarWriter {
-    /// Writes a tag with the members `fields`. If the tag has no end text of its own, its content ends with
-    /// one of `ends`.
+    /// Writes the tag with the members `fields`. If the tag has no end text, its content ends with one of
+    /// the texts `ends`.
     pub(super) fn tag(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -88,7 +88,8 @@ impl TagGrammarWriter {
         }
     }
 
-    /// Writes `triggered_tags`.
+    /// Writes a format of type `triggered_tags`: free text in which each trigger must be followed by the
+    /// rest of a tag.
     pub(super) fn triggered_tags(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -137,7 +138,7 @@ impl TagGrammarWriter {
         Ok(branches)
     }
 
-    /// Writes `tags_with_separator`.
+    /// Writes a format of type `tags_with_separator`: tags with a separator between them.
     pub(super) fn tags_with_separator(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -163,7 +164,8 @@ impl TagGrammarWriter {
         Ok(LarkExpression::Rule(format!("({tag} {more}){optional}")))
     }
 
-    /// Writes `dispatch`: free text in which each pattern must be followed by its format.
+    /// Writes a format of type `dispatch`: free text in which each pattern must be followed by the format
+    /// of the pattern.
     pub(super) fn pattern_dispatch(
         &mut self,
         fields: &mut FormatFields<'_>,
@@ -211,7 +213,7 @@ impl TagGrammarWriter {
         Ok(self.dispatch(dispatch, &[]))
     }
 
-    /// Returns `expression` followed by one of `ends`.
+    /// Returns the Lark expression `expression` followed by one of the texts `ends`.
     pub(super) fn ended(&mut self, expression: LarkExpression, ends: &EndTexts) -> LarkExpression {
         if ends.is_empty() {
             return expression;

@@ -16,7 +16,8 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-/// Number of threads that perform dry runs; each has a stack of `DRY_RUN_STACK_BYTES`.
+/// Number of threads that perform dry runs (test compilations of grammars). Each thread has a stack of
+/// `DRY_RUN_STACK_BYTES`.
 const THREADS: u64 = 2;
 
 /// Performs dry runs for the server connected to `stream`, with low priority and limited memory. Returns when
@@ -64,7 +65,8 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// Starts the watchdog thread, which takes over a dry run if the dry-run thread gets no processor time.
+/// Starts the watchdog thread, which repeats a dry run (test compilation) if the idle-priority thread gets
+/// no processor time.
 fn start_starvation_watchdog(
     compiler: &Arc<GrammarCompiler>,
     verdicts: &Arc<DryRunVerdictSender<LinkSocket>>,
@@ -76,8 +78,9 @@ fn start_starvation_watchdog(
     };
     let builder = thread::Builder::new().name("grammar-watch".to_owned());
     builder.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
-        // The thread is never joined, so without the abort, the server would wait for a verdict after a
-        // panic. When the server closes the connection, the process ends regardless of this thread.
+        // The thread is never joined. If it panicked without an abort of the process, the server would wait
+        // for a result until its timeout. When the server closes the connection, the process exits even if
+        // this thread is running.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             process::abort();
         }

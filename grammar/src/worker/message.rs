@@ -27,7 +27,7 @@ pub(super) enum GrammarWorkerRequest {
     Constraint(Arc<OutputConstraint>),
 }
 
-/// Vocabulary without its tokenizer.
+/// Vocabulary as sent to the worker process: token bytes and special token ids, without the tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VocabularyMessage {
     /// Bytes of each token, by token id, as in `GrammarVocabulary::tokens`.
@@ -39,9 +39,9 @@ pub(super) struct VocabularyMessage {
 /// Message from the worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum GrammarWorkerReply {
-    /// The vocabulary is loaded.
+    /// The worker process has loaded the vocabulary.
     Ready,
-    /// Result of the dry run of a constraint.
+    /// Result of the dry run (test compilation) of a constraint.
     Verdict(Result<DryRunReport, GrammarError>),
 }
 

@@ -15,7 +15,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Child process that runs dry runs of grammars. Dropping it kills the process and waits for its exit.
+/// Child process that performs dry runs (test compilations) of grammars. Dropping it kills the process and
+/// waits for its exit.
 pub(crate) struct GrammarWorkerProcess {
     child: Child,
     /// Whether the process was killed or has exited.
@@ -24,15 +25,15 @@ pub(crate) struct GrammarWorkerProcess {
     replies: FrameReader<UnixStream, GrammarWorkerReply>,
 }
 
-/// Wall-clock time and processor time at the start of a dry run.
+/// Wall-clock time and processor time at the start of a dry run (test compilation of a grammar).
 #[derive(Clone, Copy)]
 struct DryRunStart {
     at: Instant,
-    /// Processor time used by the worker process before the dry run.
+    /// Processor time used by the worker process before the dry run (test compilation).
     child_cpu: Duration,
 }
 
-/// Wall-clock time and processor time spent on a dry run.
+/// Wall-clock time and processor time spent on a dry run (test compilation of a grammar).
 struct DryRunElapsed {
     wall: Duration,
     /// Processor time of the worker process.
@@ -81,10 +82,10 @@ impl GrammarWorkerProcess {
         !self.ended && matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Performs the dry run of a grammar in the process.
+    /// Performs the dry run (test compilation) of a grammar in the process.
     ///
-    /// Errors: the dry run exceeds its time, or the process exited. In both cases the process is killed and
-    /// cannot be used again.
+    /// Errors: the dry run exceeds its time limit, or the process exited. In both cases the process is
+    /// killed and cannot be used again.
     pub(crate) fn dry_run(
         &mut self,
         constraint: &Arc<OutputConstraint>,
@@ -100,8 +101,8 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Waits for the reply for `COMPILE_TIME`, and for longer while the process gets too little processor
-    /// time; `None` if the time is over.
+    /// Waits up to `COMPILE_TIME` for the reply, or up to `DRY_RUN_TIME_MAX` while the process has had less
+    /// than `DRY_RUN_CPU_TIME_MIN` of processor time. Returns `None` on timeout.
     fn wait_reply(&mut self, start: DryRunStart) -> Result<Option<GrammarWorkerReply>, LinkError> {
         const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let mut wait = COMPILE_TIME;
@@ -126,8 +127,8 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Kills the process because a dry run exceeds its time. The returned error distinguishes a grammar that
-    /// is too slow from a process that got too little processor time.
+    /// Kills the process because a dry run (test compilation) exceeds its time limit. The returned error
+    /// distinguishes a grammar that is too slow from a process that got too little processor time.
     fn kill_overdue(&mut self, start: DryRunStart) -> GrammarError {
         let DryRunElapsed { wall, child_cpu } = self.elapsed_since(start);
         self.kill();

@@ -17,18 +17,21 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Report of a finished dry run, or the reason why the grammar is rejected.
+/// Result of a dry run (test compilation of a grammar): a report, or the reason why the grammar is
+/// rejected.
 type DryRunVerdict = Result<DryRunReport, GrammarError>;
 
-/// Interval between starvation checks. The thread polls, because waking it for every dry run would cost the
-/// processor time that the idle priority saves.
+/// Interval at which the watchdog checks whether a dry run is starved of processor time. The watchdog
+/// polls, because waking it at the start of every dry run would cost processor time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Time after which a dry run with less than `DRY_RUN_CPU_TIME_MIN` of processor time counts as starved.
+/// Wall-clock time after which a dry run (test compilation) that has had less than `DRY_RUN_CPU_TIME_MIN`
+/// of processor time counts as starved.
 const STARVED_AFTER: Duration = Duration::from_millis(300);
-/// Number of checks without a dry run after which the thread stops polling and sleeps until the next dry run.
+/// Number of consecutive checks without a dry run (test compilation) after which the thread stops polling
+/// and sleeps until the next dry run.
 const IDLE_CHECKS_MAX: u32 = 20;
 
-/// Dry run for whose verdict the server waits.
+/// Dry run (test compilation of a grammar) whose result the server waits for.
 pub(super) struct GrammarDryRun {
     pub(super) constraint: Arc<OutputConstraint>,
     started_at: Instant,
@@ -56,16 +59,17 @@ fn process_cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Sends the verdict of the current dry run; only the first verdict of a dry run is sent.
+/// Sends the result (verdict) of the current dry run to the server. If two threads perform the same dry
+/// run, only the first result is sent.
 pub(super) struct DryRunVerdictSender<W> {
     state: Mutex<DryRunVerdictSenderState<W>>,
     dry_run_started: Condvar,
 }
 
-/// Writer of the replies, and the dry run whose verdict has not been sent.
+/// Writer of the replies to the server, and the dry run whose result has not been sent.
 struct DryRunVerdictSenderState<W> {
     replies: FrameWriter<W, GrammarWorkerReply>,
-    /// The current dry run, until its verdict is sent.
+    /// The current dry run (test compilation of a grammar), until its result is sent.
     pending: Option<Arc<GrammarDryRun>>,
 }
 
@@ -85,13 +89,13 @@ impl<W: Write> DryRunVerdictSender<W> {
         lock(&self.state).replies.send(message)
     }
 
-    /// Registers a dry run, for which a verdict must be sent.
+    /// Registers a dry run whose result (verdict) must be sent to the server.
     pub(super) fn begin(&self, dry_run: &Arc<GrammarDryRun>) {
         lock(&self.state).pending = Some(Arc::clone(dry_run));
         self.dry_run_started.notify_one();
     }
 
-    /// Sends the verdict of a dry run, unless the dry run already has one.
+    /// Sends the result of a dry run to the server, unless a result of this dry run has already been sent.
     ///
     /// Errors: the server has closed the connection.
     pub(super) fn report_verdict(
@@ -118,7 +122,8 @@ impl<W: Write> DryRunVerdictSender<W> {
     }
 }
 
-/// Watches the dry runs and repeats starved ones on this thread, until an error occurs.
+/// Checks for starved dry runs (test compilations that get too little processor time) and repeats them on
+/// this thread, until an error occurs.
 ///
 /// Errors: the server has closed the connection.
 pub(super) fn take_over_starved<W: Write>(

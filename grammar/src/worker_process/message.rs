@@ -5,7 +5,8 @@ use protocol::codec::CodecError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Epoch of all frames. It is constant, because each worker process has its own connection.
+/// Value of the epoch field in all frames. It is constant, because each worker process has its own
+/// connection, so frames of an earlier process cannot arrive.
 pub const EPOCH: Epoch = Epoch(1);
 
 /// Appends a message body, which is `value` encoded as MessagePack, to `out`.

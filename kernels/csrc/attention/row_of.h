@@ -2,7 +2,7 @@
 // to.
 #pragma once
 
-// Returns the row with `token` in its query range [cu_q[row], cu_q[row + 1]).
+// Returns the row whose token range [cu_q[row], cu_q[row + 1]) contains `token`.
 DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
     u32 low = 0, high = rows;
     while (high - low > 1) {
@@ -13,7 +13,7 @@ DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
     return low;
 }
 
-// Returns the number of keys that `token` of `row` attends to, its own included.
+// Returns the number of keys that `token` of `row` attends to, the key of `token` included.
 DEV u32 keys_seen(const i32* cu_q, const i32* context_lens, u32 row, u32 token) {
     const i32 context = context_lens[row], later_tokens = cu_q[row + 1] - 1 - (i32)token;
     return context > later_tokens ? (u32)(context - later_tokens) : 0;

@@ -1,5 +1,5 @@
-// attention/softmax.h - online softmax of a warpgroup's scores: turns WGMMA accumulators (dev/wgmma.h) into
-// probabilities, the register operand A of the next WGMMA.
+// attention/softmax.h - online softmax of the scores of a warpgroup: converts the scores, which are WGMMA
+// accumulators (dev/wgmma.h), to probabilities, which are the register operand A of the next WGMMA.
 #pragma once
 #include "dev/wgmma.h"
 
@@ -8,11 +8,12 @@
 #  define NO_SCORE (-1e30f)
 #endif
 
-// Softmax state of a lane's two rows: maximum score, and sum of probabilities over the lane's own keys.
+// Softmax state of the two query rows of a lane: maximum score, and sum of the probabilities of the keys
+// whose scores are in this lane's registers.
 struct SoftmaxRowState { float max[2], sum[2]; };
 
-// Turns scores into probabilities over the first `seen` keys of each row; `rescale` is the factor that
-// rescales earlier sums and outputs.
+// Replaces the scores `s` of a key tile by probabilities; keys of a row from `seen` on are masked. `rescale`:
+// output, the factor per row by which the sums and outputs of earlier tiles must be multiplied.
 template <bool MASKED, u32 SCORES>
 DEV void online_softmax(float (&s)[SCORES], SoftmaxRowState& r, float (&rescale)[2], const u32 (&seen)[2],
                         float factor) {
@@ -37,7 +38,7 @@ DEV void online_softmax(float (&s)[SCORES], SoftmaxRowState& r, float (&rescale)
     UNROLL for (u32 row = 0; row < 2; ++row) r.sum[row] = fma_(r.sum[row], rescale[row], sum[row]);
 }
 
-// A lane's probabilities as the register operand A of WGMMA.
+// The probabilities in the registers of a lane, as the register operand A of WGMMA.
 template <u32 SCORES> struct ProbabilityFragment { u32 v[SCORES / 8][4]; };
 
 template <u32 SCORES> DEV void pack(ProbabilityFragment<SCORES>& p, const float (&s)[SCORES]) {

@@ -32,7 +32,7 @@ enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM, QUERY_PARTS = QUERY_DIM
 // Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
 
-// Loads eight values of the pool as half_t.
+// Loads eight consecutive elements of the KV pool (keys or values) as half_t.
 #if KV_FP8
 DEV half_x8 load_kv8(const KV* p) { return widen_half(*(const fp8x8*)p); }
 #else
@@ -51,8 +51,8 @@ enum : u32 {
 DEV u32 query_of(u32) { return lane() & 15; }
 DEV u32 key_of(u32 i) { return (lane() >> 4) * 4 + i; }
 DEV u32 key_row(u32) { return lane() & 15; }
-// For run p of a lane's output channels: part_slot() is its query slot, part_channel() its first channel,
-// PART_VALUE its element j.
+// A lane has PARTS runs of PART consecutive output channels. For run p: part_slot() returns the index of its
+// query among the lane's queries, part_channel() its first channel; PART_VALUE is channel j of the run.
 DEV u32 part_slot(u32) { return 0; }
 DEV u32 part_channel(u32 p) { return ((lane() >> 4) * 4 + p) * PART; }
 #  define PART_VALUE(o, p, j) (o)[j].v[p]
@@ -65,7 +65,7 @@ DEV float over_keys_sum(float v) {
     v += shfl_xor(v, 16);
     return v + shfl_xor(v, 32);
 }
-// Values as an MMA operand: a lane's part (MFMA).
+// Registers of a lane for the values of a tile as an operand of MFMA (warps of 64 lanes).
 struct ValueOperand { half_t v[KEYS][PART]; };
 #else
 enum : u32 { SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8 };
@@ -78,15 +78,15 @@ DEV u32 part_channel(u32 p) { return (p >> 2) * 64 + ((lane() & 3) * 2 + (p & 1)
 #  define SLOT_OF_SUM(e) ((e) >> 1)
 DEV float over_keys_max(float v) { return group_max<4>(v); }
 DEV float over_keys_sum(float v) { return group_sum<4>(v); }
-// Values as an MMA operand: a lane's part (warps of 32 lanes).
+// Registers of a lane for the values of a tile as an MMA operand (warps of 32 lanes).
 struct ValueOperand { half_x8 v[KEYS][D / 64]; };
 #endif
 
-// MMA operands and results, a lane's part of each.
+// Registers of a lane for the MMA operands (queries, keys) and for the MMA result (scores).
 struct QueryOperand { StripOperandA v[QUERY_PARTS]; };
 struct KeyOperand { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
 struct ScoreFragment { float v[SLOTS][KEYS]; };
-// Online softmax state of a lane's queries, with their outputs so far.
+// Online softmax state (maximum, sum) and accumulated outputs of the queries of a lane.
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[SUMS];
@@ -100,7 +100,7 @@ DEV void start(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
 }
 
-// Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
+// Loads queries as an MMA operand. at(query) returns the address of a query, or null if the query does not
 // exist.
 template <class At> DEV QueryOperand load_queries(const At& at) {
     QueryOperand q;
@@ -112,7 +112,8 @@ template <class At> DEV QueryOperand load_queries(const At& at) {
     return q;
 }
 
-// Loads keys [0, 16) of a tile; its rows begin at `keys`, `stride` elements apart.
+// Loads the 16 keys of a tile as an MMA operand. `keys`: address of the first key; keys are `stride` elements
+// apart.
 DEV KeyOperand load_keys(const KV* keys, u32 stride) {
     KeyOperand k;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
@@ -136,8 +137,8 @@ DEV ScoreFragment score(const QueryOperand& q, const KeyOperand& k) {
     return s;
 }
 
-// Loads the values of a tile; values of keys >= `present` are replaced by zero, because freed blocks may
-// contain NaN.
+// Loads the values of a tile. Values of keys from index `present` on, which are beyond the context, are
+// replaced by zero, because freed KV blocks may contain NaN.
 DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
     ValueOperand v;
     UNROLL for (u32 i = 0; i < KEYS; ++i) {
@@ -160,8 +161,8 @@ DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
     return v;
 }
 
-// Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
-// log2(e).
+// Replaces scores by probabilities. Query i of the lane attends to keys [0, seen[i]) of the tile. `factor`:
+// softmax scale * log2(e).
 DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32* seen, float factor) {
     float grown = 0.f, rescale[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
@@ -186,7 +187,7 @@ DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32* seen, floa
         UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= rescale[SLOT_OF_SUM(e)];
 }
 
-// Adds probabilities * values to r.out.
+// Adds the products of the probabilities and the values of a tile to the outputs r.out.
 DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand& v) {
 #if WARP_SIZE == 64
     FragB b;
@@ -210,7 +211,8 @@ DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand&
 #endif
 }
 
-// Reduces the sums of probabilities over the lanes that share a query; each of these lanes gets the total.
+// Replaces the sum of probabilities of each query by its total over the lanes that have keys of that query;
+// called after the last tile.
 DEV void finish(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) r.sum[i] = over_keys_sum(r.sum[i]);
 }

@@ -1,21 +1,23 @@
 // attention_decode: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows (requests of a step) with
-// one query, over the paged KV pool (GQA, split-KV flash decoding); D is the head dim.
-// CPU reference: `PagedAttention`. Rows with context 0 write zeros.
+// one query, over the paged KV pool (GQA, split-KV flash decoding); D is the head dim. CPU reference:
+// `PagedAttention`. The outputs of rows with context length 0 (padding) are zeros.
 //
 // The queries of a KV head share every key they load. Up to TOKENS_PER_BLOCK successive tokens of a request
 // with equal splits (split_schedule.h) share the keys as well; each token uses the scores of the keys that it
 // attends to. A context is cut into splits of at most split_keys(context) keys, and a block processes a
-// contiguous, equal part of the list of all splits (split_schedule.h, run_splits.h). The block's warps take
-// tiles of 16 keys in turn, prefetched across splits, heads and rows (ring.h), and merge in shared memory,
-// warps ascending; splits are merged by the last block to arrive, in an order that depends only on the number
-// of splits (merge_records.h). The splits depend only on the row's own context, and the grid only distributes
-// them: a row gives the same bits in any batch of the same variant, in any grid, captured or eager.
+// contiguous, equal part of the list of all splits (split_schedule.h, run_splits.h). The warps of the block
+// process tiles of 16 keys in turn; tiles are prefetched across splits, heads and rows (ring.h). The partial
+// results of the warps are merged in shared memory in ascending order of warps. The splits of a head are
+// merged by the block that finishes last, in an order that depends only on the number of splits
+// (merge_records.h). The splits of a row depend only on its context length, and the grid size only determines
+// which block processes which split. Therefore the result of a row is bit-identical in any batch (with the
+// same compiled variant) and for any grid size, captured or eager.
 //
-// Contexts, block tables and all keys except the newest tiles are loaded before grid_wait(), while earlier
-// kernels still run (programmatic dependent launch). Therefore another kernel, which calls
-// grid_launch_dependents() after its own grid_wait(), must run between the kernel that wrote this data and
-// this kernel: for contexts and tables, written by `prepare`, it is the step's embedding or first norm; the
-// keys were written in earlier steps.
+// Context lengths, block tables and all keys, except tiles with tokens of this step, are loaded before
+// grid_wait(), while earlier kernels still run (programmatic dependent launch). Therefore another kernel,
+// which calls grid_launch_dependents() after its own grid_wait(), must run between the kernel that wrote this
+// data and this kernel: for contexts and tables, written by `prepare`, it is the step's embedding or first
+// norm; the keys were written in earlier steps.
 //
 //   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
 //   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
@@ -34,8 +36,8 @@
 //   the first token
 //   -DFROM_QKV=1 fuses q/k norm, RoPE and the KV write: q, k, v are the output of the QKV projection
 //   (from_projections.h); warps of 32 lanes, HEAD_GROUP at most 8, half_t
-// Grid: any number of blocks; the number of resident blocks is fastest. Block: WARPS warps.
-// Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
+// Grid: any number of blocks; it is fastest with as many blocks as are resident at a time. Block: WARPS
+// warps. Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
 //
 // Rounding: probabilities to half_t; the output once. Roofline: 2 context D bytes per row and KV head with
 // fp8, twice that with half_t.
@@ -56,15 +58,16 @@
 #ifndef TOKENS_PER_BLOCK
 #  define TOKENS_PER_BLOCK 1
 #endif
-// With at most 8 queries on warps of 32 lanes, the keys are the rows (M) of the MMA.
+// With at most 8 queries per block and warps of 32 lanes, keys instead of queries are the rows (M) of the
+// MMA, so that no MMA rows are unused (keys_first.h).
 #define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOKENS_PER_BLOCK <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
 #  include "attention/warp.h"
-// Whether this lane writes the maximum and sum of its queries: true on one lane per query.
+// Whether this lane stores the softmax maximum and sum of its queries: true on one lane per query.
 DEV bool is_query_leader() { return strip_k() == 0; }
-// Calls put(query, channel, value) for each output of the lane.
+// Calls put(query, channel, value) for each attention output that this lane has in registers.
 template <class Put> DEV void each_output(const SoftmaxState& r, const Put& put) {
     UNROLL for (u32 p = 0; p < PARTS; ++p)
         UNROLL for (u32 j = 0; j < PART; ++j) put(query_of(part_slot(p)), part_channel(p) + j, PART_VALUE(r.out, p, j));
@@ -84,11 +87,12 @@ enum : u32 {
 };
 DEV void team_sync() { sync(); }
 
-// Maximum number of keys per split. Small batches use short splits for short contexts, to occupy all SMs; a
-// single row (FROM_QKV) uses even shorter splits, because no other row competes for memory bandwidth. In
-// large batches, finishing a split takes about 2 us while memory is busy, which costs more than the better
-// load balance of short splits gains. Long contexts use long splits, to keep merging cheap.
-// Must equal `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention.rs.
+// Returns the maximum number of keys per split for a context length. Small batches use short splits for short
+// contexts, to occupy all SMs; a single row (FROM_QKV) uses even shorter splits, because no other row
+// competes for memory bandwidth. In large batches, finishing a split takes about 2 us while memory is busy,
+// which costs more than the better load balance of short splits gains. Long contexts use long splits, to keep
+// merging cheap. Must equal `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in
+// kernels/src/gpu/attention.rs.
 DEV u32 split_keys(u32 context) {
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || SMALL_BATCH ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
@@ -97,8 +101,9 @@ DEV u32 splits_of_keys(u32 context, u32) {
     const u32 keys = split_keys(context);
     return (context + keys - 1) / keys;
 }
-// In large batches the splits of a context have equal length except the last, so that equal numbers of splits
-// are equal work.
+// Returns the number of keys per split if a context is cut into `splits` splits. In large batches all splits
+// of a context except the last have equal length, because blocks get equal numbers of splits and must have
+// equal work.
 DEV u32 even_split(u32 context, u32 splits) {
     if (FROM_QKV || SMALL_BATCH) return split_keys(context);
     return ((context + splits - 1) / splits + ITERATION_KEYS - 1) / ITERATION_KEYS * ITERATION_KEYS;
@@ -115,7 +120,7 @@ DEV u32 even_split(u32 context, u32 splits) {
 #endif
 #include "attention_decode/run_splits.h"
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 #if FROM_QKV
 KERNEL(TEAM)
 attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t* qkv, const half_t* q_norm,

@@ -1,11 +1,12 @@
-// attention_decode/fold_records.h - merges the records of a query's splits into one. The includer defines D,
-// RECORD, CHANNELS, SPREAD and AHEAD: merge_records.h, or mla_decode/records.h.
+// attention_decode/fold_records.h - merges the partial results (records) of the splits of a query into one. A
+// record has the output channels of one split, its maximum score and its sum of probabilities. The including
+// file (merge_records.h or mla_decode/records.h) defines D, RECORD, CHANNELS, SPREAD and AHEAD.
 #pragma once
 
-// A lane has CHANNELS channels, in pieces of PIECE; the pieces of successive lanes are contiguous, so that a
-// warp's loads are coalesced into whole cache lines.
+// Number of consecutive output channels that a lane loads at a time. A lane has CHANNELS output channels in
+// all. Successive lanes load successive groups of PIECE channels, so that the loads of a warp are coalesced.
 enum : u32 { PIECE = CHANNELS < 4 ? CHANNELS : 4 };
-// A lane's output channels of a split record.
+// Output channels that one lane has of the partial result of one split.
 struct LanePartialOutput { float v[CHANNELS]; };
 struct alignas(PIECE * 4) ChannelPiece { float v[PIECE]; };
 DEV u32 folded_channel(u32 c) { return c / PIECE * PIECE * WARP_SIZE + lane() * PIECE + c % PIECE; }
@@ -25,15 +26,15 @@ DEV void write_channels(float* to, const LanePartialOutput& from) {
     }
 }
 
-// Several split records of one query merged into one: the lane's channels, maximum score and sum of
-// probabilities.
+// Merged partial results of several splits of one query: the output channels of this lane, the maximum score
+// and the sum of probabilities.
 struct FoldedRecord {
     LanePartialOutput value;
     float max, sum;
 };
 
-// Merges the records first, first + SPREAD, first + 2 SPREAD, and so on below `count`, of one query; records
-// are `stride` elements apart. Every lane must call it.
+// Merges the partial results (records) of splits first, first + SPREAD, first + 2 SPREAD, .. below `count` of
+// one query. The record of split i is at records + i * stride. Every lane of the warp must call it.
 DEV FoldedRecord folded(const float* records, u32 first, u32 count, u32 stride) {
     LanePartialOutput value{};
     float max = NO_SCORE, sum = 0.f;

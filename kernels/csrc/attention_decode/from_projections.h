@@ -1,16 +1,17 @@
-// attention_decode/from_projections.h - source of queries and keys: the queries, and the key and value of the
-// row's own token, are read from the output of the QKV projection. q/k norm and RoPE run in the lanes that
-// multiply. The warp whose tile contains the own token writes the token's key and value to the pool. The
-// results have the same bits as those of the kernel qk_norm_rope_kv_write, whose launch and round trip
-// through memory are saved.
+// attention_decode/from_projections.h - queries and keys for decode attention with fused q/k norm, RoPE and
+// KV write. The query, key and value of the row's token (a decode row has one token) are read from the output
+// of the QKV projection; norm and RoPE run in the lanes that later compute the scores. The warp whose tile
+// contains the position of this token writes its key and value to the KV pool. Results are bit-identical to
+// those of the kernel qk_norm_rope_kv_write, but its launch and its round trip through memory are saved.
 //
-// If the MMA has a free row (fewer than 8 queries per KV head), norm and RoPE process the own key as an
-// additional query.
+// If the MMA has an unused query row (fewer than 8 queries per KV head), norm and RoPE process the key of the
+// row's token in that row, as an additional query.
 //
-// A lane's pieces of a head are channels i * 32 + strip_k() .. + 8; RoPE pairs channel p with p + D / 2,
-// which is in piece i + D / 64 of the same lane. The own key is in shared memory until the warp takes the
-// tile that contains it; the tile's other keys are from earlier steps, so the ring may prefetch every tile
-// before the previous kernel has ended.
+// A lane has vectors of 8 consecutive channels of a head: vector i has channels i * 32 + strip_k() to i * 32
+// + strip_k() + 7. RoPE rotates channel p with p + D / 2, which is in vector i + D / 64 of the same lane. The
+// key of the row's token is in shared memory until the warp processes the tile that contains its position.
+// The other keys of that tile are from earlier steps, so every tile may be prefetched before the previous
+// kernel has ended.
 #pragma once
 #include "norm/norm.h"
 #include "qk_rope/rotate.h"
@@ -22,9 +23,10 @@ enum : u32 {
     KEY_ROW = KEY_AS_QUERY ? HEAD_GROUP : 0,  // row of the MMA operand that has the own key
 };
 
-// Source of queries and new keys: the QKV projection, to which norm and RoPE are applied here.
+// Inputs of norm and RoPE, from which the queries and the key of the row's token are computed.
 struct QueryKeySource {
-    // qkv [tokens, (query heads + 2 KV heads) * D]; norm weights [D], or both null: no norm
+    // qkv [tokens, (query heads + 2 KV heads) * D]; q_norm, k_norm: norm weights [D], or both null if the
+    // model has no q/k norm
     const half_t *qkv, *q_norm, *k_norm;
     const float *cos, *sin;             // [positions, D / 2], for RoPE
     const i64* slots;                   // [tokens] KV slot of each token; negative: not stored
@@ -35,7 +37,7 @@ struct QueryKeySource {
 
 struct RotaryAngles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 
-// Returns the shared memory with the key, then the value, of the row's own token.
+// Returns the shared memory that contains the key, then the value, of the row's token.
 DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
 DEV bool has_new_keys(u32, const SplitCursor&, const BatchMetadata&) { return false; }
@@ -50,7 +52,8 @@ DEV RotaryAngles load_angles(const QueryKeySource& source, u32 position) {
     return angles;
 }
 
-// Sum of squares in the order of qk_rope.h: runs of 4 low and 4 high channels, then a tree over the runs.
+// Returns the sum of squares of a head, added in the same order as in qk_rope.h: first over 4 channels of the
+// lower half and the 4 channels that RoPE pairs with them, then as a tree over these groups.
 DEV float squares_of(const f32x8* x) {
     float sum = 0.f;
     UNROLL for (u32 i = 0; i < HALF_PIECES; ++i) {
@@ -66,8 +69,8 @@ DEV float squares_of(const f32x8* x) {
     return sum;
 }
 
-// Computes rope(norm(head)) of the head of each group of 4 lanes. `norm` is null on all lanes or on none.
-// Every lane must call it.
+// Replaces `head` by rope(norm(head)); each group of 4 lanes has one head. `norm`: norm weights, null on all
+// lanes if the model has no q/k norm. Every lane of the warp must call it.
 DEV void norm_and_rope(QueryOperand& head, const half_t* norm, const RotaryAngles& angles, float eps) {
     f32x8 x[2 * HALF_PIECES];
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) x[i] = widen(head.v[i]);
@@ -87,14 +90,15 @@ DEV void norm_and_rope(QueryOperand& head, const half_t* norm, const RotaryAngle
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) head.v[i] = narrow(x[i]);
 }
 
-// Whether this warp takes the tile of the row's own token in this split.
+// Whether this warp processes the tile that contains the position of the row's token, and that tile is in
+// this split.
 DEV bool has_own_tile(const SplitCursor& p) {
     if (p.context == 0 || p.split + 1 != p.splits) return false;
     return (p.context - 1 - first_key(p)) / TILE_KEYS % WARPS == warp_id();
 }
 
-// Writes the own key, which the lanes of KEY_ROW have, and the own value to shared memory, for
-// complete_tile(), and to the pool.
+// Writes the key and the value of the row's token to the KV pool, and to shared memory, from which
+// complete_tile() reads them. The key is in the registers of the lanes of MMA row KEY_ROW.
 DEV void store_own_kv(const QueryKeySource& source, const SplitCursor& p, const QueryOperand& key, const half_x8& value,
                       i64 slot) {
     KV* own = own_token();
@@ -140,8 +144,8 @@ DEV void begin_split(const QueryKeySource& source, QueryOperand& mine, const Spl
     if (KEY_AS_QUERY && strip_w_row() >= HEAD_GROUP) mine = QueryOperand{};
 }
 
-// Called when the tile at key `at` has arrived: writes the own token into the tile that contains its
-// position. Every lane must call it.
+// Called when the copies of the tile that begins at key `at` have completed: writes the key and value of the
+// row's token into the tile if its position is in this tile. Every lane of the warp must call it.
 DEV void complete_tile(const QueryKeySource&, const KvTileRing& ring, const SplitCursor& p, u32 at) {
     if (at + TILE_KEYS < p.context) return;
     KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;

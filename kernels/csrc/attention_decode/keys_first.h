@@ -1,6 +1,6 @@
-// attention_decode/keys_first.h - a warp's part of attention for up to 8 queries, on warps of 32 lanes: 16
-// keys are the rows of the MMA, queries its columns. It has the interface of attention/warp.h, and needs half
-// as many MMAs and registers.
+// attention_decode/keys_first.h - decode attention by one warp of 32 lanes for up to 8 queries: 16 keys are
+// the rows (M) of the MMA, and queries are its columns (N). The interface is that of attention/warp.h; this
+// version needs half as many MMAs and registers.
 //
 //   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
 //   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16 channels, of queries lane % 4 *
@@ -22,7 +22,7 @@ enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
 
 struct ValueOperand { u32x4 v[D / 16]; };  // 16 channels x 16 keys; a word has two keys of one channel
 struct ScoreFragment { float v[SLOTS][KEY_ROWS]; };
-// Online softmax state of a lane's queries, with their outputs so far.
+// Online softmax state (maximum, sum) and accumulated outputs of a lane's queries.
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[D / 16];
@@ -54,7 +54,7 @@ DEV ScoreFragment score(const QueryOperand& q, const KeyOperand& k) {
     return s;
 }
 
-// Transposes an 8x8 matrix of 16-bit values.
+// Transposes an 8x8 matrix of 16-bit values, of which each lane has two adjacent values of a row in one word.
 DEV u32 transpose_8x8(u32 v) {
 #if DEV_NV
     u32 r;
@@ -80,9 +80,9 @@ DEV void rescale(SoftmaxState& r, const ScoreFragment& s) {
     }
 }
 
-// Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
-// log2(e). Probabilities of a query that has attended to no key so far do not matter: its record has the
-// maximum NO_SCORE, so merging gives it weight zero.
+// Replaces scores by probabilities. Query i of the lane attends to keys [0, seen[i]) of the tile. `factor`:
+// softmax scale * log2(e). If a query attends to no key of a split, its probabilities are arbitrary: its
+// maximum is NO_SCORE, so its partial result has weight zero when the splits are merged.
 DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32 (&seen)[SLOTS], float factor) {
     bool grows = false;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
@@ -97,21 +97,22 @@ DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32 (&seen)[SLO
     }
 }
 
-// Adds probabilities * values to r.out.
+// Adds the products of the probabilities and the values of a tile to the outputs r.out.
 DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand& v) {
     const u32 b0 = transpose_8x8(pack_weights(p.v[0][0], p.v[1][0])), b1 = transpose_8x8(pack_weights(p.v[0][1], p.v[1][1]));
     UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
 }
 
-// Reduces the sums of probabilities over the lanes that share a query; each of these lanes gets the total.
+// Replaces the sum of probabilities of each query by its total over the lanes that have keys of that query;
+// called after the last tile.
 DEV void finish(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);
 }
 
-// Whether this lane writes the maximum and sum of its queries: true on one lane per query.
+// Whether this lane stores the softmax maximum and sum of its queries: true on one lane per query.
 DEV bool is_query_leader() { return lane() < 4; }
-// Calls put(query, channel, value) for each output of the lane.
+// Calls put(query, channel, value) for each attention output that this lane has in registers.
 template <class Put> DEV void each_output(const SoftmaxState& r, const Put& put) {
     UNROLL for (u32 j = 0; j < D / 16; ++j)
         UNROLL for (u32 e = 0; e < 4; ++e) put(query_of(e & 1), j * 16 + channel_of(e >> 1), r.out[j].v[e]);

@@ -1,6 +1,6 @@
-// attention_decode/merge_records.h - a record is the output of one query over part of its keys, with the
-// maximum and the sum of its probabilities. Warps write records to shared memory, splits to global memory;
-// this file merges them.
+// attention_decode/merge_records.h - merges partial attention results (records). A record is the unnormalised
+// output of one query over a subset of its keys, the maximum score and the sum of probabilities. Each warp
+// writes the records of its keys to shared memory; the merged record of a split is stored in global memory.
 #pragma once
 
 #ifndef TOKENS_PER_BLOCK
@@ -11,16 +11,18 @@ enum : u32 {
     RECORD = D + 4,        // floats per record: outputs, maximum, sum, and padding to 16 bytes
     QUADS = D / 4,         // number of groups of 4 outputs per record
     SET = WARPS * GROUP * RECORD,  // floats of the records of all warps of a block
-    // Two sets, where shared memory allows, save a barrier: the next split writes one set while the records
-    // of the previous split are read from the other.
+    // Number of buffers for the partial results (records) of all warps. With two buffers, which fit into
+    // shared memory for small GROUP, no barrier is needed before the next split writes its records, because
+    // the records of the previous split are in the other buffer.
     SETS = GROUP <= 4 ? 2 : 1,
     CHANNELS = D / WARP_SIZE,  // channels of a record per lane
-    // Number of warps that share the splits of a query, and number of splits that a lane reads at once.
+    // SPREAD: number of warps among which the splits of a query are divided for merging. AHEAD: number of
+    // splits whose partial results a lane loads at a time.
     SPREAD = GROUP >= WARPS ? 1 : WARPS / GROUP,
     AHEAD = 12
 };
 
-// Writes the warp's results to `records`, one record per query.
+// Writes the partial results of this warp to `records`: one record (outputs, maximum, sum) per query.
 DEV void put(const SoftmaxState& r, float* records) {
     each_output(r, [&](u32 query, u32 channel, float value) {
         if (query < GROUP) records[query * RECORD + channel] = value;
@@ -30,13 +32,15 @@ DEV void put(const SoftmaxState& r, float* records) {
         if (query_of(i) < GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
 }
 
-// Four output channels of one query, merged over its split records.
+// Four output channels, maximum score and sum of probabilities of one query, merged over several partial
+// results.
 struct MergedOutput {
     f32x4 value;
     float max, sum;
 };
 
-// Merges outputs d..d + 4 of one query over COUNT records, `stride` elements apart.
+// Merges output channels [d, d + 4) of one query over COUNT partial results (records), which are `stride`
+// elements apart.
 template <u32 COUNT> DEV MergedOutput merge(const float* records, u32 d, u32 stride) {
     MergedOutput m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
     f32x2 stats[COUNT];
@@ -53,7 +57,7 @@ template <u32 COUNT> DEV MergedOutput merge(const float* records, u32 d, u32 str
 
 #include "attention_decode/fold_records.h"
 
-// Merges records with folded() and writes the result as a record to `to`.
+// Merges partial results (records) as folded() does, and writes the merged record to `to`.
 DEV void fold(float* to, const float* records, u32 first, u32 count, u32 stride) {
     const FoldedRecord f = folded(records, first, count, stride);
     write_channels(to, f.value);

@@ -1,5 +1,6 @@
-// attention_decode/ring.h - loads of tiles of 16 keys and values: cp.async into a ring in shared memory, one
-// ring per warp, TILES_AHEAD tiles ahead; on warps of 64 lanes into registers, one tile ahead.
+// attention_decode/ring.h - loads tiles of 16 keys and values from the KV pool. Each warp has its own ring
+// buffer in shared memory, filled by cp.async up to TILES_AHEAD tiles ahead. Warps of 64 lanes load into
+// registers, one tile ahead.
 #pragma once
 
 enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a key tile or a value tile
@@ -11,7 +12,7 @@ enum : u32 {
     PIECES = D / WIDTH        // copies per row
 };
 
-// Ring of KV tiles of one warp in shared memory: copies are in flight for the next tiles.
+// Ring buffer of one warp in shared memory: KV tiles, and the index of the stage that is filled or read next.
 struct KvTileRing {
     KV* tiles;
     u32 stage;
@@ -19,16 +20,17 @@ struct KvTileRing {
 
 DEV KvTileRing ring_of_warp(KV* shared) { return KvTileRing{shared + warp_id() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
 
-// Swizzled offset of a channel of a row: the pieces of a row are permuted, so that neither eight rows read at
-// one piece nor two rows read at half of their pieces have bank conflicts.
+// Returns the swizzled offset, in elements, of a channel of a key or value (row) in a tile. The 16-byte
+// vectors of a row are permuted, so that a warp has no bank conflicts when it reads one vector of each of
+// eight rows, or half of the vectors of each of two rows.
 DEV u32 swizzled_offset(u32 row, u32 channel) {
     const u32 swizzle = ((row & 1) << 2 | (row & 2) | (row >> 2 & 1)) & (PIECES - 1);
     return row * D + (channel / WIDTH ^ swizzle) * WIDTH + channel % WIDTH;
 }
 
 // Keys and values are read once per step: the L2 cache policy evict_first prevents them from evicting the
-// records of splits. An fp8 pool (half the number of pieces per tile) does not use the policy, because
-// ptxas 13.0 assigns registers that these copies cannot encode together with it (illegal instruction).
+// partial results of splits. An fp8 pool does not use the policy, because ptxas 13.0 assigns registers that
+// these copies cannot encode together with it (illegal instruction).
 DEV void copy_once(KV* to, const KV* from) {
 #if DEV_NV && !KV_FP8
     u64 policy;
@@ -40,8 +42,8 @@ DEV void copy_once(KV* to, const KV* from) {
 #endif
 }
 
-// Starts the copies of a tile into the current stage; with a null tile the stage stays empty. Every lane must
-// call it.
+// Starts the copies of the KV tile at `keys` into the current stage, and advances to the next stage. If
+// `keys` is null, nothing is copied. Every lane of the warp must call it.
 DEV void fetch(KvTileRing& ring, const KV* keys) {
     KV* to = ring.tiles + ring.stage * 2 * TILE_VALUES;
     if (keys != nullptr)
@@ -57,7 +59,8 @@ DEV void fetch(KvTileRing& ring, const KV* keys) {
 
 #if KEYS_FIRST
 #  if KV_FP8
-// ldmatrix.trans moves 16-bit units, that is two fp8 channels: a word has two channels of two keys.
+// Loads the values of a tile by ldmatrix.trans, which transposes 16-bit elements, here pairs of fp8 channels:
+// each resulting 32-bit word has two channels of two keys.
 DEV ValueOperand stored_values(const KV* tile) {
     ValueOperand v;
     UNROLL for (u32 j = 0; j < D / 16; j += 2) {
@@ -116,14 +119,16 @@ DEV ValueOperand values_of(const KV* tile, u32 present) {
 }
 #endif
 
-// Waits until the oldest tile has arrived. Every lane must call it.
+// Waits until the copies of the oldest tile in the ring buffer have completed. Every lane of the warp must
+// call it.
 DEV void await_tile() {
     cp_async_wait<TILES_AHEAD - 1>();
     warp_sync();
 }
 
-// Takes the oldest tile out of the ring; its stage is free afterwards. Values of keys >= `present` are
-// replaced by zero, because freed blocks may contain NaN.
+// Loads the oldest tile of the ring buffer into registers; its stage may be refilled afterwards. Values of
+// keys from index `present` on, which are beyond the context, are replaced by zero, because freed KV blocks
+// may contain NaN.
 DEV void load_tile(const KvTileRing& ring, u32 present, KeyOperand& k, ValueOperand& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
@@ -134,7 +139,8 @@ DEV void load_tile(const KvTileRing& ring, u32 present, KeyOperand& k, ValueOper
 #else
 enum : u32 { RING_BYTES = 0 };
 
-// Without a ring in shared memory: the keys of the next tile in registers, and the address of its values.
+// Prefetched tile if there is no ring buffer in shared memory (warps of 64 lanes): the keys in registers, and
+// the address of the values.
 struct KvTileRing {
     KeyOperand keys;
     const KV* values;

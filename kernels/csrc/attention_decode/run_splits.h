@@ -1,6 +1,6 @@
-// attention_decode/run_splits.h - a team of warps processes its part of the list of splits: tiles are
-// prefetched across splits, heads and rows; warps merge in shared memory, splits are merged by the last team
-// to arrive.
+// attention_decode/run_splits.h - the warps of a block (a team) process a contiguous part of the list of all
+// splits. KV tiles are prefetched across splits, heads and rows. The partial results of the warps are merged
+// in shared memory; the splits of a head are merged by the block that finishes last.
 #pragma once
 
 // Output arrays of the kernel.
@@ -11,7 +11,7 @@ struct DecodeOutputs {
     u32 max_splits, stride, kv_heads;
 };
 
-// Tile that the warp prefetches next; it comes after the tile that is multiplied.
+// The KV tile that the warp prefetches next, a few tiles after the tile that it processes.
 struct PrefetchCursor {
     SplitCursor cursor;
     u32 at, end;  // current key, and end of the split
@@ -39,7 +39,8 @@ DEV void fetch_next(KvTileRing& ring, PrefetchCursor& a, const BatchMetadata& ro
     seek_tile(a, rows);
 }
 
-// Progress of a team (the warps of a block) through its run of splits.
+// Progress of a warp through the splits of its block: current split, next tile to prefetch, ring buffer, and
+// number of prefetched tiles.
 struct SplitRunState {
     SplitCursor cursor;
     PrefetchCursor ahead;
@@ -47,7 +48,8 @@ struct SplitRunState {
     u32 fetched;  // number of ring stages filled or left empty, at most TILES_AHEAD
 };
 
-// Prefetches the tiles that do not depend on the previous kernel.
+// Prefetches the first KV tiles, up to the first tile that the previous kernel may still be writing; called
+// before grid_wait().
 DEV SplitRunState begin_run(const SplitCursor& cursor, const BatchMetadata& rows, KV* rings, const KV* pool) {
     SplitRunState run{cursor, {cursor, 0, 0, 0}, ring_of_warp(rings), 0};
     PrefetchCursor& a = run.ahead;
@@ -66,8 +68,8 @@ DEV void store_output(half_t* o, const MergedOutput& m) {
     *(half_x4*)o = y;
 }
 
-// Where the results of a KV head are written: its outputs, and the records of its splits. A token's records
-// have the same addresses as if the token were processed alone.
+// Addresses of the results of a KV head: its outputs, and the partial results of its splits. The partial
+// results of a token have the same addresses whether or not other tokens are processed together with it.
 struct HeadResultTarget {
     half_t* out;
     float* parts;
@@ -86,8 +88,8 @@ DEV float* part_of(const HeadResultTarget& t, const DecodeOutputs& to, u32 query
     return t.parts + token_of(query) * to.kv_heads * unit_values(to) + (split * HEAD_GROUP + query - token_of(query) * HEAD_GROUP) * RECORD;
 }
 
-// Merges the records of the team's warps into one per query, or into the output if the context has a single
-// split.
+// Merges the partial results (`records`) of all warps of the block. Stores the merged partial result of split
+// `split` per query, or the output if the context has a single split.
 DEV void merge_warps(const HeadResultTarget& t, const DecodeOutputs& to, u32 split, const float* records) {
     for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
@@ -102,7 +104,8 @@ DEV void merge_warps(const HeadResultTarget& t, const DecodeOutputs& to, u32 spl
     }
 }
 
-// Merges all splits of a head. `records` must not be in use.
+// Merges the partial results of all splits of a head, and stores the outputs. `records`: scratch shared
+// memory, which no thread may still be reading.
 DEV void merge_splits(const HeadResultTarget& t, const DecodeOutputs& to, float* records) {
     for (u32 query = warp_id() / SPREAD; query < queries_of(t); query += WARPS / SPREAD) {
         const u32 share = warp_id() % SPREAD;
@@ -117,8 +120,8 @@ DEV void merge_splits(const HeadResultTarget& t, const DecodeOutputs& to, float*
     if (SETS == 1) team_sync();  // The next split overwrites the records.
 }
 
-// Merges the splits of `head` if this team was the last to arrive. A barrier must have followed
-// count_arrival(); `records` must not be in use.
+// Merges the splits of `head` if this block was the last to finish splits of `head`. A barrier must have
+// followed count_arrival(). `records`: scratch shared memory, which no thread may still be reading.
 DEV void finish_split(HeadResultTarget& head, const DecodeOutputs& to, float* records) {
     if (head.splits != 0 && was_last()) {
         merge_splits(head, to, records);
@@ -127,8 +130,9 @@ DEV void finish_split(HeadResultTarget& head, const DecodeOutputs& to, float* re
     head.splits = 0;
 }
 
-// Merges the splits of a head if this team has all of them, else counts its splits as arrived. Called
-// after this team's last split of a head; `done` is the number of its splits of that head.
+// Called after the last split of `head` that this block processes; `done` is the number of splits of `head`
+// that this block has processed. If these are all splits of the head, merges them; otherwise counts them as
+// finished.
 DEV void finish_head(HeadResultTarget& shared, const HeadResultTarget& head, const DecodeOutputs& to, u32* arrived,
                      u32 done, float* records) {
 #if FROM_QKV  // Mostly one split per block, so there is no later split to overlap with.
@@ -147,7 +151,8 @@ DEV HeadResultTarget target_of(const SplitCursor& p, const BatchMetadata& rows, 
     return HeadResultTarget{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
 }
 
-// Turns the scores of a tile at key `at`, of a split that ends at `end`, into probabilities.
+// Replaces the scores `s` of the tile that begins at key `at` by probabilities. Keys from `end` on, the end
+// of the split, are masked.
 DEV void softmax_tile(SoftmaxState& r, ScoreFragment& s, const SplitCursor& p, u32 at, u32 end, float factor) {
     u32 seen[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
@@ -156,8 +161,8 @@ DEV void softmax_tile(SoftmaxState& r, ScoreFragment& s, const SplitCursor& p, u
 }
 
 #if FIRST_POSITION
-// Masks the first FIRST_POSITION keys of a context, which are in its first tile. The tile's other keys are
-// attended to.
+// Masks the scores of the first FIRST_POSITION keys of a context; called for the first tile, which contains
+// all of them.
 template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void mask_first_keys(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
     UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
 #  if KEYS_FIRST
@@ -171,7 +176,8 @@ template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void mask_first_keys(float 
 }
 #endif
 
-// Processes all splits of the run; called after grid_wait(). `records`: SETS * SET floats of shared memory.
+// Processes all splits of this block; called after grid_wait(). `records`: SETS * SET floats of shared memory
+// for the partial results of the warps.
 DEV void finish_run(SplitRunState run, const QueryKeySource& source, const BatchMetadata& rows, const KV* pool,
                     float* records, const DecodeOutputs& to, float factor) {
     SplitCursor& p = run.cursor;

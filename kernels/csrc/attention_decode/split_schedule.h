@@ -1,9 +1,10 @@
 // attention_decode/split_schedule.h - assigns splits to blocks. The splits of all rows and KV heads form one
-// list: rows in order, heads within a row, splits within a head. Each block processes a contiguous part of
-// equal length, so that every SM reads the same amount whatever the contexts are; a captured grid adapts to
-// contexts that are known only on the device. The rows of a request with draft tokens (one token per row) are
-// processed together and read their context once, unless the rows have so few splits that each split gets a
-// block of its own: then separate blocks have lower latency.
+// list: rows in order, heads within a row, splits within a head. Each block processes an equal number of
+// consecutive splits of the list, so that every SM reads the same number of keys for any context lengths. The
+// assignment is computed on the device, so a captured graph works for context lengths that are known only on
+// the device. The rows of a request with draft tokens (one token per row) are processed together and read
+// their context once, unless the rows have so few splits that each split gets a block of its own: then
+// separate blocks have lower latency.
 #pragma once
 
 // Returns the number of splits of a context. A row without keys has one empty split, which writes zeros to
@@ -20,7 +21,7 @@ struct BatchMetadata {
     u32 max_new_tokens;    // maximum number of tokens of a request per step, whose keys may be new
 };
 
-// A position in the list of splits: the split, and the row, head and context that it belongs to.
+// A position in the list of all splits: the split, and its row, KV head and context.
 struct SplitCursor {
     u32 row, head, split, left;  // left: number of splits from here to the end of the block's run
     u32 context, table, token, position;  // context of the group's last row; the others of its first row
@@ -40,21 +41,24 @@ DEV void split_row(SplitCursor& p) {
     p.span = even_split(p.context, p.splits);
 }
 
-// Whether a row is the successor token of the previous row in the same request, with the same splits.
+// Whether `row` is the token after that of the previous row in the same request, and both rows are cut into
+// the same splits. (Every row has one token.)
 DEV bool follows_previous_row(const BatchMetadata& rows, u32 row, u32 split_log2) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
     return before != 0 && context == before + 1 && splits_of(before, split_log2) == splits_of(context, split_log2) &&
            (GROUP_SPLIT_LENGTH || span_of(before, split_log2) == span_of(context, split_log2));
 }
-// Whether a row is the first of a group of rows that are processed together.
+// Whether `row` is the first of a group: up to `tokens_per_group` successive tokens of one request that are
+// processed together.
 DEV bool is_group_leader(const BatchMetadata& rows, u32 row, u32 tokens_per_group, u32 split_log2) {
     if (tokens_per_group <= 1) return true;
     u32 distance = 0;
     while (follows_previous_row(rows, row - distance, split_log2)) ++distance;
     return distance % tokens_per_group == 0;
 }
-// Extends `p` from the first row of a group to all rows of the group.
+// Extends `p` from the first row of a group (successive tokens of one request that are processed together) to
+// all rows of the group.
 DEV void extend_group(SplitCursor& p, const BatchMetadata& rows) {
     p.count = 1;
     while (p.count < p.tokens_per_group && p.row + p.count < rows.rows &&
@@ -64,7 +68,8 @@ DEV void extend_group(SplitCursor& p, const BatchMetadata& rows) {
     split_row(p);
 }
 
-// Number of the keys [at, end) of `p` that row i of its group attends to: all except those of later tokens.
+// Returns how many of the keys [at, end) row i of the group at `p` attends to: all keys except those of later
+// tokens.
 DEV u32 keys_seen_by(const SplitCursor& p, u32 i, u32 at, u32 end) {
     const u32 own = p.context + 1 + i - p.count, seen = own < end ? own : end;
     return seen > at ? seen - at : 0;
@@ -90,10 +95,12 @@ DEV void next_split(SplitCursor& p, const BatchMetadata& rows) {
     extend_group(p, rows);
 }
 
-// Number of splits of the rows before this thread's rows, and of all rows.
+// Result of count_splits(). Each thread counts the splits of some rows: `before` is the number of splits of
+// the rows before these rows, `all` the number of splits of all rows.
 struct SplitCount { u32 before, all; };
-// Counts the splits, with rows in groups of at most `tokens_per_group`. Every thread of the team must call
-// it; `sums` [WARPS] must not be in use.
+// Counts splits. Rows that are processed together (groups of at most `tokens_per_group` rows) count once;
+// this thread counts rows [first, end). Every thread of the block's team must call it. `sums` [WARPS]:
+// scratch shared memory, which no thread may still be reading.
 DEV SplitCount count_splits(const BatchMetadata& rows, u32 first, u32 end, u32 tokens_per_group, u32 split_log2,
                             u32* sums) {
     u32 mine = 0;
@@ -114,14 +121,16 @@ DEV SplitCount count_splits(const BatchMetadata& rows, u32 first, u32 end, u32 t
     return SplitCount{before - mine, all};
 }
 
-// Returns the block's first split. Every thread of the team must call it.
+// Returns the first split of this block in the list of all splits. Every thread of the block's team must call
+// it.
 DEV SplitCursor start_of_block(const BatchMetadata& rows, u32 split_log2 = 0) {
     SHARED(u32, sums, 2 * WARPS);
     SHARED(u32, found, 7);
     const u32 each = (rows.rows + TEAM - 1) / TEAM;
     const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
-    // The loads for the thread's first row are issued together with those of the contexts, because dependent
-    // loads would dominate the latency of a step with a single row.
+    // The block table index, token and position of the first row of this thread are loaded together with the
+    // context lengths: loads that depend on each other would dominate the latency of a step with a single
+    // row.
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
     SplitCount splits = count_splits(rows, first, end, 1, split_log2, sums);

@@ -1,11 +1,12 @@
-// attention_plain: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal (GQA and MHA); D is the head dim. Reference
-// kernel for shapes that the tiled kernels do not support: f32, any head dim up to 256, any block size. One
-// warp per query and head; a lane computes the score of one key, then accumulates CHANNELS channels of the
-// values. Not optimised. CPU reference: `PagedAttention`.
+// attention_plain: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal (GQA and MHA); D is the head
+// dim. Reference kernel for shapes that the tiled kernels do not support: f32 queries, any head dim up to
+// 256, any KV block size. One warp per query and head; a lane computes the score of one key, then accumulates
+// CHANNELS channels of the values. Not optimised. CPU reference: `PagedAttention`.
 //
-// Positions are processed WARP_SIZE at a time from 0: a result depends only on the keys attended to. Rows of
-// context 0 write zeros. Arguments as in attention_prefill, plus `rows`, the number of rows of the step, and
-// `masked_keys`: positions below it are masked.
+// Positions are processed WARP_SIZE at a time, beginning at position 0, so that the result of a query depends
+// only on the keys that it attends to. The outputs of rows with context length 0 (padding) are zeros.
+// Arguments are those of attention_prefill, plus `rows`, the number of rows of the step, and `masked_keys`:
+// keys at positions below it are masked.
 //
 //   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (KV pool; default: type
 //                           of the queries)

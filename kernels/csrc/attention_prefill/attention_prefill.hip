@@ -13,7 +13,8 @@
 //                           matrix of D columns, with boxes of 16 rows
 //   first_row, rows            first row, and number of rows, of this launch; earlier rows belong to other
 //                           launches
-//   work_counter               number of items that blocks have drawn; zero before and after the launch
+//   work_counter               counter of work items (tiles) from which blocks draw; zero before and after
+//                              the launch
 //
 //   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
 //               keys.

@@ -1,6 +1,6 @@
-// attention_prefill/load.h - the producer warpgroup: loads queries, keys and values of successive work items
-// into panels for the consumer warpgroups, as far ahead as stages are free. Key and value loads: load_half.h,
-// load_fp8.h.
+// attention_prefill/load.h - the producer warpgroup: loads the queries, keys and values of successive work
+// items into WGMMA operand panels for the consumer warpgroups, as far ahead as pipeline stages are free.
+// load_half.h and load_fp8.h load keys and values.
 #pragma once
 #include "dev/ring_stage.h"
 
@@ -17,9 +17,10 @@ enum : u32 {
     CONSUMER_WARPS = 8               // warps of the consumer warpgroups
 };
 
-// Barriers of the pipeline stages of one operand.
+// Barriers (full and empty) of the pipeline stages of one operand.
 struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
-// Barriers between producer and consumer warps, and the work items that they guard.
+// Barriers between producer and consumer warps, and the current work items, which the producer passes to the
+// consumers.
 struct PipelineBarriers {
     StageBarriers items, keys, values;  // items: work items with their queries
     Barrier tail_full;               // arrival of the values of a step that extends beyond its row's context
@@ -37,7 +38,8 @@ DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     return SharedMemoryLayout{panels, keys, values, outputs, outputs + OPERAND_BYTES};
 }
 
-// Copies a tile's queries; zero-fills rows after the last pair.
+// Copies the queries of a tile to shared memory; rows after the last (query, head) pair of the tile are
+// zero-filled.
 DEV void fetch_queries(u8* operand, const PrefillParams& job, const WorkTile& item) {
     constexpr u32 PIECES = D / 8, ROWS_PER_PASS = QUERY_WARPS * WARP_SIZE / PIECES;
     const u32 thread = tid() - (PRODUCER_WARPS - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
@@ -51,7 +53,7 @@ DEV void fetch_queries(u8* operand, const PrefillParams& job, const WorkTile& it
     cp_async_wait<0>();
 }
 
-// Passes an item, with its queries, to the consumers.
+// Loads the queries of a work item into shared memory and signals the item to the consumer warpgroups.
 DEV void publish_item(const SharedMemoryLayout& shared, PipelineBarriers* m, PipelineState& pipe,
                       const PrefillParams& job, const WorkTile& item) {
     barrier_wait(&m->items.empty[pipe.stage], pipe.phase ^ 1);
@@ -61,8 +63,8 @@ DEV void publish_item(const SharedMemoryLayout& shared, PipelineBarriers* m, Pip
     advance<ITEM_STAGES>(pipe);
 }
 
-// Takes items until none is left; calls `fetch(item)` for each, and once with the empty item that ends the
-// loop.
+// Draws work items from the counter until none is left and calls fetch(item) for each item; finally calls
+// fetch() with an empty item, which ends the loops of the consumers.
 template <class Fetch> DEV void each_item(PipelineBarriers* m, const PrefillParams& job, const Fetch& fetch) {
     WorkTileSearch search{};
     u32 number = bid_x();
@@ -71,9 +73,9 @@ template <class Fetch> DEV void each_item(PipelineBarriers* m, const PrefillPara
         const bool leader = tid() == 0;
         if (item.pairs == 0) {
             fetch(item);
-            // Each block that has an item draws one number for its next item, so as many numbers are drawn as
-            // there are items. The block with the last of these numbers was the last to increment the
-            // counter, and resets it.
+            // Each block that has a work item increments the counter once to get its next item, so the
+            // counter is incremented as often as there are items. The block that gets the highest value was
+            // the last to increment the counter, and resets it to 0.
             const u32 numbers = search.items_before;
             if (leader && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.work_counter, 0u - numbers);
             return;

@@ -1,7 +1,7 @@
 // attention_prefill/load_fp8.h - keys and values of an fp8 pool, converted to half_t while loading, which is
-// exact. All four warps load keys, values and queries: a thread copies pieces of 16 channels to its own
-// staging area, and converts them into the panels when the step's stage is free, while the next step's copies
-// are in flight.
+// exact. All four producer warps load keys, values and queries. A thread copies vectors of 16 channels to its
+// own staging buffer in shared memory. When the pipeline stage is free, the thread converts the vectors and
+// stores them in the WGMMA operand panels (dev/wgmma.h), while the copies of the next step are in flight.
 #pragma once
 #include "attention_prefill/load.h"
 
@@ -14,14 +14,14 @@ enum : u32 {
 };
 static_assert(PRODUCER_THREADS == TILE, "a thread finds a key");
 
-// Row, panel and piece that a thread copies. Eight consecutive threads have the pieces of two rows, which are
-// in different banks of a panel.
+// Row, panel, and 16-channel vector in the panel row, that this thread copies in each pass. Eight consecutive
+// threads copy the vectors of two rows, which are in different shared memory banks.
 DEV u32 own_row(u32 pass) { return pass * ROWS_PER_PASS + tid() / (8 * PANELS) * 2 + tid() / ROW_PIECES % 2; }
 DEV u32 own_panel() { return tid() / 8 % PANELS; }
 DEV u32 own_piece() { return tid() % ROW_PIECES; }
 
-// Returns the row in the pool of key at + tid(), this thread's key of the step that starts at key `at`;
-// NO_ROW beyond the context.
+// Returns the row index in the KV pool of key at + tid() (one key per thread, for the step that begins at key
+// `at`); NO_ROW if that key is beyond the context.
 DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + tid();
     if (position >= context) return NO_ROW;
@@ -29,8 +29,8 @@ DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* tabl
     return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
 
-// Starts the copies of this thread's pieces of a step: the keys at pool rows `rows`, or with `values` the
-// values of these keys.
+// Starts the copies of this thread for one step: keys at the rows `rows` of the KV pool, or the values of
+// these keys if `values` is true.
 DEV void start_pieces(u8* staged, const PrefillParams& job, const u32* rows, bool values) {
     const KV* channels = job.pool + own_panel() * 64 + own_piece() * 16;
     _Pragma("unroll 1") for (u32 pass = 0; pass < PASSES; ++pass) {
@@ -40,23 +40,26 @@ DEV void start_pieces(u8* staged, const PrefillParams& job, const u32* rows, boo
     }
 }
 
-// Converts the arrived pieces and stores them in the panels.
+// widen_pieces() converts the fp8 vectors that this thread has copied to half_t, and stores them in the WGMMA
+// operand panels.
 struct Fp8x8Pair { fp8x8 v[2]; };
 DEV void widen_pieces(u8* operand, const u8* staged) {
     u8* panel = operand + own_panel() * PANEL_BYTES;
     _Pragma("unroll 2") for (u32 pass = 0; pass < PASSES; ++pass) {
         const Fp8x8Pair piece = bits_as<Fp8x8Pair>(*(const fp8x16*)(staged + (pass * PRODUCER_THREADS + tid()) * 16));
-        // Converts through f32: with widen_half of f16 the registers of the WGMMAs spill.
+        // Converts through f32, because with widen_half() to f16 the registers of the WGMMAs spill to local
+        // memory.
         UNROLL for (u32 half = 0; half < 2; ++half)
             *(half_x8*)(panel + panel_offset(own_row(pass), own_piece() * 2 + half)) = narrow(widen(piece.v[half]));
     }
 }
 
-// Progress of the loads of keys, or of values.
+// State of the loads of one operand (keys or values): panels, staging buffer, barriers, and current pipeline
+// stage.
 struct ProducerState { u8 *operands, *staged; StageBarriers* stages; PipelineState pipe; };
-// Converts the keys or values of one step into their panels, signals the consumers, then starts the copies of
-// the next step, whose keys are at the pool rows `next`; null: there is no next step. One later copy group
-// may be pending.
+// Converts the keys, or with `values` the values, of one step into their WGMMA operand panels and signals the
+// consumers. Then starts the copies of the next step. `next`: rows of the KV pool with the keys of the next
+// step; null if there is no next step. One cp.async group that was issued later may still be pending.
 DEV void load_step(ProducerState& producer, const PrefillParams& job, const u32* next, bool values) {
     cp_async_wait<1>();
     barrier_wait(&producer.stages->empty[producer.pipe.stage], producer.pipe.phase ^ 1);

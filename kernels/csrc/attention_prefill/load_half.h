@@ -1,20 +1,21 @@
 // attention_prefill/load_half.h - keys and values of a half_t pool, loaded by TMA: one warp issues the copies
-// of keys, a second warp those of values, and two warps load queries.
+// of keys, a second warp issues the copies of values, and two warps load queries.
 #pragma once
 #include "attention_prefill/load.h"
 
-// Returns the row in the pool of key at + 16 * lane(), the first of 16 keys of one block; undefined beyond
-// the context.
+// Returns the row index in the KV pool of key at + 16 * lane(), the first of 16 keys in one KV block;
+// undefined if that key is beyond the context.
 DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + lane() * BOX_ROWS;
     const u32 block = lane() < TILE / BOX_ROWS && position < context ? (u32)table[position / BLOCK_TOKENS] : 0;
     return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
 
-// Progress of the warp that loads keys, or of the warp that loads values.
+// State of the warp that loads keys, or of the warp that loads values.
 struct ProducerState { u8* operands; StageBarriers* stages; Barrier* tail_full; u32 tail_uses; PipelineState pipe; };
 
-// Zeroes the values beyond the context: they are multiplied by probabilities of zero, so they must be finite.
+// Zeroes the values of positions beyond the context: they are multiplied by probabilities of zero, and NaN or
+// infinity times zero would be NaN.
 DEV void clear_rows(u8* operand, u32 first) {
     for (u32 i = first * 8 + lane(); i < TILE * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel)

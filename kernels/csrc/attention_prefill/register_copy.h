@@ -1,5 +1,6 @@
-// attention_prefill/register_copy.h - copies keys and values with warps of 64 lanes: a step is loaded into
-// registers while the previous step is multiplied. Block-table entries are loaded one more step ahead.
+// attention_prefill/register_copy.h - copies keys and values with warps of 64 lanes: the keys and values of a
+// step are loaded into registers while the previous step is multiplied. Block-table entries are loaded two
+// steps ahead.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -10,7 +11,7 @@ enum : u32 {
 };
 static_assert(OWN * 256 == STEP * PIECES && 256 % PIECES == 0, "threads copy different numbers of pieces");
 
-// A thread's keys and values of a step, held in registers between the KV pool and shared memory.
+// Keys and values of one step that a thread has loaded into registers and will store to shared memory.
 struct KvCopy {
     u32 block[OWN];                   // block-table entries of the step after the loaded one
     u32x4 key[OWN], value[OWN];
@@ -19,7 +20,8 @@ struct KvCopy {
 DEV u32 copied_key(u32 p) { return (tid() + p * 256) / PIECES; }
 DEV u32 copied_channel() { return tid() % PIECES * WIDTH; }
 
-// Loads the block-table entries of keys [at, at + STEP); those beyond the context are the entry of key 0.
+// Loads the block-table entries of keys [at, at + STEP). For keys beyond the context, the entry of key 0 is
+// loaded instead.
 DEV void load_blocks(KvCopy& copy, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u32 position = at + copied_key(p);
@@ -27,7 +29,8 @@ DEV void load_blocks(KvCopy& copy, const RowKvSource& row, u32 at) {
     }
 }
 
-// Loads the keys and values [at, at + STEP), whose block-table entries are loaded.
+// Loads the keys and values of positions [at, at + STEP) into registers; load_blocks() has already loaded
+// their block-table entries.
 DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u64 head = ((u64)copy.block[p] * row.kv_heads + row.head) * 2 * BLOCK_TOKENS;
@@ -37,7 +40,8 @@ DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const RowKvSource& r
     }
 }
 
-// Stores the loaded keys and values [at, at + STEP). Positions beyond the context are zero-filled.
+// Stores the keys and values of positions [at, at + STEP) from registers to shared memory. Positions beyond
+// the context are zero-filled.
 DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u32 key = copied_key(p);
@@ -47,7 +51,8 @@ DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const RowKvSource&
     }
 }
 
-// Calls multiply(stage, at) for each step of the keys [0, end), which it copies to `stage`. Every thread must call it.
+// Copies keys [0, end) to `stage` in steps of STEP keys, and calls multiply(stage, first key) for each step.
+// Every thread of the block must call it.
 template <class Multiply>
 DEV void copy_and_multiply(KV* stage, const KV* pool, const RowKvSource& row, u32 end, const Multiply& multiply) {
     KvCopy copy;

@@ -5,7 +5,7 @@
 
 enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // (query, head) pairs per tile; keys per step
 
-// A work item: one tile of the (query, head) pairs of a row and KV head.
+// A work item: one tile, that is, successive (query, head) pairs of one row and KV head.
 struct WorkTile {
     u32 row, head;
     u32 token, pairs;  // the row's first token; number of its pairs per KV head, 0: no item
@@ -14,15 +14,15 @@ struct WorkTile {
     u32 steps;         // number of steps of TILE keys; 0 for a padding row, which has no keys
 };
 
-// Number of keys that a pair of an item attends to.
+// Returns the number of keys that (query, head) pair `pair` of the row attends to.
 DEV u32 seen_by(const WorkTile& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
 
-// State of a search for items in ascending order of their number: the search has reached `row`;
-// `items_before` is the number of items of earlier rows.
+// State of a search for work items by ascending index: the search has reached `row`; `items_before` is the
+// number of items of earlier rows.
 struct WorkTileSearch { u32 row, items_before; };
 
-// Returns the item with index `number`; every lane of the warp must call it. After the last item,
-// items_before is the number of items.
+// Returns the work item with index `number`. Every lane of the warp must call it. If there is no such item,
+// returns an empty item, and search.items_before is then the number of all items.
 DEV WorkTile find(WorkTileSearch& search, const PrefillParams& job, u32 number) {
     for (; search.row < job.rows; search.row += WARP_SIZE) {
         const u32 mine = search.row + lane();

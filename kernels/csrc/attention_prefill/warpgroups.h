@@ -46,7 +46,7 @@ struct ConsumerState {
     u32 sequence_waits;
 };
 
-// Computes the outputs of one item, not yet divided by the sums of probabilities.
+// Computes the outputs of one work item, not yet divided by the sums of probabilities.
 DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, const SharedMemoryLayout& shared,
                   PipelineBarriers* m, const WorkTile& item, float factor) {
     const u8* queries = shared.queries + w.items.stage * OPERAND_BYTES + w.group * GROUP_PAIRS * 128;

@@ -1,6 +1,6 @@
 // attention_prefill/warps.h - prefill by single warps: each warp has a tile of 16 (query, head) pairs, the
-// warps of a block have consecutive tiles. Keys are loaded in steps of STEP, copied to shared memory while
-// the previous step is multiplied.
+// warps of a block have consecutive tiles. Keys and values are copied to shared memory in steps of STEP keys;
+// a step is copied while the previous step is multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -9,7 +9,8 @@
 
 enum : u32 {
     STEP = 64,                   // keys per copy step
-    // Row strides avoid bank conflicts: rows of K start half the banks apart, rows of V an eighth.
+    // Row strides in shared memory, in elements. Padding avoids bank conflicts: successive rows of K are
+    // offset by half of the banks, successive rows of V by an eighth of the banks.
     K_STRIDE = D + 64 / sizeof(KV),
     V_STRIDE = D + 16 / sizeof(KV),
     STAGE = STEP * (K_STRIDE + V_STRIDE)
@@ -38,8 +39,8 @@ DEV void copy_step(KV* stage, const KV* pool, const RowKvSource& row, u32 at) {
     }
 }
 
-// Calls multiply(stage, at) for each step of the keys [0, end), which it copies to shared memory while the previous
-// step is multiplied. Every thread must call it.
+// Copies keys [0, end) to shared memory in steps of STEP keys, and calls multiply(stage, first key) for each
+// step; a step is copied while the previous step is multiplied. Every thread of the block must call it.
 template <class Multiply>
 DEV void copy_and_multiply(KV* stages, const KV* pool, const RowKvSource& row, u32 end, const Multiply& multiply) {
     copy_step(stages, pool, row, 0);
@@ -58,8 +59,8 @@ DEV void copy_and_multiply(KV* stages, const KV* pool, const RowKvSource& row, u
 }
 #endif
 
-// `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
-// queries.
+// `v`: number of keys that each query of the lane attends to. `most`: maximum of this number over the queries
+// of the warp.
 struct VisibleKeyCounts { u32 v[SLOTS], most; };
 
 DEV void multiply_step(SoftmaxState& r, const QueryOperand& q, const KV* stage, u32 at, const VisibleKeyCounts& seen,
@@ -113,7 +114,8 @@ DEV void prefill(const PrefillParams& job) {
         const u32 pair = first + query;
         return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;
     });
-    // A query attends to the keys up to its own position. Results of pairs after the last one are not stored.
+    // A query attends to the keys up to its own position. The results of (query, head) pairs after the last
+    // pair of the row are not stored.
     const u32 last_of_warp = first + QUERIES <= pairs ? first + QUERIES - 1 : pairs - 1;
     const u32 last_of_block = begin + per_block <= pairs ? begin + per_block - 1 : pairs - 1;
     VisibleKeyCounts seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};

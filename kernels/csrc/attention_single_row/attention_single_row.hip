@@ -1,20 +1,20 @@
 // attention_single_row: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows (requests of a step)
 // with one query and a short context, fused with q/k norm, RoPE and the KV write: it reads the output of the
-// QKV projection. D is the head dim. GQA and MHA; NVIDIA from sm_90 on, half_t.
-// CPU reference: `QkNormRopeKvWrite`, then `PagedAttention`. Rows with context 0 write zeros.
+// QKV projection. D is the head dim. GQA and MHA; NVIDIA from sm_90 on, half_t. CPU reference:
+// `QkNormRopeKvWrite`, then `PagedAttention`. The outputs of rows with context length 0 (padding) are zeros.
 //
 // A single row is bound by memory latency, not by bandwidth. Therefore the keys of a KV head are divided
 // among the blocks of a cluster, which merge through distributed shared memory: a block merges the results of
 // its warps in its own shared memory, and the first block merges those of the blocks in its shared memory.
 // Rows with long contexts need more SMs than a cluster has; they use attention_decode with FROM_QKV, which
-// writes the same bits to the pool.
-// The splits, and so the rounding, depend on the row's own context only.
+// writes the same bits to the pool. The splits of a row, and therefore its rounding, depend only on its
+// context length.
 //
-// Contexts, positions, block tables and all keys except the own one are loaded before grid_wait(), while
-// earlier kernels still run (programmatic dependent launch). Therefore another kernel, which calls
-// grid_launch_dependents() after its own grid_wait(), must run between the kernel that wrote this data and
-// this kernel: for contexts, positions and tables, written by `prepare`, it is the step's embedding or first
-// norm; the keys were written in earlier steps.
+// Context lengths, positions, block tables and all keys except that of the row's token are loaded before
+// grid_wait(), while earlier kernels still run (programmatic dependent launch). Therefore another kernel,
+// which calls grid_launch_dependents() after its own grid_wait(), must run between the kernel that wrote this
+// data and this kernel: for contexts, positions and tables, written by `prepare`, it is the step's embedding
+// or first norm; the keys were written in earlier steps.
 //
 //   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
 //   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
@@ -52,7 +52,8 @@ enum : u32 {
 #include "attention_decode/from_projections.h"
 #include "attention_single_row/merge_cluster.h"
 
-// Computes the records of this warp: attention over its part of the block's keys.
+// Computes the attention of this warp over its part of the keys of the block, and writes the partial result
+// (outputs, maximum and sum per query) to `record`.
 DEV void attend(const QueryKeySource& source, const SplitCursor& p, KvTileRing& ring, TileCursor& tiles, float* record,
                 float factor) {
     QueryOperand mine{};
@@ -75,7 +76,7 @@ DEV void attend(const QueryKeySource& source, const SplitCursor& p, KvTileRing& 
     put(r, record);
 }
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 KERNEL(TEAM)
 attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_norm, const half_t* k_norm, const float* cos,
                      const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,

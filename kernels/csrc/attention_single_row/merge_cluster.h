@@ -1,9 +1,11 @@
-// attention_single_row/merge_cluster.h - merges the records of a cluster's blocks in its first block.
+// attention_single_row/merge_cluster.h - merges the partial attention results (records) of the blocks of a
+// cluster in the first block of the cluster.
 #pragma once
 
 enum : u32 { SENT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends to the first block
 
-// Merges the records of this block's warps and stores them in the shared memory of the cluster's first block.
+// Merges the partial results (records) of the warps of this block, and stores the merged record in the shared
+// memory of the first block of the cluster.
 DEV void send_records(const SharedMemoryLayout& s, const SplitCursor& p) {
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
@@ -14,7 +16,8 @@ DEV void send_records(const SharedMemoryLayout& s, const SplitCursor& p) {
     }
 }
 
-// Merges outputs d..d + 4 of one query over the records of the first `count` blocks.
+// Merges output channels [d, d + 4) of one query over the partial results (records) of the first `count`
+// blocks of the cluster.
 DEV MergedOutput merge_blocks(const float* records, u32 d, u32 count) {
     MergedOutput m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
     f32x2 stats[BLOCKS];
@@ -34,8 +37,8 @@ DEV MergedOutput merge_blocks(const float* records, u32 d, u32 count) {
     return m;
 }
 
-// Waits for the records of all blocks, merges them and stores the outputs; called in the cluster's first
-// block.
+// Waits for the partial results of all blocks of the cluster, merges them and stores the outputs. Called in
+// the first block of the cluster.
 DEV void finish_cluster(const SharedMemoryLayout& s, const SplitCursor& p, half_t* out) {
     barrier_wait_peers(s.records_full, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {

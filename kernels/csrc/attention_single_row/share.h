@@ -1,5 +1,6 @@
-// attention_single_row/share.h - keys of each block, and its shared memory layout. The tiles of a row are
-// divided among the blocks of the KV head's cluster in contiguous runs of equal length.
+// attention_single_row/share.h - assigns keys to blocks, and defines the shared memory layout of a block. One
+// thread block cluster processes one row and KV head; each block of the cluster processes an equal number of
+// consecutive key tiles.
 #pragma once
 
 // Split of a block: a row and KV head, and the range of its keys that the block processes.
@@ -48,7 +49,7 @@ DEV SharedMemoryLayout shared_layout() {
     return SharedMemoryLayout{(Barrier*)shared, received, records, (KV*)(records + WARPS * HEAD_GROUP * RECORD)};
 }
 
-// Tiles that a warp loads: `at` is the first key of the next one.
+// Progress of the tile loads of a warp; `at` is the first key of the next tile to load.
 struct TileCursor {
     const KV* pool;  // tiles of this KV head in block 0 of the pool
     const i32* table;

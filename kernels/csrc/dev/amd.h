@@ -1,4 +1,5 @@
-// dev/amd.h - ids, barriers, shuffles, maths, atomics and memory on AMD. Contract: dev.h.
+// dev/amd.h - thread ids, barriers, shuffles, maths, atomics and memory access on AMD. dev.h documents these
+// functions.
 #pragma once
 
 #define DEV static inline __attribute__((device, always_inline))
@@ -19,7 +20,8 @@
 DEV u32 tid() { return __builtin_amdgcn_workitem_id_x(); }
 DEV u32 bdim() { return __builtin_amdgcn_workgroup_size_x(); }
 DEV u32 lane() { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)); }
-// Uniform over the wavefront; readfirstlane keeps addresses derived from it in scalar registers (SGPRs).
+// warp_id() is the same on all lanes of a wavefront. With readfirstlane the compiler keeps addresses that are
+// derived from it in scalar registers (SGPRs).
 DEV u32 warp_id() { return (u32)__builtin_amdgcn_readfirstlane((int)(tid() / WARP_SIZE)); }
 DEV u32 bid_x() { return __builtin_amdgcn_workgroup_id_x(); }
 DEV u32 bid_y() { return __builtin_amdgcn_workgroup_id_y(); }
@@ -53,9 +55,9 @@ DEV u64 warp_ballot(bool p) { return __builtin_amdgcn_uicmp((u32)p, 0u, 33 /* no
 DEV u64 warp_ballot(bool p) { return (u64)__builtin_amdgcn_ballot_w32(p); }
 #endif
 
-// Returns v of lane() ^ MASK. All lanes of an aligned group of MASK lanes must already have the same v: the
-// lane selected by a DPP mirror then has the same v as the lane selected by the exclusive-or, and DPP uses no
-// LDS.
+// Returns the value v of lane `lane() ^ MASK`, as one step of a butterfly reduction. All lanes of each
+// aligned group of MASK lanes must already have equal v. Then a DPP mirror, which uses no LDS, returns the
+// same value as an exchange with lane `lane() ^ MASK`, although it reads another lane of that group.
 template <u32 MASK> DEV u32 butterfly_u32(u32 v) {
     const int s = (int)v;
     if constexpr (MASK == 1) return (u32)__builtin_amdgcn_mov_dpp(s, 0xb1 /* quad 1,0,3,2 */, 15, 15, true);

@@ -21,8 +21,9 @@
 #pragma once
 
 #if DEV_EMU
-// Emulated mbarrier. A phase is complete when no arrival is outstanding and no byte is pending. Its counters
-// are atomic, as in hardware: writes before an arrival and writes of a copy are visible after the wait.
+// Emulated mbarrier. A phase is complete when all arrivals have occurred and no byte of a copy is pending.
+// The counters are atomic, as in hardware, so that writes before an arrival, and the writes of a copy, are
+// visible to threads that have waited for the phase.
 struct Barrier { u8 need, left; u16 phase; i32 bytes; };
 DEV void barrier_complete_phase(Barrier* b) {
     u8 none = 0;  // Several host threads may find `left` at 0; only one completes the phase.

@@ -47,8 +47,8 @@ template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) {
 }
 #endif
 
-// Reduces over every aligned group of GROUP lanes (a power of two); every lane of the warp must call it and
-// gets the result.
+// Sum or maximum over each aligned group of GROUP lanes (a power of two). Every lane of the warp must call
+// it, and gets the result of its group.
 template <u32 GROUP, class T> DEV T group_sum(T v DEV_SITE) { return group_reduce<Sum, GROUP>(v DEV_AT); }
 template <u32 GROUP, class T> DEV T group_max(T v DEV_SITE) { return group_reduce<Max, GROUP>(v DEV_AT); }
 template <class T> DEV T warp_sum(T v DEV_SITE) { return group_reduce<Sum, WARP_SIZE>(v DEV_AT); }
@@ -70,7 +70,8 @@ DEV u32 warp_inclusive_sum(u32 v) {
     return v;
 }
 
-// Reduces over the block; every thread must call it and gets the result. bdim() is a multiple of WARP_SIZE.
+// Reduces v over all threads of the block. Every thread must call it, and gets the result. The block size is
+// a multiple of WARP_SIZE.
 template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     SHARED(T, parts, 32);
     v = group_reduce<Op, WARP_SIZE>(v DEV_AT);

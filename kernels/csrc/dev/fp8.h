@@ -22,7 +22,8 @@ DEV u8 fp8_bits_soft(float f) {
     if (a > as_u32(FP8_MAX)) a = as_u32(FP8_MAX);
     int q;
     if ((int)(a >> 23) - 127 < 1 - bias) {
-        // Subnormals are multiples of 2^(1 - bias - 3): adding 1.5 * 2^23 rounds to one of them.
+        // fp8 subnormals are multiples of 2^(1 - bias - 3). After a multiplication that maps this unit to 1,
+        // adding 1.5 * 2^23 rounds to an integer, the mantissa bits of the subnormal.
         const float t = as_f32(a) * as_f32((u32)(127 + bias + 2) << 23) + 12582912.0f;
         q = (int)(as_u32(t) & 0xffu);
     } else {
@@ -41,10 +42,11 @@ DEV float f32_soft(fp8 x) {
     return as_f32((u32)(x.bits & 0x80) << 24 | (u32)(x.bits & 0x7f) << 20) * bias;
 }
 
-// Packs two values; x0 is the lower byte.
+// Converts x0 and x1 to fp8, and packs them into a 16-bit word with x0 in the lower byte.
 DEV u16 pack_fp8(float x0, float x1) {
 #if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
-    // The instruction does not saturate, and v_med3 would turn NaN into a number.
+    // The conversion instruction does not saturate, so values are clamped by v_med3 first. v_med3 would turn
+    // NaN into a number; therefore NaN is not clamped.
     const float a = x0 != x0 ? x0 : __builtin_amdgcn_fmed3f(x0, FP8_MAX, -FP8_MAX);
     const float b = x1 != x1 ? x1 : __builtin_amdgcn_fmed3f(x1, FP8_MAX, -FP8_MAX);
     return (u16)__builtin_amdgcn_cvt_pk_fp8_f32(a, b, 0, false);
@@ -56,7 +58,7 @@ DEV u16 pack_fp8(float x0, float x1) {
     return (u16)(fp8_bits_soft(x0) | fp8_bits_soft(x1) << 8);
 #endif
 }
-// Unpacks two values from the lower two bytes.
+// Converts the two fp8 values in the lower two bytes of `pair` to f32.
 DEV f32x2 unpack_fp8(u32 pair) {
 #if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
     typedef float Pair __attribute__((ext_vector_type(2)));
@@ -73,7 +75,7 @@ DEV f32x2 unpack_fp8(u32 pair) {
     return f32x2{{f32_soft(fp8{(u8)pair}), f32_soft(fp8{(u8)(pair >> 8)})}};
 #endif
 }
-// Converts the lower two bytes to a pair of f16, which represents every fp8 value exactly.
+// Converts the two fp8 values in the lower two bytes of `pair` to a pair of f16. The conversion is exact.
 DEV u32 widen_fp8(u32 pair) {
 #if DEV_SM >= 890
     u32 r;
@@ -84,8 +86,9 @@ DEV u32 widen_fp8(u32 pair) {
     return pack_f16(x.v[0], x.v[1]);
 #endif
 }
-// widen_uppers and widen_lowers convert the upper (lower) byte of each 16-bit half of a word to a pair of
-// half_t, exactly. With bf16 the NaN encoding is not preserved: its bits read as 480.
+// A word has four fp8 values. widen_uppers converts the upper byte of each 16-bit half of the word to half_t,
+// and widen_lowers the lower byte; both return a pair of half_t, and the conversion is exact. If half_t is
+// bf16, an fp8 NaN becomes 480 instead of NaN.
 #if HALF_F16 && DEV_SM >= 890
 DEV u32 widen_uppers(u32 word) { return widen_fp8(__byte_perm(word, 0, 0x31)); }
 DEV u32 widen_lowers(u32 word) { return widen_fp8(__byte_perm(word, 0, 0x20)); }

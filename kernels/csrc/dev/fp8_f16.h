@@ -1,6 +1,6 @@
-// dev/fp8_f16.h - fp8 weights on NVIDIA's f16 MMA: IEEE binary16 represents every fp8 value exactly, and one
-// instruction converts two. A bf16 value times a power of two that keeps it in range is exact in f16 as well.
-// Warps of 32 lanes.
+// dev/fp8_f16.h - fp8 weights as operands of f16 MMAs on NVIDIA: f16 represents every fp8 value exactly, and
+// one instruction converts two values. A bf16 value, multiplied by a power of two that brings it into the
+// range of f16, is exact in f16 as well. Warps of 32 lanes.
 //
 //   mma_f16(c, a.., b..)  one m16n8k16 MMA: c (16x8) += a (16x16) * b (16x8); registers as in mma_half of
 //                         dev/strip.h
@@ -26,10 +26,11 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SI
 }
 #endif
 
-// Power of two that scales a row with largest magnitude `peak` to just below the maximum of f16, and its
-// inverse. Values up to 2^29 times smaller than the largest remain exact. Rows with a largest magnitude
-// between 2^-6 and 2^15 are not scaled: the error of their smallest values in f16 is at most 2^-25. If half_t
-// is f16, rows are never scaled.
+// Scale factors of a row of x: `up` is the power of two by which a row with largest magnitude `peak` is
+// multiplied so that it just fits the range of f16; `down` is its inverse. After scaling, bf16 values down to
+// 2^-29 times the largest value are exact in f16. Rows with a largest magnitude between 2^-6 and 2^15 are not
+// scaled: the rounding error of their smallest values in f16 is at most 2^-25. If half_t is f16, rows are
+// never scaled.
 struct RowScaleFactors { float up, down; };
 DEV bool needs_factor(float peak) {
 #if HALF_F16

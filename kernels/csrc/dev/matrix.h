@@ -52,7 +52,7 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
     c = __builtin_bit_cast(FragC, sum);
 }
 #elif DEV_NV
-// Fragment A or B as 32-bit registers.
+// An A or B fragment as 32-bit registers, the operands of the mma instruction.
 struct FragWords { u32 v[4]; };
 DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
     const FragWords aw = bits_as<FragWords>(a), bw = bits_as<FragWords>(b);
@@ -67,8 +67,9 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b DEV_SITE) {
 }
 #endif
 
-// Fragment loads from shared memory. `tile` is the address of the tile's first element, `stride` is in
-// elements; rows are aligned to 16 bytes. Every lane of the warp must call them.
+// Functions that load MMA fragments from shared memory. `tile`: address of the first element of the tile.
+// `stride`: distance between rows, in elements; rows are aligned to 16 bytes. Every lane of the warp must
+// call these functions.
 #if DEV_NV
 DEV FragWords ldmatrix(const half_t* row) {
     FragWords w;

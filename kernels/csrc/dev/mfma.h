@@ -2,10 +2,9 @@
 // emulator (-DDEV_EMU_GFX) they use the fragment layouts defined here, which are those of the CDNA ISA
 // guides.
 //
-// In all layouts, each of SIDE (16 or 32) consecutive lanes has one row of A (column of B); successive groups
-// of SIDE lanes have successive k.
-// C of a 16-wide tile: column lane % 16, rows (lane / 16) * 4 + i.
-// C of a 32-wide tile: column lane % 32, rows (i / 4) * 8 + (lane / 32) * 4 + i % 4.
+// In all layouts, for tiles of SIDE (16 or 32) rows: lane i has row i % SIDE of A and column i % SIDE of B;
+// successive groups of SIDE lanes have successive k. C of a 16-wide tile: column lane % 16, rows (lane / 16)
+// * 4 + i. C of a 32-wide tile: column lane % 32, rows (i / 4) * 8 + (lane / 32) * 4 + i % 4.
 #pragma once
 
 #if DEV_GFX

@@ -1,4 +1,5 @@
-// dev/nvidia.h - ids, barriers, shuffles, maths, atomics and memory on NVIDIA. Contract: dev.h.
+// dev/nvidia.h - thread ids, barriers, shuffles, maths, atomics and memory access on NVIDIA. dev.h documents
+// these functions.
 #pragma once
 
 #define DEV static __device__ __forceinline__

@@ -30,7 +30,8 @@ DEV void panel_copy_all(void* to, const TensorMap* map, const HalfMatrixView&, u
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)), "h"((u16)((1 << CLUSTER) - 1))
         : "memory");
 }
-// The instruction has no .release: ordering memory across a cluster would take as long as a k step.
+// The mbarrier arrive instruction has no .release qualifier: ordering memory accesses across the cluster
+// would take as long as the MMAs of one pipeline stage.
 template <u32 CLUSTER> DEV void barrier_arrive_at(Barrier* b, u32 rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(peer_address(b, rank)) : "memory");
 }

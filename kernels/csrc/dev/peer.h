@@ -49,7 +49,8 @@ DEV void store_peer(u64x2* p, const u64x2& x) {
 }
 DEV u32 load_host(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DEV void fence_peers() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-// A wait for another device may take any time, so the emulator must not report it as a deadlock.
+// Reports progress to the emulator. Otherwise it would report a wait for another device, which may take any
+// time, as a deadlock.
 DEV void peer_pause() {
     emu::note_progress();
     emu::pause();

@@ -1,13 +1,16 @@
-// dev/strip.h - MMA of 16 rows of x with a strip of W (STRIP_ROWS rows), 32 values of k at a time. Every
-// operand is a 16-byte piece of 8 consecutive k of one row, in its global memory layout. The assignment of k
-// to lanes is arbitrary if both operands agree, so the pieces enter the MMA without a shuffle and without
-// shared memory: weights, and the keys of attention, stream from global memory straight into the MMA.
+// dev/strip.h - MMA of 16 rows of x with a strip of W (STRIP_ROWS consecutive rows, 8 or 16), over 32
+// elements of K at a time. Each register operand is a piece: a 16-byte vector of 8 elements that are
+// consecutive along K in one row, as in global memory. The assignment of K indices to lanes may differ from
+// that of the MMA instruction, as long as both operands use the same one. Therefore no shuffle and no shared
+// memory is needed: weights, and the keys of attention, are loaded from global memory directly into MMA
+// operand registers.
 //
 //   x pieces:  row strip_x_row(i), k strip_k()..+8        i < STRIP_X
 //   w piece:   row strip_w_row(), k strip_k()..+8
 //   c element: row strip_c_x(i) of x, row strip_c_w(i) of W,   i < 4
 //
-// A c element is the same sum in the same order whatever the other rows contain.
+// An element of the result c is the same sum in the same order of additions, whatever the other rows of x and
+// W contain.
 #pragma once
 
 #if WARP_SIZE == 64
@@ -26,12 +29,14 @@ DEV u32 strip_c_x(u32 i) { return (lane() >> 2) + (i >> 1) * 8; }
 DEV u32 strip_c_w(u32 i) { return (lane() & 3) * 2 + (i & 1); }
 #endif
 
-// A lane's pieces of x: operand A of strip_mma().
+// Operand A of strip_mma() in the registers of a lane: its pieces (vectors of 8 elements along K) of rows of
+// x.
 struct StripOperandA { half_x8 v[STRIP_X]; };
 
 DEV half_x8 zero8() { return bits_as<half_x8>(u32x4{{0, 0, 0, 0}}); }
 
-// silu(gate) * up; gate and up are rounded to half_t first, as if they had been stored.
+// Returns silu(gate) * up. Gate and up are rounded to half_t first, as if they had been stored between
+// kernels.
 DEV float gated(float gate, float up) {
     const float g = f32(to_half(gate));
     return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_half(up));

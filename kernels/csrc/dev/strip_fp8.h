@@ -1,10 +1,11 @@
-// dev/strip_fp8.h - MMA of fp8 strips (dev/strip.h), 32 values of k at a time: operands are 8-byte pieces of
-// 8 consecutive k of one row, with the row and k mapping of dev/strip.h. gfx942, gfx950 and NVIDIA (sm_89 on)
-// multiply in fp8; other targets convert to half_t, which represents every fp8 value exactly.
+// dev/strip_fp8.h - MMA of rows of x with a strip of W (STRIP_ROWS rows, dev/strip.h) in fp8, over 32
+// elements of K at a time. Operands are 8-byte vectors of 8 elements that are consecutive along K; rows and K
+// indices are mapped to lanes as in dev/strip.h. gfx942, gfx950 and NVIDIA (sm_89 on) multiply in fp8; other
+// targets convert to half_t, which represents every fp8 value exactly.
 #pragma once
 #include "dev/strip.h"
 
-// A lane's fp8 pieces of x: operand A of strip_fp8_mma().
+// Operand A of strip_fp8_mma() in the registers of a lane: vectors of 8 fp8 elements along K of rows of x.
 struct StripFp8OperandA { fp8x8 v[STRIP_X]; };
 
 DEV void strip_fp8_mma(f32x4& c, const StripFp8OperandA& x, const fp8x8& w) {

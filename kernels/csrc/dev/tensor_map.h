@@ -17,7 +17,7 @@
 #endif
 
 enum : u32 { BOX_ROWS = 16, BOX_BYTES = BOX_ROWS * 128 };
-// Row-major half_t matrix in memory: address, number of rows, row stride.
+// Row-major half_t matrix in global memory: address, number of rows, and row stride in elements.
 struct HalfMatrixView { const half_t* at; u32 rows, stride; };
 
 #if DEV_NV

@@ -1,9 +1,10 @@
 // dev/tile_copy.h - copies lines of global memory to shared memory in steps, through registers: the pipeline of
 // wavefronts of 64 lanes, which have no asynchronous copies.
 //
-// A step copies STEP consecutive elements of LINES lines (rows of x or W) in pieces of 16 bytes, COUNT per thread.
-// The loads of AHEAD steps are in flight. copy_load() issues the loads of a step without a branch, because on
-// AMD a branch ends with a wait for the loads inside it; copy_store() waits for the pieces and stores them.
+// A step copies STEP consecutive elements of each of LINES lines (rows of x or W); each thread copies COUNT
+// vectors of 16 bytes. The loads of AHEAD steps are in flight. copy_load() issues the loads of a step without
+// a branch, because on AMD a branch ends with a wait for the loads inside it; copy_store() waits for the
+// loads of a step and stores the vectors.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -19,13 +20,13 @@ template <class T, u32 LINES, u32 STEP, u32 THREADS, u32 AHEAD> struct TileCopy 
 #define TILE_COPY template <class T, u32 LINES, u32 STEP, u32 THREADS, u32 AHEAD
 #define TILE_COPY_TYPE TileCopy<T, LINES, STEP, THREADS, AHEAD>
 
-// Returns the column of the thread's pieces within a step.
+// Returns the first column, within a step, of the 16-byte vectors that this thread copies.
 TILE_COPY> DEV u32 copy_column(const TILE_COPY_TYPE&) {
     return tid() % TILE_COPY_TYPE::LINE_PIECES * TILE_COPY_TYPE::PIECE;
 }
 
-// Sets the lines. line(r) returns the first element of line r; null: the line is zeros, and its loads read
-// `other`, a line that exists.
+// Sets the addresses of the lines to copy. line(r) returns the address of line r, or null if the line does
+// not exist: zeros are then stored for it, and its loads read the existing line `other`.
 TILE_COPY, class Line> DEV void copy_lines(TILE_COPY_TYPE& copy, const Line& line, const T* other) {
     UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) {
         const T* from = line((tid() + p * THREADS) / TILE_COPY_TYPE::LINE_PIECES);
@@ -34,14 +35,15 @@ TILE_COPY, class Line> DEV void copy_lines(TILE_COPY_TYPE& copy, const Line& lin
     }
 }
 
-// Loads elements [at, at + STEP) of lines of k elements. Pieces past k read the start of the line.
+// Loads elements [at, at + STEP) of all lines into register set `slot`. Lines have k elements; vectors past
+// the end of a line read the start of the line instead.
 TILE_COPY> DEV void copy_load(TILE_COPY_TYPE& copy, u32 slot, u32 k, u32 at) {
     const u32 column = at + copy_column(copy), from = column < k ? column : 0;
     UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) copy.piece[slot][p] = load_piece(copy.line[p] + from);
 }
 
-// Stores the pieces of a slot, elements [at, at + STEP), to shared memory with rows of `stride` elements; zeros for
-// lines that do not exist and past k.
+// Stores elements [at, at + STEP) of all lines from register set `slot` to shared memory, where rows are
+// `stride` elements apart. Zeros are stored for lines that do not exist and for elements from k on.
 TILE_COPY> DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy, u32 slot, u32 k, u32 at) {
     const u32 column = copy_column(copy);
     const bool inside = at + column < k;
@@ -51,10 +53,11 @@ TILE_COPY> DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy,
     }
 }
 
-// Copies all steps of k elements to `stage` and calls multiply(slot) for each step, while the loads of the
-// next steps are in flight. prefetch(slot, at) is called one step ahead; the data that it loads arrives
-// before the pieces of later steps. The number of steps is rounded up to a multiple of AHEAD; a step past k
-// is copied as zeros and not multiplied. copy_lines() must have been called. Every thread must call it.
+// Copies lines of k elements to `stage` in steps of STEP elements, and calls multiply(slot) for each step
+// while the loads of the next steps are in flight. prefetch(slot, at) is called one step ahead, for loads of
+// other data that the step needs; these loads complete before the loads of later steps. The number of steps
+// is rounded up to a multiple of AHEAD; steps beyond k are copied as zeros and not multiplied. copy_lines()
+// must have been called. Every thread must call it.
 TILE_COPY, class Prefetch, class Multiply>
 DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Prefetch& prefetch, const Multiply& multiply) {
     static_assert(AHEAD >= 2, "the slot of the next step is the current one");

@@ -27,7 +27,7 @@ template <class To, class From> DEV To bits_as(const From& from) {
 
 DEV float f32(float x) { return x; }
 
-// Rounds to nearest even: to<half_t>(x), to<float>(x), to<fp8>(x), to<ACT>(x).
+// Conversion of an f32 value x, rounded to nearest even: to<half_t>(x), to<float>(x), to<fp8>(x), to<ACT>(x).
 template <class T> struct RoundTo;
 template <> struct RoundTo<float> { DEV float of(float x) { return x; } };
 template <> struct RoundTo<half_t> { DEV half_t of(float x) { return to_half(x); } };
@@ -54,7 +54,7 @@ DEV f32x8 load8(const float* p) {
     const f32x4 a = ((const f32x4*)p)[0], b = ((const f32x4*)p)[1];
     return f32x8{{a.v[0], a.v[1], a.v[2], a.v[3], b.v[0], b.v[1], b.v[2], b.v[3]}};
 }
-// Loads eight values that are read once and written by no kernel in flight: see load_stream.
+// Loads eight values as f32 by load_stream(): for data that is read once and that no running kernel writes.
 DEV f32x8 load8_stream(const half_t* p) { return widen(load_stream((const half_x8*)p)); }
 DEV f32x8 load8_stream(const float* p) {
     const f32x4 a = load_stream((const f32x4*)p), b = load_stream((const f32x4*)p + 1);

@@ -41,9 +41,10 @@ DEV u32 wgmma_col(u32 i) { return (i >> 2) * 8 + (lane() & 3) * 2 + (i & 1); }
 
 #if DEV_EMU
 #  define KERNEL_ALONE(max_threads) KERNEL(max_threads)
-// WGMMA operand in shared memory, k-major (emulated): address of its panel.
+// WGMMA operand in shared memory, k-major (emulated): address of the panel.
 struct KMajorOperand { const u8* at; };
-// WGMMA operand in shared memory, n-major (emulated): addresses of its panel and distance of the next one.
+// WGMMA operand in shared memory, n-major (emulated): address of the first panel, and distance in bytes to
+// the next panel.
 struct NMajorOperand { const u8* at; u32 next; };
 DEV KMajorOperand by_k(const void* panel) { return KMajorOperand{(const u8*)panel}; }
 DEV NMajorOperand by_n(const void* panel, u32 next) { return NMajorOperand{(const u8*)panel, next}; }
@@ -53,7 +54,8 @@ template <class Operand> DEV Operand warp_uniform(Operand x) { return x; }
 DEV u32 opaque(u32 x) { return x; }
 DEV u8* align_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
 
-// The hardware swizzle uses the address: bits 4 to 6 are xored with bits 7 to 9.
+// Returns the element at byte `offset` of a swizzled panel. As in hardware, bits 4 to 6 of the address are
+// xored with its bits 7 to 9.
 DEV float panel_value(const u8* at, u32 offset) {
     const u64 address = (u64)at + offset;
     return f32(*(const half_t*)(address ^ (address >> 7 & 7) << 4));
@@ -61,8 +63,8 @@ DEV float panel_value(const u8* at, u32 offset) {
 DEV float panel_element(KMajorOperand x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
 DEV float panel_element(NMajorOperand x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
 
-// Computes this lane's elements of c, each as a sum over ascending k. `a(row, k)` returns an element of the
-// warp's 16 rows of A.
+// Computes the elements of c that this lane has, each as a sum over ascending k. a(row, k) returns an element
+// of A, where `row` is one of the 16 rows of this warp.
 template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], const A& a, const B& b, bool add) {
     for (u32 i = 0; i < N / 2; i += 4)
         for (u32 column = 0; column < 2; ++column) {
@@ -91,7 +93,8 @@ template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B
 }
 DEV void wgmma_fence() {}
 DEV void wgmma_commit() {}
-// Emulated WGMMAs complete at once; this waits until every lane has executed its own.
+// Emulated WGMMAs complete at once; wgmma_wait() only waits until every lane of the warp has executed its
+// part of them.
 template <u32 N> DEV void wgmma_wait(u32 site = __builtin_LINE()) { emu::wave_collective(site, nullptr); }
 template <u32 N> DEV void wgmma_fence_operand(float (&)[N]) {}
 DEV void fence_async_shared() {}
@@ -123,8 +126,8 @@ template <class B> struct WgmmaTranspose;  // transpose flag of operand B in the
 template <> struct WgmmaTranspose<KMajorOperand> { enum : int { FLAG = 0 }; };
 template <> struct WgmmaTranspose<NMajorOperand> { enum : int { FLAG = 1 }; };
 
-// For n accumulators: WGMMA_NAMES_n are their operand names in the instruction, WGMMA_n(i) their asm
-// constraints.
+// Macros for the inline PTX of a WGMMA with n accumulator registers: WGMMA_NAMES_n lists their operand names,
+// WGMMA_n(i) their asm constraints.
 #  define WGMMA_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #  define WGMMA_NAMES_16 WGMMA_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #  define WGMMA_NAMES_24 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -152,8 +155,8 @@ template <> struct WgmmaTranspose<NMajorOperand> { enum : int { FLAG = 1 }; };
 #  define WGMMA_96(i) WGMMA_64(i), WGMMA_32((i) + 64)
 #  define WGMMA_128(i) WGMMA_96(i), WGMMA_32((i) + 96)
 
-// NAMES: operand names of the N / 2 accumulators. PLACES: their asm constraints. I0 to I6: names of the
-// further operands.
+// Defines the WGMMA instruction for N columns. NAMES: operand names of the N / 2 accumulators. PLACES: their
+// asm constraints. I0 to I6: names of the other operands (A, B and flags).
 template <u32 N> struct Wgmma;
 #  define WGMMA_WIDTH(N, NAMES, PLACES, I0, I1, I2, I3, I4, I5, I6)                                                   \
     template <> struct Wgmma<N> {                                                                                     \

@@ -38,13 +38,13 @@
 #include "prepare/prepare.h"
 #include "sample/order.h"
 
-// Number of loads of logits in flight per thread.
+// Number of logits loads that each thread has in flight.
 enum : u32 { AHEAD = 8 };
 
 DEV const StagedDraftRow* drafts_of(const u8* stage) { return (const StagedDraftRow*)(stage + header_of(stage)->drafts_at); }
 
-// Where hidden states are stored: per sequence slot, and per block for its last position. A state has `bytes`
-// bytes.
+// Buffers of hidden states: those of the newest tokens of each sequence slot, and that of the last position
+// of each KV block. A state has `bytes` bytes.
 struct HiddenStateBuffers {
     u8 *slot_states, *boundary_states;
     i32* first_positions;
@@ -65,8 +65,8 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
     else copy_as<u16>(to, from, bytes);
 }
 
-// Returns the hidden state of position start - 1, where `start` is the position of the row's first token;
-// null: zeros.
+// Returns the address of the hidden state of position start - 1, where `start` is the position of the first
+// token of the row; null if no such state is stored, in which case zeros are used.
 DEV const u8* preceding_state(const HiddenStateBuffers& states, const StagedDraftRow& row, i32 start) {
     if (row.boundary_block >= 0) return states.boundary_states + (u64)row.boundary_block * states.bytes;
     if (!row.state_in_slot) return nullptr;
@@ -136,9 +136,9 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;
     if (bid_y() == 0) {
         u8* to = slot_states + (u64)row.seq_slot * states_per_slot * bytes;
-        // The slot gets the state before the newest token, then those of the newest token and of the draft
-        // tokens. Each thread copies the same channels of every state, so the first state may be read from an
-        // address that later ones overwrite.
+        // Stores to the sequence slot the hidden state of the token before the newest token, then the states
+        // of the newest token and of the draft tokens. The first state may be read from the memory that the
+        // later states overwrite: each thread copies the same channels of every state, in order.
         const i32 newest = start + (i32)last;
         if (newest > 0) {
             const u8* preceding = last == 0 ? preceding_state(states, row, start) : hidden + ((u64)row.token + last - 1) * bytes;
@@ -157,8 +157,8 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
 }
 EXPORT(store_draft_states)
 
-// Returns the sort key (sort_key_of in sample/order.h) of the largest of a row's `ids` logits, the first of
-// which belongs to id `begin`. Every thread of the block must call it.
+// Returns the sort key (sort_key_of in sample/order.h) of the largest logit of `row`. The row has the logits
+// of token ids [begin, begin + ids). Every thread of the block must call it.
 DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
     u64 best = 0;
     for (u32 first = tid(); first < ids; first += bdim() * AHEAD) {

@@ -10,7 +10,8 @@ DEV f32x8 silu_mul(const f32x8& gate, const f32x8& up) {
     return r;
 }
 
-// Calls wide(c) for every aligned group of 8 columns of this thread, or narrow(c) for single columns.
+// Calls wide(c) for each group of 8 columns, from column c on, that this thread processes; if `aligned` is
+// false, calls narrow(c) for each single column instead. A row is divided among `parts` blocks.
 template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bool aligned, Wide wide, Narrow narrow) {
     const u32 first = bid_x() % parts * bdim() + tid(), step = parts * bdim();
     if (aligned && cols % 8 == 0) {

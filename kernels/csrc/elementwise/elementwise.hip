@@ -35,7 +35,7 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
 EXPORT(silu_mul_fp8)
 #else
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
     grid_wait();
     grid_launch_dependents();

@@ -3,10 +3,10 @@
 // addresses of rows of x.
 //
 // A warp has 16 rows of x, and on warps of 32 lanes half of the lines. The sum over a step is multiplied by
-// both scales when it is added to the output's accumulator. Sums are over ascending k whatever the tile: a
-// row gives the same bits in any batch.
-// -DGATED=1: strips of gate rows alternate with strips of the up rows of the same outputs, so that a lane has
-// both.
+// both scales when it is added to the output's accumulator. Sums are over ascending k, whatever the tile, so
+// the result of a row is bit-identical in any batch.
+// -DGATED=1: strips (STRIP_ROWS rows) of gate rows alternate with strips of the up rows of the same outputs,
+// so that a lane has gate and up of an output.
 #pragma once
 #include "dev/strip_fp8.h"
 
@@ -29,7 +29,7 @@ enum : u32 {
 };
 static_assert(STRIPS % HALVES == 0, "gate and up rows of an output are of one warp");
 
-// fp8 matrix W with its scales, and the first output of the tile.
+// The fp8 matrix W and its scales, and the index of the first output of the tile.
 struct ScaledFp8Weights {
     const fp8* w;
     const float* scales;  // one per `unit` outputs and 128 k, row stride scale_stride; unused with CHANNELS
@@ -37,8 +37,8 @@ struct ScaledFp8Weights {
     u32 unit, scale_stride;
 };
 
-// Returns the row of W that a line of the tile contains. Lines beyond the last output contain the row of the
-// last output; their results are not stored.
+// Returns the row of W that line `line` of the tile contains (a line is a row of W in the tile). Lines beyond
+// the last output repeat the row of the last output; their results are not stored.
 DEV u32 line_row(const ScaledFp8Weights& w, u32 line) {
     const u32 strip = line / STRIP_ROWS, outputs = w.n / HALVES;
     const u32 out = w.first + strip / HALVES * STRIP_ROWS + line % STRIP_ROWS;
@@ -48,8 +48,8 @@ DEV u32 line_row(const ScaledFp8Weights& w, u32 line) {
 #if WARP_SIZE == 64
 #  include "dev/tile_copy.h"
 #else
-// Copies 128 k, from k `at` on, of all rows of the tile to shared memory. x_row(r) returns row r of x within
-// the tile; null: zeros.
+// Copies columns [at, at + 128) (K) of all rows of x and W of the tile to shared memory. x_row(r) returns the
+// address of row r of x within the tile, or null for a row of zeros.
 template <class Row> DEV void copy_step(u8* stage, const ScaledFp8Weights& w, const Row& x_row, u32 at) {
     for (u32 i = tid(); i < 2 * TILE * (STEP_K / 16); i += 256) {
         const u32 line = i / (STEP_K / 16), here = i % (STEP_K / 16) * 16;
@@ -62,15 +62,16 @@ template <class Row> DEV void copy_step(u8* stage, const ScaledFp8Weights& w, co
 }
 #endif
 
-// Accumulators of a lane, by strip of the warp.
+// Accumulators of a lane, one vector for each strip (STRIP_ROWS rows of W) of its warp.
 struct TileAccumulators { f32x4 c[STRIPS]; };
 
 DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
 DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
 
-// Scales of the lane's rows of x for the step from k `at` on. scale_of(r, block) returns the scale of row r of the tile
-// for this block of k; it is not called with CHANNELS.
+// Scales of the rows of x of this lane, for the step over columns [at, at + 128). scale_of(r, block) returns
+// the scale of row r of the tile for columns [128 block, 128 (block + 1)). With CHANNELS (one scale per row)
+// the scales are 1 here, and scale_of() is not called.
 struct RowScales { float x[OWN]; };
 template <class Scale> DEV RowScales row_scales(const Scale& scale_of, u32 at) {
     RowScales scales;
@@ -78,14 +79,15 @@ template <class Scale> DEV RowScales row_scales(const Scale& scale_of, u32 at) {
     return scales;
 }
 
-// Scale of W of strip `t` of the warp for the step from k `at` on. All outputs of a lane and strip have the same scale
-// unit.
+// Returns the scale of W for strip `t` (STRIP_ROWS rows of W) of this warp, for the step over columns [at, at
+// + 128). All rows of a strip of which a lane has outputs are in one scale block.
 DEV float strip_scale(const ScaledFp8Weights& w, u32 t, u32 at) {
     const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
     return CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
 }
 
-// Adds the products of one step of 128 k. w_scale(t) returns the scale of W of strip t.
+// Adds the products over one step of 128 columns (K) to `sums`. w_scale(t) returns the scale of W for strip t
+// of this warp.
 template <class Scale> DEV void multiply_step(TileAccumulators& sums, const u8* stage, const RowScales& scales,
                                               const Scale& w_scale) {
     UNROLL for (u32 t = 0; t < STRIPS; ++t) {
@@ -135,9 +137,9 @@ template <class Row, class Scale> DEV TileAccumulators tile_product(const Scaled
     return sums;
 }
 
-// Calls put(row of the tile, output of W, sum[, sum of the up row]) for every element of this lane, including
-// out-of-range ones. Sums are corrected for FNUZ (gfx942), where the bits of W, stored as OCP fp8, represent
-// half of their value.
+// Calls put(row, output, sum), or with GATED put(row, output, gate sum, up sum), for every output that this
+// lane has, including rows and outputs that are out of range; `row` is an index in the tile. On gfx942 sums
+// are doubled, because W keeps its OCP fp8 bits, which in FNUZ represent half of the value.
 template <class Put> DEV void each_output(const ScaledFp8Weights& w, const TileAccumulators& sums, const Put& put) {
     const float fnuz_factor = FP8_FNUZ ? 2.f : 1.f;
     UNROLL for (u32 t = 0; t < STRIPS; t += HALVES)

@@ -4,8 +4,8 @@
 // `TensorAdd` (RESIDUAL). x is not quantised (W8A16): products use its half_t values.
 //
 // With -DSTREAM=1 (NVIDIA from sm_90 on, warps of 32 lanes) it uses stream.h, else strips.h. x is half_t;
-// with STREAM and PREPARED it is f16 [M, K] with `factors` [M] (scale_rows_to_f16 of fp8_quantize).
-// A row gives the same bits for any M and any row index.
+// with STREAM and PREPARED it is f16 [M, K] with `factors` [M] (scale_rows_to_f16 of fp8_quantize). The
+// result of a row is bit-identical for any M and any row index.
 //
 // Rounding, as in gemm_small_m: x / rms, and its product with the norm weight, each once to half_t; sums in
 // f32, rounded once to the type of y; GATED and RESIDUAL round intermediate values as the separate kernels
@@ -61,8 +61,8 @@ typedef float OUT;
 typedef half_t OUT;
 #endif
 
-// Parameters of the epilogue: bias, gate and scales. In FNUZ (gfx942) the bits of W, stored as OCP fp8,
-// represent half of their value.
+// Parameters of the epilogue: scales and bias. On gfx942 sums are doubled, because W keeps its OCP fp8 bits,
+// which in FNUZ represent half of the value.
 struct EpilogueParams {
     const float *scales, *bias;
     u32 outputs;

@@ -1,20 +1,21 @@
-// fp8_gemm_small_m/rows.h - stages rows of x (up to OWN_ROWS per warp) in shared memory as f16: with NORM
-// they are first normalised; rows whose range requires it are scaled by a power of two. All loads are issued
-// before the first use.
+// fp8_gemm_small_m/rows.h - converts rows of x (up to OWN_ROWS per warp) to f16 and stores them in shared
+// memory. With NORM the rows are normalised first. Rows that do not fit the range of f16 are scaled by a
+// power of two. All loads are issued before the first use.
 #pragma once
 
 enum : u32 { OWN_ROWS = 4 };
 
-// Number of warps per row: as in a block of rms_norm, so that the reduction order and the bits of the norm
-// are the same.
+// Returns the number of warps that process a row of x. With NORM it equals the number of warps of a block of
+// rms_norm, so that the order of additions, and therefore the result of the norm, is bit-identical.
 DEV u32 warps_of_row(u32 k) {
     const u32 pieces = k / 8;
     if (!NORM) return COMPUTE_WARPS;
     return ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;
 }
 
-// Sets the factor of each row; called when the peaks (largest magnitudes) of all rows are in shared memory.
-// store_scaled(row, factor) stores a row again, scaled by its factor.
+// Computes the scale factor of each row of x from its peak (largest magnitude); called when all peaks are in
+// shared memory. For a row that must be scaled, calls store_scaled(row, factor), which stores the row again,
+// multiplied by the factor.
 template <class StoreScaled> DEV void apply_factors(const BlockWork& work, const SharedMemoryLayout& s,
                                                     const StoreScaled& store_scaled) {
     bool any = false;
@@ -33,7 +34,7 @@ template <class StoreScaled> DEV void apply_factors(const BlockWork& work, const
 }
 
 #if NORM
-// Pieces of a row that a lane has: at most two, of 8 values each.
+// The elements of a row that a lane has in registers: at most two vectors of 8 elements.
 struct LaneRowPieces { half_x8 v[2]; };
 DEV u32 piece_of(u32 k, u32 i) { return (warp_id() % warps_of_row(k) + i * warps_of_row(k)) * WARP_SIZE + lane(); }
 DEV LaneRowPieces load_pieces(const half_t* row, u32 k) {
@@ -48,7 +49,8 @@ DEV half_x8 normed(const half_x8& x, const half_x8& w, float scale) {
     return r;
 }
 
-// `norm`: this lane's pieces of the norm weights, loaded before grid_wait().
+// Normalises rows of x, and stores them in shared memory as f16. `norm`: the norm weights for the columns of
+// this lane, loaded before grid_wait().
 DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, const LaneRowPieces& norm,
                       u32 x_stride, float eps) {
     const u32 warps = warps_of_row(work.k), groups = COMPUTE_WARPS / warps, member = warp_id() % warps, line = x_line(work.k);
@@ -90,7 +92,8 @@ DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const 
     });
 }
 #else
-// A thread loads OWN_ROWS pieces at a time: four pieces of the row if M is 1, else one piece of each row.
+// Stores rows of x in shared memory as f16. A thread loads OWN_ROWS vectors of 8 elements at a time: all from
+// the same row if M is 1, otherwise one vector from each of OWN_ROWS rows.
 DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride) {
     const u32 pieces = work.k / 8, line = x_line(work.k), spread = work.m == 1 ? (u32)OWN_ROWS : 1u;
     float peaks[OWN_ROWS];

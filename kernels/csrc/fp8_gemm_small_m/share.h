@@ -1,5 +1,6 @@
-// fp8_gemm_small_m/share.h - work of a block of stream.h: its strips of W, its slabs, and its shared memory
-// layout. Like gemm_small_m/share.h, but with fp8 weights, their scales, and rows of x in f16.
+// fp8_gemm_small_m/share.h - work of a block of stream.h: its strips of W (STRIP_ROWS rows each), its slabs
+// (SLAB columns of the strips of a pass), and its shared memory layout. Like gemm_small_m/share.h, but with
+// fp8 weights, their scales, and rows of x in f16.
 #pragma once
 
 enum : u32 {
@@ -19,7 +20,7 @@ enum : u32 {
     WIDTH = STRIP_ROWS / HALVES  // outputs per strip
 };
 
-// Work of a block: its strips of W, and the sizes of the GEMM.
+// Work of a block: its strips of W (STRIP_ROWS rows each), and the sizes of the GEMM.
 struct BlockWork {
     const fp8* w;
     u32 n, k, m;
@@ -37,12 +38,12 @@ DEV u32 columns(const BlockWork& w, u32 slab) {
     const u32 left = w.k - slab * SLAB;
     return left < SLAB ? left : (u32)SLAB;
 }
-// Returns the line in a stage of row r of strip t. A stage has the rows of the pass's outputs, then with
-// GATED their up rows.
+// Returns the index in a ring-buffer stage of row r of strip t. A stage first has the rows of W of all
+// outputs of the pass; with GATED these are the gate rows, and the up rows of the same outputs follow.
 DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
 DEV u32 first_output(const BlockWork& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
-// Returns the row of W that a line of a pass contains. Lines beyond the last output contain the row of the
-// last output; their results are not stored.
+// Returns the index in W of row `line` of a ring-buffer stage, for the given pass. Rows beyond the last
+// output repeat the row of the last output; their results are not stored.
 DEV u64 weight_row(const BlockWork& w, u32 pass, u32 line) {
     const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
     return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
@@ -53,7 +54,7 @@ DEV BlockWork even_share(const fp8* w, u32 n, u32 k, u32 m) {
     const u32 first = bid_x() * each + (bid_x() < more ? bid_x() : more);
     return BlockWork{w, n, k, m, first, each + (bid_x() < more)};
 }
-// Maximum number of strips of a block.
+// Returns the maximum number of strips (STRIP_ROWS rows of W each) over all blocks of the grid.
 DEV u32 most_strips(u32 n) {
     const u32 all = (n / HALVES + WIDTH - 1) / WIDTH;
     return (all + gdim_x() - 1) / gdim_x();

@@ -1,16 +1,16 @@
-// fp8_gemm_small_m/stream.h - up to 16 rows of x times rows of an fp8 W that bulk copies stream into shared
-// memory: the algorithm of gemm_small_m/stream.h with half the bytes. Weights are converted to f16 in
-// registers, two per instruction and exactly; sums over 128 k are multiplied by their scale when they are
-// added to the warp's sum.
+// fp8_gemm_small_m/stream.h - product of up to 16 rows of x with an fp8 W that bulk copies load into shared
+// memory. The algorithm is that of gemm_small_m/stream.h, with half as many bytes per weight. Weights are
+// converted exactly to f16 in registers, two per instruction. The sum over 128 columns (K) is multiplied by
+// its scale when it is added to the sum of the warp.
 //
-// Order of additions: 64 k ascending, then the warp's parts ascending, then warps ascending. It depends on K
-// and SLAB only.
+// Order of additions: groups of 64 columns, then the groups of a warp in ascending order, then the warps in
+// ascending order. It depends only on K and SLAB.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/fp8_f16.h"
 #include "fp8_gemm_small_m/share.h"
 
-// A stage of the ring, and its phase parity.
+// Index of the current ring-buffer stage, and the parity of its phase for barrier_wait().
 struct PipelineState { u32 stage, phase; };
 DEV void next(PipelineState& t, u32 stages) {
     if (++t.stage < stages) return;
@@ -18,7 +18,8 @@ DEV void next(PipelineState& t, u32 stages) {
     t.phase ^= 1;
 }
 
-// Each producer warp copies an equal part of a stage's lines, and every PRODUCER_WARPS-th row of x.
+// Returns the number of rows of x that a producer warp copies: every PRODUCER_WARPS-th row. The rows of W of
+// a stage are divided equally among the producer warps.
 DEV u32 own_rows(const BlockWork& work, u32 producer_warp) {
     return (work.m + PRODUCER_WARPS - 1 - producer_warp) / PRODUCER_WARPS;
 }
@@ -41,8 +42,8 @@ DEV void copy_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 stage
         bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Waits for the previous kernel, then copies x: with X_SLABS its columns in the slabs in flight, with
-// PREPARED all of x.
+// Waits for the previous kernel, then starts the copies of x: with X_SLABS the columns of x for the stages
+// whose weight copies have already been started, otherwise with PREPARED all of x.
 DEV void first_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 ahead, const half_t* x) {
     grid_launch_dependents();
     grid_wait();
@@ -57,12 +58,12 @@ DEV void first_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 ahea
 #endif
 }
 
-// Weights of the next GEMM to prefetch: the first `bytes` bytes of each line in the first pass of each of its
-// `blocks` blocks. `blocks` is 0 if nothing is to be prefetched.
+// Weights of the next GEMM to prefetch: of each of its `blocks` blocks, the first `bytes` bytes of every row
+// of W that the block reads in its first pass. `blocks` is 0 if nothing is to be prefetched.
 struct PrefetchWork { const fp8* w; u32 outputs, halves, k, strips, blocks, bytes; };
 
-// Prefetches weights of the next GEMM into L2: memory is otherwise idle from here to the first copies of that
-// GEMM.
+// Prefetches weights of the next GEMM into L2. After the last weight copies of this kernel, memory would
+// otherwise be idle until the next GEMM starts its copies.
 DEV void prefetch_l2(const PrefetchWork& a) {
     if (bid_x() >= a.blocks) return;
     const u32 width = STRIP_ROWS / a.halves, all = (a.outputs + width - 1) / width, each = all / a.blocks;
@@ -76,7 +77,7 @@ DEV void prefetch_l2(const PrefetchWork& a) {
     }
 }
 
-// Loop of a producer warp.
+// Loop of a producer warp: copies weights, and with X_SLABS columns of x, into the ring buffer.
 DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, const PrefetchWork& ahead) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
@@ -101,8 +102,8 @@ DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const half
     if (!waited) first_rows(work, s, i, x);
 }
 
-// Copies the scales of the block's strips to shared memory, [strip][half][block of k]; called before
-// grid_wait().
+// Copies the weight scales of this block to shared memory, as [strip][gate or up][block of 128 columns];
+// called before grid_wait().
 DEV void keep_scales(const BlockWork& work, const SharedMemoryLayout& s, const float* scales, u32 unit, u32 stride) {
     const u32 blocks = blocks_k(work.k);
 #pragma unroll 1
@@ -113,8 +114,9 @@ DEV void keep_scales(const BlockWork& work, const SharedMemoryLayout& s, const f
     }
 }
 
-// Offsets of a lane's pieces of x: 16 k of row lane / 4, and with MORE_ROWS of row lane / 4 + 8. To avoid
-// branches, rows and strips out of range use valid addresses; their results are discarded.
+// Byte offsets of the elements of x that a lane loads: 16 consecutive columns (K) of row lane / 4, and with
+// MORE_ROWS also of row lane / 4 + 8. To avoid branches, rows out of range use the address of a valid row;
+// their results are discarded.
 struct XRowOffsets { u32 at[OCTETS]; };
 DEV XRowOffsets x_rows(u32 m, u32 line) {
     XRowOffsets x;
@@ -124,7 +126,8 @@ DEV XRowOffsets x_rows(u32 m, u32 line) {
     }
     return x;
 }
-// A lane's pieces of rows of x, as MMA operands.
+// MMA operand in the registers of a lane: 16 consecutive columns (K) of one row of x, or of two rows with
+// MORE_ROWS.
 struct RowPieces { u32x4 v[OCTETS][2]; };
 DEV RowPieces load_rows(const u8* x, const XRowOffsets& rows, u32 counts) {
     RowPieces r;
@@ -136,10 +139,10 @@ DEV RowPieces load_rows(const u8* x, const XRowOffsets& rows, u32 counts) {
     return r;
 }
 
-// Sums of two strips: their 16 lines are the rows of the MMA. A lane has line lane / 4 of each strip, and
-// rows lane % 4 * 2 and + 1 of every eight rows of x.
+// Accumulators of a lane for two strips (8 rows of W each), whose 16 rows are the rows (M) of the MMA. A lane
+// has row lane / 4 of each strip, and rows lane % 4 * 2 and lane % 4 * 2 + 1 of each group of 8 rows of x.
 struct StripPairAccumulators { f32x4 c[OCTETS]; };
-// Accumulators of a lane for the strips of a pass, two strips each.
+// Accumulators of a lane for all strips of a pass, in pairs of strips.
 struct PassAccumulators { StripPairAccumulators of[PAIRS]; };
 DEV StripPairAccumulators no_sum() {
     StripPairAccumulators s;
@@ -147,7 +150,8 @@ DEV StripPairAccumulators no_sum() {
     return s;
 }
 
-// Multiplies 64 k of two strips; this lane's 16 k of each line are consecutive.
+// Adds to `s` the product of x with two strips of W over 64 columns (K), of which this lane has 16
+// consecutive columns. `first`, `second`: the weights of this lane in the first and the second strip.
 DEV void multiply_pieces(StripPairAccumulators& s, const RowPieces& x, const u32x4& first, const u32x4& second) {
     UNROLL for (u32 i = 0; i < 4; ++i) {
         const u32 a0 = widen_fp8(first.v[i]), a1 = widen_fp8(second.v[i]);
@@ -157,7 +161,8 @@ DEV void multiply_pieces(StripPairAccumulators& s, const RowPieces& x, const u32
     }
 }
 
-// Offsets that a lane uses in every slab of a pass, for both strips of each pair.
+// Offsets of the weights and scales that a lane reads, equal for all slabs (ring-buffer stages) of a pass;
+// one entry for each strip of each pair of strips.
 struct WeightLineOffsets {
     u32 weights[PAIRS][2];  // offset in the stage of the lane's part of its line, in bytes
     u32 scales[PAIRS][2];   // index of the line's scale for the first block of k
@@ -174,8 +179,8 @@ DEV WeightLineOffsets lines_of(const BlockWork& work, u32 pass) {
     return l;
 }
 
-// Multiplies the 64 or 128 k that share a scale (a block of k). `scales`: scales of this block; `both`: the
-// block has a second half of 64 k.
+// Adds the product of x and W over the columns (K) that share one weight scale: 128 columns, or 64 if `both`
+// is false. `scales`: weight scales of these columns.
 DEV void multiply_block(PassAccumulators& sums, const u8* x, const XRowOffsets& rows, const u8* w, const float* scales,
                         const WeightLineOffsets& lines, bool both) {
     enum : u32 { STEPS = SPAN < BLOCK_K ? 1 : 2 };
@@ -196,7 +201,8 @@ DEV void multiply_block(PassAccumulators& sums, const u8* x, const XRowOffsets& 
     }
 }
 
-// Multiplies this warp's k of one slab.
+// Adds the product over the columns (K) of one slab (ring-buffer stage) that this warp processes. `width`:
+// number of columns of the slab.
 DEV void multiply_slab(PassAccumulators& sums, const u8* x, const XRowOffsets& rows, const u8* w, const float* scales,
                        const WeightLineOffsets& lines, u32 width) {
     const u32 end = (warp_id() + 1) * SPAN < width ? (warp_id() + 1) * SPAN : width;
@@ -205,7 +211,7 @@ DEV void multiply_slab(PassAccumulators& sums, const u8* x, const XRowOffsets& r
         multiply_block(sums, x + at * 2, rows, w + at, scales + at / BLOCK_K, lines, at + 64 < end);
 }
 
-// Writes the warp's sums of the pass to shared memory, with the outputs of a strip contiguous.
+// Writes the sums of this warp for the pass to shared memory as [strip][row of x][row of the strip].
 DEV void put_pass(const PassAccumulators& sums, const SharedMemoryLayout& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + (lane() >> 2);
     UNROLL for (u32 j = 0; j < OCTETS; ++j)
@@ -225,8 +231,10 @@ DEV float gather_pass(const SharedMemoryLayout& s, u32 m, u32 t, u32 row, u32 r)
     return sum * s.factors[row];
 }
 
-// Loop of the consumer warps. Calls put(row, output, sum, sum of the up row, result of before(row, output,
-// true)) for every output; before(.., false) is called for threads without an output.
+// Loop of the consumer warps. For every output of the block, one thread calls put(row, output, sum, up sum,
+// loaded), where the up sum is used with GATED only. `loaded` is the result of before(row, output, exists),
+// which every thread calls before the products, to load data of the epilogue early; `exists` is false on
+// threads without an output.
 template <class Before, class Put>
 DEV void multiply_all(const BlockWork& work, const SharedMemoryLayout& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;

@@ -1,8 +1,9 @@
-// fp8_gemm_small_m/strips.h - up to 16 rows of x times strips of rows of an fp8 W, loaded straight from
-// global memory, for targets without bulk copies. A block owns TILES strips of rows of W and all of K; its
-// warps take blocks of 128 k in turn. Weights are converted to half_t in registers, exactly; the sum over a
-// block of k is multiplied by its scale when it is added to the warp's sum. The warps' sums are added in
-// shared memory in ascending order: the order of additions depends only on K and the number of warps.
+// fp8_gemm_small_m/strips.h - product of up to 16 rows of x with strips of an fp8 W, for targets without bulk
+// copies; a strip is STRIP_ROWS consecutive rows of W. Weights are loaded from global memory directly into
+// registers. A block computes TILES strips over all of K; its warps process blocks of 128 columns (K) in
+// turn. Weights are converted exactly to half_t in registers. The sum over 128 columns is multiplied by its
+// scale when it is added to the sum of the warp. The sums of the warps are added in shared memory in
+// ascending order of warps, so the order of additions depends only on K and the number of warps.
 //
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
@@ -16,7 +17,7 @@ enum : u32 {
 };
 static_assert(8 * WARP_SIZE / STRIP_ROWS == 32, "a strip is 32 k wide");
 
-// fp8 matrix W with its scales, and the first output of the block.
+// The fp8 matrix W and its scales, and the index of the first output of the block.
 struct ScaledFp8Weights {
     const fp8* w;
     const float* scales;
@@ -24,14 +25,15 @@ struct ScaledFp8Weights {
     u32 unit, scale_stride;
 };
 
-// Returns the row of W that line r of a strip contains. Lines beyond the last output contain the row of the
-// last output; their results are not stored.
+// Returns the index in W of row r of strip `tile` of the block. Rows beyond the last output repeat the row of
+// the last output; their results are not stored.
 DEV u64 weight_row(const ScaledFp8Weights& w, u32 tile, u32 r) {
     const u32 out = w.first + tile * WIDTH + r % WIDTH, outputs = w.n / HALVES;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
-// A lane's fp8 pieces of one strip of W for one block of k, with their scale.
+// fp8 weights that a lane has of one strip of W (STRIP_ROWS rows) over 128 columns (K), in vectors of 8
+// columns, and their scale.
 struct Fp8StripPieces { fp8x8 v[PIECES]; float scale; };
 
 DEV Fp8StripPieces load_strip(const ScaledFp8Weights& w, u32 tile, u32 block) {
@@ -51,8 +53,9 @@ DEV Fp8StripPieces load_strip(const ScaledFp8Weights& w, u32 tile, u32 block) {
 DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
 DEV u32 x_line(u32 k) { return padded(k) + 32; }
 
-// Stages the rows of x in shared memory, normalised with NORM; x_row(r) returns row r. One warp processes a
-// row for any M, so that the sum of squares has one order.
+// Copies the rows of x to shared memory; with NORM they are normalised first. x_row(r) returns the address of
+// row r. Each row is processed by one warp for any M, so that the order of additions in the sum of squares
+// does not depend on M.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const half_t* norm, u32 m, u32 k, float eps) {
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
         const half_t* from = x_row(row);
@@ -94,8 +97,8 @@ DEV void multiply(f32x4& c, const Fp8StripPieces& w, const half_t* xs, u32 m, u3
     UNROLL for (u32 e = 0; e < 4; ++e) c.v[e] = fma_(part.v[e], w.scale, c.v[e]);
 }
 
-// Computes the sums of all strips of the block, which gather() reads. `stage(xs)` stages the rows of x; it is
-// called after grid_wait().
+// Computes the sums of all strips of the block and returns their address in shared memory, for gather().
+// stage(xs), which is called after grid_wait(), copies the rows of x to shared memory.
 template <class Stage> DEV const float* strip_sums(const ScaledFp8Weights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, blocks = padded(weights.k) / BLOCK_K;
@@ -128,7 +131,8 @@ DEV float gather(const float* sums, u32 m_count, u32 tile, u32 m, u32 r) {
     return s;
 }
 
-// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, one output per thread.
+// Calls put(row, output, sum, up sum) for each output of the block, one output per thread. Without GATED the
+// up sum is 0.
 template <class Put> DEV void each_sum(const ScaledFp8Weights& w, const float* sums, u32 m, const Put& put) {
     for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {
         const u32 r = i % WIDTH, row = i / WIDTH % m, tile = i / WIDTH / m, out = w.first + tile * WIDTH + r;

@@ -21,8 +21,8 @@
 #endif
 
 #if SCALING == 2
-// Quantises a row with a scale that does not depend on its values. The scale in units of the target's fp8 format is
-// twice the given one in FNUZ, where 224 has the bits of 448.
+// Quantises a row of x with the given scale, which does not depend on the values of the row. If the target's
+// fp8 format is FNUZ, twice the scale is used: FNUZ values up to 224 have the bits of OCP values up to 448.
 DEV void quantize_with_scale(fp8* y, float* scales, const half_t* x, u32 cols, u32 scale_stride, bool valid, float scale) {
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8) {
         f32x8 v{};
@@ -67,8 +67,8 @@ KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, 
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
         *(fp8x8*)(to + c) = quantized(valid ? load8(from + c) : none, 1.f / scale);
 #  else
-    // All QUANT_LANES lanes of a group take part, because they reduce their maximum; lanes after the last
-    // column contribute zeros.
+    // All QUANT_LANES lanes of a quantisation block run every iteration, because they reduce their largest
+    // magnitude together; lanes beyond the last column use zeros.
     const u32 padded = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK * QUANT_BLOCK;
     for (u32 at = 0; at < padded; at += bdim() * 8) {
         const u32 c = at + tid() * 8;

@@ -14,7 +14,8 @@
 #endif
 
 enum : u32 { QUANT_LANES = 16, QUANT_BLOCK = QUANT_LANES * 8 };
-// In FNUZ the bits represent half of the value (see fp8_to_fnuz), so the target is 224 instead of 448.
+// Value to which the largest magnitude of a quantisation block is scaled: 448, or 224 in FNUZ, where the same
+// bits represent half of the OCP value.
 #define TARGET (FP8_FNUZ ? 224.0f : 448.0f)
 
 DEV fp8x8 quantized(const f32x8& x, float factor) {
@@ -22,8 +23,9 @@ DEV fp8x8 quantized(const f32x8& x, float factor) {
     for (u32 i = 0; i < 8; ++i) r.v[i] = x.v[i] * factor;
     return narrow_fp8(r);
 }
-// Returns the scale for a largest magnitude `peak`. Below 1e-30 the scale would have no finite inverse: such
-// values become zero.
+// Returns the scale of a quantisation block whose largest magnitude is `peak`. With SCALING=0 the scale is 1
+// if `peak` is at most 1e-30, because a smaller scale would have no finite inverse; the quantised values are
+// then zero.
 #if SCALING == 1
 DEV float scale_of(float peak) {
     const u32 mantissa = 0x7fffffu;
@@ -38,9 +40,10 @@ DEV float peak_of(const f32x8& x) {
     return peak;
 }
 
-// store_quantized() quantises eight columns of a row from column c on; `v` is already rounded to the type of
-// the unfused output. Every lane of the warp must call it; `v` must be zero for columns after the last one
-// and for rows out of range. `cols` is a multiple of QUANT_BLOCK.
+// Destination of store_quantized(), which quantises the eight values `v` of columns [c, c + 8) of a row. `v`
+// is already rounded to half_t, as if it had been stored before quantisation; it must be zero for columns
+// beyond the last column and for rows out of range. Every lane of the warp must call store_quantized().
+// `cols` is a multiple of QUANT_BLOCK.
 struct QuantizedOutput {
     fp8* y;         // [rows, cols]
     float* scales;  // [cols / QUANT_BLOCK, scale_stride]

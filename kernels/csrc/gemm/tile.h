@@ -4,8 +4,8 @@
 //
 // The warps form a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N MMA tiles of 16 x 16.
 // -DGATED=1: rows of W are ordered as 16 gate rows, then the 16 up rows of the same outputs, so that a lane
-// has both.
-// Sums are over ascending k whatever the tile: a row gives the same bits for any TILE_M and in any batch.
+// has gate and up of an output. Sums are over ascending k, whatever the tile, so the result of a row is
+// bit-identical for any TILE_M and in any batch.
 #pragma once
 #include "dev/strip.h"
 
@@ -31,11 +31,11 @@ enum : u32 {
 };
 static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");
 
-// Accumulators of a lane, by MMA tile of the warp.
+// Accumulators of a lane, one fragment for each MMA tile of its warp.
 struct TileAccumulators { FragC c[FRAGS_M][FRAGS_N]; };
 
-// Returns the row of W that line `r` of the tile contains; `first` is the tile's first output, W has n rows.
-// Lines beyond the last output contain the row of the last output.
+// Returns the index in W of row `r` of the tile. `first`: first output of the tile; `n`: number of rows of W.
+// Rows beyond the last output repeat the row of the last output.
 DEV u32 line_row(u32 r, u32 first, u32 n) {
     const u32 outputs = GATED ? n / 2 : n;
     const u32 out = first + (GATED ? r / 32 * 16 + r % 16 : r);
@@ -45,8 +45,8 @@ DEV u32 line_row(u32 r, u32 first, u32 n) {
 #if WARP_SIZE == 64
 #  include "gemm/tile_registers.h"
 #else
-// Starts copying k [at, at + 32) of all rows of the tile. x_row(r) returns row r of x within the tile; null:
-// zeros.
+// Starts copying columns [at, at + 32) (K) of all rows of x and W of the tile to shared memory. x_row(r)
+// returns the address of row r of x within the tile, or null for a row of zeros.
 template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k, u32 at) {
     for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WARPS * WARP_SIZE) {
         const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
@@ -69,7 +69,8 @@ DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     }
 }
 
-// Computes the tile of outputs [first, first + OUTPUTS), with shared memory of STAGES * STAGE elements.
+// Returns the products of the rows of x (x_row) with the rows of W for outputs [first, first + OUTPUTS).
+// `stages`: shared memory of STAGES * STAGE elements.
 template <class Row> DEV TileAccumulators tile_product(half_t* stages, const Row& x_row, const half_t* w, u32 first,
                                                        u32 n, u32 k) {
     TileAccumulators t;
@@ -83,7 +84,7 @@ template <class Row> DEV TileAccumulators tile_product(half_t* stages, const Row
     for (u32 s = 0; s < steps; ++s) {
         cp_async_wait<STAGES - 2>();
         sync();
-        // Copies into the stage that the previous step has freed.
+        // The copies of the next step overwrite the stage that the previous step has read.
         const u32 ahead = s + STAGES - 1;
         if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
         cp_async_commit();
@@ -93,7 +94,8 @@ template <class Row> DEV TileAccumulators tile_product(half_t* stages, const Row
 }
 #endif
 
-// Calls put(row of the tile, output of the tile, value, up value or 0) for every element of this lane.
+// Calls put(row, output, value, up value) for every result that this lane has; `row` and `output` are indices
+// in the tile. Without GATED the up value is 0.
 template <class Put> DEV void each_output(const TileAccumulators& t, const Put& put) {
     const u32 row = warp_id() % WARPS_M * FRAGS_M * 16, column = warp_id() / WARPS_M * FRAGS_N * 16;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)

@@ -1,12 +1,13 @@
 // gemm/tile_registers.h - tile_product() for wavefronts of 64 lanes: rows are loaded into registers two steps
-// ahead (dev/tile_copy.h). The MMA takes operands in the layout of dev/strip.h: 16-byte pieces as they are in
-// shared memory, so fragments are not repacked.
+// ahead (dev/tile_copy.h). The MMA operands have the layout of dev/strip.h: 16-byte vectors along K as they
+// are in shared memory, so fragments are not repacked.
 #pragma once
 #include "dev/tile_copy.h"
 
 DEV half_x8 stage_piece(const half_t* p) { return bits_as<half_x8>(load_piece(p)); }
 
-// A FragC of 64 lanes has the layout of the sums of strip_mma().
+// Adds the products of one step in shared memory. With 64 lanes, a FragC accumulator has the register layout
+// of the accumulators of strip_mma().
 DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     const half_t* x = stage + (warp_id() % WARPS_M * FRAGS_M * 16 + strip_x_row(0)) * STRIDE + strip_k();
     const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16 + strip_w_row()) * STRIDE + strip_k();
@@ -22,7 +23,8 @@ DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     }
 }
 
-// Computes the tile of outputs [first, first + OUTPUTS), with shared memory of STAGE elements.
+// Returns the products of the rows of x (x_row) with the rows of W for outputs [first, first + OUTPUTS).
+// `stage`: shared memory of STAGE elements.
 template <class Row> DEV TileAccumulators tile_product(half_t* stage, const Row& x_row, const half_t* w, u32 first,
                                                        u32 n, u32 k) {
     TileAccumulators t;

@@ -9,10 +9,9 @@
 //
 // A cluster of two blocks processes tiles of 256 rows of x by 256 rows of W (called lines): each block has
 // half of the rows of x, and every line of W is multicast to both. In a block, one producer warp loads steps
-// of 64 k, and two consumer warpgroups multiply 64 rows each.
-// Sums are over ascending k in every case, so that a row has the same bits in any batch.
-// Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2 M N K operations; the GPU's power
-// limit also bounds it.
+// of 64 k, and two consumer warpgroups multiply 64 rows each. Sums are over ascending k, so the result of a
+// row is bit-identical in any batch. Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2
+// M N K operations; the GPU's power limit also bounds it.
 #include "dev.h"
 #include "dev/strip.h"
 #ifndef GATED

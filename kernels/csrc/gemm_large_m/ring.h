@@ -1,5 +1,5 @@
-// gemm_large_m/ring.h - tile order of a block, and the ring of pipeline stages between producer and
-// consumers.
+// gemm_large_m/ring.h - order in which blocks process tiles, and the ring buffer of pipeline stages between
+// producer and consumer warps.
 #pragma once
 #include "dev/panels.h"
 
@@ -19,9 +19,9 @@ enum : u32 {
     CONSUMER_WARPS = GROUPS * 4,  // consumer warps
     PRODUCER_WARPS = 4,
     THREADS = (PRODUCER_WARPS + CONSUMER_WARPS) * WARP_SIZE,
-    // Rasterisation: number of cluster tiles along M that are processed before the next lines of W. The 66
-    // concurrent clusters (one pair of an H100's SMs each) then use about as many different rows of x as
-    // lines of W.
+    // Rasterisation for L2 reuse: number of cluster tiles along M that are processed with the same lines
+    // (rows of W) before the next lines. The 66 concurrent clusters (one pair of an H100's SMs each) then
+    // read about as many different rows of x as rows of W.
     LANE_TILES = 8
 };
 
@@ -30,8 +30,9 @@ struct TmaGemmProblem { HalfMatrixView y, x, w; u32 outputs, k; };
 // TMA descriptors of the operands.
 struct GemmTensorMaps { const TensorMap *y, *x, *w; };
 
-// Order in which clusters process tiles: bands of LANE_TILES tiles along M; in a band all tiles of some lines
-// of W, then those of the next lines. high, wide: number of tiles along M and N.
+// Order in which clusters process tiles: in bands of LANE_TILES tiles along M. Within a band, tiles are
+// ordered by N first, so that all tiles with the same rows of W are successive. high, wide: number of tiles
+// along M and N. count: number of all tiles.
 struct TileRasterOrder { u32 high, wide, count; };
 // First row and first output of a tile.
 struct TileOrigin { u32 row, output; };
@@ -40,7 +41,7 @@ DEV TileRasterOrder order_of(const TmaGemmProblem& p) {
     const u32 wide = (p.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
     return TileRasterOrder{high, wide, high * wide};
 }
-// Returns this block's half of the cluster tile with index `i`.
+// Returns the origin of the part of cluster tile `i` that this block computes: one of the two halves along M.
 DEV TileOrigin tile_at(const TileRasterOrder& order, u32 i) {
     const u32 lane_tiles = LANE_TILES * order.wide, first = i / lane_tiles * LANE_TILES, at = i % lane_tiles;
     const u32 high = order.high - first < LANE_TILES ? order.high - first : (u32)LANE_TILES;
@@ -54,7 +55,8 @@ template <class Work> DEV void each_tile(const TmaGemmProblem& p, const Work& wo
     for (u32 i = bid_x() / CLUSTER; i < order.count; i += gdim_x() / CLUSTER) work(tile_at(order, i));
 }
 
-// The ring of stages. A stage has the rows of x, then both halves of the lines of W.
+// Ring buffer of pipeline stages. A stage has the rows of x of this block, then both halves of the rows of W
+// of the tile.
 struct StageRing { Barrier *full, *empty; u8 *stages, *boxes; };
 // Index of the current stage, and the parity of its phase for barrier_wait().
 struct PipelineState { u32 stage, phase; };
@@ -62,7 +64,8 @@ DEV void advance(PipelineState& t) {
     t.stage = t.stage + 1 == STAGES ? 0 : t.stage + 1;
     t.phase ^= t.stage == 0;
 }
-// Lays out and initialises the ring. Every thread must call it; the ring may be used after cluster_wait().
+// Assigns dynamic shared memory to the ring buffer and initialises its barriers. Every thread of the block
+// must call it. The ring buffer may be used after cluster_wait().
 DEV StageRing make_ring() {
     DYN_SHARED(u8, dynamic);
     Barrier* barriers = (Barrier*)dynamic;

@@ -1,11 +1,11 @@
-// gemm_large_m/roles.h - warp roles of a block: one producer, eight consumers that multiply and store. All
-// process the same tiles; the ring keeps the warps of both blocks of a cluster at most STAGES steps of 64 k
-// apart.
+// gemm_large_m/roles.h - warp roles of a block: one producer warp loads, and eight consumer warps multiply
+// and store. All warps process the same tiles in the same order. Through the ring buffer, the warps of both
+// blocks of a cluster are at most STAGES steps (64 columns of K each) apart.
 #pragma once
 #include "gemm_large_m/ring.h"
 
-// Loop of the producer thread. It returns only when no further arrival at this block's barriers is
-// outstanding, because the other block of the cluster arrives there.
+// Loop of the producer thread. It returns only after all arrivals at the barriers of this block: the other
+// block of the cluster also arrives at them, so the block must not exit earlier.
 DEV void fetch(const StageRing& ring, const TmaGemmProblem& p, const GemmTensorMaps& maps) {
     const u32 half = cluster_rank<CLUSTER>(), line_stride = GATED ? p.outputs : (u32)HALF_LINES;
     PipelineState pipe{0, 0};
@@ -25,14 +25,14 @@ DEV void fetch(const StageRing& ring, const TmaGemmProblem& p, const GemmTensorM
     for (u32 i = 0; i < STAGES; ++i, advance(pipe)) barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
 }
 
-// Frees a stage: arrives at barrier b of every block of the cluster, because each block multicasts to this
-// stage.
+// Signals that this warp has read a stage: arrives at barrier b in every block of the cluster, because every
+// block multicasts into this stage.
 DEV void release(Barrier* b) {
     if (lane() < CLUSTER) barrier_arrive_at<CLUSTER>(b, lane());
 }
 
-// Accumulators of a lane: element i is row wgmma_row(i) of this warpgroup's 64 rows, line wgmma_col(i) of the
-// tile.
+// Accumulators of a lane: element i is the product of row wgmma_row(i) of the 64 rows of x of this warpgroup
+// with row wgmma_col(i) of W in the tile.
 struct TileAccumulators { float c[HALF_LINES]; };
 
 DEV void multiply(TileAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 group, u32 k) {
@@ -57,14 +57,15 @@ DEV void multiply(TileAccumulators& sums, const StageRing& ring, PipelineState& 
     release(ring.empty + before);
 }
 
-// Returns gated() of two outputs, packed: rounding a pair is eight times as fast as rounding single values.
+// Returns silu(gate) * up of two adjacent outputs as a packed pair of half_t. Gate and up are rounded in
+// pairs, which is eight times as fast as rounding single values.
 DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
     const u32 gates = pack_half(gate, next_gate), ups = pack_half(up, next_up);
     const auto product = [](float g, float u) { return g * rcp_(1.f + exp2_(-1.44269504f * g)) * u; };
     return pack_half(product(low_half(gates), low_half(ups)), product(high_half(gates), high_half(ups)));
 }
 
-// Returns outputs i and i + 1, packed.
+// Returns the outputs of accumulators i and i + 1 as a packed pair of half_t.
 DEV u32 result(const TileAccumulators& sums, u32 i) {
     const float(&c)[HALF_LINES] = sums.c;
 #if GATED
@@ -74,8 +75,8 @@ DEV u32 result(const TileAccumulators& sums, u32 i) {
 #endif
 }
 
-// Stores the warp's 16 rows from `row` on: writes them to the warp's boxes in shared memory, from which TMA
-// stores them.
+// Stores the 16 output rows of this warp, from `row` on: writes them to the boxes (16 rows by 64 columns) of
+// this warp in shared memory, from which TMA stores them to y.
 DEV void put(u8* boxes, const TmaGemmProblem& p, const GemmTensorMaps& maps, u32 row, u32 output,
              const TileAccumulators& sums) {
     UNROLL for (u32 column = 0; column < TILE_OUTPUTS; column += 64) {

@@ -16,7 +16,7 @@
 //   -DOUT_F32=1      y is float
 //   -DGATED=1        y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the
 //                    second half up
-//   -DRESIDUAL=1     y += instead of y =
+//   -DRESIDUAL=1     the product is added to y instead of overwriting y
 // Grid: SPLITS blocks per tile. Block: 4 warps per 64 rows, and one producer warp. N is even, K a multiple of
 // 64. Rows of x and W are aligned to 16 bytes, rows of y to two elements. Boxes of the TMA descriptors: M
 // rows of x; TILE rows of W, or half as many with GATED.
@@ -43,8 +43,8 @@ typedef half_x2 Pair;
 DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
 #endif
 
-// Where a lane stores its sums of a tile. The sums are in pieces of two adjacent columns in two rows: `p` is
-// the piece, `half` selects its row.
+// Destination of the sums of a lane. The sums are in groups of four: two adjacent columns in two rows. In the
+// functions below, `p` is the index of the group and `half` (0 or 1) selects the row.
 struct OutputTileTarget {
     OUT* y;
     u32 m, outputs, stride, first;

@@ -2,7 +2,8 @@
 #pragma once
 #include "gemm_medium_m/ring.h"
 
-// Accumulators of a lane; for their rows and columns see wgmma_row() and wgmma_col().
+// Accumulators of a lane: element i is row wgmma_row(i) and column wgmma_col(i) of the tile of this
+// warpgroup.
 struct TileAccumulators { float c[SUMS]; };
 
 DEV void multiply(TileAccumulators& sums, const BlockWork& work, const SharedMemoryLayout& s) {
@@ -35,13 +36,14 @@ DEV void multiply(TileAccumulators& sums, const BlockWork& work, const SharedMem
     release(before);
 }
 
-// Index of the first sum of piece p that block `rank` stores. A piece has four sums: 0 and 1 are of row
-// wgmma_row(0), 2 and 3 of the row 8 below.
+// Returns the index of the first accumulator of group p among the accumulators that block `rank` of the
+// cluster stores. A group has four accumulators: two adjacent columns of row wgmma_row(0), then the same
+// columns of row wgmma_row(0) + 8.
 DEV constexpr u32 first_sum(u32 rank, u32 p) { return p / RUN * (SUMS / 2) + (rank * RUN + p % RUN) * 4; }
 
 #if SPLITS > 1
-// Each block of the cluster receives the sums of all blocks for the columns that it stores, and adds them in
-// ascending order of blocks.
+// Split-K reduction in a cluster: each block receives the partial sums of all blocks for the columns that it
+// stores, and adds them in ascending order of blocks.
 DEV void exchange(TileAccumulators& sums, const SharedMemoryLayout& s) {
     f32x4* places = (f32x4*)s.sums + tid();
     cluster_wait<SPLITS>();

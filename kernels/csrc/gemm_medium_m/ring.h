@@ -22,12 +22,13 @@ enum : u32 {
     BARRIER_BYTES = (2 * MOST_STAGES + 1) * 8 + 8
 };
 
-// Number of groups of 8 outputs of a tile that block `rank` stores.
+// Returns how many groups of 8 outputs of a tile block `rank` of the cluster stores.
 DEV constexpr u32 run_of(u32 rank) {
     return (rank + 1) * RUN <= EIGHTS ? (u32)RUN : rank * RUN < EIGHTS ? EIGHTS - rank * RUN : 0;
 }
 
-// Work of a block: the tile from first_output on, and its part [begin, end) of K in units of COLUMNS.
+// Work of a block: the tile of outputs from first_output on, and the part of K that the block sums, columns
+// [begin * COLUMNS, end * COLUMNS).
 struct BlockWork {
     const half_t *x, *w;
     u32 m, n, k, x_stride;
@@ -82,8 +83,8 @@ DEV void copy_weights(const BlockWork& work, const SharedMemoryLayout& s, const 
         panel_copy_once(to + half * OUTPUTS * PANEL_LINE, map, w, OUTPUTS, half * work.n / 2 + work.first_output,
                         block * COLUMNS, s.full + stage, policy);
 }
-// Loads the rows of x of a stage. Rows from M on are not loaded: their values affect only their own sums,
-// which are not stored.
+// Loads the rows of x of a pipeline stage. Rows from M on are not loaded: their values affect only the
+// outputs of these rows, which are not stored.
 DEV void copy_rows(const BlockWork& work, const SharedMemoryLayout& s, const TensorMap* map, u32 stage, u32 block) {
     const HalfMatrixView x{work.x, work.m, work.x_stride};
     panel_copy(s.ring + stage * STAGE_BYTES + W_BYTES, map, x, work.m, 0, block * COLUMNS, s.full + stage);

@@ -2,18 +2,18 @@
 // reading W once. CPU reference: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or
 // `TensorAdd` (RESIDUAL).
 //
-// How weights are streamed, and the order of additions: see strips.h, or with STREAM (NVIDIA from sm_90 on)
-// stream.h. A row gives the same bits for any M and any row index.
+// strips.h, or with STREAM (NVIDIA from sm_90 on) stream.h, describes how weights are loaded and the order of
+// additions. The result of a row is bit-identical for any M and any row index.
 //
-// Rounding: x / rms, and its product with the norm weight, each once to half_t; the sum once to the type of
-// y. GATED rounds gate and up to half_t, then the product; RESIDUAL rounds the sum, adds y, and rounds again,
-// as the separate kernels do.
+// Rounding: with NORM, x / rms is rounded to half_t, and so is its product with the norm weight. The sum over
+// K is rounded once to the type of y. With GATED, gate and up are rounded to half_t, then silu(gate) * up.
+// With RESIDUAL, the sum is rounded, y is added, and the result is rounded again, as by the separate kernels.
 //
 //   -DOUT_F32=1     y is float
 //   -DNORM=1        x is first normalised by RMSNorm with weights norm [K]
 //   -DGATED=1       y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the
 //                   second half up
-//   -DRESIDUAL=1    y += instead of y =
+//   -DRESIDUAL=1    the product is added to y instead of overwriting y
 //   -DTILES=1..8    strips per block
 //   -DSTREAM=1      weights are streamed by bulk copies
 // Block: a multiple of WARP_SIZE, at most 256. Grid: one block per TILES strips; with STREAM see stream.h. K
@@ -44,8 +44,8 @@ typedef half_t OUT;
 #endif
 
 #if NORM && !STREAM
-// Stages normalised rows of x in shared memory. One warp processes a row for any M, so that the sum of
-// squares has one order.
+// Normalises the rows of x and stores them in shared memory. Each row is processed by one warp for any M, so
+// that the order of additions in the sum of squares does not depend on M.
 DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
     const u32 padded = x_stride(k) - 32;
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {

@@ -1,9 +1,10 @@
-// gemm_small_m/rows.h - stages all rows of x in shared memory for the lifetime of the block; with NORM they
-// are normalised first. The consumer warps call it after grid_wait().
+// gemm_small_m/rows.h - copies all rows of x to shared memory, where they stay until the block ends; with
+// NORM the rows are normalised first. The consumer warps call these functions after grid_wait().
 #pragma once
 
 #if NORM
-// Normalises two values of x and multiplies them by their weights, with one rounding each.
+// Multiplies a pair of values of x by `scale` (1 / rms) and rounds, then multiplies by a pair of norm weights
+// and rounds again.
 DEV u32 normed(u32 pair, float scale, u32 weights) {
     u32 r;
     const float low = low_half(pair) * scale, high = high_half(pair) * scale;
@@ -17,8 +18,9 @@ DEV u32 normed(u32 pair, float scale, u32 weights) {
     return r;
 }
 
-// Stages normalised rows of x. A row has as many warps as a block of rms_norm, with the same reduction order,
-// so that the bits are the same. A warp has loads of several rows in flight.
+// Normalises the rows of x and stores them in shared memory. A row is processed by as many warps as a block
+// of rms_norm has, in the same order of additions, so that results are bit-identical to rms_norm. Each warp
+// has loads of several rows in flight.
 DEV void stage_normed_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride,
                            float eps) {
     enum : u32 { ROWS = 4, EACH = 2 };  // rows at a time; pieces per lane and row
@@ -72,7 +74,8 @@ DEV void stage_normed_rows(const BlockWork& work, const SharedMemoryLayout& s, c
 #endif
 
 #if !NORM && !X_SLABS
-// Stages all rows of x unchanged. Loads by the consumer warps have lower latency than bulk copies.
+// Copies all rows of x unchanged to shared memory. The consumer warps load them themselves, because these
+// loads have lower latency than bulk copies.
 DEV void stage_x_rows(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride) {
     enum : u32 { LOADS_IN_FLIGHT = 4 };
     const u32 pieces = work.k / 8, line = x_line(work.k);

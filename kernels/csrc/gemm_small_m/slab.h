@@ -1,11 +1,12 @@
-// gemm_small_m/slab.h - a warp's part of one slab: pieces of rows of x times the same pieces of rows of W,
-// both in shared memory.
+// gemm_small_m/slab.h - product over the columns (K) of a slab (ring-buffer stage) that one warp processes:
+// rows of x times strips (STRIP_ROWS rows each) of W, both in shared memory.
 //
-// The code has no branches, because a single warp per SM sub-partition cannot hide their latency: rows and
-// strips out of range read valid addresses, and are masked to zero or discarded.
+// The code has no branches, because with a single warp per SM sub-partition their latency is not hidden.
+// Instead, rows and strips out of range read valid addresses, and their values are masked to zero or their
+// results discarded.
 #pragma once
 
-// Offsets of a lane's pieces of x, and masks that are zero for rows out of range.
+// Byte offsets of the rows of x that a lane reads, and masks that are zero for rows out of range.
 struct XRowOffsets { u32 at[STRIP_X], mask[STRIP_X]; };
 DEV XRowOffsets x_rows(u32 m, u32 line) {
     XRowOffsets x;
@@ -27,8 +28,8 @@ DEV StripOperandA x_piece(const u8* x, const XRowOffsets& rows) {
     return piece;
 }
 
-// sums[t] += PIECES * 32 k of x times those of strip t. at[t]: offset in bytes from w to the lane's piece of
-// that strip.
+// Adds to sums[t] the product of x and strip t of W (STRIP_ROWS rows) over PIECES * 32 columns (K). at[t]:
+// byte offset from w to the first weights of strip t that this lane reads.
 template <u32 PIECES, u32 STRIPS>
 DEV void multiply_pieces(f32x4* sums, const u8* x, const XRowOffsets& rows, const u8* w, const u32* at) {
     StripOperandA pieces[PIECES];

@@ -1,13 +1,14 @@
 // gemm_small_m/stream.h - up to 16 rows of x times rows of W that bulk copies stream into shared memory.
 //
-// A block processes an equal share of the strips of W, TILES strips per pass; with one block per SM all SMs
-// are busy until the end. One producer warp copies slabs (SLAB k of the strips of a pass) into a ring that
-// fills the remaining shared memory; it starts before the previous kernel has ended, because weights do not
-// depend on it. The consumer warps each take SLAB / COMPUTE_WARPS k of every slab. Their sums are added in
-// shared memory in ascending order of warps.
+// The strips of W (8 rows each) are divided equally among the blocks; a block processes TILES strips per pass
+// over K. With one block per SM all SMs are busy until the end. One producer warp copies slabs (SLAB columns
+// of the strips of a pass) into a ring buffer, which fills the remaining shared memory. The producer starts
+// before the previous kernel has ended, because weights do not depend on it. Each consumer warp processes
+// SLAB / COMPUTE_WARPS columns of every slab. The sums of the warps are added in shared memory in ascending
+// order of warps.
 //
-// Order of additions: the warp's slabs ascending, then warps ascending. It depends only on K and SLAB, and
-// the host chooses SLAB by K.
+// Order of additions: within a warp by ascending slab, then over the warps in ascending order. It depends
+// only on K and SLAB; the host chooses SLAB by K only.
 //
 // Loops without arithmetic are not unrolled, because code size costs time: a block of a small matrix runs for
 // 3 us, and instructions that run once are fetched from memory like the weights.
@@ -55,7 +56,8 @@ DEV void copy_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 stage
         bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Waits for the previous kernel; then, with X_SLABS, copies the rows of x for the slabs in flight.
+// Waits for the previous kernel; then, with X_SLABS, starts the copies of the columns of x for the stages
+// whose weight copies have already been started.
 DEV void first_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 ahead, const half_t* x, u32 x_stride) {
     grid_launch_dependents();
     grid_wait();
@@ -65,7 +67,7 @@ DEV void first_rows(const BlockWork& work, const SharedMemoryLayout& s, u32 ahea
 #endif
 }
 
-// Loop of the producer warp.
+// Loop of the producer warp: copies weights, and with X_SLABS columns of x, into the ring buffer.
 DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const half_t* x, u32 x_stride) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
@@ -89,10 +91,11 @@ DEV void copy_all(const BlockWork& work, const SharedMemoryLayout& s, const half
     if (!waited) first_rows(work, s, i, x, x_stride);
 }
 
-// Accumulators of a lane, by strip of the pass.
+// Accumulators of a lane, one vector for each strip (8 rows of W) of the pass.
 struct PassAccumulators { f32x4 c[TILES]; };
 
-// Multiplies this warp's k of one slab; at[t]: offset in bytes of the lane's line of strip t.
+// Adds the product over the columns (K) of one slab (ring-buffer stage) that this warp processes. at[t]: byte
+// offset of the row of strip t that this lane reads. `width`: number of columns of the slab.
 DEV void multiply_slab(PassAccumulators& sums, const u8* w, const u8* x, const XRowOffsets& rows, const u32* at,
                        u32 width) {
     const u32 first = warp_id() * SPAN;
@@ -104,7 +107,7 @@ DEV void multiply_slab(PassAccumulators& sums, const u8* w, const u8* x, const X
     for (u32 k = first; k < width; k += 32) multiply_pieces<1, TILES>(sums.c, x + k * 2, rows, w + k * 2, at);
 }
 
-// Writes the warp's sums of the pass to shared memory, with two outputs of a row adjacent.
+// Writes the sums of this warp for the pass to shared memory as [strip][row of x][row of the strip].
 DEV void put_pass(const PassAccumulators& sums, const SharedMemoryLayout& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + strip_c_w(0);
     UNROLL for (u32 half = 0; half < 2; ++half) {
@@ -123,8 +126,10 @@ DEV float gather_pass(const SharedMemoryLayout& s, u32 m, u32 t, u32 row, u32 r)
     return sum;
 }
 
-// Loop of the consumer warps. Calls put(row, output, sum, sum of the up row, result of before(row, output,
-// true)) for every output; before(.., false) is called for threads without an output.
+// Loop of the consumer warps. For every output of the block, one thread calls put(row, output, sum, up sum,
+// loaded), where the up sum is used with GATED only. `loaded` is the result of before(row, output, exists),
+// which every thread calls before the products, to load data of the epilogue early; `exists` is false on
+// threads without an output.
 template <class Before, class Put>
 DEV void multiply_all(const BlockWork& work, const SharedMemoryLayout& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;

@@ -1,13 +1,14 @@
-// gemm_small_m/strips.h - up to 16 rows of x times strips of W, each streamed once; shared by gemm_small_m
-// and the MoE expert kernels.
+// gemm_small_m/strips.h - product of up to 16 rows of x with strips of W, used by gemm_small_m and the MoE
+// expert kernels. A strip is STRIP_ROWS consecutive rows of W; each strip is read from memory once.
 //
-// A block processes TILES strips of rows of W over all of K; its warps take chunks of 128 k in turn, so that
-// every warp streams 256 consecutive bytes of each row straight into the MMA. Loads of DEPTH strips are in
-// flight before the first one is used. They start before grid_wait(), because weights do not depend on the
-// previous kernel. The warps' sums are added in shared memory in ascending order.
+// A block processes TILES strips of W over all of K. Its warps process chunks of 128 columns in turn, so that
+// a warp loads 256 consecutive bytes of each row directly into MMA operand registers. Loads of DEPTH strips
+// are in flight before the first strip is used. These loads start before grid_wait(), because weights do not
+// depend on the previous kernel. The sums of the warps are added in shared memory in ascending order of
+// warps.
 //
-// Order of additions: k ascending within a chunk, then the warp's chunks ascending, then warps ascending. It
-// depends only on K and the number of warps, so that a row gives the same bits in any batch.
+// Order of additions: ascending k within a chunk, then ascending chunks within a warp, then ascending warps.
+// It depends only on K and the number of warps, so the result of a row is bit-identical in any batch.
 //
 //   -DGATED=1       a strip has gate rows and the up rows of the same outputs
 //   -DTILES=1..8    strips per block
@@ -27,24 +28,25 @@ enum : u32 {
     CHUNK = 128,          // k per warp and iteration: 256 bytes of a row
     PIECES = CHUNK / 32,  // 16-byte loads per lane, strip and chunk
     DEPTH = 3,            // strips in flight per warp
-    // Outputs per strip: a strip has gate and up rows of the same outputs.
+    // Outputs per strip. With GATED, half of the rows of a strip are gate rows, the other half the up rows of
+    // the same outputs.
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
 };
 
-// Matrix W, and the first output of the block, from which its strips are read.
+// Matrix W, and the first output of the block; the strips of the block begin at this output.
 struct StripWeights {
     const half_t* w;
     u32 first, n, k;  // first output of the block; rows and columns of W
 };
 
-// Returns the row of W that this lane reads for a strip. Beyond the last output it is the row of the last
-// output again; the results are not stored.
+// Returns the row of W that this lane reads for strip `tile` of the block. Rows beyond the last output repeat
+// the row of the last output; their results are not stored.
 DEV u64 weight_row(const StripWeights& w, u32 tile) {
     const u32 r = strip_w_row(), out = w.first + tile * WIDTH + r % WIDTH, outputs = GATED ? w.n / 2 : w.n;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
-// A lane's pieces of one strip of W for one chunk of k.
+// Weights that a lane has of one strip of W over one chunk (128 columns of K), in vectors of 8 columns.
 struct StripPieces { half_x8 v[PIECES]; };
 
 DEV StripPieces load_strip(const StripWeights& w, u32 tile, u32 chunk) {
@@ -63,7 +65,8 @@ DEV StripPieces load_strip(const StripWeights& w, u32 tile, u32 chunk) {
     return s;
 }
 
-// Iterates over the warp's work: its chunks of one strip, then those of the next strip.
+// Iterates over the work of a warp: its chunks (128 columns of K each) of one strip, then its chunks of the
+// next strip.
 struct ChunkCursor { u32 tile, chunk; };
 DEV void advance(ChunkCursor& at, u32 warps, u32 chunks) {
     at.chunk += warps;
@@ -72,8 +75,8 @@ DEV void advance(ChunkCursor& at, u32 warps, u32 chunks) {
     ++at.tile;
 }
 
-// Loads the strip at `at` if `present`. Warps of 64 lanes load without a branch: past the end they load the
-// last strip again.
+// Loads the weights of the strip and chunk at `at` into `strip` if `present` is true. Warps of 64 lanes load
+// without a branch: if `present` is false, they load the last strip again.
 DEV void load_next(StripPieces& strip, const StripWeights& w, const ChunkCursor& at, bool present) {
 #if WARP_SIZE == 64
     (void)present;
@@ -88,7 +91,7 @@ DEV void load_next(StripPieces& strip, const StripWeights& w, const ChunkCursor&
 // avoid bank conflicts between rows.
 DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + 32; }
 
-// Copies rows of x to shared memory; x_row(r) returns row r.
+// Copies the rows of x to shared memory; x_row(r) returns the address of row r.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
     const u32 pieces = (x_stride(k) - 32) / 8;
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
@@ -103,7 +106,7 @@ DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 s
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
             const u32 row = strip_x_row(j), k = chunk * CHUNK + i * 32 + strip_k();
 #if WARP_SIZE == 64
-            // Sums of rows past m are not stored.
+            // Rows from m on read row 0 instead; their sums are not stored.
             x.v[j] = bits_as<half_x8>(load_piece(xs + (row < m ? row : 0) * stride + k));
 #else
             x.v[j] = row < m ? *(const half_x8*)(xs + row * stride + k) : zero8();
@@ -113,7 +116,7 @@ DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 s
     }
 }
 
-// Writes the warp's sums of a strip to shared memory, and resets them to zero.
+// Writes the sums `c` of this warp for strip `tile` to shared memory, and resets `c` to zero.
 DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
     UNROLL for (u32 e = 0; e < 4; ++e) {
         const u32 row = strip_c_x(e);
@@ -122,7 +125,8 @@ DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
     }
 }
 
-// Returns the sum of line r of a strip and row `m` (of m_count) over the warps that have a chunk.
+// Returns the product of row r of strip `tile` with row `m` of x: the total of the sums of all warps that
+// have processed a chunk. `m_count`: number of rows of x.
 DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) {
     const u32 chunks = (k + CHUNK - 1) / CHUNK, all = bdim() / WARP_SIZE, warps = chunks < all ? chunks : all;
     const u32 at = (tile * m_count + m) * STRIP_ROWS + r, per_warp = TILES * m_count * STRIP_ROWS;
@@ -131,8 +135,8 @@ DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) 
     return s;
 }
 
-// Computes the sums of all strips of the block, which gather() reads. `stage(xs)` stages the rows of x; it is
-// called after grid_wait().
+// Computes the sums of all strips of the block and returns their address in shared memory, for gather().
+// stage(xs), which is called after grid_wait(), copies the rows of x to shared memory.
 template <class Stage> DEV const float* strip_sums(const StripWeights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;
@@ -167,7 +171,8 @@ template <class Stage> DEV const float* strip_sums(const StripWeights& weights, 
     return sums;
 }
 
-// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, one output per thread.
+// Calls put(row, output, sum, up sum) for each output of the block, one output per thread. Without GATED the
+// up sum is 0.
 template <class Put> DEV void each_sum(const StripWeights& w, const float* sums, u32 m, const Put& put) {
     const u32 outputs = GATED ? w.n / 2 : w.n;
     for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {

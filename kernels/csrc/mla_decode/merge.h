@@ -1,9 +1,10 @@
-// mla_decode/merge.h - stores the result of a split: attention outputs in compressed KV space if the context
-// has one split, else a record per head (records.h).
+// mla_decode/merge.h - stores the result of a split. If the context has a single split, this is the output:
+// the weighted mean of compressed KV rows per head. Otherwise it is a partial result (record) per head, see
+// records.h.
 #pragma once
 #include "mla_decode/records.h"
 
-// Stores the warp's channels of the outputs, for a context with a single split.
+// Stores the output channels that this warp has accumulated, for a context with a single split.
 DEV void store_outputs(const SoftmaxState& r, const SplitCursor& p, const MlaDecodeOutputs& to) {
     UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
         const u32 head = FragLayout::c_row(i);

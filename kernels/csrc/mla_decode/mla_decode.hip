@@ -6,15 +6,16 @@
 // share every pool row that the block loads; a token's warps compute the scores of 16 keys each, then
 // accumulate a part of the channels over all keys of a step (step.h). A context is cut into splits of
 // split_keys(context) keys. Each block processes an equal part of the list of all splits
-// (attention_decode/split_schedule.h) and prefetches steps across splits. The last block to arrive merges the
-// splits of a row and 16 heads in ascending order. The splits depend on the row's own context only. Blocks of
-// other heads process the same splits at the same time, so that a row of the pool is read from memory once.
-// Rows that are successive tokens of a request, as their tables and contexts show, are processed together if
-// they have the same splits; this changes no bits.
-// With EACH_TOKEN rows have any number of tokens: a block processes a run of TOKENS_PER_BLOCK tokens and all keys
-// that they attend to (token.h).
+// (attention_decode/split_schedule.h) and prefetches steps across splits. The block that finishes last merges
+// the splits of a row and 16 heads, in ascending order of splits. The splits of a row depend only on its
+// context length. Blocks that process other heads process the same splits at the same time, so that a row of
+// the pool is read from memory once. Rows that are successive tokens of a request (detected from their block
+// tables and context lengths) are processed together if they have the same splits; this does not change
+// results. With EACH_TOKEN rows have any number of tokens: a block processes a run of TOKENS_PER_BLOCK tokens
+// and all keys that they attend to (token.h).
 //
-// Contexts and tables are read before grid_wait(); see attention_decode for the condition.
+// Context lengths and block tables are read before grid_wait(); attention_decode.hip states the condition
+// under which this is allowed.
 //
 //   means [tokens, heads * KV_LORA_RANK]  outputs
 //   absorbed_q  queries absorbed by W_UK, with the shape of `means`; may be the same memory
@@ -69,8 +70,8 @@ DEV u32 tile_of_warp() { return warp_of_token() % TILES; }
 DEV u32 half_of_warp() { return warp_of_token() / TILES; }
 DEV u32 first_head() { return bid_y() * TILE; }
 
-// Number of keys per split. Ending and merging a split takes as long as about 60 keys. Must equal `SPLITS` in
-// kernels/src/gpu/mla_decode.rs.
+// Returns the number of keys per split. Finishing and merging a split takes as long as processing about 60
+// keys. Must match `SPLITS` in kernels/src/gpu/mla_decode.rs.
 DEV u32 split_keys(u32 context) {
     return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
 }
@@ -87,7 +88,7 @@ DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 #include "mla_decode/step.h"
 #include "mla_decode/merge.h"
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 KERNEL(TEAM)
 mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q, const half_t* q, const half_t* pool,
            const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,

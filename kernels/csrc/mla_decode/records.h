@@ -1,11 +1,13 @@
-// mla_decode/records.h - results of the splits of a context with several splits: one record per head, with
-// the weighted sum of compressed KV rows, the maximum score and the sum of probabilities. The last block to
-// arrive merges the records of all splits into outputs. The includer defines TILE, WARPS and first_head().
-// Tokens that are processed together have separate records and outputs, at the same addresses as if each
-// token were processed alone.
+// mla_decode/records.h - partial results (records) of the splits of a context with several splits. A record
+// has, for one head and split, the weighted sum of compressed KV rows, the maximum score and the sum of
+// probabilities. The block that finishes last merges the records of all splits into outputs. The including
+// file defines TILE, WARPS and first_head(). Tokens that are processed together have separate records and
+// outputs, at the same addresses as if each token were processed alone.
 #pragma once
 
-// Settings of fold_records.h: a lane reads CHANNELS channels of a record, of AHEAD splits at once.
+// Constants for fold_records.h. RECORD: floats per record (partial result of a split for one head). CHANNELS:
+// channels of a record that a lane merges. SPREAD: warps per head. AHEAD: number of records that a lane loads
+// at a time.
 enum : u32 { RECORD = KV_LORA_RANK + 16, D = KV_LORA_RANK, CHANNELS = D / WARP_SIZE, SPREAD = 1, AHEAD = 4 };
 #include "attention_decode/fold_records.h"
 
@@ -18,11 +20,12 @@ struct MlaDecodeOutputs {
 };
 
 DEV u64 unit_of(const SplitCursor& p) { return (u64)p.row * gdim_y() + bid_y(); }
-// Number of heads of a block that have records.
+// Returns the number of heads per block for which partial results (records) are stored.
 DEV u32 kept_heads(const MlaDecodeOutputs& to) { return to.heads < TILE ? to.heads : TILE; }
-// Number of floats in the records of a block's split.
+// Returns the number of floats in the partial results (records) of all heads of a block for one split.
 DEV u32 split_floats(const MlaDecodeOutputs& to) { return kept_heads(to) * RECORD; }
-// Returns the record of the block's first head, for token i of the group at `p` and the given split.
+// Returns the address of the partial result (record) of the first head of this block for split `split` of
+// token i. Token i is counted within the tokens at `p` that are processed together.
 DEV float* records_of(const SplitCursor& p, const MlaDecodeOutputs& to, u32 i, u32 split) {
     return to.partial + ((u64)(p.record + i * p.splits + split) * gdim_y() + bid_y()) * split_floats(to);
 }
@@ -30,7 +33,7 @@ DEV half_t* mean_of(const SplitCursor& p, const MlaDecodeOutputs& to, u32 i, u32
     return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * KV_LORA_RANK;
 }
 
-// Merges all splits of the block's heads.
+// Merges the partial results of all splits for the heads of this block, and stores the outputs.
 DEV void merge_splits(const SplitCursor& p, const MlaDecodeOutputs& to) {
     const u32 heads = to.heads - first_head() < TILE ? to.heads - first_head() : TILE;
     for (u32 at = warp_id(); at < p.count * heads; at += WARPS) {

@@ -1,6 +1,6 @@
-// mla_decode/ring.h - loads KV rows into shared memory in steps of KEYS rows. Of STAGES stages, one is
-// multiplied while the copies of the others are in flight; each warp loads ROWS_OF_WARP rows of one block per
-// step.
+// mla_decode/ring.h - loads KV rows into a ring buffer of STAGES stages in shared memory, KEYS rows (a step)
+// per stage. While the MMAs read one stage, the copies into the other stages are in flight. Each warp loads
+// ROWS_OF_WARP rows per step, all from one KV block.
 #pragma once
 #if WARP_SIZE == 64
 #  include "dev/register_copy.h"
@@ -17,14 +17,14 @@ enum : u32 {
 struct KvStageRing {
     half_t* steps;
     u32 next, oldest;  // stage to load into; stage to multiply
-    // Next step to load, which comes after the step that is multiplied.
+    // Next step to load, which is ahead of the step that the MMAs process.
     SplitCursor cursor;
     u32 at, end;  // current key, and end of the split
     u32 block;    // block-table entry of the warp's rows, loaded one step in advance
 };
 
-// Advances to the next split that has a step, if the current one has none left, and loads the block-table
-// entry of the next step.
+// If all steps of the current split have been loaded, advances to the next split that is not empty. Then
+// loads the block-table entry of the next step.
 DEV void seek_step(KvStageRing& r, const BatchMetadata& rows) {
     while (r.cursor.left != 0 && r.at >= r.end) {
         advance_cursor(r.cursor, rows);
@@ -36,7 +36,8 @@ DEV void seek_step(KvStageRing& r, const BatchMetadata& rows) {
     if (r.cursor.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.cursor.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
-// Copies the warp's rows of a step, from key `key` on. Rows from `end` on do not exist; they are zero-filled.
+// Starts copying the KV rows of a step that this warp loads, from key `key` on. Rows of keys from `end` on
+// are beyond the split and are zero-filled.
 DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 key, u32 end) {
     constexpr u32 COUNT = (OWN_PIECES + WARP_SIZE - 1) / WARP_SIZE;
 #if WARP_SIZE == 64
@@ -61,8 +62,8 @@ DEV void copy_rows(half_t* to, const half_t* from, const half_t* pool, u32 key, 
 #endif
 }
 
-// Starts the copies of the next step, if there is one. Rows beyond the split's end are zero-filled, because
-// freed blocks may contain NaN. Every thread must call it.
+// Starts the copies of the next step, if there is one. Rows beyond the end of the split are zero-filled,
+// because freed KV blocks may contain NaN. Every thread of the team must call it.
 DEV void fetch(KvStageRing& r, const BatchMetadata& rows, const half_t* pool) {
     if (r.cursor.left != 0) {
         const u32 key = r.at + warp_id() * ROWS_OF_WARP;
@@ -87,8 +88,9 @@ DEV KvStageRing begin_ring(half_t* steps, const SplitCursor& cursor, const Batch
     return r;
 }
 
-// Returns the oldest step. It waits until that step has arrived and all warps have read the previous step,
-// whose stage the next copies overwrite. Every thread must call it.
+// Returns the KV rows of the oldest step in the ring buffer, after waiting until their copies have completed
+// and until all warps have read the previous step, whose stage the next copies overwrite. Every thread of the
+// team must call it.
 DEV const half_t* next_step(KvStageRing& r, const BatchMetadata& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();

@@ -1,7 +1,8 @@
 // mla_decode/step.h - one step of MLA decode: KEYS rows of the pool times 16 heads. The scores of 16 rows are
-// computed by HALVES warps, each over its part of the channels, because a whole query does not fit into the
-// registers of a warp. Warps exchange probabilities through shared memory; then a warp accumulates its own
-// channels of all rows. Warps of other tokens run the same steps at the same time, with common barriers.
+// computed by HALVES warps, each over a part of the channels, because a whole query does not fit into the
+// registers of a warp. The warps exchange probabilities through shared memory; then each warp accumulates a
+// part of the output channels over all rows. If the block processes several tokens, each token has its own
+// warps, which run the same steps at the same time and use the same barriers.
 #pragma once
 
 enum : u32 {
@@ -14,7 +15,8 @@ enum : u32 {
 // Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
 
-// Head slot, within the lane, of element i of an MMA fragment.
+// slot_of() returns which of a lane's heads (its slot) element i of an MMA fragment belongs to; head_of()
+// returns the head of a slot.
 DEV u32 slot_of(u32 i) { return WARP_SIZE == 64 ? i : i >> 1 & 1; }
 DEV u32 head_of(u32 slot) { return FragLayout::c_row(WARP_SIZE == 64 ? slot : slot * 2); }
 
@@ -23,11 +25,12 @@ struct MlaQuerySource {
     const half_t *absorbed_q, *q;
     u32 heads, query, q_stride;
 };
-// One MMA fragment A of queries; a word has two adjacent k of one head.
+// One MMA A fragment of queries; each 32-bit word has two adjacent channels of one head.
 struct QueryFragment { u32 v[FragLayout::NA / 2]; };
-// A warp's queries: 16 heads of one token, over the warp's part of the channels.
+// Queries of a warp as MMA fragments: 16 heads of one token, for the channels over which the warp computes
+// scores.
 struct HeadQueryFragments { QueryFragment v[PRODUCTS]; };
-// Online softmax state of a lane's queries, with their outputs so far.
+// Online softmax state (maximum, sum) and accumulated outputs of a lane's queries.
 struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     FragC out[OWN];
@@ -59,8 +62,9 @@ DEV void start(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < OWN; ++i) r.out[i] = zero_c();
 }
 
-// Returns the scores of the warp's 16 rows; they are complete only on warps with half_of_warp() == 0. It uses
-// two accumulators, because dependent MMAs would wait for each other.
+// Returns the scores of the 16 KV rows of this warp. They are complete only on warps with half_of_warp() ==
+// 0, which add the scores of the other channels. Two accumulators are used, because successive MMAs on one
+// accumulator would wait for each other.
 DEV FragC score(const HeadQueryFragments& q, const half_t* step) {
     const half_t* rows = step + tile_of_warp() * TILE * LINE + half_of_warp() * PRODUCTS * 16;
     FragC even = zero_c(), odd = zero_c();
@@ -76,14 +80,15 @@ DEV FragC score(const HeadQueryFragments& q, const half_t* step) {
     return even;
 }
 
-// Returns the shared memory with the probabilities of a step, which the warps of a token share.
+// Returns the shared memory array for the probabilities of a step, through which the warps of a token
+// exchange them.
 DEV half_t* step_weights() {
     SHARED(half_x8, weights, TOKENS_PER_BLOCK * 16 * WEIGHTS / 8);
     return (half_t*)weights + own_token() * 16 * WEIGHTS;
 }
 
-// Updates each head's maximum over all warps, and computes the factors `rescale` that rescale sums of earlier
-// steps. Returns whether any maximum has grown.
+// Updates the maximum score of each head over all warps of the token. `rescale`: output, the factor per head
+// by which the sums and outputs of earlier steps must be multiplied. Returns whether any maximum has grown.
 DEV bool update_max(SoftmaxState& r, const FragC& s, float* rescale) {
     SHARED(float, all_maxima, TOKENS_PER_BLOCK * TILES * 16);
     float* maxima = all_maxima + own_token() * TILES * 16;
@@ -105,8 +110,8 @@ DEV bool update_max(SoftmaxState& r, const FragC& s, float* rescale) {
     return grows;
 }
 
-// Turns scores into probabilities, and writes them to step_weights(). The token attends to rows [0, seen) of
-// the step, the first of which is key `at`; `factor` = scale * log2(e).
+// Replaces scores by probabilities and writes them to step_weights(). The step begins at key `at`; the token
+// attends to its first `seen` rows. `factor`: softmax scale * log2(e).
 DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor) {
     UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
         const u32 key = tile_of_warp() * TILE + FragLayout::c_col(i);
@@ -128,7 +133,8 @@ DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor
     team_sync();
 }
 
-// out += probabilities * the warp's channels of all rows of the step.
+// Adds to the outputs the products of probabilities and KV rows of the step, for the output channels of this
+// warp.
 DEV void add_compressed_kv(SoftmaxState& r, const half_t* step) {
     UNROLL for (u32 k = 0; k < TILES; ++k) {
         const FragA a = load_a(step_weights() + k * TILE, WEIGHTS);
@@ -137,7 +143,8 @@ DEV void add_compressed_kv(SoftmaxState& r, const half_t* step) {
     }
 }
 
-// Adds the sums of probabilities of all lanes and warps, in ascending order of tiles.
+// Computes the total sum of probabilities of each head over all lanes and warps of the token; the sums of the
+// 16-key tiles are added in ascending order.
 DEV void finish(SoftmaxState& r) {
     SHARED(float, all_sums, TOKENS_PER_BLOCK * TILES * 16);
     float* sums = all_sums + own_token() * TILES * 16;

@@ -1,13 +1,13 @@
 // mla_decode/token.h - schedule for rows with any number of tokens (EACH_TOKEN). All keys that a token
-// attends to are one split. Tokens are processed in runs of as many tokens as fit in a block; the tokens of a
-// run that belong to one row are processed together.
+// attends to form one split. The tokens are cut into runs of as many successive tokens as a block can process
+// together; the tokens of a run that belong to the same row are processed together.
 //
 // -DLONG_ROW=n  rows of at least n tokens are skipped: they use the non-absorbed form (mla_prefill)
 #pragma once
 #include "attention/row_of.h"
 
-// Returns the first token from `token` on that is in one of the block's runs, and sets `run_end` to the end
-// of that run.
+// Returns the first token, from `token` on, that is in a run (a fixed number of successive tokens) of this
+// block, and sets `run_end` to the end of that run.
 DEV u32 enter_run(const BatchMetadata& rows, u32 token, u32& run_end) {
     if (token < run_end) return token;
     const u32 run_stride = gdim_x() * rows.tokens_per_group;
@@ -16,8 +16,8 @@ DEV u32 enter_run(const BatchMetadata& rows, u32 token, u32& run_end) {
     return token > begin ? token : begin;
 }
 
-// Returns the cursor at the tokens from `token` on that are in the same row and before `run_end`. `all`:
-// number of tokens of all rows.
+// Returns a cursor for the tokens that are processed together: those from `token` on that are in the same row
+// and before `run_end`. `all`: number of tokens of all rows.
 DEV SplitCursor cursor_at(const BatchMetadata& rows, u32 token, u32 run_end, u32 all) {
     SplitCursor p{};
     if (token >= all) return p;
@@ -41,8 +41,8 @@ DEV SplitCursor cursor_at(const BatchMetadata& rows, u32 token, u32 run_end, u32
     return p;
 }
 
-// Returns the cursor at the block's first tokens. The block processes every gdim_x()-th run from token `first`
-// on.
+// Returns a cursor for the first tokens that this block processes. From token `first` on, tokens form runs of
+// tokens_per_group successive tokens; the block processes every gdim_x()-th run.
 DEV SplitCursor first_token(const BatchMetadata& rows, u32 first) {
     const u32 token = first + bid_x() * rows.tokens_per_group;
     return cursor_at(rows, token, token + rows.tokens_per_group, (u32)rows.cu_q[rows.rows]);

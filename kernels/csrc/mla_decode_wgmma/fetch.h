@@ -1,6 +1,6 @@
-// mla_decode_wgmma/fetch.h - the producer warps: load the queries of each group of heads or tokens once, and
-// rows of the KV pool step by step, into panels for the consumer warpgroups. They load ahead while stages are
-// free.
+// mla_decode_wgmma/fetch.h - the producer warps: they load the queries of the tokens that are processed
+// together once, and the rows of the KV pool in steps of KEYS rows, into WGMMA operand panels for the
+// consumer warpgroups. They load ahead as long as pipeline stages are free.
 #pragma once
 
 // Barriers between producer and consumer warps.
@@ -41,8 +41,8 @@ DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     return SharedMemoryLayout{queries, keys, keys + STAGES * OPERAND_BYTES};
 }
 
-// Starts loading the queries of the tokens at `p`, 16 query rows per warp; zeros for heads and tokens that do
-// not exist.
+// Starts loading the queries of the tokens at `p`; each producer warp loads 16 query rows. Query rows of
+// heads and tokens that do not exist are zero-filled.
 DEV void start_queries(const MlaDecodeParams& job, const SharedMemoryLayout& shared, const SplitCursor& p) {
     constexpr u32 PIECES = WIDTH / 8, KV_LORA_PIECES = KV_LORA_RANK / 8, HEADS = TILE / PRODUCER_WARPS;
     const u32 first = (warp_id() - WARPS) * HEADS;
@@ -74,13 +74,15 @@ DEV u32 block_at(const MlaDecodeParams& job, const SplitCursor& p, u32 key, u32 
     return key < end ? (u32)job.rows.tables[(u64)p.table * job.rows.table_width + key / BLOCK_TOKENS] : 0;
 }
 
-// Zeroes rows beyond the context: they are multiplied by probabilities of zero, so they must be finite.
+// Zeroes the KV rows of positions beyond the context: they are multiplied by probabilities of zero, and NaN
+// or infinity times zero would be NaN.
 DEV void clear_rows(u8* rows, u32 first) {
     for (u32 i = first * 8 + lane(); i < BOX_ROWS * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel) *(u32x4*)(rows + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
 }
 
-// Loads this warp's rows of keys [at, at + KEYS) of a split that ends at `end`.
+// Loads the KV rows of this producer warp for the step of keys [at, at + KEYS), in a split that ends at key
+// `end`.
 DEV void fetch_step(const MlaDecodeParams& job, const SharedMemoryLayout& shared, PipelineBarriers* m,
                     ProducerState& producer, u32 at, u32 end) {
     const u32 key = at + own_row(), stage = producer.pipe.stage;

@@ -2,15 +2,15 @@
 // the paged pool, weighted by softmax(scale q · row). A block processes 64 heads of a token, or all heads of
 // as many tokens of a request as fit into 64 query rows. CPU reference: cpu/mla/absorbed_attention.rs.
 //
-// Twelve warps: the first warpgroup computes a step's scores and probabilities, and accumulates the first
-// half of the channels; the second accumulates the other half, with the probabilities that the first
-// warpgroup writes to shared memory; the warps of the third load (fetch.h). The scores of a step overlap with
-// the accumulation of the previous one. Blocks of other heads process the same runs of the list of splits at
-// the same time, so that a row of the pool is read from memory once.
-// Rows that are successive tokens of a request are processed together if they have the same number of splits
-// (attention_decode/split_schedule.h); each uses the scores of the keys that it attends to. The split length
-// is chosen for all rows of a step (split_length.h): storing the result of a split takes as long as several
-// steps, and a block with more splits than others delays the whole kernel.
+// A block has three warpgroups. The first warpgroup computes the scores and probabilities of a step (KEYS
+// keys), and accumulates the first half of the channels. The second warpgroup accumulates the second half,
+// with the probabilities that the first warpgroup writes to shared memory. The third warpgroup loads
+// (fetch.h). The score MMAs of a step overlap with the accumulation of the previous step. Blocks that process
+// other heads process the same parts of the list of splits at the same time, so that a row of the pool is
+// read from memory once. Rows that are successive tokens of a request are processed together if they have the
+// same number of splits (attention_decode/split_schedule.h); each uses the scores of the keys that it attends
+// to. The split length is chosen for all rows of a step (split_length.h): storing the result of a split takes
+// as long as several steps, and a block with more splits than others delays the whole kernel.
 //
 //   means, partial, arrived, absorbed_q, q, tables, table_rows, -DEACH_TOKEN  as in mla_decode
 //   most_records  capacity of `partial` in splits, per tile of heads; at least row_count
@@ -54,8 +54,8 @@ DEV void team_sync() { named_barrier_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
 DEV u32 splits_of_keys(u32 context, u32 split_log2) { return (context + (1u << split_log2) - 1) >> split_log2; }
-// All splits of a row have equal length, except that the last one is shorter (by less than one step per
-// split).
+// Returns the number of keys per split if a context is cut into `splits` splits: a multiple of KEYS, equal
+// for all splits except the last, which may be shorter.
 DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / splits + KEYS - 1) / KEYS * KEYS; }
 
 #include "attention_decode/split_schedule.h"
@@ -69,7 +69,7 @@ DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / s
 #include "mla_decode_wgmma/fetch.h"
 #include "mla_decode_wgmma/multiply.h"
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 KERNEL_ALONE(384)
 mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q, const half_t* q, const half_t* pool,
                  TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,

@@ -1,5 +1,6 @@
-// mla_decode_wgmma/multiply.h - the two consumer warpgroups. The first one, SCORES, computes a step's
-// probabilities and passes them to the second, with the factors that rescale the sums of earlier steps.
+// mla_decode_wgmma/multiply.h - the two consumer warpgroups. The first warpgroup (template argument SCORES)
+// computes the probabilities of a step, and passes them to the second warpgroup through shared memory,
+// together with the factors by which the sums of earlier steps must be multiplied.
 #pragma once
 
 // Shared memory in which the first warpgroup passes one factor per query row to the second: the rescale
@@ -12,7 +13,8 @@ DEV void publish_scales(const float (&of_heads)[2]) {
 DEV void read_scales(float (&of_heads)[2]) { UNROLL for (u32 slot = 0; slot < 2; ++slot) of_heads[slot] = published_scales()[wgmma_row(slot * 2)]; }
 
 DEV void rescale_outputs(float (&o)[SUMS], const float (&rescale)[2]) {
-    // Most steps raise no maximum; then every factor is 1.
+    // Most steps do not raise the maximum of any query row; then every factor is 1, and the multiplication is
+    // skipped.
     if (warp_any(rescale[0] != 1.f || rescale[1] != 1.f))
         UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= rescale[i >> 1 & 1];
 }
@@ -28,8 +30,9 @@ DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-// Starts o += probabilities * the warpgroup's channels of a step's rows. operand(i) returns the probabilities
-// of keys [16 i, 16 i + 16).
+// Starts the WGMMAs that add to `o` (or, if `add` is false, store in it) the products of probabilities and KV
+// rows of a step, for the channels of this warpgroup. operand(i) returns the probabilities of keys [16 i, 16
+// i + 16) of the step.
 template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
     const NMajorOperand compressed_kv = warp_uniform(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
     wgmma_fence_operand(o);
@@ -38,8 +41,8 @@ template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& op
     wgmma_commit();
 }
 
-// Number of steps, and of loaded sets of queries, so far: they determine the next stage and the parity of its
-// phase.
+// Number of steps processed so far, and number of query loads processed so far; the index of the next
+// pipeline stage and the parity of its phase are computed from these numbers.
 struct ConsumerState { u32 step, tokens; };
 DEV u32 stage_of(u32 step) { return step % STAGES; }
 
@@ -51,13 +54,13 @@ DEV const u8* await_keys(const SharedMemoryLayout& shared, PipelineBarriers* m, 
     return step_keys(shared, step);
 }
 
-// Writes a step's probabilities and rescale factors to shared memory for the second warpgroup, after that
-// warpgroup has read those of the previous step.
+// Waits until the second warpgroup has read the probabilities of the previous step, then writes the
+// probabilities and rescale factors of this step to shared memory for it.
 DEV void publish_weights(const SharedMemoryLayout& shared, PipelineBarriers* m, u32 step,
                          const ProbabilityFragment<KEYS / 2>& p, const float (&rescale)[2]) {
     barrier_wait(&m->weights_empty, ~step & 1);
-    // The piece can be xored into the offset, because panel_offset() xors it into bits that are zero in
-    // `row * 128`.
+    // The index of a 16-byte vector in a panel row can be xored into the offset afterwards, because
+    // panel_offset() xors it into bits that are zero in `row * 128`.
     const u32 begin = opaque(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
     UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
         const u32 piece = i / 2, lower = i % 2 * 8 * 128;
@@ -67,8 +70,9 @@ DEV void publish_weights(const SharedMemoryLayout& shared, PipelineBarriers* m, 
     release_written(&m->weights_full);
 }
 
-// Turns the scores of keys [at, at + KEYS) into probabilities, in a step in which not all query rows attend
-// to all keys: keys from `end` on do not exist, and later tokens' keys are masked.
+// Replaces the scores of keys [at, at + KEYS) by probabilities, for a step in which not every query row
+// attends to all keys: keys from `end` on do not exist, and for each token the keys of later tokens are
+// masked.
 DEV void masked_softmax(float (&s)[KEYS / 2], SoftmaxRowState& r, float (&rescale)[2], const MlaDecodeParams& job,
                         const SplitCursor& p, u32 at, u32 end) {
     u32 seen[2];
@@ -77,10 +81,10 @@ DEV void masked_softmax(float (&s)[KEYS / 2], SoftmaxRowState& r, float (&rescal
     online_softmax<true>(s, r, rescale, seen, job.factor);
 }
 
-// The first warpgroup's loop over a split with keys; probabilities stay in registers. The scores of the next
-// step are issued after this step's accumulation, so that two stages are enough. Issuing and waiting for the
-// scores are in straight-line code, not across a loop end or an exit: otherwise ptxas serialises the WGMMAs,
-// which takes 1.5 times as long.
+// Loop of the first warpgroup over the steps of a split that has keys. Probabilities stay in registers. The
+// score WGMMAs of the next step are issued after the accumulation WGMMAs of this step, so that two pipeline
+// stages are enough. There is no loop end or exit between issuing the score WGMMAs and waiting for them:
+// otherwise ptxas serialises the WGMMAs, and the loop takes 1.5 times as long.
 DEV void score_and_add(float (&o)[SUMS], SoftmaxRowState& r, const MlaDecodeParams& job,
                        const SharedMemoryLayout& shared, PipelineBarriers* m, ConsumerState& w, const SplitCursor& p) {
     float s[KEYS / 2], rescale[2];
@@ -104,8 +108,8 @@ DEV void score_and_add(float (&o)[SUMS], SoftmaxRowState& r, const MlaDecodePara
     start_scores(s, shared.queries, await_keys(shared, m, w.step));
     wgmma_wait<0>();
     wgmma_fence_operand(s);
-    // All query rows attend to all keys of a step, except in the last step, or with several tokens in the
-    // last two.
+    // Every query row attends to all keys of a step, except in the last step, or in the last two steps if
+    // several tokens are processed together.
     for (; end - at > KEYS && at + KEYS + p.count <= end + 1; at += KEYS) {
         const u32 all[2] = {KEYS, KEYS};
         online_softmax<false>(s, r, rescale, all, job.factor);
@@ -124,8 +128,8 @@ DEV void score_and_add(float (&o)[SUMS], SoftmaxRowState& r, const MlaDecodePara
     release(&m->keys_empty[stage_of(w.step++)]);
 }
 
-// The second warpgroup's loop over a split: accumulates its half of the channels with the probabilities of
-// the first.
+// Loop of the second warpgroup over the steps of a split: accumulates the second half of the output channels,
+// with the probabilities that the first warpgroup has computed.
 DEV void add(float (&o)[SUMS], const SharedMemoryLayout& shared, PipelineBarriers* m, ConsumerState& w,
              const SplitCursor& p) {
     const u32 first = first_key(p), end = end_key(p);
@@ -146,7 +150,7 @@ DEV void add(float (&o)[SUMS], const SharedMemoryLayout& shared, PipelineBarrier
     }
 }
 
-// Stores the result of a split. Every thread of both warpgroups must call it.
+// Stores the result of a split. Every thread of both consumer warpgroups must call it.
 template <bool SCORES> DEV void put(const float (&o)[SUMS], const SoftmaxRowState& r, const MlaDecodeParams& job,
                                     const SplitCursor& p) {
     float max[2]{}, sum[2]{}, scale[2];
@@ -167,7 +171,8 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const SoftmaxRowStat
     team_sync();
 }
 
-// Processes a split and stores its result. SCORES: this is the first warpgroup.
+// Processes a split and stores its result. SCORES: true in the first consumer warpgroup (which computes the
+// scores), false in the second.
 template <bool SCORES>
 DEV void multiply_split(const MlaDecodeParams& job, const SharedMemoryLayout& shared, PipelineBarriers* m,
                         ConsumerState& w, const SplitCursor& p) {
@@ -178,7 +183,8 @@ DEV void multiply_split(const MlaDecodeParams& job, const SharedMemoryLayout& sh
     put<SCORES>(o, r, job, p);
 }
 
-// Writes zeros for padding rows, after the last row with keys.
+// Writes zeros to the outputs of the padding rows, which follow the last row with keys. `with_keys`: number
+// of rows up to that row.
 DEV void store_padding(const MlaDecodeParams& job, u32 with_keys) {
     for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
         SplitCursor p{};

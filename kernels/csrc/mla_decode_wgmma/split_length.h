@@ -1,14 +1,15 @@
 // mla_decode_wgmma/split_length.h - chooses the maximum number of keys per split of a step, and whether
 // successive tokens of a request are processed together, to minimise the time of the block with the most
-// work. It uses measured costs of steps and of storing split results: each warp estimates the cost of one
-// split length from the contexts of all rows, and all blocks get the same result. Therefore the splits of a
-// context depend on the other rows of the step.
+// work. Each warp estimates the cost of one candidate length from the context lengths of all rows and from
+// measured costs of a step (KEYS keys) and of storing the result of a split; the cheapest length is used, and
+// all blocks get the same result. Therefore the splits of a context depend on the other rows of the step.
 #pragma once
 
 enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // candidates: log2 of the keys per split
 DEV u32 split_length_log2(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
 
-// Numbers of splits, of their steps and of rows, over all rows of the step.
+// Statistics over all rows for one candidate split length: numbers of splits, of rows, and of steps (KEYS
+// keys each) of the splits.
 struct SplitTotals {
     u32 all, records;    // number of splits of rows with keys; of all rows
     u32 longest, steps;  // number of steps of the longest split; of all splits
@@ -16,8 +17,8 @@ struct SplitTotals {
     u32 rows_with_keys, chains;  // number of rows with keys; of chains of successive tokens of a request
     u32 end;             // index after the last row with keys
 };
-// A row's packed context is its context length; the highest bit, CHAIN_START, is set if the row is not the
-// successor token of the previous row.
+// The packed context of a row is its context length, with the highest bit (CHAIN_START) set unless the row is
+// the token after that of the previous row in the same request.
 enum : u32 { CHAIN_START = 1u << 31, CACHED_ROWS = OPERAND_BYTES / 4 };
 DEV u32 pack_context(const BatchMetadata& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
@@ -27,8 +28,8 @@ DEV u32 pack_context(const BatchMetadata& rows, u32 row) {
     return follows_previous_row ? context : context | CHAIN_START;
 }
 // Writes the packed contexts of the first CACHED_ROWS rows to shared memory. The loads of all rows overlap,
-// so that they take one memory latency; they also load the tables and cu_q, which start_of_block() needs,
-// into the cache.
+// so that they take the time of one memory access. The function also reads table_rows and cu_q, so that
+// start_of_block() finds them in the cache.
 DEV void cache_contexts(const BatchMetadata& rows, u32* packed_contexts) {
     const u32 end = rows.rows < CACHED_ROWS ? rows.rows : CACHED_ROWS;
     _Pragma("unroll 1") for (u32 row = tid(); row < end; row += TEAM) {
@@ -38,7 +39,7 @@ DEV void cache_contexts(const BatchMetadata& rows, u32* packed_contexts) {
     team_sync();
 }
 
-// Returns approximately a / b rounded up, for b up to some thousands.
+// Returns a / b rounded up, approximately; accurate enough for b up to some thousands.
 DEV u32 approx_div_ceil(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
 DEV SplitTotals total_splits(const BatchMetadata& rows, const u32* packed_contexts, u32 split_log2) {
     SplitTotals n{};
@@ -67,9 +68,10 @@ DEV u32 estimated_splits(const SplitTotals& n, u32 tokens_per_group) {
     const u32 length = approx_div_ceil(n.rows_with_keys, n.chains), runs = n.chains * approx_div_ceil(length, tokens_per_group);
     return (u32)((float)n.all * (float)runs * rcp_((float)n.rows_with_keys) + 0.99f);
 }
-// Returns the estimated time of the block with the most work, in eighths of a step; `filled`: number of query
-// rows in use. Storing the result of a split costs up to five steps, or up to two if the context has one
-// split; merging a split costs up to one and a half. Not all splits of a block have the maximum length.
+// Returns the estimated time of the block with the most work, in eighths of the time of a step (KEYS keys).
+// `filled`: number of query rows in use. Storing the result of a split costs up to 5 steps, or up to 2 if the
+// context has one split; merging a split costs up to 1.5 steps. The estimate takes into account that not all
+// splits of a block have the maximum length.
 DEV u32 cost_of(const SplitTotals& n, u32 splits, u32 filled) {
     if (n.all == 0) return 0;
     const float part = (float)filled / TILE, rounds = (float)approx_div_ceil(splits, gdim_x());

@@ -1,18 +1,18 @@
-// mla_decode_wgmma/store.h - stores a warpgroup's half of the channels: as outputs, or in records
-// (mla_decode/records.h).
+// mla_decode_wgmma/store.h - stores the half of the output channels that a warpgroup has accumulated: as
+// outputs, or as partial results of a split (records, mla_decode/records.h).
 #pragma once
 
 enum : u32 { SUMS = HALF / 2 };  // accumulators per lane: two query rows, a quarter of the channels each
 
 DEV u32 first_channel() { return warp_id() / 4 * HALF; }
 
-// A query row of the MMA: one head of one of the tokens at a cursor.
+// A query row of the MMA: one head of one of the tokens that the block processes together.
 struct QueryRow {
     u32 token, head;
     bool valid;
 };
-// Shared table with the token and head of every query row; it is precomputed because divisions at each use
-// would need too many registers.
+// Returns a shared memory table with the token and head of every query row of the MMA, packed into one word
+// each. The table is precomputed, because a division at each use would need too many registers.
 DEV u32* query_row_table() { SHARED(u32, packed_rows, TILE); return packed_rows; }
 DEV void set_queries(u32 heads) {
     if (tid() < TILE) query_row_table()[tid()] = heads >= TILE ? tid() : tid() / heads << 16 | tid() % heads;
@@ -22,7 +22,8 @@ DEV QueryRow query_of(u32 row, const SplitCursor& p, const MlaDecodeOutputs& to)
     return QueryRow{token, head, token < p.count && first_head() + head < to.heads};
 }
 
-// Stores the outputs of a context with a single split. `scale`: factors of the lane's two query rows.
+// Stores the outputs of a context with a single split. `scale`: for each of the two query rows of this lane,
+// the factor that normalises the outputs (1 / sum of probabilities).
 DEV void store_outputs(const float (&o)[SUMS], const SplitCursor& p, const MlaDecodeOutputs& to,
                        const float (&scale)[2]) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
@@ -34,8 +35,8 @@ DEV void store_outputs(const float (&o)[SUMS], const SplitCursor& p, const MlaDe
     }
 }
 
-// Writes zeros to the outputs of a row without keys. The barrier is needed because the outputs may share
-// memory with the queries, which the first warpgroup has read when it arrives.
+// Writes zeros to the outputs of a row without keys. The outputs may be the same memory as the queries;
+// therefore a barrier first waits until the first warpgroup has read the queries.
 DEV void store_zeros(const SplitCursor& p, const MlaDecodeOutputs& to) {
     team_sync();
     for (u32 row = warp_id(); row < TILE; row += WARPS) {
@@ -46,8 +47,9 @@ DEV void store_zeros(const SplitCursor& p, const MlaDecodeOutputs& to) {
     }
 }
 
-// Stores the record of a split. `stats`: maximum (in units of log2(e)) and sum of the lane's two query rows
-// over all keys of the split; null: not stored.
+// Stores the partial result (record) of a split. `stats`: maximum score (times log2(e)) and sum of
+// probabilities over all keys of the split, for each of the two query rows of this lane; null if another
+// warpgroup stores them.
 DEV void store_record(const float (&o)[SUMS], const SplitCursor& p, const MlaDecodeOutputs& to, const f32x2* stats) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         const QueryRow query_row = query_of(wgmma_row(slot * 2), p, to);

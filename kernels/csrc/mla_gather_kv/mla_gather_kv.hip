@@ -15,7 +15,8 @@
 
 enum : u32 { RUN = 32, PIECES = WIDTH / 8, THREADS = 256 };  // RUN: keys per block
 
-// The row and key at an index of the list of keys (long_rows.h); context 0 after the last row.
+// Location of an entry of the list of keys of all long rows (long_rows.h): row, key position in the row, and
+// context length of the row. `context` is 0 for indices after the last row.
 struct KeyLocation { u32 row, key, context; };
 DEV KeyLocation location_of(const LongRows& rows, u32 place) {
     u32 before = 0;

@@ -9,9 +9,8 @@
 //   -DLONG_ROW=n  tokens of rows with at least n tokens are skipped, except some at the ends of such rows;
 //                 cu_q i32 [row_count + 1] delimits rows
 //   rows  number of rows of x that a block processes, a multiple of 16
-// Grid: (strips per head / strips per block, heads, tokens / rows). Block: 128.
-// Rounding: the output once. A row's result is the same sum in the same order whatever the other rows
-// contain.
+// Grid: (strips per head / strips per block, heads, tokens / rows). Block: 128. Rounding: the output once.
+// The result of a row is the same sum in the same order of additions, whatever the other rows contain.
 // Roofline: bytes of W; a warp keeps its strips of W in registers while it iterates over rows of x.
 #include "dev.h"
 #include "dev/strip.h"
@@ -24,7 +23,8 @@ enum : u32 {
     WARPS = 128 / WARP_SIZE
 };
 
-// A lane's pieces of the warp's strips of the weights.
+// Weights in the registers of a lane, in vectors of 8 inputs, for the strips (STRIP_ROWS outputs each) of its
+// warp.
 struct WeightStrips { half_x8 v[OWN][PIECES]; };
 
 DEV WeightStrips load_strips(const half_t* w, u32 first) {
@@ -37,8 +37,8 @@ DEV WeightStrips load_strips(const half_t* w, u32 first) {
     return s;
 }
 
-// Of the groups of 16 tokens that begin at `at`, at + 16, and so on, returns the beginning of the first that
-// is not entirely within one long row; `end` or more if there is none.
+// Skips groups of 16 tokens that lie entirely in one long row. Returns the first of `at`, at + 16, at + 32,
+// .. at which a group begins that must be computed; `end` or more if there is no such group.
 DEV u32 skip_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {

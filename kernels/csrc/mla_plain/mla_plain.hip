@@ -5,9 +5,9 @@
 // o [tokens, heads * VALUE]; q [tokens, heads * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM)], with RoPE applied;
 // pool: one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; key (W_UK)
 // [heads][QK_NOPE_HEAD_DIM][KV_LORA_RANK], value (W_UV) [heads][VALUE][KV_LORA_RANK], all of ACT. Rows as in
-// attention_plain.
-// Positions are processed KEYS at a time from 0: a result depends only on the keys attended to. Rows of
-// context 0 write zeros. The first `masked_keys` positions are masked, and no query is at one of them.
+// attention_plain. Positions are processed KEYS at a time, beginning at position 0, so that the result of a
+// query depends only on the keys that it attends to. The outputs of rows with context length 0 (padding) are
+// zeros. The first `masked_keys` positions are masked; no query is at one of these positions.
 //
 //   -DACT_F32=0|1  -DKV_LORA_RANK=n -DQK_ROPE_HEAD_DIM=n -DQK_NOPE_HEAD_DIM=n -DVALUE=n (even; KV_LORA_RANK at
 //   most 1024)  -DBLOCK_TOKENS=n
@@ -20,8 +20,8 @@ enum : u32 { WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM, QUERY = QK_NOPE_HEAD_DIM +
              THREADS = 256, KEYS = 64,
              OWN = (KV_LORA_RANK + THREADS - 1) / THREADS };
 
-// Computes query [KV_LORA_RANK + QK_ROPE_HEAD_DIM] = factor * [Wᵀ q_nope | q_rope], W [QK_NOPE_HEAD_DIM,
-// KV_LORA_RANK].
+// Computes the absorbed query of one head, query [KV_LORA_RANK + QK_ROPE_HEAD_DIM] = factor * [W_UKᵀ q_nope |
+// q_rope], where w = W_UK [QK_NOPE_HEAD_DIM, KV_LORA_RANK].
 DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
     for (u32 c = tid(); c < KV_LORA_RANK; c += THREADS) {
         float sum = 0.f;
@@ -33,7 +33,8 @@ DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
     sync();
 }
 
-// Computes y [VALUE] = W x, W [VALUE, KV_LORA_RANK], with one warp per output.
+// Computes the output of one head, y [VALUE] = W_UV x, where w = W_UV [VALUE, KV_LORA_RANK]; each output is
+// computed by one warp.
 DEV void project_values(ACT* y, const float* x, const ACT* w) {
     for (u32 v = warp_id(); v < VALUE; v += THREADS / WARP_SIZE) {
         float sum = 0.f;

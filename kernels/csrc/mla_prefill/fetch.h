@@ -1,5 +1,6 @@
-// mla_prefill/fetch.h - the producer warp: issues TMA copies of queries, keys and values of successive work
-// items into panels for the two consumer warpgroups, as far ahead as stages are free.
+// mla_prefill/fetch.h - the producer warp: issues TMA copies of the queries, keys and values of successive
+// work items into WGMMA operand panels for the two consumer warpgroups, as far ahead as pipeline stages are
+// free.
 #pragma once
 #include "dev/ring_stage.h"
 
@@ -14,9 +15,10 @@ enum : u32 {
     CONSUMER_WARPS = 8                     // consumer warps
 };
 
-// Barriers of the pipeline stages of one operand.
+// Barriers (full and empty) of the pipeline stages of one operand.
 struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
-// Barriers between producer and consumer warps, and the work item that they guard.
+// Barriers between producer and consumer warps, and the current work item, which the producer passes to the
+// consumers.
 struct PipelineBarriers {
     StageBarriers keys, values;
     Barrier item_full, item_empty;  // barriers of a work item with its queries
@@ -31,8 +33,9 @@ DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     return SharedMemoryLayout{queries, keys, values, values + STAGES * VALUE_BYTES};
 }
 
-// Passes an item, with its queries, to the consumers. Query rows after the last token of the item's row
-// belong to other rows or are zero; their results are not stored.
+// Loads the queries of a work item and signals the item to the consumer warpgroups. If the tile extends
+// beyond the last token of its row, it also contains queries of other rows or zeros, whose results are not
+// stored.
 DEV void publish_item(const SharedMemoryLayout& shared, PipelineBarriers* m, PipelineState& pipe,
                       const MlaPrefillParams& job, const WorkTile& item) {
     barrier_wait(&m->item_empty, pipe.phase ^ 1);
@@ -76,8 +79,8 @@ DEV void fetch_step(const SharedMemoryLayout& shared, PipelineBarriers* m, const
     warp_sync();
 }
 
-// Producer loop of one warp. Takes items until none is left, then passes on the empty item that ends the
-// consumers' loops.
+// Loop of the producer warp: draws work items from the counter and loads their operands until no item is
+// left, then sends an empty item, which ends the loops of the consumer warpgroups.
 DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const MlaPrefillParams& job) {
     WorkTileSearch search{};
     PipelineState items{}, steps{};
@@ -85,9 +88,9 @@ DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const 
         const WorkTile item = find(search, job, number);
         if (item.tokens == 0) {
             publish_item(shared, m, items, job, item);
-            // Each block that has an item draws one number for its next item, so as many numbers are drawn as
-            // there are items. The block with the last of these numbers was the last to increment the
-            // counter, and resets it.
+            // Each block that has a work item increments the counter once to get its next item, so the
+            // counter is incremented as often as there are items. The block that gets the highest value was
+            // the last to increment the counter, and resets it to 0.
             const u32 numbers = search.items_before;
             if (lane() == 0 && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.work_counter, 0u - numbers);
             return;

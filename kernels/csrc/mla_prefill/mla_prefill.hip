@@ -13,7 +13,7 @@
 //   `values` on the values; from column `rope_column` on the QK_ROPE_HEAD_DIM channels that all heads share
 //   q_map, kv_map   used with WGMMA: TMA descriptors of q and kv, with boxes of 128 rows
 //   carried   f32, carry-over state of tiles with keys in several windows; unused if all are in one window
-//   work_counter   number of items that blocks have drawn; zero before and after the launch
+//   work_counter   counter of work items (tiles) from which blocks draw; zero before and after the launch
 //
 //   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
 //               keys.

@@ -1,5 +1,5 @@
-// mla_prefill/register_copy.h - copies keys and values with warps of 64 lanes: a run of COPIED keys is loaded
-// into registers while the previous run is multiplied.
+// mla_prefill/register_copy.h - copies keys and values with warps of 64 lanes: a run (COPIED successive keys
+// and values) is loaded into registers while the previous run is multiplied.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -11,10 +11,10 @@ enum : u32 {
 };
 static_assert(COUNT * 256 == COPIED * PIECES, "threads copy different numbers of pieces");
 
-// A thread's pieces of a run of COPIED keys and values.
+// Registers of a thread for the 16-byte vectors that it copies of a run of COPIED keys and values.
 struct KvRunCopy { u32x4 piece[COUNT]; };
 
-// Loads COPIED keys and values of a head, from key `row` of the window on.
+// Loads a run of COPIED keys and values of one head into registers, from key `row` of the window on.
 DEV void load_run(KvRunCopy& copy, const MlaPrefillParams& job, u32 head, u32 row) {
     UNROLL for (u32 p = 0; p < COUNT; ++p) {
         const u32 i = tid() + p * 256, key = i / PIECES, piece = i % PIECES;
@@ -33,8 +33,9 @@ DEV void store_run(half_t* stage, const KvRunCopy& copy) {
     }
 }
 
-// Calls multiply(stage, at) for each run of the keys [at, end), which it copies to `stage`; key `at` is key
-// `from` of the window. Every thread must call it.
+// Copies keys [at, at + COPIED), [at + COPIED, at + 2 COPIED), .. up to `end` to `stage`, and calls
+// multiply(stage, first key) for each of these runs. Key `at` of the row is key `from` of the window. Every
+// thread of the block must call it.
 template <class Multiply>
 DEV void copy_and_multiply(half_t* stage, const MlaPrefillParams& job, u32 head, u32 at, u32 end, u32 from,
                            const Multiply& multiply) {

@@ -5,7 +5,7 @@
 
 enum : u32 { TILE = STEP_KEYS };  // tokens per query tile, and keys per step
 
-// A work item: one tile of the tokens of a row, for one head.
+// A work item: one tile (successive tokens of a row) for one head.
 struct WorkTile {
     u32 row, head;      // indices within the rows and heads of the launch
     u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no item
@@ -14,21 +14,22 @@ struct WorkTile {
     StepRange range;    // range.steps == 0: a padding row, which has no keys
 };
 
-// Number of keys that a token of an item's row attends to.
+// Returns the number of keys that token `token` of the row attends to.
 DEV u32 seen_by(const WorkTile& item, u32 token) { return item.before + token + 1; }
 DEV bool has_keys_here(const WorkTile& item) { return item.range.step < item.range.end; }
 
-// State of a search for items in ascending order of their number: the search has reached `row`;
-// `items_before` and `keys_before` count the items and keys of earlier rows.
+// State of a search for work items by ascending index: the search has reached `row`; `items_before` and
+// `keys_before` are the numbers of items and of keys of earlier rows.
 struct WorkTileSearch { u32 row, items_before, keys_before; };
 
-// Whether a row has items: it has keys in the window, or no keys at all and this is the first window.
+// Whether a row has work items in this launch: some of its keys are in the window, or the row has no keys at
+// all and this is the first window.
 DEV bool is_here(u32 begin, u32 span, const KeyListChunk& window) {
     return span == 0 ? window.begin == 0 : begin < window.begin + window.keys && begin + span > window.begin;
 }
 
-// Returns the item with index `number`; every lane of the warp must call it. After the last item,
-// items_before is the number of items.
+// Returns the work item with index `number`. Every lane of the warp must call it. If there is no such item,
+// returns an empty item, and search.items_before is then the number of all items.
 DEV WorkTile find(WorkTileSearch& search, const MlaPrefillParams& job, u32 number) {
     for (; search.row < job.rows.count; search.row += WARP_SIZE) {
         const RowLengths mine = lengths_of(job.rows, search.row + lane());

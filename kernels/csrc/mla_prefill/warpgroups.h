@@ -42,8 +42,8 @@ struct ConsumerState {
     u32 sequence_waits;
 };
 
-// Adds the contribution of an item's keys in the window to its outputs, which are not yet divided by the sums
-// of probabilities.
+// Processes the keys of a work item that are in the window of this launch: updates its outputs `o`, which are
+// not yet divided by the sums of probabilities, and its softmax state `r`.
 DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, const SharedMemoryLayout& shared,
                   PipelineBarriers* m, const WorkTile& item, float factor) {
     const u8* queries = shared.queries + w.group * GROUP_TOKENS * 128;
@@ -119,7 +119,8 @@ DEV void store(const MlaPrefillParams& job, const WorkTile& item, u32 group, u8*
     }
 }
 
-// Returns the address of this lane's carry-over state.
+// Returns the address at which this lane stores its outputs and softmax state between windows of keys
+// (carry_over.h).
 DEV f32x4* carry_over_of(const MlaPrefillParams& job, const WorkTile& item) {
     return carry_over_of(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
 }

@@ -1,5 +1,6 @@
 // mla_prefill/warps.h - prefill by single warps: each warp has a tile of 16 tokens, the warps of a block have
-// consecutive tiles. Runs of COPIED keys are copied to shared memory while the previous run is multiplied.
+// consecutive tiles. A run (COPIED successive keys and values) is copied to shared memory while the previous
+// run is multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -8,13 +9,14 @@
 
 enum : u32 {
     COPIED = 64,  // keys per copy run
-    // Row strides avoid bank conflicts: rows of K start half the banks apart, rows of V an eighth.
+    // Row strides in shared memory, in elements. Padding avoids bank conflicts: successive rows of K are
+    // offset by half of the banks, successive rows of V by an eighth of the banks.
     K_STRIDE = QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM + 32,
     V_STRIDE = VALUE + 8,
     STAGE = COPIED * (K_STRIDE + V_STRIDE)
 };
 
-// Number of keys in the list before long row i.
+// Returns the index of the first key of row i in the list of keys of all long rows (long_rows.h).
 DEV u32 begin_of(const LongRows& rows, u32 i) {
     u32 sum = 0;
     for (u32 j = lane(); j < i; j += WARP_SIZE) sum += span_of(lengths_of(rows, j));
@@ -24,7 +26,8 @@ DEV u32 begin_of(const LongRows& rows, u32 i) {
 #if WARP_SIZE == 64
 #  include "mla_prefill/register_copy.h"
 #else
-// Starts copying COPIED keys and values of a head, from key `row` of the window on.
+// Starts copying a run of COPIED keys and values of one head to shared memory, from key `row` of the window
+// on.
 DEV void copy_run(half_t* stage, const MlaPrefillParams& job, u32 head, u32 row) {
     constexpr u32 OWN = QK_NOPE_HEAD_DIM / 8, KEY = OWN + QK_ROPE_HEAD_DIM / 8, PIECES = KEY + VALUE / 8;
     for (u32 i = tid(); i < COPIED * PIECES; i += bdim()) {
@@ -41,8 +44,9 @@ DEV void copy_run(half_t* stage, const MlaPrefillParams& job, u32 head, u32 row)
     }
 }
 
-// Calls multiply(stage, at) for each run of the keys [at, end), which it copies to shared memory while the previous run
-// is multiplied; key `at` is key `from` of the window. Every thread must call it.
+// Copies keys [at, at + COPIED), [at + COPIED, at + 2 COPIED), .. up to `end` to shared memory, and calls
+// multiply(stage, first key) for each of these runs; a run is copied while the previous run is multiplied.
+// Key `at` of the row is key `from` of the window. Every thread of the block must call it.
 template <class Multiply>
 DEV void copy_and_multiply(half_t* stages, const MlaPrefillParams& job, u32 head, u32 at, u32 end, u32 from,
                            const Multiply& multiply) {
@@ -62,8 +66,8 @@ DEV void copy_and_multiply(half_t* stages, const MlaPrefillParams& job, u32 head
 }
 #endif
 
-// `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
-// queries.
+// `v`: number of keys that each query of the lane attends to. `most`: maximum of this number over the queries
+// of the warp.
 struct VisibleKeyCounts { u32 v[SLOTS], most; };
 
 DEV void multiply_run(SoftmaxState& r, const QueryOperand& q, const half_t* stage, u32 at, const VisibleKeyCounts& seen,
@@ -110,7 +114,7 @@ DEV void load_carry_over(const f32x4* from, SoftmaxState& r) {
     }
 }
 
-// Processes the keys [at, end) of the block's row; key `at` is key `from` of the window.
+// Processes keys [at, end) of the row of this block. Key `at` of the row is key `from` of the window.
 DEV void multiply(SoftmaxState& r, const QueryOperand& mine, const MlaPrefillParams& job, half_t* stages, u32 at,
                   u32 end, u32 from, const VisibleKeyCounts& seen) {
     copy_and_multiply(stages, job, bid_y(), at, end, from,
@@ -142,8 +146,8 @@ DEV void prefill(const MlaPrefillParams& job) {
     const QueryOperand mine = load_queries([&](u32 query) {
         return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
     });
-    // A query attends to the keys up to its own position. Results of tokens after the last one are not
-    // stored.
+    // A query attends to the keys up to its own position. Results of tokens after the last token of the row
+    // are not stored.
     VisibleKeyCounts seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
     const u32 end = range.end * STEP_KEYS;

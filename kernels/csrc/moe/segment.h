@@ -1,12 +1,14 @@
-// moe/segment.h - order of tokens by expert between the kernels of an expert MLP.
+// moe/segment.h - order of routed tokens between the kernels of an expert MLP: sorted by expert, and cut into
+// segments.
 //
-// Choice c = t * top_k + j assigns token t to its j-th expert. moe_align sorts the choices by expert into
-// `order` and cuts each expert's run of choices into segments of at most as many rows as a block of the
-// expert kernel processes. Position p of `order` is row p of the activations between the two GEMMs; results
-// of the second GEMM are indexed by choice, as moe_combine needs them.
+// A choice is a (token, expert) pair: choice c = t * top_k + j is token t with its j-th selected expert.
+// moe_align sorts the choices by expert into `order`, and cuts the choices of each expert into segments, each
+// of at most as many choices (rows of x) as one block of the expert kernel processes. Row p of the
+// activations between the two GEMMs belongs to the choice at position p of `order`; the results of the second
+// GEMM are indexed by choice, as moe_combine needs them.
 #pragma once
 
-// Segment of an expert: successive choices of the expert that one block processes.
+// Segment: successive choices ((token, expert) pairs) of one expert, which one block processes.
 struct alignas(16) ExpertSegment {
     u32 expert;  // expert index on this rank
     u32 first;   // first position in `order`
@@ -14,8 +16,8 @@ struct alignas(16) ExpertSegment {
     u32 all;     // number of segments; set in the first segment only
 };
 
-// Loads from L2 (ld.cg), bypassing the L1 cache. They may be called before grid_wait() if the previous kernel
-// did not write the data.
+// Functions that load from L2 (ld.cg) and bypass the L1 cache. They may be called before grid_wait() if the
+// previous kernel does not write the data.
 #if DEV_NV
 DEV ExpertSegment load_segment(const ExpertSegment* p) {
     ExpertSegment s;

@@ -28,28 +28,29 @@ typedef half_t Weight;
 
 enum : u32 { STRIP_LINES = 16, TILE_LINES = 128, COLUMN_BYTES = 128, COLUMNS = COLUMN_BYTES / sizeof(Weight), PIECES = COLUMN_BYTES / 16 };
 
-// Returns the row of W that is stored in a line.
+// Returns the row of W that is stored in line `line` of the packed layout.
 DEV u32 row_of_tma_line(u32 line, u32 n, bool gated) {
     const u32 strip = line / STRIP_LINES, i = line % STRIP_LINES;
     return gated ? i / 8 * (n / 2) + strip * 8 + i % 8 : strip * 16 + i % 8 * 2 + i / 8;
 }
 
-// Returns the element offset, within an expert's matrix, of columns [COLUMNS * block, COLUMNS * (block + 1))
-// of a line.
+// Returns the offset in elements, from the start of the packed matrix of an expert, of columns [COLUMNS *
+// block, COLUMNS * (block + 1)) of line `line`.
 DEV u64 line_at(u32 line, u32 block, u32 n, u32 k) {
     const u32 first = line / TILE_LINES * TILE_LINES, height = n - first < TILE_LINES ? n - first : (u32)TILE_LINES;
     return (u64)first * k + ((u64)block * height + line - first) * COLUMNS;
 }
 
 #if FP8
-// Offset in bytes from a line's start to the piece of `lane` in the lower or the upper 64 columns.
+// Returns the offset in bytes, from the start of a line (128 fp8 columns), of the 16-byte piece that `lane`
+// reads: its values of the lower (upper = 0) or the upper 64 columns.
 DEV u32 piece_at(u32 line, u32 lane, u32 upper) { return ((upper ^ line % 2) * 4 + lane % 4) * 16; }
 
 // Scales of expert weights: f32, one per `unit` rows of W (a multiple of 16) and 128 columns, with row stride
 // `stride`.
 struct ExpertScales { const float* scales; u32 unit, stride; };
-// Returns the address of the scale of a strip's first or second eight lines for the first 128 columns; the
-// scales of the next columns follow.
+// Returns the address of the scale of the first (half = 0) or second eight lines of a strip, for columns 0 to
+// 127; the scales for the following groups of 128 columns are stored after it.
 DEV const float* scale_of(const ExpertScales& s, u32 expert, u32 strip, u32 half, u32 n, bool gated) {
     const u32 row = row_of_tma_line(strip * STRIP_LINES + half * 8, n, gated);
     return s.scales + ((u64)expert * (n / s.unit) + row / s.unit) * s.stride;

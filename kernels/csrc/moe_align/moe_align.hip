@@ -1,17 +1,16 @@
-// moe_align.hip - moe_align sorts choices ((token, expert) pairs, see moe/segment.h) by expert and cuts each
-// expert's run into segments. moe_count counts the choices of each expert in each part of the choices, for a
-// moe_align of several blocks. moe_combine adds a token's expert outputs. Grids depend only on the number of
-// choices, so that launches can be captured.
-// CPU reference: `ExpertMlp`.
+// moe_align.hip - moe_align sorts choices ((token, expert) pairs, see moe/segment.h) by expert, and cuts the
+// choices of each expert into segments. If moe_align has several blocks, each block sorts one part of the
+// choices, and moe_count first counts the choices of each expert in each part. moe_combine adds the expert
+// outputs of each token. Grids depend only on the number of choices, so that launches can be captured. CPU
+// reference: `ExpertMlp`.
 //
-// Input of both: experts i32 [tokens * top_k], global expert ids; experts outside [first, first + count) are
-// skipped. Outputs: counts [parts, count] of moe_count; order i32 [tokens * top_k] and segments
-// [max_segments] of moe_align. The order of choices within an expert's run is unspecified; no result depends
-// on it.
-// Grid: one block per part of the choices. Block: a multiple of WARP_SIZE, at most 1024. Dynamic shared
-// memory: count * 4 bytes. With one part moe_align counts by itself, and `counts` is null.
-// With own = 1 segment e is the first segment of expert e, even if it has no rows, and all further segments
-// follow; with own = 0 no segment is empty.
+// Input of moe_count and moe_align: experts i32 [tokens * top_k], global expert ids; choices of experts
+// outside [first, first + count) are skipped. Outputs: counts [parts, count] of moe_count; order i32 [tokens
+// * top_k] and segments [max_segments] of moe_align. The order of the choices of one expert is unspecified;
+// no result depends on it. Grid: one block per part of the choices. Block: a multiple of WARP_SIZE, at most
+// 1024. Dynamic shared memory: count * 4 bytes. If there is only one part, moe_align counts the choices
+// itself, and `counts` is null. With own = 1 segment e is the first segment of expert e, even if it has no
+// rows, and all further segments follow; with own = 0 no segment is empty.
 //
 // moe_combine: y [tokens, h] = sum of weight * out[c] over a token's choices c on this rank, out [tokens *
 // top_k, h], in ascending order of experts, in f32, rounded once; h is the hidden size. -DACT_F32=0|1: type
@@ -23,8 +22,8 @@
 #include "moe/segment.h"
 #include "sample/order.h"
 
-// Calls visit(choice, expert) for every choice in this block's part with an expert on this rank; several loads
-// are in flight.
+// Calls visit(choice, expert) for every choice ((token, expert) pair) in the part of this block whose expert
+// is on this rank. Several loads are in flight at a time.
 template <class Visit> DEV void each_choice(const i32* experts, u32 choices, u32 first, u32 count, const Visit& visit) {
     enum : u32 { LOADS_IN_FLIGHT = 8 };
     const u32 part = (choices + gdim_x() - 1) / gdim_x(), begin = bid_x() * part;
@@ -55,9 +54,11 @@ KERNEL(1024) moe_count(u32* counts, const i32* experts, u32 choices, u32 first, 
 }
 EXPORT(moe_count)
 
-// Number of routed choices of an expert in earlier parts, and in all parts.
+// Number of choices ((token, expert) pairs) of one expert: in the parts before this block's part, and in all
+// parts. Each block processes one part of the choices.
 struct ExpertTokenCounts { u32 before, all; };
-// Returns the number of choices of an expert in earlier parts, and in all parts.
+// Returns the numbers of choices of expert `e` in earlier parts and in all parts, from the counts that
+// moe_count has written. `count`: number of experts of this rank.
 DEV ExpertTokenCounts counted(const u32* counts, u32 e, u32 count) {
     ExpertTokenCounts c{0, 0};
     for (u32 part = 0; part < gdim_x(); ++part) {
@@ -114,7 +115,7 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
     grid_wait();
     const u32 token = bid_x();
     if (tid() < top_k) {
-        // Sorts the token's choices by expert; choices of other ranks' experts are last.
+        // Sorts the choices of the token by expert; choices of experts on other ranks come last.
         const u32 mine = (u32)experts[token * top_k + tid()] - first;
         u32 place = 0;
         for (u32 j = 0; j < top_k; ++j) {

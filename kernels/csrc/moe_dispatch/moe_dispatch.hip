@@ -45,7 +45,7 @@ EXPORT(eplb_map_experts)
 struct ExpertParallelLayout {
     u32 experts_per_rank, ranks, stride, offset;
 };
-// Returns the ranks that receive a token, as a bit mask.
+// Returns the ranks to which a token is sent, as a bit mask. `experts`: the k selected experts of the token.
 DEV u64 ranks_of(const i32* experts, u32 k, ExpertParallelLayout layout) {
     u64 ranks = 0;
     for (u32 j = 0; j < k; ++j) {

@@ -6,8 +6,10 @@
 //   moe_fp8_grouped_gemm  segments of at most 64 rows; x is fp8 with x_scales from fp8_quantize_rows. See
 //                         fp8_gemm/tile.h
 //
+// A choice is a (token, expert) pair; a position is an index in the list of choices sorted by expert, `order`
+// (moe/segment.h).
 //   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
-//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//              I][K]; I is the intermediate size
 //   -DGATED=0  down: y f32 [choices, N], row `choice` is W x[position of the choice], W [experts][N][K]
 //   scales    f32 scales of W, one per `unit` outputs and 128 k, with row stride scale_stride and N / unit
 //             rows per expert
@@ -37,7 +39,7 @@ DEV ScaledFp8Weights expert_weights(const ExpertSegment& s, const fp8* w, const 
     return ScaledFp8Weights{w + (u64)s.expert * n * k, scales, first, n, k, by.unit, by.stride};
 }
 
-// Rows of a segment: row r is row x_of(rows, r) of x.
+// Rows of x of a segment: row r of the segment is row x_of(rows, r) of x.
 struct SegmentRows {
     const u32* choices;
     u32 first, top_k;

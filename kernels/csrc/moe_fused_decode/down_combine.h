@@ -1,12 +1,13 @@
-// moe_fused_decode/down_combine.h - the down projection for few choices. For each of its strips of outputs a
-// block multiplies the weight lines of all active experts, so that the block can sum the expert outputs of
-// each token.
+// moe_fused_decode/down_combine.h - the down projection for few choices ((token, expert) pairs). A block
+// computes a strip of 16 outputs for all active experts, so that it can sum the expert outputs of each token
+// itself.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// Iterates over a block's passes. A pass multiplies one strip of outputs, of up to STRIPS experts, by the
-// rows of all places (sort_choices.h).
+// Iterates over the passes of a block. A pass multiplies the weights of one strip (16 outputs) of up to
+// STRIPS experts by the activations of all places. A place is an index in the choices sorted by expert
+// (sort_choices.h).
 struct DownCombineWork {
     const Weight* w;
 #if FP8
@@ -22,8 +23,8 @@ struct DownCombineWork {
 DEV DownCombineWork down_work_of_block(const Weight* w, const ExpertSortedTokens& sorted, u32 n, u32 k) {
     const u64 all = n / STRIP_LINES;
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
-    // Starts in the state after the last pass of the previous strip, so that next_pass() begins with the
-    // block's first strip.
+    // The initial state is that after the last pass of the strip before the first strip of this block, so
+    // that the first call of next_pass() begins with the first strip.
     DownCombineWork b{};
     b.w = w, b.sorted = &sorted, b.n = n, b.k = k, b.strip = at - 1, b.end = end, b.segment = sorted.all;
     b.policy = read_once(), b.rows = sorted.places;
@@ -54,11 +55,12 @@ DEV void copy_strips(const DownCombineWork& b, u8* to, u32 block, Barrier* full)
     bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
 }
 
-// For each place, the outputs of its expert in the current strip; written two outputs at a time.
+// Expert outputs of the current strip (16 outputs) for each place (choice sorted by expert). A lane writes
+// two outputs at a time.
 struct alignas(f32x2) ExpertOutputs { float v[MOST_CHOICES][STRIP_LINES]; };
 
-// Stores the expert outputs of a strip of one expert: of the products with the rows of all places, only those
-// of the expert's own places.
+// Stores the outputs of one expert for the current strip. The products `c` are with the activations of all
+// places (choices sorted by expert); only those of the places of this expert are stored.
 DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS / 2], const DownCombineWork& b,
                            u32 strip) {
     if (strip >= b.strips) return;
@@ -71,7 +73,8 @@ DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS 
         }
 }
 
-// Stores the weighted sums of the strip's outputs; a token's experts are added in ascending order.
+// Stores, for the current strip of outputs, the sum over the experts of each token of routing weight times
+// expert output, added in ascending order of experts.
 DEV void store_combined(half_t* y, const ExpertOutputs& expert_outputs, const DownCombineWork& b, u32 tokens,
                         u32 y_stride) {
     for (u32 i = tid(); i < tokens * STRIP_LINES; i += CONSUMER_THREADS) {

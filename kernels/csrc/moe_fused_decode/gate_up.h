@@ -1,13 +1,13 @@
-// moe_fused_decode/gate_up.h - the gate and up projection for few choices: the strips of all active experts
-// form one list, of which every block has an equal run; a pass may include strips of several experts. Each
-// strip is multiplied by the rows of all tokens, and results of tokens that have not chosen the strip's
-// expert are discarded.
+// moe_fused_decode/gate_up.h - the gate and up projection for few choices ((token, expert) pairs). The strips
+// (16 rows of W each) of all active experts form one list, and every block processes an equal number of
+// consecutive strips; a pass may include strips of several experts. Each strip is multiplied by the rows of x
+// of all tokens; results of tokens that are not routed to the expert of the strip are discarded.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// Iterates over a block's passes. A pass multiplies strips of gate and up outputs, of one or more experts,
-// by the rows of all tokens.
+// Iterates over the passes of a block. A pass multiplies strips (16 rows of W: gate and up of 8 outputs) of
+// one or more experts by the rows of x of all tokens.
 struct GateUpWork {
     const Weight* w;
 #if FP8
@@ -48,7 +48,8 @@ DEV void copy_strips(const GateUpWork& m, u8* to, u32 block, Barrier* full) {
     enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
     const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;
     if (lane() >= m.strips || (lane() > 0 && strip % TILE_STRIPS > 0)) return;
-    // Number of strips of this pass that are contiguous in memory from this one on.
+    // Number of strips of this pass, beginning with the strip of this lane, that are contiguous in memory:
+    // one bulk copy loads them.
     u32 run = TILE_STRIPS - strip % TILE_STRIPS;
     if (run > of_expert - strip) run = of_expert - strip;
     if (run > m.strips - lane()) run = m.strips - lane();
@@ -57,8 +58,8 @@ DEV void copy_strips(const GateUpWork& m, u8* to, u32 block, Barrier* full) {
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 
-// Stores silu(gate) * up to the rows of the expert's places. A lane has gate and up of one output, for two of
-// every eight tokens.
+// Stores silu(gate) * up for one strip to the rows of y of the places (choices sorted by expert) of its
+// expert. A lane has gate and up of one output, for two tokens of each group of eight.
 DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUpWork& m, u32 of_pass, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
     if (of_pass >= m.strips) return;

@@ -1,6 +1,7 @@
-// moe_fused_decode: one GEMM of an expert MLP for up to 64 choices, where launch overhead dominates: each
-// block sorts the choices itself, and the down projection includes the weighted sum. It uses the roles and
-// the weight layout of moe_grouped_gemm_tma. CPU reference: `ExpertMlp`.
+// moe_fused_decode: one GEMM of an expert MLP for up to 64 choices ((token, expert) pairs), where launch
+// overhead dominates. Each block sorts the choices by expert itself, and the down projection also sums the
+// weighted expert outputs of each token. It uses the roles and the weight layout of moe_grouped_gemm_tma. CPU
+// reference: `ExpertMlp`.
 //
 //   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [experts][2 I][K]
 //   -DGATED=0  y half_t [tokens, N] = sum of weight * W x[place] over the places of a token, W
@@ -12,9 +13,9 @@
 //   -DWIDE_TILE=1   twice as many lines per tile. -DTILE_ROWS=n  rows of x per tile, at least the number of
 //              tokens, or of choices in the down projection
 //   -DROUTES=0 choices are inputs: experts i32 and weights f32, [tokens * top_k]
-// Places: indices of this rank's choices, sorted by ascending expert.
-// Grid, block, shared memory, order of additions and rounding: as moe_grouped_gemm_tma; the weighted sum is
-// in f32, over ascending experts, rounded once.
+// A place is an index in the list of the choices of this rank, sorted by ascending expert. Grid, block,
+// shared memory, order of additions and rounding: as moe_grouped_gemm_tma; the weighted sum is in f32, over
+// ascending experts, rounded once.
 //
 // Roofline: N K weights per active expert over memory bandwidth.
 #include "dev.h"
@@ -32,8 +33,8 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
                  u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
     SHARED(ExpertSortedTokens, sorted, 1);
     const StageRing ring = make_ring();
-    // The down projection reads only x from the previous kernel: it sorts and starts loading weights before
-    // grid_wait().
+    // Of the inputs of the down projection, only x is an output of the previous kernel. Therefore the down
+    // projection sorts the choices and starts loading weights before grid_wait().
     if (GATED) {
         grid_wait();
         grid_launch_dependents();

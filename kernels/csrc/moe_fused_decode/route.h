@@ -1,5 +1,5 @@
-// moe_fused_decode/route.h - the choices of all tokens: read from the output of a routing kernel or, with
-// ROUTES, computed from the router logits with the same bits as moe_route_softmax.
+// moe_fused_decode/route.h - the choices ((token, expert) pairs) of all tokens: read from the output of a
+// routing kernel or, with ROUTES, computed from the router logits, bit-identical to moe_route_softmax.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_route/moe_route.h"
@@ -15,8 +15,9 @@ struct RoutingInputs {
     const i64* slots;
 };
 
-// Sorts the choices of all tokens into `sorted`. Before grid_wait() it may be called only if the inputs are
-// not outputs of the previous kernel. Every thread must call it.
+// Determines the choices ((token, expert) pairs) of all tokens, and writes them to `sorted`, sorted by
+// expert. May be called before grid_wait() only if its inputs are not outputs of the previous kernel. Every
+// thread of the block must call it.
 DEV void route_tokens(ExpertSortedTokens& sorted, const RoutingInputs& r, u32 choices, u32 first, u32 count,
                       u32 top_k) {
     u32 e = 0;

@@ -1,4 +1,5 @@
-// moe_fused_decode/sort_choices.h - sorts up to 64 choices by expert; every block does so.
+// moe_fused_decode/sort_choices.h - sorts up to 64 choices ((token, expert) pairs) by expert. Every block of
+// the kernel sorts all choices itself.
 #pragma once
 #include "moe/segment.h"
 
@@ -13,8 +14,9 @@ struct ExpertSortedTokens {
     ExpertSegment segments[MOST_CHOICES]; // one per active expert; `first` is a place
 };
 
-// Sorts the choices. `e`, `routing_weight`: expert and weight of choice tid(), if that is below `choices`.
-// Experts [first, first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
+// Sorts the choices by expert into `s`. Thread t passes the expert `e` and the routing weight of choice t;
+// threads t >= `choices` have no choice. Experts [first, first + count) are on this rank; other choices are
+// dropped. Every thread of the block must call it; the block has at least MOST_CHOICES threads.
 DEV void sort_choices(ExpertSortedTokens& s, u32 e, float routing_weight, u32 choices, u32 first, u32 count,
                       u32 top_k) {
     SHARED(u32, chosen, MOST_CHOICES);

@@ -1,8 +1,10 @@
 // moe_gemm_small_m: one GEMM of an expert MLP if experts have few tokens each: weights of active experts are
 // streamed once per segment of at most 16 rows. CPU reference: `ExpertMlp`.
 //
+// A choice is a (token, expert) pair; a position is an index in the list of choices sorted by expert, `order`
+// (moe/segment.h).
 //   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
-//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//              I][K]; I is the intermediate size
 //   -DGATED=0  down: y f32 [choices, N], row `choice` is W x[position of the choice], W [experts][N][K]
 //   -DTILES    strips per block; see gemm_small_m/strips.h, also for the order of additions
 // Grid: (blocks over outputs, max_segments). Block and dynamic shared memory: as gemm_small_m, with M = 16.

@@ -1,8 +1,10 @@
 // moe_grouped_gemm: one GEMM of an expert MLP if experts have many tokens each: a grouped GEMM on tensor
 // cores (matrix cores), one segment of at most TILE_M rows per block. CPU reference: `ExpertMlp`.
 //
+// A choice is a (token, expert) pair; a position is an index in the list of choices sorted by expert, `order`
+// (moe/segment.h). A segment is a range of positions of one expert.
 //   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
-//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//              I][K]; I is the intermediate size
 //   -DGATED=0  down: y f32 [choices, N], row `choice` is W x[position of the choice], W [experts][N][K]
 //   -DTILE_M=64|128
 // Grid: (N / 128, max_segments). Block and dynamic shared memory: as gemm. K is a multiple of 8.

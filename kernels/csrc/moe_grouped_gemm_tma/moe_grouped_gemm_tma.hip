@@ -1,8 +1,10 @@
 // moe_grouped_gemm_tma: one GEMM of an expert MLP on NVIDIA sm_90a: bulk copies stream the weights of experts
 // that have tokens, and WGMMA multiplies them. CPU reference: `ExpertMlp`.
 //
+// A choice is a (token, expert) pair; a position is an index in the list of choices sorted by expert, `order`
+// (moe/segment.h). A segment is a range of positions of one expert.
 //   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
-//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//              I][K]; I is the intermediate size
 //   -DGATED=0  down: y [choices, N], f32, or half_t with WIDE_TILE; row `choice` is W x[position of the
 //              choice], W [experts][N][K]
 //   -DWIDE_TILE=0   segments of at most 64 rows, for batches bound by reading weights
@@ -17,10 +19,10 @@
 // (moe_grouped_gemm_tma/ring.h); more stages are faster.
 //
 // Warp roles: one producer warp copies weights, two producer warps gather rows of x, and eight consumer warps
-// (two warpgroups with half of the lines each) multiply.
-// Sums are over ascending k in every case, so that a token has the same sums in any batch.
-// Rounding: gate, up, and their product, each once to half_t; the down projection once to the type of y. FP8
-// adds no rounding: the sum over 128 k is multiplied by its scale in f32.
+// (two warpgroups with half of the lines each) multiply. Sums are over ascending k, so the result of a token
+// is bit-identical in any batch. Rounding: gate, up, and their product, each once to half_t; the down
+// projection once to the type of y. FP8 adds no rounding: the sum over 128 k is multiplied by its scale in
+// f32.
 //
 // Roofline: N K weights per active expert, or 2 N K operations per choice.
 #include "dev.h"
@@ -40,8 +42,8 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     const StageRing ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, prefetched_segments) : 0;
-    // The down projection's weight warp does not wait: weights and segments do not depend on the gate and up
-    // projection.
+    // In the down projection, the producer warp of the weights does not wait for the previous kernel (the
+    // gate and up projection), because weights and segments do not depend on it.
     if (GATED || warp_id() != WEIGHT_WARP) grid_wait();
     grid_launch_dependents();
     const u32 all = load_segment(segments).all;

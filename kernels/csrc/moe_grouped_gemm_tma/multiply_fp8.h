@@ -1,9 +1,9 @@
-// moe_grouped_gemm_tma/multiply_fp8.h - multiplies a pass with fp8 weights: weights are converted to half_t
-// in registers, exactly, and the sum over 128 columns is multiplied by its scale in f32.
+// moe_grouped_gemm_tma/multiply_fp8.h - MMA loop of a pass (share.h) with fp8 weights. Weights are converted
+// exactly to half_t in registers; the sum over 128 columns (K) is multiplied by its scale in f32.
 #pragma once
 
-// 64 columns of a warp's strip, as the A operand registers of four WGMMAs of 16 columns, for lines lane / 4
-// and lane / 4 + 8.
+// Weights of 64 columns (K) of the strip (16 rows of W) of a warp, as the register operands A of four WGMMAs
+// of 16 columns each. A lane has lines lane / 4 and lane / 4 + 8 of the strip.
 struct WidenedStrip { u32 a[4][4]; };
 DEV WidenedStrip widen_strip(const u8* strip, u32 upper) {
     const u32 line = lane() / 4, at = line * COLUMN_BYTES + piece_at(line, lane(), upper);
@@ -16,7 +16,8 @@ DEV WidenedStrip widen_strip(const u8* strip, u32 upper) {
     return w;
 }
 
-// Starts part = 64 columns of a strip times those of x (or part += if `add`); `panel` is the panel of x.
+// Starts the WGMMAs of a strip of weights with the rows of x over 64 columns (K). The result is stored in
+// `part`, or added to `part` if `add` is true. `panel`: panel of x in shared memory with these columns.
 DEV void multiply_wide(float (&part)[ROWS / 2], const WidenedStrip& w, KMajorOperand panel, bool add) {
     wgmma_fence();
     UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], advanced(panel, i * 32), add || i > 0);
@@ -29,8 +30,8 @@ DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], cons
 }
 
 #if TILE_ROWS <= 32
-// Multiplies a stage with few rows of x, where waiting for WGMMAs takes longer than the WGMMAs: all are
-// issued before one wait.
+// Adds the products of one pipeline stage; version for few rows of x. With few rows, waiting for WGMMAs takes
+// longer than the WGMMAs themselves, so all WGMMAs are issued before a single wait.
 DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* scales) {
     const KMajorOperand x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     float part[PARTS][ROWS / 2];
@@ -48,7 +49,7 @@ DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* sc
     }
 }
 #else
-// Multiplies a stage. Weights are converted while WGMMAs run.
+// Adds the products of one pipeline stage. The next weights are converted while WGMMAs run.
 DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* scales) {
     const KMajorOperand x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     WidenedStrip lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
@@ -66,7 +67,7 @@ DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* sc
 }
 #endif
 
-// Multiplies all columns of a pass.
+// Computes the products of a pass over all K columns, stage by stage.
 DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;

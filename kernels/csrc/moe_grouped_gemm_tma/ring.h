@@ -1,5 +1,5 @@
-// moe_grouped_gemm_tma/ring.h - ring of pipeline stages between producers and consumers, and the sizes of its
-// contents.
+// moe_grouped_gemm_tma/ring.h - ring buffer of pipeline stages between producer and consumer warps, and the
+// sizes of its contents.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/wgmma.h"
@@ -29,7 +29,8 @@ enum : u32 {
     MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // maximum that fits in shared memory
 };
 
-// Ring of stages. A stage has COLUMNS columns of the lines of W, then of the rows of x (panels).
+// Ring buffer of pipeline stages. A stage has COLUMNS columns (K) of the lines (packed rows) of W of the
+// pass, then the same columns of the rows of x, both as WGMMA operand panels.
 struct StageRing {
     Barrier *full, *empty;
     u8* at;  // aligned to 1024 bytes
@@ -49,8 +50,8 @@ DEV void next(PipelineState& t, const StageRing& ring) {
     t.phase ^= 1;
 }
 
-// Lays out and initialises the ring, which uses all of the launch's dynamic shared memory. Every thread must
-// call it, and pass a block barrier before using the ring.
+// Assigns all dynamic shared memory to the ring buffer and initialises its barriers. Every thread of the
+// block must call it; a block barrier is needed before the ring buffer is used.
 DEV StageRing make_ring() {
     DYN_SHARED(u8, shared);
     SHARED(Barrier, barriers, 2 * MOST_STAGES);

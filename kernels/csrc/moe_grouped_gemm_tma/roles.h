@@ -17,16 +17,16 @@
 
 enum : u32 { WEIGHT_WARP = CONSUMER_THREADS / WARP_SIZE };
 
-// Copies the weights of a pass, columns [COLUMNS * block, COLUMNS * (block + 1)), into a free stage. Called
-// by the weight warp.
+// Copies columns [COLUMNS * block, COLUMNS * (block + 1)) of the weights of a pass into a free pipeline
+// stage. Called by the producer warp that copies weights.
 template <class Work> DEV void copy_block(const Work& work, const StageRing& ring, u32 stage, u32 block) {
     if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
     warp_sync();
     copy_strips(work, ring.at + stage * STAGE_BYTES, block, ring.full + stage);
 }
 
-// Loop of the producer warp that copies weights. `begun`: number of stages whose copies begin_weights() has
-// started.
+// Loop of the producer warp that copies weights. `begun`: number of pipeline stages whose weight copies
+// begin_weights() has already started.
 template <class Work> DEV void copy_weights(Work work, const StageRing& ring, u32 begun = 0) {
     PipelineState pipe{0, 0};
     while (next_pass(work))
@@ -78,16 +78,17 @@ template <class Work> DEV void copy_rows(Work work, const StageRing& ring, const
     cp_async_wait<0>();
 }
 
-// Accumulators of a lane: c[t] is the result of a WGMMA of 64 lines. Element 4 j + 2 l + i of c[t] is line
-// warp_id() % 4 * 16 + lane() / 4 + 8 l, and row 8 j + lane() % 4 * 2 + i of x.
+// Accumulators of a lane: c[t] is the result of the WGMMAs for 64 lines (packed rows of W). Element 4 j + 2 l
+// + i of c[t] is the product of line warp_id() % 4 * 16 + lane() / 4 + 8 l with row 8 j + lane() % 4 * 2 + i
+// of x.
 struct PassAccumulators { float c[GROUP_LINES / 64][ROWS / 2]; };
-// Returns the strip (index in the pass) of this warp's lines of c[t].
+// Returns the index in the pass of the strip (16 lines) to which the accumulators c[t] of this warp belong.
 DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
 
 #if FP8
 #  include "moe_grouped_gemm_tma/multiply_fp8.h"
 #else
-// Multiplies all columns of a pass.
+// Computes the products of a pass over all K columns, stage by stage.
 DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;

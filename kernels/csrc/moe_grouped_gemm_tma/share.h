@@ -1,13 +1,13 @@
-// moe_grouped_gemm_tma/share.h - the passes of a block. A pass multiplies strips of one expert by the rows of
-// one segment.
+// moe_grouped_gemm_tma/share.h - division of the work among blocks. A block processes passes; a pass
+// multiplies some strips (16 packed rows of W each) of one expert by the rows of x of one segment.
 #pragma once
 #include "moe/segment.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// Work of a block, and its current pass. WIDE_TILE=0: the strips of all segments form one list, of which
-// every block has an equal run, so that all blocks finish at the same time.
-// WIDE_TILE=1: blocks take tiles in round-robin order, so that concurrent blocks share experts and rows in
-// L2.
+// Work of a block, and its current pass. WIDE_TILE=0: the strips (16 packed rows of W each) of all segments
+// form one list, and every block processes an equal number of consecutive strips, so that all blocks finish
+// at the same time. WIDE_TILE=1: blocks take tiles in round-robin order, so that concurrent blocks share
+// experts and rows in L2.
 struct BlockWorkCursor {
     const Weight* w;
 #if FP8
@@ -32,7 +32,7 @@ DEV BlockWorkCursor share_of_block(const Weight* w, const ExpertSegment* segment
     s.at = at, s.end = end, s.policy = read_once();
     return s;
 }
-// Sets `first` and `strips` of the pass that begins at `s.at`.
+// Sets s.first and s.strips: the first strip and the number of strips of the pass that begins at s.at.
 DEV void take_strips(BlockWorkCursor& s) {
     const u32 all = s.n / STRIP_LINES, each = WIDE_TILE ? (all + STRIPS - 1) / STRIPS : all;
     s.first = s.at % each * (WIDE_TILE ? (u32)STRIPS : 1);
@@ -70,15 +70,16 @@ DEV void copy_strips(const BlockWorkCursor& s, u8* to, u32 block, Barrier* full)
     while (left > 0) {
         const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
         const Weight* from = expert + line_at(line, block, s.n, s.k);
-        // With many rows per expert other blocks read the same weights, so they should stay in L2.
+        // With many rows per expert, other blocks read the same weights, which should therefore stay in L2.
         if (WIDE_TILE && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
         else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
         to += lines * COLUMN_BYTES, line += lines, left -= lines;
     }
 }
 
-// Starts loading the weights of the block's first pass before its rows are known, for as many stages as the
-// ring has; returns their number. Segment e < `experts` must be the first segment of expert e.
+// Starts loading the weights of the first pass of this block before routing has determined its rows, for at
+// most as many stages as the ring buffer has. Returns the number of stages. Segment e, for each e <
+// `experts`, must be the first segment of expert e.
 DEV u32 begin_weights(const Weight* w, const StageRing& ring, u32 n, u32 k, u32 experts) {
     BlockWorkCursor s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
     s.expert = segment_at(s);

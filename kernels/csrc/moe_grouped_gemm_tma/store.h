@@ -1,17 +1,20 @@
-// moe_grouped_gemm_tma/store.h - stores the results of a pass (share.h).
+// moe_grouped_gemm_tma/store.h - stores the results of a pass (strips of one expert times the rows of one
+// segment, share.h).
 #pragma once
 #include "moe_grouped_gemm_tma/roles.h"
 #include "moe_grouped_gemm_tma/share.h"
 
-// Exchanges values between the lanes of two adjacent outputs, so that each lane has both outputs of one row.
-// `a`, `b`: this lane's values of rows 2 (lane % 4) and 2 (lane % 4) + 1 of a group of 8. The lane of the
-// even output gets the first row, the lane of the odd output the second.
+// Exchanges values between the lanes of two adjacent outputs, so that each lane then has both outputs of one
+// row. Before the exchange, `a` and `b` are the values of this lane for rows 2 (lane % 4) and 2 (lane % 4) +
+// 1 of a group of 8 rows. The lane of the even output gets both outputs of the first of these rows, the lane
+// of the odd output those of the second.
 template <class T> DEV void exchange_halves(T& a, T& b, bool odd) {
     const T given = shfl_xor(odd ? a : b, 4);
     (odd ? a : b) = given;
 }
 
-// Stores silu(gate) * up to the row of each position. A lane has gate and up of one output, for two rows.
+// Stores silu(gate) * up to y; row p of y belongs to position p of `order` (moe/segment.h). A lane has gate
+// and up of one output, for two rows of each group of eight.
 DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const BlockWorkCursor& share, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;
     const u32 out = (share.first + strip) * 8 + lane() / 8 * 2;
@@ -34,7 +37,8 @@ struct alignas(16) OutputQuad { f32x2 v[2]; };
 DEV f32x2 pack_pair(float a, float b) { return f32x2{{a, b}}; }
 DEV f32x2 shfl_xor(f32x2 v, u32 mask) { return f32x2{{::shfl_xor(v.v[0], mask), ::shfl_xor(v.v[1], mask)}}; }
 #endif
-// Stores results to the row of each choice. A lane has two adjacent outputs, for two rows.
+// Stores the results of the down projection; row c of y belongs to choice c (moe/segment.h). A lane has two
+// adjacent outputs, for two rows of each group of eight.
 template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], const BlockWorkCursor& share,
                                             const u32* order, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;

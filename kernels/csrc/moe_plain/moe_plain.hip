@@ -1,6 +1,6 @@
-// moe_plain: one GEMM of an expert MLP for every type and shape, one warp per choice and output. Reference
-// kernel, not optimised; used for f32 models and for sizes that do not allow 16-byte loads. CPU reference:
-// `ExpertMlp`.
+// moe_plain: one GEMM of an expert MLP for every type and shape, one warp per choice ((token, expert) pair)
+// and output. Reference kernel, not optimised; used for f32 models and for sizes that do not allow 16-byte
+// loads. CPU reference: `ExpertMlp`.
 //
 //   -DACT_F32=0|1  type of x, W, and y of the gate and up projection
 //   -DGATED=1  y [choices, I] = silu(gate) * up of x[token], W [experts][2 I][K], gate and up each rounded

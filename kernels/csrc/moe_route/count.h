@@ -1,8 +1,8 @@
 // moe_route/count.h - token counts per expert, updated by the routing kernels.
 #pragma once
 
-// Returns the layer's per-expert counters for a token, or null if the token is not counted: a token without a
-// KV slot is padding; if `slots` is null every token counts.
+// Returns `counts`, the token counters of the experts of a layer, or null if the token must not be counted: a
+// token without a KV slot (slot < 0) is padding. If `slots` is null, every token is counted.
 DEV u32* counters_of(u32* counts, const i64* slots, u64 token) {
     return counts && (!slots || slots[token] >= 0) ? counts : nullptr;
 }

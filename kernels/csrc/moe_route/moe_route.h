@@ -7,10 +7,11 @@
 enum : u32 { MAX_EXPERTS = 1024 };
 
 // Routes one token: computes the softmax of its `count` logits, one per thread, and the k largest in
-// descending order. Outputs: experts, weights [k + shared]. Among equal logits the lower index is first; with
-// `normalise` the first k weights sum to 1. The last `shared` experts have ids from `count` on and weight 1.
-// Each of the k choices adds one to its expert's counter unless `counts` is null.
-// Every thread of the block must call it. bdim() and MOST are at least `count`; MOST is a multiple of 4.
+// descending order. Outputs: experts, weights [k + shared]. Among equal logits the lower index comes first.
+// With `normalise` the first k weights are divided by their sum. The last `shared` entries are the shared
+// experts, with ids from `count` on and weight 1. Unless `counts` is null, the counter of each of the k
+// selected experts is incremented. Every thread of the block must call it. bdim() and MOST are at least
+// `count`; MOST is a multiple of 4.
 template <u32 MOST>
 DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u32 count, u32 k, u32 shared,
                        bool normalise) {
@@ -24,7 +25,8 @@ DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u
     const u32 key = valid ? order_of(logit) : 0;
     if (e < MOST) ((u32*)keys)[e] = key;
     sync();
-    // The rank is the number of larger keys, which avoids a chain of k reductions.
+    // The rank of an expert is the number of larger sort keys. Counting them in one loop avoids k successive
+    // maximum reductions.
     u32 rank = 0;
     for (u32 j = 0; j < count; j += 4) {
         const u32x4 others = keys[j / 4];

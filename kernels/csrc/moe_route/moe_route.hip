@@ -1,14 +1,13 @@
 // moe_route.hip - MoE routing by softmax and top-k. CPU reference: cpu/route.rs.
 //
-// moe_route_softmax  experts i32, weights f32 [tokens, k + shared]: the k largest of softmax(logits), in
+// moe_route_softmax experts i32, weights f32 [tokens, k + shared]: the k largest of softmax(logits), in
 // descending order, the lower index first among equal logits; then the shared experts, with ids from `count`
-// on and weight 1. logits f32 [tokens, count], count <= 1024, k <= count. Each choice increments its expert's
-// entry of counts u32 [count] (null: no counting), but only for tokens with a KV slot, slots i64 [tokens]
-// (null: for all tokens).
-// Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
-// Experts are ordered by logits, not by rounded probabilities. Rounding: f32 throughout.
-// Roofline: latency (two block reductions and count / 4 shared reads); at 8192 tokens of 128 experts about 0.3 G
-// comparisons, tens of microseconds.
+// on and weight 1. logits f32 [tokens, count], count <= 1024, k <= count. For each selected expert of a
+// token, its entry of counts u32 [count] is incremented (null: no counting). Tokens whose KV slot in slots
+// i64 [tokens] is negative are padding and are not counted (null: all tokens are counted). Grid: tokens.
+// Block: count rounded up to a multiple of WARP_SIZE. Experts are ordered by logits, not by rounded
+// probabilities. Rounding: f32 throughout. Roofline: latency (two block reductions and count / 4 shared
+// reads); at 8192 tokens of 128 experts about 0.3 G comparisons, tens of microseconds.
 #include "dev.h"
 #include "moe_route/moe_route.h"
 

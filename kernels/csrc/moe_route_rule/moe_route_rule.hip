@@ -1,16 +1,15 @@
 // moe_route_rule.hip - MoE routing by configurable rule (sigmoid or softmax, bias, groups). CPU reference:
 // cpu/route.rs.
 //
-// moe_route  outputs experts i32, weights f32 [tokens, k + shared], best expert first. Scores are
-// softmax(logits) or, with `sigmoid`, sigmoid(logits). Experts are selected by choice values: score + bias
-// (f32 [count], or null). With groups > 0 the experts form that number of equal groups: a token chooses among
-// the experts of the `kept` best groups. Groups are ranked by their largest choice value or, with
-// `two_largest`, by the sum of the two largest. Among equals the lower index is first. A weight is the
+// moe_route outputs experts i32, weights f32 [tokens, k + shared], best expert first. Scores are
+// softmax(logits) or, with `sigmoid`, sigmoid(logits). Experts are selected by their choice values, score +
+// bias (bias f32 [count], or null). With groups > 0 the experts form that number of equal groups: a token
+// chooses among the experts of the `kept` best groups. Groups are ranked by their largest choice value or,
+// with `two_largest`, by the sum of the two largest. Among equals the lower index is first. A weight is the
 // expert's score, divided by the sum of the chosen scores if `normalise`, times `scale`. The k experts are
 // followed by the shared experts, with ids from `count` on and weight 1. counts, slots: see moe_route.hip.
-// logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
-// Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
-// Rounding: f32 throughout; choice values are compared unrounded.
+// logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups. Grid: tokens. Block: count
+// rounded up to a multiple of WARP_SIZE. Rounding: f32 throughout; choice values are compared unrounded.
 // Roofline: latency, as moe_route_softmax; grouping adds one pass over a group's experts per group.
 #include "dev.h"
 #include "moe_route/count.h"
@@ -18,14 +17,16 @@
 #include "sample/order.h"
 
 enum : u32 { MOST_EXPERTS = 1024 };
-// Added to the sum that weights are divided by, because all sigmoids may be 0.
+// Added to the sum of the selected scores before the weights are divided by it, because all sigmoid scores
+// may be 0.
 #define LEAST_SUM 1e-20f
 
 // Group-limited selection: number of groups, number of kept groups, and whether a group is ranked by the sum
 // of its two largest choice values.
 struct ExpertGroupRule { u32 count, kept, two_largest; };
 
-// Returns the score of a group of `each` experts, from their choice values `c`.
+// Returns the score of a group of `each` experts: the largest of their choice values `c` (score + bias), or
+// the sum of the two largest if `two` is true.
 DEV float group_score(const float* c, u32 each, bool two) {
     float first = c[0], second = -3.0e38f;
     for (u32 i = 1; i < each; ++i) {
@@ -35,8 +36,8 @@ DEV float group_score(const float* c, u32 each, bool two) {
     return two ? first + second : first;
 }
 
-// Returns the rank of keys[own] among `n` keys: the number of larger keys, and of equal keys with a lower
-// index.
+// Returns the rank, from 0, of keys[own] in descending order of the `n` keys: the number of larger keys plus
+// the number of equal keys with a lower index.
 DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
     const u32 key = keys[own];
     u32 rank = 0;
@@ -44,7 +45,7 @@ DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
     return rank;
 }
 
-// Whether this thread's expert is in one of the kept groups.
+// Whether the expert of this thread (expert tid()) is in one of the best groups.
 DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const ExpertGroupRule& groups) {
     const u32 each = count / groups.count;
     if (tid() < groups.count) keys[tid()] = order_of(group_score(choices + tid() * each, each, groups.two_largest != 0));

@@ -14,12 +14,13 @@
 enum : u32 { PIECE = 16 / sizeof(Weight) };  // weights per piece
 
 #if FP8
-// Returns word i of the 16-byte piece of `lane`, in the byte order of moe/tma_layout.h.
+// Returns 32-bit word i of the 16-byte piece that `lane` reads, in the byte order of moe/tma_layout.h: its
+// four values of columns [16 i, 16 i + 16).
 DEV u32 word_of(const u8* columns, u32 lane, u32 i) {
     const u8* p = columns + i * 16 + lane % 4 * 2;
     return (u32)p[8] | (u32)p[0] << 8 | (u32)p[9] << 16 | (u32)p[1] << 24;
 }
-// Whether any of the four values is NaN.
+// Whether any of the four fp8 values in `word` is NaN.
 DEV bool holds_nan(u32 word) {
     bool any = false;
     UNROLL for (u32 i = 0; i < 4; ++i) any |= (word >> i * 8 & 0x7f) == 0x7f;

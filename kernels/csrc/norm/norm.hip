@@ -8,11 +8,10 @@
 //               quantisation blocks and are aligned to 16 bytes, ACT is half_t. -DTHREAD_EIGHTS=1|2|4: groups
 //               of 8 columns per thread
 // Grid: rows. Block: a multiple of WARP_SIZE up to 512 that depends only on cols, so that a row's sum has one
-// order in every batch.
-// Rounding points: norm.h.
-// A thread keeps its 8-wide pieces of the row (up to 4) in registers between the sum and the store; longer or
-// unaligned rows are read twice. The weight is loaded before grid_wait(). Roofline: 2 (rms_norm) or 4
-// (add_rms_norm) times the bytes of a row, per row, over memory bandwidth; a single row is latency-bound.
+// order in every batch. Rounding points: norm.h. A thread keeps up to 4 groups of 8 columns of the row in
+// registers between the sum of squares and the store; longer or unaligned rows are read twice. The weight is
+// loaded before grid_wait(). Roofline: 2 (rms_norm) or 4 (add_rms_norm) times the bytes of a row, per row,
+// over memory bandwidth; a single row is latency-bound.
 #include "dev.h"
 #include "norm/norm.h"
 #include "norm/row.h"
@@ -24,7 +23,8 @@
 #endif
 
 #if FP8
-// Norms one row and stores it quantised. A row from `rows` on is written as zeros; nothing is read for it.
+// Adds `delta` to the row of x, normalises the sum and stores it quantised to fp8. Rows from `rows` on are
+// padding: zeros are written, and nothing is read.
 DEV void norm_quantized(const QuantizedOutput& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols,
                         float eps) {
     const u64 row = bid_x();
@@ -68,7 +68,7 @@ template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, 
     for (u32 c = tid(); c < cols; c += bdim()) y[c] = to<ACT>(normed(f32(x[c]), scale, f32(w[c])));
 }
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 template <bool ADD>
 DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 y_stride, u32 x_stride,
                   u32 delta_stride, float eps) {

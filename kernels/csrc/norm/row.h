@@ -1,9 +1,9 @@
-// norm/row.h - RMS norm of a row by a block: threads keep it in registers, PIECES groups of 8 columns each,
-// between the sum of squares and the store. Used by the norm kernels, and by kernels whose addend is not in
-// memory.
+// norm/row.h - RMS norm of a row by one block. Between the sum of squares and the store, each thread keeps
+// PIECES groups of 8 columns of the row in registers. Used by the norm kernels, and by the all-reduce kernel,
+// which computes the value that is added to the row instead of reading it from memory.
 #pragma once
 
-// Addends of norm_in_registers() that are a row in memory.
+// Source of the values that norm_in_registers() adds to x: a row in memory.
 struct AddendRow {
     const ACT* row;
     u32 cols;
@@ -15,9 +15,9 @@ template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const AddendRow& from) {
     }
 }
 
-// Normalises a row: calls put(first column, eight normalised values) for each piece, on every lane; values
-// after the last column are undefined. With ADD the addends are first added to x, in memory too;
-// fill(f32x8[PIECES], addends) supplies them for pieces that begin inside the row.
+// Normalises a row: every thread calls put(first column, eight normalised values) for each of its PIECES
+// groups of 8 columns; groups beyond the last column have undefined values. With ADD, the values that
+// fill(f32x8[PIECES], addends) returns are first added to x, and the sum is stored to x.
 template <u32 PIECES, bool ADD, class Addends, class Put>
 DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];

@@ -49,8 +49,8 @@ one_shot_all_reduce(ACT* x, const PeerMemoryPointers memory, LaunchCounter* coun
 }
 EXPORT(one_shot_all_reduce)
 
-// Addends of norm_in_registers() that are sums over the ranks, rounded to ACT; `row` is this rank's
-// contribution to row `number`.
+// Source of the values that norm_in_registers() adds to x: the sum of `delta` over the ranks, rounded to ACT.
+// `row`: the row of `delta` of this rank with index `number`.
 struct RankSumSource {
     AllReduceLaunch* launch;
     const ACT* row;
@@ -69,7 +69,7 @@ template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const RankSumSource& 
         for (u32 i = 0; i < 8; ++i) sums[p].v[i] = f32(to<ACT>(sums[p].v[i]));
 }
 
-// Stride arguments are in elements.
+// Arguments whose names end in `stride` are in elements.
 KERNEL(512)
 one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const PeerMemoryPointers memory,
                          LaunchCounter* counted, const u32* abort_word, u64 area_bytes, u32 rank, u32 rows, u32 cols,

@@ -35,18 +35,19 @@
 enum : u32 {
     OTHERS = RANKS - 1,
     PAIRS = sizeof(ACT),  // pairs of 8-byte words per eight elements
-    // Pairs of each other rank that a thread polls at once.
+    // Maximum number of pairs (two 8-byte words) of each other rank that a thread polls at a time.
     MAX_POLLED_PAIRS = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,
     ABORT_POLL_INTERVAL = 1024,  // polls of peer data per poll of the host's abort word
     NO_GROUP = ~0u
 };
 
-// Memory of this rank; mapped memory of the other ranks, in rank order.
+// Address of the exchange memory of this rank, and mapped addresses of that of the other ranks, in order of
+// ranks.
 struct PeerMemoryPointers { u8 *own, *of[OTHERS]; };
 // Number of launches so far; number of finished blocks of the current launch.
 struct LaunchCounter { u32 launch, left; };
 
-// State of a launch, which every thread has.
+// State of a launch; every thread has a copy.
 struct AllReduceLaunch {
     PeerMemoryPointers memory;
     LaunchCounter* count;
@@ -56,7 +57,7 @@ struct AllReduceLaunch {
     bool aborted;                     // the launch is aborted: no further waits
 };
 
-// Eight adjacent elements as 32-bit words.
+// Eight adjacent matrix elements, unconverted, as 32-bit words.
 struct ElementGroup { u32 words[2 * PAIRS]; };
 
 // Returns the state of a new launch. Called after grid_wait().
@@ -66,8 +67,8 @@ DEV AllReduceLaunch begin_launch(const PeerMemoryPointers& memory, LaunchCounter
     return AllReduceLaunch{memory, count, abort_word, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
 }
 
-// Clears the half of this rank's memory that the launch has used. One thread does so, which takes some
-// milliseconds every few days.
+// Clears the half of the exchange memory of this rank that the launch has used. A single thread does this,
+// because it is rare: it takes a few milliseconds every few days.
 DEV void clear_half(const AllReduceLaunch& l) {
     const u64 half_bytes = RANKS * l.area_bytes;
     u64x2* half = (u64x2*)(l.memory.own + (l.number & 1) * half_bytes);
@@ -75,8 +76,8 @@ DEV void clear_half(const AllReduceLaunch& l) {
     fence_peers();
 }
 
-// Counts this block as finished; the last block ends the launch. Every thread must call it after its last
-// read.
+// Counts this block as finished; the last block to finish updates the launch counter. Every thread of the
+// block must call it after its last read of exchange memory.
 DEV void end_launch(const AllReduceLaunch& l) {
     sync();
     if (tid() != 0 || atomic_add_acq_rel(&l.count->left, 1) + 1 != gdim_x()) return;
@@ -85,8 +86,8 @@ DEV void end_launch(const AllReduceLaunch& l) {
     l.count->launch = l.number;
 }
 
-// Returns the address, in a rank's `memory`, of pair `pair` of group i (eight elements) of rank `from`'s
-// contribution.
+// Returns the address in `memory`, the exchange memory of a rank, to which rank `from` writes pair `pair`
+// (two 8-byte words) of element group i (eight elements).
 DEV u64x2* slot_address(const AllReduceLaunch& l, u8* memory, u32 from, u32 pair, u32 i) {
     u8* area = memory + ((l.number & 1) * RANKS + from) * l.area_bytes;
     return (u64x2*)area + (u64)pair * l.eights + i;
@@ -107,7 +108,7 @@ DEV bool is_aborted(AllReduceLaunch& l) {
     return l.aborted;
 }
 
-// Adds the elements of two words to the sums from `to` on.
+// Adds the matrix elements in the words w0 and w1 to the f32 sums from address `to` on.
 DEV void add_words(float* to, u32 w0, u32 w1) {
 #if ACT_F32
     to[0] += as_f32(w0);
@@ -120,8 +121,9 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
 #endif
 }
 
-// Returns the pair that rank r (not this rank) contributed; `found` has those of the other ranks in rank
-// order. It selects values, not addresses, so that they stay in registers.
+// Returns the pair of words from rank r, which is not this rank. `found`: pairs from all other ranks, in
+// order of ranks. The function selects between values instead of indexing the array, so that the array stays
+// in registers.
 DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const AllReduceLaunch& l) {
     const u64x2 below = found[r < OTHERS ? r : OTHERS - 1], above = found[r > 0 ? r - 1 : 0];
     u64x2 pair;
@@ -129,9 +131,9 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const AllReduceLaunch& l)
     return pair;
 }
 
-// Sums groups of eight elements over the ranks. `index`: indices of the groups; those with index NO_GROUP are
-// unchanged. `own`: this rank's contribution. Polls as many pairs at a time as fit into registers: one poll
-// takes longer than all the arithmetic.
+// Sums groups of eight elements over the ranks into `sums`. `index`: indices of the groups; a group with
+// index NO_GROUP is skipped. `own`: the elements of this rank. Polls as many words of other ranks at a time
+// as fit into registers, because one poll takes longer than all the arithmetic.
 template <u32 N> DEV void sum_of_ranks(AllReduceLaunch& l, const u32 (&index)[N], const ElementGroup (&own)[N],
                                        f32x8 (&sums)[N]) {
     constexpr u32 POLLED_PAIRS = MAX_POLLED_PAIRS < N * PAIRS ? MAX_POLLED_PAIRS : N * PAIRS;
@@ -174,7 +176,8 @@ DEV ElementGroup load_group(const ACT* p) {
     return r;
 }
 
-// Loads up to eight elements without alignment; missing ones are zero.
+// Loads `count` elements, at most eight, from an address of any alignment; the remaining elements of the
+// group are zero.
 DEV ElementGroup load_partial_group(const ACT* p, u32 count) {
     ACT values[8];
     for (u32 i = 0; i < 8; ++i) values[i] = i < count ? p[i] : to<ACT>(0.f);

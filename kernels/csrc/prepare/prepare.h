@@ -23,7 +23,7 @@ DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of
 DEV const i32* facts_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->facts_at); }
 DEV const StagedLogitEdit* edits_of(const u8* stage) { return (const StagedLogitEdit*)(stage + header_of(stage)->edits_at); }
 
-// Copies `len` words with all threads of the block.
+// Copies `len` 32-bit words; all threads of the block take part.
 DEV void copy_words(i32* to, const i32* from, u32 len) {
     for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
 }
@@ -38,16 +38,17 @@ DEV void init_sequence(const SequenceSlots& seq_slots, const StagedSequenceInit&
     copy_words((i32*)(seq_slots.params + seq_slot), (const i32*)&init.params, sizeof(SequenceSamplingParams) / 4);
 }
 
-// Returns the position of a row's first token: from the host, or from the sequence slot, but at most
-// `row.start`, because the host has allocated blocks only up to there.
+// Returns the position of the first token of a row. If the host has staged the token ids, it is row.start;
+// otherwise it is computed from the latest token of the sequence slot and limited to row.start, because the
+// host has allocated KV blocks only for positions up to row.start.
 DEV u32 start_of(const StagedStepRow& row, const LatestToken* latest) {
     if (row.ids >= 0) return (u32)row.start;
     const i32 start = latest[row.seq_slot].position - 1 - row.ids;
     return (u32)(start < row.start ? start : row.start);
 }
 
-// Returns entry `e` of the row's block table after the update. Updated entries are read from the stage
-// buffer, because another block may be writing the table.
+// Returns entry `e` of the block table of a row after the update of this step. Updated entries are read from
+// the stage buffer (staged inputs of the step), because another thread block may still be writing the table.
 DEV i32 table_entry(const StagedStepRow& row, const i32* table, const i32* words, i32 e) {
     const i32 within = e - row.table_from;
     return within >= 0 && within < row.table_len ? words[row.table_at + within] : table[e];

@@ -7,12 +7,11 @@
 //               context_lens i32 [rows]; row_facts i32 [facts, rows]; logits_indices i32 [logits_rows]
 // Grid: (rows, at least 1; blocks per row). Block: 256. In a captured graph the arguments rows, tokens and
 // logits_rows are those of the graph's batch size, and the header has the real numbers. The rest is padding:
-// rows without keys, tokens with id 0, position 0 and slot -1, logits index 0.
-// A KV slot is table[position / block_tokens] * block_tokens + position mod block_tokens. Blocks of one row
-// read its new table entries from the stage buffer, so that they need not wait for the block that stores
-// them.
-// The host has checked the indices of the stage buffer (slots, table entries, words). Roofline: bound by the
-// latency of three dependent loads.
+// rows without keys, tokens with id 0, position 0 and slot -1, logits index 0. A KV slot is table[position /
+// block_tokens] * block_tokens + position mod block_tokens. If several thread blocks process one row, all of
+// them read the new block table entries of the row from the stage buffer, so that they need not wait for the
+// thread block that stores the entries. The host has checked the indices of the stage buffer (slots, table
+// entries, words). Roofline: bound by the latency of three dependent loads.
 #include "dev.h"
 #include "prepare/prepare.h"
 
@@ -23,7 +22,8 @@ struct PreparedStepInputs {
     i32 *cu_q, *context_lens, *logits_indices, *row_facts;
 };
 
-// Writes the ids, positions and slots of a row's tokens with index from, from + step, and so on.
+// Writes the token ids, positions and KV slots of the tokens of a row with indices from, from + step, from +
+// 2 step, ..
 DEV void write_row_inputs(const PreparedStepInputs& out, const SequenceSlots& seq_slots, const StagedStepRow& row,
                           const i32* words, u32 block_tokens, u32 from, u32 step) {
     const i32* table = seq_slots.tables + (u64)row.seq_slot * seq_slots.table_width;

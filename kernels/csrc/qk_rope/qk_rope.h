@@ -1,10 +1,10 @@
 // qk_rope.h - q/k norm and RoPE of one head by a group of lanes, for the qk_rope kernel and for kernels that
 // fuse it.
 //
-// Defines: -DHEAD_DIM (a multiple of 16), -DROTARY_DIM (number of rotated channels; even, <= HEAD_DIM).
-// Half pairing (NeoX style): channel p is rotated with p + ROTARY_DIM / 2. A lane has pairs of runs of RUN
-// channels (a low run and the high run that it is rotated with), so that lanes need not exchange values.
-// Channels from ROTARY_DIM on are also assigned in pairs of runs, and are not rotated.
+// Defines: -DHEAD_DIM (a multiple of 16), -DROTARY_DIM (number of rotated channels; even, <= HEAD_DIM). Half
+// pairing (NeoX style): channel p is rotated with p + ROTARY_DIM / 2. A lane has pairs of runs (RUN
+// consecutive channels each): a low run and the high run with which RoPE rotates it, so that lanes need not
+// exchange values. Channels from ROTARY_DIM on are also assigned in pairs of runs, and are not rotated.
 // Rounding points, as in cpu/qk_rope.rs: x * scale, its product with the weight, and the rotated value are
 // each rounded to ACT.
 #pragma once
@@ -27,12 +27,14 @@ enum : u32 {
 
 template <class T> struct alignas(RUN * sizeof(T)) ChannelRun { T v[RUN]; };
 
-// A lane's channels of one head, in f32.
+// The channels of one head that a lane has, in f32: pairs of runs (RUN consecutive channels), where RoPE
+// rotates run `low` with run `high`.
 struct LaneHeadChannels {
     float low[RUN_PAIRS][RUN], high[RUN_PAIRS][RUN];
 };
 
-// First channels of a lane's pair of runs `pair`, whether it is rotated (`rotated`), and whether it exists.
+// Location of a pair of runs (RUN consecutive channels each) of a lane: first channels of the low and the
+// high run, whether RoPE rotates the pair, and whether the pair exists.
 struct ChannelRunLocation {
     u32 low, high;
     bool rotated, exists;
@@ -65,7 +67,7 @@ DEV LaneHeadChannels load_head(const ACT* x, u32 member) {
     return part;
 }
 
-// Stores a lane's channels of a head, multiplied by `factor`.
+// Multiplies the channels that this lane has of a head by `factor`, and stores them.
 template <class T> DEV void store_head(T* y, const LaneHeadChannels& part, u32 member, float factor) {
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
         const ChannelRunLocation location = run_location(t, member);
@@ -75,7 +77,8 @@ template <class T> DEV void store_head(T* y, const LaneHeadChannels& part, u32 m
     }
 }
 
-// Normalises a head; `w` is the lane's part of the norm weight. Every lane of the warp must call it.
+// Applies RMS norm to a head. `w`: norm weights of the channels that this lane has. Every lane of the warp
+// must call it.
 DEV void norm_head(LaneHeadChannels& part, const LaneHeadChannels& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {

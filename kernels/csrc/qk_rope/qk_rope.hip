@@ -20,7 +20,8 @@ typedef fp8 KV;
 typedef ACT KV;
 #endif
 
-// Stride arguments are in elements; key_factor and value_factor are the reciprocals of the layer's scales.
+// Arguments whose names end in `stride` are in elements. key_factor and value_factor are the reciprocals of
+// the fp8 scales of the keys and values of the layer.
 KERNEL(128)
 qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,

@@ -1,5 +1,5 @@
 // rotate.h - RoPE rotation of a pair of channels, shared by qk_rope and attention kernels that fuse RoPE, so
-// that both give the same bits.
+// that their results are bit-identical.
 #pragma once
 
 // Return the low and the high channel of (a, b), rotated by the angle with cosine c and sine s, not yet

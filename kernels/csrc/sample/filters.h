@@ -1,15 +1,17 @@
 // filters.h - sampling among the ids that remain after min-p, top-k and top-p.
 //
 // The sampled token is the winner: the id with the largest value + Gumbel noise among the kept ids, which are
-// all ids before a cutoff in the order of order.h. The cutoff of top-p is found without sorting. Each round
-// finds the winner among the ids before the current cutoff. If the probability mass of the ids before the
-// winner is less than top-p, top-p keeps the winner, which is then the sampled token; otherwise the winner
-// and all ids after it are cut off. A round about halves the excess mass. Noise depends on the id only, so
-// that a chunk's winner remains valid while it is before the cutoff.
+// all ids before a cutoff in the order of order.h. The cutoff of top-p is found without sorting. Each
+// iteration finds the winner among the ids before the current cutoff. If the probability mass of the ids
+// before the winner is less than top-p, top-p keeps the winner, which is then the sampled token; otherwise
+// the winner and all ids after it are cut off. An iteration removes about half of the mass that exceeds
+// top-p. The noise of an id is the same in all iterations, so the winner of a chunk remains valid as long as
+// it is before the cutoff.
 #pragma once
 #include "sample/select.h"
 
-// Winner of each chunk among the ids before the cutoff.
+// Winner of each chunk: the id with the largest logit + Gumbel noise among the ids before the cutoff of the
+// filters.
 struct ChunkWinners {
     u64 noisy[MAX_CHUNKS];    // sort key of value + noise; 0: no id is before the cutoff
     float value[MAX_CHUNKS];  // value of the winner without the noise
@@ -21,7 +23,8 @@ struct GumbelNoiseKey {
     u32 position;
 };
 
-// Finds the winner of chunk c among the ids with sort keys >= `cutoff`; called by one warp.
+// Finds the winner of chunk c: the id with the largest logit + Gumbel noise among the ids with sort keys >=
+// `cutoff`. Called by one warp.
 DEV void find_winner(ChunkWinners& winners, const LogitsRowView& row, const GumbelNoiseKey& draw, u32 c, u64 cutoff) {
     u64 own = 0;
     float own_value = 0.f;
@@ -51,8 +54,8 @@ DEV void find_winner(ChunkWinners& winners, const LogitsRowView& row, const Gumb
     }
 }
 
-// Returns the sort key, without the noise, of the row's winner among the ids with sort keys >= `cutoff`; 0
-// if there is none.
+// Returns the sort key (without noise) of the winner of the row: the id with the largest logit + Gumbel noise
+// among the ids with sort keys >= `cutoff`. Returns 0 if there is no such id.
 DEV u64 winner_from(ChunkWinners& winners, const LogitsSearchScratch& search, const LogitsRowView& row,
                     const GumbelNoiseKey& draw, u64 cutoff) {
     const u32 chunks = chunks_of(row);
@@ -70,16 +73,17 @@ DEV u64 winner_from(ChunkWinners& winners, const LogitsSearchScratch& search, co
     return first == 0 ? 0 : sort_key_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
 }
 
-// Returns the least sort key that min-p keeps; `most` is the largest value of the row.
+// Returns the smallest sort key that min-p keeps. `most`: largest logit of the row after edits and
+// temperature.
 DEV u64 min_p_floor(const SequenceSamplingParams& params, float most) {
     if (params.min_p <= 0.f) return MIN_UNMASKED_KEY;
     const u64 floor = (u64)order_of(most + ln(fmin_(params.min_p, 1.f))) << 32;
     return floor > MIN_UNMASKED_KEY ? floor : MIN_UNMASKED_KEY;
 }
 
-// Samples a token with min-p, top-k and top-p. `best` is the largest sort key of the row, `total` the mass of
-// the whole row relative to the value of `best`. search.order and `winners` must be initialised with the
-// results of the scan.
+// Samples a token with min-p, top-k and top-p, and returns its id. `best`: largest sort key of the row.
+// `total`: sum of exp(value - value of `best`) over the row. search.order and `winners` must have been
+// initialised with the results of sample_scan.
 DEV u32 sample_with_filters(LogitsSearchScratch& search, ChunkWinners& winners, const LogitsRowView& row,
                             const SequenceSamplingParams& params, const GumbelNoiseKey& draw, u64 best, float total) {
     const float most = value_of(best);

@@ -6,11 +6,12 @@
 
 enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids per thread
 
-// A thread has the ids id4(first, j) to id4(first, j) + 3 of a chunk, for j < FOURS; loads are coalesced, 16
-// bytes per thread.
+// Returns the first of four successive ids: of the chunk that begins at id `first`, a thread processes ids
+// id4(first, j) to id4(first, j) + 3 for each j < FOURS. This makes loads coalesced, with 16 bytes per
+// thread.
 DEV u32 id4(u32 first, u32 j) { return first + (j * SCAN_THREADS + tid()) * 4; }
 
-// A thread's logits of one chunk.
+// Logits of one chunk that a thread has in registers: four successive ids per vector.
 struct ChunkLogits {
     f32x4 v[FOURS];
 };
@@ -24,8 +25,9 @@ DEV void mask_ids(ChunkLogits& x, u32 first, const u32* mask, u32 vocab) {
     }
 }
 
-// Whether an edit applies: the `known_len` ids before the position end with the edit's words, or `known_len`
-// is below the edit's limit.
+// Whether an edit applies at position `known_len`. An edit with when_len > 0 applies if the preceding tokens
+// (`history`) end with the token ids of the edit; an edit with when_len < 0 applies at positions below
+// when_at.
 DEV bool applies(const StagedLogitEdit& edit, const i32* words, const i32* history, i32 known_len) {
     if (edit.when_len < 0) return known_len < edit.when_at;
     if (edit.when_len > known_len) return false;
@@ -35,8 +37,9 @@ DEV bool applies(const StagedLogitEdit& edit, const i32* words, const i32* histo
     return true;
 }
 
-// Adds the logit biases. For each tile of SCAN_THREADS edits, the edits of this chunk are collected in order
-// in shared memory; then every thread applies those of its own ids.
+// Adds the logit biases to the logits of a chunk. The edits are processed SCAN_THREADS at a time: those that
+// concern ids of this chunk are collected in order in shared memory; then every thread applies the edits of
+// the ids that it has.
 DEV void add_edits(ChunkLogits& x, u32 first, const StagedLogitEdit* edits, u32 count, const i32* words, const i32* history,
                    i32 known_len) {
     SHARED(u32, ids, SCAN_THREADS);
@@ -69,8 +72,9 @@ DEV float penalise(float x, u32 count, const SequenceSamplingParams& params) {
     return count == 0 ? x : x - mul_rounded(params.frequency, (float)count) - params.presence;
 }
 
-// Applies the penalties. `seen` counts a chunk's ids in the history: bit 31 is set if the id occurs in the
-// prompt, the lower bits count its occurrences in the output.
+// Applies the repetition, frequency and presence penalties to the logits of a chunk. `seen` has one word for
+// each id of the chunk: bit 31 is set if the id occurs in the prompt; the lower bits are its number of
+// occurrences in the output.
 DEV void penalise_seen(ChunkLogits& x, u32 first, const SequenceSamplingParams& params, const i32* history, i32 known_len) {
     SHARED(u32, seen, CHUNK);
     for (u32 i = tid(); i < CHUNK; i += SCAN_THREADS) seen[i] = 0;

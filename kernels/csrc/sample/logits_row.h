@@ -3,8 +3,8 @@
 #pragma once
 #include "prepare/prepare.h"
 
-// Returns the sampling parameters of the logits row's sequence slot. If no token is to be chosen, seq_slot is
-// not set, and the parameters are not used.
+// Returns the sampling parameters of the request to which a logits row belongs. If the row only scores a
+// known token, its seq_slot is not set; the returned parameters are then arbitrary and not used.
 DEV const SequenceSamplingParams& params_of(const StagedLogitsRow& logits_row, const u8* slot_params) {
     return ((const SequenceSamplingParams*)slot_params)[logits_row.known_token < 0 ? logits_row.seq_slot : 0];
 }
@@ -12,10 +12,11 @@ DEV bool is_padding(const u8* stage, u32 q) {
     return q >= header_of(stage)->logits_rows || logits_rows_of(stage)[q].token < 0;
 }
 
-// Returns the position of the token to be sampled; positions i32 [tokens] are those of the step's tokens.
+// Returns the position of the token to be sampled: the position after that of the token whose logits are
+// sampled. `positions`: positions of the tokens of the step, i32 [tokens].
 DEV i32 position_of(const StagedLogitsRow& logits_row, const i32* positions) { return positions[logits_row.token] + 1; }
-// Whether draft verification decides about the sampled token: it has draft tokens before it, or a draft token
-// for the same position.
+// Whether sample_verify_drafts determines if the sampled token is used: there are draft tokens before its
+// position, or a draft token at its position.
 DEV bool needs_draft_verification(const StagedLogitsRow& logits_row) { return logits_row.known_token < 0 && (logits_row.draft_index > 0 || logits_row.has_draft != 0); }
 
 // Per-slot arrays that update_latest_token() writes.
@@ -25,8 +26,8 @@ struct LatestTokenArrays {
     u32 history_len;
 };
 
-// Makes a chosen token the newest one of its sequence slot, unless draft verification decides that later, and
-// appends it to the slot's history if a sampling rule reads it. Called by one thread.
+// Stores a sampled token as the newest token of its sequence slot, unless sample_verify_drafts will do so.
+// Appends it to the token history of the slot if a sampling rule reads the history. Called by one thread.
 DEV void update_latest_token(const LatestTokenArrays& slots, const StagedLogitsRow& logits_row, const SequenceSamplingParams& params, const SampledToken& output,
                              i32 position) {
     const bool sampled = output.status == SAMPLE_OK;

@@ -3,14 +3,16 @@
 // cpu/sample.rs.
 #pragma once
 
-// Put before loops over arrays in registers that are too long for automatic unrolling.
+// IN_REGISTERS is put before loops over arrays that must stay in registers, if the loops are too long for
+// automatic unrolling.
 #if DEV_EMU
 #  define IN_REGISTERS
 #else
 #  define IN_REGISTERS _Pragma("unroll")
 #endif
 
-// Maps floats to unsigned integers with the same order, which is total over all bit patterns.
+// Maps a float to an unsigned integer so that larger floats have larger integers. -0 and +0 have equal
+// integers.
 DEV u32 order_of(float x) {
     const u32 bits = as_u32(x == 0.f ? 0.f : x);  // -0 and +0 are equal.
     return bits ^ ((bits >> 31) ? 0xffffffffu : 0x80000000u);
@@ -22,7 +24,7 @@ DEV u64 sort_key_of(float value, u32 id) { return (u64)order_of(value) << 32 | (
 DEV u32 id_of(u64 sort_key) { return 0xffffffffu - (u32)sort_key; }
 DEV float value_of(u64 sort_key) { return value_of((u32)(sort_key >> 32)); }
 
-// Lower bound of the sort keys of unmasked ids: that of the smallest finite value.
+// Lower bound of the sort keys of unmasked ids: the sort key of the smallest finite float.
 #define MIN_UNMASKED_KEY ((u64)0x00800000u << 32)
 // Used instead of a sort key if a row contains a NaN or an infinity; no id has this sort key.
 #define NON_FINITE_KEY (~(u64)0)

@@ -60,13 +60,13 @@ DEV float ln(float x) {
 
 DEV float exp_(float x) { return exp2_(x * 1.44269504f); }
 
-// Converts a random word to a number that is uniform in (0, 1).
+// Converts a random 32-bit word to a number that is uniformly distributed in (0, 1).
 DEV float uniform(u32 word) { return fmin_(((float)word + 0.5f) * 2.3283064365386963e-10f, 1.f - 5.9604644775390625e-8f); }
 
 // Returns standard Gumbel noise -ln(-ln(1 - u)), u = uniform(word). It decreases as `word` grows.
 DEV float gumbel(u32 word) {
     const float u = uniform(word), rest = 1.f - u;
-    // Corrects ln(1 - u) for the rounding of 1 - u, with the factor u / (1 - rest).
+    // Corrects ln(1 - u) for the rounding error of rest = 1 - u, by the factor u / (1 - rest).
     const float e = rest == 1.f ? u : -ln(rest) * (u / (1.f - rest));
     return -ln(e);
 }

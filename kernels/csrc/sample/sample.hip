@@ -63,7 +63,8 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 }
 EXPORT(sample_scan)
 
-// Computes the log-probability and rank of the token in the raw row, and the `top` most probable ids.
+// Computes, from the raw logits (before edits and temperature), the log-probability and rank of the token,
+// and the `top` most likely ids with their log-probabilities.
 DEV void compute_logprobs(LogitsSearchScratch& search, SampledToken& output, i32* top_ids, float* top_logprobs,
                           const ChunkRecord* records, const LogitsRowView& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
@@ -87,8 +88,8 @@ DEV void compute_logprobs(LogitsSearchScratch& search, SampledToken& output, i32
     }
 }
 
-// Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
-// token.
+// Samples a token, or takes the most likely one if sampling is greedy. Returns SAMPLE_OK, or the reason why
+// no token can be sampled: SAMPLE_NON_FINITE or SAMPLE_ALL_MASKED.
 DEV u32 select_token(LogitsSearchScratch& search, ChunkWinners& winners, i32& token, const ChunkRecord* records,
                      const LogitsRowView& row, const SamplingMode& mode, const SequenceSamplingParams& params,
                      const GumbelNoiseKey& draw) {
@@ -175,8 +176,8 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
     const u32 end = logits_rows < staged ? logits_rows : staged;
     if (first >= end || is_padding(stage, first)) return;
     const StagedLogitsRow* staged_rows = logits_rows_of(stage);
-    // One thread processes all logits rows of a row: that of the row's first logits row, or of the first in
-    // this launch.
+    // A row of the step has one logits row per draft token and one more. One thread verifies all logits rows
+    // of a row of the step: the thread of its first logits row, or of its first logits row in this launch.
     if (!needs_draft_verification(staged_rows[first]) || (staged_rows[first].draft_index > 0 && first > 0)) return;
     const i32 seq_slot = staged_rows[first].seq_slot;
     const SequenceSamplingParams& params = ((const SequenceSamplingParams*)slot_params)[seq_slot];
@@ -201,7 +202,8 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
                     history[(u64)seq_slot * history_len + position] = draft;
             }
         }
-        // If sampling failed after accepted drafts, the last accepted token remains the newest one.
+        // If sampling failed after accepted draft tokens, the last accepted token remains the newest token of
+        // the sequence slot.
         if (is_sampled || staged_rows[q].draft_index == 0) own = LatestToken{is_sampled ? output.token : 0, position, 0};
         own.draft_accepted = accepted ? 1 : 0;
         preceding_accepted = accepted;

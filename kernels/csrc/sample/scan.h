@@ -1,5 +1,5 @@
-// scan.h - the single pass of sample_scan over one chunk: edits its logits and computes its record
-// (ChunkRecord).
+// scan.h - processing of one chunk of a logits row in sample_scan: applies the logit edits and computes the
+// statistics of the chunk (ChunkRecord).
 #pragma once
 #include "sample/logit_edits.h"
 
@@ -20,7 +20,7 @@ DEV ChunkLogits load_chunk(const LogitsRowView& row, u32 first) {
     return x;
 }
 
-// Returns the largest sort key among the thread's values.
+// Returns the largest sort key among the ids of the chunk that this thread has.
 DEV u64 first_of_chunk(const ChunkLogits& x, u32 first, u32 vocab) {
     u64 own = 0;
     for (u32 j = 0; j < FOURS; ++j)
@@ -42,7 +42,7 @@ DEV bool any_non_finite(const ChunkLogits& x, u32 first, u32 vocab) {
     return non_finite;
 }
 
-// Returns the sum of exp(x - most) over the chunk.
+// Returns the sum of exp(x - most) over the logits x of the chunk.
 DEV float mass_of(const ChunkLogits& x, float most) {
     float sum = 0.f;
     for (u32 j = 0; j < FOURS; ++j)
@@ -50,8 +50,8 @@ DEV float mass_of(const ChunkLogits& x, float most) {
     return block_sum(sum);
 }
 
-// Finds the id with the largest value + Gumbel noise, the record's winner. Exact noise is computed only for
-// ids whose sum with approximate noise is near the maximum.
+// Finds the winner of the chunk, the id with the largest logit + Gumbel noise, and stores it in `record`.
+// Exact noise is computed only for ids for which logit + approximate noise is near the maximum.
 DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u32 vocab, u64 key, u32 position) {
     u32x4 words[FOURS];
     float top = -3.0e38f;
@@ -81,8 +81,8 @@ DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u
     }
 }
 
-// Fills the record of the chunk that begins at id `first`, with raw logits `x`; writes the edited logits to
-// `edited` if filters will read them again.
+// Computes the statistics (`record`) of the chunk that begins at id `first` and has raw logits `x`. Writes
+// the edited logits to `edited` if the filters will need them.
 DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first, u32 vocab, const LogitsRowArgs& s) {
     const bool non_finite = any_non_finite(x, first, vocab);
     if (s.mode.needs_logprobs) {

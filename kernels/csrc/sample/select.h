@@ -1,6 +1,6 @@
 // select.h - block-wide searches in a logits row: sums and counts of the ids above a limit, the k-th largest
-// sort key, the k largest sort keys in order. Warps take chunks in turn; chunks without a sort key above the
-// limit are not read.
+// sort key, the k largest sort keys in order. Chunks are divided among the warps; chunks without a sort key
+// above the limit are not read.
 #pragma once
 #include "sample/chunk.h"
 
@@ -19,8 +19,9 @@ struct LogitsSearchScratch {
     u64 sort_key;
 };
 
-// Calls f(sort_key, value) for every id of the row with sort key >= `limit`, one id per lane and call; skips
-// chunks without such ids. Lanes diverge, so f must not use warp collectives.
+// Calls f(sort_key, value) for every id of the row with sort key >= `limit`; each id is processed by one
+// lane. Chunks without such ids are skipped. Lanes diverge, so f must not use shuffles or other warp
+// collectives.
 template <class F> DEV void each_from(const LogitsSearchScratch& search, const LogitsRowView& row, u64 limit, F f) {
     for (u32 c = warp_id(); c < chunks_of(row); c += bdim() / WARP_SIZE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
@@ -36,15 +37,15 @@ template <class F> DEV void each_from(const LogitsSearchScratch& search, const L
     }
 }
 
-// Returns the number of ids with sort key >= `limit`. Every thread must call it.
+// Returns the number of ids of the row with sort key >= `limit`. Every thread of the block must call it.
 DEV u32 count_from(const LogitsSearchScratch& search, const LogitsRowView& row, u64 limit) {
     u32 n = 0;
     each_from(search, row, limit, [&](u64, float) { ++n; });
     return block_sum(n);
 }
 
-// Returns the sum of exp(value - best) over ids with sort key >= `limit`, summed per lane, warp and block, each
-// in a fixed order.
+// Returns the sum of exp(value - best) over the ids with sort key >= `limit`. The values are added in a fixed
+// order: per lane, then per warp, then over the block.
 DEV float mass_from(const LogitsSearchScratch& search, const LogitsRowView& row, u64 limit, float best) {
     float mass = 0.f;
     each_from(search, row, limit, [&](u64, float value) { mass += exp_(value - best); });
@@ -79,7 +80,8 @@ DEV void sort_list(LogitsSearchScratch& search, u32 n) {
     sync();
 }
 
-// Returns a limit that at least k ids reach: the k-th largest of the chunks' largest values.
+// Returns a lower bound of the k-th largest sort key of the row: the k-th largest of the largest sort keys of
+// the chunks.
 DEV u64 kth_lower_bound(LogitsSearchScratch& search, u32 chunks, u32 k) {
     if (k > chunks) return MIN_UNMASKED_KEY;
     if (tid() < chunks) {
@@ -94,8 +96,9 @@ DEV u64 kth_lower_bound(LogitsSearchScratch& search, u32 chunks, u32 k) {
     return bound > MIN_UNMASKED_KEY ? bound : MIN_UNMASKED_KEY;
 }
 
-// Finds search.bin, the bin that contains the k-th entry counted from the highest bin, and search.above, the
-// number of entries in higher bins. The bin is BINS if there are fewer than k entries.
+// Step of a radix select over the histogram of `search`: sets search.bin to the bin that contains the k-th
+// largest entry, and search.above to the number of entries in higher bins. If there are fewer than k entries,
+// search.bin is BINS.
 DEV void find_bin(LogitsSearchScratch& search, u32 k) {
     const u32 each = BINS / PICK_THREADS, top = BINS - 1 - tid() * each;
     u32 own = 0;

@@ -23,11 +23,13 @@
 #include "sample/filters.h"
 #include "sample/logits_row.h"
 
-// Layout of a rank's candidates of a row: two fixed entries, then the list of top-k sort keys.
+// Indices in the message of a rank for a logits row: the largest sort key (BEST), the sort key of the largest
+// logit + Gumbel noise (WINNER), then the list of top-k sort keys.
 enum : u32 { BEST = 0, WINNER = 1, LISTED_FROM = 2 };
 
-// Returns a limit that at least k <= PICK_THREADS ids reach, if that many are unmasked: the k-th largest of
-// the threads' largest values.
+// Returns a lower bound of the k-th largest sort key of the row, for k <= PICK_THREADS: each thread finds the
+// largest logit among a part of the ids, and the k-th largest of these logits is the bound. It is valid only
+// if at least k ids are unmasked.
 DEV u64 bound_by_threads(LogitsSearchScratch& search, const LogitsRowView& row, u32 k) {
     u32 own = 0;
     each_from(search, row, MIN_UNMASKED_KEY, [&](u64 sort_key, float) {
@@ -45,8 +47,8 @@ DEV u64 bound_by_threads(LogitsSearchScratch& search, const LogitsRowView& row, 
     return bound > MIN_UNMASKED_KEY ? bound : MIN_UNMASKED_KEY;
 }
 
-// Writes the k largest sort keys of the row's unmasked ids (all, if there are fewer), then zeros up to `listed`
-// entries.
+// Writes to `to` the k largest sort keys of unmasked ids of the row (or all of them, if there are fewer than
+// k), followed by zeros up to `listed` entries.
 DEV void put_first_candidate(u64* to, LogitsSearchScratch& search, const LogitsRowView& row, u32 k, u32 listed) {
     const u64 last = kth_sort_key(search, row, k, bound_by_threads(search, row, k));
     const u32 n = gather(search, row, last > MIN_UNMASKED_KEY ? last : MIN_UNMASKED_KEY, NON_FINITE_KEY);
@@ -89,14 +91,14 @@ vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, 
 }
 EXPORT(vocab_shard_candidates)
 
-// Candidates of a row, of all ranks.
+// Candidates for one logits row from all ranks.
 struct CandidateList {
     const u64* first_rank;   // words of rank 0
     u32 ranks, rank_stride;  // rank_stride: distance between ranks, in words
     u32 listed;
 };
 
-// Returns the largest of the ranks' sort keys at index `at`.
+// Returns the largest sort key at index `at` (BEST or WINNER) of the messages of all ranks.
 DEV u64 first_of(const CandidateList& candidates, u32 at) {
     u64 first = 0;
     for (u32 r = 0; r < candidates.ranks; ++r) {
@@ -106,7 +108,7 @@ DEV u64 first_of(const CandidateList& candidates, u32 at) {
     return first;
 }
 
-// Sorts the listed sort keys of all ranks into search.sorted; returns their number.
+// Sorts the top-k sort keys that all ranks have sent for the row into search.sorted. Returns their number.
 DEV u32 sort_candidates(LogitsSearchScratch& search, const CandidateList& candidates) {
     if (tid() == 0) search.found = 0;
     sync();
@@ -122,8 +124,8 @@ DEV u32 sort_candidates(LogitsSearchScratch& search, const CandidateList& candid
 
 DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1 ? words.v[1] : i == 2 ? words.v[2] : words.v[3]; }
 
-// Samples a token among the top_k largest candidates that min-p and top-p keep; top-p keeps an id if the mass
-// of the ids before it is less than top-p.
+// Samples a token among the top_k largest candidates, without those that min-p or top-p remove. Top-p keeps
+// an id if the probability mass of the ids with larger sort keys is less than top-p.
 DEV u32 sample_candidates(LogitsSearchScratch& search, const CandidateList& candidates, const SequenceSamplingParams& params,
                           const GumbelNoiseKey& draw) {
     const u32 n = sort_candidates(search, candidates), i = tid();
@@ -146,8 +148,8 @@ DEV u32 sample_candidates(LogitsSearchScratch& search, const CandidateList& cand
     return id_of(block_max_key(noisy));
 }
 
-// Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
-// token.
+// Samples a token from the candidates of all ranks, or takes the most likely one if sampling is greedy.
+// Returns SAMPLE_OK, or the reason why no token can be sampled: SAMPLE_NON_FINITE or SAMPLE_ALL_MASKED.
 DEV u32 select_candidate(LogitsSearchScratch& search, i32& token, const CandidateList& candidates, const SamplingMode& mode,
                          const SequenceSamplingParams& params, const GumbelNoiseKey& draw) {
     const u64 best = first_of(candidates, BEST);

@@ -7,7 +7,7 @@
 // words), edits, draft rows (rows as inputs of an MTP module) and row facts (further words per row).
 #pragma once
 
-// Number of records and offset of each region of a stage buffer.
+// Header of a stage buffer (the staged inputs of a step): number of records and byte offset of each region.
 struct StagingHeader {
     u32 rows, logits_rows, inits, words, edits;         // numbers of records
     u32 rows_at, logits_rows_at, inits_at, words_at, edits_at;  // offsets in bytes from the start of the stage
@@ -24,13 +24,15 @@ struct StagedStepRow {
     i32 len;
     i32 token;       // index of the row's first token in the step
     i32 ids;         // index in the words region of its token ids; or -1 - n: row begins n positions after
-                     // the slot's newest token, whose id all tokens have until insert_drafts replaces them
+                     // the newest token of the slot; all ids of the row are the id of that token until
+                     // insert_drafts replaces them
     i32 table_from;  // first entry of the block table that is replaced
     i32 table_len;   // number of entries that are replaced
     i32 table_at;    // index in the words region of the new entries
 };
 
-// A row of the step as input of an MTP module: `len` known tokens, then `drafts` draft tokens.
+// A row of the step as input of a draft model (MTP module): `len` known tokens, after which the draft model
+// proposes `drafts` draft tokens.
 struct StagedDraftRow {
     i32 seq_slot;
     i32 len;
@@ -75,7 +77,7 @@ struct StagedSequenceInit {
     SequenceSamplingParams params;
 };
 
-// Request for a result from the logits of one token of the step.
+// Request to sample a token, or to score a known token, from the logits of one token of the step.
 struct StagedLogitsRow {
     i32 token;        // index of a token of the step, whose logits are sampled; -1: padding
     i32 seq_slot;
@@ -89,22 +91,22 @@ struct StagedLogitsRow {
     i32 mask_words;   // number of words of that bitmask; 0: none
 };
 
-// Changes one logit: adds `value` (minus infinity bans the id). With when_len > 0 this applies only if the
-// ids before the position end with the `when_len` words at index `when_at` of the words region; with when_len
-// < 0 only at positions below `when_at`.
+// Change of one logit before sampling: `value` is added to it (minus infinity bans the id). With when_len > 0
+// the change applies only if the preceding token ids end with the `when_len` ids at index `when_at` of the
+// words region; with when_len < 0 it applies only at positions below `when_at`; with when_len = 0 always.
 struct StagedLogitEdit {
     u32 id;
     float value;
     i32 when_at, when_len;
 };
 
-// Result of one logits row.
+// Result of sampling one logits row.
 struct SampledToken {
     i32 token;
     u32 status;     // SAMPLE_*
     float logprob;  // log-probability of the token under the raw logits, if requested
     u32 rank;       // rank of the token among all ids, from 1
 };
-// SAMPLE_DRAFT_ACCEPTED: as SAMPLE_OK, and the draft token for this position is accepted, by equality or at
-// random.
+// Status of a sampled token. SAMPLE_DRAFT_ACCEPTED: a token was sampled, and the draft token at its position
+// is accepted, because both are equal or at random (synthetic acceptance).
 enum : u32 { SAMPLE_OK = 0, SAMPLE_NON_FINITE = 1, SAMPLE_ALL_MASKED = 2, SAMPLE_DRAFT_ACCEPTED = 3 };

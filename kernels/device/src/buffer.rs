@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::{DType, DeviceError, MatMut, MatRef};
 
-/// Frees the memory of dropped buffers. CPU memory, GPU memory and weight slabs have separate
-/// implementations.
+/// Frees the memory of dropped buffers. CPU memory, GPU memory and slabs of weight memory (allocations that
+/// several weights share) have separate implementations.
 pub trait BufferDeallocator: Send + Sync {
     /// Frees the range `[ptr, ptr + bytes)` of a dropped buffer.
     ///

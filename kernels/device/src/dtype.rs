@@ -59,7 +59,8 @@ pub trait FloatElement: DeviceElement {
 
 macro_rules! element {
     ($($rust:ty => $dtype:ident),*) => {$(
-        // SAFETY: plain old data of exactly `DType::bytes` bytes; every bit pattern is a valid value.
+        // SAFETY: the type is plain old data of exactly `DType::bytes` bytes; every bit pattern is a valid
+        // value.
         unsafe impl DeviceElement for $rust {
             const DTYPE: DType = DType::$dtype;
         }

@@ -21,15 +21,15 @@ impl PinnedBuffer {
     /// Returns the content of the buffer.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: host memory, initialised when allocated; during a copy the buffer is owned by
-        // `CopyInFlight`.
+        // SAFETY: the buffer is host memory that was initialised when it was allocated; during a copy,
+        // `CopyInFlight` owns the buffer.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.bytes()) }
     }
 
     /// Returns the content of the buffer for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: host memory, initialised when allocated, uniquely borrowed, and not part of a copy in
-        // flight.
+        // SAFETY: the buffer is host memory that was initialised when it was allocated; it is uniquely
+        // borrowed and not part of a copy in flight.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), self.memory.bytes()) }
     }
 }

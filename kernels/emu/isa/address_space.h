@@ -1,4 +1,5 @@
-// address_space.h - global memory that a launch may access: allocations, arguments, constants of the code object.
+// address_space.h - global memory that a launch may access: allocations, kernel arguments, and constants of
+// the code object.
 #pragma once
 #include <vector>
 
@@ -15,8 +16,8 @@ struct AddressRange {
 // All address ranges that a launch may access.
 struct AddressSpace {
     std::vector<AddressRange> ranges;   // sorted
-    // The process has opened memory of other processes; accesses outside of the known ranges are then
-    // allowed.
+    // Whether the process has opened memory of other processes through IPC handles. In this case, accesses
+    // outside the known ranges are allowed.
     bool has_foreign_memory = false;
 
     void add(const void* first, u64 bytes) { ranges.push_back({(u64)first, (u64)first + bytes}); }

@@ -7,7 +7,8 @@ namespace emu::isa {
 
 namespace {
 
-// What executes an instruction: its handler and its operation per lane, with its execution unit.
+// What executes an instruction: its handler, its operation per lane (if it computes one 32-bit result per
+// lane), and its execution unit.
 struct InstructionBinding {
     Handler run;
     Element element;

@@ -8,7 +8,7 @@ namespace {
 
 #define COMPARE_RULE(name, T, condition)                                                           \
     HANDLER(name, SCALAR, const T x = (T)scalar_source(w, o[0]), y = (T)scalar_source(w, o[1]); w.scc = (condition);)
-// The second source is a 16-bit immediate.
+// Comparison of a scalar register with a 16-bit immediate, the second source.
 #define COMPARE_IMMEDIATE_RULE(name, T, IMMEDIATE, condition)                                     \
     HANDLER(name, SCALAR, const T x = (T)scalar_source(w, o[0]), y = (T)(IMMEDIATE)o[1].literal; w.scc = (condition);)
 #define BRANCH_RULE(name, condition) HANDLER(name, BRANCH, if (condition) w.next = in.target;)

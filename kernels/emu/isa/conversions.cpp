@@ -1,12 +1,13 @@
-// conversions.cpp - fp8 conversions, and the steps of an IEEE division. The fp8 format is FNUZ on gfx942, OCP
-// on gfx950.
+// conversions.cpp - fp8 conversions, and the instructions of an IEEE division (v_div_scale, v_div_fixup). The
+// fp8 format is FNUZ on gfx942 and OCP on gfx950.
 #include "rules.h"
 
 namespace emu::isa {
 
 namespace {
 
-// Index of the source byte that a conversion of one value reads, as selected by SDWA or op_sel.
+// Returns the index of the byte of the source register that a conversion of one fp8 value reads, as selected
+// by SDWA or op_sel.
 u32 first_byte(const Instruction& in) {
     if (in.is_sdwa) return in.sub_dword.source[0] < 4 ? in.sub_dword.source[0] : in.sub_dword.source[0] == 5 ? 2 : 0;
     // On gfx950, op_sel [low, high] selects byte low * 2 + high.
@@ -31,7 +32,7 @@ template <const float* (*VALUES)(bool)> void widen_pair(Wave& w, const Instructi
     for (u32 i = 0; i < 2; ++i) write_lanes(w, row(w, in.operands[0], i), result[i]);
 }
 
-// Writes two fp8 numbers to one half of the destination.
+// Converts two f32 numbers to fp8 and writes them to one half of the destination register.
 void narrow_pair(Wave& w, const Instruction& in) {
     u32 scratch[2][LANES], result[LANES];
     const u32 *x = float_source(w, in.operands[1], scratch[0]), *y = float_source(w, in.operands[2], scratch[1]);
@@ -54,8 +55,8 @@ const InstructionHandlerEntry CONVERSIONS[] = {
 
 bool is_subnormal(float value) { return std::fpclassify(value) == FP_SUBNORMAL; }
 
-// v_div_scale: scales the numerator or the denominator so that the following steps neither overflow nor lose
-// precision. Sets VCC for each lane whose result v_div_fmas must scale back.
+// v_div_scale: scales the numerator or the denominator of a division, so that the instructions that follow
+// neither overflow nor lose precision. Sets the VCC bit of each lane whose result v_div_fmas must scale back.
 void scale_division(Wave& w, const Instruction& in) {
     u32 scratch[3][LANES], result[LANES];
     const u32* s[3];

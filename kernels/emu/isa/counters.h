@@ -1,4 +1,4 @@
-// counters.h - what a kernel executed, summed over its waves and launches.
+// counters.h - counters of the work that a kernel executed, summed over its waves and launches.
 #pragma once
 #include <string>
 
@@ -10,8 +10,8 @@ namespace emu::isa {
 struct PerformanceCounters {
     u64 instructions[(u32)ExecutionUnit::COUNT] = {};
     u64 waves = 0, matrix_cycles = 0;
-    // Number of s_waitcnt instructions that had to wait for vector memory (or for LDS and scalar loads), and
-    // total number of operations in flight at those waits.
+    // For each class of memory operations (vector memory; LDS and scalar loads): number of s_waitcnt
+    // instructions that had to wait, and total number of operations in flight at these waits.
     u64 vector_waits = 0, vector_in_flight = 0, lds_waits = 0, lds_in_flight = 0;
     // Cycles of LDS accesses with 32 banks, and the cycles that the accesses would take without bank
     // conflicts.
@@ -19,7 +19,7 @@ struct PerformanceCounters {
     void add(const PerformanceCounters& other);
 };
 
-// Adds the counters of one launch to those of the process.
+// Adds the counters of one launch to the counters of the process.
 void add_counters(const std::string& kernel, u32 gfx, const PerformanceCounters& counters);
 // Returns a tab-separated table of all kernels that ran, with a header line.
 std::string counter_table();

@@ -20,7 +20,7 @@ bool strip(std::string& text, const char* suffix) {
 }
 u32 to_number(const std::string& text) { return (u32)strtoul(text.c_str(), nullptr, 0); }
 
-// Splits at `separator` outside of brackets; empty parts are dropped.
+// Splits `text` at each `separator` that is outside brackets. Empty parts are dropped.
 std::vector<std::string> split(const std::string& text, char separator) {
     std::vector<std::string> parts(1);
     int depth = 0;
@@ -33,7 +33,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
     return parts;
 }
 
-// A scalar register with a name: number of its first 32-bit register, and number of 32-bit registers.
+// A named scalar register: its name, the number of its first 32-bit register, and its number of 32-bit
+// registers.
 struct NamedRegister { const char* name; u32 index, count; };
 const NamedRegister NAMED[] = {{"vcc", VCC, 2}, {"vcc_lo", VCC, 1}, {"vcc_hi", VCC + 1, 1}, {"exec", EXEC, 2},
 {"exec_lo", EXEC, 1},
@@ -176,7 +177,8 @@ void read_modifier(Instruction& in, const std::string& text) {
     else if (!read_shuffle(in.shuffle, key, value)) fault("unknown modifier " + text);
 }
 
-// Returns the limit of one counter of an s_waitcnt, or `none` if the instruction does not name the counter.
+// Returns the limit that an s_waitcnt gives for one counter (such as vmcnt), or `none` if the instruction
+// does not name the counter.
 u32 read_limit(const std::string& text, const char* counter, u32 none) {
     const size_t at = text.find(counter);
     return at == std::string::npos ? none : to_number(text.substr(at + strlen(counter)));

@@ -28,7 +28,8 @@ static const u32* modified(const Instruction& in, u32 index, const u32* from, u3
     return scratch;
 }
 
-// Writes source 0 of a DPP instruction to `shuffled`. Returns the mask of lanes whose result may be written.
+// Writes source 0 of a DPP instruction to `shuffled`: for each lane, the value of the lane from which it
+// reads. Returns the mask of lanes whose result may be written.
 static u64 shuffle_source(Wave& w, const DppLaneMapping& shuffle, const u32* from, u32* shuffled) {
     u64 present = 0;
     for (u32 l = 0; l < LANES; ++l) {

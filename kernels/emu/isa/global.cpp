@@ -31,8 +31,8 @@ template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 addre
     }
 }
 
-// Aligned words are read and written in atomic pieces of eight bytes, on which kernels that share memory
-// between devices rely.
+// Loads WORDS 32-bit words per lane. Like store_words, accesses each aligned 8-byte unit atomically, because
+// kernels that share memory between devices rely on this.
 template <u32 WORDS> void load_words(Wave& w, const Instruction& in) {
     u32* rows[WORDS];
     for (u32 i = 0; i < WORDS; ++i) rows[i] = row(w, in.operands[0], i);
@@ -61,7 +61,7 @@ template <u32 WORDS> void store_words(Wave& w, const Instruction& in) {
     w.pending.add(MemoryQueueKind::VECTOR, in, false, false);
 }
 
-// Loads of 8 and 16 bits. KEEP: mask of the destination bits that keep their value.
+// Loads of 8 and 16 bits into part of a register. KEEP: mask of the destination bits that keep their value.
 template <class T, u32 SHIFT, u32 KEEP> void load_part(Wave& w, const Instruction& in) {
     u32* to = row(w, in.operands[0]);
     for_lanes(w, in, 1, sizeof(T), [&](u32 l, const u8* from) {
@@ -80,7 +80,8 @@ template <class T, u32 SHIFT> void store_part(Wave& w, const Instruction& in) {
     w.pending.add(MemoryQueueKind::VECTOR, in, false, false);
 }
 
-// Operands: old value (if `returns_old`), address, data, base.
+// Operands of an atomic operation: destination of the old value (if `returns_old`), address, data, scalar
+// base address.
 template <class T, T (*OPERATION)(T old, T data, T compared)> void atomic(Wave& w, const Instruction& in) {
     const u32 first = in.returns_old ? 1 : 0;
     const Operand& data = in.operands[first + 1];

@@ -9,7 +9,7 @@
 
 namespace emu::isa {
 
-// Register file of an operand, or a literal.
+// Kind of an operand: the register file in which it is, or a literal.
 enum class OperandKind : u8 { NONE, VECTOR, ACCUMULATOR, SCALAR, LITERAL };
 
 // An operand of an instruction: registers or a literal, with modifiers.
@@ -21,11 +21,11 @@ struct Operand {
     bool is_float = false, negate = false, absolute = false, sign_extend = false;
 };
 
-// Scalar registers with fixed numbers.
+// Numbers of special scalar registers.
 enum : u32 { VCC = 106, M0 = 124, EXEC = 126, SCALARS = 128, SCC = 253 };
 
-// Execution unit of an instruction, as far as counters and memory waits distinguish it. LANES: data moves
-// between lanes through the LDS hardware, without access to LDS memory.
+// Hardware unit that executes an instruction. Only units that the counters or memory waits distinguish are
+// listed. LANES: data moves between lanes through the LDS hardware, without access to LDS memory.
 enum class ExecutionUnit : u8 {
     VECTOR, TRANSCENDENTAL, MATRIX, SCALAR, SCALAR_LOAD, LOAD, STORE, ATOMIC, LDS, LANES, BRANCH, WAIT, BARRIER, OTHER,
     COUNT
@@ -37,7 +37,7 @@ typedef void (*Handler)(Wave&, const Instruction&);
 // Computes one 32-bit result for each lane.
 typedef void (*Element)(const u32* x, const u32* y, const u32* z, u32* result);
 
-// A range of registers that an instruction reads or writes, numbered as in PendingRegisters.
+// A range of registers that an instruction reads or writes, numbered as in PendingRegisters (pending.h).
 struct RegisterRange {
     u16 first;
     u8 count;
@@ -55,7 +55,7 @@ struct DppLaneMapping {
 // Sub-dword addressing (SDWA): selects a byte (0-3), a word (4, 5) or the dword (6) of an operand.
 struct SdwaSelect {
     u8 destination = 6, source[2] = {6, 6};
-    // What happens to the destination bits outside of the selected part (dst_unused).
+    // Effect on the destination bits outside the selected byte or word (the SDWA modifier dst_unused).
     enum Unused : u8 { ZERO, SIGN, KEEP } unused = ZERO;
 };
 
@@ -118,7 +118,7 @@ struct EmulationFault {
 };
 [[noreturn]] inline void fault(const std::string& text) { throw EmulationFault{text}; }
 
-// Sets the handler of an instruction by the instruction's name; `run` stays null for an unknown name.
+// Sets the handler of an instruction according to its name. `in.run` stays null if the name is unknown.
 void bind(Instruction& in);
 // Decodes one line of llvm-objdump's disassembly.
 Instruction decode(const std::string& text, u32 address, u32 bytes);

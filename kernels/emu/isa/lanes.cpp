@@ -21,8 +21,8 @@ void select(Wave& w, const Instruction& in) {
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-// v_mbcnt: adds to a base the number of set mask bits of lower-numbered lanes. Bit 0 of the mask is lane
-// FIRST.
+// v_mbcnt: adds to a base the number of lower-numbered lanes whose bit in the mask is set. Bit 0 of the mask
+// is lane FIRST.
 template <u32 FIRST> void count_lower_lanes(Wave& w, const Instruction& in) {
     u32 scratch[2][LANES], result[LANES];
     const u32 *mask = source(w, in.operands[1], scratch[0]), *base = source(w, in.operands[2], scratch[1]);

@@ -9,8 +9,9 @@ namespace emu::isa {
 
 namespace {
 
-// Counts the cycles of an access. Each of the 32 banks serves one 4-byte word per cycle; lanes that read the
-// same word share it. An access of 4 (8, 16) bytes per lane is served for 32 (16, 8) lanes at a time.
+// Counts the cycles of one LDS access of a wave. Each of the 32 banks serves one 4-byte word per cycle; lanes
+// that read the same word share it. An access of 4 (8, 16) bytes per lane is served for 32 (16, 8) lanes at a
+// time.
 void count_cycles(Wave& w, const u32* addresses, u32 bytes) {
     const u32 group = bytes >= 16 ? 8 : bytes >= 8 ? 16 : 32, words = std::max(bytes / 4, 1u);
     for (u32 first = 0; first < LANES; first += group) {
@@ -67,8 +68,8 @@ template <u32 WORDS> void write(Wave& w, const Instruction& in) {
     write_words<WORDS>(w, in, 1, (u32)in.offset);
     w.pending.add(MemoryQueueKind::LDS, in, false, true);
 }
-// Two reads of WORDS words each; the offsets are in units of STRIDE reads. The address register is saved,
-// because the first result may overwrite it.
+// Reads WORDS words at each of two addresses; the offsets of the addresses are in units of STRIDE * WORDS
+// words. The address register is copied first, because the first result may overwrite it.
 template <u32 WORDS, u32 STRIDE> void read_two(Wave& w, const Instruction& in) {
     u32 address[LANES], result[WORDS][LANES], *base = row(w, in.operands[1]);
     memcpy(address, base, sizeof address);

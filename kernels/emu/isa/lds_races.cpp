@@ -19,7 +19,8 @@ void LdsRaceDetector::begin_interval() {
           " accessed since the last barrier");
 }
 
-// Fast path for four bytes that no other wave writes. Returns false if the bytes must be checked one by one.
+// Fast path for an access to four bytes that no other wave has written. Returns false if the bytes must be
+// checked one by one.
 bool LdsRaceDetector::note_word(u32 address, u8 me, LdsAccessKind access) {
     const u32 mine = me * 0x01010101u, several = SEVERAL * 0x01010101u;
     u32 reader, writer;

@@ -1,5 +1,5 @@
-// lds_races.h - finds accesses to the same byte of LDS by two waves, at least one of them a write, without a barrier in
-// between.
+// lds_races.h - detects data races in LDS: accesses to the same byte by two waves, at least one of them a
+// write, without a barrier in between.
 #pragma once
 #include <vector>
 
@@ -17,14 +17,15 @@ struct LdsRaceDetector {
         readers.assign(bytes + PADDING, 0);
         writers.assign(bytes + PADDING, 0);
     }
-    // Starts a new interval: all waves have reached a barrier.
+    // Forgets all recorded accesses, because all waves have reached a barrier.
     void begin_interval();
     // Records an access to at most 16 bytes. Throws if it conflicts with another wave's access.
     void note(u32 address, u32 bytes, u32 wave, LdsAccessKind access);
 
 private:
-    // `readers` and `writers` have, per byte, the wave + 1 that accessed it since the last barrier; 0: none.
-    // Atomic operations of several waves do not conflict.
+    // For each byte of LDS, `readers` and `writers` contain 1 plus the index of the wave that accessed the
+    // byte since the last barrier (0: none), or SEVERAL or ATOMICS. Atomic operations of several waves do not
+    // conflict.
     static const u8 SEVERAL = 0xff, ATOMICS = 0xfe;
     static const size_t PADDING = 16;
 

@@ -1,10 +1,10 @@
 // matrix.cpp - matrix products (MFMA). Lane layouts are those of the CDNA 3 and CDNA 4 ISA guides,
-// implemented independently of the kernels' layouts (csrc/dev/mfma.h). Sums are f32 in ascending k; the order
-// used by the hardware is not documented.
+// implemented independently of the kernels' layouts (csrc/dev/mfma.h). Sums are f32, in ascending order of
+// the index k of the K dimension; the order in hardware is not documented.
 //
-// A [SIDE, K] and B [K, SIDE]: lane l holds row (of A) or column (of B) l % SIDE, and k group l / SIDE.
-// C [SIDE, SIDE]: lane l holds column l % SIDE. Element i is in row l / 16 * 4 + i if SIDE is 16, and in row
-// i / 4 * 8 + l / 32 * 4 + i % 4 if SIDE is 32.
+// A [SIDE, K] and B [K, SIDE]: lane l holds row (of A) or column (of B) l % SIDE, for group l / SIDE of
+// consecutive indices k. C [SIDE, SIDE]: lane l holds column l % SIDE. Element i of the lane is in row l / 16
+// * 4 + i if SIDE is 16, and in row i / 4 * 8 + l / 32 * 4 + i % 4 if SIDE is 32.
 #include "rules.h"
 
 namespace emu::isa {
@@ -37,7 +37,8 @@ template <u32 SIDE, u32 K> struct Tile {
     }
 };
 
-// Decoder of bf16 elements of a matrix operand: elements per 32-bit word, and their values.
+// Decoder of bf16 elements of a matrix operand: number of elements per 32-bit word, and value of each
+// element.
 struct Bf16Element {
     enum : u32 { PER_WORD = 2 };
     static float value(const Wave&, u32 word, u32 i) { return bf16_value(word >> 16 * i & 0xffff); }
@@ -75,28 +76,29 @@ template <u32 SIDE, u32 K, class Element> void product(Wave& w, const Instructio
     w.counters->matrix_cycles += in.matrix_cycles;
 }
 
-// Element formats, indexed by cbsz (for A) and blgp (for B).
+// Element formats, indexed by the instruction fields cbsz (format of A) and blgp (format of B).
 const MinifloatFormat* const FORMATS[] = {&FP8_OCP, &BF8_OCP, &FP6, &BF6, &FP4};
 
 // Returns the value of a scale byte (E8M0).
 float scale_value(u32 byte) { return byte == 0xff ? NAN : std::ldexp(1.f, (int)byte - 127); }
 
-// Returns the bits of element `i` of a lane. Elements are packed without gaps, the first in the lowest bits.
+// Returns the bits of element `i` that a lane holds. The elements of a lane are packed without gaps, the
+// first in the lowest bits.
 u32 small_bits(Wave& w, const Operand& o, u32 lane, u32 i, u32 bits) {
     const u32 at = i * bits, word = at / 32, shift = at % 32;
     const u32 low = row(w, o, word)[lane], high = shift + bits > 32 ? row(w, o, word + 1)[lane] : 0;
     return (u32)(join(low, high) >> shift) & ((1u << bits) - 1);
 }
 
-// Returns the k index of element `i` of a lane. A lane holds two runs of 16 consecutive k for 8-bit elements,
-// and one run of 32 for narrower elements.
+// Returns the index along K of element `i` that a lane holds. A lane holds two ranges of 16 consecutive
+// indices for 8-bit elements, and one range of 32 indices for narrower elements.
 template <u32 SIDE, u32 K> u32 small_k(u32 lane, u32 i, u32 bits) {
     return bits == 8 ? i / 16 * (K / 2) + lane / SIDE * 16 + i % 16 : lane / SIDE * 32 + i;
 }
 
-// f8f6f4 products. If SCALED, operands 4 and 5 are the scales of A and B: lane l has the scale of row
-// (column) l % SIDE for the 32 k of block l / SIDE, in the byte that op_sel (low bit) and op_sel_hi (high
-// bit) select.
+// Products with elements of 8, 6 or 4 bits (f8f6f4 instructions). If SCALED, operands 4 and 5 are the scales
+// of A and B: lane l has the scale of row (of A) or column (of B) l % SIDE for elements l / SIDE * 32 to l /
+// SIDE * 32 + 31 along K. op_sel (low bit) and op_sel_hi (high bit) select the byte that contains the scale.
 template <u32 SIDE, u32 K, bool SCALED> void small_product(Wave& w, const Instruction& in) {
     Tile<SIDE, K> tile;
     for (u32 side = 0; side < 2; ++side) {

@@ -42,7 +42,7 @@ u32 fp8_bits(float value, bool fnuz) {
     const float size = std::fabs(value), largest = fnuz ? 240.f : 448.f;
     if (value != value || std::isinf(value)) return nan;
     if (size == 0) return fnuz ? 0 : sign;
-    // Subnormals use the exponent of the smallest normal number.
+    // Subnormal numbers use the exponent of the smallest normal number.
     int exponent;
     std::frexp(size, &exponent);
     exponent = std::max(exponent - 1, 1 - bias);

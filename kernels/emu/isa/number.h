@@ -44,7 +44,7 @@ inline u32 half_bits_toward_zero(float value) {
     if (size < 0x38800000) return sign | (u32)(as_float(size) * 0x1p24f);
     return sign | ((size >> 13) - (112 << 10));
 }
-// f64 to f16 with a single rounding: the intermediate f32 is rounded to odd.
+// f64 to f16. The intermediate f32 is rounded to odd, so that the result equals that of a single rounding.
 inline u32 half_bits_of_double(double value) {
     const float near = (float)value;
     if ((double)near == value || near != near) return half_bits(near);
@@ -72,7 +72,8 @@ const MinifloatFormat BF8_OCP{5, 2, 15, MinifloatFormat::IEEE}, BF8_FNUZ{5, 2, 1
 const MinifloatFormat FP6{2, 3, 1, MinifloatFormat::NEVER}, BF6{3, 2, 3, MinifloatFormat::NEVER}, FP4{2, 1, 1, MinifloatFormat::NEVER};
 
 float small_value(u32 bits, const MinifloatFormat& format);
-// The values of all 256 codes of fp8 or bf8.
+// Return the values of all 256 bit patterns of fp8 (e4m3) and bf8 (e5m2), in the FNUZ encoding if `fnuz`,
+// else in the OCP encoding.
 const float* fp8_values(bool fnuz);
 const float* bf8_values(bool fnuz);
 // f32 to fp8, rounded to nearest even; values above the largest fp8 value become NaN.

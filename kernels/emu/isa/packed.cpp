@@ -1,12 +1,13 @@
-// packed.cpp - operations with two results per lane: register pairs of f32, the halves of a register, mixed
-// f16 and f32.
+// packed.cpp - operations with two results per lane, in a register pair (f32) or in the halves of a register
+// (16 bits), and f32 operations with f16 sources.
 #include "rules.h"
 
 namespace emu::isa {
 
 namespace {
 
-// Returns source `index` of result `half` of a packed f32 operation; op_sel selects the register of the pair.
+// Returns source operand `index` for one of the two results (`half` 0 or 1) of a packed f32 operation. op_sel
+// selects the register of the source pair.
 const u32* pair_source(Wave& w, const Instruction& in, u32 index, u32 half, u32* scratch) {
     const Operand& o = in.operands[index + 1];
     const u32 select = (half ? in.op_sel_hi : in.op_sel) >> index & 1;
@@ -27,8 +28,8 @@ template <u32 SOURCES, float (*OPERATION)(float, float, float)> void packed_f32(
     for (u32 half = 0; half < 2; ++half) write_lanes(w, row(w, in.operands[0], half), result[half]);
 }
 
-// Returns in `bits` the 16 bits of source `index` for result `half`. An inline float constant is stored as
-// f32 and is converted to f16.
+// Writes to `bits` the 16 bits of source operand `index` for one of the two results (`half` 0 or 1). An
+// inline float constant is stored as f32, and is converted to f16.
 void half_sources(Wave& w, const Instruction& in, u32 index, u32 half, u32* bits) {
     const Operand& o = in.operands[index + 1];
     u32 scratch[LANES];
@@ -51,8 +52,8 @@ template <u32 SOURCES, u32 (*OPERATION)(u32, u32, u32)> void packed_16(Wave& w, 
     write_lanes(w, row(w, in.operands[0]), result);
 }
 
-// f32 fused multiply-add. Each source is f32, or, if its op_sel_hi bit is set, the f16 half that op_sel
-// selects.
+// Fused multiply-add in f32. Each source is f32 or, if its op_sel_hi bit is set, the f16 in the register half
+// that op_sel selects.
 void mixed(Wave& w, const Instruction& in, u32* result) {
     float values[3][LANES];
     for (u32 i = 0; i < 3; ++i) {

@@ -29,8 +29,8 @@ static bool is_memory(ExecutionUnit unit) {
     return unit == ExecutionUnit::LOAD || unit == ExecutionUnit::ATOMIC || unit == ExecutionUnit::LDS || unit == ExecutionUnit::LANES;
 }
 
-// A load may write a register that an earlier load of the same queue will write, because both complete in
-// order.
+// A register that an earlier load will write may be written by a second load of the same queue, because both
+// loads complete in order.
 void PendingRegisters::check_each(const Instruction& in) const {
     for (const RegisterRange& range : in.registers)
         for (u32 r = range.first; r < (u32)range.first + range.count; ++r) {
@@ -44,7 +44,7 @@ void PendingRegisters::check_each(const Instruction& in) const {
 
 void PendingRegisters::add(MemoryQueueKind queue, const Instruction& in, bool has_result, bool touches_lds) {
     const u32 q = (u32)queue;
-    // A full counter delays the instruction until an older operation is complete.
+    // If the counter has reached its maximum, the instruction waits until the oldest operation is complete.
     if (queue == MemoryQueueKind::VECTOR && sizes[q] == VECTOR_COUNTER_MAX) complete_oldest(queue);
     if (queue == MemoryQueueKind::LDS && sizes[q] == LDS_COUNTER_MAX) complete_oldest(queue);
     if (sizes[q] == CAPACITY) complete_oldest(queue);

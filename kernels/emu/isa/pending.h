@@ -1,9 +1,9 @@
-// pending.h - memory operations in flight, and the registers that they will write. s_waitcnt completes
-// operations; use of a register before that is reported as a missing wait.
+// pending.h - memory operations in flight, and the registers that they will write. s_waitcnt waits for
+// operations to complete; the use of a register before that is reported as a missing s_waitcnt.
 //
-// Rules of gfx9: vector memory operations (vmcnt) complete in order; LDS operations complete in order among
-// themselves; scalar loads complete in any order. LDS operations and scalar loads share lgkmcnt, so a scalar
-// load is known to be complete only when the counter is 0.
+// Rules of gfx9: vector memory operations (counter vmcnt) complete in order; LDS operations complete in order
+// among themselves; scalar loads complete in any order. LDS operations and scalar loads share the counter
+// lgkmcnt, so a scalar load is known to be complete only when lgkmcnt is 0.
 #pragma once
 #include "instruction.h"
 
@@ -18,7 +18,7 @@ enum class MemoryQueueKind : u8 { VECTOR, LDS, SCALAR };
 // Memory operations in flight, and the registers that they will write.
 struct PendingRegisters {
     void clear();
-    // Checks that no register of the next instruction is pending.
+    // Checks that no operation in flight will write a register that the next instruction uses.
     void check(const Instruction& in) const {
         if (pending_count) check_each(in);
     }

@@ -44,7 +44,7 @@ RuleList<InstructionHandlerEntry> matrix_rules();
 // Binds a comparison (v_cmp_*). Returns false if the instruction is not a comparison.
 bool bind_comparison(Instruction& in);
 
-// Defines an LaneOperationEntry. `result` is an expression of x, y and z, the bits of a lane's sources.
+// Defines a LaneOperationEntry. `result` is an expression of x, y and z, the 32-bit sources of a lane.
 #define ELEMENT(name, result)                                                        \
     {name, [](const u32* xs, const u32* ys, const u32* zs, u32* __restrict results) { \
          for (u32 l = 0; l < LANES; ++l) {                                           \
@@ -53,7 +53,8 @@ bool bind_comparison(Instruction& in);
          }                                                                           \
      }}
 
-// Defines a InstructionHandlerEntry. The statements can use the wave `w`, the instruction `in` and its operands `o`.
+// Defines an InstructionHandlerEntry. The statements can use the wave `w`, the instruction `in` and its
+// operands `o`.
 #define HANDLER(name, unit, ...)                                              \
     {name, []([[maybe_unused]] Wave& w, [[maybe_unused]] const Instruction& in) { \
          [[maybe_unused]] const Operand* const o = in.operands;               \

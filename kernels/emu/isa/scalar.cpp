@@ -1,5 +1,6 @@
 // scalar.cpp - scalar operations on 32-bit integers. The arguments of SCALAR_RULE are expressions for the
-// result r and the new SCC, in terms of the sources x and y, the result r and the old SCC.
+// result r and for the new SCC, in terms of the sources x and y and the old SCC; the second expression may
+// also contain r.
 #include <algorithm>
 
 #include "rules.h"
@@ -41,7 +42,7 @@ u32 signed_bits(u32 x) {
             [[maybe_unused]] const u32 y = in.operand_count > 2 ? scalar_source(w, o[2]) : 0; \
             [[maybe_unused]] const bool scc = w.scc; const u32 r = (u32)(result);            \
             w.scc = (condition); w.set_scalar(o[0].index, r);)
-// The 16-bit immediate `k` modifies the register x in place.
+// Instructions that modify the scalar register x in place with a 16-bit immediate `k`.
 #define IMMEDIATE_RULE(name, result, condition)                                             \
     HANDLER(name, SCALAR, [[maybe_unused]] const u32 x = w.scalar[o[0].index];              \
             const u32 k = (u32)(i32)(short)o[1].literal; [[maybe_unused]] const bool scc = w.scc; \

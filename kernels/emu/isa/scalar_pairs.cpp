@@ -10,17 +10,18 @@ namespace {
             [[maybe_unused]] const u64 y = in.operand_count > 2 ? scalar_source_64(w, o[2]) : 0;   \
             [[maybe_unused]] const bool scc = w.scc; const u64 r = (u64)(result); w.scc = (condition); \
             w.set_pair(o[0].index, r);)
-// A 64-bit x shifted by a 32-bit y.
+// Instructions that shift a 64-bit x by a 32-bit y.
 #define SHIFT_RULE(name, result)                                                          \
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]);                        \
             const u32 y = scalar_source(w, o[2]) & 63; const u64 r = (u64)(result);       \
             w.scc = r != 0; w.set_pair(o[0].index, r);)
-// Bit counts of a 64-bit x; the result is one 32-bit register.
+// Instructions that count bits of a 64-bit x; the result is one 32-bit register.
 #define COUNT_RULE(name, result, condition)                                                 \
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]);                          \
             [[maybe_unused]] const bool scc = w.scc; const u32 r = (u32)(result);           \
             w.scc = (condition); w.set_scalar(o[0].index, r);)
-// Saves the execution mask in a register pair, and sets a new mask from the old mask and the source x.
+// Instructions that save the execution mask in a register pair, and compute the new mask from the old mask
+// and the source x.
 #define SAVE_RULE(name, result)                                                          \
     HANDLER(name, SCALAR, const u64 x = scalar_source_64(w, o[1]), exec = w.exec;        \
             const u64 r = (u64)(result); w.set_pair(o[0].index, exec); w.set_exec(r); w.scc = r != 0;)

@@ -7,7 +7,7 @@ namespace emu::isa {
 
 struct Workgroup;
 
-// Whether a wave is ready or done, or what it waits for.
+// State of a wave: ready, done, sleeping (s_sleep) or waiting at a barrier.
 enum class WaveState : u8 { READY, SLEEPING, AT_BARRIER, DONE };
 
 // State of a wave: registers, next instruction and memory operations in flight.
@@ -59,7 +59,8 @@ inline u32* row(Wave& w, const Operand& o, u32 word = 0) {
     if (o.bank != OperandKind::VECTOR && o.bank != OperandKind::ACCUMULATOR) fault("operand is not a vector register");
     return w.vector[(o.bank == OperandKind::ACCUMULATOR ? FIRST_ACCUMULATOR : 0) + o.index + word];
 }
-// Returns the 64 lanes of 32-bit word `word` of a source; scalars and literals are broadcast to `scratch`.
+// Returns the values of all 64 lanes of 32-bit word `word` of a source operand. A scalar or literal is copied
+// to all 64 entries of `scratch`.
 inline const u32* source(Wave& w, const Operand& o, u32* scratch, u32 word = 0) {
     if (o.bank == OperandKind::VECTOR || o.bank == OperandKind::ACCUMULATOR) return row(w, o, word);
     u32 value;
@@ -76,7 +77,7 @@ inline const u32* float_source(Wave& w, const Operand& o, u32* scratch, u32 word
     for (u32 l = 0; l < LANES; ++l) scratch[l] = (from[l] & keep) ^ flip;
     return scratch;
 }
-// Writes the active lanes (those in EXEC).
+// Writes `result` to `destination` for the active lanes only, those in EXEC.
 inline void write_lanes(Wave& w, u32* destination, const u32* result) {
     for (u32 l = 0; l < LANES; ++l)
         destination[l] = (result[l] & w.lane_mask[l]) | (destination[l] & ~w.lane_mask[l]);

@@ -35,8 +35,8 @@ template <class Operation> void wide(Wave& w, const Operand& destination, Operat
     write_wide(w, destination, result);
 }
 
-// Sums x + y + carry, and differences x - y - carry. Operands: result, carry out, x, y, and carry in if
-// CARRY_IN.
+// Addition x + y + carry, and subtraction x - y - carry (REVERSED: y - x - carry). Operands: result, carry
+// out, x, y, and carry in if CARRY_IN.
 enum class CarryOperation { ADD, SUBTRACT, SUBTRACT_REVERSED };
 template <CarryOperation KIND, bool CARRY_IN> void with_carry(Wave& w, const Instruction& in) {
     const LaneSource32 a(w, in.operands[2]), b(w, in.operands[3]);

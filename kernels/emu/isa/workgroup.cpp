@@ -6,10 +6,10 @@
 
 namespace emu::isa {
 
-// Initial contents of registers and LDS. As f32, the vector and LDS patterns are NaN; as integers, all are
-// large.
+// Initial contents of registers and LDS, so that reads of unwritten values give wrong results: as f32, the
+// vector register and LDS patterns are NaN; as integers, all patterns are large.
 static const u32 UNWRITTEN_VECTOR = 0x7fe0beef, UNWRITTEN_SCALAR = 0xdeadbeef, UNWRITTEN_LDS = 0x7fc0dead;
-// Number of instructions after which an unfinished workgroup yields to other workgroups.
+// Number of instructions after which a workgroup that is not done is suspended, so that other workgroups run.
 static const u64 TURN = 1 << 20;
 
 void AddressSpace::sort() {
@@ -145,7 +145,8 @@ bool Workgroup::run_wave(Wave& w, u32 instructions) {
     return w.state == WaveState::READY;
 }
 
-// Releases the barrier if all waves have reached it. Finished waves do not take part in a barrier.
+// Makes the waves at the barrier ready if all waves have reached it or are done. Returns whether any wave was
+// made ready.
 bool Workgroup::release_barrier() {
     bool waiting = false;
     for (u32 i = 0; i < wave_count; ++i) {
@@ -161,7 +162,7 @@ bool Workgroup::release_barrier() {
 }
 
 BlockOutcome Workgroup::run() {
-    // Other workgroups have run since the waves went to sleep, so all sleeping waves are ready again.
+    // The sleeping waves are ready again, because other workgroups have run since the waves started to sleep.
     for (u32 i = 0; i < wave_count; ++i)
         if (waves[i]->state == WaveState::SLEEPING) waves[i]->state = WaveState::READY;
     for (u64 instructions = 0; instructions < TURN;) {

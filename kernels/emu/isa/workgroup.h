@@ -21,8 +21,8 @@ struct LaunchState {
 // A workgroup of an emulated launch: its waves and their LDS.
 struct Workgroup {
     void begin(const LaunchState& state, u64 index);
-    // Runs until all waves are done, until no wave can continue before memory changes, or for a limited
-    // number of instructions.
+    // Runs until all waves are done, until all waves wait for other workgroups to change memory, or for a
+    // limited number of instructions.
     BlockOutcome run();
     void note_progress() { state->progress->fetch_add(1, std::memory_order_relaxed); }
 

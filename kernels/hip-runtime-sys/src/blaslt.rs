@@ -1,4 +1,5 @@
-//! Symbol table of hipBLASLt and cuBLASLt. Their functions take equal arguments, but some enum values differ.
+//! Symbol table of hipBLASLt and cuBLASLt. Corresponding functions of both libraries have the same
+//! parameters, but some enum values differ.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +10,8 @@ use crate::{DriverPtr, GpuApi};
 pub type BlasLtStatus = c_int;
 
 table! {
-    /// Function table of hipBLASLt or cuBLASLt.
+    /// Function table of hipBLASLt or cuBLASLt. In argument lists, `x out` is a pointer to which the function
+    /// writes `x`.
     BlasLtApi {
         /// Arguments `(handle out)`. Creates a library handle.
         create: "hipblasLtCreate" "cublasLtCreate" (*mut DriverPtr);
@@ -43,7 +45,7 @@ table! {
             DriverPtr, c_int, *const c_void, usize,
         );
         /// Arguments `(handle, operation, layouts of A B C D, preference, requested result count, results
-        /// out, result count out)`. Returns algorithms for a matmul. One result has
+        /// out, result count out)`. Returns algorithms for a matmul, each as a result of
         /// [`BlasLtConstants::result_bytes`] bytes.
         heuristic: "hipblasLtMatmulAlgoGetHeuristic" "cublasLtMatmulAlgoGetHeuristic" (
             DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, c_int, *mut c_void, *mut c_int,
@@ -96,8 +98,8 @@ pub struct BlasLtConstants {
     pub scale_modes: [c_int; 2],
     /// Values of `scale_modes`: one f32 scale per row of A, and one per column of B.
     pub vector_scales: [c_int; 2],
-    /// Values of `scale_modes`: one f32 scale per 128 × 128 block of A, and one per 128 elements of a column of
-    /// B. `None` if the library does not support these modes; the header of hipBLASLt lists them as "not
+    /// Values of `scale_modes`: one f32 scale per 128 × 128 block of A, and one per 128 elements of a column
+    /// of B. `None` if the library does not support these modes: the header of hipBLASLt lists them as "not
     /// supported yet".
     pub block_scales: Option<[c_int; 2]>,
     /// Value of `trans_a` and `trans_b`: not transposed.
@@ -122,8 +124,9 @@ pub struct BlasLtConstants {
     pub result_bytes: usize,
 }
 
-// hipBLASLt's attribute 105 (uniform summation order) is not used: it gives equal bits along M, which is the
-// dimension of the output features, but a row's bits must not depend on other tokens, which are along N.
+// hipBLASLt's attribute 105 (uniform summation order) is not used: it makes results bit-exact along M, which
+// is the dimension of the output features. Required is a result of each token that does not depend on the
+// other tokens of a batch, which are along N.
 impl BlasLtConstants {
     /// Value of `epilogue` in both libraries: no bias is added.
     pub const EPILOGUE_NONE: c_int = 1;

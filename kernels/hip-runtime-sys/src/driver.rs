@@ -6,7 +6,8 @@ use crate::symbol_table::table;
 use crate::{DriverPtr, DriverStatus, GpuApi};
 
 table! {
-    /// Function table of the HIP runtime or the CUDA driver.
+    /// Function table of the HIP runtime or the CUDA driver. In argument lists, `x out` is a pointer to which
+    /// the function writes `x`.
     DriverApi {
         /// Arguments `(flags)`. Initialises the driver; must be the first driver call of a process.
         init: "hipInit" "cuInit" (c_uint);
@@ -58,8 +59,8 @@ table! {
 
         /// Arguments `(event out, flags)`. Creates an event.
         event_create: "hipEventCreateWithFlags" "cuEventCreate" (*mut DriverPtr, c_uint);
-        /// Arguments `(event, stream)`. Records the event, which completes after all work submitted to the
-        /// stream before.
+        /// Arguments `(event, stream)`. Records the event, which completes when all work submitted to the
+        /// stream before this call has completed.
         event_record: "hipEventRecord" "cuEventRecord" (DriverPtr, DriverPtr);
         /// Arguments `(event)`. Blocks the host until the event has completed.
         event_synchronize: "hipEventSynchronize" "cuEventSynchronize" (DriverPtr);
@@ -109,8 +110,8 @@ table! {
         hip_error_name: "hipGetErrorName" "" (DriverStatus) -> *const c_char;
         /// Arguments `(code, name out)`. Returns the name of an error code.
         cuda_error_name: "" "cuGetErrorName" (DriverStatus, *mut *const c_char) -> DriverStatus;
-        /// Arguments `(function, attribute, value)`. Sets an attribute of a kernel. HIP needs no opt-in for
-        /// large dynamic shared memory.
+        /// Arguments `(function, attribute, value)`. Sets an attribute of a kernel. There is no HIP function,
+        /// because HIP kernels need no opt-in for large dynamic shared memory.
         function_set: "" "cuFuncSetAttribute" (DriverPtr, c_int, c_int) -> DriverStatus;
         /// Arguments `(value out, attribute, function)`. Returns an attribute of a kernel. Attribute numbers
         /// are equal in HIP and CUDA: 1 = static shared memory in bytes, 3 = local (spilled) memory in bytes,
@@ -128,7 +129,8 @@ table! {
             c_int, c_int,
         ) -> DriverStatus;
         /// Arguments `(address out, bytes, flags)`. Allocates device memory. With [`flag::MALLOC_UNCACHED`],
-        /// a running kernel sees writes of other devices; all device memory of NVIDIA has this property.
+        /// a running kernel sees writes of other devices to the memory. On NVIDIA GPUs, all device memory has
+        /// this property.
         alloc_with: "hipExtMallocWithFlags" "" (*mut DriverPtr, usize, c_uint) -> DriverStatus;
         /// Arguments `(handle out, address)`. Returns the IPC handle by which other processes of the host
         /// open the allocation.
@@ -139,11 +141,12 @@ table! {
         /// Arguments `(result out, device, peer device)`. Returns 1 if the device can access the memory of the
         /// peer device.
         can_access_peer: "hipDeviceCanAccessPeer" "cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> DriverStatus;
-        /// Arguments `(index of the peer device, flags 0)`. Enables peer access from the current device to the
-        /// peer's memory. HIP exports `hipCtxEnablePeerAccess` too, which succeeds and enables nothing.
+        /// Arguments `(index of the peer device, flags 0)`. Enables access from the current device to the
+        /// memory of the peer device. HIP also exports `hipCtxEnablePeerAccess`, but that function does
+        /// nothing.
         hip_peer_enable: "hipDeviceEnablePeerAccess" "" (c_int, c_uint) -> DriverStatus;
-        /// Arguments `(context of the peer device, flags 0)`. Enables peer access from the current device to
-        /// the peer's memory.
+        /// Arguments `(context of the peer device, flags 0)`. Enables access from the current device to the
+        /// memory of the peer device.
         cuda_peer_enable: "" "cuCtxEnablePeerAccess" (DriverPtr, c_uint) -> DriverStatus;
     }
 }
@@ -223,7 +226,7 @@ pub enum DeviceAttribute {
 }
 
 impl DeviceAttribute {
-    /// Returns the value of the attribute's enum constant in the API `api`.
+    /// Returns the number of the attribute in the API `api`.
     #[must_use]
     pub const fn number(self, api: GpuApi) -> c_int {
         match self {

@@ -8,8 +8,8 @@ use libloading::Library;
 
 use crate::GpuApi;
 
-/// Newest major version for which a library is searched. Each version that does not exist yet costs one
-/// failed lookup.
+/// Newest major version for which a library is searched. Versions that do not exist yet are included; each
+/// costs one failed lookup.
 const NEWEST_MAJOR: u32 = 20;
 
 /// Error of opening a shared library or of resolving one of its symbols.
@@ -90,7 +90,7 @@ impl LibrarySearchPaths {
         Self::new(api.pick("RCCL", "NCCL"), api, names, folders)
     }
 
-    /// Search for a library at the given path only.
+    /// Returns a search for the library `what` at the path `path` only.
     #[must_use]
     pub fn named(what: &'static str, path: &Path) -> Self {
         Self { what, names: vec![path.to_owned()], folders: Vec::new() }
@@ -104,7 +104,7 @@ impl LibrarySearchPaths {
         Self { what, names, folders }
     }
 
-    /// Names the folders without a file of these names, for error messages.
+    /// Returns the part of the error message that lists the searched folders; empty if there are none.
     fn in_folders(&self) -> String {
         let folders: Vec<String> = self.folders.iter().map(|f| f.display().to_string()).collect();
         if folders.is_empty() { String::new() } else { format!(", nor in {}", folders.join(", ")) }
@@ -120,14 +120,15 @@ impl LibrarySearchPaths {
     }
 }
 
-/// Returns the file names of the major versions `majors` of a library, newest first, and last the name without a
-/// version, which only development packages install.
+/// Returns the file names of the major versions `majors` of a library, newest first. The last one is the name
+/// without a version, which only development packages install.
 fn versions(name: &str, majors: RangeInclusive<u32>) -> Vec<PathBuf> {
     let names = majors.rev().map(|major| format!("{name}.{major}").into());
     names.chain([name.into()]).collect()
 }
 
-/// Library folders of the ROCm installations in `/opt`, newest version first, and last the one without a version.
+/// Library folders of the ROCm installations in `/opt`, newest version first; the last one is the folder
+/// without a version, `/opt/rocm`.
 fn rocm_folders() -> Vec<PathBuf> {
     let entries = std::fs::read_dir("/opt").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -197,8 +198,8 @@ pub(crate) fn open(search: &LibrarySearchPaths) -> Result<(Library, PathBuf), Li
     Err(LibraryOpenError::NotFound { what: search.what, tried })
 }
 
-/// Whether the dynamic loader finds no file with the name `path`. A library that exists but lacks a
-/// dependency is not absent: `reason` then names the dependency.
+/// Whether the dynamic loader finds no file with the name `path`, given its error message `reason`. Returns
+/// false if the library exists but lacks a dependency: `reason` then contains the name of the dependency.
 fn is_absent(path: &Path, reason: &str) -> bool {
     let is_name = path.parent().is_some_and(|folder| folder.as_os_str().is_empty());
     is_name && reason.starts_with(&format!("{}: cannot open", path.display()))

@@ -42,20 +42,20 @@ impl CpuBackend {
 
     /// Runs an op. A CPU has a single stream: the op has completed when `launch` returns.
     ///
-    /// Errors: those of the op.
+    /// Errors: the errors of the op `op`, such as unsupported shapes or types.
     pub fn launch<O: CpuKernel>(&self, _: &DeviceStream, op: O) -> Result<(), DeviceError> {
         op.run(self)
     }
 
     /// Runs an op; returns when it has completed.
     ///
-    /// Errors: those of the op.
+    /// Errors: the errors of the op `op`, such as unsupported shapes or types.
     pub fn run<O: CpuKernel>(&self, op: O) -> Result<(), DeviceError> {
         op.run(self)
     }
 
-    /// Packs matrices of one shape. Each is given as a list of parts, stacked by rows. CPUs do not interleave
-    /// gate rows with up rows, so `_gated` has no effect.
+    /// Packs matrices of one shape. Each matrix is given as a list of matrices to be stacked by rows. CPUs do
+    /// not interleave gate rows with up rows, so `_gated` has no effect.
     ///
     /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(

@@ -132,8 +132,8 @@ impl CpuKernel for DraftPassPreparation<'_, '_> {
         to.cu_q.row_mut::<i32>(0)[0] = 0;
         for r in 0..pass.rows {
             let row = read.drafts.get(r).copied().unwrap_or_default();
-            // Inputs of a padding row. In this pass, a row with at most `pass.pass` draft tokens is a padding
-            // row.
+            // The inputs are initialised as those of a padding row. A row that proposes at most `pass.pass`
+            // draft tokens is a padding row in this pass.
             let mut inputs = DraftRowInputs { id: 0, position: 0, slot: -1, context_len: 0 };
             if (pass.pass as i32) < row.drafts {
                 let start = start_of(&row, pass.positions)?;
@@ -176,7 +176,7 @@ fn check_states(
     Ok(())
 }
 
-/// Position of the first token of `row`, read from the positions of the step.
+/// Returns the position of the first token of `row`, read from the token positions of the step.
 fn start_of(row: &StagedDraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
     Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
 }
@@ -197,7 +197,7 @@ struct BlockTables<'a> {
 }
 
 impl BlockTables<'_> {
-    /// KV slot of the token at position `position` of the request that `row` belongs to.
+    /// Returns the KV slot of position `position` of the request that `row` belongs to.
     fn kv_slot(&self, row: &StagedDraftRow, position: usize) -> Result<i64, DeviceError> {
         let seq_slot = index("sequence slot", row.seq_slot, self.tables.rows())?;
         let (table, block_tokens) = (self.tables.row::<i32>(seq_slot), self.block_tokens);

@@ -24,7 +24,7 @@ impl<T: FloatElement> RowKernel for RowScaling<'_, T> {
     }
 }
 
-/// Row kernel: adds a gated row in place, `y = y + share · x`.
+/// Row kernel: adds a gated row in place, `y = y + share · x`, where `share` is the sigmoid of the gate.
 struct GatedAddition<'a, T> {
     y: &'a mut [T],
     x: &'a [T],

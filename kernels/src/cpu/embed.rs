@@ -1,9 +1,9 @@
 //! Embedding lookup from a row-major table or from a packed matrix.
 //!
-//! In a packed matrix a row is scattered in 4-byte pieces (two bf16 or one f32), one in each 128-byte step of
-//! its panel, so a lookup reads one cache line per piece. The lookup takes a few microseconds per token,
-//! while a forward pass takes milliseconds; in return, a tied LM head of 150,000 rows is stored once instead
-//! of twice.
+//! In a packed matrix the elements of a row are not contiguous: each 4 bytes of a row (two bf16 or one f32)
+//! are 128 bytes apart, so a lookup reads one cache line per 4 bytes. The lookup takes a few microseconds per
+//! token, while a forward pass takes milliseconds; in return, a tied LM head of 150,000 rows is stored once
+//! instead of twice.
 
 use device::{DType, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
 
@@ -72,7 +72,8 @@ impl CpuKernel for TokenEmbedding<'_> {
     }
 }
 
-/// Finds the table row of a token id. The table of this rank has `rows` rows, from token id `first` on.
+/// Maps token ids to rows of the embedding table of this rank, which has `rows` rows, for token ids from
+/// `first` on.
 struct EmbeddingRowLookup<'a> {
     ids: MatRef<'a>,
     first: usize,
@@ -80,7 +81,7 @@ struct EmbeddingRowLookup<'a> {
 }
 
 impl EmbeddingRowLookup<'_> {
-    /// Row of the table for token `id`; `None` if the id is not on this rank.
+    /// Returns the row of the embedding table for token id `id`; `None` if this rank does not have the row.
     fn row(&self, id: i32) -> Option<usize> {
         let row = usize::try_from(id).ok()?.checked_sub(self.first)?;
         (row < self.rows).then_some(row)

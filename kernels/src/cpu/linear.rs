@@ -1,8 +1,9 @@
 //! Linear layer on the CPU, `y = x Wᵀ + bias` with packed weights.
 //!
-//! Threads divide the panels of 32 outputs, never the inputs: every output element is one sum over ascending
-//! inputs, computed by one thread. A panel is read from memory once: while it is multiplied by the rows, the
-//! next panel is prefetched into the L2 cache, so that memory access and arithmetic overlap.
+//! The weights are divided among threads by panels (32 outputs each), never by inputs: every output element
+//! is one sum over ascending inputs, computed by one thread. A panel is read from memory once. While it is
+//! multiplied by the rows of `x`, the next panel is prefetched into the L2 cache, so that memory access and
+//! arithmetic overlap.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -61,8 +62,8 @@ impl CpuKernel for Linear<'_> {
     }
 }
 
-/// Row distance in bytes at which all rows of a tile map to one set of the L1 cache (64 sets of 64 bytes) and
-/// evict each other; the product then runs at an eighth of its speed.
+/// If the row stride in bytes is a multiple of this, all rows of a tile map to one set of the L1 cache (64
+/// sets of 64-byte lines) and evict each other; the product then runs at an eighth of its speed.
 const CACHE_ALIAS_BYTES: usize = 4096;
 /// Maximum number of rows at which the product is memory-bound and software prefetching is off: the hardware
 /// prefetcher follows the single stream of weights, and software prefetches cost 5 % of the bandwidth (Zen
@@ -187,9 +188,9 @@ impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
         }
     }
 
-    /// Returns the memory that tile `tile` of `tiles` prefetches during its product with `panel`. A single
-    /// tile prefetches at a fixed distance; otherwise the first two tiles prefetch half of the next panel
-    /// each, which has two cache lines per step.
+    /// Returns the memory to prefetch while tile `tile` (of `tiles` tiles of rows of `x`) is multiplied by
+    /// `panel`. A single tile prefetches at a fixed distance; otherwise the first two tiles prefetch half of
+    /// the next panel each, which has two cache lines per step.
     fn prefetch_hint(
         &self,
         panel: usize,

@@ -47,7 +47,8 @@ const LANES: usize = 16;
 /// for every element type.
 const BLOCK: usize = 8 * LANES;
 
-/// Sum of `f(x[i])`: one running sum for each index modulo 16, then a fixed tree of additions.
+/// Returns the sum of `f(x[i])` in a fixed order: 16 running sums, one for each `i mod 16`, which are then
+/// added as a tree.
 #[inline(always)]
 pub(super) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];

@@ -44,8 +44,8 @@ impl CpuBackend {
         for t in 0..tokens {
             sums.row_mut::<f32>(t).fill(0.0);
         }
-        // Experts are processed in ascending order, so that the expert outputs of a token are added in that
-        // order, whichever experts the other tokens selected.
+        // Experts are processed in ascending order. The expert outputs of a token are therefore added in the
+        // same order whatever experts the other tokens selected.
         for (e, group) in grouped.groups.iter().enumerate().filter(|(_, group)| !group.is_empty()) {
             let n = group.len();
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
@@ -166,7 +166,7 @@ impl RowKernel for WeightedAccumulation<'_> {
 pub(super) struct MoeWorkspace(Vec<Buffer>);
 
 impl MoeWorkspace {
-    /// Returns one buffer for each entry of `bytes`, of at least that many bytes.
+    /// Returns one buffer for each entry of `bytes`; buffer `i` has at least `bytes[i]` bytes.
     fn buffers<const N: usize>(
         &mut self,
         alloc: impl Fn(usize) -> Result<Buffer, DeviceError>,

@@ -57,7 +57,7 @@ impl CpuBackend {
     }
 }
 
-/// Reads row `n` of the matrix that stacks all `parts` by rows.
+/// Writes row `n` of the matrix that results from stacking all `parts` by rows to `row`, as f32.
 fn read_stacked(parts: &[HostMat<'_>], mut n: usize, row: &mut [f32]) {
     for part in parts {
         if n < part.rows() {

@@ -28,7 +28,7 @@ impl<T: FloatElement> RowKernel for SquareSum<'_, T> {
 struct ChannelNormalization<'a, T> {
     x: &'a mut [T],
     weight: &'a [T],
-    /// `1 / rms`.
+    /// Inverse RMS of the queries or keys, by which the channels are multiplied.
     scale: f32,
 }
 

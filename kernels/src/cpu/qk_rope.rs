@@ -97,9 +97,9 @@ impl CpuKernel for QkNormRopeKvWrite<'_> {
     }
 }
 
-/// Row kernel: writes one row of a value tile. `rows` is the pair of rows that contains this row (`odd`: as
-/// the second row). The elements of two bf16 rows alternate; rows of other types are contiguous. The other
-/// row of the pair does not change.
+/// Row kernel: writes the value of one token to a value tile. `rows` is the memory of a pair of tile rows;
+/// the token has its second row if `odd` is true, otherwise its first row. In bf16 the elements of the two
+/// rows alternate; in other types each row is contiguous. The row of the other token does not change.
 struct ValueRowStore<'a, T> {
     rows: &'a mut [T],
     x: &'a [T],

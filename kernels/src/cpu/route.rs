@@ -79,8 +79,9 @@ impl CpuKernel for GroupedTopKRouting<'_, '_> {
     }
 }
 
-/// Adds the first `k` experts of each token, which are its routed experts without shared experts, to the
-/// expert load counts of the layer. Padding tokens (KV slot −1) are not counted.
+/// Counts the routed experts of each token in the expert load counts of the layer. The first `k` experts of a
+/// token are its routed experts; shared experts follow and are not counted. Padding tokens (KV slot −1) are
+/// not counted.
 fn add_load(
     load: &mut ExpertLoadArgs<'_>,
     experts: MatRef<'_>,

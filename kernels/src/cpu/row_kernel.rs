@@ -6,8 +6,8 @@
 
 use device::{CpuIsa, FloatElement};
 
-/// A loop nest over captured data that [`dispatch`] compiles for each instruction set. `run` must be
-/// `#[inline(always)]`, and so must all functions that it calls.
+/// A loop over the data in the fields of the implementing struct, which [`dispatch`] compiles for each
+/// instruction set. `run` must be `#[inline(always)]`, and so must all functions that it calls.
 pub(super) trait RowKernel {
     /// Runs the loop nest.
     fn run(self);

@@ -2,8 +2,8 @@
 
 use device::{DeviceElement, MatMut};
 
-/// A pointer that may be sent to other threads. Each use states why its range is disjoint from those of other
-/// threads.
+/// A pointer that may be sent to other threads. At each use a `SAFETY` comment states why no other thread
+/// accesses the same range.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SendPtr<T>(pub(super) *mut T);
 

@@ -316,8 +316,8 @@ fn ids_of(mask: &[i32]) -> Vec<u32> {
     mask.iter().enumerate().flat_map(bits).collect()
 }
 
-/// Distinct token ids of `history` in order of first occurrence, with their numbers of occurrences from
-/// position `prompt_len` on.
+/// Returns the distinct token ids of `history` in order of first occurrence. The count of each id is its
+/// number of occurrences from position `prompt_len` on, in the output.
 fn count_occurrences(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
     let mut seen: Vec<TokenOccurrence> = Vec::new();
     let mut indices = HashMap::new();
@@ -331,7 +331,8 @@ fn count_occurrences(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence>
     seen
 }
 
-/// Returns the output record of a logits row, and writes its top log-probabilities to `outputs`.
+/// Converts the sampling result of a logits row to a `SampledToken`, and writes its top log-probabilities to
+/// `outputs`.
 fn write_sample(
     index: usize,
     row: &StagedLogitsRow,

@@ -1,5 +1,6 @@
-//! Paged attention on GPUs. Decode rows run as split-KV flash decoding, other rows as prefill flash attention
-//! over query tiles, and unsupported shapes in a plain kernel.
+//! Paged attention on GPUs. Decode rows use a split-KV flash decoding kernel, other rows a prefill flash
+//! attention kernel over query tiles. Shapes that these kernels do not support use the reference kernel
+//! `attention_plain`.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
@@ -18,18 +19,18 @@ const KERNEL: &str = "paged_attention";
 const THREADS: u32 = 256;
 /// Number of warps per block of the decode kernel.
 pub(super) const DECODE_WARPS: usize = 4;
-/// Maximum number of stages (K/V tiles) and of bytes in a warp's ring buffer in shared memory. With 1.5 times
-/// as many bytes, steps of many rows take longer, because loads of queries, block tables and partial results
-/// wait for more loads of keys. Single-row attention has a larger limit, because there are no other rows
-/// whose loads would wait.
+/// Maximum number of stages (K/V tiles) and maximum number of bytes of the ring buffer of a warp in shared
+/// memory. With 1.5 times as many bytes, steps of many rows take longer, because loads of queries, block
+/// tables and partial results are queued after more loads of keys. Single-row attention has a larger limit,
+/// because no loads of other rows are queued.
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
 /// Number of resident blocks per SM of the decode kernel with a ring buffer in shared memory, limited by
 /// registers.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
-/// Number of resident blocks per SM of the decode kernel for small query groups over an fp8 KV cache, which
-/// need fewer registers.
+/// Number of resident blocks per SM of the decode kernel with few queries per KV head and an fp8 KV cache;
+/// this variant needs fewer registers.
 const BLOCKS_WITH_FP8: usize = 3;
 /// Shared memory of static arrays of the decode kernel per block, in bytes.
 const STATIC_BYTES: usize = 768;
@@ -38,7 +39,7 @@ const STATIC_BYTES: usize = 768;
 const KEYS_FIRST_GROUP: usize = 8;
 /// Number of f32 values after the outputs in the partial result of a split: softmax maximum, sum and padding.
 pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
-/// Number of keys, and number of queries, in an MMA tile of a warp.
+/// Number of keys, and also number of queries, in an MMA tile of a warp.
 pub(super) const TILE: usize = 16;
 /// Number of keys per copy step of the prefill kernel without WGMMA.
 const STEP_KEYS: usize = 64;
@@ -55,13 +56,14 @@ const WARPGROUP_TILE: usize = 128;
 const WARPGROUP_OPERANDS: usize = 7;
 /// Alignment of WGMMA operands in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
-/// Maximum head size that the plain kernel supports.
+/// Maximum head size that the reference kernel `attention_plain` supports.
 const PLAIN_HEAD: usize = 256;
-/// log2(e): kernels compute the softmax in base 2, so the factor of the scores is multiplied by it.
+/// log2(e): kernels compute the softmax in base 2, so the host multiplies the factor of the scores by
+/// log2(e).
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// Split size of split-KV decoding: the maximum number of keys per split, for contexts of up to
-/// `max_context_len` tokens.
+/// Split size of split-KV decoding: for context lengths of up to `max_context_len` tokens, the maximum number
+/// of keys per split.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvSplitSize {
     pub(super) max_context_len: usize,
@@ -81,8 +83,8 @@ const SPLITS: &[KvSplitSize] = &[
     KvSplitSize::new(32768, 512),
     KvSplitSize::new(usize::MAX, 1024),
 ];
-/// Split sizes for at most `SMALL_BATCH_ROWS` requests. With the larger split sizes of `SPLITS`, so few
-/// requests would have too few splits to fill the device.
+/// Split sizes for steps of at most `SMALL_BATCH_ROWS` requests. With the larger split sizes of `SPLITS`,
+/// these steps would have too few splits to use all SMs.
 const SMALL_BATCH_SPLITS: &[KvSplitSize] = &[
     KvSplitSize::new(8192, 256),
     KvSplitSize::new(32768, 512),
@@ -147,11 +149,11 @@ struct PrefillGrid {
     shared_bytes: u32,
 }
 
-/// Arguments that the decode, prefill and plain attention kernels share.
+/// Arguments that the decode, prefill and reference (`attention_plain`) attention kernels share.
 struct AttentionLaunchArgs<'a> {
     args: &'a PagedAttentionArgs<'a>,
     layout: &'a KvLayout,
-    /// Address of the first byte of the layer in the KV pool.
+    /// Address of the first byte of this layer in the KV pool.
     pool: *const u8,
     /// Number of query heads per KV head (GQA group size).
     group: usize,
@@ -199,8 +201,8 @@ impl GpuBackend {
         let first_position = ("FIRST_POSITION", shape.args.first_position as u32);
         let defines =
             [dim, block, group, fp8, small_batch, stages, tokens_per_block, first_position];
-        // `FIRST_POSITION` is only defined if positions are masked, so that other launches share one compiled
-        // variant.
+        // `FIRST_POSITION` is defined only if the first positions are masked, so that all launches without
+        // masked positions use one compiled variant.
         let defines = &defines[..defines.len() - usize::from(shape.args.first_position == 0)];
         let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
         // The grid has as many blocks as can be resident on the GPU: each processes an equal share of the
@@ -365,8 +367,8 @@ impl GpuKernel for PagedAttention<'_> {
         let pool = unsafe { kv.as_ptr().add(offset) };
         let shape = AttentionLaunchArgs { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // The prefill kernels cannot mask the positions before `first_position`: such steps use the plain
-        // kernel.
+        // The prefill kernels cannot mask the positions before `first_position`: steps that need this use the
+        // reference kernel `attention_plain`.
         let masks_prefill_rows = args.first_position > 0 && decode_rows < args.rows.len();
         if masks_prefill_rows || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);
@@ -409,8 +411,8 @@ impl AttentionLaunchArgs<'_> {
         self.args.rows.block_tables.stride() as u32
     }
 
-    /// Appends the last arguments of the decode, prefill and plain attention kernels: row strides of queries
-    /// and outputs, and the factor of the scores.
+    /// Appends the last arguments of the decode, prefill and reference (`attention_plain`) attention kernels:
+    /// row strides of queries and outputs, and the factor of the scores.
     fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
         launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
     }

@@ -14,19 +14,19 @@ static ATTENTION_SINGLE_ROW: KernelSource =
 
 /// Number of blocks per thread block cluster; must match `BLOCKS` in attention_single_row.hip.
 const BLOCKS: usize = 8;
-/// Maximum number of query heads per KV head for which a block has four warps instead of eight. A smaller
-/// block uses fewer registers, so that blocks of other kernels can share the SM.
+/// Maximum number of query heads per KV head for which a block has four warps; with more query heads it has
+/// eight. A smaller block uses fewer registers, so that blocks of other kernels fit on the same SM.
 const FOUR_WARPS_GROUP: usize = 2;
 /// Maximum number of output columns (query heads × head size) for which the next kernel, a GEMM, is launched
-/// early: up to this size its blocks fit on the SMs together with those of this kernel.
+/// early: up to this size the blocks of the GEMM fit on the SMs together with the blocks of this kernel.
 const EARLY_LAUNCH_COLUMNS: usize = 2048;
 /// Shared memory, in bytes, of the barrier on which the first block of a cluster waits for the partial
 /// results of all its blocks.
 const BARRIER_BYTES: usize = 128;
 /// Static shared memory of the kernel in bytes: the key and value of the new token.
 const STATIC_BYTES: usize = 512;
-/// Maximum number of ring-buffer stages (K/V tiles being loaded) per warp: for blocks of four warps, and of
-/// eight warps.
+/// Maximum number of ring-buffer stages (K/V tiles that are being loaded) per warp: `STAGES` if a block has
+/// four warps, `EIGHT_WARP_STAGES` if it has eight.
 const STAGES: usize = 3;
 const EIGHT_WARP_STAGES: usize = 2;
 
@@ -44,7 +44,8 @@ impl GpuBackend {
         self.has_warpgroups() && rows.bounds.max_context_len <= BatchUpperBounds::SHORT_CONTEXT
     }
 
-    /// Computes [`RopeAttention`](crate::RopeAttention) for checked shapes.
+    /// Launches `attention_single_row` for the op [`RopeAttention`](crate::RopeAttention); the caller has
+    /// checked the shapes.
     pub(super) fn attend_single_row(
         &self,
         s: &DeviceStream,

@@ -11,7 +11,8 @@ use super::fp8;
 use super::weight_loader::WeightLoader;
 use crate::{GpuKernel, HostMat};
 
-/// Default value of [`GpuBackend::with_mla_prefill_bytes`], in bytes.
+/// Maximum bytes of up-projected keys and values of non-absorbed MLA unless
+/// [`GpuBackend::with_mla_prefill_bytes`] sets another value.
 const MLA_PREFILL_BYTES: usize = 256 << 20;
 
 /// A GPU with its kernels. Dereferences to [`GpuDevice`].
@@ -21,7 +22,8 @@ pub struct GpuBackend {
     /// Maximum bytes of up-projected keys and values that non-absorbed MLA prefill stores at a time; `None`
     /// disables non-absorbed MLA.
     pub(super) mla_prefill_bytes: Option<usize>,
-    /// Weight loader; exists from the first weight until `finish_loading`.
+    /// The weight loader: created when the first weight matrix is packed, dropped by `finish_loading`;
+    /// otherwise `None`.
     loader: Mutex<Option<WeightLoader>>,
 }
 
@@ -53,7 +55,7 @@ impl GpuBackend {
         self
     }
 
-    /// Returns the device, which communicators and peer memory need.
+    /// Returns the GPU device, from which communicators and peer memory are created.
     #[must_use]
     pub fn device(&self) -> &Arc<GpuDevice> {
         &self.device
@@ -61,7 +63,7 @@ impl GpuBackend {
 
     /// Launches an op on stream `s`.
     ///
-    /// Errors: those of the op.
+    /// Errors: the errors of the op `op`, such as unsupported shapes or types.
     pub fn launch<O: GpuKernel>(&self, s: &DeviceStream, op: O) -> Result<(), DeviceError> {
         op.launch(self, s)
     }

@@ -56,7 +56,7 @@ fn to_bf16(x: f32) -> [u8; 2] {
     bf16::store(x).to_le_bytes()
 }
 
-/// Converts to f16; values outside its range become infinite.
+/// Converts an f32 to f16; values outside the range of f16 become infinite.
 fn to_f16(x: f32) -> [u8; 2] {
     f16::store(x).to_le_bytes()
 }

@@ -20,8 +20,9 @@ const KERNEL: &str = "draft";
 const THREADS: u32 = 256;
 /// Number of threads per logits row of the argmax kernels.
 const ARGMAX_THREADS: u32 = 1024;
-/// Number of 32-bit words that a rank sends per logits row in `VocabParallelDraftArgmax`: a sort key of its
-/// largest logit, and one of the token id.
+/// Number of 32-bit words that a rank sends per logits row in `VocabParallelDraftArgmax`: the upper and the
+/// lower word of the sort key of its largest logit. The upper word is computed from the logit, the lower word
+/// from the token id.
 const CANDIDATE_WORDS: usize = 2;
 /// Target number of thread blocks for a copy of hidden states: with fewer rows, several thread blocks copy
 /// one row.
@@ -274,8 +275,8 @@ fn check_pass(arrays: &DraftPassArrays<'_>, pass: &DraftPassArgs<'_>) -> Result<
     check_dtype(KERNEL, "cu_q", arrays.cu_q.dtype(), DType::I32)
 }
 
-/// Returns the address in `drafts` of row `pass`, column `first`, after checking that the row has an entry
-/// for each row of `logits`.
+/// Returns the address of row `pass`, column `first` of `drafts`, after checking that each row of `logits`
+/// has a column in `drafts`.
 fn drafts_at(
     drafts: &mut MatMut<'_>,
     pass: usize,

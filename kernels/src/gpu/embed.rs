@@ -1,4 +1,4 @@
-//! GPU launches of embedding lookup and row gather: both copy rows by index.
+//! GPU launches of embedding lookup and row gather: both use a kernel that copies rows by index.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};

@@ -5,8 +5,8 @@ use device::{DeviceError, MatRef};
 
 use crate::ExpertLoadArgs;
 
-/// Addresses of the expert load counters of one layer and of the KV slots of the tokens, as
-/// `moe_route/count.h` expects them. Null counters disable counting.
+/// Address of the expert load counters of one layer (null: selected experts are not counted), and address of
+/// the KV slots of the tokens; used by `moe_route/count.h`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExpertCounterPtrs {
     counts: *mut u8,
@@ -14,7 +14,7 @@ pub(super) struct ExpertCounterPtrs {
 }
 
 impl ExpertCounterPtrs {
-    /// Disables counting.
+    /// Null addresses: the routing kernel does not count selected experts.
     pub(super) const NONE: Self = Self { counts: std::ptr::null_mut(), slots: std::ptr::null() };
 
     /// Returns the addresses for a router with logits `[tokens, experts]`.
@@ -33,7 +33,7 @@ impl ExpertCounterPtrs {
         Ok(Self { counts, slots: load.slots.map_or(std::ptr::null(), |slots| slots.as_ptr()) })
     }
 
-    /// Appends both addresses as kernel arguments.
+    /// Appends the addresses of the counters and of the KV slots as kernel arguments.
     pub(super) fn args(self, launch: KernelLaunch) -> KernelLaunch {
         launch.arg_ptr(self.counts).arg_ptr(self.slots)
     }

@@ -14,16 +14,16 @@ static PLAIN: KernelSource = kernel_source!("linear_plain/linear_plain.hip");
 const KERNEL: &str = "linear";
 /// Number of threads per block of all kernels in this file.
 const THREADS: u32 = 256;
-/// Maximum number of rows of `x` for the small-M GEMM. With so few rows it is bound by reading the weights,
-/// which it reads once.
+/// Maximum number of rows of `x` for the small-M GEMM. With at most this many rows the GEMM is bound by
+/// reading the weights; the small-M GEMM reads them only once.
 const SMALL_M_ROWS: usize = 16;
 /// Number of columns (K) that one warp of the small-M GEMM processes per iteration.
 const SMALL_M_CHUNK: usize = 128;
-/// Supported numbers of strips (groups of rows of `W`) per block, ascending.
+/// Supported numbers of strips (8 or 16 rows of `W` each) per block, in ascending order.
 const SMALL_M_STRIPS: [usize; 4] = [1, 2, 4, 8];
 
-/// Maximum number of rows of `W` for which the plain kernel assigns one block to each row of `W`
-/// (`linear_row`).
+/// Maximum number of rows of `W` for which the unoptimised GEMM `linear_plain` assigns one block to each row
+/// of `W` (kernel `linear_row`).
 const ROW_OUTPUTS: usize = 512;
 
 /// A weight matrix `[n, k]` on the device, or a range of its rows.
@@ -54,7 +54,8 @@ impl From<MatRef<'_>> for GemmInputRows {
     }
 }
 
-/// Launch shape of `gemm_small_m` without bulk copies: strips per block, number of blocks, shared memory.
+/// Launch shape of `gemm_small_m` without bulk copies: strips (8 or 16 rows of `W` each) per block, number of
+/// blocks, shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SmallMStripLaunch {
     pub(super) strips: usize,
@@ -224,7 +225,7 @@ impl GpuBackend {
         (stages * (tile_rows + TILE_OUTPUTS) * TILE_ROW_BYTES) as u32
     }
 
-    /// Launches the plain GEMM kernel, which supports every type and shape and computes in f32.
+    /// Launches the unoptimised GEMM `linear_plain`, which supports every type and shape and computes in f32.
     fn gemm_plain(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
         let Linear { mut y, x, weight: w, bias } = op;
         let defines = [

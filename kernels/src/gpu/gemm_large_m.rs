@@ -16,7 +16,8 @@ const THREADS: u32 = 12 * 32;
 const CLUSTER: usize = 2;
 /// Number of rows of `x` per tile of a cluster.
 const TILE_ROWS: usize = 256;
-/// Number of rows of `W` per tile; with `silu_mul` half of them are gate rows.
+/// Number of rows of `W` per tile. With `silu_mul`, half of them are gate rows, the other half the up rows of
+/// the same outputs.
 const TILE_COLUMNS: usize = 256;
 /// Number of rows of a TMA box of `x` and of `W`.
 const INPUT_BOX_ROWS: usize = 128;
@@ -51,9 +52,10 @@ impl GpuBackend {
         y.dtype() == self.half_dtype() && has_16_byte_rows(x) && has_16_byte_rows(y.as_ref())
     }
 
-    /// Computes `y = x Wᵀ`, or with `gated` the product of `silu(gate)` and `up`, where gate and up are the
-    /// halves of `x Wᵀ`, in the 16-bit type. The caller has checked the shapes and that `is_tma_aligned` is
-    /// true. The result of a row does not depend on the other rows.
+    /// Computes `y = x Wᵀ`, or with `gated` `y = silu(gate) · up`, where `gate` is the first half of the
+    /// columns of `x Wᵀ` and `up` the second half. `y` has the 16-bit type of the device. The caller has
+    /// checked the shapes and that `is_tma_aligned` is true. The result of a row does not depend on the other
+    /// rows.
     pub(super) fn gemm_large_m(
         &self,
         s: &DeviceStream,

@@ -24,17 +24,17 @@ const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 128, 192];
 /// while the next is loaded.
 const MAX_STAGES: usize = 16;
 const MIN_STAGES: usize = 2;
-/// Shared memory per block in addition to stages and sums, in bytes: barriers, and alignment of the ring
-/// buffer.
+/// Shared memory per block in bytes, without the ring-buffer stages and the split-K sums: barriers, and
+/// alignment of the ring buffer.
 const FIXED_BYTES: usize = (2 * MAX_STAGES + 2) * 8 + 1024;
 /// Minimum number of stages (of `COLUMNS` columns) that every block of a cluster must process for split-K to
 /// be used.
 const SHARED_STAGES: usize = 4;
-/// Number of rows of `W` per tile below which 4-way instead of 2-way split-K is used: with so narrow tiles,
-/// loading the rows of `x` would cost more than loading `W`.
+/// If a tile has fewer rows of `W` than this, split-K uses four blocks instead of two: with such narrow
+/// tiles, loading the rows of `x` would take longer than loading `W`.
 const NARROW: usize = 64;
-/// One in this many groups of four SMs cannot run a cluster of four blocks, because the number of SMs in a
-/// GPC is not a multiple of four.
+/// One of every `SINGLE_SM_GPC_RATIO` groups of four SMs cannot run a cluster of four blocks: a cluster must
+/// run within one GPC, and the number of SMs of a GPC is not a multiple of four.
 const SINGLE_SM_GPC_RATIO: usize = 11;
 
 /// Launch shape of `gemm_medium_m`: tile size, split-K factor, number of blocks and shared memory.
@@ -64,7 +64,7 @@ impl GpuBackend {
     /// Whether the medium-M GEMM supports `rows` rows of type `dtype` with weights `w`.
     pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
-        // Checks the shared memory of a gated GEMM, which needs the most.
+        // A gated GEMM (`silu_mul`) needs the most shared memory; if it fits, every GEMM of these sizes fits.
         let problem = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
         half && self.has_wgmma_tma()
             && problem.fits()

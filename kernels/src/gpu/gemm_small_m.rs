@@ -13,14 +13,15 @@ use crate::{FusedLinear, LinearFusion, PackedMatrix};
 const COMPUTE_WARPS: usize = 8;
 /// Number of threads per block: the consumer warps and one producer warp.
 const THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 1);
-/// Number of rows of `W` per strip, the unit in which `W` is divided among blocks.
+/// Number of rows of `W` per strip. A strip is the smallest range of rows that a block processes.
 const STRIP_ROWS: usize = 8;
 /// Maximum number of strips that a block processes per pass over the columns (K).
 const MAX_STRIPS: usize = 8;
 /// Shared memory of barriers and sums of squares, in bytes.
 const FIXED_BYTES: usize = 32 * 8 + COMPUTE_WARPS * 16 * 4;
-/// Maximum bytes of `x` that stay in shared memory for the whole launch and that every block normalises
-/// itself. A larger `x` is loaded slab by slab if it is read once, and is normalised by a separate launch.
+/// Maximum bytes of `x` for which every block keeps all of `x` in shared memory and normalises it itself. A
+/// larger `x` is normalised by a separate launch, and is loaded in slabs of columns together with the weights
+/// if each block reads it only once.
 const RESIDENT_X_BYTES: usize = 40 << 10;
 /// Shared memory in bytes from which on a block requests at least half of the SM's shared memory. Otherwise
 /// an SM could get two blocks of a launch while another SM is idle. A block of the next launch, or of
@@ -29,8 +30,9 @@ const LARGE_BYTES: usize = 64 << 10;
 /// Maximum number of columns (K) for which blocks normalise `x` themselves.
 const NORMED_COLUMNS: usize = 4096;
 
-/// Launch shape of `gemm_small_m` with the define `STREAM`: strips per pass, columns per slab, whether `x` is
-/// loaded slab by slab, number of blocks and shared memory.
+/// Launch shape of `gemm_small_m` with the define `STREAM`: strips (8 rows of `W` each) per pass over K,
+/// columns per slab (ring-buffer stage), whether `x` is loaded slab by slab, number of blocks and shared
+/// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SmallMLaunch {
     strips: usize,
@@ -40,8 +42,8 @@ struct SmallMLaunch {
     shared_bytes: usize,
 }
 
-/// Sizes of a small-M GEMM. `strips` is the number of strips of `W`; with `silu_mul` the gate and up rows of
-/// an output are in one strip.
+/// Sizes of a small-M GEMM. `strips`: number of strips (8 rows each) of `W`; with `silu_mul` the gate and up
+/// rows of an output are in one strip.
 #[derive(Debug, Clone, Copy)]
 struct SmallMProblem {
     rows: usize,
@@ -124,8 +126,8 @@ impl GpuBackend {
     }
 }
 
-/// Returns the row stride of `x` in shared memory in bytes, if it stays there for the whole launch; must
-/// match `x_line` in gemm_small_m/share.h.
+/// Returns the row stride of `x` in shared memory in bytes, for launches in which all of `x` stays in shared
+/// memory; must match `x_line` in gemm_small_m/share.h.
 fn x_row_stride_bytes(k: usize) -> usize {
     (k * 2).next_multiple_of(128) + 64
 }
@@ -137,8 +139,8 @@ impl SmallMProblem {
         self.k.next_power_of_two().clamp(256, 1024)
     }
 
-    /// Returns the shared memory of a block in bytes if its ring buffer has `stages` stages, each with one
-    /// slab of `strips` strips of `W`.
+    /// Returns the shared memory of a block in bytes if its ring buffer has `stages` stages. A stage has
+    /// `slab` columns (K) of `strips` strips of `W`, and with `x_slabs` the same columns of `x`.
     fn bytes(&self, strips: usize, slab: usize, x_slabs: bool, stages: usize) -> usize {
         let sums = COMPUTE_WARPS * strips * STRIP_ROWS * self.rows * 4;
         let norm = if self.normed { (self.k * 2).next_multiple_of(128) } else { 0 };
@@ -147,7 +149,8 @@ impl SmallMProblem {
         FIXED_BYTES + sums + norm + resident_x_bytes + stages * stage_rows * (slab * 2 + 64)
     }
 
-    /// Chooses the largest number of strips per pass for which enough slabs fit into shared memory at a time.
+    /// Chooses the largest number of strips (8 rows of `W` each) per pass over K for which enough ring-buffer
+    /// stages fit into shared memory.
     fn choose_launch(&self, limits: LaunchLimits) -> Option<SmallMLaunch> {
         let strips_per_block = self.strips.div_ceil(self.strips.min(limits.multiprocessors));
         let max_strips = strips_per_block.min(MAX_STRIPS);
@@ -163,8 +166,8 @@ impl SmallMProblem {
         resident.or_else(slabs).or_else(|| self.launch_with_stages(1, !self.normed, 1, limits))
     }
 
-    /// Returns the launch shape with at least `min_stages` slabs in shared memory (or all slabs, if there are
-    /// fewer); `None` if they do not fit.
+    /// Returns the launch shape for a ring buffer of at least `min_stages` stages, or of as many stages as a
+    /// block reads slabs if that is less; `None` if the ring buffer does not fit into shared memory.
     fn launch_with_stages(
         &self,
         strips: usize,

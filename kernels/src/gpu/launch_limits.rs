@@ -49,15 +49,15 @@ impl LaunchLimits {
         self.warp_size == 64
     }
 
-    /// Number of blocks with `block_bytes` bytes of shared memory that fit into a compute unit, between 1 and
-    /// `max`.
+    /// Returns the number of blocks with `block_bytes` bytes of shared memory each that fit on a compute unit
+    /// at a time, at least 1 and at most `max`.
     fn blocks_in_shared(self, block_bytes: usize, max: usize) -> usize {
         (self.shared_bytes / block_bytes.max(1)).clamp(1, max)
     }
 
-    /// Number of blocks among which a small-M GEMM divides its weights, if a block uses at least
-    /// `block_bytes` bytes of shared memory. More blocks than are resident at once would read x again and
-    /// shorten the range of weight rows of every block.
+    /// Returns the number of blocks among which a small-M GEMM divides its weights, if a block uses at least
+    /// `block_bytes` bytes of shared memory. With more blocks than are resident at a time, x would be read
+    /// more often, and each block would process fewer weight rows.
     pub(super) fn gemm_small_m_blocks(self, block_bytes: usize) -> usize {
         let blocks = if self.is_amd() {
             self.blocks_in_shared(block_bytes, GEMM_BLOCKS)
@@ -99,7 +99,8 @@ mod tests {
     const MI300A: LaunchLimits = LaunchLimits { multiprocessors: 228, ..MI300X };
     const MI355X: LaunchLimits =
         LaunchLimits { warp_size: 64, multiprocessors: 256, shared_bytes: 160 << 10 };
-    /// Shared memory of a block of absorbed MLA with a KV width of 576 on 64 lanes: one stage of two tiles.
+    /// Shared memory in bytes of a block of absorbed MLA with KV rows of 576 elements, on GPUs with
+    /// wavefronts of 64 lanes: one ring-buffer stage of two tiles of 16 keys.
     const MLA_BYTES: usize = 2 * 16 * (576 + 8) * 2 + (7 << 10);
 
     /// The launch shapes for an H200 were chosen by measurements. They must stay the same when launch shapes
@@ -117,7 +118,8 @@ mod tests {
 
     #[test]
     fn amd_blocks_follow_compute_units_and_lds() {
-        // One row of 4096 columns leaves room for two blocks; four rows take more than half of 64 KB.
+        // With one row of x of 4096 columns, two blocks fit into 64 KB of shared memory; with four rows, a
+        // block takes more than half of it.
         let x = |rows: usize| rows * (4096 + 32) * 2;
         for (card, units, of_four_rows) in [(MI300X, 304, 1), (MI300A, 228, 1), (MI355X, 256, 2)] {
             assert_eq!(card.gemm_small_m_blocks(x(1)), 2 * units);

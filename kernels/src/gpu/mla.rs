@@ -1,6 +1,6 @@
 //! MLA on GPUs. The prologue applies RMS norm and RoPE and writes KV rows. Rows of few tokens use absorbed
 //! attention on tensor cores (`mla_decode.rs`), rows of many tokens non-absorbed attention
-//! (`mla_prefill.rs`). A plain kernel supports every other shape.
+//! (`mla_prefill.rs`). All other shapes use the unoptimised reference kernel `mla_plain`.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -19,7 +19,7 @@ static WRITE: KernelSource = kernel_source!("mla_kv_write/mla_kv_write.hip");
 static PLAIN: KernelSource = kernel_source!("mla_plain/mla_plain.hip");
 
 const THREADS: u32 = 256;
-/// Maximum `kv_lora_rank` that the plain kernel supports.
+/// Maximum `kv_lora_rank` that the reference kernel `mla_plain` supports.
 const PLAIN_KV_LORA_RANK_MAX: usize = 1024;
 
 impl GpuBackend {
@@ -85,8 +85,8 @@ impl GpuKernel for MlaAttention<'_> {
         let Some(absorbed) = gpu.plan_mla_decode(layout, pool, args, expanded.is_some())? else {
             return gpu.attend_mla_plain(s, &mut o, pool, layout, args);
         };
-        // Absorbed and non-absorbed attention use the same scratch memory, one after the other; the larger
-        // size is requested first, so that the second request does not reallocate it.
+        // Absorbed and non-absorbed attention use the same scratch memory, one after the other. The larger of
+        // their sizes is allocated first, so that the scratch memory is not reallocated between them.
         let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillLaunchArgs::scratch_bytes);
         gpu.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
         gpu.attend_mla_absorbed(s, &mut o, &absorbed)?;

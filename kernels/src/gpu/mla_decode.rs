@@ -19,7 +19,8 @@ const TILE: usize = 16;
 const WARPGROUP_TILE: usize = 64;
 /// Number of threads per block of the WGMMA kernel: two consumer warpgroups and one producer warpgroup.
 const WARPGROUP_THREADS: u32 = 384;
-/// Number of ring-buffer stages of the WGMMA kernel, whose shared memory also has the queries.
+/// Number of ring-buffer stages of the WGMMA kernel. More stages do not fit, because the shared memory of a
+/// block also has the queries.
 const WARPGROUP_STAGES: usize = 2;
 /// Row size and alignment, in bytes, of the panels in shared memory that WGMMA reads (64 columns of 16-bit
 /// elements).
@@ -33,8 +34,9 @@ const PADDING: usize = 8;
 const MAX_STAGES: usize = 3;
 /// Static shared memory per block of the kernel without WGMMA, in bytes.
 const STATIC_BYTES: usize = 7 << 10;
-/// Maximum number of tokens per block on GPUs with wavefronts of 64 lanes; each token has its own wavefronts.
-/// Registers do not suffice for four tokens, nor for two tokens with warps of 32 lanes.
+/// Maximum number of tokens per block on GPUs with wavefronts of 64 lanes; each token is processed by its own
+/// wavefronts. There are not enough registers for four tokens per block, or for two tokens per block on GPUs
+/// with warps of 32 lanes.
 const WAVEFRONT64_TOKENS: usize = 2;
 /// Shared memory of the barriers of the WGMMA kernel, which precede the panels, in bytes.
 const BARRIER_BYTES: usize = 128;
@@ -49,8 +51,8 @@ const HEAD_GEMM_ROWS: usize = 16;
 /// each block reads the whole matrix of its head.
 const HEAD_GEMM_BLOCKS: usize = 4;
 
-/// Maximum number of successive tokens of a request, used for launches in which each token is computed
-/// without splits: a value larger than any row.
+/// Value of the limit on successive tokens of a request for launches without splits: larger than the number
+/// of tokens of any row, so that it does not limit them.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
 /// Split sizes of the kernel without WGMMA; must match `split_keys` in mla_decode.hip.
@@ -66,9 +68,9 @@ const SPLITS: &[KvSplitSize] = &[
 /// (without WGMMA) and 59 µs (with WGMMA) with 1,088 keys, 59 and 93 µs with 8,192 keys; 128 heads of 16 rows
 /// take 428 and 184 µs.
 const FEW_ROWS_MAX: usize = 2;
-/// Number of partial results for which the WGMMA kernel has scratch memory, per block and per token that the
-/// block processes together; this bounds its number of splits. Batches with mixed context lengths are fastest
-/// with up to 10 splits per block.
+/// Number of partial results for which scratch memory is allocated, for each block of the WGMMA kernel and
+/// each token that the block processes together with others; it limits the number of splits. Batches with
+/// mixed context lengths are fastest with up to 10 splits per block.
 const RUN_RECORDS: usize = 12;
 /// Minimum number of keys per split of the WGMMA kernel; must match 2^`SHORTEST` in
 /// mla_decode_wgmma/split_length.h.
@@ -87,7 +89,7 @@ pub(super) struct MlaDecodeLaunchArgs<'a> {
     kernel: MlaDecodeKernel,
 }
 
-/// Kernel variant of the attention part of absorbed MLA.
+/// Kernel that computes the attention between the W_UK and W_UV projections of absorbed MLA.
 enum MlaDecodeKernel {
     /// Kernel without WGMMA, in which each warp processes its own keys; it has `stages` ring-buffer stages of
     /// `step_bytes` bytes.
@@ -272,7 +274,8 @@ impl GpuBackend {
             HeadStridedRows { address: absorbed_q, head_stride: kv_lora_rank, row_stride };
         self.head_gemm(s, call, &absorbed_rows, &q, call.w_uk_t)?;
         if rows > 0 {
-            // Blocks of different head tiles process the same parts of the list of splits.
+            // Blocks that process different head tiles process the same parts of the list of splits, so the
+            // number of parts is the number of resident blocks divided by the number of head tiles.
             let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
             let grid = [runs as u32, tiles as u32, 1];
             let decode_rows = MlaDecodeRows::Splits { rows };

@@ -36,12 +36,13 @@ const STATIC_BYTES: usize = 1024;
 /// elements per row (one key and one value).
 const COPY_KEYS: usize = 64;
 const PADDING: usize = 32 + 8;
-/// Minimum number of (token tile, head) pairs per SM in a window that has a subset of the heads and all keys.
-/// If there are fewer pairs, windows have a subset of the keys instead.
+/// Minimum number of (token tile, head) pairs per SM if the work is divided into windows of some heads and
+/// all keys; a window is what one launch processes. With fewer pairs, windows have all heads and some keys
+/// instead.
 const TILES_PER_SM: usize = 2;
 
-/// Arguments that all launches of non-absorbed MLA share, the chosen kernel, and the plan of how many heads
-/// and keys are up-projected at a time.
+/// Arguments that all launches of non-absorbed MLA share, the selected kernel variant, and the numbers of
+/// heads and keys that are up-projected at a time.
 pub(super) struct MlaPrefillLaunchArgs<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
@@ -52,7 +53,7 @@ pub(super) struct MlaPrefillLaunchArgs<'a> {
     plan: KvExpansionPlan,
 }
 
-/// Kernel variant of the attention part of non-absorbed MLA.
+/// Kernel that computes the attention over the up-projected keys and values of non-absorbed MLA.
 enum MlaPrefillKernel {
     Warps { stages: usize },
     Warpgroups,
@@ -189,8 +190,8 @@ impl GpuBackend {
                     first_key,
                     keys: plan.keys.min(sizes.keys - first_key),
                 };
-                // The gathered compressed KV is reused for the other head windows if all keys fit into one
-                // window.
+                // If all keys fit into one window, the gathered compressed KV is reused for the windows of
+                // the other heads.
                 if first_head == 0 || plan.keys < sizes.keys {
                     self.gather_compressed_kv(s, call, &expanded, window)?;
                 }

@@ -14,11 +14,12 @@ pub(super) struct KvExpansionSizes {
     /// Number of keys of all MLA prefill rows, each row padded to a multiple of `STEP_KEYS` keys.
     pub(super) keys: usize,
     pub(super) heads: usize,
-    /// Bytes of a compressed KV row of the pool, and bytes of an expanded key and value of one head.
+    /// Bytes per key of the compressed KV row of the pool, and bytes per key of the expanded (up-projected)
+    /// key and value of one head.
     pub(super) row_bytes: usize,
     pub(super) head_bytes: usize,
-    /// Number of token tiles, whose softmax state is carried over between key windows, and bytes of that
-    /// state per tile and head.
+    /// `tiles`: number of token tiles. `carry_over_bytes`: bytes per token tile and head of the softmax state
+    /// that is stored after one window of keys and loaded for the next.
     pub(super) tiles: usize,
     pub(super) carry_over_bytes: usize,
     /// Minimum number of (token tile, head) pairs that keep the device busy.

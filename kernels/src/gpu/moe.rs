@@ -33,8 +33,9 @@ const FUSED_ROUTING_EXPERTS: usize = 256;
 const MAX_TOP_K: usize = 64;
 
 impl GpuBackend {
-    /// Stacks matrices of one shape, each given as a list of parts, and packs them for TMA if the TMA kernel
-    /// supports them. fp8 matrices keep their scales if `dtype` is fp8; otherwise they are dequantised.
+    /// Packs matrices of one shape; each matrix is given as a list of matrices to be stacked by rows. The
+    /// result has the layout for TMA if the TMA kernel supports the matrices, otherwise it is row-major. fp8
+    /// matrices stay fp8 with their scales if `dtype` is fp8; otherwise they are dequantised to `dtype`.
     pub fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],

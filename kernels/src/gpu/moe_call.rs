@@ -9,8 +9,8 @@ use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, PackedMatrixGroup, TopKRoutes};
 
 pub(super) const KERNEL: &str = "moe_mlp";
-/// Size in bytes of a `Segment` record (moe/segment.h): successive routed pairs of one expert that one block
-/// processes.
+/// Size in bytes of an `ExpertSegment` (moe/segment.h), which describes successive routed pairs of one expert
+/// that one block processes.
 const SEGMENT_BYTES: usize = 16;
 /// Maximum number of routed pairs (of token and expert) that one block sorts; several blocks sort more pairs.
 pub(super) const ALIGN_PAIRS: usize = 4096;
@@ -22,8 +22,8 @@ const WIDE_TILE_PAIRS: usize = 4;
 /// Minimum average number of routed pairs per expert for which the TMA kernel uses `TILE_LARGE`, which has
 /// more rows of x.
 const LARGE_TILE_PAIRS: usize = 17;
-/// Minimum average number of routed pairs per expert for tiles of 128 instead of 64 rows of x in the grouped
-/// GEMM without TMA.
+/// Minimum average number of routed pairs per expert for which the grouped GEMM without TMA uses tiles of 128
+/// rows of x; with fewer pairs it uses 64 rows.
 const TALL_TILE_PAIRS: usize = 96;
 /// Maximum number of routed pairs (rows of x) per segment of the fp8 grouped GEMM; must match `TILE` in
 /// fp8_gemm/tile.h.
@@ -41,7 +41,7 @@ pub(super) struct MoeLaunchArgs<'a> {
     pub(super) inner: usize,
     pub(super) order: *mut u8,
     pub(super) segments: *mut u8,
-    /// Number of routed pairs per expert, for each block that sorts a part of the routed pairs.
+    /// Number of routed pairs of each expert in each part of the routed pairs; one block sorts one part.
     pub(super) counts: *mut u8,
     /// Activations between the two GEMMs, `[routed_pairs, intermediate_size]`.
     pub(super) activations: *mut u8,
@@ -153,7 +153,7 @@ impl MoeLaunchArgs<'_> {
         self.kernel.max_segments(self.routed_pairs, self.experts.down.len())
     }
 
-    /// Returns an upper bound of the number of experts of this rank that are selected by any token.
+    /// Returns an upper bound of the number of experts on this rank that at least one token selects.
     pub(super) fn max_active_experts(&self) -> usize {
         self.routed_pairs.min(self.experts.down.len())
     }
@@ -224,8 +224,9 @@ impl MoeKernel {
         self == Self::GroupedGemmTma(moe_grouped_gemm_tma::TILE_MEDIUM)
     }
 
-    /// Returns the numbers of fp8 values and of scales of quantised GEMM inputs, each the maximum over both
-    /// GEMMs; 0 if the kernel does not quantise inputs.
+    /// Returns the number of fp8 values and the number of scales for which scratch memory is needed if the
+    /// kernel quantises its inputs: for each, the larger of the numbers for the two GEMMs. Both are 0 if the
+    /// kernel does not quantise its inputs.
     fn quantized_input_size(self, inputs: [GemmInputShape; 2]) -> (usize, usize) {
         if self != Self::Fp8GroupedGemm {
             return (0, 0);

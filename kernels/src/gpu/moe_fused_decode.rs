@@ -12,7 +12,7 @@ use crate::{ExpertWeights, SoftmaxRouterArgs, TopKRoutes};
 
 static FUSED_DECODE: KernelSource = kernel_source!("moe_fused_decode/moe_fused_decode.hip");
 
-/// Number of rows of W per strip, the unit in which W is divided among blocks.
+/// Number of rows of W per strip. A strip is the smallest range of rows that a block processes.
 const STRIP_ROWS: usize = 16;
 /// Number of rows of x in the smallest tile.
 const MIN_TILE_ROWS: usize = 16;

@@ -56,8 +56,8 @@ impl GpuBackend {
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the plain kernel, which supports every type and size. `first`: true for the gate and up
-    /// projection, false for the down projection.
+    /// Launches the unoptimised kernel `moe_plain`, which supports every type and size. `first`: true for the
+    /// gate and up projection, false for the down projection.
     pub(super) fn moe_gemm_plain(
         &self,
         s: &DeviceStream,

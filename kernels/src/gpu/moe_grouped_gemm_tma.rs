@@ -21,7 +21,8 @@ const PACK_THREADS: u32 = 256;
 const ROW_BYTES: usize = 128;
 /// Bytes that one thread of the packing kernels copies.
 const VECTOR_BYTES: usize = 16;
-/// Minimum number of rows of W per fp8 scale that the kernel supports: the rows of a strip.
+/// Minimum number of rows of W per fp8 scale that the kernel supports: the 16 rows of a strip, for which the
+/// kernel uses one scale.
 const MIN_UNIT: usize = 16;
 /// Minimum number of ring-buffer stages: one is consumed while the next is loaded.
 const MIN_STAGES: usize = 2;
@@ -51,10 +52,10 @@ pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, weig
 pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, weight_rows: 256 };
 
 impl GroupedGemmTile {
-    /// Returns the tile to use for weights of type `weights`. fp8 does not use the small tile, because its
-    /// MMAs take longer than the loads of a stage (3.1 instead of 4.2 TB/s on an H200). The large tile has
-    /// fewer rows in fp8, because registers have the unscaled sum of a scale block in addition to the
-    /// accumulators.
+    /// Returns the tile to use for weights of type `weights`. fp8 weights do not use the small tile, because
+    /// with it the MMAs of a stage take longer than its loads: weights are read at 3.1 instead of 4.2 TB/s on
+    /// an H200. In fp8 the large tile has fewer rows of x, because registers are also needed for the unscaled
+    /// sum of a scale block.
     pub(super) fn for_dtype(self, weights: DType) -> Self {
         match self {
             TILE_LARGE if weights == DType::F8E4M3 => Self { rows: 64, ..TILE_LARGE },

@@ -13,7 +13,7 @@ static ONE_SHOT_ALL_REDUCE: KernelSource =
 const NORM_KERNEL: &str = "one_shot_all_reduce_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
-/// Maximum number of groups of eight columns per thread of the fused all-reduce and norm kernel.
+/// Maximum number of groups of eight columns that a thread of the fused all-reduce and norm kernel processes.
 const EIGHTS_PER_THREAD: usize = 2;
 
 impl OneShotAllReduce<'_> {

@@ -9,7 +9,8 @@ use crate::{GpuKernel, QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatu
 
 static QK_NORM: KernelSource = kernel_source!("qk_norm/qk_norm.hip");
 
-/// Number of threads per block of the sums of squares. It does not depend on the batch, so each sum has one order.
+/// Number of threads per block of the kernel that computes sums of squares. It is constant, so the order of
+/// additions does not depend on the batch.
 const SUM_THREADS: u32 = 256;
 
 impl GpuBackend {

@@ -26,7 +26,7 @@ pub(super) const PICK_THREADS: u32 = 512;
 const VERIFY_THREADS: u32 = 256;
 const MAX_VOCABULARY: usize = 128 * CHUNK;
 pub(super) const MAX_TOP: usize = 1024;
-/// Size in bytes of a `ChunkRecord`, the statistics of one chunk of a logits row.
+/// Size in bytes of a `ChunkRecord` (sample/chunk.h): the statistics of one chunk of a logits row.
 const RECORD_BYTES: usize = 32;
 /// Target number of blocks per SM of the scan kernel; with more logits rows, a block scans several chunks.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 32;

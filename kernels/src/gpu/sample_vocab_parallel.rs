@@ -15,7 +15,8 @@ const KERNEL: &str = "sample_vocab_parallel";
 /// Maximum number of candidate tokens that a rank sends per row. Message sizes do not depend on sampling
 /// parameters, so the message of every row has space for all candidates: 528 bytes per row and rank.
 const CANDIDATES: usize = 64;
-/// Minimum number of shard columns per candidate: limits the number of candidates in small shards.
+/// Minimum number of columns of the vocabulary shard per candidate token: in a small shard, at most one in
+/// this many columns is sent as a candidate.
 const IDS_PER_CANDIDATE: usize = 8;
 /// Number of 64-bit words before the candidate list of a row; must match `LISTED_FROM` in
 /// `csrc/sample_vocab_parallel`.

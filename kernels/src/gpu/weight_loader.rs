@@ -1,9 +1,9 @@
 //! Parallel weight loader: writes weight matrices to the device, row-major as checkpoints store them.
 //!
-//! Each reader thread converts a run of rows into one of its two pinned chunks and starts an asynchronous
-//! copy to the device; while the copy is in flight it fills the other chunk. Copies run on a separate stream,
-//! and the stream of the steps waits for them on the device: `pack` returns when the last byte has been read
-//! from the host matrix, before the copies have completed.
+//! Each reader thread converts some successive rows (a run) into one of its two pinned chunks, and starts an
+//! asynchronous copy of the chunk to the device; while the copy is in flight, the thread fills the other
+//! chunk. Copies run on a separate stream, and the stream of the steps waits for them on the device: `pack`
+//! returns when the last byte has been read from the host matrix, before the copies have completed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,6 @@ use device::gpu::{GpuError, GpuFence, GpuRuntime, memory};
 use device::{Buffer, DType, DeviceError, DeviceStream, ThreadPool};
 
 use super::convert::convert;
-use super::fp8;
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix};
 
@@ -21,7 +20,7 @@ const COPY_STREAM: DeviceStream = DeviceStream(1);
 /// Size of a pinned chunk in bytes: large enough to saturate the link to the device, small enough that all
 /// reader threads have work.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Minimum size in bytes of a run of rows that one thread converts at a time.
+/// Minimum size in bytes of the successive rows (a run) that one thread converts at a time.
 const MIN_RUN_BYTES: usize = 256 << 10;
 const KERNEL: &str = "pack";
 /// Maximum number of threads per device that convert weights and start their copies.
@@ -59,10 +58,11 @@ struct WeightRowRange {
 }
 
 impl GpuBackend {
-    /// Packs `parts`, stacked by rows, as one matrix. fp8 parts stay fp8 if kernels support their scales and
-    /// `dtype` is the 16-bit type.
+    /// Stacks the matrices `parts` by rows and packs them as one matrix. fp8 matrices stay fp8 if the kernels
+    /// support their scales and `dtype` is the 16-bit type of the device; otherwise the elements are
+    /// converted to `dtype`.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
-        match fp8::scale_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
+        match self.linear_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
             Some(grid) => self.load_fp8(parts, grid),
             None => self.load_float(parts, dtype),
         }
@@ -198,7 +198,8 @@ impl Drop for PinnedChunk {
     }
 }
 
-/// Divides the rows of all parts into runs of about equal size, so that all reader threads have work.
+/// Divides the rows of all `parts` into runs (successive rows of one matrix) of about equal size, so that all
+/// reader threads have work.
 fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<WeightRowRange> {
     let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
     let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();

@@ -12,8 +12,9 @@ pub struct OneShotAllReduce<'a> {
     pub peers: &'a PeerMemoryView,
 }
 
-/// Adds the sum of `delta` over the ranks to `x`, then computes `y = rms_norm(x)`, rounded as by two separate
-/// ops. [`fits`](Self::fits) gives the supported shapes.
+/// Adds the sum of `delta` over the ranks to `x`, then computes `y = rms_norm(x)`. Results are rounded as by
+/// an all-reduce followed by [`AddRmsNorm`](crate::AddRmsNorm). [`fits`](Self::fits) gives the supported
+/// shapes.
 #[derive(Debug)]
 pub struct OneShotAllReduceNorm<'a> {
     /// Output of the norm, `[tokens, hidden_size]`.

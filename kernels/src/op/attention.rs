@@ -30,7 +30,7 @@ pub struct PagedAttention<'a> {
     pub args: &'a PagedAttentionArgs<'a>,
 }
 
-/// [`QkNormRopeKvWrite`], followed by [`PagedAttention`] of the resulting queries, in one launch, for rows of
+/// Runs [`QkNormRopeKvWrite`], then [`PagedAttention`] on the resulting queries, in one launch, for rows of
 /// one token each. GPU only; [`RopeAttention::supports`] gives the supported shapes.
 #[derive(Debug)]
 pub struct RopeAttention<'a> {

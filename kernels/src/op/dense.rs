@@ -18,8 +18,8 @@ pub struct TokenEmbedding<'a> {
     pub first: usize,
 }
 
-/// [`TokenEmbedding`] from a packed matrix: an embedding that is tied to the LM head is stored only once,
-/// packed.
+/// [`TokenEmbedding`] with a packed table: if the embedding is tied to the LM head, the weights are stored
+/// only once, in packed form.
 #[derive(Debug)]
 pub struct PackedEmbedding<'a> {
     /// Embeddings, `[tokens, hidden_size]`.
@@ -82,7 +82,7 @@ pub struct TensorAdd<'a> {
     pub b: MatRef<'a>,
 }
 
-/// Soft-capping of attention logits or final logits, `x = cap · tanh(x / cap)` in place (Gemma 2, arXiv
+/// Soft-caps attention logits or final logits, `x = cap · tanh(x / cap)`, in place (Gemma 2, arXiv
 /// 2408.00118, section 2). No served model uses it today.
 #[derive(Debug)]
 pub struct LogitSoftcap<'a> {

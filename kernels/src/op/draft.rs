@@ -6,9 +6,9 @@ use device::{MatMut, MatRef};
 use crate::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use crate::{AllGatherFn, VocabShard};
 
-/// Prepares the inputs of pass `pass` of a draft model, one token for each row of the step: the newest token
-/// of the row, known or drafted. Rows with at most `pass` draft tokens are padding: token id 0, context
-/// length 0 and KV slot −1.
+/// Prepares the inputs of pass `pass` of a draft model, one token for each row of the step: in pass 0 the
+/// newest known token of the row, later the draft token of the previous pass. Rows that propose at most
+/// `pass` draft tokens become padding rows in this pass: token id 0, context length 0 and KV slot −1.
 #[derive(Debug)]
 pub struct DraftPassPreparation<'a, 'b> {
     /// Staged inputs of the step.
@@ -21,15 +21,15 @@ pub struct DraftPassPreparation<'a, 'b> {
 }
 
 /// Gathers the hidden states that a draft model combines with its input tokens: the state of the token before
-/// each input token. Inputs are the first tokens of the first `rows` rows of a stage, or with `hidden` all
-/// tokens of these rows.
+/// each input token. The input tokens are the first tokens of the first `rows` draft rows of a stage (the
+/// staged inputs of a step), or with `hidden` all tokens of these rows.
 #[derive(Debug)]
 pub struct DraftHiddenStateGather<'a> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Number of rows to process: the first `rows` records in the draft rows region of the stage.
+    /// Number of draft rows to process: the first `rows` entries of the draft rows in `stage`.
     pub rows: usize,
     /// Gathered hidden states: `[rows, hidden_size]`, or `[tokens, hidden_size]` with `hidden`.
     pub y: MatMut<'a>,
@@ -39,8 +39,8 @@ pub struct DraftHiddenStateGather<'a> {
     pub states: &'a DraftHiddenStates<'a>,
 }
 
-/// Stores hidden states of a step for later steps: for each row, the states that the next step of the request
-/// starts from, and the state of the last token of each full KV block.
+/// Stores hidden states of a step for later steps: for each row, the states of the newest tokens, which the
+/// next step of the request needs, and the state of the last token of each full KV block.
 #[derive(Debug)]
 pub struct DraftHiddenStateWrite<'a, 'b> {
     /// Staged inputs of the step.
@@ -51,7 +51,7 @@ pub struct DraftHiddenStateWrite<'a, 'b> {
     pub states: &'a mut DraftHiddenStates<'b>,
     /// Hidden states of the tokens of the step, `[tokens, hidden_size]`.
     pub hidden: MatRef<'a>,
-    /// Number of rows to process: the first `rows` records in the draft rows region of the stage.
+    /// Number of draft rows to process: the first `rows` entries of the draft rows in `stage`.
     pub rows: usize,
     /// Block tables by sequence slot; i32 `[sequence_slots, blocks]`.
     pub tables: MatRef<'a>,
@@ -73,8 +73,9 @@ pub struct DraftArgmax<'a> {
     pub logits: MatRef<'a>,
 }
 
-/// [`DraftArgmax`] for a vocab-parallel LM head, where every rank has the logits of a vocabulary shard: the
-/// ranks gather one candidate per row, and all of them select the argmax of the whole row.
+/// [`DraftArgmax`] for a vocab-parallel LM head, where every rank has the logits of a vocabulary shard: each
+/// rank sends the largest logit of its shard and the token id of that logit for each row in an all-gather,
+/// and every rank then selects the argmax of the whole row.
 ///
 /// Errors: [`DeviceError::PeerRanksFailed`](device::DeviceError::PeerRanksFailed) if `gather` fails.
 pub struct VocabParallelDraftArgmax<'a, 'b> {
@@ -115,7 +116,7 @@ pub struct DraftInsertion<'a> {
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Number of rows to process: the first `rows` records in the draft rows region of the stage.
+    /// Number of draft rows to process: the first `rows` entries of the draft rows in `stage`.
     pub rows: usize,
     /// Token ids of the step, which the target model verifies; i32 `[1, tokens]`.
     pub ids: MatMut<'a>,

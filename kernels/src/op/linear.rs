@@ -31,8 +31,9 @@ pub struct FusedLinear<'a> {
     pub fusion: &'a LinearFusion<'a>,
 }
 
-/// [`Linear`] on the output of `prologue`, which is not written to memory in the activation type. GPU only;
-/// [`PrologueLinear::supports`] gives the supported shapes.
+/// [`Linear`] applied to the output of the op `prologue`, in one op: the prologue output is quantised
+/// directly instead of being written to memory in the activation type. GPU only; [`PrologueLinear::supports`]
+/// gives the supported shapes.
 #[derive(Debug)]
 pub struct PrologueLinear<'a> {
     /// Output, `[tokens, outputs]`.

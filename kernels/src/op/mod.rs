@@ -1,8 +1,9 @@
 //! Ops: one struct per computation, with named arguments. `backend.launch(stream, op)` runs an op.
 //!
-//! Every output element is one sum in fixed order: the result of a row depends neither on other rows, nor on
-//! how its prompt was divided into prefill chunks, nor on the number of threads. Sums, norms, softmax and
-//! rotations are computed in f32; a result is rounded once, when it is stored.
+//! Every output element is one sum in a fixed order of additions. The result of a row therefore depends
+//! neither on other rows, nor on how its prompt was divided into prefill chunks, nor on the number of
+//! threads. Sums, norms, softmax and rotations are computed in f32; a result is rounded once, when it is
+//! stored.
 //!
 //! To add an op, write its struct here, `impl CpuKernel` in `cpu/`, `impl GpuKernel` in `gpu/`, its device
 //! code in `csrc/`, and the code in the crate `ops` that launches it.

@@ -53,8 +53,9 @@ pub struct FusedMoe<'a, 'b> {
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// Maps logical experts to physical experts by the EPLB map. If an expert has several replicas, the position
-/// of the token selects one of them.
+/// Replaces logical expert ids by physical expert ids, according to the EPLB (expert parallelism load
+/// balancer) map. If an expert has several replicas (physical experts), the position of the token selects one
+/// of them.
 ///
 /// Errors on the CPU: a token or an expert does not exist. On GPUs such an expert becomes −1, which no rank
 /// computes.
@@ -71,9 +72,10 @@ pub struct ExpertPlacementLookup<'a> {
     pub placement: MatRef<'a>,
 }
 
-/// Lists the tokens to send to each EP rank: each token that selected an expert of that rank, once. `tokens`
-/// has the tokens for rank 0 in ascending order, then those for rank 1, and so on; `counts` has the number of
-/// tokens per rank. `token_rows` has the index of each token's entry in `tokens` for each rank, or −1.
+/// Lists the tokens to send to each EP rank: every token that selected at least one expert of the rank is
+/// listed once. `tokens` has the tokens for rank 0 in ascending order, then the tokens for rank 1, and so on;
+/// `counts` has the number of tokens per rank. `token_rows` has the index of each token's entry in `tokens`
+/// for each rank, or −1.
 #[derive(Debug)]
 pub struct MoeDispatchLayout<'a> {
     /// Indices of the tokens to send, grouped by destination rank; i32 `[1, ranks · tokens]`.
@@ -88,8 +90,8 @@ pub struct MoeDispatchLayout<'a> {
     pub layout: &'a ExpertParallelLayout,
 }
 
-/// Sums the expert outputs that the EP ranks returned: `y[t]` is the sum of the rows `token_rows[t]` of `x`
-/// in that order, in f32, rounded once; an entry −1 adds nothing.
+/// Sums the expert outputs that the EP ranks returned: `y[t]` is the sum of the rows of `x` with indices
+/// `token_rows[t]`, added in this order in f32 and rounded once. An index of −1 is skipped.
 #[derive(Debug)]
 pub struct MoeCombine<'a> {
     /// Combined outputs, `[tokens, hidden_size]`.

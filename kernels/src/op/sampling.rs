@@ -5,10 +5,10 @@ use device::MatRef;
 use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StagingBufferView};
 use crate::{AllGatherFn, VocabShard};
 
-/// Samples a token for each logits row of a stage; logits rows after those of the stage are padding. A
-/// sampled token becomes the latest token of its sequence slot, and is appended to the token history if a
-/// sampling rule reads the history. A draft token is accepted if it equals the sampled token, or at random
-/// (synthetic acceptance). The result of a row depends on that row and its sequence slot alone.
+/// Samples a token for each logits row of a stage (the staged inputs of a step); further logits rows are
+/// padding. A sampled token becomes the latest token of its sequence slot, and is appended to the token
+/// history if a sampling rule reads the history. A draft token is accepted if it equals the sampled token, or
+/// at random (synthetic acceptance). The result of a row depends on that row and its sequence slot alone.
 #[derive(Debug)]
 pub struct RowSampling<'a, 's, 'o> {
     /// Logits; f32 `[logits_rows, vocab_size]`.

@@ -56,25 +56,26 @@ pub struct StagingHeader {
     pub words: u32,
     /// Number of records in the logit edits region.
     pub edits: u32,
-    /// Offset of the rows region.
+    /// Offset of the rows region from the start of the stage, in bytes.
     pub rows_at: u32,
-    /// Offset of the logits rows region.
+    /// Offset of the logits rows region from the start of the stage, in bytes.
     pub logits_rows_at: u32,
-    /// Offset of the region of sequence slot initialisations.
+    /// Offset of the region of sequence slot initialisations from the start of the stage, in bytes.
     pub inits_at: u32,
-    /// Offset of the words region.
+    /// Offset of the words region from the start of the stage, in bytes.
     pub words_at: u32,
-    /// Offset of the logit edits region.
+    /// Offset of the logit edits region from the start of the stage, in bytes.
     pub edits_at: u32,
     /// Number of tokens of the step.
     pub tokens: u32,
     /// Number of records in the draft rows region.
     pub drafts: u32,
-    /// Offset of the draft rows region.
+    /// Offset of the draft rows region from the start of the stage, in bytes.
     pub drafts_at: u32,
-    /// Offset of the row facts region, which has the [`RowMetadataField`]s of each row, one row after the other.
+    /// Offset of the row facts region from the start of the stage, in bytes. The region has the values of all
+    /// [`RowMetadataField`]s of row 0, then those of row 1, and so on.
     pub facts_at: u32,
-    /// Number of row facts (32-bit words) per row.
+    /// Number of row facts ([`RowMetadataField`] values, one 32-bit word each) per row.
     pub facts_per_row: u32,
     /// Reserved; zero.
     pub reserved: u32,
@@ -93,9 +94,9 @@ pub struct StagedStepRow {
     pub len: i32,
     /// Index of the first token of the row in the step.
     pub token: i32,
-    /// Index of the first token id in the words region. −1 − n = the row begins n positions after the latest
-    /// token of the sequence slot; all ids of the row are then the id of that token, until draft tokens are
-    /// inserted.
+    /// Index of the first token id in the words region. A negative value −1 − n means that the row begins n
+    /// positions after the latest token of the sequence slot; all token ids of the row are then the id of the
+    /// latest token, until draft tokens are inserted.
     pub ids: i32,
     /// Index of the first block table entry that is replaced.
     pub table_from: i32,
@@ -135,8 +136,8 @@ pub struct StagedLogitsRow {
     pub token: i32,
     /// Sequence slot of the request, which has the sampling parameters.
     pub seq_slot: i32,
-    /// Number of draft tokens of the row before the sample position. The sampled token is valid only if all
-    /// of them are accepted.
+    /// Number of draft tokens of the row at positions before the sample position. The sampled token is valid
+    /// only if all of these draft tokens are accepted.
     pub draft_index: i32,
     /// 1 = the next token of the step is a draft token at the sample position, which is verified; 0 = there
     /// is no such draft token.
@@ -152,8 +153,8 @@ pub struct StagedLogitsRow {
     /// Index of the grammar bitmask of the sample position in the words region. It replaces the bitmask of
     /// the sequence slot.
     pub mask_at: i32,
-    /// Number of words of that bitmask, `ceil(vocab_size / 32)`; 0 = the sample position has no bitmask of
-    /// its own.
+    /// Number of 32-bit words of the grammar bitmask at `mask_at`, `ceil(vocab_size / 32)`; 0 = there is no
+    /// grammar bitmask for this sample position, and the bitmask of the sequence slot applies.
     pub mask_words: i32,
 }
 
@@ -251,7 +252,8 @@ pub struct SampledToken {
     pub token: i32,
     /// [`SAMPLE_OK`], [`SAMPLE_DRAFT_ACCEPTED`], [`SAMPLE_NON_FINITE`] or [`SAMPLE_ALL_MASKED`].
     pub status: u32,
-    /// Log-probability of the token under the raw logits, if requested.
+    /// Log-probability of the token, computed from the raw logits (before edits and temperature), if
+    /// requested.
     pub logprob: f32,
     /// Rank of the token among all token ids by logit, from 1, if requested.
     pub rank: u32,
@@ -263,8 +265,9 @@ pub const SAMPLE_OK: u32 = 0;
 pub const SAMPLE_NON_FINITE: u32 = 1;
 /// Status: the sampling rules mask every token id.
 pub const SAMPLE_ALL_MASKED: u32 = 2;
-/// Status: a token was sampled and its draft token is accepted: both are equal, or the synthetic acceptance
-/// rate accepts the draft token, which then replaces the sampled token.
+/// Status: a token was sampled, and the draft token at its position is accepted. Either the two tokens are
+/// equal, or synthetic acceptance accepts the draft token at random; the draft token then replaces the
+/// sampled token.
 pub const SAMPLE_DRAFT_ACCEPTED: u32 = 3;
 
 /// A stage on the device, and the numbers of rows, tokens and logits rows to prepare from it.
@@ -272,13 +275,14 @@ pub const SAMPLE_DRAFT_ACCEPTED: u32 = 3;
 pub struct StagingBufferView<'a> {
     /// Bytes of the stage as 32-bit words, beginning with the header; i32 `[1, words]`.
     pub bytes: MatRef<'a>,
-    /// Number of rows to prepare: those of the stage, or more for a captured graph with a fixed number of
-    /// rows. Rows after those of the stage are padding: they have no tokens and context length 0.
+    /// Number of rows to prepare: the number of rows in the stage, or more for a captured graph with a fixed
+    /// number of rows. Rows after those of the stage are padding: they have no tokens and context length 0.
     pub rows: usize,
-    /// Number of tokens to prepare: those of the stage, or more for a captured graph. Padding tokens get id
-    /// 0, position 0 and KV slot −1.
+    /// Number of tokens to prepare: the number of tokens in the stage, or more for a captured graph with a
+    /// fixed number of tokens. Padding tokens get id 0, position 0 and KV slot −1.
     pub tokens: usize,
-    /// Number of logits rows to prepare: those of the stage, or more for a captured graph.
+    /// Number of logits rows to prepare: the number of logits rows in the stage, or more for a captured graph
+    /// with a fixed number of logits rows.
     pub logits_rows: usize,
 }
 
@@ -338,9 +342,11 @@ pub enum DraftVerification {
     MatchSampled,
     /// Draft tokens are accepted at random with fixed probabilities, for benchmarks.
     Synthetic {
-        /// Probability of the first draft token of a row in thousandths; values above 1000 are certain.
+        /// Acceptance probability of the first draft token of a row, in thousandths; from 1000 on the draft
+        /// token is always accepted.
         per_mille: u16,
-        /// Thousandths by which the probability decreases from each draft token of a row to the next.
+        /// Acceptance probability is reduced by this amount, in thousandths (absolute), from each draft token
+        /// of a row to the next.
         decrease: u16,
     },
 }
@@ -387,8 +393,8 @@ pub struct DraftPassArgs<'a> {
 #[derive(Debug)]
 pub struct DraftHiddenStates<'a> {
     /// Hidden states of the newest tokens of each sequence slot, `[sequence_slots · states_per_slot,
-    /// hidden_size]`: of the token before the newest known token (if any), of the newest known token, and of
-    /// the draft tokens after it.
+    /// hidden_size]`: those of the token before the newest known token (if there is one), of the newest known
+    /// token, and of the draft tokens that follow the newest known token.
     pub slot_states: MatMut<'a>,
     /// Position of the first stored hidden state of each sequence slot; i32 `[1, sequence_slots]`.
     pub first_positions: MatMut<'a>,
@@ -403,7 +409,8 @@ pub struct DraftHiddenStates<'a> {
 pub struct SamplerOutputArrays<'a> {
     /// [`SampledToken`] records as 32-bit words; i32 `[logits_rows, 4]`.
     pub sampled: MatMut<'a>,
-    /// Ids of the most likely tokens in descending order, as many as requested; i32 `[logits_rows, max_top]`.
+    /// Ids of the most likely tokens in descending order of probability; each row has as many ids as its
+    /// request specifies; i32 `[logits_rows, max_top]`.
     pub top_ids: MatMut<'a>,
     /// Log-probabilities of `top_ids`; f32 `[logits_rows, max_top]`.
     pub top_logprobs: MatMut<'a>,

@@ -1,10 +1,10 @@
-//! Row facts: per-row inputs of kernels in addition to tokens and block tables. They are declared here,
-//! computed by the executor (table in `executor/src/step/row_facts.rs`), and written by
+//! Row facts: values for each row of a step that kernels read in addition to tokens and block tables. They
+//! are declared here, computed by the executor (table in `executor/src/step/row_facts.rs`), and written by
 //! [`StepPreparation`](crate::StepPreparation) to an array i32 `[facts, rows]`.
 
-/// Field of the per-row inputs (row facts) of kernels. Its discriminant is its row index in their array.
-/// All fields of padding rows are 0, which is also a valid sequence slot: a kernel that writes by sequence
-/// slot recognises padding rows by their context length of 0.
+/// A row fact: a value for each row of a step that kernels read. The discriminant of a field is its row index
+/// in the array `[facts, rows]`. All fields of padding rows are 0, which is also a valid sequence slot: a
+/// kernel that writes by sequence slot recognises padding rows by their context length of 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum RowMetadataField {

@@ -20,14 +20,15 @@ pub struct StagingBuffer {
     pub logits_rows: Vec<StagedLogitsRow>,
     /// Initialisations of sequence slots for new requests.
     pub inits: Vec<StagedSequenceInit>,
-    /// 32-bit words that other records refer to by index: token ids, block ids, token histories and grammar
-    /// bitmasks.
+    /// 32-bit words to which the records of the other regions refer by index: token ids, block ids, token
+    /// histories and bitmasks of allowed tokens.
     pub words: Vec<i32>,
-    /// Conditional or unconditional changes of logits.
+    /// Conditional or unconditional changes of logits before sampling.
     pub edits: Vec<StagedLogitEdit>,
     /// Input rows of draft models.
     pub drafts: Vec<StagedDraftRow>,
-    /// [`RowMetadataField`]s of each row, one row after the other; missing facts are written as zeros.
+    /// Row facts: the values of all [`RowMetadataField`]s of row 0, then those of row 1, and so on. Missing
+    /// values are written as zeros.
     pub facts: Vec<i32>,
     /// Number of tokens of the step.
     pub tokens: usize,
@@ -115,7 +116,7 @@ fn bytes_of<R: StagedRecord>(records: &[R]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(records.as_ptr().cast(), size_of_val(records)) }
 }
 
-/// A stage as the CPU backend reads it: the records of each region.
+/// View of a stage (the staged inputs of a step) for the CPU backend: the records of each region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StagingReader<'a> {
     pub(crate) rows: &'a [StagedStepRow],

@@ -1,5 +1,5 @@
-//! KV write and paged attention on the CPU: mixed rows, random block tables, several GQA ratios and block
-//! sizes.
+//! KV write and paged attention on the CPU: prefill and decode rows in one step, random block tables, several
+//! GQA ratios and block sizes.
 
 use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
@@ -389,7 +389,8 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
     }
 }
 
-/// Checks that NaN left in a block by its previous request does not affect another request.
+/// Checks that NaNs that the previous request left in a KV block do not affect the next request that uses the
+/// block.
 fn check_stale<T: CpuTestFloat>() {
     for device in devices(2) {
         let case =
@@ -444,8 +445,8 @@ fn a_pool_in_fp8_serves_every_model_type() {
     }
 }
 
-/// Inputs of a KV write without rotation: four tokens of two query heads and two KV heads of 16 channels, for
-/// a pool of three blocks.
+/// Inputs of a KV write without RoPE: four tokens of two query heads and two KV heads of 16 channels, for a
+/// pool of three blocks.
 struct KvWriteCase<T> {
     layout: KvLayout,
     qkv: Vec<T>,
@@ -496,7 +497,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
         device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
     }
 
-    /// Writes the keys and values that `store` is expected to write to `pool`, the bytes of a KV pool.
+    /// Writes to `pool` (the bytes of a KV pool) the keys and values that `store` is expected to write.
     fn expect(&self, pool: &mut [u8], slots: [i64; 4]) {
         let size = T::DTYPE.bytes();
         for (t, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {

@@ -1,4 +1,5 @@
-//! GEMMs of the CPU over odd shapes, and their independence of batch, threads and tile sizes.
+//! GEMMs of the CPU for shapes that are no multiples of tile sizes, and their independence of batch, threads
+//! and tile sizes.
 
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
@@ -147,8 +148,8 @@ fn logits_are_not_rounded_and_routers_widen() {
     check_logits::<f16>();
 }
 
-/// A GEMM of f16 numbers equals that of the same numbers in f32 bit for bit, including subnormal, large and
-/// infinite numbers.
+/// A GEMM of f16 numbers gives the same bits as a GEMM of the same numbers in f32, including subnormal, large
+/// and infinite numbers.
 #[test]
 fn half_weights_give_the_bits_of_f32_weights() {
     let (rows, n, k) = (13, 70, 37);

@@ -1,5 +1,5 @@
-//! Compares every CPU kernel of every instruction set with a plain f64 reference, over odd shapes, and checks
-//! batch invariance: a row's result depends only on that row.
+//! Compares every CPU kernel of every instruction set with a simple f64 reference, for shapes that are no
+//! multiples of tile sizes, and checks batch invariance: a row's result depends only on that row.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 

@@ -1,5 +1,5 @@
-//! MLA on the CPU: the absorbed and the non-absorbed form against the formula in f64, for rows of few and of
-//! many tokens and random block tables.
+//! MLA on the CPU: the absorbed and the non-absorbed form against the formula in f64, for rows with few and
+//! with many tokens, with random block tables.
 
 use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::cpu::CpuBackend;

@@ -26,7 +26,7 @@ fn norms<T: CpuTestFloat>() {
             for (part, weight) in parts {
                 let sum: f64 = part.iter().map(square).sum();
                 expected_sums.push(sum);
-                // The sums of two equal ranks.
+                // The mean over all ranks: both ranks have equal inputs, so the sum of squares doubles.
                 let mean = 2.0 * sum / (RANKS * part.len()) as f64;
                 let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
                 let normed = |(x, w): (&T, &T)| f64::from(w.value()) * f64::from(x.value()) * scale;

@@ -292,8 +292,8 @@ fn routing_takes_the_lower_index_among_equals() {
     }
 }
 
-/// Routes a token with grouped top-k: the scores of the six experts in three groups are 0.9 and 0.1, 0.6 and
-/// 0.5, 0.8 and 0.2.
+/// Routes a token with grouped top-k. The six experts are in three groups of two, with the scores (0.9, 0.1),
+/// (0.6, 0.5) and (0.8, 0.2).
 #[test]
 fn expert_groups_are_chosen_before_experts() {
     let scores = [0.9f32, 0.1, 0.6, 0.5, 0.8, 0.2];
@@ -362,7 +362,8 @@ fn expert_groups_are_chosen_before_experts() {
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
         }
-        // Two shared experts are appended to the chosen ones; the load counters do not count them.
+        // Two shared experts are appended to the routed experts of the token; the load counters do not count
+        // them.
         let rule = RouterRuleArgs { renormalise: true, scale: 1.7, shared: 2, ..plain };
         let (mut experts, mut weights, mut counted) = ([0i32; 4], [0f32; 4], [0i32; 6]);
         let (out, out_weights) =
@@ -489,7 +490,8 @@ fn tokens_are_dispatched_once_per_target_rank() {
     // tokens as one of these.
     let layout =
         ExpertParallelLayout { experts_per_rank: 2, ranks: 3, rank_stride: 2, rank_offset: 1 };
-    // Ranks of each token's experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, out of range.
+    // Two experts per token. Their ranks: 0 and 1; 3 and 3; 5 and 1; none and 2; none and 5; both out of
+    // range. Experts on ranks 0 and 2 are ignored.
     let experts = [1, 2, 6, 7, 11, 3, -1, 4, -1, 10, 12, 99];
     for device in devices(2) {
         let mut tokens = [-7; 18];
@@ -563,7 +565,8 @@ fn combine_sums_rows_in_the_given_order() {
     combine_sums::<f16>();
 }
 
-/// Compares the expert MLPs with the formula, and a token's result in a batch with that of the token alone.
+/// Compares the expert MLPs with the formula, and a token's result in a batch with the result of the token
+/// alone.
 fn experts<T: CpuTestFloat>() {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
     let mut numbers = SeededNumbers::new(21);

@@ -49,7 +49,8 @@ impl AttentionBugCase {
         Self { inputs, want }
     }
 
-    /// Launches 256 threads and returns the largest error of the output; infinite for NaN.
+    /// Launches the attention kernel with 256 threads and returns the largest error of the output; infinity
+    /// if an output is NaN.
     pub(crate) fn error(&self, gpu: &EmulatedGpu, kernel: DriverPtr, waves: u32) -> f64 {
         let out = gpu.alloc(4 * LENS.len() * D);
         let [q, keys, vals, table, lens] = self.inputs.map(KernelArg::At);
@@ -70,7 +71,8 @@ impl AttentionBugCase {
 
 pub(crate) const ROWS: &str = include_str!("kernels/rows.hip");
 pub(crate) const ATTENTION: &str = include_str!("kernels/attention.hip");
-/// For both warp sizes: the compiler option, and the number of warps in 256 threads.
+/// For each of the two warp sizes: the compiler option that selects it, and the number of warps in 256
+/// threads.
 pub(crate) const WARPS: [(&str, u32); 2] = [("-DWARP_SIZE=64", 4), ("-DWARP_SIZE=32", 8)];
 const COLS: usize = 777;
 

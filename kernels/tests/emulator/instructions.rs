@@ -195,7 +195,7 @@ const CONTROLS: &[DppControl] = &[
 
 #[test]
 fn dpp_reads_the_lane_of_its_control() {
-    // The row mask disables rows 1 and 3.
+    // The row mask disables the DPP rows (groups of 16 lanes) 1 and 3.
     let statement = |(i, control): (usize, &DppControl)| {
         format!(
             "    r = 1000;\n    asm volatile(\"s_nop 1\\n v_mov_b32_dpp %0, %1 {} row_mask:0x5 \

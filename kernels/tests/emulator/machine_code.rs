@@ -56,7 +56,8 @@ impl MachineCodeGpu {
 /// Length of the arrays of `product`: not a multiple of 64.
 pub(crate) const PRODUCTS: usize = 100;
 
-/// Launches `product` for `PRODUCTS` elements and returns whether the launch succeeded and all are right.
+/// Launches `product` for `PRODUCTS` elements and returns whether the launch succeeded and all products are
+/// right.
 pub(crate) fn products_are_right(gpu: &EmulatedGpu, kernel: DriverPtr) -> bool {
     let (a, b) = (values(PRODUCTS), values(2 * PRODUCTS).split_off(PRODUCTS));
     let y = gpu.alloc(4 * PRODUCTS);

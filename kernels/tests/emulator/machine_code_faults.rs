@@ -21,7 +21,7 @@ pub(crate) fn edit_disassembly(image: &[u8], from: &str, to: &str, index: usize)
     image
 }
 
-/// Returns how often `text` occurs in an image.
+/// Returns the number of occurrences of `text` in an image.
 fn occurrences(image: &[u8], text: &str) -> usize {
     image.windows(text.len()).filter(|window| *window == text.as_bytes()).count()
 }

@@ -169,7 +169,7 @@ fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
     if fnuz && bits == 0 { 0 } else { bits | sign }
 }
 
-/// Runs `fp8_numbers` and returns the first conversion that differs from the CPU's.
+/// Runs `fp8_numbers` and returns the first conversion that differs from the conversion on the CPU.
 pub(crate) fn fp8_mismatch(gpu: &EmulatedGpu, kernel: DriverPtr, fnuz: bool) -> Option<String> {
     let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
     // Tests every fp8 number, the midpoints of adjacent numbers, and values beyond the largest.

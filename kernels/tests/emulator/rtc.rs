@@ -1,5 +1,5 @@
-//! The emulated run-time compiler: errors with the caller's file names and lines, options, and the visible
-//! symbols of a module.
+//! The emulated run-time compiler: error messages with the file names and lines of the caller's source,
+//! compiler options, and the visible symbols of a module.
 
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 use crate::injected_bugs::ROWS;

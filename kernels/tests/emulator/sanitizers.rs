@@ -1,5 +1,6 @@
 //! Kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer: correct kernels
-//! give no report, and bugs that give correct values are detected. Skipped if the compiler has no sanitizers.
+//! give no report, and bugs that do not change the results are detected. Skipped if the compiler has no
+//! sanitizers.
 
 use crate::child_process::{KernelSanitizer, passed, sanitized, text};
 use crate::correct_kernels::values;

@@ -32,8 +32,8 @@ impl NarrowFloatFormat {
         }
     }
 
-    /// Returns the index k of element `i` of a lane. A lane has two runs of 16 consecutive k in fp8, and one
-    /// run of 32 in fp4.
+    /// Returns the K index of element `i` of a lane. In fp8 a lane has two ranges of 16 consecutive K
+    /// indices; in fp4 it has one range of 32.
     fn k(self, lane: usize, i: usize) -> usize {
         match self {
             Self::Fp8 => i / 16 * 64 + lane / SIDE * 16 + i % 16,
@@ -58,13 +58,14 @@ impl ScaledOperand {
         Self { format, codes, scales }
     }
 
-    /// Returns the value of element `k` of a line.
+    /// Returns the value of element `k` of a line (a row of A or a column of B), multiplied by its block
+    /// scale.
     fn value(&self, line: usize, k: usize) -> f64 {
         let scale = f64::from(self.scales[line * 4 + k / 32]) - 127.0;
         self.format.value(self.codes[line * K + k]) * scale.exp2()
     }
 
-    /// Returns the eight words of each lane; fp4 uses four of them.
+    /// Returns the operand registers of all lanes, eight 32-bit words per lane; fp4 uses four of them.
     fn words(&self) -> Vec<u32> {
         let mut words = vec![0; LANES * 8];
         for (lane, i) in (0..LANES).flat_map(|lane| (0..32).map(move |i| (lane, i))) {
@@ -75,7 +76,8 @@ impl ScaledOperand {
         words
     }
 
-    /// Returns the scale word of each lane, with the scale in byte `byte` and other numbers in the other bytes.
+    /// Returns the scale register of each lane (32 bits), with the scale in byte `byte` and unrelated values
+    /// in the other bytes.
     fn scale_words(&self, byte: usize) -> Vec<u32> {
         let word = |lane: usize| {
             let scale = self.scales[lane % SIDE * 4 + lane / SIDE];

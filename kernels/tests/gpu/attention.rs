@@ -12,7 +12,8 @@ use crate::support::{RandomNumbers, S};
 /// Number of query heads, number of KV heads, head dimension, and tokens per block.
 type HeadShape = (usize, usize, usize, usize);
 
-/// Rows of an attention step, and a KV pool with their keys and values on both devices.
+/// Rows of an attention step, and a KV pool with the keys and values of these rows, on the GPU and on the
+/// CPU.
 struct PagedAttentionCase {
     heads: usize,
     /// First visible position; earlier positions are masked for all queries.
@@ -25,8 +26,8 @@ struct PagedAttentionCase {
     /// Sequence slot of each row, which selects its block table.
     seq_slots: Vec<i32>,
     width: usize,
-    /// Maximum number of one-token rows of a request (newest token and draft tokens), which are processed
-    /// together.
+    /// Maximum number of one-token rows of a request (its newest token and draft tokens) that the kernel
+    /// processes together.
     max_rows_per_request: usize,
 }
 
@@ -167,7 +168,7 @@ pub(crate) fn check(pair: &CpuGpuPair, heads: HeadShape, dtype: DType, rows: &[(
     check_from(pair, heads, dtype, rows, 0);
 }
 
-/// Compares GPU and CPU if positions before `first_position` are masked.
+/// Compares GPU and CPU for attention in which the positions before `first_position` are masked.
 fn check_from(
     pair: &CpuGpuPair,
     heads: HeadShape,
@@ -201,7 +202,7 @@ fn attention_agrees_with_the_cpu() {
         // processes.
         check(pair, (8, 2, 128, 16), BF16, &[(37, 37), (5, 100), (2, 16)]);
         check(pair, (3, 1, 64, 64), BF16, &[(70, 75)]);
-        // Keys are processed in several steps: contexts end within a block, within a step and at its
+        // Keys are processed in several steps: contexts end within a KV block, within a step and at a step
         // boundary. The last batch has more rows than tiles.
         check(pair, (5, 1, 128, 16), BF16, &[(30, 270), (4, 256), (3, 129), (2, 2)]);
         check(pair, (16, 1, 64, 48), BF16, &[(20, 20), (7, 250)]);
@@ -332,8 +333,8 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             let all = case.run(pair, &q, true);
             pair.check(&what, &all, tolerance(dtype));
             let [all, _] = pair.read_floats(&all);
-            // This order makes the rows of a request non-adjacent, so that each is processed alone. The
-            // number of rows stays the same, so that splits have equal length.
+            // This order makes the rows of a request non-adjacent, so that the kernel processes each row
+            // alone. The number of rows stays the same, so that splits have equal length.
             let permuted: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
             (case.rows, case.seq_slots) = permuted.iter().map(|&i| (rows[i], seq_slots[i])).unzip();
             let values: Vec<bf16> =
@@ -347,7 +348,8 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
     }
 }
 
-/// Checks that the outputs have the same bits whether all rows are in one batch or `part` rows at a time.
+/// Checks that the outputs have the same bits when all rows are in one batch and when the batch is split into
+/// batches of `part` rows.
 fn check_batch_invariance(
     pair: &CpuGpuPair,
     heads: HeadShape,

@@ -1,4 +1,4 @@
-//! Linear layers on hipBLASLt, in place of which the emulator loads a mock library (`blaslt.cpp`).
+//! Linear layers on hipBLASLt, for which the emulator provides a mock library (`blaslt.cpp`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A GPU paired with the CPU as its reference device, and matrices that exist on both.
+//! A GPU paired with the CPU as its reference device, and matrices that exist on both devices.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,7 +12,7 @@ use kernels::{HostMat, KernelBackend, PackedMatrix};
 
 use crate::support::{RandomNumbers, S, devices, devices_of};
 
-/// Returns every GPU under test, each with a reference device.
+/// Returns every GPU under test, each paired with the CPU as its reference device.
 pub(crate) fn pairs() -> Vec<CpuGpuPair> {
     devices().into_iter().map(CpuGpuPair::new).collect()
 }
@@ -56,7 +56,8 @@ impl CpuGpuPair {
         Self { gpu, cpu, seed }
     }
 
-    /// Returns random numbers that differ in every run, but are equal for every call with the same `salt`.
+    /// Returns random numbers that differ in every run of the tests. Within a run, calls with the same `salt`
+    /// return the same numbers.
     pub(crate) fn numbers(&self, salt: u64) -> RandomNumbers {
         RandomNumbers::new(self.seed ^ salt.wrapping_mul(0x1_0000_0001))
     }

@@ -54,8 +54,8 @@ fn rows() -> [StagedDraftRow; 5] {
 /// Start position of each row of `rows`.
 const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 
-/// Position of the first hidden state that each sequence slot stores. The hidden states at the positions
-/// before the rows' starts are at indices 1, 4 and 0 of the slots 4, 1 and 3.
+/// Position of the first hidden state that each sequence slot stores. The hidden state of the position before
+/// a row's start is at index 1 of slot 4, index 4 of slot 1, and index 0 of slot 3.
 const FIRSTS: [i32; SEQ_SLOTS] = [-7, 1, -7, 14, 7];
 
 fn positions() -> Vec<i32> {
@@ -74,8 +74,8 @@ fn stage_words() -> Vec<i32> {
     bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect()
 }
 
-/// Returns a buffer with the words of a staged step. Staged records contain 64-bit numbers, so the words need
-/// the alignment of a device buffer.
+/// Returns a CPU buffer with the words of a staged step (the inputs of a step as uploaded to the device). The
+/// staged structs contain 64-bit fields, so the words need the alignment of a device buffer.
 fn aligned_buffer(words: &[i32]) -> Buffer {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut buffer = oracle().alloc(bytes.len()).unwrap();
@@ -93,8 +93,8 @@ fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32>
     (0..n).map(|_| numbers.below(limit) as i32).collect()
 }
 
-/// Calls `run` with the staged step and matrices of `data`, on the CPU and on a device; both must write the
-/// same results.
+/// Calls `run` with the staged step (the uploaded inputs of a step) and matrices of `data`, on the CPU and on
+/// a GPU; both devices must write the same results.
 fn device_and_host<T: GpuTestElement>(
     device: &Arc<GpuBackend>,
     data: &[(&[T], usize)],
@@ -318,8 +318,8 @@ fn argmax_ids_become_drafts() {
     }
 }
 
-/// Ranks that have one vocabulary shard of each logits row exchange one candidate id each, and get the argmax
-/// of the full row. The shard of the last rank has no ids.
+/// Ranks that have one vocabulary shard of each logits row exchange one candidate id per row, and get the
+/// argmax of each full row. The shard of the last rank has no ids.
 #[test]
 fn vocab_parallel_draft_argmax_matches_full_rows() {
     const RANKS: usize = 3;

@@ -78,7 +78,8 @@ fn parallel_compile_is_cached_for_next_device() {
     let again = GpuBackend::open(&config).unwrap();
     again.compile(&builds).unwrap();
     assert_eq!(files(), compiled, "nothing was written anew");
-    // A cached kernel image that is damaged is compiled again; another 16-bit type needs an image of its own.
+    // A cached kernel image that is damaged is compiled again; a kernel for another 16-bit type needs a
+    // separate image.
     std::fs::write(&compiled[0].0, b"damaged").unwrap();
     GpuBackend::open(&config).unwrap().compile(&builds).unwrap();
     GpuBackend::open(&GpuConfig { half_dtype: HalfDtype::F16, ..config })

@@ -1,5 +1,5 @@
-//! Time of a layer's experts inside a captured graph, compared with the bytes that they must read, by weight
-//! type and number of tokens. The times are printed, not checked.
+//! Times of a layer's experts inside a captured graph, and the memory bandwidth that they achieve, by weight
+//! type and number of tokens. The results are printed, not checked.
 
 use device::{DType, bf16};
 use kernels::{ExpertMlp, ExpertWeights, HostMat, TopKRoutes};

@@ -72,7 +72,8 @@ impl Fp8Weights {
         mat.scaled(&self.scales, self.each).unwrap().with_activation_scaling(self.scaling)
     }
 
-    /// Packs the upper and lower half as two stacked parts, as gate and up projections are.
+    /// Packs the upper and the lower half of the weight rows as two stacked matrices, like gate and up
+    /// projections.
     fn pack(&self, pair: &CpuGpuPair) -> [PackedMatrix; 2] {
         let half = self.n / 2;
         let parts = [self.mat().row_range(0, half), self.mat().row_range(half, self.n - half)];
@@ -182,8 +183,8 @@ pub(crate) fn check_small_m(
     pair.check(&what("add"), &sum, tolerance(half));
 }
 
-/// Packs a stacked matrix whose parts end inside scale blocks, as stacked projections and tensor-parallel
-/// slices may.
+/// Packs a stacked weight matrix whose matrices end inside scale blocks, as q, k and v projections or
+/// tensor-parallel slices may.
 #[test]
 fn stacks_keep_the_scales_of_their_parts() {
     for pair in &pairs() {
@@ -240,8 +241,8 @@ fn fp8_gemm_applies_the_activation_scaling() {
     }
 }
 
-/// Each part of a stacked weight matrix has its own weight scale and its own static activation scale; the
-/// maximum of the static activation scales is used.
+/// Each of the stacked weight matrices has a separate weight scale and a separate static activation scale;
+/// the maximum of the static activation scales is used for all.
 #[test]
 fn stacked_tensors_use_the_largest_static_scale() {
     for pair in &pairs() {
@@ -347,7 +348,7 @@ pub(crate) fn quantize_group<T: GpuTestFloat>(group: &[T], scaling: ActivationSc
     group.iter().map(|x| Fp8E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
 }
 
-/// Rows have the same bits alone, in small batches, and in large batches that use the same kernel.
+/// Output rows have the same bits alone, in small batches, and in large batches that use the same kernel.
 #[test]
 fn fp8_linear_rows_are_batch_invariant() {
     for pair in &pairs() {
@@ -397,7 +398,8 @@ fn check_rows(pair: &CpuGpuPair, n: usize, k: usize, grid: ScaleGranularity, nor
     assert!(same || pair.gpu.name().contains("with a BLASLt"), "24 rows of {n} x {k} {grid:?}");
 }
 
-/// A prologue that quantises its own output gives the same bits as separate kernels.
+/// A prologue (a norm or `silu_mul` before the GEMM) that quantises its output to fp8 gives the same bits as
+/// separate kernels.
 #[test]
 fn fp8_prologue_quantizes_inputs() {
     for pair in &pairs() {

@@ -1,4 +1,4 @@
-//! Large-M GEMMs with WGMMA, plain and with a fused `silu_mul`: results, and batch invariance of rows.
+//! Large-M GEMMs with WGMMA, without and with a fused `silu_mul`: results, and batch invariance of rows.
 
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
@@ -37,7 +37,7 @@ fn gemm_large_m_agrees_with_the_cpu() {
     }
 }
 
-/// Compares the plain and the fused `silu_mul` results with the CPU's.
+/// Compares the results without and with a fused `silu_mul` with the results of the CPU.
 pub(crate) fn check(pair: &CpuGpuPair, k: usize) {
     let half = pair.gpu.half_dtype();
     let [w, w_cpu] = weights(pair, k);
@@ -69,7 +69,7 @@ pub(crate) fn check(pair: &CpuGpuPair, k: usize) {
     pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
-/// Output rows have the same bits in another batch, at other positions in a tile.
+/// Output rows have the same bits in another batch, in which they are at other positions in a tile.
 #[test]
 fn gemm_large_m_rows_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {

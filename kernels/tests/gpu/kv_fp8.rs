@@ -15,12 +15,12 @@ type Fp8HeadShape = (usize, usize, usize, usize);
 /// Scales by which keys and values are divided before they are stored.
 const SCALES: [f32; 2] = [0.25, 0.5];
 
-/// Number of tokens in the KV cache. A row attends to the first `context` tokens and has its queries at the
-/// last of these.
+/// Number of tokens in the KV cache. A row attends to the first `context` tokens, and its queries are the
+/// last of these tokens.
 const TOKENS: usize = 390;
-/// Prefill rows: number of queries and context length.
+/// Prefill rows: number of queries and context length of each row.
 const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
-/// Decode rows: one query and the context length.
+/// Decode rows: number of queries (1) and context length of each row.
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
 pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode: bool) {

@@ -1,5 +1,5 @@
-//! Compares every GPU kernel with its CPU reference, with poisoned outputs. By default the tests run on the
-//! emulator with warps of 64 and of 32 lanes; on a GPU they run with:
+//! Compares every GPU kernel with its CPU reference. Outputs are filled with poison values before a launch.
+//! By default the tests run on the emulator with warps of 64 and of 32 lanes; on a GPU they run with:
 //!
 //! `HADRON_GPU=cuda cargo test --release -p kernels --test gpu -- --include-ignored --nocapture
 //! --test-threads 1`

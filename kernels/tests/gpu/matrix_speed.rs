@@ -1,6 +1,6 @@
-//! Times of GEMMs, attention and experts inside a captured graph, compared with the bytes that they must
-//! read. Successive launches use different copies of the weights, so that these are not cached. The times are
-//! printed, not checked.
+//! Times of GEMMs, attention and experts inside a captured graph, and the memory bandwidth that they achieve.
+//! Successive launches use different copies of the weights, so that the weights are not cached. The results
+//! are printed, not checked.
 
 use std::time::Instant;
 

@@ -10,8 +10,8 @@ use crate::mla_case::MlaCase;
 /// Number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, and tokens per block.
 pub(crate) type MlaSizes = [usize; 6];
 
-/// Number of queries and context length of each row. A row attends to the first `context` tokens and has its
-/// queries at the last of these.
+/// Number of queries and context length of each row. A row attends to the first `context` tokens, and its
+/// queries are the last of these tokens.
 pub(crate) type MlaRowLengths<'a> = &'a [(usize, usize)];
 
 pub(crate) const SHORT: MlaRowLengths<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
@@ -40,7 +40,7 @@ pub(crate) fn check(
     check_from(pair, sizes, rows, decode_rows, dtype, 0);
 }
 
-/// Compares GPU and CPU if positions before `first` are masked.
+/// Compares GPU and CPU for attention in which the positions before `first` are masked.
 fn check_from(
     pair: &CpuGpuPair,
     sizes: MlaSizes,
@@ -60,7 +60,7 @@ fn check_from(
     check_step(pair, sizes, dtype, &step);
 }
 
-/// Compares GPU and CPU, and the step's results with those of rows processed separately.
+/// Compares GPU and CPU, and compares the results of the step with the results of rows processed separately.
 fn check_step(pair: &CpuGpuPair, sizes: MlaSizes, dtype: DType, step: &MlaStepRows<'_>) {
     let mut case = MlaCase::random(pair, sizes, dtype, step);
     case.run();
@@ -95,8 +95,8 @@ fn mla_ignores_masked_first_position() {
     }
 }
 
-/// Compares the one-token rows of requests with draft tokens, which are processed together, with rows
-/// processed separately. Covers rows with several splits of their keys, rows of a request with different
+/// Compares the one-token rows of requests with draft tokens, which are processed together, with the same
+/// rows processed separately. Covers rows with several splits of their keys, rows of a request with different
 /// splits, a request with more tokens than are processed together, neighbouring requests whose contexts
 /// differ by one, and padding rows.
 #[test]
@@ -125,14 +125,14 @@ fn successive_rows_match_single_rows() {
         check([5, 128, 64, 32, 32, 48], &few, 5);
         check([70, 128, 64, 32, 16, 16], &few, 2);
         check([32, 128, 64, 32, 16, 16], &many, 2);
-        // There are so few splits of the keys that each gets a thread block of its own.
+        // The keys have few splits, so that each split gets a separate thread block.
         check([16, 128, 64, 32, 16, 16], &few[3..5], 4);
     }
 }
 
-/// Compares the WGMMA kernels, if supported, with the CPU: tiles of 64 heads, full and partial; rows of
-/// several splits, of one, and of none; batches in which no context, or only the long contexts, are split;
-/// and padding rows.
+/// Compares the WGMMA kernels, if supported, with the CPU: tiles of 64 heads, full and partial; rows with
+/// several splits of the keys, with one split, and with none; batches in which no context, or only the long
+/// contexts, are split; and padding rows.
 #[test]
 fn mla_decode_wgmma_agrees_with_the_cpu() {
     let mut many = [(1, 40); 18];

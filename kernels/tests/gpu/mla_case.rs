@@ -51,7 +51,8 @@ struct PackedMlaWeights {
 
 /// Queries of the rows with the attention metadata.
 struct MlaQueries {
-    /// Queries of all tokens of the context; each row uses the last ones.
+    /// Queries of all tokens of the context; the rows of the step together use the last of these queries, as
+    /// many as `count` returns.
     q: CpuGpuMatrix,
     /// Index of each row's first query, then the number of all queries.
     ends: Vec<i32>,
@@ -64,7 +65,7 @@ struct MlaQueries {
     first_position: usize,
 }
 
-/// Attention outputs of a case: of both devices, and of the GPU for separately processed rows.
+/// Attention outputs of a case: on both devices, and on the GPU also with each row processed separately.
 struct MlaResults {
     o: CpuGpuMatrix,
     /// The GPU's result if each row is processed separately.
@@ -159,7 +160,8 @@ impl<'a> MlaCase<'a> {
         let [got, expected] = pair.read_floats(&self.results.o);
         let [single_row, _] = pair.read_floats(&self.results.single_row);
         let [separate_rows, _] = pair.read_floats(&self.results.separate_rows);
-        // WGMMA kernels (for warps of 32 lanes) choose the length of splits from all rows of the step.
+        // WGMMA kernels (for warps of 32 lanes) choose the length of the key splits from all rows of the
+        // step, so results of separate rows may differ slightly.
         let uses_wgmma =
             pair.gpu.warp_size() == 32 && *dtype != DType::F32 && rope_dim.is_multiple_of(64);
         let differences =

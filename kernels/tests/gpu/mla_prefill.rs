@@ -191,7 +191,7 @@ fn outputs(
     pair.read_floats(&o)
 }
 
-/// Compares all rows with the CPU, and each row in the batch with the row alone.
+/// Compares all rows with the CPU, and each row in the batch with the same row alone.
 pub(crate) fn check(
     pair: &CpuGpuPair,
     sizes: MlaPrefillSizes,

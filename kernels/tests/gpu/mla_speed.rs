@@ -1,5 +1,5 @@
-//! Times of MLA of DeepSeek-V2 and V3 inside a captured graph, including the GEMMs with W_UK and W_UV,
-//! compared with the compressed KV that must be read. The times are printed, not checked.
+//! Times of MLA of DeepSeek-V2 and V3 inside a captured graph, including the GEMMs with W_UK and W_UV, and
+//! the bandwidth at which compressed KV is read. The results are printed, not checked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,8 +21,8 @@ const ROPE_DIM: usize = 64;
 const NOPE_DIM: usize = 128;
 /// Number of layers in the KV pool; launch `i` reads layer `i % LAYERS`.
 const LAYERS: usize = 2;
-/// Maximum number of KV blocks in the pool, which exceed the GPU's caches. Longer block tables use blocks
-/// repeatedly.
+/// Maximum number of KV blocks in the pool, large enough that the pool exceeds the GPU's caches. Longer block
+/// tables use blocks repeatedly.
 const MAX_BLOCKS: usize = 1 << 16;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Expert MLPs of the GPU: kernels that stream weights for few tokens, tiled kernels for many, plain ones for
-//! odd shapes, and experts on other ranks.
+//! Expert MLPs of the GPU: kernels that stream weights for few tokens, tiled kernels for many tokens, simple
+//! kernels for shapes that these do not support, and experts on other ranks.
 
 use device::{DType, bf16};
 use kernels::{
@@ -10,7 +10,8 @@ use kernels::{
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{DeviceArray, RandomNumbers, S};
 
-/// The experts of one layer on both devices, and the router's choices and weights for some tokens.
+/// The experts of one layer on both devices, and for some tokens the expert ids and weights that a router
+/// chose.
 struct MoeCase {
     first: usize,
     gate_up: [PackedMatrixGroup; 2],
@@ -24,7 +25,7 @@ struct MoeCase {
 type MoeSizes = (usize, usize, usize, usize);
 
 impl MoeCase {
-    /// Creates a case with random weights and choices; expert 0 is on another rank.
+    /// Creates a case with random weights and random experts per token; expert 0 is on another rank.
     fn new(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
@@ -105,8 +106,8 @@ fn experts_agree_with_the_cpu() {
         check(pair, (72, 40, 3, 2), DType::BF16, 50); // These rows use tiles of 64 rows.
         check(pair, (40, 24, 3, 2), DType::BF16, 150); // These rows use tiles of 128 rows.
         check(pair, (36, 20, 5, 2), DType::BF16, 7); // Rows of these sizes do not permit 16-byte loads.
-        // Weights are streamed by bulk copies (TMA), if supported. Choices are sorted by expert inside the
-        // kernel, and the share of a thread block may begin at any strip (16 weight rows).
+        // Weights are streamed by bulk copies (TMA), if supported. The kernel sorts the (token, expert) pairs
+        // by expert, and the weight rows that a thread block processes may begin at any multiple of 16.
         check(pair, (64, 128, 6, 3), DType::BF16, 1);
         check(pair, (192, 64, 40, 4), DType::BF16, 9);
         check(pair, (128, 192, 20, 8), DType::BF16, 9); // Choices are sorted by a separate kernel.
@@ -115,8 +116,8 @@ fn experts_agree_with_the_cpu() {
     }
 }
 
-/// Runs more tokens than the maximum grid size in y and z; the tokens of all DP replicas together may be as
-/// many.
+/// Runs more tokens than the maximum grid size in y and z; a launch may contain the tokens of all DP
+/// replicas.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -125,7 +126,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// Compares GPU and CPU if all tokens choose the same experts, or no expert of this rank.
+/// Compares GPU and CPU when all tokens choose the same experts, and when they choose no expert of this rank.
 #[test]
 fn hot_and_idle_experts_match_the_cpu() {
     for pair in &pairs() {
@@ -142,8 +143,8 @@ fn hot_and_idle_experts_match_the_cpu() {
     }
 }
 
-/// Compares GPU and CPU if the last experts are shared experts (weight 1, chosen by every token), as in
-/// DeepSeek-V2-Lite and V3, for any number of tokens.
+/// Compares GPU and CPU for layers whose last experts are shared experts (weight 1, chosen by every token),
+/// as in DeepSeek-V2-Lite and V3, for any number of tokens.
 #[test]
 fn shared_experts_agree_with_the_cpu() {
     for pair in &pairs() {
@@ -257,8 +258,7 @@ fn fused_routing_changes_no_bit() {
     }
 }
 
-/// Runs more choices ((token, expert) pairs) than one thread block sorts, few of them for experts of this
-/// rank.
+/// Runs more (token, expert) pairs than one thread block sorts; few of the pairs have experts of this rank.
 #[test]
 fn large_expert_alignment_uses_several_blocks() {
     for pair in &pairs() {
@@ -279,8 +279,8 @@ fn large_expert_alignment_uses_several_blocks() {
     }
 }
 
-/// Tokens have the same bits alone and in a batch. Very large batches use another kernel, so they are
-/// compared with batches that use it too.
+/// The output of a token has the same bits alone and in a batch. Very large batches use another kernel, so
+/// they are compared with other batches that use the same kernel.
 #[test]
 fn moe_tokens_are_batch_invariant() {
     for pair in &pairs() {

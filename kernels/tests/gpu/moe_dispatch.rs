@@ -17,8 +17,8 @@ fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> 
 #[test]
 fn tokens_are_sorted_by_the_ranks_of_their_experts() {
     let cpu = oracle();
-    // Number of tokens, choices per token, experts per rank, number of ranks, number of ranks that have the
-    // same tokens, and this rank's index among the latter.
+    // Number of tokens, experts per token, experts per rank, number of ranks, number of ranks that have the
+    // same tokens, and index of this rank among the ranks with the same tokens.
     let cases = [
         (1, 2, 4, 2, 1, 0),
         (5, 8, 16, 8, 1, 0),
@@ -182,7 +182,7 @@ fn expert_replica_choice_matches_the_cpu() {
         }
     }
     for device in devices() {
-        // A token and experts that do not exist map to −1.
+        // A token index or an expert id that does not exist maps to −1.
         let mut experts = DeviceArray::of(&device, &[0i32, -1, 3, 1], 2, 2);
         let (at, of) =
             (DeviceArray::row(&device, &[7i32]), DeviceArray::of(&device, &placement, 3, 4));

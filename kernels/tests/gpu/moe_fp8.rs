@@ -13,8 +13,8 @@ use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
 
-/// The fp8 experts of one layer as stored in checkpoints and as packed on both devices, and the router's
-/// choices and weights for some tokens.
+/// The fp8 experts of one layer as stored in checkpoints and as packed on both devices, and for some tokens
+/// the expert ids and weights that a router chose.
 pub(crate) struct MoeFp8Case {
     sizes: MoeFp8Sizes,
     /// Gate, up and down projection of each expert.
@@ -117,7 +117,7 @@ impl MoeFp8Case {
         y
     }
 
-    /// Returns whether the first choice of a token is an expert of this rank.
+    /// Returns whether the first chosen expert of a token is on this rank.
     pub(crate) fn is_here(&self, token: usize) -> bool {
         self.chosen[token * self.sizes.3] >= FIRST as i32
     }
@@ -127,7 +127,7 @@ impl MoeFp8Case {
         ExpertWeights { first_expert: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
     }
 
-    /// Replaces the choices and weights by those that a router computes from `scores`.
+    /// Replaces the chosen experts and their weights by the results of the router `scores`.
     pub(crate) fn route(
         &mut self,
         pair: &CpuGpuPair,
@@ -147,8 +147,8 @@ impl MoeFp8Case {
         [self.weights, _] = pair.read::<f32>(&weights);
     }
 
-    /// Returns the expected outputs of many rows, computed in f64 as the GPU computes them: every input is
-    /// quantised.
+    /// Returns the expected outputs for a large batch, computed in f64 as the GPU computes them: every input
+    /// is quantised.
     fn quantized<T: GpuTestFloat>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
@@ -313,12 +313,13 @@ fn check_quantized<T: GpuTestFloat>(
     pair.check(what, &expected, 2.0 * tolerance(T::DTYPE));
 }
 
-/// Compares the GPU with the references if all tokens choose the same experts, or no expert of this rank.
+/// Compares the GPU with the reference results when all tokens choose the same experts, and when they choose
+/// no expert of this rank.
 #[test]
 fn hot_and_idle_fp8_experts_match_references() {
     for pair in &pairs() {
-        // Up to eight choices per expert use the small-M kernel; with 20 tokens one expert has two segments
-        // (parts of its rows that different thread blocks process).
+        // Up to eight (token, expert) pairs per expert on average use the small-M kernel; with 20 tokens one
+        // expert has two segments (parts of its rows that different thread blocks process).
         for (choices, tokens, small_m) in
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
@@ -383,7 +384,7 @@ fn shared_expert_is_a_separate_matrix() {
     }
 }
 
-/// Tokens have the same bits alone and in a batch that uses the same kernel.
+/// The output of a token has the same bits alone and in a batch that uses the same kernel.
 #[test]
 fn fp8_moe_tokens_are_batch_invariant() {
     for pair in &pairs() {

@@ -18,8 +18,8 @@ fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
-/// Compares GPU and CPU for few choices ((token, expert) pairs) in total; few and many choices per expert,
-/// with several segments per expert; and strips (16 weight rows) of one expert divided among thread blocks.
+/// Compares GPU and CPU for few (token, expert) pairs in total, for few and for many pairs per expert, and
+/// for experts whose weight rows are divided among thread blocks.
 #[test]
 fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -31,7 +31,7 @@ fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     }
 }
 
-/// Experts with one scale per projection use block scales of equal values.
+/// Experts with one scale per projection are packed with block scales, all of the same value.
 #[test]
 fn fp8_tma_experts_with_one_scale_agree_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -46,7 +46,7 @@ fn fp8_tma_experts_with_one_scale_agree_with_the_cpu() {
     }
 }
 
-/// Tokens have the same bits alone and in a batch that uses the same kernel.
+/// The output of a token has the same bits alone and in a batch that uses the same kernel.
 #[test]
 fn fp8_tma_tokens_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -108,7 +108,8 @@ fn every_number_is_exact() {
         for tokens in [3, 90] {
             let (sizes, mut numbers) = ((128, 128, 3, 2), pair.numbers(8));
             let number = |at: usize| {
-                // Every fourth row has the smallest numbers only, so that large ones do not hide errors.
+                // Every fourth row has only the smallest numbers, so that the errors of small numbers are not
+                // hidden by large numbers.
                 let (row, all) = (at / 128, at % 254);
                 let bits = if row % 4 == 0 { at % 16 } else { all } as u8;
                 let sign = (at / 3 % 2) as u8 * 0x80;

@@ -120,7 +120,7 @@ fn non_finite_logits_route_to_existing_experts() {
 }
 
 /// Returns logits of a token whose chosen experts and groups have clearly separated scores: the order of
-/// nearly equal ones would depend on rounding.
+/// nearly equal scores would depend on rounding.
 fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec<f32> {
     const GAP: f32 = 1e-5;
     let separated = |mut values: Vec<f32>| {

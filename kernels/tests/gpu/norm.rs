@@ -1,4 +1,4 @@
-//! Norms of the GPU match the CPU, over row lengths that cover each path of the kernel.
+//! Norms of the GPU match the CPU, for row lengths that together cover every code path of the kernel.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{AddRmsNorm, RmsNorm};

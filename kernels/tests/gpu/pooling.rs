@@ -9,7 +9,8 @@ fn one_row(array: &[i32]) -> MatRef<'_> {
     MatRef::of(array, 1, array.len()).unwrap()
 }
 
-/// Rows of several lengths, of which one continues its sequence; one slot is not used.
+/// Sums the hidden states of four rows of several lengths. Two rows continue their sequences from an earlier
+/// step; one of the five sequence slots is not used.
 fn sums<T: GpuTestFloat>(cols: usize) {
     let (tokens, slots) = (300, 5);
     let x = RandomNumbers::fresh(cols as u64).reals::<T>(tokens * cols);

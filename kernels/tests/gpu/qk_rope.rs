@@ -1,4 +1,4 @@
-//! Q/K norm, RoPE and KV write of the GPU match the CPU, whose pool has another layout.
+//! Q/K norm, RoPE and KV write of the GPU match the CPU, whose KV pool has another layout.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};

@@ -1,6 +1,6 @@
-//! Decode attention fused with Q/K norm, RoPE and the KV write. The results equal those of the two separate
-//! kernels: the pool has the same bits, and the outputs have the same bits where the fused and the separate
-//! kernels use the same splits.
+//! Decode attention fused with Q/K norm, RoPE and the KV write. The results equal the results of the two
+//! separate kernels: the KV pool has the same bits, and the outputs have the same bits where the fused and
+//! the separate kernels use the same splits.
 
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
@@ -56,7 +56,7 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             let block = tables[row * width + position / block_tokens] as usize;
             let t = position % block_tokens;
             slots.push((block * block_tokens + t) as i64);
-            // The position that the kernel writes, and later ones, contain NaN, as a previous request may
+            // The position that the kernel writes and later positions contain NaN, as a previous request may
             // leave it, and must not be read.
             for (head, d) in (0..kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
                 for t in t..block_tokens {
@@ -106,7 +106,7 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
     }
 
     /// Returns the outputs and the pool after one fused launch for contexts up to `fused_limit`, or after two
-    /// separate launches if it is `None`.
+    /// separate launches if `fused_limit` is `None`.
     fn run(&self, device: &GpuBackend, fused_limit: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
@@ -206,7 +206,7 @@ pub(crate) fn check<T: GpuTestFloat>(
     let case = RopeAttentionCase::<T>::new(heads, contexts, normed);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_separate, pool_separate) = case.run(device, None);
-    // Tests the launch for short contexts, and the one for any context.
+    // Tests the kernel for short contexts and the kernel for contexts of any length.
     for longest in [case.longest(), BatchUpperBounds::SHORT_CONTEXT + 1] {
         let what = format!("{what} of up to {longest}");
         let (o, pool) = case.run(device, Some(longest));
@@ -228,14 +228,14 @@ pub(crate) fn check<T: GpuTestFloat>(
 fn fused_rope_attention_matches_two_launches() {
     // There is no fused kernel for warps of 64 lanes.
     for device in devices().into_iter().filter(|d| d.warp_size() == 32) {
-        // The written token is at the start and end of a tile, of a block, and of a split; one row is
-        // padding.
+        // The token that is written is the first or last one of a tile, of a KV block, or of a split of the
+        // keys; one row is padding.
         check::<bf16>(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
         check::<bf16>(&device, (8, 1, 64, 32), &[64, 256, 128], true);
         check::<bf16>(&device, (2, 2, 128, 48), &[50], false);
         check::<bf16>(&device, (14, 2, 64, 16), &[33, 12], false);
         check::<bf16>(&device, (4, 1, 128, 16), &[300], true);
-        // Several tiles per warp, and more tiles than the ring buffer has stages.
+        // Contexts with several tiles of keys per warp, and more tiles than the ring buffer has stages.
         check::<bf16>(&device, (2, 1, 64, 16), &[530, BatchUpperBounds::SHORT_CONTEXT], true);
         check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
     }

@@ -1,5 +1,5 @@
-//! Times of the row-wise kernels inside a captured graph, compared with the bytes that they must move. The
-//! times are printed, not checked.
+//! Times of the row-wise kernels inside a captured graph, and the memory bandwidth that they achieve. The
+//! results are printed, not checked.
 
 use std::time::Instant;
 

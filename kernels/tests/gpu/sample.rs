@@ -40,7 +40,7 @@ struct SampleCase {
     verification: DraftVerification,
 }
 
-/// Everything that the sampling kernels of a device write.
+/// All outputs of the sampling kernels of one device.
 #[derive(Debug, Clone, PartialEq)]
 struct SampleResults {
     sampled: Vec<i32>,
@@ -167,7 +167,7 @@ impl SampleCase {
     }
 
     /// Returns the case with only the logits rows `rows`. If `left`, the results of earlier rows, is given,
-    /// the sequence slots start from the state after those rows.
+    /// the sequence slots start with the newest tokens and token histories of `left`.
     fn slice_rows(&self, rows: std::ops::Range<usize>, left: Option<&SampleResults>) -> Self {
         let v = self.vocabulary;
         let mut part = self.clone();
@@ -193,8 +193,8 @@ impl SampleCase {
         self.masks[slot * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
     }
 
-    /// Stages a random grammar bitmask for a logits row. The bitmask allows about three quarters of the token
-    /// ids, or only a few.
+    /// Adds a random grammar bitmask for a logits row to the staged inputs of the step. The bitmask allows
+    /// about three quarters of the token ids, or only a few.
     fn mask_row(&mut self, numbers: &mut RandomNumbers, logits_row: &mut StagedLogitsRow) {
         let words = mask_words(self.vocabulary);
         (logits_row.mask_at, logits_row.mask_words) = (self.words.len() as i32, words as i32);
@@ -206,7 +206,8 @@ impl SampleCase {
         }
     }
 
-    /// Stages random logit edits, some of which apply only after certain token ids at the end of `known_ids`.
+    /// Adds random logit edits to the staged inputs of the step; some edits apply only after certain token
+    /// ids at the end of `known_ids`.
     fn add_random_edits(&mut self, numbers: &mut RandomNumbers, edits: usize, known_ids: &[i32]) {
         for _ in 0..edits {
             let id = numbers.below(self.vocabulary + 3) as u32;
@@ -258,7 +259,8 @@ impl SampleCase {
         let (n, seq_slots, max_top) =
             (self.logits_rows.len(), self.sampling_params.len(), self.max_top);
         let words = self.stage();
-        // Staged records contain 64-bit numbers, so the words need the alignment of a device buffer.
+        // The structs in the staging buffer contain 64-bit fields, so the words need the alignment of a
+        // device buffer.
         let buffer: Buffer = {
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             let mut buffer = cpu.alloc(bytes.len()).unwrap();
@@ -386,8 +388,8 @@ impl SampleCase {
         }
     }
 
-    /// Returns whether rounding can explain `token`: the CPU also samples it if logits and cutoffs are
-    /// changed slightly.
+    /// Returns whether rounding differences can explain the sampled token `token`: whether the CPU samples it
+    /// too after small random changes of the logits, top-p and min-p.
     fn within_rounding(&self, q: usize, token: i32) -> bool {
         let slot = self.logits_rows[q].seq_slot as usize;
         let drawn =
@@ -407,7 +409,7 @@ impl SampleCase {
             })
     }
 
-    /// Compares the results of every device with the CPU's, and returns the latter.
+    /// Compares the results of every device with the CPU's, and returns the CPU's results.
     fn check(&self) -> SampleResults {
         let expected = self.on_cpu();
         for device in devices() {
@@ -601,7 +603,8 @@ fn non_finite_and_masked_rows_fail_alone() {
     assert_eq!(results.token(14), -1);
 }
 
-/// Verifies draft tokens in one launch, and with a request's logits rows split over two launches.
+/// Compares the GPU with the CPU for the verification of draft tokens in one launch, and with a request's
+/// logits rows split over two launches.
 #[test]
 fn draft_verification_matches_the_cpu() {
     for (seed, verification) in [

@@ -1,6 +1,6 @@
 //! Times of shared experts that are fused with the routed experts, run after them, or overlap them on a
-//! secondary stream; `fuses_shared_experts` is based on these. Times include the router and are measured
-//! inside a captured graph. They are printed, not checked.
+//! secondary stream, on which the choice of a `SharedExpertPlan` is based. Times include the router and are
+//! measured inside a captured graph. They are printed, not checked.
 
 use std::sync::Arc;
 
@@ -55,7 +55,8 @@ const LAYERS: [SharedExpertLayer; 3] = [
     },
 ];
 
-/// Weights of an MoE layer on the GPU, with the shared experts both in the groups and separate.
+/// Weights of an MoE layer on the GPU, with the shared experts both in the packed groups of all experts and
+/// as a separate MLP.
 struct SharedExpertWeights {
     gate_up: PackedMatrixGroup,
     down: PackedMatrixGroup,
@@ -105,7 +106,7 @@ impl SharedExpertLayer {
         }
     }
 
-    /// Returns the experts and weights of each token, including the shared experts if `with`.
+    /// Returns the expert ids and routing weights of each token, with the shared experts if `with` is true.
     fn routes(&self, pair: &CpuGpuPair, tokens: usize, with: bool) -> [CpuGpuMatrix; 2] {
         let mut numbers = pair.numbers(tokens as u64);
         let shared = if with { self.shared } else { 0 };

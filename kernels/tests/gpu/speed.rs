@@ -9,7 +9,7 @@ use kernels::{HostMat, Linear, TensorAdd};
 use crate::device_pair::{CpuGpuPair, pairs};
 use crate::support::S;
 
-/// Returns the microseconds per call, from `times` calls after an untimed one.
+/// Returns the microseconds per call, averaged over `times` calls after one call that is not timed.
 fn microseconds(pair: &CpuGpuPair, times: usize, mut call: impl FnMut()) -> f64 {
     call();
     pair.gpu.synchronize(&S).unwrap();

@@ -18,7 +18,7 @@ const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
 
 /// Contents of all arrays that step preparation writes: state of the sequence slots, inputs of the step, KV
-/// slots of its tokens, and `RowMetadataField`s of its rows.
+/// slots of its tokens, and the metadata of its rows (one array per `RowMetadataField`).
 #[derive(Debug, Clone, PartialEq)]
 struct StepTestArrays {
     seq_slots: [Vec<i32>; 5],
@@ -117,7 +117,8 @@ fn words_of(stage: &StagingBuffer) -> Vec<i32> {
 
 fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
     let [rows, tokens, logits_rows] = sizes;
-    // Staged records contain 64-bit numbers, so the words need the alignment of a device buffer.
+    // The structs in the staging buffer contain 64-bit fields, so the words need the alignment of a device
+    // buffer.
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(device::DType::I32, 1, words.len()).unwrap();
     let view = StagingBufferView { bytes: bytes.as_ref(), rows, tokens, logits_rows };

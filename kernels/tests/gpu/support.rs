@@ -48,8 +48,9 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
     GpuConfig { libraries, cache_dir, emulated_warp_size: Some(wave), ..GpuConfig::default() }
 }
 
-/// Returns the configuration of a real GPU: `cuda`, `rocm`, or `cuda-alone`, with which Hadron's kernels
-/// replace the BLAS library. `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
+/// Returns the configuration of a real GPU: `cuda`, `rocm`, or `cuda-alone`, which is CUDA without a BLAS
+/// library, so that Hadron's kernels compute all GEMMs. `HADRON_GPU_FOLDERS` adds library folders to those of
+/// the loader.
 fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
         "rocm" => GpuLibrarySelection::Rocm,
@@ -86,8 +87,8 @@ impl RandomNumbers {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns random numbers that differ in every run, or those of `HADRON_SEED`; equal for every call with
-    /// the same `salt`.
+    /// Returns random numbers that differ in every run of the tests, unless `HADRON_SEED` sets the seed.
+    /// Within a run, calls with the same `salt` return the same numbers.
     pub(crate) fn fresh(salt: u64) -> Self {
         static SEED: LazyLock<u64> = LazyLock::new(|| {
             let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());

@@ -6,7 +6,7 @@ use kernels::HostMat;
 use crate::device_pair::{CpuGpuPair, bytes_of, elements_of, pairs};
 use crate::support::S;
 
-/// Uploads weights with more rows than one pinned staging buffer holds, from every kind of part: a whole
+/// Uploads weights with more rows than one pinned staging buffer holds, from each kind of source: a whole
 /// matrix, a range of rows, a range of columns.
 #[test]
 fn weights_arrive_unchanged() {

@@ -11,8 +11,8 @@ pub(super) struct BlockHashWithGroupId {
     pub(super) hash: BlockHash,
 }
 
-/// Blocks that published events have stored and not removed. A subscriber that has missed no event has the
-/// same set.
+/// Blocks that were stored by published events and not removed by later ones. A subscriber that has missed no
+/// event has the same set.
 #[derive(Debug, Default)]
 pub struct AnnouncedBlocks {
     blocks: HashMap<BlockHashWithGroupId, AnnouncedBlock>,
@@ -21,10 +21,11 @@ pub struct AnnouncedBlocks {
     stores_token_ids: bool,
 }
 
-/// Block that was announced to subscribers, or that will be announced with the backlog.
+/// Block that was announced to subscribers, or that will be announced with the backlog (the coalesced events
+/// that did not fit in the publisher's queue).
 #[derive(Debug)]
 pub(super) struct AnnouncedBlock {
-    /// Order number; blocks that were stored earlier have lower numbers.
+    /// Number that orders blocks by time: blocks that were stored earlier have lower numbers.
     pub(super) order: u64,
     pub(super) parent: Option<BlockHash>,
     tokens: Box<[Token]>,

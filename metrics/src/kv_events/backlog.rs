@@ -1,8 +1,8 @@
 //! Backlog of a KV-event publisher: events that did not fit in its full queue, coalesced per block.
 //!
 //! However long the publisher is blocked, a backlog has entries for at most twice the blocks of the KV pool:
-//! announced blocks that were removed since, and cached blocks that were not announced. A step only adds its
-//! own events, so its cost does not depend on the number of cached blocks.
+//! announced blocks that have been removed since they were announced, and cached blocks that have not been
+//! announced. A step only adds its own events, so its cost does not depend on the number of cached blocks.
 
 use super::announced_blocks::{AnnouncedBlock, BlockHashWithGroupId};
 use protocol::KvEvent;
@@ -11,10 +11,10 @@ use std::collections::HashMap;
 /// Difference between the blocks that the publisher has announced and the blocks that are cached.
 #[derive(Debug)]
 pub struct EventBacklog {
-    /// Whether all announced blocks are cleared before the other changes.
+    /// Whether subscribers must clear all announced blocks before the other changes.
     cleared: bool,
     blocks: HashMap<BlockHashWithGroupId, BacklogEntry>,
-    /// Memory usage of `stored` in all entries, in bytes.
+    /// Total memory usage of the blocks in the field `stored` of all entries, in bytes.
     bytes: u64,
     /// Number of changes added so far, which is the order number of the next change.
     changes: u64,
@@ -32,7 +32,7 @@ struct BacklogEntry {
 /// Coalesced changes of a backlog, in an order that subscribers accept: removals with children first, then
 /// stores with parents first.
 pub(super) struct CoalescedChanges {
-    /// Whether all announced blocks are cleared before the other changes.
+    /// Whether subscribers must clear all announced blocks before the other changes.
     pub(super) cleared: bool,
     /// Keys of the removed blocks.
     pub(super) removed: Vec<BlockHashWithGroupId>,

@@ -23,7 +23,7 @@ pub struct KvEventsConfig {
     pub bind: BindMode,
     /// Encoding of the events in a batch.
     pub format: KvEventFormat,
-    /// Choice of the sequence number of the first batch.
+    /// Rule for the sequence number of the first batch.
     pub sequence_start: InitialSequenceNumber,
     /// Idle time after which an empty batch is sent as a heartbeat; `None` = never.
     pub idle_heartbeat_interval: Option<Duration>,

@@ -51,7 +51,7 @@ pub struct BlockStored {
     /// Index of the KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<u32>,
-    /// Attention kind of the KV cache group.
+    /// Attention kind of the KV cache group, such as `full_attention`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_spec_kind: Option<String>,
     /// Sliding window size of the KV cache group, in tokens.

@@ -94,7 +94,7 @@ pub struct TopicFields {
     pub model: String,
     /// DP rank.
     pub rank: u16,
-    /// Sequence number of the publisher's first batch.
+    /// Epoch of the publisher: the sequence number of its first batch.
     pub epoch: u64,
 }
 

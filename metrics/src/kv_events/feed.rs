@@ -153,7 +153,7 @@ impl KvEventFeed {
             None => QueuedKvEvents::Step(unix_seconds(), std::mem::take(&mut self.pending)),
         };
         let (bytes, queued) = (changes.bytes(), self.queued_bytes());
-        // A backlog is queued regardless of its size, because it would not become smaller.
+        // A backlog is queued regardless of its size, because a backlog does not become smaller by waiting.
         let fits = queued == 0 || queued + bytes <= self.limits.bytes || changes.is_backlog();
         let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
         match sent {

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Maximum payload bytes of the batches in the ring. A replay of batches that have left the ring gets a
-/// snapshot.
+/// Maximum payload bytes of the recent batches kept in the ring. A replay that needs batches evicted from the
+/// ring gets a snapshot (all announced blocks).
 const RING_BYTES_MAX: usize = 256 << 20;
 
 /// Batch of events as it is published.
@@ -23,7 +23,7 @@ pub struct PublishedBatch {
 }
 
 /// Progress of a replay. `EventJournal::next_batch` returns its batches; the end marker follows them. The
-/// cursor owns no batch except a snapshot that has not been returned yet.
+/// cursor stores no batches, except a snapshot that has not been returned yet.
 #[derive(Debug)]
 pub struct ReplayCursor {
     next: u64,
@@ -73,7 +73,7 @@ impl EventJournal {
         }
     }
 
-    /// Sequence number of the first batch.
+    /// Epoch of the journal: the sequence number of its first batch.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -116,8 +116,8 @@ impl EventJournal {
         batch
     }
 
-    /// Starts a replay from sequence number `start`; it is a snapshot if the batch with this number has left
-    /// the ring.
+    /// Starts a replay from sequence number `start`. If the batch with this number has left the ring, the
+    /// replay consists of a snapshot.
     ///
     /// Errors: a snapshot cannot be encoded.
     pub fn replay(&mut self, ts: f64, start: u64) -> io::Result<ReplayCursor> {

@@ -1,9 +1,9 @@
 //! KV events: changes of each replica's prefix index, published over ZMQ in vLLM's format.
 //!
 //! The scheduler thread passes the events of each step to a `KvEventFeed`, which never blocks. One publisher
-//! thread per replica numbers the batches, keeps recent ones for replay and owns the sockets. The other half
-//! of the module reads events: `decode`, `SequenceNumberTracker` and `SubscriberBlocks` are the parts of a
-//! subscriber, in Hadron or in tests.
+//! thread per replica numbers the batches, keeps recent ones for replay and owns the sockets. For
+//! subscribers, in Hadron and in tests, the module has a decoder (`decode`), `SequenceNumberTracker` and
+//! `SubscriberBlocks`.
 
 mod announced_blocks;
 mod backlog;

@@ -21,7 +21,7 @@ const SUBSCRIBERS_MAX: usize = 256;
 /// Maximum bytes kept of a peer's frame, in addition to the topic length. The longest expected frame is READY
 /// with an identity and properties.
 const BODY_BYTES: usize = 1 << 10;
-/// Maximum bytes sent to a subscriber before other subscribers are served.
+/// Maximum bytes sent to a subscriber before the publisher thread sends to other subscribers.
 const BYTES_PER_TURN: usize = 4 << 20;
 /// Maximum size of a message that is kept, after its eviction from the ring, for a subscriber that has
 /// received only a part of it. The connection of such a subscriber is closed if the message is larger.

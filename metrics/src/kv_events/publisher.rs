@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Maximum number of queued batches that are published before the sockets and replays are served.
+/// Maximum number of queued batches that are published before sockets are polled and replays are continued.
 const BATCHES_PER_TURN: usize = 1024;
 /// Maximum time to send the remaining batches to subscribers at shutdown.
 const FLUSH: Duration = Duration::from_secs(1);

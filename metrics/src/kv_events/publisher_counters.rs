@@ -3,8 +3,8 @@
 use super::feed::QueuedKvEvents;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one publisher. `queue_depth`, `queue_bytes` and `subscribers` are gauges; all others only
-/// grow.
+/// Counters of one publisher. `queue_depth`, `queue_bytes` and `subscribers` are gauges; all other fields
+/// only increase.
 #[derive(Debug, Default)]
 pub struct PublisherCounters {
     /// Number of batches published, including heartbeats.
@@ -38,7 +38,7 @@ pub struct PublisherCounters {
     pub queue_bytes: AtomicU64,
     /// Sequence number of the last published batch.
     pub seq: AtomicU64,
-    /// Sequence number of this publisher's first batch.
+    /// Epoch of this publisher: the sequence number of its first batch.
     pub epoch: AtomicU64,
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const PEERS_MAX: usize = 64;
 /// Maximum bytes kept of a frame; the longest expected frame is READY with an identity and properties.
 const BODY_BYTES_MAX: usize = 1 << 10;
-/// Maximum bytes sent to a peer before new batches and other peers are served.
+/// Maximum bytes sent to a peer before the publisher thread processes new batches and other peers.
 const BYTES_PER_TURN: usize = 1 << 20;
 /// Maximum number of snapshots that are sent at the same time. At the maximum, a new request that needs a
 /// snapshot waits, and the connection of a running replay that needs one (its next batch has left the ring)
@@ -48,7 +48,7 @@ pub enum ReplayRequest {
 }
 
 impl ReplayRequestReader {
-    /// Processes a frame. Returns the replay request once the frames of its message are complete.
+    /// Processes a frame. Returns the replay request when the frames of its message are complete.
     pub fn take(&mut self, head: ZmtpFrameHead, body: &[u8]) -> Option<ReplayRequest> {
         if head.is_command {
             return None;

@@ -1,8 +1,8 @@
 //! Overrides of the fields of `config.json` (`--hf-overrides`).
 //!
 //! As in vLLM, an object in the overrides is merged field by field into the object of the same name. A dotted
-//! name (`rope_scaling.factor`) is the path of a nested field. A field that is set to null
-//! has the meaning of null in transformers, which differs from an absent field where the default is not `None`.
+//! name (`rope_scaling.factor`) is the path of a nested field. A field that is set to null means what null
+//! means in transformers: it differs from an absent field if the default of the field is not `None`.
 
 use serde_json::{Map, Value, map::Entry};
 

@@ -28,7 +28,7 @@ fn v3() -> Value {
     serde_json::from_str(V3).unwrap()
 }
 
-/// `config.json` of DeepSeek-V2-Lite: the fields that differ from `V3` are replaced.
+/// Returns the `config.json` of DeepSeek-V2-Lite, made from `V3` by replacing the fields that differ.
 fn v2_lite() -> Value {
     let changes = json!({
         "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1,

@@ -5,7 +5,7 @@ use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, VOCAB_LIMIT, WIDTH_LIMIT};
 use super::{ModelArchitecture, ModelConfigError};
 
-/// Settings that an EAGLE-3 draft model has in addition to those of a Llama decoder layer.
+/// Settings that an EAGLE-3 draft model has in addition to the settings of a Llama decoder layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eagle3Config {
     /// Hidden size of the target model.
@@ -112,8 +112,9 @@ fn reject_unsupported_inputs(nested: &JsonFields) -> Result<(), ModelConfigError
     Ok(())
 }
 
-/// Reads the ids of the auxiliary layers. An id at the top level selects the input of that layer, as in vLLM;
-/// an id in `eagle_config` selects the output of that layer, as in SGLang.
+/// Reads the ids of the auxiliary layers. An id in a field at the top level of `config.json` selects the
+/// input of the layer, as in vLLM; an id in the object `eagle_config` selects the output of the layer, as in
+/// SGLang.
 fn aux_layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
     let nested = fields.object("eagle_config")?;
     let (fields, offset) = match (fields.value(AUX_LAYERS_FIELD), &nested) {

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-/// Error of reading a model configuration, or a configuration that is not supported.
+/// Error while a model configuration is read: the configuration is invalid or not supported.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelConfigError {
     /// The configuration file cannot be read.

@@ -76,7 +76,8 @@ fn absent_fields_have_the_defaults_of_transformers() {
     let smollm3 = parse("SmolLM3ForCausalLM", &json!({})).unwrap();
     assert!(smollm3.tied && smollm3.rope.theta.to_bits() == 2e6f64.to_bits());
     assert!(!parse("GraniteForCausalLM", &json!({})).unwrap().tied);
-    // If the field `sliding_window` is absent, Mistral has a window of 4,096 tokens; null means no window.
+    // If the field `sliding_window` is absent, Mistral has a sliding window of 4,096 tokens; null means no
+    // sliding window.
     let long = json!({"max_position_embeddings": 8192});
     assert!(parse("MistralForCausalLM", &long).unwrap_err().contains("sliding_window"));
     let null = json!({"max_position_embeddings": 8192, "sliding_window": null});
@@ -122,7 +123,7 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
         crate::weight_table::tensors(&olmo2).into_iter().map(|spec| spec.name).collect();
     assert!(names.contains(&"model.layers.0.post_feedforward_layernorm.weight".to_owned()));
     assert!(!names.contains(&"model.layers.0.input_layernorm.weight".to_owned()));
-    // Without `layer_types`, three of four layers of OLMo 3 have a window.
+    // Without `layer_types`, three of four layers of OLMo 3 have a sliding window.
     const OLMO3: &str = "Olmo3ForCausalLM";
     assert!(parse(OLMO3, &json!({})).unwrap_err().contains("sliding_window"));
     let mixed = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention",
@@ -134,7 +135,7 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
     let olmo3 = parse(OLMO3, &full).unwrap();
     assert_eq!(olmo3.rope.theta.to_bits(), 500_000f64.to_bits());
     assert_eq!(olmo3.rope.scaling, RopeScaling::Linear { factor: 2.0 });
-    // Settings that transformers does not read are rejected.
+    // RoPE settings that transformers does not read for OLMo 3 are rejected.
     let yarn = |more: Value| {
         let mut scaling = json!({"rope_type": "yarn", "factor": 8.0});
         scaling.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -186,7 +187,7 @@ fn ministral3_has_an_attention_temperature() {
     const NAME: &str = "Ministral3ForCausalLM";
     let heads = json!({"num_attention_heads": 32});
     let config = parse(NAME, &heads).unwrap();
-    // Absent fields have the values of `configuration_ministral3.py`.
+    // Absent fields have the default values of transformers `configuration_ministral3.py`.
     assert_eq!((config.kv_heads, config.head_dim), (2, 128));
     assert!(matches!(config.rope.scaling, RopeScaling::Yarn { factor, .. } if factor == 16.0));
     let temperature = AttentionTemperatureConfig { beta: 0.1, interval: 16384.0 };
@@ -208,12 +209,14 @@ fn ministral3_has_an_attention_temperature() {
     for wrong in [json!(-0.5), Value::Null] {
         assert!(with_beta(wrong).unwrap_err().contains("llama_4_scaling_beta"));
     }
-    // An empty object in the old form counts as absent, and `rope_theta` at the top is not read.
+    // An empty `rope_scaling` (the old form of the RoPE settings) counts as absent. `rope_theta` at the top
+    // level of `config.json` has no effect in transformers and is rejected.
     let empty = parse(NAME, &json!({"num_attention_heads": 32, "rope_scaling": {}})).unwrap();
     assert_eq!(empty.attention_temperature, config.attention_temperature);
     let theta = parse(NAME, &json!({"num_attention_heads": 32, "rope_theta": 1e8})).unwrap_err();
     assert!(theta.contains("rope_theta"), "{theta}");
-    // The window is compared with the context that scaling extends.
+    // A sliding window of 16,384 tokens is rejected, because it is shorter than the context length after RoPE
+    // scaling.
     let window = json!({"num_attention_heads": 32, "sliding_window": 16384});
     assert!(parse(NAME, &window).unwrap_err().contains("sliding_window"));
     let other = parse("LlamaForCausalLM", &json!({"rope_parameters": rope})).unwrap_err();

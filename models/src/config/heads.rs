@@ -48,7 +48,8 @@ pub(super) fn gqa_heads(
 }
 
 /// Number of KV heads of configurations without the field `num_key_value_heads` (transformers
-/// `configuration_*.py`); `None` = the number of query heads, which null also means.
+/// `configuration_*.py`); `None` = the number of query heads. A field with the value null also means the
+/// number of query heads.
 const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
     match architecture {
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl => {
@@ -65,8 +66,9 @@ const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
     }
 }
 
-/// Number of channels per head of configurations without the field `head_dim` (transformers `configuration_*.py`);
-/// `None` = the hidden size divided by the number of query heads, which null also means.
+/// Number of channels per head of configurations without the field `head_dim` (transformers
+/// `configuration_*.py`); `None` = the hidden size divided by the number of query heads. A field with the
+/// value null also means this quotient.
 fn absent_head_dim(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
     let is_128 = matches!(
         architecture,

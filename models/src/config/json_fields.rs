@@ -155,7 +155,8 @@ impl JsonFields {
         }
     }
 
-    /// Reads the optional field `field`: a token id or a list of token ids.
+    /// Reads the optional field `field`, a token id or a list of token ids; returns an empty list if the
+    /// field is absent.
     pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(Vec::new()) };
         let wrong = || self.wrong(field, "a token id or a list of token ids", value);

@@ -75,7 +75,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// Indices of the layers without RoPE (NoPE), ascending.
     pub nope_layers: Vec<usize>,
-    /// Attention temperature: factors of queries that depend on the position; `None` = all are 1.
+    /// Attention temperature: each query is multiplied by a factor that depends on its position; `None` = all
+    /// factors are 1.
     pub attention_temperature: Option<AttentionTemperatureConfig>,
     /// Constant factors of activations.
     pub multipliers: ActivationMultipliers,
@@ -146,14 +147,15 @@ pub struct MoeConfig {
     /// Function that turns router logits into scores: softmax or sigmoid.
     pub score: RouterScoreFunction,
     /// Whether a bias is added to the scores when experts are selected (`e_score_correction_bias`). The bias
-    /// does not change the weights with which the outputs of the selected experts are summed.
+    /// does not change the routing weights, with which the outputs of the selected experts are summed.
     pub has_correction_bias: bool,
     /// Groups of experts for group-limited routing: the router first selects groups, then experts within
     /// these groups.
     pub expert_groups: Option<ExpertGroups>,
-    /// Whether the weights of a token's selected experts are scaled to sum to 1.
+    /// Whether the routing weights of a token's selected experts are scaled to sum to 1.
     pub norm_topk_prob: bool,
-    /// Factor by which the weights of a token's selected experts are multiplied (`routed_scaling_factor`).
+    /// Factor by which the routing weights of a token's selected experts are multiplied
+    /// (`routed_scaling_factor`).
     pub scale: f32,
     /// Layer `i` has experts if `sparse_step` divides `i + 1` and `dense_layers` does not contain `i`.
     pub sparse_step: usize,
@@ -214,8 +216,8 @@ pub enum ModelArchitecture {
 pub enum NormPlacement {
     /// Pre-norm: the residual stream is normalised before the first projection.
     Input,
-    /// Post-norm: the output is normalised before it is added to the residual stream (OLMo 2, arXiv 2501.00656,
-    /// section 3.2).
+    /// Post-norm: the output of attention or of the MLP is normalised before it is added to the residual
+    /// stream (OLMo 2, arXiv 2501.00656, section 3.2).
     Output,
 }
 
@@ -304,8 +306,8 @@ impl ModelConfig {
         self.rms_eps / self.multipliers.residual.powi(2)
     }
 
-    /// Row order of the query and key projections; `None` unless RoPE rotates only a part of the channels of
-    /// a head.
+    /// Row order of the query and key projections if RoPE rotates only a part of the channels of a head;
+    /// otherwise `None`.
     #[must_use]
     pub(crate) fn rotary_rows(&self) -> Option<RotaryRowOrder> {
         let rows = RotaryRowOrder { head_dim: self.head_dim, rotated: self.rotated_channels() };
@@ -318,8 +320,8 @@ impl ModelConfig {
         (self.rotary() as f64 * self.rope.partial_rotary_factor) as usize
     }
 
-    /// Number of channels per head of query and key in the RoPE tables. With partial rotation, these include
-    /// channels that are not rotated.
+    /// Number of channels per head of query and key in the RoPE tables. With partial RoPE, this number
+    /// includes channels that RoPE does not rotate.
     #[must_use]
     pub fn rotary(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
@@ -336,7 +338,7 @@ impl ModelConfig {
     #[must_use]
     pub fn context_max(&self) -> usize {
         let extended = match self.rope.scaling {
-            // With llama3 scaling, `max_position_embeddings` is the extended length already.
+            // With llama3 and longrope scaling, `max_position_embeddings` is already the extended length.
             RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,

@@ -6,8 +6,8 @@ use super::{ModelArchitecture, ModelConfigError, MoeConfig};
 use ops::{ExpertGroups, GroupScoreFunction, RouterScoreFunction};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
-/// Maximum sum of the numbers of experts of all layers. It limits the weight table, which has three entries
-/// per expert.
+/// Maximum number of experts, summed over all layers. It limits the weight table, which has three entries per
+/// expert.
 const ALL_EXPERTS_LIMIT: usize = 1 << 18;
 
 /// Reads the MoE settings; returns `None` for architectures without experts.
@@ -63,8 +63,8 @@ fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
     })
 }
 
-/// Reads the MoE settings of Qwen3-VL-MoE: the settings of Qwen3-MoE, but the expert weights of a token are
-/// always normalised.
+/// Reads the MoE settings of Qwen3-VL-MoE: the settings of Qwen3-MoE, but the routing weights of a token's
+/// experts are always scaled to sum to 1.
 fn qwen3_vl(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
     if !fields.flag("norm_topk_prob", true)? {
         return Err(
@@ -75,8 +75,9 @@ fn qwen3_vl(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfig
 }
 
 /// Reads the MoE settings of Mixtral, as transformers `modeling_mixtral.py` does: every layer has experts,
-/// and the softmax over the logits of the selected experts yields their weights, which is equal to softmax
-/// over all logits followed by normalisation.
+/// and the softmax over the logits of the selected experts yields their routing weights. This is equal to a
+/// softmax over the logits of all experts, after which the routing weights of the selected experts are scaled
+/// to sum to 1.
 fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
     let experts = expert_count(fields, "num_local_experts", "num_experts")?;
     Ok(MoeConfig {
@@ -104,7 +105,8 @@ fn expert_count(fields: &JsonFields, field: &str, other: &str) -> Result<usize, 
     }
 }
 
-/// Reads the number of routed experts per token (`num_experts_per_tok`), which is at most `experts`.
+/// Reads the number of routed experts per token (`num_experts_per_tok`), and checks that it is at most
+/// `experts`.
 fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, ModelConfigError> {
     let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
     if top_k > experts {
@@ -115,7 +117,7 @@ fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, Model
 }
 
 /// Reads the MoE settings of DeepSeek models, as transformers `modeling_deepseek_v2.py` and
-/// `modeling_deepseek_v3.py` do: the first layers have a dense MLP, all others have experts.
+/// `modeling_deepseek_v3.py` do: the first layers have a dense MLP, all other layers have experts.
 fn deepseek(
     fields: &JsonFields,
     architecture: ModelArchitecture,

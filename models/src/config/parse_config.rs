@@ -57,7 +57,8 @@ pub(super) fn config(
         nope_layers: nope_layers(fields, architecture, layers)?,
         multipliers: ActivationMultipliers::read(fields, architecture)?,
         max_positions,
-        // A checkpoint without an LM head is loaded as tied, so that no memory is allocated for an LM head.
+        // If a checkpoint has no LM head, the model is treated as tied, so that no memory is allocated for an
+        // LM head.
         tied: fields.flag("tie_word_embeddings", architecture.ties_by_default())?
             || !head.has_lm_head(),
         head,
@@ -87,7 +88,7 @@ pub(super) fn config(
     }
 }
 
-/// Checks the number of channels that RoPE rotates, and the number of factors of longrope scaling.
+/// Checks the number of channels that RoPE rotates, and the number of frequency divisors of longrope scaling.
 fn check_rotary(fields: &JsonFields, config: &ModelConfig) -> Result<(), ModelConfigError> {
     let rotated = config.rotated_channels();
     if rotated == 0 || !rotated.is_multiple_of(2) {
@@ -151,8 +152,7 @@ fn reject_unsupported(
     Ok(())
 }
 
-/// Rejects configurations with sliding window attention, under the conditions under which transformers
-/// applies a window.
+/// Rejects configurations for which transformers would apply a sliding window to at least one layer.
 fn reject_sliding_windows(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -204,10 +204,11 @@ fn has_sliding_window(
             let has_nope_layers = !nope_layers(fields, architecture, layers)?.is_empty();
             !by_type && has_nope_layers && fields.flag("use_sliding_window", false)? && has_window
         }
-        // Without `layer_types`, three of four layers have a window and other RoPE settings.
+        // Without `layer_types`, three of four layers have a sliding window, and their RoPE settings differ
+        // from the settings of the other layers.
         ModelArchitecture::Olmo3 => fields.value("layer_types").is_none(),
         ModelArchitecture::Qwen2Moe => {
-            // The sliding window applies to every second layer below `max_window_layers`, from layer 0.
+            // The sliding window applies to the layers 0, 2, 4, … with an index below `max_window_layers`.
             let below = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
             let by_type = fields.value("layer_types").is_some();
             !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
@@ -331,7 +332,8 @@ fn nope_layers(
     const DEFAULT_INTERVAL: usize = 4;
     match architecture {
         ModelArchitecture::SmolLm3 => {}
-        // Without `rope`, no layer has RoPE (transformers `modeling_granitemoehybrid.py`).
+        // If `position_embedding_type` is not `rope`, no layer has RoPE (transformers
+        // `modeling_granitemoehybrid.py`).
         ModelArchitecture::GraniteMoeHybrid
             if fields.text("position_embedding_type")? != Some("rope") =>
         {
@@ -367,8 +369,8 @@ fn mtp_layers(
     }
 }
 
-/// Reads the declared data type from `dtype` (new name) or `torch_dtype` (old name). It is the default data
-/// type of the computation; weights are cast to the data type of the computation.
+/// Reads the declared data type from `dtype` (new name) or `torch_dtype` (old name). The declared data type
+/// is the default data type of the computation; weights are cast to the data type of the computation.
 fn dtype(fields: &JsonFields) -> Result<Option<CheckpointDType>, ModelConfigError> {
     fields.reject_disagreement("dtype", fields, "torch_dtype")?;
     let field = if fields.value("dtype").is_some() { "dtype" } else { "torch_dtype" };

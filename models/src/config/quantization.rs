@@ -61,7 +61,7 @@ pub struct LayerQuantization {
 /// Granularity of the weight scales of a linear layer: the weights that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointScaleGranularity {
-    /// Blocks of 128 × 128 weights share a scale. Activations have one scale per token and group of 128
+    /// The 128 × 128 weights of a block share a scale. Activations have one scale per token and group of 128
     /// channels.
     Blocks,
     /// All weights of an output channel share a scale. Activations have one scale per token.

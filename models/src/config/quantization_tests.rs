@@ -18,13 +18,14 @@ fn read(quantization: Value) -> Result<QuantizationConfig, String> {
     config.map(|config| config.quantization.unwrap()).map_err(|error| error.to_string())
 }
 
-/// Format of a layer that is not selected by name.
+/// Returns the weight scale granularity and the activation scheme of a layer that no group selects by name.
 fn format_of(quantization: Value) -> (CheckpointScaleGranularity, ActivationScheme) {
     let format = read(quantization).unwrap().of_layer(&[Q]).unwrap();
     (format.scales, format.activations)
 }
 
-/// Error message without the file name and the prefix `quantization_config.` of the field.
+/// Returns the error message, without the file name and without the prefix `quantization_config.` of the
+/// field.
 fn error(quantization: Value) -> String {
     let error = read(quantization).unwrap_err();
     error.strip_prefix("config.json: field `quantization_config.").unwrap().to_owned()
@@ -54,7 +55,7 @@ fn formats_of_published_checkpoints_are_read() {
         "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]});
     assert_eq!(format_of(deepseek.clone()), (Blocks, Dynamic));
     assert!(read(deepseek.clone()).unwrap().ignores("lm_head"));
-    // Fields that transformers 5 adds.
+    // Fields that transformers 5 writes in addition to the fields above.
     let written = json!({"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": null});
     assert_eq!(format_of(with(deepseek.clone(), written)), (Blocks, Dynamic));
     assert_eq!(format_of(with(deepseek, json!({"scale_fmt": "ue8m0"}))), (Blocks, PowerOfTwo));

@@ -30,8 +30,8 @@ pub enum RopeScaling {
         /// Divisor of every rotation frequency.
         factor: f64,
     },
-    /// Llama 3 scaling: frequencies with long wavelengths are divided by `factor`, those with short
-    /// wavelengths are unchanged, and frequencies between them are interpolated.
+    /// Llama 3 scaling: frequencies with long wavelengths are divided by `factor`, frequencies with short
+    /// wavelengths are unchanged, and frequencies with wavelengths in between are interpolated.
     Llama3 {
         /// Divisor of the frequencies with long wavelengths.
         factor: f64,
@@ -42,9 +42,9 @@ pub enum RopeScaling {
         /// Context length of the original training.
         original_positions: f64,
     },
-    /// YaRN (arXiv 2309.00071): frequencies of the first channels are unchanged, those of the last channels
-    /// are divided by `factor`, with a linear ramp between; cosines and sines are multiplied by
-    /// `attention_factor`.
+    /// YaRN (arXiv 2309.00071): the frequencies of the first channels are unchanged, the frequencies of the
+    /// last channels are divided by `factor`, and a linear ramp interpolates the frequencies in between;
+    /// cosines and sines are multiplied by `attention_factor`.
     Yarn {
         /// Divisor of low rotation frequencies.
         factor: f64,
@@ -57,14 +57,14 @@ pub enum RopeScaling {
         original_positions: f64,
         /// Factor by which cosines and sines are multiplied.
         attention_factor: f64,
-        /// Factor derived from `mscale_all_dim`; MLA multiplies its softmax scale by the square of this
-        /// factor.
+        /// Factor computed from the field `mscale_all_dim`; MLA multiplies its softmax scale by the square of
+        /// this factor.
         all_dim_gain: f64,
-        /// Whether the bounds of the ramp are rounded to integer channel indices.
+        /// Whether the first and the last channel of the linear ramp are rounded to integer channel indices.
         truncate: bool,
     },
-    /// LongRoPE (arXiv 2402.13753), as in transformers `modeling_rope_utils.py`: the frequency of each channel
-    /// pair is divided by a factor of its own; cosines and sines are multiplied by `attention_factor`.
+    /// LongRoPE (arXiv 2402.13753), as in transformers `modeling_rope_utils.py`: the frequency of each
+    /// channel pair has a separate divisor; cosines and sines are multiplied by `attention_factor`.
     LongRope {
         /// Divisors of the frequencies if the longest context that is served does not exceed the original
         /// context.
@@ -93,9 +93,9 @@ const fn default_theta(architecture: ModelArchitecture) -> f64 {
     }
 }
 
-/// Object with the RoPE settings in the new form.
+/// Name of the object that contains the RoPE settings in the new form.
 const NEW_FORM: &str = "rope_parameters";
-/// Object with the RoPE settings in the old form.
+/// Name of the object that contains the RoPE settings in the old form.
 const OLD_FORM: &str = "rope_scaling";
 /// Fields of `config.json` whose names begin with `rope_`.
 const ROPE_FIELDS: &[&str] = &[NEW_FORM, OLD_FORM, "rope_theta", "rope_interleave"];
@@ -121,7 +121,8 @@ const PARAMETERS: &[&str] = &[
 /// Parameters of the RoPE of multimodal models (M-RoPE), in which a token has three positions. The three
 /// positions of a text token are equal, so that these parameters have no effect on text.
 const MROPE_PARAMETERS: &[&str] = &["mrope_section", "mrope_interleaved"];
-/// Parameters of the attention temperature. transformers ignores `max_position_embeddings` here.
+/// Parameters of the attention temperature. transformers ignores `max_position_embeddings` in the RoPE
+/// settings.
 const TEMPERATURE_PARAMETERS: &[&str] = &[BETA, "max_position_embeddings"];
 /// Parameters that some files store at the top level of `config.json`.
 const TOP_LEVEL_PARAMETERS: &[&str] =
@@ -215,8 +216,9 @@ impl RopeConfig {
     }
 }
 
-/// Returns the settings in the new form of layers that attend to the whole context. OLMo 3 stores them in an object of
-/// their own, and ignores all other settings in the new form (transformers `configuration_olmo3.py`).
+/// Returns the RoPE settings (new form) of the layers that attend to the whole context. OLMo 3 stores these
+/// settings in a separate object, and ignores all other RoPE settings in the new form (transformers
+/// `configuration_olmo3.py`).
 fn full_attention(
     settings: Option<JsonFields>,
     architecture: ModelArchitecture,
@@ -232,7 +234,8 @@ fn full_attention(
     map.object(FIELD)
 }
 
-/// Rejects settings of OLMo 3 that transformers does not read, so that they would have no effect there.
+/// Rejects RoPE settings of OLMo 3 that transformers does not read and that therefore have no effect in
+/// transformers.
 fn reject_unread_settings(fields: &JsonFields, map: &JsonFields) -> Result<(), ModelConfigError> {
     const ORIGINAL: &str = "original_max_position_embeddings";
     if !map.flag("truncate", true)? {

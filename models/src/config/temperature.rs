@@ -1,4 +1,5 @@
-//! Attention temperature: factors by which queries are multiplied, depending on their position.
+//! Attention temperature: factors by which queries are multiplied; the factor of a query depends on its
+//! position.
 
 use super::json_fields::JsonFields;
 use super::{ModelArchitecture, ModelConfigError};
@@ -7,7 +8,7 @@ use super::{ModelArchitecture, ModelConfigError};
 /// `modeling_ministral3.py`): queries at position `p` are multiplied by `1 + beta · ln(1 + ⌊p / interval⌋)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionTemperatureConfig {
-    /// Growth of the factor (`llama_4_scaling_beta`).
+    /// Coefficient of the logarithm in the factor (`llama_4_scaling_beta`).
     pub beta: f64,
     /// Number of positions with the same factor (`original_max_position_embeddings`).
     pub interval: f64,
@@ -17,7 +18,8 @@ pub struct AttentionTemperatureConfig {
 pub(super) const BETA: &str = "llama_4_scaling_beta";
 
 impl AttentionTemperatureConfig {
-    /// Reads the temperature from the RoPE settings `rope` of an architecture that has one.
+    /// Reads the attention temperature from the RoPE settings `rope`; returns `None` if the architecture has
+    /// no attention temperature or if `beta` is 0.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
@@ -35,7 +37,8 @@ impl AttentionTemperatureConfig {
         }
     }
 
-    /// Whether the text part has the layers of Ministral 3, which have a temperature.
+    /// Whether the model, or the text part of a multimodal model, is Ministral 3, which has an attention
+    /// temperature.
     pub(super) fn applies(fields: &JsonFields, architecture: ModelArchitecture) -> bool {
         let model_type = || fields.value("model_type").and_then(|value| value.as_str());
         match architecture {
@@ -45,7 +48,7 @@ impl AttentionTemperatureConfig {
         }
     }
 
-    /// Factor of the queries at `position`, computed in f32 as in transformers.
+    /// Factor by which queries at `position` are multiplied, computed in f32 as in transformers.
     #[must_use]
     pub fn factor(&self, position: usize) -> f32 {
         let interval = (position as f32 / self.interval as f32).floor();

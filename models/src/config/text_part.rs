@@ -6,7 +6,7 @@
 use super::json_fields::JsonFields;
 use super::{ModelArchitecture, ModelConfigError};
 
-/// Object with the fields of the text part.
+/// Name of the object in `config.json` that contains the fields of the text part.
 const TEXT_CONFIG: &str = "text_config";
 /// Fields that are read from the outermost object if `text_config` does not contain them.
 const INHERITED: &[&str] =

@@ -37,7 +37,7 @@ pub(crate) trait DecoderLayer: Sized {
     ) -> Result<Self, ModelLoadError>;
 
     /// Updates the residual stream `x` of shape `[tokens, hidden size]`. If `logits_indices`, i32 `[rows]`,
-    /// are given, the stream contains only the tokens at these indices after attention.
+    /// are given, only the rows of the tokens at these indices remain in the stream after attention.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -4,9 +4,10 @@
 use crate::{ExpertExchangeMethod, ForwardContext, ForwardError};
 use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
 
-/// All-to-all is used if the expected share of all tokens that a rank receives is at most this value. At a
-/// share of 1, all-to-all moves as many bytes as all-gather and reduce-scatter, and additionally sorts tokens
-/// and exchanges counts. These additional costs are only recovered if the share is at most 7/8.
+/// All-to-all is used if a rank is expected to receive at most this share of all tokens; otherwise all-gather
+/// and reduce-scatter are used. At a share of 1, all-to-all moves as many bytes as all-gather and
+/// reduce-scatter, and additionally sorts tokens and exchanges counts. These additional costs are only
+/// recovered if the share is at most 7/8.
 const ALL_TO_ALL_MAX_SHARE: f64 = 7.0 / 8.0;
 
 /// Computes `Σ weight_e · expert_e(h)` over the experts of each token, for `h [tokens, hidden size]`. The

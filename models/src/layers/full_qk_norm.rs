@@ -38,7 +38,8 @@ impl FullQkNorm {
         let ranks = f.tp.size();
         let mut sums = f.ops.qk_square_sums(qkv, *channels)?; // f32 [tokens, 2]
         if ranks > 1 {
-            // KV heads that several ranks have are in the sum and in the count of channels equally often.
+            // A KV head that several ranks have is counted several times, both in the sum of squares and in
+            // the number of channels, so that the mean square is correct.
             f.tp.all_reduce(f.ops.stream(), sums.mat_mut()?)?;
         }
         let norm = QkFullNormWeights { weight, channels: *channels, ranks, eps: *eps };

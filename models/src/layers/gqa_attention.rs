@@ -83,8 +83,8 @@ impl GqaAttention {
         Ok(Self { qkv_proj, full_norm, heads })
     }
 
-    /// Updates the residual stream `x`. If `logits_indices`, i32 `[rows]`, are given, the stream contains
-    /// only the tokens at these indices afterwards.
+    /// Updates the residual stream `x`. If `logits_indices`, i32 `[rows]`, are given, only the rows of the
+    /// tokens at these indices remain in the stream afterwards.
     pub(crate) fn forward<'a>(
         &self,
         f: &ForwardContext<'_>,
@@ -139,8 +139,8 @@ impl GqaAttentionCore {
         })
     }
 
-    /// Computes the attention of a draft model. A draft model has no KV at position 0, so attention starts at
-    /// position 1.
+    /// Computes the attention of an EAGLE-3 draft model. A draft model has no KV at position 0, so attention
+    /// starts at position 1.
     pub(crate) fn forward_skipping_first(
         &self,
         f: &ForwardContext<'_>,

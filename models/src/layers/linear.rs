@@ -81,8 +81,8 @@ impl RowParallelLinear {
         x.add_linear(f, h, &self.0, norm)
     }
 
-    /// Computes `x += norm(W (silu(gate) · up) + b)`, or the sum without a norm, where `h` is this rank's output
-    /// of `forward_gated`.
+    /// Computes `x += norm(W (silu(gate) · up) + b)`, or `x += W (silu(gate) · up) + b` without a norm, where
+    /// `h` is this rank's output of `forward_gated`.
     pub(crate) fn add_gated_to(
         &self,
         f: &ForwardContext<'_>,

@@ -77,8 +77,8 @@ impl MlaAttentionLayer {
         })
     }
 
-    /// Updates the residual stream `x`. If `logits_indices`, i32 `[rows]`, are given, the stream contains
-    /// only the tokens at these indices afterwards.
+    /// Updates the residual stream `x`. If `logits_indices`, i32 `[rows]`, are given, only the rows of the
+    /// tokens at these indices remain in the stream afterwards.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,

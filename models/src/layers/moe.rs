@@ -17,9 +17,9 @@ use ops::{
 /// Ranks of `f.dp` have different tokens and exchange tokens before the experts are computed.
 ///
 /// With tensor parallelism, shared experts may be fused with the routed experts: fused shared experts are
-/// stored after the routed experts and have weight 1. With expert parallelism or an expert placement, shared
-/// experts are a separate MLP that is computed on the rank of the token, so that no tokens are sent to other
-/// ranks for shared experts.
+/// stored after the routed experts and have the routing weight 1. With expert parallelism or an expert
+/// placement, shared experts are a separate MLP that is computed on the rank of the token, so that no tokens
+/// are sent to other ranks for shared experts.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,

@@ -1,6 +1,6 @@
-//! Multi-token prediction (MTP, NextN) module: a decoder layer after the last layer of the model that
-//! predicts one draft token, the token after the token that the model predicts (DeepSeek-V3, arXiv
-//! 2412.19437, section 2.2).
+//! Multi-token prediction (MTP, NextN) module: a decoder layer after the last layer of the model. It predicts
+//! one draft token, which follows the token that the model predicts (DeepSeek-V3, arXiv 2412.19437, section
+//! 2.2).
 
 use std::sync::Arc;
 

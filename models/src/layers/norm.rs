@@ -27,7 +27,7 @@ impl RmsNormLayer {
 pub(crate) struct SublayerNorms {
     /// Norm of the residual stream before the first projection.
     input: Option<RmsNormLayer>,
-    /// Norm of the output before it is added to the residual stream.
+    /// Norm of the output of attention or of the MLP before the output is added to the residual stream.
     output: Option<RmsNormLayer>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct SublayerNorms {
 pub(crate) struct SublayerNormRefs<'a> {
     /// Norm of the residual stream before the first projection.
     pub(crate) input: Option<&'a RmsNormLayer>,
-    /// Norm of the output before it is added to the residual stream.
+    /// Norm of the output of attention or of the MLP before the output is added to the residual stream.
     pub(crate) output: Option<&'a RmsNormLayer>,
 }
 

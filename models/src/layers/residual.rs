@@ -12,8 +12,8 @@ use ops::{DownProjectionInput, PackedLinear, Tensor};
 pub(crate) struct ResidualStream {
     x: Tensor,
     pending: Option<PendingDelta>,
-    /// Factor by which the stream is multiplied to obtain the hidden states that are passed to probes and to
-    /// the collector of auxiliary hidden states.
+    /// Factor by which the stream is multiplied to obtain the hidden states that are passed to the probe
+    /// (observer of intermediate results) and to the collector of auxiliary hidden states.
     scale: f32,
 }
 
@@ -36,7 +36,8 @@ impl ResidualStream {
         Self { x, pending: None, scale }
     }
 
-    /// Adds the pending delta to the stream and returns `norm(x)`, where `x` is the sum.
+    /// Adds the pending delta (output of attention or of an MLP) to the stream and returns `norm(x)`, where
+    /// `x` is the sum.
     pub(crate) fn normed(
         &mut self,
         f: &ForwardContext<'_>,
@@ -61,7 +62,8 @@ impl ResidualStream {
         Ok(y)
     }
 
-    /// Adds the pending delta, which must be all-reduced, to the stream and returns the sum.
+    /// Adds the pending delta (output of attention or of an MLP), which must already be all-reduced, to the
+    /// stream and returns the sum.
     fn summed(&mut self, f: &ForwardContext<'_>) -> Result<&Tensor, ForwardError> {
         if let Some(PendingDelta { delta, .. }) = self.pending.take() {
             self.x = f.ops.add(&self.x, &delta)?;
@@ -69,8 +71,8 @@ impl ResidualStream {
         Ok(&self.x)
     }
 
-    /// Adds the pending delta to the stream and returns `norm(x) Wᵀ + bias`, where `x` is the sum; `x Wᵀ + bias`
-    /// without a norm.
+    /// Adds the pending delta (output of attention or of an MLP) to the stream and returns `norm(x) Wᵀ +
+    /// bias`, where `x` is the sum; `x Wᵀ + bias` without a norm.
     pub(crate) fn normed_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -90,9 +92,9 @@ impl ResidualStream {
         })
     }
 
-    /// Adds the pending delta to the stream and returns `silu(gate) · up`, where `gate` and `up` are the
-    /// first and the second half of the output channels of `norm(x) Wᵀ + bias` (`x Wᵀ + bias` without a
-    /// norm), and `x` is the sum. The result is the input of the layer `down`.
+    /// Adds the pending delta (output of attention or of an MLP) to the stream and returns `silu(gate) · up`,
+    /// where `gate` and `up` are the first and the second half of the output channels of `norm(x) Wᵀ + bias`
+    /// (`x Wᵀ + bias` without a norm), and `x` is the sum. The result is the input of the layer `down`.
     pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
@@ -135,8 +137,8 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += norm((silu(gate) · up) Wᵀ + bias)`, or the sum without a norm; the products are summed over
-    /// the tensor-parallel ranks.
+    /// Computes `x += norm((silu(gate) · up) Wᵀ + bias)`, or `x += (silu(gate) · up) Wᵀ + bias` without a
+    /// norm; the products are summed over the tensor-parallel ranks.
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -156,8 +158,8 @@ impl ResidualStream {
     }
 
     /// Computes `x += delta`, where `delta` is summed over the tensor-parallel ranks. The addition may be
-    /// postponed until the next norm, which must precede the next call. If a probe reads intermediate
-    /// results, `delta` is all-reduced immediately.
+    /// postponed until the next norm; the next norm must be computed before the next call of this function.
+    /// If a probe reads intermediate results, `delta` is all-reduced immediately.
     pub(crate) fn add_partial(
         &mut self,
         f: &ForwardContext<'_>,
@@ -198,8 +200,8 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Passes the input of layer `layer` to the collector of auxiliary hidden states, if it collects this
-    /// layer.
+    /// Passes the input of layer `layer` to the collector of auxiliary hidden states, if this input is an
+    /// auxiliary hidden state.
     pub(crate) fn collect_aux_state(
         &mut self,
         f: &ForwardContext<'_>,
@@ -219,8 +221,8 @@ impl ResidualStream {
         }
     }
 
-    /// Returns the hidden states `scale · (x + pending)`; `None` if they equal `x`. A pending delta must
-    /// already be all-reduced.
+    /// Returns the hidden states `scale · (x + pending)`; `None` if they equal `x`. A pending delta (output
+    /// of attention or of an MLP) must already be all-reduced.
     fn hidden_states(&self, f: &ForwardContext<'_>) -> Result<Option<Tensor>, ForwardError> {
         let (mut hidden, scale) = match &self.pending {
             Some(PendingDelta { delta, .. }) => (f.ops.add(&self.x, delta)?, self.scale),
@@ -234,13 +236,14 @@ impl ResidualStream {
     }
 
     /// Returns the stream `[tokens, hidden size]`. The preceding operation must have been a norm, so that no
-    /// delta is pending.
+    /// output of attention or of an MLP remains to be added.
     pub(crate) fn into_stream(self) -> Tensor {
         debug_assert!(self.pending.is_none(), "a delta is pending");
         self.x
     }
 
-    /// Passes the hidden states after layer `layer` to the probe, if there is a probe.
+    /// Passes the hidden states after layer `layer` to the probe (observer of intermediate results), if there
+    /// is a probe.
     pub(crate) fn probe_layer(
         &self,
         f: &ForwardContext<'_>,

@@ -75,7 +75,7 @@ impl RotaryEmbedding {
     }
 }
 
-/// Uploads the attention temperature of all positions; `None` if every factor is 1.
+/// Uploads the factors of the attention temperature for all positions; returns `None` if every factor is 1.
 fn temperature(
     config: &ModelConfig,
     w: &Weights<'_>,

@@ -114,7 +114,8 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Ve
         vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
     };
     // A quantised weight is fused only if it has one scale per output channel and no static activation scale.
-    // Otherwise the parts of a fused tensor would share scales, which differ from those of separate weights.
+    // Otherwise the parts of a fused tensor would share scales, and these scales differ from the scales of
+    // separately stored weights.
     let is_fusible =
         |fused: &FusedWeightLocation| match spec.quantized().map(|scales| scales.format) {
             None => true,

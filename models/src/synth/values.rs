@@ -2,8 +2,9 @@
 //! instructions.
 //!
 //! `key = mix(fnv1a64(name) ⊕ seed)` and `u(i) = mix(key + (i + 1) · γ)`, where `i` is the row-major index in
-//! the whole tensor and `mix` is the finaliser of splitmix64. The bits of `u(i)` select an odd multiple of
-//! 1/128 in (−1, 1). A weight is this number times a power of two, and therefore exact in bf16, f16 and f32.
+//! the whole tensor `mix` is the finaliser of splitmix64 and `γ` is its increment. The bits of `u(i)` select
+//! an odd multiple of 1/128 in (−1, 1). A weight is this number times a power of two, and therefore exact in
+//! bf16, f16 and f32.
 
 use ops::Fp8E4m3;
 
@@ -25,8 +26,8 @@ pub enum SynthDistribution {
     /// Integers: offsets from draft token ids to target token ids, which are spread evenly over the
     /// vocabulary; see `SynthDraftVocab`.
     Offsets,
-    /// Scales of an fp8 linear layer: powers of two from `2^(e − 1)` to `2^(e + 2)`, with the exponent `e` of
-    /// `Linear`. The fp8 elements are the unscaled values `x` rounded to e4m3.
+    /// Scales of an fp8 linear layer: powers of two from `2^(e − 1)` to `2^(e + 2)`, where `e` is defined as
+    /// for `Linear`. The fp8 elements are the unscaled values `x` rounded to e4m3.
     Scale,
     /// Static activation scales: powers of two from 1/32 to 1/4.
     InputScale,
@@ -109,8 +110,8 @@ impl SynthDraftVocab {
     }
 }
 
-/// The odd multiple of 1/128 in (−1, 1) with index `i` of 128, in ascending order; synthetic weights are
-/// scaled from these values.
+/// Returns the value with index `i` in the ascending list of the 128 odd multiples of 1/128 in (−1, 1).
+/// Synthetic weights are these values times a power of two.
 fn level(i: u64) -> f32 {
     (2.0 * i as f32 - 127.0) / 128.0
 }

@@ -75,7 +75,8 @@ impl<'a> WeightLoadObserver<'a> {
     }
 }
 
-/// Adds `part`, the digest of this rank's part of a weight, to the sum that `shard` selects.
+/// Adds `part`, the digest of this rank's part of a weight, to a sum in `digest`. The sharding `shard` of the
+/// weight selects the sum.
 pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) {
     let sum = match shard {
         ShardSpec::Replicated => &mut digest.common,
@@ -89,8 +90,8 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) 
     *sum = sum.wrapping_add(part);
 }
 
-/// Adds the digest `other` to `sum`. `other` covers other bytes of the same weights, or other weights of the
-/// model.
+/// Adds each sum in the digest `other` to the same sum in `sum`. `other` covers other bytes of the same
+/// weights, or other weights of the model.
 pub(super) fn add_digest(sum: &mut WeightsDigest, other: WeightsDigest) {
     sum.common = sum.common.wrapping_add(other.common);
     sum.sharded = sum.sharded.wrapping_add(other.sharded);
@@ -103,8 +104,9 @@ pub(super) fn add_common(digest: &mut WeightsDigest, name: &str, bytes: &[u8]) {
     digest.common = digest.common.wrapping_add(digest_bytes(bytes, key));
 }
 
-/// Adds the name, dtype, shape, and the bytes at both ends of every tensor of a checkpoint. If ranks read
-/// different files, these samples differ even if no tensor is loaded by more than one rank.
+/// Adds a hash to `digest.common` for every tensor of a checkpoint: the hash of the name, the dtype, the
+/// shape, and the first and the last `SAMPLE_BYTES` bytes of the tensor. If ranks read different files, these
+/// hashes differ even if no tensor is loaded by more than one rank.
 pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCheckpoint) {
     for name in checkpoint.names() {
         let (Some(stored), Some(bytes)) = (checkpoint.get(name), checkpoint.bytes(name)) else {

@@ -78,7 +78,8 @@ impl WeightPartLocation {
     }
 }
 
-/// Job of a worker thread: hash the blocks `blocks` of a part of a weight.
+/// Job of a worker thread: it hashes the hash blocks with the indices `blocks` (about 1 MiB each) of one part
+/// of a weight.
 #[derive(Debug)]
 struct DigestJob {
     part: Arc<WeightPartLocation>,
@@ -158,7 +159,7 @@ impl DigestWorkers {
     }
 
     /// Queues the part `part` of a weight for hashing. Its digest, seeded with `key`, is added to the sum
-    /// that `shard` selects.
+    /// that the sharding `shard` of the weight selects.
     pub(super) fn add(&self, part: WeightPartLocation, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);
         let count = part.window().blocks();

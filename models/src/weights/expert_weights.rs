@@ -55,7 +55,7 @@ impl Weights<'_> {
         Ok(packed)
     }
 
-    /// Marks the weights of experts that are only on other ranks as taken, so that `finish` does not report
+    /// Marks the weights of experts that are only on other ranks as loaded, so that `finish` does not report
     /// them as unused. `count` is the number of experts of the layer.
     fn skip_remote_experts(&self, own: &LocalExperts, count: usize) {
         for e in (0..count).filter(|e| !own.experts.contains(e)) {
@@ -65,7 +65,7 @@ impl Weights<'_> {
         }
     }
 
-    /// Takes this rank's parts of the gate, up and down projections of the module `mlp`.
+    /// Loads this rank's parts of the gate, up and down projections of the module `mlp`.
     fn take_projections(&self, mlp: &str) -> Result<[HostWeightShard<'_>; 3], ModelLoadError> {
         let [gate, up, down] = projection_names(mlp);
         Ok([self.take(gate)?, self.take(up)?, self.take(down)?])

@@ -25,7 +25,7 @@ const DOWN: FusedProjection = FusedProjection { name: "down_proj", projections: 
 /// Location of a weight in a fused tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FusedWeightLocation {
-    /// Canonical name of the fused tensor.
+    /// Canonical name of the fused tensor, which does not depend on the model family.
     pub(crate) name: String,
     /// Number of experts of the layer, each of which has one matrix in the fused tensor; `None` = the tensor
     /// is a single matrix.

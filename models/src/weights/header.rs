@@ -48,7 +48,7 @@ struct HeaderTensor {
     data: Range<u64>,
 }
 
-/// Error in the header that concerns either the whole file or one tensor.
+/// Error in the header of a safetensors file; it concerns the whole file or one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SafetensorsHeaderError {
     File(WeightFileError),

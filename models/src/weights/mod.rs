@@ -2,8 +2,8 @@
 //! name.
 //!
 //! A layer calls, for example, `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`. The call
-//! does not depend on the stored format or on the rank's slice. Each weight must be taken exactly once;
-//! `finish` returns an error if a weight has not been taken.
+//! does not depend on the stored format or on the rank's slice. Each weight must be loaded exactly once;
+//! `finish` returns an error if a weight has not been loaded.
 
 mod checkpoint;
 mod digest;
@@ -69,7 +69,7 @@ pub(crate) struct WeightLoadTarget<'a> {
     pub(crate) positions: usize,
 }
 
-/// Weights of a model while it is loaded, including the set of weights that have not been taken yet.
+/// Weights of a model while it is loaded, including the set of weights that have not been loaded yet.
 struct WeightStore<'a> {
     config: &'a ModelConfig,
     source: WeightSource,
@@ -85,9 +85,9 @@ struct WeightStore<'a> {
 }
 
 impl WeightStore<'_> {
-    /// Takes this rank's part of the weight `name`.
+    /// Loads this rank's part of the weight `name` into host memory, and marks the weight as loaded.
     ///
-    /// Errors: the weight has been taken already, or is not in the weight table.
+    /// Errors: the weight has already been loaded, or is not in the weight table.
     fn take(&self, name: &str) -> Result<HostWeightShard<'_>, ModelLoadError> {
         let table = |what| ModelLoadError::table(name, what);
         let spec = self.untaken.borrow_mut().remove(name);
@@ -145,7 +145,7 @@ impl<'a> Weights<'a> {
 
     /// Waits until the digest is complete.
     ///
-    /// Errors: a weight has not been taken.
+    /// Errors: a weight has not been loaded.
     pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
         if let Some(tensor) = self.store.untaken.borrow().keys().next() {
             return Err(ModelLoadError::table(tensor, "was not read"));
@@ -160,13 +160,13 @@ impl<'a> Weights<'a> {
         Self { store: self.store.clone(), path: self.name(child) }
     }
 
-    /// Takes the projections `names` with their rows stacked, in the model's dtype, and their biases if
+    /// Loads the projections `names` with their rows stacked, in the model's dtype, and their biases if
     /// `bias` is true.
     pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(names, bias, 1.0, None)
     }
 
-    /// Takes the projections `q_proj`, `k_proj` and `v_proj` with their rows stacked, and their biases if
+    /// Loads the projections `q_proj`, `k_proj` and `v_proj` with their rows stacked, and their biases if
     /// `bias` is true. `rotary_rows` is the row order of the query and key projections; `None` = the stored
     /// order.
     pub(crate) fn qkv_linear(
@@ -177,7 +177,7 @@ impl<'a> Weights<'a> {
         self.stacked(&QKV_PROJECTIONS, bias, 1.0, rotary_rows)
     }
 
-    /// Takes the projection `name` and multiplies its weights by `factor`. A static activation scale is
+    /// Loads the projection `name` and multiplies its weights by `factor`. A static activation scale is
     /// divided by `factor`, because the inputs of the layer are divided by `factor`.
     pub fn linear_scaled(
         &self,
@@ -188,7 +188,7 @@ impl<'a> Weights<'a> {
         self.stacked(&[name], bias, factor, None)
     }
 
-    /// Takes the projections `names` with their rows stacked, and splits the result into `parts` layers with
+    /// Loads the projections `names` with their rows stacked, and splits the result into `parts` layers with
     /// equally long ranges of input channels. The sum of the outputs of these layers is the output of the
     /// whole projection.
     pub fn linear_stacked(
@@ -211,7 +211,7 @@ impl<'a> Weights<'a> {
         packed.map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Whether the checkpoint contains the optional weight `name`. If not, the weight is marked as taken, so
+    /// Whether the checkpoint contains the optional weight `name`. If not, the weight is marked as loaded, so
     /// that `finish` does not report it.
     pub fn has(&self, name: &str) -> bool {
         let has =
@@ -222,9 +222,9 @@ impl<'a> Weights<'a> {
         has
     }
 
-    /// Takes the target token id of each draft token id, i32 `[1, draft vocabulary]`. The tensor `name`
-    /// contains the offsets from draft token ids to target token ids. Returns `None` if the tensor is absent,
-    /// where every target token id equals its draft token id.
+    /// Loads the target token id of each draft token id, i32 `[1, draft vocabulary]`. The tensor `name`
+    /// contains the offsets from draft token ids to target token ids. Returns `None` if the tensor is absent;
+    /// in this case, every target token id equals its draft token id.
     pub fn draft_to_target(&self, name: &str) -> Result<Option<Tensor>, ModelLoadError> {
         if !self.has(name) {
             return Ok(None);
@@ -275,17 +275,17 @@ impl<'a> Weights<'a> {
         pack().map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Takes the vector `name` in the model's dtype.
+    /// Loads the vector `name` in the model's dtype.
     pub fn vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(&[name], self.store.ops.dtype())
     }
 
-    /// Takes the vector `name` in f32, independent of the model's dtype.
+    /// Loads the vector `name` in f32, independent of the model's dtype.
     pub fn vector_f32(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(&[name], DType::F32)
     }
 
-    /// Takes the vectors `names`, one after the other in one vector, in the model's dtype.
+    /// Loads the vectors `names`, concatenated into one vector, in the model's dtype.
     pub(crate) fn stacked_vector(&self, names: &[&str]) -> Result<Tensor, ModelLoadError> {
         self.vector_as(names, self.store.ops.dtype())
     }
@@ -305,7 +305,7 @@ impl<'a> Weights<'a> {
         upload().map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Takes the matrix `name`, which must not be split over the ranks, as row-major f32 values in host
+    /// Loads the matrix `name`, which must not be split over the ranks, as row-major f32 values in host
     /// memory.
     pub fn host_matrix(&self, name: &str) -> Result<Vec<f32>, ModelLoadError> {
         let part = self.take(name)?;
@@ -317,19 +317,19 @@ impl<'a> Weights<'a> {
         Ok(values)
     }
 
-    /// Takes this rank's rows of the vocabulary matrix `name`, unpacked, for use as an embedding table.
+    /// Loads this rank's rows of the vocabulary matrix `name`, unpacked, for use as an embedding table.
     pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
     }
 
-    /// Takes this rank's rows of the vocabulary matrix `name`, packed for use as an LM head.
+    /// Loads this rank's rows of the vocabulary matrix `name`, packed for use as an LM head.
     pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
-    /// Takes the up-projection of compressed KV (`kv_b_proj`) for the heads of this rank. For each head, it
+    /// Loads the up-projection of compressed KV (`kv_b_proj`) for the heads of this rank. For each head, it
     /// contains `keys` rows of W_UK, followed by `values` rows of W_UV.
     pub fn mla_heads(
         &self,
@@ -393,7 +393,7 @@ impl<'a> Weights<'a> {
         self.store.take(&self.name(child))
     }
 
-    /// Marks the weight `child` as taken, so that `finish` does not report it. Used if only another rank
+    /// Marks the weight `child` as loaded, so that `finish` does not report it. Used if only another rank
     /// loads the weight, or if the checkpoint omits it.
     fn skip(&self, child: impl Display) {
         self.store.untaken.borrow_mut().remove(&self.name(child));

@@ -19,14 +19,14 @@ pub(crate) struct RotaryRowOrder {
 }
 
 impl RotaryRowOrder {
-    /// Ranges of the stored channels of a head, in load order.
+    /// Ranges of the stored channels of a head, in the order in which they are loaded.
     fn ranges(self) -> [Range<usize>; 4] {
         let Self { head_dim, rotated } = self;
         let split = rotated + (head_dim - rotated) / 2;
         [0..rotated / 2, rotated..split, rotated / 2..rotated, split..head_dim]
     }
 
-    /// Rows of a projection `[heads · head_dim, inputs]`, in load order.
+    /// Returns the rows of a projection `[heads · head_dim, inputs]`, in the order in which they are loaded.
     pub(super) fn of_matrix<'a>(self, matrix: &HostMat<'a>) -> Vec<HostMat<'a>> {
         let heads = (0..matrix.rows()).step_by(self.head_dim);
         let of_head = |head: usize| {
@@ -36,7 +36,7 @@ impl RotaryRowOrder {
         heads.flat_map(of_head).collect()
     }
 
-    /// Elements of a vector `[heads · head_dim]`, in load order.
+    /// Returns the elements of a vector `[heads · head_dim]`, in the order in which they are loaded.
     pub(super) fn of_vector(self, vector: &[f32]) -> Vec<f32> {
         let heads = vector.chunks(self.head_dim);
         heads

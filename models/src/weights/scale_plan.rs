@@ -62,7 +62,7 @@ pub(super) fn locate_scales(
 /// Returns the first of `names` that is stored, and marks all stored tensors with these names as used. If no
 /// such tensor is stored, adds the first name to the missing tensors and returns `None`.
 ///
-/// Errors: tensors that are stored under several of the names differ.
+/// Errors: tensors are stored under several of these names, and their values differ.
 fn assign(
     checkpoint: &SafetensorsCheckpoint,
     names: &[String],

@@ -1,7 +1,7 @@
 //! Sources of weight values: safetensors files, or the hash function of `synth`.
 //!
-//! Both sources return the slice of a weight that a rank needs, as bytes in host memory. The bytes of files
-//! are those of the memory mapping, so that nothing is copied before weights are packed; only transposed
+//! Both sources return the slice of a weight that a rank needs, as bytes in host memory. Bytes of files are
+//! borrowed from the memory mapping, so that nothing is copied before weights are packed; only transposed
 //! weights are copied.
 
 use super::checkpoint::SafetensorsCheckpoint;
@@ -149,8 +149,9 @@ impl WeightSource {
     }
 
     /// Reads the KV cache scale that is stored under the first of `names` that exists. If the scale has one
-    /// value per head, the maximum is returned: no head saturates with this scale, and the exponent bits of
-    /// fp8 keep the precision of heads with smaller scales. Synthetic checkpoints have no KV cache scales.
+    /// value per head, the maximum is returned: no head saturates with this scale, and heads with smaller
+    /// scales lose little precision, because fp8 is a floating-point format. Synthetic checkpoints have no KV
+    /// cache scales.
     ///
     /// Errors: a scale is not a finite number above 0, or its dtype is not a float.
     pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
@@ -215,8 +216,8 @@ fn stored_scales(
     Some(WeightScales { values, block_shape })
 }
 
-/// Copies the slice of a weight whose bytes are those of the transposed matrix `[cols, rows]`. The copy contains
-/// whole scale blocks; each of its rows is an output channel.
+/// Copies the slice of a weight that is stored as the transposed matrix `[cols, rows]`. The copy contains
+/// whole scale blocks; each row of the copy is an output channel.
 fn transposed_part(part: &HostWeightShard<'_>) -> HostWeightShard<'static> {
     const TILE: usize = 64;
     let (size, [_, full_cols]) = (part.dtype.bytes(), part.full_shape);

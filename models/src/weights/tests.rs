@@ -60,13 +60,13 @@ impl TestCheckpointFolder {
         locate(&checkpoint, &self.config, &tensors(&self.config))
     }
 
-    /// All values of all weights, by canonical name.
-    /// Values of all weights.
+    /// Returns the values of all weights, by canonical name.
     fn values(&self) -> Vec<(String, Vec<f32>)> {
         self.values_in(|n| 0..n)
     }
 
-    /// Values of all weights in a range of their rows and of their columns that is not aligned to scale blocks.
+    /// Returns values of all weights, by canonical name: each weight is restricted to a range of rows and a
+    /// range of columns that are not aligned to scale blocks.
     fn slices(&self) -> Vec<(String, Vec<f32>)> {
         self.values_in(|n| n / 3..n - n / 4)
     }
@@ -88,7 +88,7 @@ impl TestCheckpointFolder {
         specs.iter().map(|spec| (spec.name.clone(), values(spec))).collect()
     }
 
-    /// Error of `locate`; the path of the folder is replaced by `DIR`.
+    /// Returns the error message of `locate`, with the path of the folder replaced by `DIR`.
     fn error(&self) -> String {
         let text = self.locate().unwrap_err().to_string();
         text.replace(&self.path().display().to_string(), "DIR")

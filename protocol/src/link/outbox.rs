@@ -4,7 +4,8 @@ use super::{LinkError, MessageReceiver, MessageSender};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Heartbeat settings of a link: the interval without other messages, and the heartbeat message.
+/// Heartbeat settings of a link: the time without other messages after which a heartbeat is sent, and the
+/// heartbeat message.
 #[derive(Debug, Clone, Copy)]
 pub struct HeartbeatConfig<M> {
     /// Maximum interval without a message, after which a heartbeat is sent.

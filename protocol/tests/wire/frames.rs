@@ -88,7 +88,7 @@ proptest! {
         let mut bytes = frame(&m, Epoch(3));
         let at = at % bytes.len();
         bytes[at] ^= change;
-        // A larger length field only makes the frame incomplete.
+        // A corrupt, larger length field only makes the frame incomplete, which is no error.
         let detected = match decode::<ExecutorCommand>(&bytes) {
             Err(_) => true,
             Ok(None) => (16..20).contains(&at),

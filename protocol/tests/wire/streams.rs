@@ -190,7 +190,7 @@ fn writer_keeps_order_and_sends_heartbeats() {
     assert_eq!(writer.join().unwrap(), Ok(()));
 }
 
-/// Stream that yields its bytes in pieces of the given lengths; at length 0, a read returns `WouldBlock`.
+/// Stream whose reads return the given numbers of bytes; for a number of 0, the read returns `WouldBlock`.
 struct ShortReadStream {
     bytes: Cursor<Vec<u8>>,
     lengths: Vec<usize>,

@@ -6,8 +6,8 @@ use kvcache::{BlockHasher, BlockTable, KvCache, SequenceContent};
 use protocol::{BlockId, PoolingMethod};
 
 impl Request {
-    /// Returns whether the prompt may use cached blocks: prompt logprobs and some pooling methods need every
-    /// position forwarded.
+    /// Returns whether the prompt may use cached blocks. It may not if prompt logprobs or certain pooling
+    /// methods need every position to be forwarded.
     pub(crate) fn may_use_prefix_cache(&self) -> bool {
         let sampling = &self.cold_fields.params.sampling;
         if sampling.pooling.as_ref().is_some_and(PoolingMethod::reads_every_token) {
@@ -17,8 +17,8 @@ impl Request {
             || self.cold_fields.prompt_logprobs_sent >= self.cold_fields.prompt_len
     }
 
-    /// Pins the blocks of a prefix hit, appends them to the empty table `table`, and makes it the block table
-    /// of the request. The request must hold no blocks.
+    /// Adds a reference to each block of a prefix hit, appends the blocks to the empty table `table`, and
+    /// makes it the block table of the request. The request must hold no blocks.
     pub(crate) fn pin_blocks(
         &mut self,
         mut table: BlockTable,

@@ -1,4 +1,5 @@
-//! Text of content blocks, and the errors for blocks that a text model cannot read.
+//! Extracts the text of Anthropic content blocks, and creates the errors for blocks without text, such as
+//! images.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::messages::{PARTS_MAX, text_of};
@@ -24,7 +25,7 @@ pub(super) fn block_texts(path: &str, value: JsonValue) -> Result<Vec<String>, A
     }
 }
 
-/// Returns the text of an entry in a list of blocks: a string, or a block.
+/// Returns the text of an entry in a list of content blocks; the entry is a string or a content block.
 fn text_of_entry(path: String, entry: JsonValue) -> Result<String, ApiError> {
     if let JsonValue::Str(text) = entry {
         return Ok(text);
@@ -65,7 +66,8 @@ pub(super) fn block_text(kind: &str, block: &mut RequestFields) -> Result<String
     }
 }
 
-/// Creates the 400 error for a block with the reason why it cannot be read.
+/// Creates the 400 error for a content block that cannot be converted to text; `message` contains the
+/// reason.
 pub(super) fn unsupported_block(block: &RequestFields, message: &str) -> ApiError {
     ApiError::bad_request("unsupported_content", block.own_path(), message)
 }
@@ -93,8 +95,8 @@ fn document_text(block: &mut RequestFields) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
-/// Parses a system prompt or a system message, and removes Claude Code's attribution line; `None` if no other
-/// text remains.
+/// Parses a system prompt or a system message, and removes Claude Code's attribution line; `None` if the
+/// remaining text is empty.
 pub(super) fn system_text(path: &str, value: JsonValue) -> Result<Option<String>, ApiError> {
     let texts = block_texts(path, value)?;
     let count = texts.len();
@@ -110,7 +112,7 @@ pub(super) fn system_block_text(
     text_of_entry(path, block).map(without_attribution)
 }
 
-/// Removes Claude Code's attribution line; `None` if no other text remains.
+/// Removes Claude Code's attribution line from the start of `text`; `None` if the remaining text is empty.
 fn without_attribution(text: String) -> Option<String> {
     if !text.starts_with(ATTRIBUTION_PREFIX) {
         return Some(text);

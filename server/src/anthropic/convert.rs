@@ -17,7 +17,7 @@ pub(super) struct AnthropicMessageConverter {
     pub(super) messages: Vec<Value>,
     /// Reasoning effort set by the latest system message that contains one.
     pub(super) effort: Option<String>,
-    /// Paths of accepted values that have no effect.
+    /// Paths of request values that are accepted but have no effect on the reply.
     pub(super) without_effect: Vec<String>,
 }
 
@@ -88,15 +88,16 @@ impl AnthropicMessageConverter {
             Some(JsonValue::List(blocks)) => return Err(too_many_blocks(&path, blocks.len())),
             Some(other) => return Err(wrong_type(path, "a string or a list of blocks", &other)),
         }
-        // If a message consists only of tool results, each result has already been appended as a template
-        // message of its own.
+        // A message that contains only tool results has no further content: each tool result has already
+        // been appended as a separate chat template message.
         if !parts.is_empty() || self.messages.len() == before {
             self.push(role, parts);
         }
         Ok(())
     }
 
-    /// Adds one content block of a message to `parts`; a tool result becomes a template message of its own.
+    /// Adds one content block of a message to `parts`. A tool result is instead appended as a separate chat
+    /// template message.
     fn block(
         &mut self,
         role: &str,

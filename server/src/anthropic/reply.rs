@@ -20,7 +20,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use text::partial_arguments;
 
-/// Formats the reply to a Messages request; contains the needed values other than the generated tokens.
+/// Formats the reply to a Messages request; contains all values that the reply needs in addition to the
+/// generated tokens.
 pub(super) struct AnthropicReplyFormatter {
     pub(super) id: String,
     pub(super) model: String,
@@ -67,8 +68,8 @@ impl From<&UsageInfo> for AnthropicUsage {
         Self {
             input: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
             cache_read: usage.cached_tokens,
-            // Anthropic's API bills tokens that are written to the prompt cache. This server bills nothing,
-            // so it reports none.
+            // In Anthropic's API, this is the number of tokens billed for writing to the prompt cache. This
+            // server bills nothing, so the number is 0.
             cache_creation: 0,
             output: usage.completion_tokens,
         }

@@ -133,7 +133,7 @@ fn execution_text(result: &mut RequestFields) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
-/// Returns the non-empty strings among these fields, joined by line breaks.
+/// Returns the values of the fields `names` that are non-empty strings, joined by line breaks.
 fn lines(fields: &mut RequestFields, names: &[&str]) -> Result<String, ApiError> {
     let mut lines = Vec::new();
     for name in names {

@@ -20,14 +20,15 @@ const WITHOUT_EFFECT: &[&str] = &[
     "user_profile_id",
     "workspace_id",
 ];
-/// Fields that request another kind of reply, or a conversation stored on the server.
+/// Fields that cause an error: they request another kind of reply, or refer to a conversation stored on the
+/// server.
 const UNSUPPORTED: &[&str] = &["compaction", "thread"];
-/// Type prefixes of context edits, which are accepted without effect. An edit removes old content once the
-/// prompt exceeds a threshold; without the edit, the model only sees more of the conversation.
+/// Type prefixes of context edits, which are accepted without effect. A context edit removes old content
+/// once the prompt exceeds a threshold. If the edit is not performed, the prompt is only longer.
 const CONTEXT_EDITS: &[&str] = &["clear_thinking_", "clear_tool_uses_", "compact_"];
 const CONTEXT_EDITS_MAX: usize = 64;
 
-/// Takes all fields that control services of Anthropic's API.
+/// Removes all fields that control services of Anthropic's API from `fields`, and validates them.
 ///
 /// Errors: HTTP status 400 with the name of a field that requests an unsupported service.
 pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {

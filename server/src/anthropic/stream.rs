@@ -18,13 +18,14 @@ use text::OutputPiece;
 pub(super) struct AnthropicEventWriter {
     reply: AnthropicReplyFormatter,
     started: bool,
-    /// Index of the open content block, or of the next content block if none is open.
+    /// Index of the content block in progress (started, not yet stopped), or of the next content block if
+    /// none is in progress.
     index: u32,
     open: Option<ContentBlockKind>,
     end: Option<ChoiceFinishReason>,
 }
 
-/// Kind of the open content block.
+/// Kind of the content block in progress (after `content_block_start`, before `content_block_stop`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentBlockKind {
     Thinking,
@@ -32,7 +33,7 @@ enum ContentBlockKind {
     ToolUse,
 }
 
-/// JSON form of the `delta` in a `content_block_delta` event.
+/// JSON form of the field `delta` in a `content_block_delta` event.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum ContentBlockDelta<'a> {
@@ -70,7 +71,8 @@ impl MessageStreamEvent<'_> {
         }
     }
 
-    /// Appends this event to `out`. Writing to memory and serialising these types cannot fail.
+    /// Appends this event to `out`. Errors are ignored, because writing to memory and serialising these
+    /// types cannot fail.
     fn write(&self, out: &mut BytesMut) {
         let _ = write!(out.writer(), "event: {}\ndata: ", self.name());
         let _ = serde_json::to_writer(out.writer(), self);
@@ -90,7 +92,8 @@ impl AnthropicEventWriter {
         }
     }
 
-    /// Opens a content block of this kind unless one is open. Every tool use opens a block of its own.
+    /// Starts a content block of kind `kind`, unless a block of this kind is in progress. Every tool use
+    /// starts a new block.
     fn enter(&mut self, kind: ContentBlockKind, content_block: ContentBlock, out: &mut BytesMut) {
         if self.open != Some(kind) || kind == ContentBlockKind::ToolUse {
             self.close(out);

@@ -9,7 +9,8 @@ use crate::strict_json::JsonValue;
 use serde_json::json;
 
 impl AnthropicMessageConverter {
-    /// Converts a system message in the middle of a conversation. `is_followed`: a user message follows.
+    /// Converts a system message in the middle of a conversation. `is_followed`: whether the next message
+    /// is a user message.
     pub(super) fn system_turn(
         &mut self,
         fields: &mut RequestFields,

@@ -20,7 +20,7 @@ struct AnthropicToolList {
     definitions: Vec<ToolDefinition>,
     template_tools: Vec<Value>,
     skipped_names: Vec<String>,
-    /// Paths of the `strict` fields that are true.
+    /// Paths of the `strict` fields with the value true.
     strict_paths: Vec<String>,
     without_effect: Vec<String>,
 }
@@ -120,7 +120,8 @@ fn choice(fields: &mut RequestFields) -> Result<(ToolChoice, bool), ApiError> {
     Ok((choice, parallel))
 }
 
-/// Rejects a tool choice that only a skipped tool could satisfy.
+/// Rejects a tool choice that requires a call of a skipped tool (a tool without a schema in the request,
+/// which this server does not run).
 fn check_skipped(
     choice: &ToolChoice,
     definitions: &[ToolDefinition],

@@ -94,8 +94,8 @@ impl AnthropicPromptParams {
             kwargs,
             ..ChatInput::default()
         };
-        // Agents set a thinking budget for every model. Without a reasoning parser, the budget is accepted
-        // without effect.
+        // Some agents set a thinking budget for every model. If the model has no reasoning parser, the
+        // budget is accepted but has no effect.
         let (budget, unused) = match serving.parsers.reasoning {
             Some(_) => (budget, None),
             None => (None, budget),

@@ -62,8 +62,8 @@ impl HalfClosedState {
         checks
     }
 
-    /// Counts `checks` further connection checks after the last reply. Ready: hyper must receive the end of
-    /// the input.
+    /// Adds `checks` to the number of connection checks since the last reply was written. Returns ready
+    /// when hyper must receive the end of the input.
     pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>, checks: u32) -> Poll<()> {
         if self.idle_checks.is_none() {
             self.reset_checks(cx);

@@ -16,8 +16,8 @@ pub(crate) struct ConversationItem {
 }
 
 impl ConversationItem {
-    /// Creates an item from a template value. A missing id becomes `<type prefix>_<scope>_<next>`, and `next`
-    /// is incremented.
+    /// Creates an item from the JSON object `item`. If the object has no id, its id becomes `<type
+    /// prefix>_<scope>_<next>`, and `next` is incremented.
     pub(crate) fn new(mut item: Value, scope: &str, next: &mut u64) -> Self {
         if item["id"].as_str().is_none() {
             let prefix = match item["type"].as_str().unwrap_or_default() {
@@ -46,7 +46,7 @@ impl ConversationItem {
 #[derive(Debug, Default)]
 pub(crate) struct ItemSequence {
     items: BTreeMap<u64, ConversationItem>,
-    /// Key in `items` of each item id.
+    /// For each item id, the key of the item in `items`.
     keys: HashMap<String, u64>,
     /// Key of the next item.
     next_key: u64,

@@ -25,10 +25,10 @@ pub(crate) struct ConversationInfo {
 struct StoredConversation {
     owner: CallerIdentity,
     info: ConversationInfo,
-    /// Bytes of the metadata.
+    /// Number of bytes of the conversation's metadata.
     info_bytes: usize,
     items: ItemSequence,
-    /// Number in the id of the next item that needs an id.
+    /// Number used in the id of the next item that is added without an id.
     next: u64,
 }
 
@@ -88,7 +88,8 @@ impl ConversationStore {
         })
     }
 
-    /// Calls `read` with all items of a conversation; `None` if the caller has no such conversation.
+    /// Calls `read` with all items of a conversation and returns its result; `None` if the caller has no
+    /// such conversation.
     pub(crate) fn items<T>(
         &self,
         caller: CallerIdentity,
@@ -98,7 +99,7 @@ impl ConversationStore {
         self.with(|store| store.touch(caller, id).map(|conversation| read(&conversation.items)))
     }
 
-    /// Returns one item of a conversation.
+    /// Returns an item of a conversation as JSON text; `None` if the caller has no such item.
     pub(crate) fn item(&self, caller: CallerIdentity, id: &str, item_id: &str) -> Option<String> {
         let find = |items: &ItemSequence| items.get(item_id).map(|item| item.body.clone());
         self.items(caller, id, find).flatten()
@@ -110,7 +111,7 @@ impl ConversationStore {
         removed == Some(true)
     }
 
-    /// Appends items given as template values; items without an id get one. Returns the appended items;
+    /// Appends JSON objects as items; an item without an id gets a new id. Returns the appended items;
     /// `None` if the caller has no such conversation.
     pub(crate) fn append(
         &self,

@@ -19,7 +19,8 @@ pub(crate) enum ChoiceFinishReason {
     Length,
     /// The request was aborted: disconnect or slow client, deadline, shutdown, or operator.
     Abort(AbortCause),
-    /// An error ended the choice: an engine error, or an error in this choice's batch row only.
+    /// An error ended the choice: an error of the engine, or an error that affects only this choice's row
+    /// of the batch.
     Error(RequestError),
     /// The scheduler rejected the request.
     Rejected(RejectReason),
@@ -32,7 +33,7 @@ pub(crate) enum StopMatch {
     Eos,
     /// A stop token with this id.
     Id(Token),
-    /// This stop string.
+    /// A stop string with this text.
     Text(String),
 }
 
@@ -48,7 +49,8 @@ impl ChoiceFinishReason {
         }
     }
 
-    /// Whether the choice failed because of its own logits only, while the engine continues to work.
+    /// Whether only this choice failed, because of its logits or its output in the batch, while the engine
+    /// continues to work for other requests.
     pub(crate) fn is_row_error(&self) -> bool {
         matches!(
             self,
@@ -87,7 +89,7 @@ impl ChoiceDelta {
     }
 }
 
-/// Parameters of the stop conditions of a choice.
+/// Parameters that determine how stop strings and stop tokens end a choice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChoiceStopParams {
     /// Number of tokens at the start of the output in which stop strings are not matched (`min_tokens`).
@@ -114,7 +116,7 @@ pub(crate) struct ChoiceState {
     pub cached_tokens: Option<u32>,
     /// Log-probabilities of the prompt tokens received so far.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// Result of a pooling request.
+    /// Pooled vector that the engine returned for a pooling request; empty for other requests.
     pub pooled: Vec<f32>,
     ended: bool,
     scratch: String,

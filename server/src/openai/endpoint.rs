@@ -125,11 +125,11 @@ pub(crate) struct EndpointRequest<'a> {
     pub app: &'a Arc<AppState>,
     /// Model that serves the request.
     pub serving: &'a Arc<ServingContext>,
-    /// Fields of the body.
+    /// Fields of the request body that have not been parsed yet.
     pub fields: RequestFields,
     /// Request parameters that the client sent as HTTP headers.
     pub headers: &'a HeaderParams,
-    /// Admission of the request.
+    /// Permit from the admission of the request; it reserves the memory of the request.
     pub permit: AdmissionPermit,
 }
 

@@ -1,5 +1,5 @@
-//! Test reference: builds log-probabilities as JSON values. The row-by-row writer must produce the same
-//! bytes.
+//! Reference implementation for tests: builds log-probabilities as JSON values. `LogprobListWriter`, which
+//! writes one list entry at a time, must produce the same bytes.
 
 use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenFormatter};
 use protocol::{Token, TokenLogprobs};

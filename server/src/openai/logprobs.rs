@@ -1,7 +1,7 @@
 //! Writes log-probabilities in the three JSON forms of the API: chat, text completion and prompt.
 //!
-//! Log-probabilities are serialised row by row: a JSON value, or the complete text, would take ten times the
-//! memory of the entries.
+//! Log-probabilities are serialised one list entry at a time, because JSON values for all entries, or the
+//! complete JSON text, would take ten times the memory of the log-probabilities.
 
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
@@ -20,7 +20,7 @@ const FLOOR: f32 = -9999.0;
 pub(crate) enum TokenFormat {
     /// The text of the token.
     Text,
-    /// `token_id:N`.
+    /// The text `token_id:N`, where N is the token id.
     Id,
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum TokenFormat {
 pub(crate) struct TokenFormatter {
     /// Tokenizer that provides the token texts.
     pub tokenizer: Arc<Tokenizer>,
-    /// How tokens are shown.
+    /// Whether tokens are shown as text or as ids.
     pub token_format: TokenFormat,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct ChoiceLogprobs<'a> {
     pub output: &'a [TokenLogprobs],
 }
 
-/// Token and log-probabilities in one row of a list. The first prompt token has no log-probabilities.
+/// Token for one list entry, and its log-probabilities, which the first prompt token does not have.
 #[derive(Debug, Clone, Copy)]
 struct LogprobRow<'a> {
     token: Token,
@@ -95,14 +95,14 @@ pub(crate) enum LogprobsFormat {
     Prompt,
 }
 
-/// One list of a JSON form, for example `token_logprobs` in a text completion.
+/// One list in the JSON form of log-probabilities, for example `token_logprobs` in a text completion.
 struct LogprobColumn {
-    /// JSON text before the first row of the list; it also closes the preceding list.
+    /// JSON text before the first entry of the list; it also closes the preceding list.
     opening: &'static str,
     cell: LogprobColumnKind,
 }
 
-/// Kind of value in each row of a list.
+/// Kind of the values in a list of log-probabilities.
 #[derive(Debug, Clone, Copy)]
 enum LogprobColumnKind {
     ChatEntry,
@@ -141,14 +141,14 @@ impl LogprobsFormat {
     }
 }
 
-/// Writes the lists of a JSON form, one row at a time.
+/// Writes the lists of log-probabilities in one JSON form, one list entry at a time.
 #[derive(Debug)]
 pub(crate) struct LogprobListWriter {
     format: LogprobsFormat,
     column: usize,
     row: usize,
-    /// `text_offset` of the next row: number of characters of all tokens in earlier rows and chunks, counted
-    /// in the token texts even if tokens are shown as ids.
+    /// `text_offset` of the next list entry: number of characters of all tokens in earlier entries and
+    /// chunks, counted in the token texts even if tokens are shown as ids.
     chars: usize,
 }
 
@@ -158,7 +158,7 @@ impl LogprobListWriter {
         Self { format, column: 0, row: 0, chars }
     }
 
-    /// Appends the next row, or the end of a list; returns false once all lists are written.
+    /// Appends the next list entry, or the end of a list; returns false once all lists are written.
     pub(crate) fn step(
         &mut self,
         names: &TokenFormatter,
@@ -229,13 +229,14 @@ impl LogprobListWriter {
     }
 }
 
-/// Returns a log-probability as f64, clamped to at least `FLOOR`. The f32 value is serialised with the digits
-/// of the f64 (−0.1 becomes −0.10000000149), so that the output format of earlier versions does not change.
+/// Returns a log-probability as f64, clamped to at least `FLOOR`. As in earlier versions of this server,
+/// the JSON text has the digits of the f64 (−0.1 as f32 is written as −0.10000000149).
 fn finite_logprob(logprob: f32) -> f64 {
     f64::from(logprob.max(FLOOR))
 }
 
-/// Serialises `value` to `out`. Writing to memory and serialising these types cannot fail.
+/// Serialises `value` to `out`. Errors are ignored, because writing to memory and serialising these types
+/// cannot fail.
 fn write_json(value: &impl Serialize, out: &mut BytesMut) {
     let _infallible = serde_json::to_writer(out.writer(), value);
 }

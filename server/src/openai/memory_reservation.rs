@@ -13,13 +13,14 @@ use scheduler::RequestSubmission;
 /// Bytes per prompt token of a request in progress: the token id in the server and in the engine, and the
 /// token's share of the block hashes.
 const PROMPT_TOKEN_BYTES: u64 = 16;
-/// Bytes per token with log-probabilities, excluding its top-k tokens: two entries while the list grows, the
-/// token id and its text. Like the following constants, measured by `tests/e2e/http/memory_amplification.rs`.
+/// Bytes per token with log-probabilities, excluding its top-k tokens: two list entries (old and new buffer
+/// while the list grows), the token id and the token text. Like the following constants, measured by
+/// `tests/e2e/http/memory_amplification.rs`.
 const ENTRY_BYTES: u64 = 3 * size_of::<TokenLogprobs>() as u64;
 /// Bytes of one top-k entry (token id and log-probability), plus a quarter for rounding by the allocator.
 const TOP_LOGPROB_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
-/// Number of copies of a prompt's log-probabilities on arrival: all arrive at once, and exist both as a
-/// message and as list entries.
+/// Number of copies of a prompt's log-probabilities that are in memory at once: the log-probabilities of
+/// all prompt tokens arrive in one message, and are then appended to a list.
 const PROMPT_COPIES: u64 = 3;
 /// Bytes of text per entry in a prompt's log-probabilities if a stream echoes the prompt: the whole echo is
 /// one SSE event.

@@ -78,7 +78,7 @@ pub(crate) struct CompletionParams {
     pub constraint: Option<Arc<OutputConstraint>>,
     /// Number of choices per prompt.
     pub n: u32,
-    /// Seed of the random number generator; `None` = a random seed.
+    /// Seed of the sampling random number generator; `None` = a random seed.
     pub seed: Option<i64>,
     /// Maximum number of output tokens; `None` if the request sets no limit.
     pub max_tokens: Option<u32>,
@@ -172,7 +172,8 @@ impl CompletionParams {
             stream,
             stream_options: stream_options(fields, stream)?,
             stream_interval: fields.int("stream_interval", 1..=1_000_000)?.unwrap_or(1) as u32,
-            // −1 keeps as many prompt tokens as the context length allows, leaving room for one output token.
+            // The value −1 keeps the maximum number of prompt tokens for which one output token still fits
+            // into the context length.
             truncate: truncation(
                 fields,
                 bounds,
@@ -245,7 +246,7 @@ impl CompletionParams {
         }
     }
 
-    /// Parses `max_tokens` and `max_completion_tokens`; the latter takes precedence.
+    /// Parses `max_tokens` and `max_completion_tokens`; `max_completion_tokens` takes precedence.
     pub(crate) fn take_max_tokens(
         &mut self,
         fields: &mut RequestFields,
@@ -378,7 +379,8 @@ fn logit_bias(
     let entries = pairs.into_iter().map(|(key, value)| logit_bias_entry(&key, &value, bounds));
     let mut biases: Vec<(Token, f32)> = entries.collect::<Result<_, _>>()?;
     biases.sort_unstable_by_key(|(id, _)| *id);
-    // The keys "7" and "07" are different strings for the same token id.
+    // Duplicates are detected after parsing, because the keys "7" and "07" are different strings for the
+    // same token id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(biases),
         Some(pair) => {

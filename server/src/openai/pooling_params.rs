@@ -31,8 +31,8 @@ pub(crate) fn take(
             return Err(ApiError::unsupported(name, "only text is supported"));
         }
     }
-    // As in vLLM, the first tokens are kept by default, and −1 keeps as many tokens as the context length
-    // allows.
+    // As in vLLM, truncation keeps the first tokens by default, and the value −1 truncates the prompt to
+    // the context length.
     let truncate = truncation(fields, bounds, PromptTruncation::KeepFirst, bounds.max_model_len)?;
     Ok(CompletionParams {
         model: fields.string("model", 512)?,

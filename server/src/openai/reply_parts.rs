@@ -29,8 +29,8 @@ enum BufferedReplyPart {
     Lists { writer: LogprobListWriter, buffered: Arc<BufferedLogprobs> },
 }
 
-/// Reply that is built in order and then written in pieces. The memory of each part is freed once the part is
-/// written.
+/// Reply that is built in order, and then serialised in pieces while the client reads it. The memory of
+/// each part (text or log-probabilities) is freed once the part is serialised.
 #[derive(Debug)]
 pub(crate) struct BufferedReply {
     /// Text after the last list of log-probabilities.

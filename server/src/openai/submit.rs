@@ -160,9 +160,9 @@ fn span_sampling(params: &CompletionParams) -> SpanSamplingParams {
 /// Kind of engine requests that one HTTP request is split into, for error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EngineRequestKind {
-    /// Choices of prompts.
+    /// One engine request per choice (`n`) of each prompt.
     Choices,
-    /// Texts to be pooled.
+    /// One engine request per text of a pooling request.
     Texts,
 }
 
@@ -362,7 +362,7 @@ fn output_tokens_min(params: &CompletionParams) -> u32 {
     u32::from(params.sampling.pooling.is_none())
 }
 
-/// Returns the length in tokens from which a prompt is too long.
+/// Returns the smallest number of tokens with which a prompt is too long.
 fn prompt_end(serving: &ServingContext, params: &CompletionParams) -> usize {
     (serving.field_bounds.max_model_len + 1 - output_tokens_min(params)) as usize
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 /// Token counts of one HTTP request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct UsageInfo {
-    /// Number of prompt tokens, counted once per prompt.
+    /// Number of prompt tokens; a prompt with `n` choices is counted once.
     pub prompt_tokens: u64,
     /// Number of generated tokens of all choices, including the tokens that ended the choices.
     pub completion_tokens: u64,

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 /// Exceptions are `i32::MAX` and `i64::MAX`, which are fixed limits.
 const UNBOUNDED_FROM: i64 = u16::MAX as i64 - 1;
 
-/// Returns field bounds at least as wide as those of any model and command line.
+/// Returns field bounds at least as wide as the bounds of any model and command line.
 fn widest_bounds() -> FieldBounds {
     FieldBounds {
         vocab_size: u32::MAX,

@@ -1,8 +1,9 @@
 //! `/openapi.json`: request and reply schemas of the routes, as OpenAPI 3.1.
 //!
-//! Ranges are not written a second time here. The routes come from the route table. The body fields come from
-//! the code that validates requests: it runs on a small example body while its field lookups are recorded.
-//! Fields without a simple type have a schema in `compound_fields.rs`; tests send requests with such fields.
+//! Types and ranges of fields are not defined a second time here. The routes come from the route table. The
+//! body fields come from the code that validates requests: it runs on a small example body while its field
+//! lookups are recorded. Fields without a simple type have a schema in `compound_fields.rs`; tests send
+//! requests with such fields.
 
 mod bodies;
 mod compound_fields;

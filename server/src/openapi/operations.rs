@@ -10,11 +10,11 @@ pub(super) enum OperationReplyDoc {
     Json(&'static str),
     /// JSON object with the schema of this name, or SSE events if the request sets `stream`.
     JsonOrEvents(&'static str),
-    /// No body.
+    /// The reply has no body.
     Empty,
     /// Body with this media type.
     Text(&'static str),
-    /// JSON without a schema.
+    /// JSON value for which the document contains no schema.
     AnyJson,
 }
 

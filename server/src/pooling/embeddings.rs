@@ -66,7 +66,8 @@ impl EmbeddingRequest {
     }
 }
 
-/// Formats the reply to an embedding request; contains the needed values other than the pooled vectors.
+/// Formats the reply to an embedding request; contains all values that the reply needs in addition to the
+/// pooled vectors.
 pub(super) struct EmbeddingReplyFormatter {
     head: ReplyMetadata,
     format: EncodingFormat,

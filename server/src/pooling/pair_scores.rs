@@ -161,8 +161,8 @@ impl PairScorer {
         Ok(ScoredPairs { scores, generation })
     }
 
-    /// Returns the cosine similarity of each pair. `pooled` contains the embeddings of the queries, then
-    /// those of the documents.
+    /// Returns the cosine similarity of each pair. `pooled` contains the embeddings of the queries,
+    /// followed by the embeddings of the documents.
     fn similarities(&self, pooled: Vec<Vec<f32>>) -> Vec<f32> {
         let cut = |hidden| vectors::embedding(hidden, self.dimensions, false);
         let embeddings: Vec<Vec<f32>> = pooled.into_iter().map(cut).collect();

@@ -6,7 +6,7 @@ use protocol::PoolingMethod;
 /// Task of a server with `--runner pooling`: the kind of results that it computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolingTask {
-    /// Embeddings of texts.
+    /// Embeddings, with one prompt per text.
     Embed,
     /// Scores of text pairs, with one prompt per pair (reranker, cross-encoder).
     Score,
@@ -26,7 +26,7 @@ pub enum MatryoshkaDimensions {
 /// Settings of pooling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolerSettings {
-    /// What the server computes.
+    /// Task of the server: embeddings or scores.
     pub task: PoolingTask,
     /// Pooling method of every request.
     pub method: PoolingMethod,

@@ -39,8 +39,9 @@ fn token_count_max(truncation: PromptTruncation) -> usize {
     count as usize
 }
 
-/// Truncates `all`: the tokens `plain` of a text, surrounded by special tokens. Plain tokens are removed
-/// first; special tokens are removed only if removing all plain tokens is not enough.
+/// Truncates `all`, which contains the text tokens `plain` and the special tokens before and after them.
+/// Text tokens are removed first; special tokens are removed only if removing all text tokens is not
+/// enough.
 fn truncate_around(
     mut all: Vec<Token>,
     plain: &[Token],

@@ -13,7 +13,8 @@ use crate::openai::generation::RequestGeneration;
 use axum::body::Body;
 use serde_json::{Value, json};
 
-/// Formats the reply to a rerank request; contains the needed values other than the pooled vectors.
+/// Formats the reply to a rerank request; contains all values that the reply needs in addition to the
+/// pooled vectors.
 pub(super) struct RerankReplyFormatter {
     head: ReplyMetadata,
     scorer: PairScorer,
@@ -30,7 +31,7 @@ impl InferenceEndpoint for RerankReplyFormatter {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
         let mut request = PairScoringParams::take(&mut fields, &serving.field_bounds)?;
         let pairs = TextPairs::take_query(&mut fields)?;
-        // 0 means all documents, as in vLLM.
+        // As in vLLM, `top_n` = 0 returns all documents.
         let top_n = fields.int("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
         let returns_documents = fields.bool("return_documents")?.unwrap_or(true);
         let ignored = ignored_fields(app, &fields)?;

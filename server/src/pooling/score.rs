@@ -14,7 +14,8 @@ use axum::body::Body;
 use bytes::{BufMut, BytesMut};
 use std::io::Write as _;
 
-/// Formats the reply to a score request; contains the needed values other than the pooled vectors.
+/// Formats the reply to a score request; contains all values that the reply needs in addition to the pooled
+/// vectors.
 pub(super) struct ScoreReplyFormatter {
     head: ReplyMetadata,
     scorer: PairScorer,

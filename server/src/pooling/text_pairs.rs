@@ -15,7 +15,7 @@ pub(super) struct PairFieldNames {
 /// Texts to be scored in pairs: one query for all documents, or one query per document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TextPairs {
-    /// Field names for errors about the texts.
+    /// Names of the request fields that contain the texts, for error messages.
     pub(super) fields: PairFieldNames,
     pub(super) queries: Vec<String>,
     pub(super) documents: Vec<String>,
@@ -33,8 +33,8 @@ const SCORE_FIELDS: [PairFieldNames; 4] = [
 const RERANK_FIELDS: PairFieldNames = PairFieldNames { queries: "query", documents: "documents" };
 
 impl PairFieldNames {
-    /// Returns the pair of field names used by a score request: a pair of which both fields are present, else
-    /// a pair of which one is present, so that the error names the missing field.
+    /// Returns the field names used by a score request: the first pair with both fields present. If there
+    /// is none, a pair with one field present, so that the error names the missing field.
     fn of_score(fields: &RequestFields) -> Self {
         let has = |names: &Self, field: fn(&Self) -> &'static str| fields.contains(field(names));
         let has_both = |names: &Self| has(names, |n| n.queries) && has(names, |n| n.documents);
@@ -87,7 +87,7 @@ impl TextPairs {
         Err(ApiError::invalid(self.fields.queries, message))
     }
 
-    /// Returns the pairs in document order.
+    /// Returns one pair of query and document per document, in document order.
     pub(super) fn iter(&self) -> impl Iterator<Item = TextPair<'_>> {
         let queries = self.queries.iter().map(String::as_str).cycle();
         let documents = self.documents.iter().map(String::as_str);

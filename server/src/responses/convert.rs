@@ -35,12 +35,12 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         Self { messages, stored, hints, pending_reasoning: String::new(), recorded: None }
     }
 
-    /// Starts recording the input items.
+    /// Starts recording the input items, which `into_recorded` returns.
     pub(super) fn record(&mut self) {
         self.recorded = Some(Vec::new());
     }
 
-    /// Returns the recorded input items.
+    /// Returns the input items recorded since `record` was called; empty if it was not called.
     pub(super) fn into_recorded(self) -> Vec<Value> {
         self.recorded.unwrap_or_default()
     }

@@ -66,7 +66,8 @@ struct ResponseStreamEvent<'a> {
     body: ResponseEventBody<'a>,
 }
 
-/// Appends one SSE event. Writing to memory and serialising these types cannot fail.
+/// Appends one SSE event. Errors are ignored, because writing to memory and serialising these types cannot
+/// fail.
 pub(super) fn write(kind: &str, number: &mut u64, body: ResponseEventBody<'_>, out: &mut BytesMut) {
     let _ = write!(out.writer(), "event: {kind}\ndata: ");
     let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body };

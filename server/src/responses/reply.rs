@@ -28,7 +28,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 
-/// Formats the reply to a Responses request; contains the needed values other than the generated tokens.
+/// Formats the reply to a Responses request; contains all values that the reply needs in addition to the
+/// generated tokens.
 pub(super) struct ResponsesReplyFormatter {
     pub(super) app: Arc<AppState>,
     pub(super) id: String,
@@ -44,7 +45,7 @@ pub(super) struct ResponsesReplyFormatter {
     history: Vec<Value>,
     /// Id of the conversation to which the input and output items are appended.
     conversation: Option<String>,
-    /// Input of the response.
+    /// Stored items of the response before its output: its input items.
     input: ResponseItems,
     store: bool,
     background: bool,
@@ -135,7 +136,7 @@ impl ResponsesReplyFormatter {
         FinishedResponse { body, history: self.history(output), items }
     }
 
-    /// Returns the response's items without output items.
+    /// Returns the stored items of the response with an empty output: only the input items.
     pub(super) fn input_items(&self) -> ResponseItems {
         self.input.with_output(&[])
     }

@@ -9,7 +9,7 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 
-/// Context of one response.
+/// Context of one response: instructions, earlier conversation and input.
 pub(super) struct ResponsesRequestContext {
     pub(super) instructions: Option<String>,
     /// Id of the response that the request continues.
@@ -23,9 +23,9 @@ pub(super) struct ResponsesRequestContext {
 }
 
 impl ResponsesRequestContext {
-    /// Parses the context of a request, and adds its fields to the response object. `stored` reads the stored
-    /// objects that the request continues or refers to; `stores_input`: the input is stored with the
-    /// response.
+    /// Parses the context of a request, and adds its fields to the response object. `stored` reads the
+    /// stored objects that the request continues or refers to; `stores_input`: whether the input is stored
+    /// with the response.
     ///
     /// Errors: HTTP status 400 with the name of the invalid field; 404 for an object that is not stored.
     pub(super) fn take(

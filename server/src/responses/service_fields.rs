@@ -16,7 +16,7 @@ const FIELDS: &[&str] = &[
     "user",
 ];
 
-/// Takes the fields that have no effect, regardless of their values.
+/// Removes the fields that have no effect from `fields`, regardless of their values.
 ///
 /// Errors: HTTP status 400 for values of `include` that request log-probabilities, and for stream options
 /// that are not an object.
@@ -31,8 +31,8 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {
         fields.accept_without_effect("stream_options".to_owned());
     }
     let included = fields.strings("include", 256, 64)?.unwrap_or_default();
-    // The other values of `include` request data that this server does not generate, or encrypted reasoning,
-    // which is not needed because reasoning is always returned as plain text.
+    // All other values of `include` request data that this server does not generate, or encrypted
+    // reasoning. Encrypted reasoning is not needed, because reasoning is always returned as text.
     if included.iter().any(|name| name == "message.output_text.logprobs") {
         return Err(no_logprobs("include"));
     }

@@ -18,10 +18,10 @@ pub(super) struct ResponsesEventWriter {
     reply: ResponsesReplyFormatter,
     started: bool,
     number: u64,
-    /// Output items that are complete.
+    /// Output items whose events have all been written.
     output: Vec<ResponseOutputItem>,
     open: Option<ResponseOutputItem>,
-    /// Decoder for the arguments of the open custom tool call.
+    /// Decoder for the arguments of the custom tool call in progress.
     input_decoder: CustomToolInputDecoder,
     state: ResponseStatus,
 }
@@ -44,7 +44,8 @@ impl ResponsesEventWriter {
         write(kind, &mut self.number, ResponseEventBody::Response { response }, out);
     }
 
-    /// Writes the events of one piece of the parsed output.
+    /// Writes the SSE events for one piece of the parsed output (reasoning, content or part of a tool
+    /// call).
     fn piece(&mut self, piece: OutputPiece<'_>, out: &mut BytesMut) {
         match piece {
             OutputPiece::Reasoning(text) | OutputPiece::Content(text) => {
@@ -72,7 +73,7 @@ impl ResponsesEventWriter {
         self.open = Some(item);
     }
 
-    /// Opens a reasoning item or a message item, unless an item of the same kind is open.
+    /// Starts a reasoning item or a message item, unless an item of the same kind is in progress.
     fn enter_text(&mut self, reasoning: bool, out: &mut BytesMut) {
         match (&self.open, reasoning) {
             (Some(ResponseOutputItem::Reasoning { .. }), true)
@@ -110,7 +111,7 @@ impl ResponsesEventWriter {
         }
     }
 
-    /// Appends part of the arguments to the open call.
+    /// Appends `delta` to the arguments of the tool call in progress.
     fn arguments(&mut self, delta: &str, out: &mut BytesMut) {
         let (output_index, number) = (self.output.len(), &mut self.number);
         match &mut self.open {
@@ -127,7 +128,7 @@ impl ResponsesEventWriter {
         }
     }
 
-    /// Appends text to the input of the open custom tool call.
+    /// Appends `delta` to the input of the custom tool call in progress.
     fn input(&mut self, delta: &str, out: &mut BytesMut) {
         let output_index = self.output.len();
         let Some(ResponseOutputItem::CustomToolCall { id, input, .. }) = &mut self.open else {
@@ -140,7 +141,7 @@ impl ResponsesEventWriter {
         }
     }
 
-    /// Appends text to the open reasoning item or message item.
+    /// Appends `delta` to the text of the reasoning item or message item in progress.
     fn text(&mut self, delta: &str, out: &mut BytesMut) {
         let (output_index, number) = (self.output.len(), &mut self.number);
         let Some(
@@ -167,7 +168,7 @@ impl ResponsesEventWriter {
         write(kind, number, body, out);
     }
 
-    /// Ends the open item with the status `as_status`.
+    /// Ends the output item in progress and sets its status to `as_status`.
     fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
         let rest = mem::take(&mut self.input_decoder).finish();
         self.input(&rest, out);

@@ -77,8 +77,8 @@ pub(super) fn apply(
         return Ok(Some(format));
     };
     tools.check_schemas()?;
-    // Unforced calls of non-strict tools may have any arguments. But syntaxes that write each parameter
-    // separately need the parameter schema.
+    // If a tool is not strict, its calls may have any JSON object as arguments. But tool call syntaxes that
+    // write each parameter in a separate tag need the parameter schema even then.
     let any_arguments = |tool: &ToolDefinition| match syntax {
         _ if tool.is_strict => tool.clone(),
         ToolCallSyntax::Hermes

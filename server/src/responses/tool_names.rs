@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-/// Tool under which a call is reported.
+/// Tool that the response names for a function call in the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CalledTool {
     pub(super) namespace: Option<String>,
@@ -12,14 +12,15 @@ pub(super) struct CalledTool {
     pub(super) is_custom: bool,
 }
 
-/// Tools of a request by function name. Plain functions without a namespace are not listed.
+/// Tools of a request, by their function name in the prompt. Functions without a namespace are not listed,
+/// because their function name is also their tool name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ToolNameMap {
     by_function: HashMap<String, CalledTool>,
 }
 
 impl ToolNameMap {
-    /// Adds a tool.
+    /// Adds a tool under its function name.
     pub(super) fn insert(&mut self, tool: CalledTool) {
         if tool.is_custom || tool.namespace.is_some() {
             let function = function_name(tool.namespace.as_deref(), &tool.name);
@@ -27,7 +28,7 @@ impl ToolNameMap {
         }
     }
 
-    /// Returns the tool under which a call of `function` is reported.
+    /// Returns the tool that the response names for a call of `function`.
     pub(super) fn called(&self, function: &str) -> CalledTool {
         self.by_function.get(function).cloned().unwrap_or_else(|| CalledTool {
             namespace: None,

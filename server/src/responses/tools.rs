@@ -19,7 +19,7 @@ const FUNCTIONS_MAX: usize = 512;
 pub(super) struct ResponsesTools {
     /// Functions that the model may call, and the tool choice.
     pub(super) tools: RequestTools,
-    /// Tools under which calls of these functions are reported.
+    /// For each function, the tool that the response names for a call of the function.
     pub(super) names: ToolNameMap,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct ResponsesTools {
 #[derive(Default)]
 pub(super) struct ResponsesToolsBuilder {
     pub(super) definitions: Vec<ToolDefinition>,
-    /// Types of the skipped tools.
+    /// Types of the tools that the model cannot call and that were skipped.
     pub(super) skipped_types: Vec<String>,
     template_tools: Vec<Value>,
     names: ToolNameMap,

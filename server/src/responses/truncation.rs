@@ -17,9 +17,10 @@ use text::ChatInput;
 /// Order in which the messages of a conversation are dropped.
 #[derive(Debug, PartialEq)]
 struct MessageDropOrder {
-    /// Index of each message's unit; `None` = the message is never dropped.
+    /// For each message, the index of its unit (messages that are dropped together, such as a turn); `None`
+    /// = the message is never dropped.
     units: Vec<Option<usize>>,
-    /// Number of units that may be dropped.
+    /// Number of units (groups of messages that are dropped together) that may be dropped.
     count: usize,
 }
 
@@ -76,8 +77,8 @@ impl MessageDropOrder {
         Self { units, count }.keeping_the_last_unit()
     }
 
-    /// Marks the unit of the last message as never dropped, unless the conversation ends with the last user
-    /// message.
+    /// Marks the last unit (group of messages that are dropped together) as never dropped, unless the
+    /// conversation ends with the last user message.
     fn keeping_the_last_unit(mut self) -> Self {
         let Some(Some(last)) = self.units.last().copied() else { return self };
         for unit in &mut self.units {
@@ -91,8 +92,9 @@ impl MessageDropOrder {
         self
     }
 
-    /// Returns the smallest number of units to drop so that the conversation fits; 0 if it never fits. `fits`
-    /// returns whether the conversation fits after dropping a given number of units.
+    /// Returns the smallest number of units (groups of messages) to drop so that the prompt fits into the
+    /// context length; 0 if it never fits. `fits` returns whether the prompt fits after a given number of
+    /// units is dropped.
     ///
     /// Errors: an error of `fits` for the whole conversation.
     fn units_to_drop(
@@ -102,8 +104,8 @@ impl MessageDropOrder {
         if fits(0)? || self.count == 0 {
             return Ok(0);
         }
-        // A template may reject a truncated conversation because of its first message; this counts as not
-        // fitting, so more is dropped.
+        // A chat template may reject a truncated conversation because of its first message. In this case,
+        // the conversation counts as too long, so more messages are dropped.
         let fits = |dropped: usize| fits(dropped).unwrap_or(false);
         if !fits(self.count) {
             return Ok(0);
@@ -120,7 +122,7 @@ impl MessageDropOrder {
         Ok(enough)
     }
 
-    /// Returns the messages that remain after the oldest `dropped` units are dropped.
+    /// Returns the messages that remain after the oldest `dropped` units (groups of messages) are dropped.
     fn remaining(&self, messages: &[Value], dropped: usize) -> Vec<Value> {
         let is_kept = |unit: &Option<usize>| unit.is_none_or(|index| index >= dropped);
         let kept = messages.iter().zip(&self.units).filter(|(_, unit)| is_kept(unit));
@@ -133,8 +135,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Returns the unit of each message and the number of droppable units. Messages are given by letters:
-    /// `c1` calls tool 1, `t1` is the output of that call.
+    /// Returns the unit (group of messages that are dropped together) of each message, and the number of
+    /// droppable units. Messages are given by letters: `c1` calls tool 1, `t1` is the output of that call.
     fn units(conversation: &str) -> String {
         let message = |word: &str| {
             let id = word.get(1..).unwrap_or_default();
@@ -161,7 +163,8 @@ mod tests {
             ("s u", "-- 0"),
             ("u c1 t1 c2 t2 c3 t3", "-0011-- 2"),
             ("u a u c1 t1 c2 t2 a", "00-1122- 3"),
-            // The output of a call belongs to the same unit as the call, regardless of its position.
+            // The output of a tool call is always dropped together with the call, even if other messages
+            // are between them.
             ("u c1 u t1 u", "0010- 2"),
             ("u c1 u t1", "---- 0"),
             ("u c1 t1 u c1 t1 u", "000111- 2"),

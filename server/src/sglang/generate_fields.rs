@@ -1,4 +1,4 @@
-//! Converts the fields of a `/generate` request to those of a text completion.
+//! Converts the fields of a `/generate` request to the fields of a text completion request.
 
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
@@ -34,7 +34,7 @@ const SAMPLING_NAMES: [(&str, &str); 21] = [
 ];
 /// Unsupported sampling parameters that would change the output.
 const UNSUPPORTED_SAMPLING: [&str; 4] = ["ebnf", "structural_tag", "stop_regex", "custom_params"];
-/// Fields with the same name in both APIs.
+/// Fields with the same name in `/generate` and in text completions.
 const SHARED_NAMES: [&str; 8] = [
     "stream",
     "rid",
@@ -102,7 +102,7 @@ pub(super) struct GenerateRequest {
 }
 
 impl GenerateRequest {
-    /// Takes the fields of a `/generate` request.
+    /// Parses the fields of a `/generate` request.
     ///
     /// Errors: HTTP status 400; the error names the invalid or unsupported field.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
@@ -144,7 +144,7 @@ impl GenerateRequest {
     }
 }
 
-/// Takes the prompts from `text` or `input_ids`. Returns the name of the field and its value.
+/// Removes the field that contains the prompts, `text` or `input_ids`; returns its name and its value.
 fn prompt(fields: &mut RequestFields) -> Result<(&'static str, JsonValue), ApiError> {
     match (fields.take("text"), fields.take("input_ids")) {
         (Some(text), None) => Ok(("text", text)),
@@ -163,7 +163,7 @@ fn is_list_of_prompts(prompt: &JsonValue) -> bool {
     }
 }
 
-/// Takes `sampling_params`: an object, or a list of equal objects, one per prompt.
+/// Parses `sampling_params`: an object, or a list of equal objects, one per prompt.
 fn sampling(fields: &mut RequestFields) -> Result<RequestFields, ApiError> {
     let value = match fields.take(SAMPLING) {
         None => JsonValue::Object(Vec::new()),
@@ -197,7 +197,7 @@ fn reject_unsupported(fields: &mut RequestFields, names: &[&str]) -> Result<(), 
     Ok(())
 }
 
-/// Takes the log-probability fields. In a batch, each field may be a list of equal values.
+/// Parses the log-probability fields. In a batch, each field may be a list of equal values.
 fn logprobs(fields: &mut RequestFields) -> Result<Option<GenerateLogprobOptions>, ApiError> {
     for name in ["return_logprob", "logprob_start_len", "top_logprobs_num"] {
         replace_uniform_list(fields, name)?;

@@ -25,9 +25,9 @@ pub(super) struct GenerateMeta {
 pub(super) struct GenerateOutput {
     pub(super) text: String,
     pub(super) ids: Vec<Token>,
-    /// Rows of `output_token_logprobs`, as comma-separated JSON.
+    /// Entries of the list `output_token_logprobs` so far, as comma-separated JSON text.
     rows: String,
-    /// Rows of `output_top_logprobs`, as comma-separated JSON.
+    /// Entries of the list `output_top_logprobs` so far, as comma-separated JSON text.
     top_rows: String,
     pub(super) end: Option<ChoiceFinishReason>,
 }
@@ -117,7 +117,7 @@ fn push_row(rows: &mut String, row: &str) {
     rows.push_str(row);
 }
 
-/// Returns `[logprob, token id, text]`.
+/// Returns the JSON list `[logprob, token id, text]` for one token.
 fn row(
     meta: &GenerateMeta,
     logprobs: GenerateLogprobOptions,

@@ -18,7 +18,8 @@ use protocol::Token;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Formats the reply to a `/generate` request; contains the needed values other than the generated tokens.
+/// Formats the reply to a `/generate` request; contains all values that the reply needs in addition to the
+/// generated tokens.
 pub(super) struct GenerateReplyFormatter {
     meta: GenerateMeta,
     /// Token ids of each prompt if the reply contains prompt log-probabilities, else empty.

@@ -22,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Interval at which the probe checks whether other requests make progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Rejection reasons that mean overload.
+/// Error reasons of rejected requests that show that the server is overloaded.
 const OVERLOAD_REASONS: [&str; 4] =
     ["max_num_queued_reqs", "max_num_queued_tokens", "max_queued_bytes", "text_memory"];
 

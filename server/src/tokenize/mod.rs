@@ -28,7 +28,7 @@ use std::sync::Arc;
 use text::ChatTemplate;
 use types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
-/// Bytes reserved per token id in a reply.
+/// Bytes reserved in the memory budget per token id in a reply.
 const ID_BYTES: u64 = size_of::<Token>() as u64;
 
 /// Handles `/tokenize`: returns the token ids of a text or a conversation.
@@ -90,9 +90,9 @@ pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Bo
     Ok(json_response(Value::Object(info).to_string()))
 }
 
-/// Handles a request of one of these routes: checks limits, admits the request, runs `work` on the text pool
-/// and returns its reply. `work` receives the admission permit, which reserves memory until the reply is
-/// sent.
+/// Handles a request of a route that generates no tokens, such as `/tokenize`: checks limits, admits the
+/// request, runs `work` on the text pool and returns its result as the reply. `work` receives the admission
+/// permit, which reserves memory until the reply is sent.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     request: Request,

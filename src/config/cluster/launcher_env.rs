@@ -100,7 +100,8 @@ impl LauncherEnvVariables {
         })
     }
 
-    /// Layout from Kubernetes LeaderWorkerSet, which starts a group of pods; the leader has index 0.
+    /// Returns the node layout from Kubernetes LeaderWorkerSet, which starts a group of pods; the leader has
+    /// index 0.
     fn lws(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let Some(nodes) = self.number(&["LWS_GROUP_SIZE"])? else { return Ok(None) };
         let host = self.text("LWS_LEADER_ADDRESS").map(str::to_owned);
@@ -108,7 +109,8 @@ impl LauncherEnvVariables {
         Ok(Some(NodePosition { nodes: Some(nodes), node, host, port: None }))
     }
 
-    /// Layout from Slurm: of the job step or, without a step, of the job.
+    /// Returns the node layout from the Slurm variables of the job step or, if there is no job step, of the
+    /// job.
     fn slurm(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let Some(nodes) = self.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])? else {
             return Ok(None);
@@ -138,8 +140,8 @@ impl LauncherEnvVariables {
         Ok(Some(NodePosition { nodes: Some(nodes), node, host, port: None }))
     }
 
-    /// Layout from Open MPI and other launchers with PMI, none of which reports the host of the first
-    /// process.
+    /// Returns the node layout from Open MPI and other launchers with PMI. None of these launchers reports
+    /// the host of the first process.
     fn mpi(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let nodes = self.number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?;
         let node = self.number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"])?;
@@ -158,7 +160,8 @@ impl LauncherEnvVariables {
         Ok(Some(NodePosition { nodes, node, host, port: None }))
     }
 
-    /// Layout from torchrun, or from Kubernetes operators that set the variables of torchrun.
+    /// Returns the node layout from torchrun, or from Kubernetes operators that set the variables of
+    /// torchrun.
     fn torchrun(&self) -> Result<Option<NodePosition>, CommandLineError> {
         let world = self.number(&["WORLD_SIZE"])?;
         let (group_rank, local_size) =

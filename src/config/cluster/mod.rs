@@ -187,7 +187,7 @@ impl NodeArgs {
         }
     }
 
-    /// Returns host and port of node 0.
+    /// Returns host name (or address) and port of node 0.
     fn address(
         &self,
         host: Option<String>,

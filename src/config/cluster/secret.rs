@@ -9,8 +9,8 @@ use crate::config::{CommandLineError, rejected};
 /// Environment variable with the cluster secret, read if no file is given. Child processes are started
 /// without it.
 pub(crate) const CLUSTER_SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
-/// Minimum bytes of a cluster secret. An attacker with a recorded handshake can test candidates offline
-/// without limit, so a short secret could be found.
+/// Minimum length of a cluster secret in bytes. An attacker who has recorded a handshake can test candidate
+/// secrets offline without limit, so a short secret could be found.
 const SECRET_BYTES_MIN: usize = 16;
 
 /// Reads the cluster secret from a file, and checks it.

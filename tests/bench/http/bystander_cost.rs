@@ -1,11 +1,13 @@
-//! Step-time cost of other clients: 100 scrapes per second, 200 slow readers and two KV-event subscribers
-//! that never read, compared with the same load without them.
+//! Effect of disturbing clients on the server's step times: 100 `/metrics` requests per second, 200 slow
+//! stream readers and two KV-event subscribers that never read, compared with the same load without these
+//! disturbances.
 //!
-//! Both runs have the same 256 streams and publish the same KV events, so their batches are equal. In one
-//! run, 200 of the stream clients read a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
-//! KV-event subscribers never read. Step times are from the server's step records: scheduling, hand-over to
-//! the executor, and the time until the output arrives. Both runs send `/livez` requests 20 times per second.
-//! Runs alternate in the order without, with, with, without, so that other load of the machine affects both.
+//! Both kinds of runs, with and without the disturbing clients, have the same 256 streams and publish the
+//! same KV events, so that their batches are equal. With disturbance, 200 of the 256 stream clients read a
+//! few bytes at a time, a client requests `/metrics` every 10 ms, and the KV-event subscribers never read. A
+//! step time is the sum of the times in the server's timing record of the step: scheduling, passing the batch
+//! to the executor, and waiting for its output. All runs also send 20 `/livez` requests per second. The order
+//! of runs is without, with, with, without, so that other load of the machine affects both kinds equally.
 
 use super::stuck_subscribers::StuckSubscribers;
 use crate::kv_event_replay;
@@ -37,10 +39,12 @@ const SIP_BYTES: usize = 256;
 /// Pause of a slow stream client between two reads.
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Latencies of one client's requests in nanoseconds, which its task appends while the run lasts.
+/// Latencies of the requests of one client, in nanoseconds. The client's task appends to the list during the
+/// run.
 type SharedLatencies = Arc<Mutex<Vec<u64>>>;
 
-/// Step times of the server, and latencies of `/metrics` and `/livez` requests, of one run in nanoseconds.
+/// Results of one run, in nanoseconds: step times of the server, and latencies of `/metrics` and `/livez`
+/// requests.
 struct BackgroundCostResult {
     steps: Vec<u64>,
     scrapes: Vec<u64>,
@@ -91,7 +95,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Number of samples in `times` (nanoseconds), and their median and 99th percentile in milliseconds.
+/// Returns the number of `times` (in nanoseconds), and their median and 99th percentile in milliseconds.
 pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
     times.sort_unstable();
     let last = times.len().saturating_sub(1) as f64;
@@ -139,8 +143,8 @@ fn measure(disturbed: bool) -> BackgroundCostResult {
     BackgroundCostResult { steps, scrapes, probes }
 }
 
-/// Runs the streams, the `/livez` client and, if `disturbed`, the `/metrics` client on one thread until
-/// `done`.
+/// Runs the stream clients, the `/livez` client and, if `disturbed`, the `/metrics` client on one thread
+/// until `done` is true. If `disturbed`, some stream clients read slowly.
 fn clients(
     address: SocketAddr,
     disturbed: bool,
@@ -163,7 +167,8 @@ fn clients(
     });
 }
 
-/// Step times in nanoseconds, from the server's step records over the duration `MEASURED`.
+/// Returns the duration of each step that the server runs within `MEASURED`, in nanoseconds, from the
+/// server's timing records of its steps.
 pub(super) fn steps(server: &TestServer) -> Vec<u64> {
     let ring = &server.app.serving().unwrap().metrics.steps.ring;
     let first = ring.newest(1).last().map_or(0, |record| record.step);

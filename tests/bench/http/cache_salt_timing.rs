@@ -1,9 +1,10 @@
-//! Checks that the time to first token does not reveal one tenant's cached prefixes to another. Three kinds
-//! of requests are timed: a cached prompt under its own `cache_salt`, the same prompt under an unused salt,
-//! and a prompt that was never sent.
+//! Checks that the time to first token (TTFT) does not reveal the cached prefixes of one tenant to another.
+//! The TTFT of three kinds of requests is measured: a cached prompt under the `cache_salt` with which it was
+//! cached, the same prompt under a salt that was never used, and a prompt that was never sent.
 //!
-//! The times of the last two kinds must be indistinguishable. The times of the first kind must be
-//! distinguishable from them, or the measurement proves nothing.
+//! For the cached prompt under another salt, the TTFT must be indistinguishable from that of a new prompt.
+//! For the cached prompt under its own salt, it must be distinguishable; otherwise the measurement is too
+//! inaccurate.
 
 use super::long_prompts::LongPromptServer;
 use crate::http_client::HttpClient;
@@ -18,10 +19,10 @@ const LETTERS: &[u8] = b"BCDEGJKLOQRSUVXYZ";
 const WORDS: usize = 250;
 const WORD_LETTERS: usize = 5;
 const PROMPT_TOKENS: usize = WORDS * (1 + WORD_LETTERS);
-/// Maximum deviation of `roc_area` from 0.5, the value for indistinguishable times, in standard deviations;
-/// chance exceeds it in one of 1,500 runs.
+/// Maximum deviation of `roc_area` from 0.5, in standard deviations. 0.5 is the expected value for
+/// indistinguishable times; random variation exceeds this deviation in one of 1,500 runs.
 const DEVIATIONS: f64 = 3.4;
-/// Minimum `roc_area` at which prefix hits and uncached prompts count as distinguishable by their times.
+/// Minimum `roc_area` at which the times of prefix hits and of uncached prompts count as distinguishable.
 const DISTINGUISHABLE_AREA: f64 = 0.9;
 
 fn prompt(rng: &mut SimRng) -> String {
@@ -59,8 +60,9 @@ fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Durat
     (took, usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
 }
 
-/// Share of the pairs (one time of each list) in which the time of `first` is shorter; equal times count
-/// half. This is the area under the ROC curve of a classifier that decides by the time alone.
+/// Fraction of all pairs of a time in `first` and a time in `second` in which the time in `first` is shorter;
+/// pairs of equal times count half. This is the area under the ROC curve of a classifier that uses the time
+/// alone.
 fn roc_area(first: &[Duration], second: &[Duration]) -> f64 {
     let pairs = first.iter().flat_map(|a| second.iter().map(move |b| a.cmp(b)));
     let wins: f64 = pairs.map(|order| f64::from(1 - order as i8) / 2.0).sum();
@@ -81,8 +83,9 @@ fn roc_area_is_a_share_of_pairs() {
     assert_eq!(roc_area(&ms([1, 5, 5]), &ms([1, 5, 5])), 0.5);
 }
 
-/// Times to first token of prefix hits, of the same prompts under another salt, and of uncached prompts: one
-/// of each kind per round.
+/// Returns the times to first token (TTFT) of three kinds of requests: cached prompts under their own salt,
+/// the same prompts under another salt, and uncached prompts. In each of the `rounds` rounds, one request of
+/// each kind is sent, in random order.
 fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     let flags = ["--threads", "1", "--kv-cache-memory-bytes", "256MiB"];
     let process = LongPromptServer::start(&flags);
@@ -104,7 +107,7 @@ fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     times
 }
 
-/// Times `HADRON_SALTS_COUNT` requests of each kind; by default 300.
+/// Measures `HADRON_SALTS_COUNT` requests of each kind; by default 300.
 #[test]
 #[ignore = "a measurement: `just salts COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]

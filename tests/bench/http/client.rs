@@ -1,12 +1,12 @@
-//! An SSE client with little overhead: one thread reads all streams, and events are counted by their
-//! separators.
+//! A client with little overhead for SSE streams: one thread reads all streams, and counts events by the
+//! blank lines that separate them.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Numbers of events, reads and bytes of all streams, the duration, and the median time to first token.
+/// Total numbers of events, reads and bytes of all streams, total duration, and median time to first token.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamCounts {
     pub(super) events: usize,
@@ -16,7 +16,8 @@ pub(super) struct StreamCounts {
     pub(super) first_p50: Duration,
 }
 
-/// Sends `request` on `streams` connections and reads each until `[DONE]` or the end of the connection.
+/// Sends `request` on `streams` connections, and reads each connection until `[DONE]` or the end of the
+/// connection.
 pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> StreamCounts {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().unwrap();
@@ -53,7 +54,8 @@ pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> StreamC
 async fn read(mut socket: TcpStream, start: Instant) -> StreamCounts {
     let mut counts = StreamCounts::default();
     let mut buffer = vec![0_u8; 32 << 10];
-    // A separator may be split between two reads: the last byte of the previous read is kept.
+    // The two line ends that separate events may arrive in different reads, so the last byte of the previous
+    // read is kept.
     let mut last = 0;
     loop {
         let length = socket.read(&mut buffer).await.unwrap();

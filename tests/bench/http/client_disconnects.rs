@@ -1,6 +1,7 @@
-//! A hundred thousand clients that disconnect at any moment: while sending the head or body, while queued,
-//! during prefill or streaming. The server must release all of their resources, and the remaining clients get
-//! the output of an idle server.
+//! A hundred thousand clients that disconnect at random moments: while they send the request head or body,
+//! while the request is queued, during prefill, or while tokens are streamed. The server must release all
+//! resources of these requests, and clients that stay connected must receive the same output as from an idle
+//! server.
 
 use super::many_streams::resident_bytes;
 use crate::test_server::{ServerSetup, TestServer};
@@ -11,15 +12,16 @@ use std::time::{Duration, Instant};
 const CLIENTS: u64 = 100_000;
 /// Number of client threads.
 const CLIENT_THREADS: u64 = 8;
-/// In each client thread, one request that is read to its end follows every `STAYING_ONE_IN` disconnects.
+/// Each client thread sends one request without disconnecting after every `STAYING_ONE_IN` disconnects.
 const STAYING_ONE_IN: u64 = 250;
 /// Time for which a client waits for bytes before it disconnects.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(20);
-/// Maximum time from the last disconnect until the server has released all clients' resources.
+/// Maximum time from the last disconnect until the server has released the resources of all clients.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// Pause before memory and descriptors are counted, in which the server closes the last sockets.
+/// Pause before memory and open descriptors are counted, so that the server can close the last sockets.
 const CLOSED: Duration = Duration::from_millis(500);
-/// Maximum memory growth of the server per client in bytes. The allocator may retain some pages.
+/// Maximum growth of the server's resident memory per client, in bytes. It is not 0, because the allocator
+/// may retain some pages.
 const GROWTH_MAX: u64 = 64;
 
 /// Moments at which a client disconnects.
@@ -32,7 +34,7 @@ const DISCONNECT_MOMENTS: [&str; 7] = [
     "after more bytes",
     "after 20 ms without bytes",
 ];
-/// Index in `DISCONNECT_MOMENTS` of a client that timed out while waiting for bytes.
+/// Index in `DISCONNECT_MOMENTS` for a client that received no bytes within `CLIENT_TIMEOUT`.
 const TIMED_OUT_MOMENT: usize = 6;
 
 /// Random number generator (splitmix64) that draws the prompts and the moments of the disconnects.
@@ -53,8 +55,8 @@ fn request(prompt: &str, more: &str) -> (String, String) {
     (format!("{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"), body)
 }
 
-/// Opens a connection. A failed attempt is repeated: local ports become available again soon after many
-/// connections have closed.
+/// Opens a connection. A failed attempt is repeated: after many connections have closed, no local port may be
+/// available for a short time.
 fn connect(address: SocketAddr) -> TcpStream {
     loop {
         match TcpStream::connect(address) {
@@ -67,7 +69,8 @@ fn connect(address: SocketAddr) -> TcpStream {
     }
 }
 
-/// Runs one client that disconnects at a random moment; returns the moment's index in `DISCONNECT_MOMENTS`.
+/// Sends a request and disconnects at a random moment; returns the index of the moment in
+/// `DISCONNECT_MOMENTS`.
 fn disconnect(address: SocketAddr, request_rng: &mut DisconnectRng) -> usize {
     let words = "once upon a time ".repeat(request_rng.below(40) as usize + 1);
     let stream = request_rng.below(4) > 0;
@@ -100,8 +103,8 @@ fn disconnect(address: SocketAddr, request_rng: &mut DisconnectRng) -> usize {
     moment
 }
 
-/// Sends a request with fixed content, reads the reply to its end and returns the generated text, which must
-/// always be the same.
+/// Sends a fixed request and reads the whole reply; returns the generated text, which must always be the
+/// same.
 fn complete(address: SocketAddr) -> String {
     let (head, body) = request("who stays", r#""max_tokens":20,"seed":1"#);
     let mut socket = connect(address);
@@ -125,8 +128,9 @@ fn run_clients(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNE
     left
 }
 
-/// Runs half of all clients on `CLIENT_THREADS` threads; returns the number of disconnects by moment. Memory
-/// and descriptors are compared between the first and the second half.
+/// Runs one half of all clients on `CLIENT_THREADS` threads; returns the number of disconnects at each moment
+/// of `DISCONNECT_MOMENTS`. The benchmark compares memory and descriptors after the first and after the
+/// second half.
 fn half(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
     let counts: Vec<[u64; DISCONNECT_MOMENTS.len()]> = std::thread::scope(|scope| {
         let seeds = seed..seed + CLIENT_THREADS;
@@ -173,12 +177,12 @@ fn blocks_are_freed_for_100k_disconnecting_clients() {
     assert_eq!(complete(address), expected);
 }
 
-/// Number of streams whose disconnect is timed, one after another.
+/// Number of streams whose disconnect is timed. The streams run one after another.
 const WATCHED: usize = 1_000;
 /// Step time of the simulated device.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Time from closing a stream's socket until none of its blocks is in use.
+/// Returns the time from closing a stream's socket until none of the stream's KV blocks is in use.
 fn time_until_blocks_are_free(server: &TestServer, number: usize) -> Duration {
     let (head, body) = request(&format!("{number} words"), r#""max_tokens":4000,"stream":true"#);
     let mut socket = connect(server.address);

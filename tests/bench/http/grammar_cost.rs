@@ -1,11 +1,11 @@
-//! Cost of an expensive grammar for other requests: the step times of 64 plain streams. Four cases are
-//! compared: the plain streams alone; with four clients that send requests constrained by the grammar; with
-//! four clients that send a new, rejected grammar per request; and with the same requests, rejected before
-//! their grammar is processed. The four cases alternate several times, so that other load of the machine
-//! affects all of them.
+//! Effect of expensive grammars on other requests: step times of a server with 64 streams without a grammar.
+//! Four cases are compared: only these streams; in addition, four clients that send requests with an accepted
+//! grammar; four clients that send a new grammar per request, all of which are rejected; and four clients
+//! that send these rejected requests with an invalid field, so that they are rejected before their grammar is
+//! processed. The cases alternate several times, so that other load of the machine affects all of them.
 //!
-//! Step times are from the server's step records: scheduling, hand-over to the executor, and the time until
-//! the output arrives.
+//! A step time is the sum of the times in the server's timing record of the step: scheduling, passing the
+//! batch to the executor, and waiting for its output.
 
 use super::bystander_cost::{median, read, spread, steps};
 use crate::small_tokenizer::TokenizerAlphabet;
@@ -24,30 +24,31 @@ const CONSTRAINED: usize = 4;
 const STEP: Duration = Duration::from_millis(5);
 const ROUNDS: usize = 5;
 
-/// Constrained requests that four clients send while the plain streams run.
+/// Requests with a grammar that four clients send while the streams without a grammar run.
 #[derive(Clone)]
 struct ConstrainedLoad {
     name: String,
-    /// The serialised request body, split where the number that makes the grammar distinct is inserted, so
-    /// that a request costs the client little processor time.
+    /// The serialised request body in two parts. A number between the parts makes the grammar of each request
+    /// different; serialising the body only once saves processor time of the client.
     body: [String; 2],
-    /// Whether each request has a different grammar, made distinct by a number.
+    /// Whether each request has a different grammar, which contains the number of the request.
     numbered: bool,
-    /// Expected status of every reply.
+    /// Expected HTTP status of every reply.
     status: &'static str,
-    /// Interval between a client's requests; `None` = the next request follows the reply.
+    /// Interval between the requests of a client; `None` = a client sends its next request when it has
+    /// received a reply.
     every: Option<Duration>,
 }
 
 impl ConstrainedLoad {
-    /// A load of requests whose grammar is accepted.
+    /// Requests whose grammar is accepted.
     fn accepted(name: &str, grammar: &Value) -> Self {
         let body = [body(grammar), String::new()];
         Self { name: name.to_owned(), body, numbered: false, status: "200", every: None }
     }
 
-    /// A load of requests whose grammars are rejected; each grammar contains a different number in place of
-    /// `NUMBER`.
+    /// Requests whose grammars are rejected. In each request, the text `NUMBER` in `grammar` is replaced by
+    /// another number.
     fn rejected(name: &str, grammar: &Value) -> Self {
         let body = body(grammar);
         let (before, behind) = body.split_once(NUMBER).unwrap();
@@ -55,15 +56,16 @@ impl ConstrainedLoad {
         Self { name: name.to_owned(), body, numbered: true, status: "400", every: None }
     }
 
-    /// This load, limited to `answers_per_s` requests per second over all clients.
+    /// Returns the same load, but with `answers_per_s` requests per second over all clients.
     fn with_rate(&self, answers_per_s: f64) -> Self {
         let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
         let name = format!("{}, {answers_per_s} a second", self.name);
         Self { name, every: Some(every), ..self.clone() }
     }
 
-    /// The requests of this load with an unknown field in addition, so that they are rejected when they are
-    /// parsed. The step times differ from those of this load only by the cost of processing the grammars.
+    /// Returns the same load, but each request also has an unknown field, so that the server rejects the
+    /// request when it parses the body. The difference between the step times of both loads is the cost of
+    /// processing the grammars.
     fn rejected_early(&self, answers_per_s: f64) -> Self {
         let [before, behind] = &self.body;
         let field = "\"structured_outputs\":{";
@@ -157,7 +159,8 @@ fn costly_grammars_do_not_slow_other_streams() {
     }
 }
 
-/// Step times of the plain streams, and the reply rate of the other clients.
+/// Step times of the server with the streams without a grammar, and replies per second to the clients that
+/// send requests with a grammar.
 struct GrammarCostResult {
     /// 99th percentile of the step times in milliseconds.
     p99: f64,
@@ -225,7 +228,8 @@ fn measure(
     GrammarCostResult { p99, replies_per_s: answers_per_s }
 }
 
-/// Runs one client of a load: sends constrained requests one after another and checks each reply's status.
+/// Runs one client of a load: sends requests with a grammar one after another, and checks the HTTP status of
+/// each reply.
 async fn follow(
     address: SocketAddr,
     concurrent_load: ConstrainedLoad,
@@ -253,8 +257,8 @@ async fn follow(
         let mut reply = Vec::new();
         let _ = socket.read_to_end(&mut reply).await; // A server that shuts down may cut the reply.
         let status = reply.get(9..12);
-        // A grammar may be rejected with 429 in place of 400 if the plain streams leave too little processor
-        // time for its dry run.
+        // A rejected grammar may have status 429 instead of 400: its dry run (compilation and sample tokens,
+        // to measure its cost) may lack processor time while the streams run.
         let is_known = |status: &[u8]| {
             status == concurrent_load.status.as_bytes()
                 || concurrent_load.status == "400" && status == b"429"

@@ -1,5 +1,6 @@
-//! Time and memory of a grammar's dry run in a worker process: the first dry run, which starts the process,
-//! and later ones. The vocabulary has a realistic size.
+//! Time and memory of the dry run of a grammar: a worker process compiles the grammar and runs it on sample
+//! tokens to measure its cost. Measured are the first dry run, which starts the process, and later dry runs.
+//! The vocabulary has a realistic size.
 
 use crate::test_server::grammar_worker;
 use grammar::{
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 const TOKENS: Token = 151_000;
 const ROUNDS: u32 = 200;
 
-/// A vocabulary of all single bytes, then words of two to nine letters, half of them after a space.
+/// A vocabulary of all single bytes and words of two to nine letters. Half of the words start with a space.
 fn vocabulary() -> GrammarVocabulary {
     let mut state = 1_u64;
     let mut draw = |sides: u64| {
@@ -34,7 +35,7 @@ fn vocabulary() -> GrammarVocabulary {
     GrammarVocabulary { tokens, special: vec![TOKENS], end_ids: vec![TOKENS], encode }
 }
 
-/// A grammar of the given kind that no cache contains: it includes `number`.
+/// A grammar of the given kind, which contains `number`, so that it is not in a cache of earlier grammars.
 fn form(kind: usize, number: u32) -> GrammarSpec {
     let json = |schema: Value| GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
     let name = format!("p{number}");

@@ -1,11 +1,12 @@
-//! Sends megabyte prompts for an hour or for the requested number of minutes. Their step times grow with the
-//! context, from milliseconds to several times the minimum step deadline, and no step may be classified as a
-//! hang.
+//! Sends prompts of 1 MiB for an hour or for the requested number of minutes. The step times of such a prompt
+//! grow with its context, from milliseconds to several times the minimum step deadline, and the server must
+//! not treat any step as a hang.
 //!
-//! The server is the real one, with its executor in a process that a step timeout would kill. Shorter prompts
-//! and a stream run at the same time as the long ones. Each megabyte prompt is followed by hundreds of short
-//! prompts, which lower the server's estimate of step times, and then by the same megabyte with a suffix: it
-//! is a prefix hit, so its first step already has the whole context.
+//! The server is a real `hadron serve` process, whose executor is a separate process that the server kills if
+//! a step exceeds its deadline. Shorter prompts and a stream run at the same time as the long prompts. Each 1
+//! MiB prompt is followed by hundreds of short prompts, which lower the server's estimate of step times, and
+//! then by the same 1 MiB prompt with a suffix. The last prompt is a prefix hit, so its first step already
+//! has the whole context.
 
 use crate::http_client::{HttpClient, HttpReply, get};
 use crate::rng::SimRng;
@@ -20,8 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// Kinds of prompts with their sizes in bytes; for the last kind, the size of the suffix of a megabyte
-/// prompt.
+/// Kinds of prompts with their sizes in bytes. The last kind is a 1 MiB prompt with a suffix; its size is
+/// that of the suffix.
 const KINDS: [(&str, usize); 5] = [
     ("10 KB", 10 << 10),
     ("100 KB", 100 << 10),
@@ -29,40 +30,42 @@ const KINDS: [(&str, usize); 5] = [
     ("2 KB", 2 << 10),
     ("1 MB and 24 KB more", 24 << 10),
 ];
-/// Indices in `KINDS` from which clients draw the next prompt; the other two kinds are sent after each
-/// megabyte prompt.
+/// Indices in `KINDS` from which a client draws its next prompt. Prompts of the other two kinds are sent
+/// after each 1 MiB prompt.
 const RANDOM_KINDS: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];
 const MEGABYTE: usize = 2;
 const SHORT: usize = 3;
 const LONGER: usize = 4;
-/// Number of short prompts that a client sends after each megabyte prompt.
+/// Number of short prompts that a client sends after each prompt of the kind `MEGABYTE`.
 const SHORT_ONES: usize = 300;
-/// Prompts are made of pieces of equal length: a word of the synthetic vocabulary and two letters.
+/// A prompt is a sequence of pieces of this length in bytes. A piece is one token of the synthetic
+/// vocabulary, such as `<|t300|>`, and two letters.
 const PIECE_BYTES: usize = "<|t300|>ab".len();
-/// Number of tokens of a prompt piece (`PIECE_BYTES`): one for the word and one per letter.
+/// Number of tokens of a piece of a prompt (see `PIECE_BYTES`): one for `<|t300|>`, and one per letter.
 const PIECE_TOKENS: usize = 3;
-/// Token ids of the words that prompts are made of: three digits long, above the ids of bytes and special
-/// tokens.
+/// Range of the token ids N whose text `<|tN|>` is used in prompts: three digits, and above the ids of bytes
+/// and special tokens.
 const WORDS: std::ops::Range<u64> = 300..1_000;
-/// Context length of the model, which the longest prompt and its output do not exceed.
+/// Context length of the model in tokens, which the longest prompt and its output do not exceed.
 const CONTEXT: usize = 320 << 10;
-/// Token budget of a step: the last steps of a megabyte prompt take longer than the minimum deadline of five
-/// seconds.
+/// Token budget of a step. With this value, the last steps of a 1 MiB prompt take longer than the minimum
+/// step deadline of five seconds.
 const STEP_TOKENS: &str = "8192";
-/// Number of KV blocks, enough that no request is preempted and a megabyte prompt is still cached when it is
-/// sent again.
+/// Number of KV blocks. It is large enough that no request is preempted, and that a 1 MiB prompt is still
+/// cached when it is sent again.
 const BLOCKS: &str = "98304";
 /// Number of clients; each sends one prompt after another.
 const CLIENTS: u64 = 2;
 const ANSWER_TOKENS: usize = 8;
-/// Output tokens of each background stream, more than the number of steps that prefill a megabyte prompt, so
-/// that a stream runs during whole prefills. A stream that starts during a prefill may wait for its end.
+/// Output tokens of each background stream: more than the number of steps that prefill a 1 MiB prompt, so
+/// that a stream runs during whole prefills. A stream that starts during a prefill may wait until the prefill
+/// ends.
 const STREAM_TOKENS: usize = 4_096;
-/// Interval between two reads of the server's step records, of which the server keeps 1,024. Records of short
-/// steps may be missed, those of long steps are not.
+/// Interval at which the server's timing records of its steps are read; the server keeps the last 1,024
+/// records. Records of short steps may be missed, but records of long steps are not.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const REPORT_INTERVAL: Duration = Duration::from_mins(1);
-/// Timeout of a reply; the request may wait until other megabyte prompts are finished.
+/// Timeout for a reply. It is long because a request may wait until other 1 MiB prompts are finished.
 const ANSWER_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// A `hadron serve` process on a free port.
@@ -72,7 +75,8 @@ pub(super) struct LongPromptServer {
 }
 
 impl LongPromptServer {
-    /// Starts the server and reads the log line that reports its address once it is ready.
+    /// Starts the server, and waits for the log line with its address, which the server writes when it is
+    /// ready.
     pub(super) fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
         command.arg("serve").args(args).args(["--port", "0"]).env("RUST_LOG", "warn");
@@ -87,7 +91,8 @@ impl LongPromptServer {
             }
             text.push(line);
         };
-        // The log contains the reason of an executor failure. An unread pipe would block the server.
+        // Prints the warnings in the server's log, such as the cause of an executor failure. If the pipe were
+        // not read, the server would block.
         std::thread::spawn(move || {
             let lines = lines.map_while(Result::ok).filter(|line| line.contains(" WARN "));
             lines.for_each(|line| println!("server: {line}"));
@@ -117,8 +122,8 @@ impl Drop for LongPromptServer {
     }
 }
 
-/// A checkpoint of a model dominated by attention: its step time depends on the context more than that of any
-/// real model.
+/// Writes a checkpoint of a model in which attention takes most of the step time, so that the step time
+/// depends on the context length more than in any real model.
 fn model() -> tempfile::TempDir {
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": WORDS.end,
@@ -137,7 +142,7 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// A random prompt of `bytes` bytes, rounded down to whole pieces (`PIECE_BYTES`).
+/// A random prompt of `bytes` bytes, rounded down to a multiple of `PIECE_BYTES`.
 fn prompt(rng: &mut SimRng, bytes: usize) -> String {
     let mut text = String::with_capacity(bytes);
     for _ in 0..bytes / PIECE_BYTES {
@@ -148,14 +153,15 @@ fn prompt(rng: &mut SimRng, bytes: usize) -> String {
     text
 }
 
-/// Counts of completed and wrong replies, and the longest times, over all clients.
+/// Numbers of completed and wrong replies, and longest times, over all clients.
 #[derive(Default)]
 struct LongPromptCounts {
     /// Number of completed prompts of each kind in `KINDS`.
     ended: [AtomicU64; KINDS.len()],
     streams: AtomicU64,
     wrong: AtomicU64,
-    /// The longest time between two events of a stream, and the longest time from a request to its reply.
+    /// The longest time between two events of a stream, and the longest time from sending a request to its
+    /// complete reply.
     longest: Mutex<[Duration; 2]>,
 }
 
@@ -210,7 +216,7 @@ impl LongPromptClient<'_> {
         }
     }
 
-    /// Sends `SHORT_ONES` short prompts, then the megabyte prompt `text` again with a suffix.
+    /// Sends `SHORT_ONES` short prompts, then the 1 MiB prompt `text` again with a suffix.
     fn send_short_prompts(&mut self, mut text: String) {
         for _ in 0..SHORT_ONES {
             let short = prompt(&mut self.rng, KINDS[SHORT].1);
@@ -239,8 +245,8 @@ impl LongPromptClient<'_> {
     }
 }
 
-/// Whether a reply is complete: the whole prompt was processed, was a prefix hit if `is_cached`, and the
-/// output has the requested length.
+/// Whether a reply is correct: all `prompt_tokens` tokens were processed, the prompt was a prefix hit if and
+/// only if `is_cached`, and the output has the requested length.
 fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool {
     if reply.status != 200 {
         return false;
@@ -253,12 +259,13 @@ fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool
         && reply["choices"][0]["finish_reason"] == "length"
 }
 
-/// Runs the background client: reads one stream after another until `over`.
+/// Runs the background client: reads one stream after another until `over` is true.
 fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts) {
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {
         number += 1;
-        // `logit_bias` forces a letter, which is valid UTF-8 by itself, so that each token is one event.
+        // `logit_bias` forces the output to consist of one letter. Each token is then valid UTF-8, so that
+        // each token is one event.
         let body = json!({"prompt": format!("{number} streams"), "max_tokens": STREAM_TOKENS, "ignore_eos": true,
             "logit_bias": {"97": 100}, "stream": true, "stream_options": {"include_usage": true}});
         let mut client = connect(address);
@@ -329,12 +336,12 @@ struct StepRecordSummary {
     /// Number of step records that were read.
     seen: u64,
     longest: ServerStepRecord,
-    /// The step that used the largest share of its deadline.
+    /// The step with the largest ratio of duration to deadline.
     nearest: ServerStepRecord,
 }
 
 impl StepRecordSummary {
-    /// Reads the step records that are newer than the last one seen.
+    /// Reads the timing records of the steps after step `newest` from the server.
     fn poll(&mut self, address: SocketAddr) {
         let mut client = connect(address);
         client.send("GET", "/debug/steps", "Authorization: Bearer root\r\n", b"");
@@ -361,7 +368,8 @@ impl StepRecordSummary {
     }
 }
 
-/// Number of executor restarts and of steps past their deadline (`late_rank_total`), from the metrics.
+/// Number of executor restarts plus number of steps that exceeded their deadline (`late_rank_total`), from
+/// `/metrics`. Both must stay 0.
 fn false_alarms(address: SocketAddr) -> f64 {
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let names = ["hadron:executor_restarts_total{", "hadron:late_rank_total{"];
@@ -385,7 +393,8 @@ fn memory(pids: &[u32]) -> String {
     format!("server and executor hold {} MiB", each.join(" and "))
 }
 
-/// Runs the clients for `time`, then waits until their requests in flight are finished.
+/// Runs the clients for the duration `time`, then waits until all requests that were already sent have
+/// finished.
 fn run(
     process: &LongPromptServer,
     time: Duration,

@@ -1,8 +1,8 @@
-//! Ten thousand concurrent streams, for seconds or for the requested minutes (`just streams MINUTES`): no
-//! event is lost, and the server's memory per stream is bounded.
+//! Ten thousand concurrent streams, for seconds or for the requested number of minutes (`just streams
+//! MINUTES`): no event is lost, and the server's memory per stream is bounded.
 //!
-//! The client is a separate process: one process may not have enough descriptors for both ends, and the
-//! measured memory is the server's alone.
+//! The client is a separate process: one process may not have enough file descriptors for the server's and
+//! the client's sockets, and the memory of the client must not be measured.
 
 use crate::hash_model::KvSlotAccess;
 use crate::small_tokenizer::TokenizerAlphabet;
@@ -29,8 +29,8 @@ struct StreamBenchSettings {
     step_time: Duration,
 }
 
-/// Length of the streams: one token per second for `HADRON_STREAMS_MINUTES` minutes; if the variable is
-/// unset, 40 tokens at two per second.
+/// Number of tokens and step time of the streams: one token per second for `HADRON_STREAMS_MINUTES` minutes;
+/// if the variable is unset, 40 tokens at two tokens per second.
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn length() -> StreamBenchSettings {
     let message = std::env::var("HADRON_STREAMS_MINUTES").ok();
@@ -43,7 +43,7 @@ fn length() -> StreamBenchSettings {
 }
 
 fn setup(length: &StreamBenchSettings) -> ServerSetup {
-    // Blocks of a stream's prompt and output, including one partially filled block.
+    // Number of KV blocks for the prompt and the output of a stream, including one partially filled block.
     let blocks = (64 + length.tokens) as u32 / BLOCK_TOKENS + 1;
     ServerSetup {
         slot_access: KvSlotAccess::Untouched,
@@ -118,8 +118,8 @@ fn many_streams_client() {
     println!("COUNTS {events} {together}");
 }
 
-/// Runs all streams. Returns the number of events read, and the number of streams that had started when the
-/// first one ended.
+/// Runs all streams. Returns the number of received events, and the number of streams that had started when
+/// the first stream ended.
 fn run(address: SocketAddr) -> (usize, usize) {
     let tokens = length().tokens;
     let body = format!(
@@ -172,8 +172,8 @@ async fn read(
             begun.fetch_add(1, Ordering::Relaxed);
         }
         if length == 0 {
-            // The first stream that ends stores how many streams have started; later ones leave the value
-            // unchanged.
+            // The first stream that ends stores the number of streams that have started; streams that end
+            // later do not change the stored number.
             let now = begun.load(Ordering::Relaxed);
             let _ = together.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             return events;

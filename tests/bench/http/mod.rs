@@ -1,7 +1,8 @@
-//! Speed of HTTP and SSE over a device with step time zero, compared with bare sockets.
+//! Throughput of HTTP and SSE with a simulated device whose steps take no time, compared with sockets without
+//! HTTP.
 //!
-//! Everything runs in this process: scheduler, hash model, detokeniser, HTTP server (hyper) and client. The
-//! client reads chunks and counts events; each token is one event.
+//! Everything runs in this process: scheduler, simulated device (hash model), detokeniser, HTTP server
+//! (hyper) and client. The client reads chunks and counts events; each token is one event.
 
 mod bystander_cost;
 mod cache_salt_timing;
@@ -25,7 +26,7 @@ use std::time::Duration;
 const STREAMS: usize = 256;
 const TOKENS: usize = 3_000;
 
-/// An endpoint with the request field that contains its prompt.
+/// An API endpoint, and the name of the request field that contains the prompt.
 struct BenchEndpoint {
     name: &'static str,
     path: &'static str,

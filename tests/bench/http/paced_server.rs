@@ -1,5 +1,5 @@
-//! Serves a device with constant step times, to compare load generators with each other: differences between
-//! their results are caused by the load generators.
+//! Server with a simulated device whose step times are constant, to compare load generators with each other:
+//! differences between their results are caused by the load generators.
 
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};

@@ -1,5 +1,5 @@
-//! Requests that together need ten times the KV cache are preempted, and their outputs equal those of an idle
-//! server.
+//! Concurrent requests whose contexts need ten times the KV cache, so that requests are preempted. The output
+//! of each request must equal its output on an idle server.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const REQUESTS: usize = 100_000;
-/// Number of distinct requests; each is also sent alone before the storm, to record the expected output.
+/// Number of distinct requests. Each is first sent to the idle server to record its expected output.
 const KINDS: usize = 400;
 /// Number of connections, each with one request at a time.
 const CLIENTS: usize = 160;
@@ -17,9 +17,9 @@ const CLIENTS: usize = 160;
 const PROMPT_TOKENS: usize = 100;
 /// Output length in tokens.
 const TOKENS: usize = 60;
-/// Cache demand of all clients relative to the cache size.
+/// Number of KV blocks that all concurrent requests need, divided by the number of blocks in the KV cache.
 const CACHE_OVERCOMMIT: usize = 10;
-/// Maximum time after the last reply until all blocks and sequence slots are released.
+/// Maximum time from the last reply until all KV blocks and sequence slots are released.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
 
 fn request(kind: usize) -> Value {
@@ -29,7 +29,7 @@ fn request(kind: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": true, "temperature": heat, "seed": kind})
 }
 
-/// Text and usage of one reply, and the latency of the request.
+/// Sends a request; returns text and number of output tokens of the reply, and the latency.
 fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
     let since = Instant::now();
     let reply = client.post("/v1/completions", &request(kind));
@@ -39,7 +39,8 @@ fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
     (told, since.elapsed())
 }
 
-/// Sends all requests from all clients at once; returns the latencies and the number of changed outputs.
+/// Sends `REQUESTS` requests from `CLIENTS` concurrent clients; returns the latencies, and the number of
+/// outputs that differ from `baseline`.
 fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, usize) {
     let (next, changed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let client = || {
@@ -49,8 +50,7 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
             if number >= REQUESTS {
                 return times;
             }
-            // 37 and `KINDS` have no common factor, so every `KINDS` consecutive requests are all of
-            // different kinds.
+            // 37 and `KINDS` have no common factor, so any `KINDS` consecutive requests are all different.
             let kind = number * 37 % KINDS;
             let (told, took) = complete(&mut client, kind);
             changed.fetch_add(usize::from(told != baseline[kind]), Ordering::Relaxed);
@@ -69,7 +69,8 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
 fn storm_of_requests_over_a_tenth_of_the_cache() {
     let each = (PROMPT_TOKENS + TOKENS).div_ceil(BLOCK_TOKENS as usize);
     let blocks = (CLIENTS * each / CACHE_OVERCOMMIT) as u32;
-    // With the default context length, which exceeds the small KV cache, no request would be accepted.
+    // The context length must fit in the small KV cache. With the default context length, the server would
+    // accept no request.
     let max_model_len = (PROMPT_TOKENS + TOKENS + 1) as u32;
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });

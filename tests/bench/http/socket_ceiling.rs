@@ -1,5 +1,5 @@
-//! Throughput of two threads that exchange the same bytes over loopback sockets without HTTP, text processing
-//! or scheduling: the upper bound of what the server could reach.
+//! Throughput of two threads that exchange the same bytes as server and client over loopback sockets, but
+//! without HTTP, text processing or scheduling: an upper bound for the throughput of the server.
 
 use super::client::{self, StreamCounts};
 use std::io::{Read, Write};

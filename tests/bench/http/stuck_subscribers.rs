@@ -39,8 +39,9 @@ impl StuckSubscribers {
         Self { library, bare: raw_subscriber(address) }
     }
 
-    /// Reads the first batch of both subscribers: both received batches, and the libzmq subscriber missed the
-    /// newest ones because its first batch was still queued.
+    /// Checks that both subscribers received batches, and that the oldest unread batch of the libzmq
+    /// subscriber is more than 100 batches older than batch `last_seq`, which shows that the subscriber has
+    /// not read.
     pub(super) fn assert_missed_batches(mut self, last_seq: u64) {
         self.library.set_rcvtimeo(10_000).unwrap();
         let frames = self.library.recv_multipart(0).expect("a batch");
@@ -68,8 +69,8 @@ fn raw_subscriber(address: SocketAddr) -> TcpStream {
     socket.set_nonblocking(false).unwrap();
     socket.write_all(&GREETING).unwrap();
     socket.write_all(READY).unwrap();
-    // If a peer sends a subscription before the publisher has sent READY, the publisher treats the peer as
-    // broken.
+    // The subscription must not be sent before the publisher's READY command has arrived; otherwise the
+    // publisher treats this peer as broken.
     let (mut greeting, mut head) = ([0; 64], [0; 2]);
     socket.read_exact(&mut greeting).unwrap();
     socket.read_exact(&mut head).unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Pause before a request that was rejected because of load is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Timeout of a reply before the attacks; the machine may be busy.
+/// Timeout of a reply before the attacks start. It is long, because the machine may be busy.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Requests with the text of their replies before the attacks, which later replies must equal.
@@ -52,7 +52,8 @@ fn requests() -> Vec<RecordedExchange> {
     asked.into_iter().map(known).collect()
 }
 
-/// Text of a reply without ids, times and cached-token counts, which may differ between equal replies.
+/// Text of a reply without ids, times and cached-token counts, which may differ between replies with the same
+/// output.
 fn text_of(reply: &HttpReply, streamed: bool) -> String {
     if !streamed {
         return reply.json()["choices"].to_string();
@@ -82,7 +83,8 @@ impl RecordedExchanges {
         Self(known)
     }
 
-    /// Repeats the requests and compares their outputs until the attacks are over.
+    /// Repeats the requests, from number `first` on, and compares their outputs with the recorded ones until
+    /// the attacks are over.
     pub(super) fn compare(&self, target: &AttackTarget, over: &AtomicBool, first: u64) {
         let mut next = first as usize;
         while !over.load(Ordering::Relaxed) {

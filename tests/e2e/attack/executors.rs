@@ -15,7 +15,7 @@ pub(super) fn stop(target: &AttackTarget, _: &mut SimRng) {
     target.with_executor_outage(|| replace(target, Signal::STOP));
 }
 
-/// Sends a signal to all executors and waits until their replacements serve.
+/// Sends a signal to all executors and waits until their replacements accept requests.
 fn replace(target: &AttackTarget, signal: Signal) {
     let executors = children_as("executor", target.pid);
     for pid in &executors {

@@ -57,7 +57,7 @@ pub(super) fn fields(target: &AttackTarget, rng: &mut SimRng) {
     target.post("extreme_fields", "/v1/completions", body.as_bytes());
 }
 
-/// Requests the maximum number of choices, prompts and log-probabilities, and slightly more.
+/// Requests up to the maximum number of choices, prompts and log-probabilities, or slightly more.
 pub(super) fn choices(target: &AttackTarget, rng: &mut SimRng) {
     let n = rng.between(1, 17);
     let prompts = rng.scaled(1, 20);

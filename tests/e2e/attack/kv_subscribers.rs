@@ -38,8 +38,8 @@ fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// A subscription to `topic` as a ZMTP 3.0 message. It is written to a bare socket, because a libzmq client
-/// would store the topic in a trie as deep as the topic is long.
+/// A subscription to `topic` as a ZMTP 3.0 message. It is written directly to a TCP socket, because a libzmq
+/// client would store the topic in a trie as deep as the topic is long.
 fn subscription(topic: &[u8]) -> Vec<u8> {
     let mut message = vec![0x02];
     message.extend((topic.len() as u64 + 1).to_be_bytes());

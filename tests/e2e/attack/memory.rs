@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 /// Number of memory samples of a run.
 const SAMPLES: u32 = 1_000;
-/// Number of samples in a window. Only the minimum of a window counts, because request bodies in transfer are
-/// temporary and leaks are not.
+/// Number of memory samples in a window. Only the minimum of each window is evaluated: the memory of request
+/// bodies in transfer is freed again, leaked memory is not.
 const WINDOW: usize = 50;
-/// Maximum growth of the window minimum in KiB per hour, after a warm-up of a quarter of the run. A leak of
-/// 1 KiB per request exceeds it.
+/// Maximum growth rate of the window minima in KiB per hour, measured after a warm-up of a quarter of the
+/// run. A leak of 1 KiB per request exceeds it.
 const SLOPE_KIB_MAX: f64 = 256.0 * 1024.0;
-/// Maximum growth at any time in KiB: the bound of `docs/operations.md` with the limits of the attacked
-/// server, plus compiled grammars.
+/// Maximum growth of resident memory at any time of a run, in KiB: the memory bound that `docs/operations.md`
+/// states for the limits of the attacked server, plus compiled grammars.
 const GROWTH_KIB_MAX: u64 = 1_280 << 10;
 /// Maximum increase in open file descriptors over a run. It is above 0, because the number of executors and
 /// pool threads varies.
@@ -47,21 +47,21 @@ impl MemorySampler {
         }
     }
 
-    /// Whether the server has closed the descriptors of disconnected clients: whether the number of open
-    /// descriptors is within the bound.
+    /// Whether the server has closed the descriptors of disconnected clients, judged by the number of open
+    /// descriptors.
     pub(super) fn has_closed(&self) -> bool {
         self.open_descriptors().is_none()
     }
 
-    /// Describes the server's open file descriptors if there are more than at the start plus
-    /// `DESCRIPTORS_MORE`.
+    /// Returns a description of the server's open file descriptors if there are more of them than at the
+    /// start plus `DESCRIPTORS_MORE`.
     pub(super) fn open_descriptors(&self) -> Option<String> {
         let first = self.samples.lock().unwrap().first()?.descriptors;
         let now = sample(&[self.pid], self.began.elapsed(), &Mutex::default()).descriptors;
         (now > first + DESCRIPTORS_MORE).then(|| format!("{now} descriptors are open, not {first}"))
     }
 
-    /// Describes memory growth that exceeds the bounds.
+    /// Returns a description of the memory growth if it exceeds the bounds.
     pub(super) fn growth_violations(&self) -> Option<String> {
         let samples = self.samples.lock().unwrap();
         let (first, last) = (samples.first()?, samples.last()?);

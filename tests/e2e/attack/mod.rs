@@ -1,5 +1,5 @@
-//! Attacks on a server over loopback: a random mix of hostile and broken clients. Other clients send requests
-//! with known outputs at the same time.
+//! Attacks on a server over loopback: a random mixture of hostile and faulty clients. Other clients send
+//! requests with known outputs at the same time.
 //!
 //! `just attack MINUTES SEED KINDS` runs for the requested time; every test run takes some seconds. A run
 //! passes if memory does not grow, no request gets a 5xx status, all health probes report the actual state,
@@ -81,7 +81,7 @@ struct AttackPlan {
     kinds: Vec<String>,
 }
 
-/// Counts of a run, and its violations.
+/// Event counts of an attack run, and descriptions of the violated conditions.
 #[derive(Debug)]
 struct AttackReport {
     /// Number of attacks by kind.
@@ -107,8 +107,8 @@ impl AttackPlan {
     }
 }
 
-/// One attacker thread: runs the kinds that no other attacker has run yet, then random kinds until the time
-/// is over.
+/// Runs one attacker thread: first the attack kinds that no other attacker thread has run yet, then random
+/// attack kinds until the run time is over.
 fn attack(
     plan: &AttackPlan,
     target: &AttackTarget,

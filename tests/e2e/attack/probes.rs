@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Pause between two rounds; a round requests every probe once.
 const PAUSE: Duration = Duration::from_millis(25);
-/// Maximum latency of a probe; the attacks use the same machine.
+/// Maximum latency of a probe. It is large, because the attacks load the same machine.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Client that requests all health probes repeatedly during the attacks.
@@ -49,7 +49,7 @@ impl HealthProbeChecker {
     }
 
     /// Whether a 503 reply is explained by an executor failure that no attack caused. Waits until the
-    /// executors' process ids differ from the last observed ones, or until the probe succeeds again.
+    /// executors' process ids differ from the last observed process ids, or until the probe succeeds again.
     fn is_executor_outage(target: &AttackTarget, path: &str) -> bool {
         let since = Instant::now();
         while since.elapsed() < REPLY_TIMEOUT && target.is_alive() {

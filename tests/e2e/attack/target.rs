@@ -33,7 +33,8 @@ pub(super) struct AttackTarget {
     /// a probe mean that no outage began or ended meanwhile.
     outages: AtomicU64,
     executor_failures: Mutex<Vec<Instant>>,
-    /// Process ids of the executors as last seen; if they change without an attack, an executor was starved.
+    /// Process ids of the executors as last seen. If they change without an attack, the server has replaced
+    /// an executor that got too little processor time.
     executors: Mutex<Vec<u32>>,
     /// Number of executors that were replaced without an attack.
     pub(super) starved: AtomicU64,
@@ -131,13 +132,13 @@ impl AttackTarget {
         self.outages.load(Ordering::SeqCst)
     }
 
-    /// Whether [`AttackTarget::outage`] returned `number` during an outage.
+    /// Whether `number`, a result of [`AttackTarget::outage`], was read during an executor outage.
     pub(super) fn is_outage(number: u64) -> bool {
         number % 2 == 1
     }
 
-    /// Runs `fail_executors`, which ends executors and waits for their replacements. Skips it if another
-    /// attack does so now, or if the server would exit because of too many failures.
+    /// Runs `fail_executors`, which ends executors and waits for their replacements. Does nothing if another
+    /// attack is ending executors at the same time, or if the server would exit because of too many failures.
     pub(super) fn with_executor_outage(&self, fail_executors: impl FnOnce()) {
         let Ok(mut losses) = self.executor_failures.try_lock() else {
             std::thread::sleep(Duration::from_millis(50));

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 const PHASES: [&str; 5] = ["idle", "prefill", "decode", "restart", "drain"];
-/// Flags with a short start-up timeout; a stopped executor delays the start until it expires.
+/// Flags with a short start-up timeout; a stopped executor delays the start until the timeout expires.
 const START_UP: &[&str] = &["--startup-timeout", "10s"];
 
-/// Sends `signal` to the executor in `phase`. Outputs must equal those before the signal, unless the drain
-/// ends them early.
+/// Sends `signal` to the executor in lifecycle phase `phase`. Outputs must equal the outputs recorded before
+/// the signal, unless the drain truncates them.
 fn executor_signalled(signal: &str, phase: &str) {
     let (long, short) = (body(500, 20, false), body(3, 400, false));
     let mut process = ServerProcess::start(
@@ -51,8 +51,8 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(former, signal);
             let (text, end) = finish(stream);
             if phase == "drain" && end == "draining" {
-                // A draining server does not start a new executor: the client gets the correct output so far
-                // and a final event.
+                // A draining server does not start a new executor: the client gets the tokens generated so
+                // far and a final event.
                 assert!(expected_short.starts_with(&text), "{signal} in the drain: {text}");
             } else {
                 assert_eq!(end, "length", "{signal}, {phase}");

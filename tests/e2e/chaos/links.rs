@@ -12,8 +12,8 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Applies a fault to a client's link while its stream runs: the client may get less output, but other
-/// clients and the server's resources are not affected.
+/// Applies a fault to a client's link while its stream runs: the output of this client may be truncated, but
+/// other clients and the server's resources are not affected.
 fn streams_through(fault: LinkFault) {
     let deadlines =
         ConnectionTimeouts { write: Duration::from_millis(600), ..ConnectionTimeouts::default() };
@@ -44,8 +44,8 @@ fn streams_through(fault: LinkFault) {
     let reply = post(server.address, "/v1/completions", &other).json();
     assert_eq!(reply["choices"][0]["text"], whole, "{fault:?}");
     if fault == LinkFault::Stall {
-        // The stall lasts longer than the server's write timeout, which expires if the socket buffers cannot
-        // hold the rest of the stream.
+        // The link is stalled for longer than the server's write timeout. The timeout expires if the socket
+        // buffers cannot hold the rest of the stream.
         std::thread::sleep(Duration::from_secs(1));
         proxy.set(LinkFault::Reset);
     }

@@ -1,4 +1,5 @@
-//! Faults between processes: broken links, and executors that die or stop in every phase of a server's life.
+//! Faults between processes: broken links, and executors that are killed or stopped in each phase of a
+//! server's lifecycle.
 //!
 //! `just chaos MINUTES` injects random faults for that time; every test run injects each of them once.
 
@@ -28,7 +29,7 @@ fn text_of(at: SocketAddr, body: &Value) -> String {
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 
-/// Everything received on a connection until it ends or is reset.
+/// Returns everything received on a connection until it ends or is reset, as text.
 fn read_to_end(client: &mut HttpClient) -> String {
     let mut all = Vec::new();
     let _ = client.reader.read_to_end(&mut all); // The connection may be reset.

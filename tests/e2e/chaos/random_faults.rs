@@ -1,4 +1,5 @@
-//! Injects random faults, drawn from a seed, into consecutive servers for the requested minutes.
+//! Starts servers one after another for the requested number of minutes and injects random faults, drawn from
+//! a seed.
 
 use super::{EXECUTOR_PROCESS_FLAGS, body, read_to_end, text_of};
 use crate::fault_proxy::{FaultProxy, LinkFault};

@@ -2,7 +2,7 @@
 //! wraps the real one injects these faults on request.
 //!
 //! These tests are run manually on the GPU that `HADRON_GPU` names: `cuda`, or `emulated=PATH` with the path
-//! of an emulator's library, which supports all tests but the last one.
+//! of an emulator's library, with which all tests but the last one can run.
 
 use crate::child_watchdog::run_to_end;
 use crate::http::executor_process::{
@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 struct FaultyDriver {
     folder: tempfile::TempDir,
     flags: Vec<String>,
-    /// Output length in tokens that takes the device at least a second.
+    /// Output length in tokens, long enough that the device needs at least a second to generate it.
     tokens: u32,
 }
 

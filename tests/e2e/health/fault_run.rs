@@ -38,7 +38,8 @@ impl ObservedFault {
     /// bound `DETECTION_LIMIT`, also if a probe contradicted the server's state.
     pub(super) fn violation(&self, bound: Duration) -> Option<String> {
         let late = |detected: Option<Duration>| detected.is_none_or(|after| after > bound);
-        // A fault shorter than the bound need not be detected: on a busy machine the prober may miss it.
+        // A fault shorter than the bound need not be detected: on a busy machine the prober may make no
+        // request during the fault.
         let undetected =
             late(self.detected_after) && self.duration > bound.min(DETECTION_LIMIT * 3 / 2);
         let still_reported = self.kind != SERVER_TERMINATED

@@ -33,8 +33,8 @@ impl FaultDetectionReport {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// Prints a table; returns descriptions of wrong probes and of faults that were not reported within
-    /// `bound`.
+    /// Prints a table of the faults. Returns descriptions of wrong probe results and of faults that were not
+    /// reported within `bound`.
     fn judge(&self, bound: Duration) -> Vec<String> {
         println!(
             "| fault | count | detected after p50 | p99 | max ms | recovery detected after p50 | p99 | max ms | false probes |"

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use text::ToolCallSyntax;
 
 const TURNS: u64 = 20;
-/// Minimum ratio of cached tokens to cacheable tokens, which are the full blocks of the preceding prompt and
-/// output. The ratio is about 0.98, because the model outputs single-byte tokens, some of which the tokenizer
-/// merges when the output is part of the next prompt.
+/// Minimum ratio of cached tokens to cacheable tokens, which are the tokens in full blocks of the preceding
+/// prompt and output. The ratio is about 0.98, because the model outputs single-byte tokens, some of which
+/// the tokenizer merges when the output is part of the next prompt.
 const CACHED_SHARE_MIN: f64 = 0.95;
 const SCRIPT: &str = "I look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\": \
     \"src/main.rs\", \"lines\": [1, 200]}}\n</tool_call>";

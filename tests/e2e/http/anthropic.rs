@@ -110,7 +110,8 @@ fn truncated_tool_use_is_equal_unary_and_streamed() {
         ..ServerSetup::default()
     });
     let mut client = HttpClient::connect(server.address);
-    // Maximum output length that ends inside a string of the tool input; each byte is one token.
+    // With this `max_tokens`, the output ends inside a string of the tool input, because each byte is one
+    // token.
     let max_tokens = SCRIPT.find("ng\"}}").unwrap();
     let whole = client.post(PATH, &body(&json!({"max_tokens": max_tokens}))).json();
     assert_eq!(whole["stop_reason"], "max_tokens");

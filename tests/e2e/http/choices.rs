@@ -1,4 +1,4 @@
-//! Several choices per prompt (`n`) that cannot all run at the same time.
+//! Requests with several choices per prompt (`n`) that cannot all run at the same time.
 
 use crate::http_client::{HttpReply, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -48,7 +48,7 @@ fn baseline() -> Vec<Vec<u64>> {
 }
 
 /// Sends a request for each number of choices in `counts`, streamed and not, and compares the outputs with
-/// those of choices that ran alone.
+/// the outputs of choices that ran alone.
 fn check_all(setup: &ServerSetup, counts: &[usize]) {
     let expected = baseline();
     let server = TestServer::start(setup);

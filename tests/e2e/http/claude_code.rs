@@ -193,8 +193,8 @@ fn services_that_the_server_lacks_are_named_in_errors() {
     }
 }
 
-/// Sends the turns of a conversation, each with another attribution line and another system message, and
-/// asserts that each finds the blocks of the preceding prompt in the prefix cache.
+/// Sends the turns of a conversation, each with a different attribution line and system message, and asserts
+/// that each turn finds the blocks of the preceding prompt in the prefix cache.
 fn assert_turns_are_cached(template: &'static str) {
     let server = start(template);
     let mut client = HttpClient::connect(server.address);

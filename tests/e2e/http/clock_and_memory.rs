@@ -95,7 +95,8 @@ fn ready_executor_allocates_no_more_memory() {
     assert_eq!(executor(&process), former, "it was not replaced");
 }
 
-/// Sends a body in pieces and returns the reply's status, or `None` if the connection ended without a reply.
+/// Sends a body in several writes and returns the reply's status, or `None` if the connection ended without a
+/// reply.
 fn send_large_body(at: SocketAddr, body: &[u8]) -> Option<u16> {
     let mut client = HttpClient::connect(at);
     let head = format!(

@@ -1,4 +1,5 @@
-//! SIGTERM with a thousand running streams: each gets a final event, and the process exits in time.
+//! SIGTERM with a thousand running streams: each stream gets a final event, and the process exits within the
+//! time limit.
 
 use super::server_process::ServerProcess;
 use crate::http_client::{HttpClient, HttpReply};

@@ -1,5 +1,5 @@
-//! Replicas that share experts (DP attention): each replica has its own requests, all replicas step in
-//! lockstep, and all fail together.
+//! Replicas that share experts (DP attention): each replica has its own requests, all replicas run their
+//! steps together (lockstep), and the failure of one replica restarts all.
 
 use super::executor_process::{complete_text_of, finish, send, stream_of, wait_until};
 use super::grammar_worker::stop;
@@ -54,7 +54,7 @@ fn ids(at: SocketAddr, mut body: Value) -> Value {
     ids.clone()
 }
 
-/// Number of steps that a replica has finished.
+/// Returns the number of steps that a replica has finished.
 fn steps(at: SocketAddr, replica: u16) -> f64 {
     metric(at, &format!(r#"hadron:eager_steps_total{{engine="{replica}",model_name="model"}}"#))
 }
@@ -75,7 +75,7 @@ fn expert_parallel_replicas_match_one_and_stay_lockstep() {
         // One replica has a request; the other replica runs empty batches in lockstep.
         assert_eq!(ids(at, on(1, body(0, 120))), expected[0], "{flags:?}");
         assert_eq!(get(at, "/v1/loads").json()["dp_rank_count"], 2);
-        // The idle replica may report its last step later than the busy one.
+        // The replica without requests may report its last step later than the replica with a request.
         let in_step = || steps(at, 0) == steps(at, 1) && steps(at, 1) >= 120.0;
         wait_until(Duration::from_secs(10), "as many steps of both", in_step);
         // Both replicas run several requests concurrently.
@@ -129,7 +129,8 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
 }
 
-/// Block hashes of a replica's prefix index, as a subscriber builds it from a replay without any live batch.
+/// Returns the block hashes of a replica's prefix index as a subscriber rebuilds it from replayed KV events
+/// only, without live batches.
 fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let sources = get(at, "/kv_event_sources").json();
     let source = &sources[replica.to_string()];
@@ -147,7 +148,7 @@ fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     set.hashes().map(ExternalBlockHash::to_string).collect()
 }
 
-/// Block hashes of a replica's prefix index, as its scheduler lists them.
+/// Returns the block hashes of a replica's prefix index, as its scheduler lists them.
 fn resident(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let mut client = HttpClient::connect(at);
     client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
@@ -174,7 +175,7 @@ fn replica_kv_event_replay_survives_group_failure() {
     let keys = ["--kv-events-config", &keys.to_string()];
     let process = serve(&model, &[&flags[..], &keys].concat());
     let at = process.address;
-    // Both replicas run concurrently; the KV events of each contain its own blocks only.
+    // Both replicas run concurrently; the KV events of a replica contain only blocks of that replica.
     let ask_all = |whiches: Range<u32>| {
         let ask =
             |which: u32| thread::spawn(move || ids(at, on(which as u16 % 2, body(which, 60))));

@@ -40,8 +40,8 @@ fn stored_types(file: &Path) -> Vec<String> {
     tensors.filter_map(|tensor| tensor["dtype"].as_str().map(str::to_owned)).collect()
 }
 
-/// Log-probabilities of the tokens of one prompt; their last bits show the dtype that the model is computed
-/// in.
+/// Log-probabilities of the tokens of one prompt; their low-order bits depend on the dtype in which the model
+/// is computed.
 fn logprobs(at: SocketAddr) -> Vec<f64> {
     let prompt: Vec<u32> = (0..60).map(|i| 3 + i * i * 7 % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_eos": true, "temperature": 0,

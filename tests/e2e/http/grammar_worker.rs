@@ -18,12 +18,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/completions";
-/// Number of grammar worker processes, and so of concurrent grammar dry runs.
+/// Number of grammar worker processes, and so of concurrent dry runs: a dry run compiles an untrusted grammar
+/// in a worker process to check its cost.
 const COMPILE_THREADS: usize = 2;
 /// Number of hanging grammars, several times the number of workers.
 const ATTACKS: u32 = 5;
-/// Maximum time until a grammar is rejected: the dry-run timeout (0.9 s, or 3 s for a worker without
-/// processor time) plus slack for a busy machine.
+/// Maximum time until a grammar is rejected: the timeout of its test compilation in a worker process (0.9 s,
+/// or 3 s for a worker without processor time) plus slack for a busy machine.
 const REJECTED_WITHIN: Duration = Duration::from_secs(6);
 
 /// Sends a request with a grammar that is distinct for each `number`, so that no cache contains it.
@@ -143,7 +144,8 @@ fn state(pid: u32) -> Option<char> {
 fn endless_grammars_leave_no_running_process() {
     let (server, _) = server_with_workers();
     let address = server.address;
-    // Most of these grammars would compile for many seconds; the others exceed the parser work limit earlier.
+    // Most of these grammars would compile for many seconds; the remaining grammars exceed the work limit of
+    // the parser before.
     let endless = |number: usize| {
         let regex = format!("{}({})*x{{1000}}", "b".repeat(number), "a?".repeat(2_000));
         json!({"prompt": "x", "max_tokens": 9, "structured_outputs": {"regex": regex}})

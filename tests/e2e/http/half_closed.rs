@@ -51,7 +51,7 @@ fn exchange(at: SocketAddr, bytes: &str, pause: Duration) -> String {
     answer
 }
 
-/// Concatenated texts of all events or choices in a reply.
+/// Returns the concatenated texts of all events (streamed) or choices (unary) in a reply.
 fn text(answer: &str) -> String {
     let mut text = String::new();
     for line in answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line)) {
@@ -97,7 +97,8 @@ fn pipelined_requests_before_fin_are_all_answered() {
 #[test]
 fn disconnected_unary_clients_are_aborted_soon() {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 2, ..slow() });
-    // Two of the six requests run, and would do so for 40 s; the others wait for a sequence slot.
+    // Two of the six requests run, each for 40 s unless it is aborted; the other four wait for a sequence
+    // slot.
     for pause_ms in [0, 5, 100] {
         let clients: Vec<HttpClient> = (0..6)
             .map(|i| {

@@ -100,7 +100,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
         children_as("executor", server.child.id()).iter().any(|pid| !former.contains(pid))
     });
     assert_eq!(complete_text(server.at, 20), first);
-    // The log is read from now on, and must report the number of lost lines.
+    // The test reads the log from here on; the log must report the number of lost lines.
     let log = std::thread::spawn(move || {
         let mut text = Vec::new();
         reader.read_to_end(&mut text).unwrap();

@@ -102,8 +102,8 @@ impl AttackedPublisher {
         }
     }
 
-    /// Checks the growth of memory during an attack, after further batches were published, and after the
-    /// attack's connections, which `held` keeps open, were closed.
+    /// Checks the growth of the server's memory during an attack, then after further batches were published,
+    /// and finally after the connections of the attack were closed by dropping `held`.
     fn survives<T>(&mut self, name: &str, held: T) {
         let during = self.resident_kib();
         (0..3).for_each(|_| self.publish());
@@ -142,8 +142,8 @@ fn flood(stream: &mut TcpStream, mut piece: impl FnMut(u64) -> Vec<u8>) -> usize
     for number in 0.. {
         let part = piece(number);
         match stream.write(&part) {
-            // The socket may accept part of a chunk only. The framing is then broken, which is permitted in
-            // an attack.
+            // The socket may accept only the first bytes of a chunk. The ZMTP framing is then broken, which
+            // is permitted in an attack.
             Ok(count) => bytes += count,
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => break,

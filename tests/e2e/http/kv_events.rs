@@ -81,7 +81,8 @@ impl KvEventTestSubscriber {
         self.follower.advance(seq);
     }
 
-    /// Receives all batches published so far; returns the number of batches received live, not by replay.
+    /// Receives all batches published so far; returns the number of batches that were received on the
+    /// subscription and not by a replay.
     fn follow(&mut self) -> u64 {
         let last = source(self.server)["last_seq"].as_u64().unwrap();
         let (start, mut live) = (Instant::now(), 0);
@@ -251,7 +252,8 @@ fn stalled_subscriber_does_not_slow_requests() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    // Other load on the machine varies, so the test passes if at least one of five trials is fast enough.
+    // Other load on the machine varies, so the test passes if at least one of five measurements is fast
+    // enough.
     let unaffected = (0..5).any(|_| {
         let without = took(None, false);
         let with = took(Some(config(&json!({"hwm": 1}))), true);

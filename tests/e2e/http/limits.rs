@@ -135,7 +135,8 @@ fn stalled_reader_is_disconnected_alone() {
 
 #[test]
 fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
-    // The hash model without KV slots is fast enough for a stream far larger than the socket buffers.
+    // The mock executor (hash model) that accesses no KV slots is fast enough for a stream far larger than
+    // the socket buffers.
     let reading = KvSlotAccess::Untouched;
     // The write timeout exceeds the time that a busy machine needs to generate everything.
     let deadlines =
@@ -204,7 +205,8 @@ fn bodies_count_as_queued_bytes_while_read() {
     let (mut held, begun) = (Vec::new(), Instant::now());
     loop {
         // Starts an incomplete body that nearly exhausts the limit of queued bytes. This body may itself be
-        // rejected if the previous small request still counts; the next iteration then starts another body.
+        // rejected if the previous small request still counts towards the limit; the next iteration then
+        // starts another body.
         let mut client = HttpClient::connect(at);
         client.send_raw(slow.as_bytes()).unwrap();
         held.push(client);
@@ -280,7 +282,7 @@ fn overlong_prompts_are_rejected_without_tokenizing() {
     assert_eq!(reply.status, 400);
     let start = "input length and `max_tokens` exceed context limit: ";
     assert!(message.starts_with(start) && message.contains(" + 4096 > 4096, "), "{message}");
-    // A prompt that is truncated or only tokenised may have any length.
+    // A prompt may have any length if the request truncates it or only tokenises it.
     let cut = json!({"prompt": far, "truncate_prompt_tokens": 16, "max_tokens": 1});
     assert_eq!(client.post("/v1/completions", &cut).status, 200);
     assert_eq!(client.post("/tokenize", &json!({"prompt": far})).status, 200);

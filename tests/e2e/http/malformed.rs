@@ -1,6 +1,6 @@
-//! Sends a hundred thousand malformed requests, reproducible by `HADRON_CURSOR`, or the requested number
-//! (`just malformed COUNT`). No request may cause a 5xx status, a crash or a hang, and memory must not grow,
-//! while valid requests are served.
+//! Sends a hundred thousand malformed requests, with random seeds derived from `HADRON_CURSOR`, or the
+//! requested number (`just malformed COUNT`). No request may cause a 5xx status, a crash or a hang, and
+//! memory must not grow, while valid requests are served.
 
 use crate::child_watchdog::run_within;
 use crate::http_client::{HttpClient, post};

@@ -190,7 +190,8 @@ fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
     client.read().unwrap_or_else(|| panic!("no reply of {path}"))
 }
 
-/// Sends a body once and then from several clients at once; prints the memory used in one line.
+/// Sends a body from one client and then from several clients at once; prints the memory that the server
+/// used.
 fn try_body(of: &CostlyBody) {
     let CostlyBody { name, path, body, factor, statuses, flags } = of;
     let body = body.to_string();

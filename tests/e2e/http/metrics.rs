@@ -135,8 +135,8 @@ fn block_lifetimes_are_exported_when_enabled() {
     });
     let at = server.address;
     assert_eq!(of(&scrape(at), "count"), [0.0; 3]);
-    // A prompt has seven blocks, of which six are full. The full blocks of the first prompt are prefix hits
-    // twice.
+    // A prompt has seven KV blocks, of which six are full. The six full blocks of the first prompt are prefix
+    // hits of two later requests.
     const FULL: f64 = 6.0;
     let prompts = [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
     for n in prompts {
@@ -247,7 +247,7 @@ fn loads_route_reports_running_requests() {
     let step = steps.last().unwrap();
     assert_eq!((&step["decode_rows"], &step["running"]), (&json!(1), &json!(1)));
     // The device may start the step while the batch is still being handed over (`send_ns`), so the step's 20
-    // ms are split between both times.
+    // ms are split between `send_ns` and `wait_ns`.
     let [send_ns, wait_ns] = ["send_ns", "wait_ns"].map(|part| step[part].as_u64().unwrap());
     assert!(send_ns + wait_ns >= 19_000_000, "{step}");
     let alias = get(server.address, "/loads?dp_rank=0&include=core").json();

@@ -70,7 +70,7 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
 ];
 
 /// Series that this test does not require to change, because they change only on a busy machine;
-/// `grammar/src/tests.rs` and `grammar_worker.rs` cover some.
+/// `grammar/src/tests.rs` and `grammar_worker.rs` test some of them.
 const LOAD_DEPENDENT_SERIES: [&str; 2] = [
     "hadron:admission_rejections_total{reason=\"grammars_overloaded\"}",
     "hadron:grammar_masks_late_total",
@@ -102,7 +102,7 @@ fn sample(line: &str) -> (String, f64) {
     (series, value.parse().unwrap())
 }
 
-/// Names of the series whose value differed from that of an idle server in at least one scrape.
+/// Names of the series whose value in at least one scrape differed from the value on an idle server.
 #[derive(Clone)]
 struct ChangedSeries {
     idle: MetricsPage,
@@ -159,7 +159,7 @@ fn under_load(clients: u32, ask: impl Fn(u32) + Sync, watch: impl FnOnce()) {
     });
 }
 
-/// A prompt of `tokens` tokens for each number; the first 65,536 are distinct.
+/// Returns a prompt of `tokens` tokens that depends on `number`; numbers below 65,536 give distinct prompts.
 fn prompt(number: u32, tokens: usize) -> Vec<u32> {
     let digits = [number % 256, number / 256 % 256];
     digits.into_iter().cycle().take(tokens).collect()
@@ -234,7 +234,8 @@ fn finish_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Makes the grammar series change: one grammar is used, others are rejected after a long time.
+/// Makes the grammar series change: one request uses a grammar, and requests with expensive grammars are
+/// rejected after a long time.
 fn grammars(moved: &mut ChangedSeries) {
     let server = TestServer::start(&ServerSetup::default());
     let at = server.address;
@@ -289,7 +290,7 @@ fn publisher(moved: &mut ChangedSeries) {
     let at = server.address;
     let sources = get(at, "/kv_event_sources").json();
     let endpoint = sources["0"]["replay_endpoint"].as_str().unwrap();
-    // Two of eight clients request replays; the requests of the others cause KV events.
+    // Two of eight clients request replays; the completion requests of the other six cause KV events.
     let load = |number: u32| {
         if number % 8 < 2 {
             assert_eq!(kv_event_replay::replay(endpoint, 1, WAIT.as_millis() as i32).len(), 1);
@@ -332,7 +333,7 @@ fn fail_executors(moved: &mut ChangedSeries) {
     let process = ServerProcess::start(&["--executor", "process", "--threads", "1"]);
     let at = process.address;
     for (signal, cause) in [("-KILL", "exited"), ("-STOP", "silent")] {
-        // The output is longer than what is generated until the signal arrives.
+        // The output is long enough that the stream is incomplete when the signal arrives.
         let running = stream(at, 1_900);
         send(executor(&process), signal);
         let series = ["executor_restarts", "requests_recovered", "tokens_recomputed"]
@@ -370,7 +371,7 @@ fn every_group_and_expert_series_changes() {
         let series =
             |part| format!("hadron:collective_seconds_{part}{{group=\"{group}\",op=\"{op}\"}}");
         assert_eq!(idle.get(&series("count")), Some(&0.0), "{idle:?}");
-        // The other replica may report its last step a moment later.
+        // The other replica may report its last step a moment later, so the test waits.
         wait_until(WAIT, "more time of steps than of their collectives", || {
             let page = page(process.address);
             let device = page["hadron:step_seconds_sum{phase=\"device\"}"];
@@ -381,8 +382,8 @@ fn every_group_and_expert_series_changes() {
     let moved = of_groups();
     let still: Vec<&String> =
         idle.keys().filter(|series| idle[*series] == moved[*series]).collect();
-    // All-to-all is used instead of all-gather and reduce-scatter, because a token needs only 2 of 8 experts
-    // on four ranks.
+    // The server uses all-to-all instead of all-gather and reduce-scatter, because each token needs only 2 of
+    // 8 experts, which are on four ranks.
     let gathered = |series: &&String| {
         ["op=\"all_gather_rows\"", "op=\"reduce_scatter\""].iter().any(|op| series.contains(op))
     };
@@ -402,7 +403,8 @@ fn every_other_series_changes() {
     drop(server);
     let mut apart = moved.clone();
     thread::scope(|scope| {
-        // This runs in parallel, because it waits for a heartbeat timeout of five seconds.
+        // `fail_executors` runs in parallel with the other parts, because it waits for a heartbeat timeout of
+        // five seconds.
         scope.spawn(|| fail_executors(&mut apart));
         for part in [
             stall_device,

@@ -28,7 +28,8 @@ pub(super) fn model_with(draft_layers: u32) -> tempfile::TempDir {
     }))
 }
 
-/// Output token ids for prompt number `which` of 70 tokens, and the number of cached prompt tokens.
+/// Returns the output token ids for prompt number `which`, which has 70 tokens, and the number of cached
+/// prompt tokens.
 fn complete(at: SocketAddr, which: u32) -> (Value, Value) {
     let prompt: Vec<u32> = (0..70).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true, "seed": which,

@@ -1,4 +1,5 @@
-//! A checkpoint with a NaN row: requests that use its token fail, all others succeed.
+//! A checkpoint with a NaN row in the embedding: requests with the token of this row fail, all other requests
+//! succeed.
 
 use super::parallel_ranks::metric;
 use crate::http_client::{HttpReply, post};

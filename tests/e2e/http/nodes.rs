@@ -75,7 +75,7 @@ impl NodeProcess {
         Self::of(command)
     }
 
-    /// Starts a command in its own process group, so that its children can be killed with it.
+    /// Starts a command in its own process group, so that its child processes can be killed with it.
     fn of(mut command: Command) -> Self {
         command.process_group(0);
         let mut child = command.spawn().unwrap();
@@ -153,7 +153,7 @@ impl Drop for NodeProcess {
         if std::thread::panicking() {
             println!("log of process {}:\n{}", self.child.id(), self.log());
         }
-        // In most tests the processes of this node have exited already, so errors are ignored.
+        // In most tests the processes of this node have exited already, so errors of `kill` are ignored.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = self.child.kill();

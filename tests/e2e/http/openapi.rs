@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 
 const IGNORED: &str = "x-hadron-ignored-fields";
 
-/// `UPDATE_EXPECT=1 cargo test --test e2e openapi` refreshes the committed copy of the document.
+/// Checks that the server serves the committed copy of the document. `UPDATE_EXPECT=1 cargo test --test e2e
+/// openapi` updates the copy.
 #[test]
 fn the_committed_document_is_served() {
     let server = TestServer::start(&ServerSetup::default());
@@ -42,7 +43,8 @@ fn documented_routes_match_the_server() {
     assert!(undescribed.is_empty(), "no word in server/src/openapi/operations.rs: {undescribed:?}");
 }
 
-/// Valid base bodies to which the tests add fields, each with its schema name and its path.
+/// Valid base bodies, to which the tests add fields. Each entry has the name of its schema, the path of its
+/// endpoint, and the body.
 fn forms() -> Vec<(&'static str, &'static str, Value)> {
     let messages = json!([{"role": "user", "content": "x"}]);
     vec![
@@ -102,8 +104,8 @@ fn every_documented_field_is_accepted() {
     assert!(nowhere.is_empty(), "{nowhere:?}");
 }
 
-/// Whether the endpoint uses the field `name` in the body `form`: then a value of an unexpected type is not
-/// reported as ignored.
+/// Whether the endpoint `path` uses the field `name`. If it does, it does not report the field as ignored
+/// when the field, added to the body `form`, has a value of an unexpected type.
 fn is_field_known(at: SocketAddr, path: &str, form: &Value, name: &str) -> bool {
     let strange = json!({"strange": {"strange": []}});
     form.get(name).is_some() || post(at, path, &with(form, name, strange)).header(IGNORED).is_none()
@@ -151,8 +153,8 @@ fn outside(schema: &Value) -> Vec<Value> {
         ("number", json!(0.5)),
     ] {
         let number = is("number") && kind == "integer";
-        // Types of list items and of object members are checked elsewhere, so only an integer is tried as a
-        // wrong type.
+        // The types of list items and of object members are checked elsewhere. For lists and objects, only an
+        // integer is tried as a value of a wrong type.
         let container = (is("array") || is("object")) && kind == "integer";
         if !is(kind) && !number || container && !is(kind) {
             values.push(value);

@@ -213,7 +213,8 @@ fn expert_and_tensor_parallel_experts_are_equal() {
         let body = json!({"prompt": [5, 6, 7, 8, 9], "max_tokens": 100, "ignore_eos": true,
                           "temperature": 0, "return_token_ids": true});
         let reply = post(process.address, "/v1/completions", &body).json();
-        // Of the prompt, the last layer computes only the position that is sampled.
+        // The last layer computes only one position of the prompt: the last one, from which a token is
+        // sampled.
         check_experts_counted(process.address, [2 * (5 + 99), 2 * (1 + 99)]);
         reply["choices"][0]["token_ids"].clone()
     };
@@ -221,7 +222,8 @@ fn expert_and_tensor_parallel_experts_are_equal() {
     assert_eq!(expected.as_array().map(Vec::len), Some(100));
     assert_eq!(of(&["-tp", "2"]), expected);
     assert_eq!(of(&["-tp", "2", "--enable-expert-parallel"]), expected);
-    // An expert placement in another order, with the most used experts of layer 0 on both ranks.
+    // An expert placement with a different order of experts; the most used experts of layer 0 have a copy on
+    // each of the two ranks.
     let layers = json!([[3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7], [6, 0, 1, 7, 4, 5, 3, 2]]);
     let file = folder.path().join("placement.json");
     fs::write(&file, json!({"physical_to_logical_map": layers}).to_string()).unwrap();

@@ -1,4 +1,5 @@
-//! Embeddings, scores and reranking over real sockets, with the vectors of the hash model.
+//! Embeddings, scores and reranking over real sockets, with a mock executor (hash model) that computes
+//! vectors by hashing the tokens.
 
 use crate::hash_model::text::{POOLED_WIDTH, pooled, pooling_hash};
 use crate::http_client::{HttpClient, HttpReply, get, post};
@@ -59,7 +60,8 @@ fn ids_of(server: &TestServer, text: &str) -> Vec<u32> {
     reply["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// The embedding that the hash model gives, cut to `dimensions` and normalised.
+/// Returns the embedding that the mock executor (hash model) computes for `tokens`, cut to `dimensions` and
+/// normalised.
 fn expected(tokens: &[u32], dimensions: usize) -> Vec<f32> {
     let mut vector = pooled(pooling_hash(&PoolingMethod::LastToken, tokens), POOLED_WIDTH);
     vector.truncate(dimensions);
@@ -371,8 +373,8 @@ fn health_probe_passes_on_a_busy_pooling_server() {
     while server.client().requests_in_flight() < 64 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The queue is full, so the request of the probe is rejected. The probe succeeds nevertheless, because
-    // other requests make progress.
+    // The queue is full, so the request that the health probe sends to the engine is rejected. The probe
+    // succeeds nevertheless, because other requests make progress.
     assert_eq!(get(server.address, "/health_generate").status, 200);
     assert!(server.client().requests_in_flight() > 0, "the probe waited for other requests");
 }

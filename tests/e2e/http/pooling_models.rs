@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Tolerance relative to the largest value of a vector; f32 sums are computed in a different order than in HF
-/// transformers.
+/// Tolerance relative to the largest value of a vector; needed because f32 sums are computed in a different
+/// order than in HF transformers.
 const TOLERANCE: f64 = 2e-4;
 
 const FLAGS: [&str; 8] = [

@@ -25,7 +25,7 @@ fn complete(address: SocketAddr) {
     assert_eq!(post(address, "/v1/completions", &body).status, 200);
 }
 
-/// Event counts of a trace file: device steps, step submissions, and waits for a step.
+/// Returns the event counts of a trace file: device steps, step submissions, and waits for a step.
 fn steps(path: &Path) -> [usize; 3] {
     let text = std::fs::read_to_string(path).unwrap();
     count(&serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))

@@ -1,4 +1,5 @@
-//! Assistant messages that clients send back in the history: tool calls that `max_tokens` cut off, refusals.
+//! Assistant messages that clients send back in the history: tool calls that `max_tokens` truncated, and
+//! messages with the field `refusal`.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{ServerSetup, TestServer};

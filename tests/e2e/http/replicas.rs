@@ -19,7 +19,8 @@ fn generated(server: &TestServer) -> Vec<u64> {
     server.client().replica_stats().iter().map(|stats| stats.generated_tokens_total).collect()
 }
 
-/// Requests five tokens after a prompt of `letter`; returns the number of cached prompt tokens.
+/// Requests five output tokens after a prompt of 40 equal tokens `letter`; returns the number of cached
+/// prompt tokens.
 fn complete(server: &TestServer, letter: u32, more: &Value) -> u64 {
     let mut body = json!({"prompt": vec![letter; 40], "max_tokens": 5, "ignore_eos": true});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -1,5 +1,5 @@
-//! Required tool calls: the grammar forces a tool call, whatever tokens the hash model would generate without
-//! it.
+//! Required tool calls: the grammar forces a tool call, whatever tokens the mock executor (hash model) would
+//! generate without the grammar.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -65,7 +65,8 @@ fn required_tool_call_starts_after_reasoning() {
     chat["max_tokens"] = json!(40);
     let reply = post(server.address, CHAT, &chat).json();
     let message = &reply["choices"][0]["message"];
-    // The hash model never generates the end of reasoning by itself, so the reasoning fills the whole output.
+    // The mock executor (hash model) never generates the end-of-reasoning marker by itself, so the reasoning
+    // fills the whole output.
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     assert!(!message["reasoning"].as_str().unwrap().is_empty());
     assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 40);

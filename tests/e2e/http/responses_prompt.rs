@@ -48,8 +48,8 @@ fn count(client: &mut HttpClient, prompt: &str) -> usize {
     client.post("/tokenize", &body).json()["count"].as_u64().unwrap() as usize
 }
 
-/// Checks that the server dropped the minimum number of parts with which the prompt and the output fit into
-/// the context: the reply's prompt has as many tokens as `prompt(minimum)`.
+/// Checks that the server dropped as few turns or items of the conversation as possible, so that the prompt
+/// and the output fit into the context: the reply's prompt has as many tokens as `prompt(minimum)`.
 fn assert_fewest_dropped(
     client: &mut HttpClient,
     reply: &HttpReply,

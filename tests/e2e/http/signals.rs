@@ -1,5 +1,5 @@
 //! Signals during streams: signals that end the server, SIGHUP, which reopens its log files, and signals that
-//! also reach its children.
+//! also reach its child processes.
 
 use super::executor_process::{
     children_as, complete_text, executor, finish, send, stream, wait_until,

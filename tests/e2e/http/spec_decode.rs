@@ -143,7 +143,7 @@ fn constrained_bodies() -> Vec<Value> {
     constraints.iter().enumerate().map(body).collect()
 }
 
-/// Draft tokens under a grammar are accepted, the outputs equal those without draft tokens, and JSON is
+/// Draft tokens under a grammar are accepted, the outputs equal the outputs without draft tokens, and JSON is
 /// valid.
 #[test]
 fn drafts_under_grammars_change_no_output() {
@@ -280,7 +280,8 @@ fn expert_parallel_replicas_may_draft_differently() {
         };
         let none = |line: &&str| line.ends_with(" 0");
         let [drafted, accepted] = ["draft", "accepted"].map(series);
-        // Acceptance depends on random outputs, so a replica may have no accepted tokens.
+        // Acceptance of draft tokens depends on random outputs, so a single replica may have no accepted
+        // draft tokens.
         assert!(!drafted.is_empty() && !drafted.iter().any(none), "{drafted:?}");
         assert!(!accepted.iter().all(none), "{accepted:?}");
     }
@@ -308,7 +309,7 @@ fn executor_kill_during_spec_decode_changes_no_output() {
     assert!(spec_decode_counts(at).1 > 0.0);
 }
 
-/// Speculative configuration that uses the model's own MTP module.
+/// Speculative configuration that uses the MTP module of the model.
 const MTP_CONFIG: &str = r#"{"method":"mtp","num_speculative_tokens":3}"#;
 
 /// Sum of a speculative-decoding counter over the replicas.
@@ -368,7 +369,8 @@ fn draft_model_changes_no_output() {
         assert!(ids_of_all(at) == expected, "{flags:?}");
         let [tokens, right] = ["draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
         println!("{flags:?}: {right} of {tokens} drafts accepted");
-        // Six of twelve requests are greedy, and each takes twelve steps with four accepted draft tokens.
+        // Six of twelve requests are greedy, and each greedy request takes twelve steps with four accepted
+        // draft tokens.
         assert!((240.0..tokens).contains(&right), "{right} of {tokens}");
     }
 }

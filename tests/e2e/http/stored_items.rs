@@ -31,8 +31,8 @@ fn send(client: &mut HttpClient, method: &str, path: &str, body: &str) -> HttpRe
     client.read().unwrap()
 }
 
-/// Whether the prompt of a request that references the item `id` has as many tokens as `prompt`; `None` = the
-/// item is not stored.
+/// Sends a request that references the item `id`. Returns whether its prompt has as many tokens as `prompt`;
+/// `None` = the item is not stored.
 fn refers(client: &mut HttpClient, id: &Value, prompt: &str) -> Option<bool> {
     let input = json!([{"type": "item_reference", "id": id}]);
     let reply = client.post(PATH, &json!({"input": input, "store": false}));

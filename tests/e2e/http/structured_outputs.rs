@@ -1,5 +1,5 @@
-//! Structured output on the hash model: every kind of grammar, how constrained outputs end, and the cost for
-//! other requests.
+//! Structured output on a mock executor (hash model): every kind of grammar, how constrained outputs end, and
+//! the cost for other requests.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -136,7 +136,7 @@ fn constraints_apply_to_choices_streams_and_chat() {
     );
 }
 
-/// Grammars that are expensive to compile: each is rejected or has fast bitmasks.
+/// Grammars that are expensive to compile: each is rejected, or its bitmasks are computed fast.
 fn hostile() -> Vec<Value> {
     let deep =
         |open: &str, close: &str, n: usize| format!("{}a{}", open.repeat(n), close.repeat(n));
@@ -199,8 +199,8 @@ fn hostile_grammar_is_rejected_fast_and_isolated() {
         answered += u32::from(status != 429);
         let rejected = matches!(
             (status, reason.as_str()),
-            // On a busy machine no worker was available within ten seconds, or a worker got no processor time
-            // within three.
+            // On a busy machine no grammar worker was available within ten seconds, or a worker got no
+            // processor time within three.
             (400, Some("invalid_grammar")) | (429, Some("grammars_overloaded"))
         );
         assert!(status == 200 || rejected, "{shown}: {status} {reason}");
@@ -229,8 +229,8 @@ fn grammar_errors_are_explained() {
     let server = TestServer::start(&ServerSetup::default());
     let rejected = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
-        // The server rejects a request with 429 if the dry run of its grammar gets no processor time; the
-        // test then repeats the request.
+        // The server rejects a request with 429 if the test compilation of its grammar in a worker process
+        // (dry run) gets no processor time; the test then repeats the request.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
         let reply = replies.find(|reply| reply.status != 429).expect("a worker within 20 requests");
         assert_eq!(reply.status, 400, "{body}");
@@ -255,7 +255,8 @@ fn grammar_errors_are_explained() {
     // The grammar library (llguidance) panics for this pattern: it splits a text inside a character.
     let odd = format!("a{}", "é".repeat(80));
     let (_, message) = rejected(json!({"json": {"type": "string", "pattern": [odd]}}));
-    // On a busy machine logging the panic's backtrace may take longer than the dry-run timeout.
+    // On a busy machine logging the panic's backtrace may take longer than the timeout of the test
+    // compilation in the worker process (dry run).
     let is_late = message.contains("longer than");
     assert!(is_late || message.ends_with("the grammar cannot be compiled"), "{message}");
     assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");

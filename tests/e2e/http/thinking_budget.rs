@@ -71,8 +71,8 @@ fn end_marker_is_forced_once_budget_is_spent() {
         );
         assert_eq!(reply["usage"]["completion_tokens"], SCRIPT.len() + 1);
     }
-    // A budget that the reasoning does not exceed has no effect; budgets of 41 to 46 end inside the end
-    // marker.
+    // A budget that the reasoning does not exceed has no effect. Budgets of 41 to 46 tokens end inside the
+    // end marker `</think>`.
     for budget in [40, 41, 46, 47, 100_000] {
         let reply = ask(&json!({"thinking_token_budget": budget}));
         assert_eq!(parts(&reply), (SCRIPT[7..47].to_owned(), "So.".to_owned()), "{budget}");
@@ -183,7 +183,8 @@ fn thinking_budget_needs_masks_only_at_its_end() {
     assert_eq!(masks(&server), 0);
     parsed_reply(&post(server.address, CHAT, &body(&extra)));
     let made = masks(&server);
-    // Until the scheduler has been notified that no further masks are needed, it may mask some more rows.
+    // Until the scheduler has been notified that no further masks are needed, it may request masks for some
+    // more rows.
     assert!((END_MARKER_TOKENS as u64..END_MARKER_TOKENS as u64 + 100).contains(&made), "{made}");
 }
 

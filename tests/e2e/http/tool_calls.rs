@@ -90,7 +90,7 @@ fn tool_calls_and_reasoning_equal_unary_and_streamed() {
         "tool_calls": [call("weather", "{\"city\": \"Köln\"}"), call("time", "{}")]});
     assert_eq!(without_ids(choice["message"].clone()), expected);
     assert_eq!(choice["finish_reason"], "tool_calls");
-    // One token is one byte: 10 bytes of reasoning, and the end marker `</think>` without its last byte.
+    // Each byte is one token: 10 tokens of reasoning, and the end marker `</think>` without its last byte.
     assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 10 + 7);
 
     let events = client.post(CHAT, &body(&json!({"stream": true}))).events();

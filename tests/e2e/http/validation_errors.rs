@@ -13,7 +13,7 @@ const FIELD: &str = "unsupported_field";
 const LONG: &str = "context_length_exceeded";
 const GRAMMAR: &str = "invalid_grammar";
 
-/// Cases of fields that `/v1/completions` and `/v1/chat/completions` share.
+/// Returns invalid requests for the fields that `/v1/completions` and `/v1/chat/completions` have in common.
 fn shared() -> Vec<ValidationCase> {
     [lengths_and_sampling(), stops_and_biases(), delivery_and_routing(), unsupported()].concat()
 }
@@ -30,7 +30,8 @@ fn lengths_and_sampling() -> Vec<ValidationCase> {
         (json!({"n": -1.0}), "n", VALUE),
         (json!({"max_tokens": u64::MAX}), "max_tokens", VALUE),
         (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens", VALUE),
-        // This is invalid also if the request sets no `max_tokens`, because the default maximum applies.
+        // A `min_tokens` of 4097 is invalid even if the request sets no `max_tokens`, because the default
+        // maximum applies.
         (json!({"min_tokens": 4097}), "min_tokens", VALUE),
         (json!({"temperature": -0.1}), "temperature", VALUE),
         (json!({"temperature": 2.1}), "temperature", VALUE),
@@ -150,7 +151,7 @@ fn check(reply: &HttpReply, status: u16, param: &Value, reason: &str, what: &str
     let message = error["message"].as_str().unwrap();
     assert!(!message.is_empty() && !message.contains("src/") && !message.contains("panicked"));
     // The message must name the parameter, because many clients show the message only. Messages about the
-    // context length are those of OpenAI's API.
+    // context length have the text of OpenAI's API.
     let starts_as_openai =
         message.starts_with("This model's maximum context length is 4096 tokens. ");
     assert_eq!(starts_as_openai, reason == LONG, "{what}: {message}");

@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 const TOKENS: u32 = 3_500;
 const EXECUTOR_PROCESS_FLAGS: &[&str] = &["--executor", "process", "--served-model-name", "m"];
 
-/// Metric series of failed restarts of a replica, for a cause.
+/// Returns the name of the metric series that counts failed restarts of a replica for the cause `cause`.
 fn failures(replica: u16, cause: &str) -> String {
     format!(
         "hadron:executor_start_failures_total{{cause=\"{cause}\",engine=\"{replica}\",model_name=\"m\"}}"
@@ -76,7 +76,8 @@ impl SwappableCheckpoint {
         fs::read(self.other_dir().join(FILE)).unwrap()
     }
 
-    /// The weights file with one bit changed, at a position that the sampled digest does not cover.
+    /// The weights file with one bit changed, at a position that the sampled digest (a hash of parts of the
+    /// file) does not cover.
     fn one_bit_changed(&self) -> Vec<u8> {
         let mut bytes = self.bytes();
         let last_sample = bytes.len() - 256;
@@ -263,8 +264,8 @@ fn nodes_with_different_weights_never_serve_together() {
     let mut one = NodeProcess::start(&place, 1, &[checkpoint.other_dir().to_str().unwrap()]);
     assert_eq!(one.exits().code(), Some(1), "{}", one.log());
     one.wait_for_log("node 0 rejected this node: node 1 has model digest ");
-    // A bit changed at a position that the sampled digest of the weights does not cover is detected when the
-    // weights are loaded.
+    // A bit changed at a position that the sampled digest (a hash of parts of the weights file) does not
+    // cover is detected when the weights are loaded.
     same.put(&same.one_bit_changed());
     let _one = NodeProcess::start(&place, 1, &[&same.name()]);
     assert_eq!(zero.exits().code(), Some(1), "{}", zero.log());

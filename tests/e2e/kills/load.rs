@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 /// hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Numbers of the streamed requests of a kill test by outcome, and descriptions of the failed ones.
+/// Numbers of the streamed requests of a kill test by outcome, and descriptions of the failed requests.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamOutcomeCounts {
     pub(super) correct: usize,
     pub(super) tokens: usize,
-    /// Number of requests that were rejected, cut off, or ended with an error or before their last token.
+    /// Number of requests that were rejected, or whose stream was truncated or ended with an error or before
+    /// their last token.
     pub(super) failed: usize,
     /// Number of requests that got different tokens, or more tokens, than an undisturbed server returns.
     pub(super) wrong_tokens: usize,

@@ -1,4 +1,5 @@
-//! A server in a kill test whose log is read: messages about failed and restored groups get a timestamp.
+//! A server in a kill test whose log is read: messages about failed and restored groups of executors get a
+//! timestamp.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
 use crate::http::server_process::command;

@@ -112,7 +112,7 @@ fn long_kill_test() {
     let kills = env_var("HADRON_KILLS").unwrap_or(200) as usize;
     let wanted = SignalCounts { kills, stops: kills / 4, stop_percent: 22, executor_failures: 3 };
     let topologies = KillTestTopology::for_devices(env_var("HADRON_GPU_RANKS").unwrap_or(2));
-    // On GPUs, servers run one after another: concurrent ones would need the memory of the same devices.
+    // On GPUs, servers run one after another: concurrent servers would need the memory of the same devices.
     let (device, concurrency) = match std::env::var("HADRON_GPU").as_deref() {
         Err(_) => (KillTestDevice::Cpu, 2),
         Ok("cuda") => (KillTestDevice::Cuda, 1),

@@ -19,7 +19,8 @@ pub(super) struct ObservedFailure {
     /// Time from the signal to the failure report.
     pub(super) detected_after: Duration,
     pub(super) failed_at: Instant,
-    /// Time from the failure until the group serves again; `None` if the replacements failed before.
+    /// Time from the failure until the group serves again; `None` if the replacement executors failed before
+    /// they served.
     pub(super) restored_after: Option<Duration>,
 }
 
@@ -48,7 +49,7 @@ impl KillTestReport {
         self.by_topology.values().flatten()
     }
 
-    /// Number of processes killed, and number stopped.
+    /// Returns the number of processes that were killed, and the number that were stopped.
     pub(super) fn signals(&self) -> (usize, usize) {
         (sent(self.server_runs(), Signal::KILL), sent(self.server_runs(), Signal::STOP))
     }

@@ -25,7 +25,8 @@ pub(super) struct SignalCounts {
     pub(super) kills: usize,
     pub(super) stops: usize,
     pub(super) stop_percent: u64,
-    /// Number of failures of each group of a server; a server survives three in ten minutes.
+    /// Number of failures of each executor group of a server; a server survives three failures in ten
+    /// minutes.
     pub(super) executor_failures: usize,
 }
 
@@ -122,7 +123,7 @@ impl KillTargetGroup<'_> {
         ObservedFailure { signal, sent, detected_after, failed_at, restored_after: None }
     }
 
-    /// Waits for the group's next event of this kind and returns its time.
+    /// Waits for the group's next event of kind `wanted` and returns its time.
     fn wait_for(&self, wanted: ExecutorGroupEvent) -> Instant {
         loop {
             let received = self.group_events.recv_timeout(TIMEOUT);

@@ -156,8 +156,8 @@ impl KillTestModels {
     }
 }
 
-/// Records the outputs of greedy and sampled requests. In sampled ones, a lost or repeated token changes all
-/// later tokens.
+/// Records the outputs of greedy and sampled requests. In sampled requests, a lost or repeated token changes
+/// all later tokens.
 fn known_requests(flags: &[String]) -> Vec<RecordedRequest> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = ServerProcess::start(&flags);

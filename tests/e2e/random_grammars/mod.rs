@@ -53,7 +53,7 @@ struct RandomGrammarCounts {
     took: Vec<Duration>,
 }
 
-/// Compiles `count` grammars drawn from `seed`, and builds bitmasks of the accepted ones.
+/// Compiles `count` grammars drawn from `seed`, and builds bitmasks of the accepted grammars.
 fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     let (bench, mut tally) = (GrammarCompileHarness::start(), RandomGrammarCounts::default());
     for number in 0..count {
@@ -91,8 +91,8 @@ fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     tally
 }
 
-/// Resident memory of this process in KiB. Dry runs take place in worker processes, which have their own
-/// memory limit.
+/// Resident memory of this process in KiB. Test compilations (dry runs) take place in worker processes, which
+/// have their own memory limit.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

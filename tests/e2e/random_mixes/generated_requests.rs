@@ -24,7 +24,8 @@ pub(super) struct GeneratedRequest {
     pub(super) disconnects_at_tick: Option<u64>,
 }
 
-/// Kinds of request options that the requests of a seed may use; each is disabled in half of the seeds.
+/// Kinds of request options that the requests generated from a seed may use; each kind is disabled for half
+/// of the seeds.
 #[derive(Debug, Clone, Copy)]
 struct EnabledRequestOptions {
     sampling_cuts: bool,
@@ -51,7 +52,7 @@ pub(super) fn specs() -> [GrammarSpec; 3] {
     ]
 }
 
-/// The requests of a seed, in order of arrival.
+/// Returns the requests generated from a seed, in order of arrival.
 pub(super) fn generate(rng: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest> {
     let mut on = || rng.chance_per_mille(500);
     let kinds = EnabledRequestOptions {

@@ -19,22 +19,24 @@ use scheduler::{
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Add;
 
-/// Maximum number of ticks of a run, far more than any mix needs.
+/// Maximum number of ticks (iterations of the scheduler loop) of a run, far more than any set of random
+/// requests needs.
 const TICKS_MAX: u64 = 50_000;
-/// Number of ticks from an executor's failure until its replacement starts.
+/// Number of ticks (iterations of the scheduler loop) from an executor's failure until its replacement
+/// starts.
 const DEAD_TICKS: u64 = 3;
 
 /// Faults injected into a run; rates are per 1000.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MixFaultRates {
-    /// Rate (per 1000) of grammar bitmasks that are overdue.
+    /// Rate (per 1000) of grammar bitmasks that are overdue (not ready when the sampler needs them).
     pub(super) overdue_masks: u32,
     /// Rate (per 1000) of step outputs that reach the scheduler one tick late.
     pub(super) delayed_outputs: u32,
     pub(super) dies_at_tick: Option<u64>,
 }
 
-/// Scheduler limits and fault rates of a mix.
+/// Scheduler limits and fault rates of one run of random requests (a mix).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixConfig {
     pub(super) setting: EngineTestConfig,
@@ -172,15 +174,15 @@ struct MixRun<'a> {
     inbox: Vec<SchedulerEvent>,
     /// Step outputs that have not reached the scheduler yet.
     step_outputs: VecDeque<StepOutput>,
-    /// Overdue bitmasks, identified by the number of preceding output tokens, and the tick at which each is
-    /// ready.
+    /// Overdue bitmasks, identified by the request and the number of preceding output tokens, each with the
+    /// tick at which it is ready.
     overdue_masks: BTreeMap<(RequestId, usize), u64>,
     outputs: Vec<RequestOutput>,
     counts: MixCounts,
 }
 
-/// Runs requests with the settings and faults of a mix to their end; returns their outputs and the event
-/// counts.
+/// Runs requests to their end with the scheduler limits and faults of a mix; returns their outputs and the
+/// event counts.
 pub(super) fn run(
     asked: &[GeneratedRequest],
     mix: &MixConfig,
@@ -283,7 +285,7 @@ impl MixRun<'_> {
         }
     }
 
-    /// Stops the executor at its failure tick, and starts its replacement `DEAD_TICKS` later.
+    /// Stops the executor at tick `dies_at_tick`, and starts its replacement `DEAD_TICKS` ticks later.
     fn kill_and_restart(&mut self, tick: u64) {
         let Some(dies) = self.mix.faults.dies_at_tick else { return };
         if tick == dies {

@@ -39,7 +39,8 @@ fn random_mix(rng: &mut SimRng) -> MixConfig {
     MixConfig { setting: world, tokens_per_chunk, mixed: !rng.chance_per_mille(150), faults }
 }
 
-/// Runs the requests of a seed one after another and concurrently with faults, and compares the outputs.
+/// Generates requests from a seed, runs them one after another without faults and concurrently with faults,
+/// and compares the outputs.
 fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     let mut rng = SimRng::new(seed);
     let asked = generate(&mut rng, model().vocab as u32);
@@ -71,7 +72,7 @@ fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
 }
 
 impl RequestOutput {
-    /// Whether this output is a prefix of another.
+    /// Whether this output is a prefix of the output `whole`.
     fn is_prefix_of(&self, whole: &Self) -> bool {
         whole.tokens.starts_with(&self.tokens)
             && whole.logprobs.starts_with(&self.logprobs)
@@ -79,7 +80,7 @@ impl RequestOutput {
     }
 
     /// Whether both outputs end for the same reason after the same tokens. The number of prompt positions
-    /// scored before a failure may differ, because it depends on the chunks.
+    /// with log-probabilities before a failure may differ, because it depends on the prefill chunks.
     fn fails_identically(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.prompt_logprobs, &other.prompt_logprobs);
         self.finish == other.finish

@@ -105,9 +105,9 @@ impl CallArguments {
         self.bind(function, [""; N], required)
     }
 
-    /// Checks that there are no arguments.
+    /// Checks that the call has no arguments.
     ///
-    /// Errors: there is one.
+    /// Errors: the call has an argument.
     pub(crate) fn expect_none(self, function: &str) -> JinjaResult<()> {
         self.bind_positional::<0>(function, 0).map(drop)
     }
@@ -160,7 +160,7 @@ pub(crate) fn flag(value: Option<&JinjaValue>, default: bool) -> bool {
     value.map_or(default, JinjaValue::is_true)
 }
 
-/// Returns an optional argument; `none` counts as absent.
+/// Returns an optional argument; a `none` value counts as an absent argument.
 pub(crate) fn given(value: Option<JinjaValue>) -> Option<JinjaValue> {
     value.filter(|value| !matches!(value, JinjaValue::None))
 }

@@ -10,8 +10,8 @@ use super::value::{JinjaValue, SequenceValue};
 use num_bigint::{BigInt, Sign};
 use std::rc::Rc;
 
-/// Maximum size of an integer in bits. Python converts integers of at most 14,285 bits (4,300 digits) to
-/// text.
+/// Maximum size of an integer in bits. It exceeds 14,285 bits (4,300 digits), the size of the largest
+/// integers that Python converts to text.
 const BITS_MAX: u64 = 1 << 17;
 
 /// Applies an arithmetic operator.
@@ -158,7 +158,8 @@ fn arithmetic(
         return power(evaluator, left, right);
     }
     let (a, b) = (left.to_big(), right.to_big());
-    // The time of a multiplication or division grows with the product of the sizes.
+    // The instruction cost is proportional to the product of the operands' sizes, because the time of a
+    // multiplication or division is.
     evaluator.spend((a.bits() / 64 + 1) * (b.bits() / 64 + 1) / 64)?;
     let result = match operator {
         BinaryOperator::Add => a + b,
@@ -206,7 +207,8 @@ fn power(
     let is_unit = base_big.bits() <= 1;
     let exponent = match u32::try_from(&exponent_big) {
         Ok(exponent) => exponent,
-        // 0, 1 and -1 have powers of any exponent.
+        // The base is 0, 1 or -1, so its power depends only on whether this exponent, which exceeds 32 bits,
+        // is even or odd. The exponent 2 or 3 gives the same power.
         Err(_) if is_unit => 2 + u32::from(exponent_big.bit(0)),
         Err(_) => return Err(too_large()),
     };

@@ -126,7 +126,7 @@ pub(crate) struct SliceExpression {
     pub(crate) target: ExpressionNode,
     /// First index.
     pub(crate) start: Option<ExpressionNode>,
-    /// Index after the last one.
+    /// End of the slice: the index after the last element.
     pub(crate) stop: Option<ExpressionNode>,
     /// Step between indices.
     pub(crate) step: Option<ExpressionNode>,
@@ -253,7 +253,8 @@ pub(crate) enum JinjaStatement {
     Macro(NameId, Arc<MacroNode>),
     /// `{% call %}`
     CallBlock(Arc<MacroNode>, CallExpression),
-    /// `{% generation %}` of transformers, which renders its statements in a new scope.
+    /// `{% generation %}`, a tag that transformers adds to Jinja2. Its statements are rendered in a new
+    /// scope.
     Generation(Arc<MacroNode>),
     /// `{% filter %}`
     FilterBlock(ExpressionNode, StatementList),
@@ -300,16 +301,16 @@ pub(crate) struct ForNode {
     pub(crate) uses_loop: bool,
 }
 
-/// Macro, or body of a call block.
+/// Macro, or the body of a `{% call %}` block.
 #[derive(Debug)]
 pub(crate) struct MacroNode {
-    /// Name; `None` for the body of a call block.
+    /// Name of the macro; `None` for the body of a `{% call %}` block.
     pub(crate) name: Option<Arc<str>>,
     /// Parameters.
     pub(crate) parameters: Vec<MacroParameter>,
     /// Statements.
     pub(crate) body: StatementList,
-    /// Which of the special parameters the body uses.
+    /// Which of the special parameters (`caller`, `kwargs`, `varargs`) the body uses.
     pub(crate) uses: UsedSpecialParameters,
 }
 
@@ -335,7 +336,7 @@ pub(crate) struct MacroParameter {
     pub(crate) default: Option<ExpressionNode>,
 }
 
-/// Variable of a with block.
+/// Variable that a `{% with %}` block defines.
 #[derive(Debug)]
 pub(crate) struct WithVariable {
     /// Target.

@@ -15,8 +15,8 @@ const LIST_CHANGES: [&str; 8] =
 /// Methods that change a dict, which the sandbox rejects.
 const DICT_CHANGES: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
-/// Attributes of every Python object, which the sandbox rejects. No value here has another attribute whose
-/// name begins with an underscore.
+/// Attributes of every Python object, which the sandbox rejects. The values of this interpreter have no other
+/// attributes whose names begin with an underscore.
 const OBJECT_ATTRIBUTES: [&str; 22] = [
     "__class__",
     "__delattr__",
@@ -100,7 +100,7 @@ impl TemplateEvaluator {
         Ok(JinjaValue::Undefined(Rc::new(cause)))
     }
 
-    /// Returns the element of a value as Python's `value[index]`; `None` where that raises a `TypeError` or a
+    /// Returns the element `value[index]` by Python's rules; `None` if Python would raise a `TypeError` or a
     /// `LookupError`.
     pub(crate) fn element(
         &mut self,
@@ -176,7 +176,7 @@ impl TemplateEvaluator {
         })
     }
 
-    /// Returns an attribute that is not a method.
+    /// Returns the value of an attribute that is not a method; `None` if there is no such attribute.
     fn property(&mut self, value: &JinjaValue, name: &str) -> JinjaResult<Option<JinjaValue>> {
         let integer = |number: usize| JinjaValue::Int(number as i64);
         Ok(Some(match (value, name) {

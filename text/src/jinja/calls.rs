@@ -247,7 +247,7 @@ fn range(arguments: CallArguments) -> JinjaResult<JinjaValue> {
     Ok(JinjaValue::Range(range))
 }
 
-/// Assigns the arguments that match no parameter to `kwargs` and `varargs`.
+/// Assigns the arguments of a macro call that match no parameter to the variables `kwargs` and `varargs`.
 fn bind_rest(
     definition: &MacroValue,
     keyword: Vec<KeywordArgumentValue>,

@@ -116,7 +116,7 @@ fn same_or_equal(
     Ok(identical(left, right) || equal(evaluator, left, right)?)
 }
 
-/// Returns the index of the first pair of items that differ.
+/// Returns the index of the first position at which two sequences have different items.
 fn first_difference(
     evaluator: &mut TemplateEvaluator,
     left: &Rc<SequenceValue>,

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Minimum number of entries of a dict with a hash index of its keys.
+/// Number of entries from which a dict has a hash index of its keys; smaller dicts are searched linearly.
 const INDEXED_MIN: usize = 9;
 
-/// Maximum number of values in a key. A nested tuple in a key may repeat the same tuple many times, so a
-/// small value can expand to a huge key.
+/// Maximum number of values in a key, including the values in nested tuples. A small value can be a huge key,
+/// because a tuple may contain the same tuple many times.
 const KEY_PARTS_MAX: usize = 10_000;
 
 /// Dict.
@@ -53,7 +53,7 @@ pub(crate) enum DictKey {
     Tuple(Vec<DictKey>),
     /// Range: its length, first integer and step.
     Range(u64, i64, i64),
-    /// Address of a value that equals only itself.
+    /// Address of a value of a type that is compared by identity, so that the value equals only itself.
     Identity(usize),
 }
 
@@ -105,7 +105,7 @@ impl DictKey {
     }
 
     fn of_float(number: f64) -> Self {
-        // Floats of this magnitude convert to an integer and back without loss.
+        // Floats below 9e18 without a fraction convert to `i64` and back without loss.
         if number.fract() == 0.0 && number.abs() < 9e18 {
             return Self::Int(number as i64);
         }
@@ -194,7 +194,7 @@ impl DictValue {
     }
 }
 
-/// Contents of a dict view.
+/// Part of a dict that a view contains: the keys, the values or the items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DictViewKind {
     /// `keys()`

@@ -31,7 +31,7 @@ pub(crate) enum JinjaErrorKind {
     Fuel,
     /// The rendered text exceeds its maximum size.
     Output,
-    /// The values of the rendering exceed their maximum size.
+    /// The values that the template creates exceed their maximum total size.
     Memory,
     /// Calls, statements or values are nested too deeply.
     Depth,
@@ -83,7 +83,7 @@ impl JinjaError {
         Self::new(JinjaErrorKind::Syntax, message).at_line(line)
     }
 
-    /// Sets the line, unless an inner statement has set it.
+    /// Sets the line of the error, unless the line is already known from a nested statement.
     pub(crate) fn at_line(mut self, line: u32) -> Self {
         self.0.line.get_or_insert(line);
         self

@@ -33,7 +33,8 @@ pub(crate) struct TemplateEvaluator {
     code: Arc<CompiledTemplateTree>,
     /// Variables of the template.
     slots: Vec<Option<JinjaValue>>,
-    /// Output buffers: the rendered text, followed by the texts of the enclosing macros and blocks.
+    /// Stack of output buffers: the rendered text of the template, then one buffer for each enclosing macro
+    /// call or captured block, the innermost last.
     buffers: Vec<String>,
     limits: RenderLimits,
     /// Instructions left.
@@ -53,7 +54,8 @@ pub(crate) struct TemplateEvaluator {
 }
 
 impl TemplateEvaluator {
-    /// Creates the state of a rendering; `slots` holds the value of each name of the template.
+    /// Creates the state of a rendering; `slots` holds the initial value of each name of the template, by
+    /// name id.
     pub(crate) fn new(
         code: &Arc<CompiledTemplateTree>,
         slots: Vec<Option<JinjaValue>>,
@@ -125,7 +127,7 @@ impl TemplateEvaluator {
         Err(JinjaError::new(JinjaErrorKind::Memory, message))
     }
 
-    /// Runs `work` one nesting level deeper.
+    /// Runs `work` with the nesting depth increased by one.
     ///
     /// Errors: the nesting is too deep, or `work` fails.
     pub(crate) fn nested<T>(
@@ -141,7 +143,7 @@ impl TemplateEvaluator {
         result
     }
 
-    /// Returns the text that `work` writes.
+    /// Runs `work` and returns the text that it writes, without adding it to the rendered text.
     pub(crate) fn capture(
         &mut self,
         work: impl FnOnce(&mut Self) -> JinjaResult<ControlFlow>,
@@ -184,7 +186,7 @@ impl TemplateEvaluator {
         self.write(&text)
     }
 
-    /// Returns the name ids of the special variables.
+    /// Returns the name ids of the special variables `caller`, `kwargs`, `varargs` and `loop`.
     pub(crate) fn special(&self) -> SpecialVariableIds {
         self.special
     }
@@ -194,12 +196,13 @@ impl TemplateEvaluator {
         (self.strftime_now)(format)
     }
 
-    /// Returns a block of the template.
+    /// Returns the block of the template with the name `name`.
     pub(crate) fn block(&self, name: &str) -> Option<Arc<BlockNode>> {
         self.code.blocks.iter().find(|block| &*block.name == name).map(Arc::clone)
     }
 
-    /// Records a namespace, whose attributes are dropped at the end of the rendering.
+    /// Creates a namespace and adds it to the list of namespaces whose attributes are dropped at the end of
+    /// the rendering.
     ///
     /// Errors: a limit is exceeded.
     pub(crate) fn new_namespace(&mut self, attributes: DictValue) -> JinjaResult<JinjaValue> {
@@ -209,7 +212,8 @@ impl TemplateEvaluator {
         Ok(JinjaValue::Namespace(namespace))
     }
 
-    /// Records the scope of a macro, whose variables are dropped at the end of the rendering.
+    /// Returns the scope that a macro captures, and adds it to the list of scopes whose variables are dropped
+    /// at the end of the rendering.
     pub(crate) fn capture_scope(&mut self, scope: &VariableScope) -> VariableScope {
         if let Some(frame) = scope {
             self.captured.push(Rc::clone(frame));

@@ -86,7 +86,8 @@ impl FormatSpec {
         format!("{sign}{digits}")
     }
 
-    /// Separates the integer part of `digits` into groups, with leading zeros up to the width.
+    /// Inserts separators between groups of `size` digits into the integer part of `digits`, and leading
+    /// zeros up to the width if the fill character is zero.
     fn grouped(&self, digits: &str, size: usize, sign_length: usize) -> String {
         let Some(separator) = self.grouping else { return digits.to_owned() };
         let whole = digits.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(digits.len());
@@ -244,7 +245,8 @@ fn plain_float(number: f64, precision: usize, alternate: bool) -> String {
     if !magnitude.is_finite() || text.contains(['.', 'e']) {
         return text;
     }
-    // In fixed notation, `.0` would exceed the precision by one digit, so exponential notation is used.
+    // Fixed notation with the suffix `.0` would have one digit more than the precision, so exponential
+    // notation is used.
     if decimal_exponent(magnitude, precision) >= precision as i64 - 1 {
         let text = super::number_format::format_float(magnitude, 'e', precision - 1, alternate);
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "+00"));

@@ -42,13 +42,14 @@ impl IteratorValue {
         Ok(JinjaValue::Iterator(Rc::new(Self { next: RefCell::new(Some(next)), depth })))
     }
 
-    /// Nesting depth of the iterator's source.
+    /// Nesting depth of the value from which the iterator takes its items.
     pub(crate) fn depth(&self) -> u16 {
         self.depth
     }
 
     fn next(&self, evaluator: &mut TemplateEvaluator) -> JinjaResult<Option<JinjaValue>> {
-        // The function is not borrowed while it runs, because it may take items of this iterator.
+        // The function is taken out of the cell while it runs, because it may itself take items of this
+        // iterator.
         let Some(mut next) = self.next.borrow_mut().take() else { return Ok(None) };
         let item = evaluator.nested(|evaluator| next(evaluator))?;
         if item.is_some() {
@@ -58,7 +59,7 @@ impl IteratorValue {
     }
 }
 
-/// Position of an iteration over a value.
+/// Iteration over a value, with its current position.
 #[derive(Debug)]
 pub(crate) enum ValueIterator {
     /// Items of a list or a tuple.

@@ -31,7 +31,7 @@ pub(crate) fn tokenize(source: &str) -> JinjaResult<Vec<JinjaToken>> {
     Ok(lexer.tokens)
 }
 
-/// Kind of a tag that begins in template data.
+/// Kind of a tag, determined by its opening delimiter in the template data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TagKind {
     Comment,
@@ -59,7 +59,7 @@ impl<'a> TemplateLexer<'a> {
         self.tokens.push(JinjaToken { kind, line: self.line });
     }
 
-    /// Advances by `bytes` bytes and counts the line breaks in them.
+    /// Advances the position by `bytes` bytes and adds the line breaks in them to the line number.
     fn advance(&mut self, bytes: usize) {
         let passed = &self.rest()[..bytes];
         self.line += passed.matches('\n').count() as u32;

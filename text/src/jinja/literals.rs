@@ -2,7 +2,8 @@
 
 use num_bigint::BigInt;
 
-/// Length of digits that may be separated by single underscores.
+/// Returns the length in bytes of the digits at the start of `text`; single underscores may separate the
+/// digits.
 fn digits_length(text: &str, is_digit: impl Fn(u8) -> bool) -> usize {
     let bytes = text.as_bytes();
     let mut length = 0;

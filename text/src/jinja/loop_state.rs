@@ -16,7 +16,7 @@ pub(crate) struct FilteredLoopItems {
     iterator: ValueIterator,
     node: Arc<ForNode>,
     scope: VariableScope,
-    /// Whether the condition of the loop is still to be evaluated for the items.
+    /// Whether the loop's `if` condition must still be evaluated for the items.
     is_tested: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct LoopValue {
     index0: Cell<i64>,
     length: Cell<Option<usize>>,
     position: RefCell<AdjacentLoopItems>,
-    /// Arguments of the last call of `changed`.
+    /// Arguments of the last call of `loop.changed`.
     last_changed: RefCell<Option<JinjaValue>>,
     /// Nesting depth of a recursive loop, from 0.
     pub(crate) depth0: usize,
@@ -76,12 +76,12 @@ pub(crate) struct LoopValue {
     depth: u16,
 }
 
-/// Neighbours of the current item.
+/// Previous and next item of the current item of a loop.
 #[derive(Debug, Default)]
 struct AdjacentLoopItems {
     before: Option<JinjaValue>,
     current: Option<JinjaValue>,
-    /// Next item, if it was taken in advance.
+    /// Next item, if it has already been taken from the iterated value.
     after: Option<JinjaValue>,
 }
 
@@ -183,7 +183,7 @@ impl LoopValue {
         Ok(length)
     }
 
-    /// Whether `values` differ from those of the previous call.
+    /// Implements `loop.changed`: whether `values` differ from the arguments of the previous call.
     pub(crate) fn changed(
         &self,
         evaluator: &mut TemplateEvaluator,

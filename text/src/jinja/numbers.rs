@@ -198,7 +198,8 @@ fn digits_error() -> JinjaError {
 ///
 /// Errors: the integer has more digits than Python converts to text.
 pub(crate) fn big_text(number: &BigInt) -> JinjaResult<String> {
-    // A digit takes more than 3.32 bits.
+    // A decimal digit takes log2(10), about 3.32 bits, so an integer with more than 10/3 bits per digit has
+    // more than `DIGITS_MAX` digits.
     if number.bits() > (DIGITS_MAX as u64) * 10 / 3 {
         return Err(digits_error());
     }

@@ -8,8 +8,8 @@ use super::variable_usage::VariableUsageTracker;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum nesting of statements. Jinja2 compiles templates to Python, which permits as many levels of
-/// indentation.
+/// Maximum nesting of statements. It is the limit of Jinja2, which compiles templates to Python: Python
+/// permits 100 levels of indentation.
 const STATEMENT_DEPTH_MAX: u32 = 100;
 
 /// Syntax tree of a template with its names and blocks.
@@ -119,7 +119,7 @@ impl TemplateParser {
         }
     }
 
-    /// Moves past the operator `operator` if it is the current token.
+    /// Moves past the current token if it is the operator `operator`; returns whether it is.
     pub(super) fn skip_operator(&mut self, operator: &str) -> bool {
         let found = self.current().is_operator(operator);
         if found {
@@ -128,7 +128,7 @@ impl TemplateParser {
         found
     }
 
-    /// Moves past the name `name` if it is the current token.
+    /// Moves past the current token if it is the name `name`; returns whether it is.
     pub(super) fn skip_name(&mut self, name: &str) -> bool {
         let found = self.current().is_name(name);
         if found {
@@ -137,12 +137,12 @@ impl TemplateParser {
         found
     }
 
-    /// Moves past the operator `operator`.
+    /// Moves past the current token, which must be the operator `operator`.
     pub(super) fn expect_operator(&mut self, operator: &str) -> JinjaResult<()> {
         if self.skip_operator(operator) { Ok(()) } else { Err(self.unexpected(operator)) }
     }
 
-    /// Moves past the name `name`.
+    /// Moves past the current token, which must be the name `name`.
     pub(super) fn expect_name(&mut self, name: &str) -> JinjaResult<()> {
         if self.skip_name(name) { Ok(()) } else { Err(self.unexpected(name)) }
     }
@@ -157,7 +157,7 @@ impl TemplateParser {
         Ok(name)
     }
 
-    /// Returns the id of a name.
+    /// Returns the id of a name; a new name is added to the list of names.
     pub(super) fn name_id(&mut self, name: &Arc<str>) -> NameId {
         if let Some(&id) = self.name_ids.get(name) {
             return id;
@@ -264,7 +264,8 @@ impl TemplateParser {
         self.within(inner, |parser| parser.body_to(end))
     }
 
-    /// Parses a statement after `{%`. Returns `None` for `print`, whose values are appended to `body`.
+    /// Parses a statement after `{%`. For `{% print %}`, appends the printed values to `body` and returns
+    /// `None`.
     fn statement(&mut self, body: &mut StatementList) -> JinjaResult<Option<JinjaStatement>> {
         let JinjaTokenValue::Name(tag) = self.current() else {
             return Err(self.fail("tag name expected"));

@@ -31,8 +31,8 @@ impl TemplateParser {
         parsed
     }
 
-    /// Sets the height of an expression that consists of the last parsed expression and an expression of
-    /// height `height`.
+    /// Updates the tree height after two expressions became operands of one expression: the last parsed one,
+    /// and one of height `height`.
     pub(super) fn join(&mut self, height: u32) -> JinjaResult<()> {
         self.height = self.height.max(height) + 1;
         if self.height > HEIGHT_MAX {

@@ -33,7 +33,7 @@ impl TemplateParser {
         Ok(JinjaStatement::CallBlock(Arc::new(node), *call))
     }
 
-    /// Parses the body of a generation block, which transformers implements as a call block.
+    /// Parses the body of a `{% generation %}` block, which transformers implements as a `{% call %}` block.
     pub(super) fn generation_body(&mut self) -> JinjaResult<Arc<MacroNode>> {
         Ok(Arc::new(self.function_body(None, Vec::new(), "endgeneration")?))
     }

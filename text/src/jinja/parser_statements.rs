@@ -88,7 +88,7 @@ impl TemplateParser {
         Ok(JinjaStatement::SetBlock(target, filter, self.scoped_body("endset")?))
     }
 
-    /// Parses a with block after its tag name.
+    /// Parses a `{% with %}` block after its tag name.
     pub(super) fn with_statement(&mut self) -> JinjaResult<JinjaStatement> {
         let mut variables = Vec::new();
         while *self.current() != JinjaTokenValue::BlockEnd && !self.current().is_operator(":") {
@@ -104,7 +104,8 @@ impl TemplateParser {
     }
 
     fn with_target(&mut self) -> JinjaResult<AssignTarget> {
-        // The variables of a with block may be named `loop`, like macro parameters.
+        // A `{% with %}` block can define a variable named `loop`, like a macro can have a parameter of this
+        // name.
         self.within(|place| place.enclosing_loops = 0, |parser| parser.assign_target(false))
     }
 

@@ -42,7 +42,7 @@ pub(crate) fn percent_format(
     Ok(if is_markup { JinjaValue::Markup(text.into()) } else { JinjaValue::text(text) })
 }
 
-/// Flags, width and precision of a conversion.
+/// Flags, width and precision of one conversion such as `%-8.2f`.
 #[derive(Default)]
 struct ConversionSpec {
     alternate: bool,
@@ -152,7 +152,8 @@ impl PercentFormatter<'_> {
         }
     }
 
-    /// Reads a number from the format; for `*`, the number is taken from the values.
+    /// Reads a width or a precision from the format; for `*`, takes the number from the values to be
+    /// formatted.
     fn number(&mut self, chars: &mut Peekable<Chars<'_>>) -> JinjaResult<i64> {
         if chars.next_if_eq(&'*').is_some() {
             return match self.next_value()? {

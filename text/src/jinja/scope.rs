@@ -1,5 +1,5 @@
-//! Variable scopes: the variables of the template are slots of the evaluator; each loop iteration, macro call
-//! and scoped block has a scope that refers to its enclosing scope.
+//! Variable scopes. The variables of the template itself are stored in the evaluator. Each loop iteration,
+//! macro call and scoped block has a separate scope with a reference to its enclosing scope.
 
 use super::ast::NameId;
 use super::value::JinjaValue;

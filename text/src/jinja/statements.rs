@@ -10,14 +10,14 @@ use super::value::{JinjaValue, MacroValue};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How execution continues after a statement.
+/// Point at which execution continues after a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ControlFlow {
-    /// With the next statement.
+    /// Continue with the next statement.
     Next,
-    /// After the loop.
+    /// Continue after the loop.
     Break,
-    /// With the next iteration of the loop.
+    /// Continue with the next iteration of the loop.
     Continue,
 }
 
@@ -250,8 +250,8 @@ impl TemplateEvaluator {
         self.execute(body, &inner)
     }
 
-    /// Executes a named block. The block can read the variables of the template, and, if it is scoped, those
-    /// of the enclosing scope.
+    /// Executes a named block. The block can read the variables of the template; a `scoped` block can also
+    /// read the variables of the enclosing scope.
     fn execute_block(
         &mut self,
         block: &super::ast::BlockNode,
@@ -267,7 +267,8 @@ impl TemplateEvaluator {
     }
 }
 
-/// Iterator over the items of a `for` loop, in the simplest form that the loop permits.
+/// Iterator over the items of a `for` loop. The simplest variant that supports the features of the loop is
+/// used.
 enum ForLoopIterator {
     /// All items of a value.
     Plain(ValueIterator),

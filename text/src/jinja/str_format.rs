@@ -24,7 +24,7 @@ pub(crate) fn str_format(
     Ok(if is_markup { JinjaValue::Markup(text.into()) } else { JinjaValue::text(text) })
 }
 
-/// Numbering of the fields of a format string.
+/// How the fields of a format string are numbered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FieldNumbering {
     Unknown,

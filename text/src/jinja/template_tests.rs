@@ -1,4 +1,5 @@
-//! Compares renderings with those of Jinja2 (`tests/data/jinja/renderings.jsonl`), and checks the limits.
+//! Compares the texts rendered from templates with those that Jinja2 renders
+//! (`tests/data/jinja/renderings.jsonl`), and checks the rendering limits.
 
 use super::error::JinjaErrorKind;
 use super::{JinjaTemplate, RenderLimits};

@@ -66,7 +66,7 @@ pub(crate) enum JinjaValue {
     Function(BuiltinFunction),
     /// `self`, whose attributes are the blocks of the template.
     TemplateBlocks,
-    /// Block that renders when it is called.
+    /// Named block of the template; calling the value renders the block.
     Block(Arc<str>),
 }
 
@@ -91,7 +91,8 @@ pub(crate) enum BuiltinFunction {
     StrftimeNow,
 }
 
-/// Undefined value, as one variant per cause; the cause determines the error message of a use.
+/// Undefined value, with one variant per cause. The cause determines the error message when a template uses
+/// the value.
 #[derive(Debug)]
 pub(crate) enum UndefinedValue {
     /// No variable has this name.
@@ -107,7 +108,7 @@ pub(crate) enum UndefinedValue {
 }
 
 impl UndefinedValue {
-    /// Creates the error of using the value.
+    /// Returns the error for a use of this undefined value.
     pub(crate) fn error(&self) -> JinjaError {
         let message = match self {
             Self::Name(name) => format!("'{name}' is undefined"),
@@ -159,7 +160,7 @@ impl RangeValue {
         (i128::from(self.start) + i128::from(self.step) * i128::from(index)) as i64
     }
 
-    /// Returns the index of an integer.
+    /// Returns the index of `number` in the range; `None` if the range does not contain `number`.
     pub(crate) fn position(self, number: i64) -> Option<u64> {
         let distance = i128::from(number) - i128::from(self.start);
         let step = i128::from(self.step);
@@ -187,7 +188,7 @@ pub(crate) struct MacroValue {
     pub(crate) special: SpecialVariableIds,
 }
 
-/// Name ids of the special variables.
+/// Name ids of the special variables `caller`, `kwargs`, `varargs` and `loop`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SpecialVariableIds {
     /// `caller`
@@ -205,7 +206,7 @@ pub(crate) struct SpecialVariableIds {
 pub(crate) struct CyclerValue {
     /// Items, at least one.
     pub(crate) items: Rc<SequenceValue>,
-    /// Index of the current item.
+    /// Index of the item that the cycler returns as its current item.
     pub(crate) position: Cell<usize>,
 }
 
@@ -285,7 +286,8 @@ impl JinjaValue {
         Self::Dict(Rc::new(dict))
     }
 
-    /// Creates an undefined value whose cause is neither a missing name nor a missing attribute.
+    /// Creates an undefined value with the error message `hint`, for a cause other than a missing name or
+    /// attribute.
     pub(crate) fn undefined(hint: impl Into<String>) -> Self {
         Self::Undefined(Rc::new(UndefinedValue::Hint(hint.into())))
     }
@@ -306,12 +308,12 @@ impl JinjaValue {
         }
     }
 
-    /// Returns the text of a string.
+    /// Returns the text of a plain or `Markup` string; `None` for any other value.
     pub(crate) fn as_str(&self) -> Option<&str> {
         self.as_text().map(|text| &**text)
     }
 
-    /// Returns the shared text of a string.
+    /// Returns the reference-counted text of a plain or `Markup` string; `None` for any other value.
     pub(crate) fn as_text(&self) -> Option<&Arc<str>> {
         match self {
             Self::Str(text) | Self::Markup(text) => Some(text),

@@ -123,7 +123,7 @@ fn find_comparison(name: &str) -> Option<JinjaTestFunction> {
     })
 }
 
-/// Returns the result of a Jinja test without parameters.
+/// Checks that the Jinja test `name` was called without arguments, and returns `result`.
 fn plain(name: &str, arguments: CallArguments, result: bool) -> JinjaResult<bool> {
     arguments.expect_none(name)?;
     Ok(result)

@@ -1,4 +1,4 @@
-//! Records which special variables the enclosing macros and loops of the parsed statement use: Jinja2 passes
+//! Records which special variables a statement uses, for the enclosing macros and loops: Jinja2 passes
 //! `caller`, `kwargs`, `varargs` and `loop` only to bodies that load them before assigning them.
 
 use super::ast::UsedSpecialParameters;
@@ -6,7 +6,7 @@ use super::ast::UsedSpecialParameters;
 /// Names of the special variables.
 const SPECIAL: [&str; 4] = ["caller", "kwargs", "varargs", "loop"];
 
-/// First use of a variable in a body.
+/// Whether a body first loads or first assigns a variable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum FirstUse {
     #[default]

@@ -43,7 +43,7 @@ pub struct ReasoningMarkers {
 pub enum ReasoningStart {
     /// The output starts inside the reasoning; the opening marker may still follow.
     Inside,
-    /// The output has no reasoning, because the prompt closes it.
+    /// The output has no reasoning, because the prompt ends with the closing marker.
     After,
     /// The output has reasoning if it begins with the opening marker.
     AtMarker,
@@ -129,8 +129,8 @@ impl ReasoningFamily {
         }
     }
 
-    /// Returns the text after the last opening marker of a message that is to be continued inside its
-    /// reasoning.
+    /// Returns the text after the last opening marker in `message`, an assistant message whose reasoning the
+    /// model is to continue.
     pub fn trailing_reasoning(self, message: &str) -> &str {
         self.last_open(message).map_or("", |end| &message[end..])
     }

@@ -32,7 +32,8 @@ pub(crate) struct ReasoningSplitter {
     /// Markers that end the reasoning: the closing markers, and optionally the marker that opens a tool call,
     /// which some models generate without closing the reasoning first.
     end_markers: Vec<&'static str>,
-    /// Number of forms of the opening marker, which equals that of the closing marker.
+    /// Number of forms of the opening marker; the closing marker has equally many. (Some models write a
+    /// marker in several forms.)
     forms: usize,
 }
 

@@ -1,37 +1,39 @@
-//! Message forms that a chat template accepts and shows, determined by trial renderings.
+//! Determines by trial renderings which forms of messages a chat template accepts and includes in its output.
+//! A trial renders a short conversation; the template shows a text if the output contains it.
 
 use super::trial::{
     ArgumentsForm, CallMessageContent, ContentForm, ContentTrialOutcomes, TrialOutcome,
     TrialRenderer, shows_call, shows_call_repr, shows_call_text,
 };
 
-/// Role used in the trials for all roles that are not listed in `TemplateCapabilities`.
+/// Role of the trial message that represents all roles without a field in `TemplateCapabilities`.
 const UNLISTED_ROLE: &str = "qzxrole";
 
-/// Forms of content that a template shows in the messages of one role.
+/// Forms of message content that a template includes in its output, for one role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct RoleCapability {
-    /// Whether the template shows content that is a string.
+    /// Whether the output contains message content that is a string.
     pub(super) text: bool,
-    /// Whether the template shows content given as a list of parts in every case in which it shows a string.
+    /// Whether the output contains the content given as a list of parts in every trial in which it contains
+    /// the same content given as a string.
     pub(super) parts: bool,
-    /// Whether the template shows a message of the role in its usual position.
+    /// Whether the output contains a message of the role in its usual position in a conversation.
     pub(super) shown_first: bool,
-    /// Whether a trial was rendered without an error.
+    /// Whether at least one trial rendering with a message of the role succeeded.
     rendered: bool,
 }
 
 impl RoleCapability {
-    /// Capability assumed for a role that the trials do not cover.
+    /// Capability assumed for a role that the trial renderings do not cover: content is a string.
     pub(super) const ONLY_TEXT: Self =
         Self { text: true, parts: false, shown_first: false, rendered: false };
 
-    /// Whether the template shows the messages of the role in at least one form.
+    /// Whether the output contains the messages of the role in at least one form.
     pub(super) fn is_shown(self) -> bool {
         self.text || self.parts
     }
 
-    /// Whether the template silently omits the messages of the role.
+    /// Whether the template omits the messages of the role without an error.
     pub(super) fn is_hidden(self) -> bool {
         self.rendered && !self.is_shown()
     }
@@ -41,7 +43,7 @@ impl RoleCapability {
     }
 }
 
-/// Message forms that a template accepts and shows.
+/// Forms of messages that a template accepts and includes in its output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct TemplateCapabilities {
     system: RoleCapability,
@@ -52,11 +54,11 @@ pub(super) struct TemplateCapabilities {
     unlisted: RoleCapability,
     /// Form of the arguments of tool calls that the template expects.
     pub(super) arguments: ArgumentsForm,
-    /// Whether the template shows the tool calls of earlier messages.
+    /// Whether the output contains the tool calls of earlier messages.
     pub(super) shows_calls: bool,
-    /// Whether a message with tool calls may have no content.
+    /// Whether the template accepts a message that has tool calls but no content.
     pub(super) absent_content: bool,
-    /// Whether the template shows the tools of a request.
+    /// Whether the output contains the tool definitions of a request.
     pub(super) shows_tools: bool,
 }
 
@@ -85,7 +87,7 @@ impl TemplateCapabilities {
         }
     }
 
-    /// Returns the capability for a role; `None` if the trials do not cover the role.
+    /// Returns the capability for a role; `None` if the trial renderings do not determine it.
     pub(super) fn role(&self, role: &str) -> Option<RoleCapability> {
         Some(match role {
             "system" => self.system,
@@ -93,15 +95,15 @@ impl TemplateCapabilities {
             "user" => self.user,
             "assistant" => self.assistant,
             "tool" => self.tool,
-            // A template that checks roles against a list may support this role, although it omits the trial
-            // role.
+            // The template omits the trial role, but it may support this role, because some templates check
+            // roles against a list.
             _ if self.unlisted.is_hidden() => return None,
             _ => self.unlisted,
         })
     }
 
-    /// Whether the template shows user messages. If not, the template does not show messages in the usual
-    /// way, and the trials give no information about other roles.
+    /// Whether the output contains user messages. If not, the template does not render conversations in the
+    /// usual way, and the trial renderings give no information about other roles.
     pub(super) fn shows_users(&self) -> bool {
         self.user.is_shown()
     }
@@ -127,8 +129,9 @@ fn role_capability(
     }
 }
 
-/// Returns the form in which the template takes the arguments of tool calls, and whether it shows them. An
-/// object is preferred, unless the template prints an object as a Python value and prints text unchanged.
+/// Returns the form in which the template takes the arguments of tool calls, and whether the output contains
+/// the arguments. An object is preferred, unless the template prints an object as a Python value and prints
+/// text unchanged.
 fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsForm, bool) {
     let outputs = |form| {
         let contents = [CallMessageContent::Empty, CallMessageContent::Absent];
@@ -149,8 +152,9 @@ fn arguments_form(trial: &TrialRenderer<'_>, other: ContentForm) -> (ArgumentsFo
     }
 }
 
-/// Whether a message with tool calls may have no content: without content the template does not fail, prints
-/// neither `None` nor `null`, and prints no less of the call than with empty content.
+/// Whether the template accepts a message that has tool calls but no content: the template does not fail,
+/// prints `None` and `null` no more often than with empty content, and prints the tool call if it does so
+/// with empty content.
 fn accepts_absent_content(
     trial: &TrialRenderer<'_>,
     arguments: ArgumentsForm,

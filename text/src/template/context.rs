@@ -22,8 +22,8 @@ pub(super) struct SpecialTokens {
 pub(super) struct TemplateContext {
     /// Variables by name.
     pub(super) variables: Map<String, Value>,
-    /// Arguments of the tool calls in `messages` in the other form (object or JSON text): result of
-    /// `other_argument_forms`.
+    /// Arguments of the tool calls in `messages`, converted to the other form (JSON text to an object, an
+    /// object to JSON text): result of `other_argument_forms`.
     pub(super) other_arguments: Vec<Value>,
     /// Sentinel: character inserted before characters that must not become part of a special token.
     sentinel: char,

@@ -1,7 +1,7 @@
 //! Converts the messages of a conversation to the forms that a chat template takes: content as a string or as
 //! parts, tool call arguments as an object or as JSON text, the role `developer` as `system` if needed.
 //!
-//! Messages that the template shows in their original form remain unchanged.
+//! A message remains unchanged if the template includes its original form in the output.
 
 use super::super::error::TextError;
 use super::super::json_text::json_text;
@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 /// Separator of content parts in a string, as in vLLM.
 const PART_SEPARATOR: &str = "\n";
 
-/// Returns the other form of the arguments of each tool call, in order: an object for arguments given as JSON
-/// text, JSON text for arguments given as an object. The forms are built before sentinels are inserted,
-/// because a character that is escaped in JSON text is visible only in the object.
+/// Returns the arguments of each tool call, in order, in the other form: arguments given as JSON text as an
+/// object, and arguments given as an object as JSON text. This is done before sentinels are inserted, because
+/// a character that is escaped in JSON text is visible only in the object.
 pub(super) fn other_argument_forms(messages: &mut Value) -> Vec<Value> {
     let mut forms = Vec::new();
     for_each_arguments(messages, |arguments| {
@@ -30,7 +30,7 @@ pub(super) fn other_argument_forms(messages: &mut Value) -> Vec<Value> {
 /// Converts `messages` to the forms that the template takes. `other_arguments` is the result of
 /// `other_argument_forms`; `mentions` returns whether the template source contains a text.
 ///
-/// Errors: the template shows no messages of a role.
+/// Errors: the template renders no messages of a role that occurs in `messages`.
 pub(super) fn adapt(
     messages: &mut Value,
     other_arguments: Vec<Value>,
@@ -71,9 +71,9 @@ fn for_each_arguments(messages: &mut Value, mut action: impl FnMut(&mut Value)) 
 }
 
 /// Returns the capability for the role of a message. A developer message becomes a system message if the
-/// template shows system messages but not developer messages.
+/// template renders system messages but not developer messages.
 ///
-/// Errors: the template shows no messages of this role.
+/// Errors: the template renders no messages of this role.
 fn shown_role(
     index: usize,
     message: &mut Map<String, Value>,
@@ -100,7 +100,7 @@ fn shown_role(
     Ok(capability)
 }
 
-/// Whether content is blank, so that a template that omits it loses no text.
+/// Whether content has no text except white space, so that a template that omits it loses no text.
 fn is_blank(content: &Value) -> bool {
     match content {
         Value::String(text) => text.trim().is_empty(),

@@ -1,13 +1,13 @@
-//! Determines by trial renderings whether a chat template shows system messages in the middle of a
-//! conversation.
+//! Determines by trial renderings whether a chat template includes system messages in the middle of a
+//! conversation in its output.
 
 use super::{ChatInput, ChatTemplate};
 use serde_json::{Value, json};
 
-/// Text of the system message in the trials; it occurs in no template.
+/// Text of the system message in the trial conversations; it occurs in no published template.
 const NOTE: &str = "qzxnote";
 
-/// Trial conversation, with the index of the system message that is inserted into it.
+/// Conversation for a trial rendering, with the index at which a system message is inserted.
 struct TrialConversation {
     messages: Vec<Value>,
     /// Index of the inserted message.
@@ -15,7 +15,7 @@ struct TrialConversation {
 }
 
 impl ChatTemplate {
-    /// Whether the template shows a system message in the middle and at the end of a conversation as a
+    /// Whether the template renders a system message in the middle and at the end of a conversation as a
     /// separate message: with a role marker, not as a user message, and without changes to the surrounding
     /// text.
     pub fn shows_inline_system(&self) -> bool {
@@ -45,7 +45,8 @@ impl ChatTemplate {
                 && insertion.text.matches(NOTE).count() == 1
                 && insertion.text.trim() != NOTE
         });
-        // If the system message followed the opening of an assistant turn, it would be part of the output.
+        // Whether the system message follows the opening of an assistant turn at the end of the prompt; the
+        // model would then continue the system message.
         let is_last = trial.index == trial.messages.len();
         let ends_prompt = is_last && after.starts_with(&before);
         is_message && !ends_prompt && render(Some(note("user"))).as_ref() != Some(&after)

@@ -17,7 +17,8 @@ pub(super) struct TemplateRenderRequest {
     pub(super) template: String,
     /// Variables of the template.
     pub(super) variables: Map<String, Value>,
-    /// Arguments of the tool calls in the other form (object or JSON text).
+    /// Arguments of the tool calls, converted to the other form: JSON text to an object, an object to JSON
+    /// text.
     pub(super) other_arguments: Vec<Value>,
     /// Maximum size of the output in bytes.
     pub(super) output_bytes_max: usize,

@@ -66,7 +66,8 @@ pub struct ChatInput {
 pub struct RenderedChat {
     /// Text of the prompt.
     pub text: String,
-    /// Ascending byte positions in `text` that no special token may cover.
+    /// Byte positions in `text`, in ascending order, of user text that must not become part of a special
+    /// token.
     pub(super) protected_positions: Vec<usize>,
 }
 
@@ -151,8 +152,8 @@ impl ChatTemplate {
         self.templates.len() > 1 && self.templates.contains_key(name)
     }
 
-    /// Returns the names of the fields of a conversation that the template does not show: tools, and tool
-    /// calls in messages.
+    /// Returns the names of the fields of a conversation that the template omits from its output: the tool
+    /// definitions, and the tool calls in messages.
     pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<&'static str> {
         let name = input.template.as_deref();
         if name.is_some_and(|name| !self.has_named(name)) {
@@ -173,7 +174,7 @@ impl ChatTemplate {
 
     /// Renders one conversation to a prompt.
     ///
-    /// Errors: the model has no template for the conversation, the template shows no messages of a role,
+    /// Errors: the model has no template for the conversation; the template renders no messages of a role,
     /// fails, raises an exception, or exceeds a limit.
     pub fn render(&self, input: ChatInput) -> Result<RenderedChat, TextError> {
         let template = self.select(input.template.as_deref(), !input.tools.is_null())?;

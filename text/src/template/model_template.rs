@@ -1,4 +1,5 @@
-//! One compiled template of a model, with the capabilities found by trial renderings.
+//! One compiled template of a model, with its capabilities: the message forms that it accepts, found by
+//! rendering short trial conversations.
 
 use super::super::error::TextError;
 use super::capabilities::TemplateCapabilities;
@@ -19,7 +20,8 @@ pub(super) struct AnalysedTemplate {
 }
 
 impl AnalysedTemplate {
-    /// Determines the capabilities of a compiled template; `variables` are the special tokens.
+    /// Determines the capabilities of a compiled template by trial renderings; `variables` are the template
+    /// variables of the special tokens.
     pub(super) fn new(engine: NamedTemplateSet, variables: &Map<String, Value>) -> Self {
         let capabilities =
             |tools| TemplateCapabilities::of(&TrialRenderer::new(&engine, variables, tools));
@@ -37,12 +39,13 @@ impl AnalysedTemplate {
         self.engine.mentions(text)
     }
 
-    /// Whether the template shows the tools of a request.
+    /// Whether the output of the template contains the tool definitions of a request.
     pub(super) fn shows_tools(&self) -> bool {
         self.with_tools.shows_tools
     }
 
-    /// Whether the template shows the tool calls of earlier messages, in conversations with or without tools.
+    /// Whether the output of the template contains the tool calls of earlier messages. `has_tools`: the
+    /// conversation defines tools.
     pub(super) fn shows_calls(&self, has_tools: bool) -> bool {
         self.capabilities(has_tools).shows_calls
     }
@@ -51,9 +54,9 @@ impl AnalysedTemplate {
         if has_tools { &self.with_tools } else { &self.plain }
     }
 
-    /// Renders a conversation after conversion to the forms that the template takes.
+    /// Renders a conversation after conversion to the message forms that the template takes.
     ///
-    /// Errors: the template shows no messages of a role, fails, raises an exception, or exceeds a limit.
+    /// Errors: the template renders no messages of a role, fails, raises an exception, or exceeds a limit.
     pub(super) fn render(&self, context: &mut TemplateContext) -> Result<String, TextError> {
         let capabilities = self.capabilities(!context.variables["tools"].is_null());
         let other_arguments = std::mem::take(&mut context.other_arguments);

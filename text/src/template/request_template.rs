@@ -38,7 +38,8 @@ pub struct RequestTemplateRenderer {
     program: WorkerProgram,
     special_tokens: SpecialTokens,
     output_bytes_max: usize,
-    /// Semaphore of `TEMPLATES_MAX` units; each rendering acquires one unit (not bytes).
+    /// Semaphore that limits the number of concurrent renderings to `TEMPLATES_MAX`. Each rendering acquires
+    /// one unit; the units are not bytes.
     render_slots: TextMemoryBudget,
 }
 

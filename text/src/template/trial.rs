@@ -6,18 +6,19 @@ use super::engine::NamedTemplateSet;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 
-/// Text of the trial message. The trial texts occur in no template.
+/// Text of the trial message, which a trial rendering searches for in the output. It occurs in no published
+/// template.
 const TEXT: &str = "qzxtext";
 /// Text of the second content part of the trial message.
 const SECOND_TEXT: &str = "qzxsecond";
 /// Text of the messages that surround the trial message.
 const OTHER_TEXT: &str = "qzxother";
-/// Name of the trial tool.
+/// Name of the tool that trial conversations define and call.
 const TOOL: &str = "qzxtool";
-/// Name and value of the only argument in the trial tool call.
+/// Name and value of the only argument in the tool call of a trial conversation.
 const KEY: &str = "qzxkey";
 const VALUE: &str = "qzxvalue";
-/// Id of the trial tool call; templates of Mistral require nine alphanumeric characters.
+/// Id of the tool call in a trial conversation; templates of Mistral require nine alphanumeric characters.
 const CALL_ID: &str = "qzxcall00";
 
 /// Form of the content of a message.
@@ -57,7 +58,7 @@ impl ArgumentsForm {
     }
 }
 
-/// Content of the assistant message in which a trial calls a tool.
+/// Content of the assistant message that contains the tool call of a trial conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallMessageContent {
     /// The empty string.
@@ -66,7 +67,7 @@ pub(super) enum CallMessageContent {
     Absent,
 }
 
-/// Whether a trial rendering contains the text of the trial message.
+/// Whether the output of a trial rendering contains the text of the trial message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TrialOutcome {
     /// The template failed.
@@ -95,7 +96,8 @@ impl ContentTrialOutcomes {
             Some(_) if shows => TrialOutcome::Shown,
             Some(_) => TrialOutcome::Hidden,
         };
-        // A template that prints strings as JSON is also meant to print lists as JSON.
+        // A template that prints strings as JSON is meant to print lists as JSON too, so a printed JSON list
+        // counts as shown.
         let prints_json = text.is_some_and(|output| output.contains(&format!("\"{TEXT}\"")));
         let shows_parts = |output: &str| {
             output.contains(TEXT)
@@ -110,14 +112,15 @@ impl ContentTrialOutcomes {
     }
 }
 
-/// Renders trial conversations with one template.
+/// Renders short trial conversations with one template, to determine the message forms that it takes.
 pub(super) struct TrialRenderer<'a> {
     engine: &'a NamedTemplateSet,
     /// Template variables except for messages, tools and documents.
     variables: &'a Map<String, Value>,
     /// Whether the trial conversations define a tool.
     tools: bool,
-    /// Whether a trial exceeded a limit. No further trials are run then, because each may be expensive.
+    /// Whether a trial rendering exceeded a limit. No further trials are run then, because each of them may
+    /// be expensive.
     exhausted: Cell<bool>,
 }
 
@@ -151,9 +154,9 @@ impl<'a> TrialRenderer<'a> {
         rendered.ok()
     }
 
-    /// Renders conversations that contain a message of `role`, with each form of its content; `other` is the
-    /// form of the messages around it. Returns the outcomes for each conversation; the first conversation has
-    /// the message in its usual position.
+    /// Renders conversations that contain a message of the role `role`, with content as a string and as a
+    /// list of parts; `other` is the content form of the other messages. Returns the outcomes of each
+    /// conversation; in the first conversation, the message is in its usual position.
     pub(super) fn message(
         &self,
         role: &str,
@@ -189,8 +192,8 @@ impl<'a> TrialRenderer<'a> {
         conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
     }
 
-    /// Whether the template shows the tools of a request. `other` is the form of `content` for a second
-    /// trial, which is run if the first trial shows no tools.
+    /// Whether the output contains the tool definitions of a request, in a conversation with only a user
+    /// message or with a system and a user message; `other` is the content form of these messages.
     pub(super) fn shows_tools(&self, other: ContentForm) -> bool {
         let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
         let system = json!({"role": "system", "content": other.of(OTHER_TEXT)});
@@ -200,17 +203,17 @@ impl<'a> TrialRenderer<'a> {
     }
 }
 
-/// Whether the output of `TrialRenderer::calls` contains the call.
+/// Whether `output`, returned by `TrialRenderer::calls`, contains the argument of the tool call.
 pub(super) fn shows_call(output: &str) -> bool {
     output.contains(KEY) && output.contains(VALUE)
 }
 
-/// Whether the output contains the arguments exactly as in the JSON text.
+/// Whether the output contains the arguments of the trial tool call as JSON text.
 pub(super) fn shows_call_text(output: &str) -> bool {
     output.contains(&format!("{{\"{KEY}\": \"{VALUE}\"}}"))
 }
 
-/// Whether the output contains the arguments as Python prints a dict.
+/// Whether the output contains the arguments of the trial tool call as Python prints a dict.
 pub(super) fn shows_call_repr(output: &str) -> bool {
     output.contains(&format!("'{KEY}': '{VALUE}'"))
 }

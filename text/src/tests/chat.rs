@@ -213,7 +213,7 @@ fn templates_are_found_in_the_folder() {
     assert!(missing.unwrap_err().to_string().contains("/no/such.jinja"));
 }
 
-/// Templates of published models differ in what they do with a system message that is not the first message.
+/// Templates of published models treat a system message that is not the first message in different ways.
 #[test]
 fn templates_that_show_inline_system_messages_are_recognised() {
     let shows = |template: &str| compile(template).1.shows_inline_system();

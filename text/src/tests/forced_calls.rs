@@ -1,5 +1,5 @@
-//! Forced calls: random outputs that the grammar of each tool call syntax allows are parsed into complete
-//! calls, whose arguments must satisfy the schema.
+//! Forced tool calls: the grammar of each tool call syntax is used to generate random outputs. The parser
+//! must split each output into complete calls, whose arguments must satisfy the schema.
 
 use super::random_output::RandomOutputGenerator;
 use super::{added, byte_level, load};
@@ -11,13 +11,14 @@ use grammar::{GrammarCompiler, GrammarSpec, OutputConstraint};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Texts with which a random output closes its open values.
+/// Texts that close open strings, lists, objects and parameters; a random output appends them so that it
+/// ends.
 const JSON_ENDS: &[&str] = &["\"", "a\"", "]", "}", ")"];
 const DELIMITED_ENDS: &[&str] = &["<escape>", "<|\"|>", "]", "}", "<end_function_call>"];
 const TAG_ENDS: &[&str] =
     &["\n</parameter>", "</parameter>", "</arg_value>", "</｜DSML｜parameter>", "\"", "]", "}"];
 
-/// Schemas of a property `v`; their references refer to `DEFINITIONS`.
+/// Schemas of a property `v`; their `$ref` references refer to the definitions in `object_schemas`.
 fn value_schemas() -> Vec<Value> {
     vec![
         json!({"type": "string"}),
@@ -120,7 +121,8 @@ fn calls(
     Ok(calls)
 }
 
-/// Test harness for enforced calls in one tool call syntax: a tokenizer, and a compiler of the grammars.
+/// Test harness for tool calls that a grammar enforces, in one tool call syntax: a tokenizer, and a compiler
+/// of the grammars.
 pub(super) struct ForcedCallHarness {
     pub syntax: ToolCallSyntax,
     pub tokenizer: Arc<Tokenizer>,
@@ -155,7 +157,8 @@ impl ForcedCallHarness {
         if names.into_iter().any(|(name, _)| tags.contains(name)) { TAG_ENDS } else { JSON_ENDS }
     }
 
-    /// Generates calls of a tool with the schema `schema`, and checks their arguments.
+    /// Generates random calls of a tool with the parameter schema `schema`, and checks that the parsed
+    /// arguments satisfy the schema.
     fn check(&self, schema: &Value, seed: u64) -> Result<(), String> {
         let tool =
             ToolDefinition { name: "f".to_owned(), parameters: schema.clone(), is_strict: false };

@@ -1,6 +1,6 @@
-//! Calls of strict tools when the model may choose not to call: random outputs that the grammar of each tool
-//! call syntax allows are parsed into content and complete calls, and the arguments of strict tools must
-//! satisfy the schema.
+//! Calls of strict tools when the model may choose not to call a tool: the grammar of each tool call syntax
+//! is used to generate random outputs. The parser must split each output into content and complete calls, and
+//! the arguments of strict tools must satisfy the schema.
 
 use super::forced_calls::{ForcedCallHarness, object_schemas};
 use super::random_output::RandomOutputGenerator;

@@ -100,8 +100,8 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     LONG_WORD,
 ];
 
-/// Placeholders in `OUTPUT_FRAGMENTS`: replaced by more spaces, and by a longer name, than a parser holds
-/// back.
+/// Placeholders in `OUTPUT_FRAGMENTS` for a run of spaces and for a name that are longer than the text that a
+/// parser holds back.
 const MANY_SPACES: &str = "\u{1}";
 const LONG_WORD: &str = "\u{2}";
 

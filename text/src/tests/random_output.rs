@@ -1,12 +1,12 @@
-//! Random outputs that a grammar allows.
+//! Generates random outputs that match a grammar.
 
 use crate::Tokenizer;
 use grammar::GrammarSession;
 use protocol::Token;
 
-/// Number of consecutive tokens for which a random output tries the same ending first.
+/// Number of consecutive tokens for which the generator tries the same text of `ends` first.
 const TURN_TOKENS: usize = 30;
-/// Number of tokens after which a random output closes its open values.
+/// Number of tokens after which the generator closes open strings, lists and objects.
 const FREE_TOKENS: usize = 60;
 const TOKENS_MAX: usize = 1_500;
 
@@ -24,15 +24,17 @@ impl RandomOutputRng {
 /// Generates one random output that a grammar allows.
 pub(super) struct RandomOutputGenerator<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// Texts with which the output closes its open values.
+    /// Texts that close open strings, lists and objects, such as `"` and `]`.
     pub ends: Vec<&'a str>,
     /// Wherever the output may end, it ends with probability 1 / `stop_chance`.
     pub stop_chance: usize,
     /// Number of tokens after which the output ends at the first position at which it may end.
     pub stops_after: usize,
-    /// Text that the output begins with, as far as the grammar allows this text.
+    /// Text with which the output begins; a byte of it that the grammar does not allow is replaced by a
+    /// random token.
     pub start: &'a str,
-    /// Whether special tokens are always preferred while values are being closed.
+    /// Whether special tokens are always preferred to other tokens while open strings, lists and objects are
+    /// being closed.
     pub prefers_special: bool,
     pub seed: u64,
 }
@@ -62,8 +64,8 @@ impl RandomOutputGenerator<'_> {
                 };
             }
             let ending = step > FREE_TOKENS || random.below(8) == 0;
-            // The text of an ending may also be allowed inside a string and then closes nothing, so the
-            // endings are tried first in rotation.
+            // A text of `ends` may also be allowed inside a string, where it closes nothing. So each text is
+            // the first one tried for some tokens, in rotation.
             let turn = step / TURN_TOKENS % ends.len();
             let in_turn = || ends[turn..].iter().chain(&ends[..turn]);
             let ends = || in_turn().filter_map(|end| next_byte(&output, end.as_bytes()));
@@ -88,7 +90,8 @@ impl RandomOutputGenerator<'_> {
     }
 }
 
-/// Length of the longest prefix of an end text with which the output ends, and the byte that follows it.
+/// Length of the longest prefix of an end text (a text of `ends`) that is a suffix of the output, and the
+/// next byte of the end text.
 struct EndTextMatch {
     matched: usize,
     token: Token,

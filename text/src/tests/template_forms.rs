@@ -86,7 +86,7 @@ fn with_call(content: &Value, arguments: &Value) -> Value {
         {"role": "assistant", "content": content, "tool_calls": [call]}])
 }
 
-/// Returns a template that shows tool calls; `shown` is the expression that prints the arguments.
+/// Returns a template that prints tool calls; `shown` is the expression that prints the arguments.
 fn of_calls(shown: &str) -> String {
     format!(
         "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls or [] %}}<{shown}>\
@@ -169,7 +169,8 @@ fn messages_that_a_template_leaves_out_are_errors() {
     assert_eq!(render(&three, empty).unwrap(), "[user]u", "nothing is lost");
     let critic = of_roles("'user', 'critic'", PLAIN);
     assert_eq!(render(&critic, of("critic")).unwrap(), "[user]u[critic]x");
-    // A template that shows no messages at all serves another purpose, so it is accepted.
+    // A template whose output contains no messages at all is accepted, because it serves another purpose than
+    // chat.
     assert_eq!(render("{{ messages|length }}", of("critic")).unwrap(), "2");
 }
 

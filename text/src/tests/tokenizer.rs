@@ -11,7 +11,8 @@ use super::{TokenizerFileContents, byte_level, load, sentence_piece, write};
 use crate::template::RenderedChat;
 use crate::{DetokenizeOptions, Detokenizer, TextLoadError, Tokenizer};
 
-/// Tokenizer of this crate and that of the `tokenizers` crate, loaded from the same files.
+/// Two tokenizers loaded from the same files: the tokenizer of this crate and the tokenizer of the
+/// `tokenizers` crate.
 struct TokenizerPair {
     tokenizer: Arc<Tokenizer>,
     reference: tokenizers::Tokenizer,
@@ -171,9 +172,9 @@ proptest! {
         prop_assert_eq!(pair.tokenizer.decode(&ids, true), text);
     }
 
-    /// Random ids, so most byte sequences are invalid UTF-8. With byte fallback, the `tokenizers` crate
-    /// replaces a partly valid byte run as a whole, so for these tokenizers byte runs are limited to one
-    /// byte.
+    /// Random token ids, so most byte sequences are invalid UTF-8. With byte fallback, the `tokenizers` crate
+    /// replaces a partly valid run of byte tokens as a whole, so for tokenizers with byte fallback such runs
+    /// are limited to one byte.
     #[test]
     fn detokenizer_deltas_join_to_library_decoding(
         ids in prop::collection::vec(0_u32..275, 0..40),

@@ -1,4 +1,4 @@
-//! Tokenizer files of every kind: token ids are compared with those of reference libraries
+//! Tests of all kinds of tokenizer files: token ids are compared with the token ids of reference libraries
 //! (`tests/conformance/tokenizers/fixtures.py`).
 
 use super::{TokenizerFileContents, byte_level, write};
@@ -42,7 +42,7 @@ fn ids_are_those_of_the_reference_libraries() {
         for (text, ids) in expected {
             assert_eq!(tokenizer.encode(&text, false).unwrap(), ids, "{name}: {text:?}");
             assert!(tokenizer.min_token_count(&text) <= ids.len(), "{name}: {text:?}");
-            // Characters that the normaliser changes.
+            // Whether the normaliser changes the text, so that decoding does not return the original text.
             let is_changed = match name {
                 "sentencepiece_unigram" => true,
                 "sentencepiece_bpe" => text.contains('▁'),

@@ -1,5 +1,5 @@
-//! Tests that long texts, which are tokenised window by window, give the same tokens as when tokenised as a
-//! whole.
+//! Tests that long texts, which are tokenised window by window (in parts), give the same tokens as when
+//! tokenised as a whole.
 
 use super::{TokenizerFileContents, byte_level, load, sentence_piece};
 use crate::pre_tokenizer_patterns as patterns;

@@ -9,8 +9,8 @@ use protocol::Token;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// Difference between the lowest score of the pieces that occur in encoded texts and the score of the pieces
-/// that must not.
+/// Difference between the lowest score of the pieces that can occur in encoded texts and the score that is
+/// given to pieces that must not occur.
 const UNUSED_PIECE_COST: f32 = 1e6;
 
 /// A vocabulary piece with its token string.
@@ -132,8 +132,8 @@ fn model_json(spec: &TrainerSpec, pieces: &[NamedPiece], ids: &HashMap<&str, Tok
         "merges": merges(pieces, ids)})
 }
 
-/// Returns the pieces with their scores. In SentencePiece, a text that equals the string of a byte or control
-/// piece is not encoded as that piece, so these pieces get a score so low that no segmentation uses them.
+/// Returns the vocabulary pieces with their scores. SentencePiece never encodes text as a byte or control
+/// piece whose string equals the text, so these pieces get a score so low that no segmentation uses them.
 fn scored_vocab(pieces: &[NamedPiece]) -> Vec<Value> {
     let texts = pieces.iter().filter(|piece| piece.is_text());
     let lowest = texts.map(|piece| piece.score).fold(0.0, f32::min);

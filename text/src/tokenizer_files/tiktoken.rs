@@ -8,7 +8,7 @@ use crate::pre_tokenizer_patterns as patterns;
 use protocol::Token;
 use serde_json::{Value, json};
 
-/// Number of ranks of Llama 3.
+/// Number of ranks (tokens other than special tokens) in the tiktoken file of Llama 3.
 const LLAMA3_RANKS: usize = 128_000;
 /// Number of special tokens of Llama 3 and of Kimi K2.
 const SPECIAL_TOKENS: usize = 256;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const MERGES_FILE: &str = "merges.txt";
-/// Token that these tokenizer classes use for each role without a declared token.
+/// Token that these tokenizer classes use for each role, such as `bos_token`, for which no token is declared.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 pub(super) fn convert(

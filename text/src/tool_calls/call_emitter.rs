@@ -1,4 +1,5 @@
-//! Emits content and numbered tool calls for the tool call parsers of all model families.
+//! Emits content and tool calls, with their index in the output, for the tool call parsers of all model
+//! families.
 //!
 //! Whitespace between content and a call, or between two calls, is dropped.
 

@@ -62,7 +62,8 @@ pub(super) struct CallGrammarWriter<'a> {
     is_too_long: bool,
 }
 
-/// Text split at its first special token, for use at the end of a value.
+/// Text split at its first special token. A Lark terminal cannot contain a special token, so the text before
+/// the token is written separately.
 pub(super) struct SpecialTokenSplit {
     /// Plain text before the first special token, not escaped.
     pub plain: String,
@@ -81,7 +82,8 @@ impl<'a> CallGrammarWriter<'a> {
         }
     }
 
-    /// Converts `text` to Lark; markers in `text` that are special tokens are written as special tokens.
+    /// Converts `text` to Lark syntax; a marker in `text` that is a special token is written as a special
+    /// token.
     pub(super) fn text(&self, text: &str) -> String {
         let SpecialTokenSplit { plain, rest } = self.split(text);
         let plain = if plain.is_empty() { String::new() } else { literal(&plain) };
@@ -134,8 +136,9 @@ impl<'a> CallGrammarWriter<'a> {
             self.rule(name, &up_to(&[plain], excluded));
             return name.to_owned();
         }
-        // A terminal cannot contain a special token, so a special token ends every terminal. `end` is
-        // excluded because the output parsers also recognise the text of the special token in plain text.
+        // A Lark terminal cannot contain a special token, so the terminal ends before the special token.
+        // `end` is excluded from the terminal because the output parsers also recognise the text of the
+        // special token in plain text.
         let excluded: Vec<String> = excluded.iter().cloned().chain([end.to_owned()]).collect();
         self.rule(name, &format!("{} & {ANY} {}", without(&excluded), literal(&plain)));
         format!("{name} {rest}")
@@ -158,14 +161,14 @@ pub(super) struct CallDelimiters {
 /// Text of one call before and after its arguments.
 pub(super) struct CallWrapperText {
     pub head: String,
-    /// Rest of the text before the arguments, in Lark syntax.
+    /// Text between `head` and the arguments, in Lark syntax.
     pub infix: String,
     pub tail: String,
 }
 
 impl CallWrapperText {
-    /// Returns the Lark expression of `open`, followed by the call with the arguments of the rule named
-    /// `arguments`. The prefix `read` of this text is omitted, because it has already been matched.
+    /// Returns the Lark expression of the text `open` and one call whose arguments match the rule named
+    /// `arguments`. The prefix `read` of this text is omitted, because the grammar has already matched it.
     pub(super) fn written(
         &self,
         open: &str,

@@ -21,7 +21,7 @@ enum CallListState {
 pub(super) struct CallListParser {
     names: AllowedFunctionNames,
     state: CallListState,
-    /// Byte offset in the output at which the syntax of the next call begins.
+    /// Byte offset in the output at which the next call begins.
     from: usize,
 }
 

@@ -57,7 +57,7 @@ pub(super) struct CallObjectParser {
     /// JSON text of the current key or function name.
     token_text: String,
     has_name: bool,
-    /// Whether arguments have been read.
+    /// Whether the arguments have been read completely.
     has_arguments: bool,
     /// Arguments that came before the name and are held back.
     buffered_arguments: String,
@@ -152,8 +152,8 @@ impl CallObjectParser {
                     return CallParseStatus::Invalid;
                 }
                 if is_first {
-                    // A non-empty `token_text` marks that the value has begun; further characters of the
-                    // arguments are not added.
+                    // A non-empty `token_text` means that the arguments have begun. Later characters of the
+                    // arguments are not added to `token_text`.
                     self.token_text.push(c);
                 }
                 self.argument(c, emitter, out);
@@ -169,8 +169,8 @@ impl CallObjectParser {
                 self.has_arguments |= self.member == CallMember::Arguments;
                 self.go(CallObjectState::Next)
             }
-            // A number is neither a name nor arguments; the character after the number belongs to the call
-            // object.
+            // Only a number ends before the current character. A number is neither a name nor arguments, so
+            // the current character is parsed as part of the call object.
             JsonScanStatus::EndedBefore if self.member == CallMember::Other => {
                 self.state = CallObjectState::Next;
                 self.push(c, emitter, out)

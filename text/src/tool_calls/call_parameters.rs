@@ -6,9 +6,9 @@ use super::tool_definition::ToolDefinition;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 
-/// Maximum number of combinations of alternatives (`anyOf`, `oneOf`) of one schema.
+/// Maximum number of alternatives of one schema, after all combinations of `anyOf` and `oneOf`.
 const VARIANTS_MAX: usize = 32;
-/// Maximum depth of references and combined schemas.
+/// Maximum nesting depth of `$ref` references and combined schemas.
 const DEPTH_MAX: usize = 16;
 /// Maximum work for the object schemas of one tool: the number of visited schemas and members, each
 /// multiplied by the number of alternatives that it restricts.
@@ -55,7 +55,7 @@ impl SchemaBudget {
         Self(Cell::new(WORK_MAX))
     }
 
-    /// Deducts `work`; returns whether the budget was sufficient.
+    /// Deducts `work` from the budget; returns whether the budget was sufficient.
     pub(super) fn spend(&self, work: usize) -> bool {
         let left = self.0.get().checked_sub(work);
         self.0.set(left.unwrap_or(0));
@@ -75,7 +75,7 @@ pub(super) fn call_variants(
 /// Returns the alternatives of an object nested in the arguments of a tool; `part` is the schema of the
 /// object.
 ///
-/// Errors: the same as for `call_variants`.
+/// Errors: `part` has a keyword that expresses dependencies between parameters, or accepts no object.
 pub(super) fn call_variants_of(
     tool: &ToolDefinition,
     part: &Value,
@@ -104,8 +104,8 @@ pub(super) fn call_variants_of(
     Ok(variants)
 }
 
-/// Alternative of a schema, while schemas are being combined. The alternative borrows from the tool's schema,
-/// so copies are small.
+/// One alternative of a schema while nested schemas are being combined. It borrows from the tool's schema, so
+/// copies are small.
 #[derive(Debug, Clone, Default)]
 struct SchemaAlternative<'a> {
     members: Vec<AlternativeProperty<'a>>,
@@ -206,7 +206,7 @@ impl<'a> ArgumentSchemaCombiner<'a> {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }
 
-    /// Restricts `variants` to the objects that `schema` accepts.
+    /// Restricts `variants`, the alternatives found so far, to the objects that `schema` accepts.
     fn combine(
         &self,
         schema: &'a Value,
@@ -252,7 +252,8 @@ impl<'a> ArgumentSchemaCombiner<'a> {
         Ok(())
     }
 
-    /// Restricts `variants` to the objects that one of `choices` accepts.
+    /// Restricts `variants`, the alternatives found so far, to the objects that one of the schemas `choices`
+    /// accepts.
     fn choose(
         &self,
         keyword: &'static str,
@@ -284,9 +285,9 @@ impl<'a> ArgumentSchemaCombiner<'a> {
     }
 }
 
-/// Whether no object matches both a variant of `left` and a variant of `right`: for each pair of variants, a
-/// required parameter has different constants, or one variant requires a parameter that the other variant
-/// forbids.
+/// Whether no object matches an alternative of `left` and also an alternative of `right`. For each pair of
+/// alternatives, a required parameter must have different constants, or one alternative must require a
+/// parameter that the other alternative forbids.
 fn are_disjoint(left: &[SchemaAlternative<'_>], right: &[SchemaAlternative<'_>]) -> bool {
     left.iter().all(|left| right.iter().all(|right| variants_differ(left, right)))
 }

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 /// open objects and lists are closed. If the result is not a valid object, only the complete members are
 /// returned.
 ///
-/// Chat templates that take arguments as an object can then show the model its own output. Large integers
-/// keep all digits: they are in the form used for template values.
+/// The object can be passed to chat templates that take tool call arguments as an object. Large integers keep
+/// all digits: they are in the form used for template values.
 pub fn closed_arguments(text: &str) -> Map<String, Value> {
     if let Ok(members) = parse_object(text) {
         return members;

@@ -35,7 +35,7 @@ pub(super) static GEMMA4: GemmaCallSyntax =
 enum GemmaParserState {
     #[default]
     Text,
-    /// After the opening marker: the rest of the label must follow.
+    /// After the opening marker: `label`, the rest of the text `call:`, must follow.
     Lead {
         label: &'static str,
     },

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 /// Maximum number of subschemas in the schema of a tool.
 const SCHEMAS_MAX: usize = 1_024;
-/// Maximum number of references and combinations followed from one schema.
+/// Maximum nesting depth of `$ref` references and combined schemas (`allOf`, `anyOf`, `oneOf`).
 const DEPTH_MAX: usize = 16;
 /// List keywords that the grammar cannot express.
 const UNSUPPORTED: &[&str] =
@@ -133,8 +133,8 @@ impl GemmaSchemaConverter<'_, '_> {
         }))
     }
 
-    /// Adds a rule for the numbers, booleans and nulls that `schema` accepts, which are written as in JSON.
-    /// Returns its name, or `None` if `schema` accepts none.
+    /// Adds a rule for the numbers, booleans and nulls that `schema` accepts; they are written as in JSON.
+    /// Returns the name of the rule; `None` if `schema` accepts no such value.
     fn scalar(&mut self, schema: &Value, name: &str) -> Option<String> {
         if *schema == Value::Bool(false) {
             return None;
@@ -178,7 +178,7 @@ impl GemmaSchemaConverter<'_, '_> {
         match combined[..] {
             [] => self.own_compound(schema),
             [keyword] if others == 0 => self.combination(schema, keyword, depth),
-            // For objects, several schemas can be combined; for lists, they cannot.
+            // Several schemas for one object can be combined; several schemas for one list cannot.
             [keyword, ..] if allows(schema, "array") => Err(self.unsupported(keyword)),
             _ => self.object(schema).map(|object| vec![object]),
         }
@@ -217,7 +217,8 @@ impl GemmaSchemaConverter<'_, '_> {
         Ok(written)
     }
 
-    /// Returns the Lark alternatives for the lists and objects of a schema without combination keywords.
+    /// Returns the Lark alternatives for the lists and objects that `schema` itself describes, without its
+    /// combination keywords (`allOf`, `anyOf`, `oneOf`).
     fn own_compound(&mut self, schema: &Value) -> Result<Vec<String>, CallGrammarError> {
         let mut alternatives = Vec::new();
         if allows(schema, "array") {

@@ -25,7 +25,7 @@ pub(super) enum GemmaScanStatus {
 
 #[derive(Debug, Clone)]
 enum GemmaObjectState {
-    /// In a key, or before it.
+    /// Inside a key or before it.
     Key {
         text: String,
         /// Whether the position is between two delimiters.
@@ -33,7 +33,7 @@ enum GemmaObjectState {
     },
     /// A value must follow. With `may_close` the list may also end here.
     Value { may_close: bool },
-    /// In a value without delimiters.
+    /// Inside a value without delimiters, such as a number.
     Word(String),
     /// In a string.
     Text,
@@ -60,7 +60,7 @@ pub(super) struct GemmaObjectParser {
 }
 
 impl GemmaObjectParser {
-    /// Creates a translator for an object, starting after its `{`; `delimiter` encloses strings.
+    /// Creates a parser for an object, starting after its `{`; the string `delimiter` encloses strings.
     pub(super) fn new(delimiter: &'static str, out: &mut dyn FnMut(&str)) -> Self {
         let (scanner, open) = (MarkerScanner::default(), Vec::new());
         let state = GemmaObjectState::Next;

@@ -18,20 +18,20 @@ const OBJECT_START: &str = "\\{\\s*\"(?:name|type|function|parameters|arguments|
 /// Positions at which calls can begin in a syntax.
 struct CallOpenings {
     openings: Vec<CallOpening>,
-    /// Regular expressions of the beginning of calls that need no marker; free text must not begin with a
-    /// match.
+    /// Regular expressions of the beginnings of calls that need no marker. Free text must not begin with a
+    /// match of one of them.
     bare_starts: Vec<String>,
     /// Texts, in addition to the markers, that free text must not contain.
     excluded: Vec<&'static str>,
 }
 
-/// Marker that is followed by calls. An empty marker means the start of the output.
+/// Marker after which calls follow. An empty marker means that calls can begin at the start of the output.
 struct CallOpening {
     marker: &'static str,
     delimiters: CallDelimiters,
     /// Whether several calls may follow one marker.
     is_list: bool,
-    /// Whether each call is written without a wrapper.
+    /// Whether each call is written without the tags that normally enclose it (`TagSyntax::wrapper`).
     is_bare: bool,
 }
 
@@ -200,7 +200,7 @@ impl FreeCallGrammarBuilder<'_> {
         vec![single(delimited.map_or(hermes::OPEN, |delimited| delimited.open), false)]
     }
 
-    /// Returns the opening of a list of calls in the form that the model generates.
+    /// Returns the opening for `marker`, followed by a list of calls with the delimiters of the syntax.
     fn list(&self, marker: &'static str) -> CallOpening {
         let delimiters = delimiters(self.syntax, &self.writer);
         CallOpening { marker, delimiters, is_list: true, is_bare: false }
@@ -225,7 +225,7 @@ impl FreeCallGrammarBuilder<'_> {
     }
 }
 
-/// Returns the opening of a single call.
+/// Returns the opening for `marker`, followed by a single call.
 fn single(marker: &'static str, is_bare: bool) -> CallOpening {
     let delimiters =
         CallDelimiters { open: String::new(), between: String::new(), close: String::new() };

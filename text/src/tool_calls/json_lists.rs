@@ -12,8 +12,8 @@ use super::json_scanner::is_space;
 use super::marked_text::ContentMarkerScanner;
 use crate::output_pieces::OutputPieceWriter;
 
-/// Markers around the array of one model family. If `allows_bare`, an array at the beginning of an output
-/// needs no marker, but its function names must be known.
+/// Markers around the array of calls of one model family. If `allows_bare`, an array at the beginning of an
+/// output needs no marker, but all its function names must be tools of the request.
 #[derive(Debug)]
 pub(super) struct JsonListSyntax {
     pub openers: &'static [&'static str],
@@ -49,7 +49,8 @@ enum JsonListParserState {
     /// The output is only whitespace so far.
     Start,
     Text,
-    /// After an opening marker: the rest of its label may follow, then the array.
+    /// After an opening marker: the rest of the label (an optional word such as `json`) may follow, then the
+    /// array.
     Lead {
         label: &'static str,
     },
@@ -67,7 +68,7 @@ pub(super) struct JsonListToolParser {
 }
 
 impl JsonListToolParser {
-    /// Creates a parser; `names` are the known functions.
+    /// Creates a parser; `names` are the names of the request's tools.
     pub(super) fn new(syntax: &'static JsonListSyntax, names: AllowedFunctionNames) -> Self {
         let closers = syntax.closers.iter().filter(|closer| !syntax.openers.contains(closer));
         Self {
@@ -151,14 +152,15 @@ impl JsonListToolParser {
         }
     }
 
-    /// Begins the array after an opening marker.
+    /// Begins to parse the array of calls after an opening marker.
     fn list(
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
-        // Code fences and arrays are common in ordinary content, so a call in one requires a known function.
+        // Arrays in code fences are common in ordinary content, so they are parsed as calls only if they name
+        // tools of the request.
         let names = self.names.clone().filter(|_| self.syntax.label == "json");
         let mut list = CallListParser::new(names, self.text.unparsed.from);
         let step = list.push(c, emitter, out);

@@ -223,7 +223,8 @@ impl JsonScanner {
         self.ended()
     }
 
-    /// Updates the state at the end of the whole value, or of a value inside a container.
+    /// Updates the state after the end of a value: either the whole value or a value inside an object or
+    /// array.
     fn ended(&mut self) -> JsonScanStatus {
         if self.open.is_empty() {
             return JsonScanStatus::Done;

@@ -20,11 +20,11 @@ const HEAD_MAX: usize = 512;
 /// Format of the text between the opening marker of a call and the separator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallHeaderFormat {
-    /// It is the name.
+    /// The text is the function name.
     Name,
-    /// The call type; the function name is between the separator and a code fence.
+    /// The text is the call type; the function name is between the separator and a code fence.
     Type,
-    /// It is `functions.NAME:INDEX`.
+    /// The text is `functions.NAME:INDEX`.
     Index,
 }
 
@@ -84,8 +84,8 @@ pub(super) struct DeepSeekKimiToolParser {
     syntax: &'static DeepSeekKimiSyntax,
     text: ContentMarkerScanner,
     state: DeepSeekKimiParserState,
-    /// Number of closing markers of the last call that have been read or skipped: those of its code fence, of
-    /// the call and of the section, in this order.
+    /// Number of closing markers after the last call that have been read or skipped. They occur in this
+    /// order: the end of the code fence, of the call and of the section.
     closed: usize,
 }
 
@@ -167,8 +167,8 @@ impl DeepSeekKimiToolParser {
         }
     }
 
-    /// Processes the closing marker `marker`. It is dropped if it follows a call, otherwise it is content.
-    /// `order` is its index among the closing markers of a call.
+    /// Processes the closing marker `marker`: drops it if it follows a call, otherwise emits it as content.
+    /// `order` is the index of the marker among the closing markers of a call.
     fn close(
         &mut self,
         order: usize,

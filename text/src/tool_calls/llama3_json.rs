@@ -1,6 +1,6 @@
 //! Llama 3.1 and later: the whole output is one JSON object, or several JSON objects separated by semicolons,
 //! optionally after `<|python_tag|>`. The syntax has no opening marker, so an object is parsed as a call only
-//! if its function is known.
+//! if it names a tool of the request.
 //!
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 

@@ -12,15 +12,15 @@ use crate::output_pieces::OutputPieceWriter;
 pub(super) struct ContentMarkerScanner {
     /// Scanner of the markers, including the markers inside a call.
     pub scanner: MarkerScanner,
-    /// Text held back of a call that has not begun to be emitted.
+    /// Held-back text of a call of which no part has been emitted yet.
     pub unparsed: UnparsedCallText,
     /// Whether a call is complete, but its closing marker has not been read.
     pub closing: bool,
 }
 
 impl ContentMarkerScanner {
-    /// Processes a character outside of calls: emits content, or returns the index of the marker that the character
-    /// completes.
+    /// Processes a character outside of calls: emits content, or returns the index of the marker that the
+    /// character completes.
     pub(super) fn push(
         &mut self,
         c: char,
@@ -56,9 +56,8 @@ impl ContentMarkerScanner {
         }
     }
 
-    /// Holds back or drops the text of a call after the next character of the call; `step` is the parse
-    /// status after this character. If the character is not part of a call, rejects the call and returns
-    /// false.
+    /// Updates the held-back text of a call after its next character `c`; `step` is the parse status after
+    /// `c`. If `c` is not part of a call, rejects the call and returns false.
     pub(super) fn apply_step(
         &mut self,
         c: char,

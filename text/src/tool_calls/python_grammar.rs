@@ -37,8 +37,8 @@ pub(super) fn any_arguments(writer: &mut CallGrammarWriter<'_>) -> String {
     "(ANY_KEY any_value (\", \" ANY_KEY any_value)*)?".to_owned()
 }
 
-/// Adds the rules for the arguments of one variant and returns the name of the first rule. Each argument has
-/// two rules, because a comma precedes every argument except the first one.
+/// Adds the rules for the arguments of one alternative of the schema and returns the name of the first rule.
+/// Each argument has two rules, because a comma precedes every argument except the first one.
 fn arguments(
     variant: &str,
     CallParameters { parameters, .. }: &CallParameters,

@@ -29,7 +29,7 @@ enum PythonEscape {
 }
 
 impl PythonStringParser {
-    /// Creates a translator that starts after the opening quote `quote`.
+    /// Creates a parser that starts after the opening quote `quote`.
     pub(super) fn new(quote: char) -> Self {
         Self { quote, escape: PythonEscape::None, high: None }
     }

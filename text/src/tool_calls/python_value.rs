@@ -150,7 +150,8 @@ impl PythonValueParser {
         self.go(PythonValueState::Text { text: PythonStringParser::new(quote), is_key })
     }
 
-    /// Emits the comma before a member of the innermost container, unless it is the first one.
+    /// Emits the comma before a member of the innermost list or dictionary, unless the member is the first
+    /// one.
     fn separate(&mut self, out: &mut dyn FnMut(&str)) {
         if let Some(has_members) = self.has_members.last_mut()
             && std::mem::replace(has_members, true)

@@ -20,7 +20,7 @@ pub(super) const OPEN: &str = "<|python_start|>";
 pub(super) const CLOSE: &str = "<|python_end|>";
 /// Fence that opens calls written one per line.
 pub(super) const TOOL_CODE: &str = "```tool_code";
-/// Character of the closing fence, and its repeat count.
+/// Character that the closing code fence consists of, and the number of these characters.
 const FENCE: char = '`';
 const FENCE_CHARS: u8 = 3;
 /// Function that model-written code may apply to the result of a call.
@@ -70,8 +70,8 @@ pub(super) struct PythonicToolParser {
 }
 
 impl PythonicToolParser {
-    /// Creates a parser of calls in a list, or, with `in_fence`, of calls written one per line in a fence.
-    /// `names` are the known functions.
+    /// Creates a parser of calls in a list, or, with `in_fence`, of calls written one per line in a code
+    /// fence. `names` are the names of the request's tools.
     pub(super) fn new(names: AllowedFunctionNames, in_fence: bool) -> Self {
         Self {
             names,

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 /// Keywords whose values are data, not schemas: a member `$ref` in them is not a reference.
 const DATA_KEYWORDS: &[&str] = &["enum", "const", "default", "examples", "example"];
 
-/// Returns the part of the schema `root` that the `$ref` of `schema` points to; `None` if there is no `$ref`, or if it
-/// does not point into `root`.
+/// Returns the part of the schema `root` that the `$ref` of `schema` points to; `None` if there is no `$ref`,
+/// or if it does not point into `root`.
 pub(super) fn target<'a>(root: &'a Value, schema: &Value) -> Option<&'a Value> {
     let fragment = schema.get("$ref")?.as_str()?.strip_prefix('#')?;
     root.pointer(&percent_decoded(fragment)?)

@@ -113,8 +113,8 @@ impl JsonTypeSet {
         names
     }
 
-    /// Converts `text` to JSON: a value of one of these types is returned as that value, any other text as a
-    /// JSON string.
+    /// Converts `text` to JSON. If `text` is a value of a type in the set, returns this value; otherwise
+    /// returns `text` as a JSON string.
     pub(super) fn json_text(self, text: &str) -> String {
         let trimmed = text.trim();
         let is = |name: &str| trimmed.eq_ignore_ascii_case(name);

@@ -175,7 +175,7 @@ impl ToolCallSyntax {
     /// Builds a grammar of free text and calls: the model may choose whether to call tools, and the arguments
     /// of strict tools must match their schemas. Without `multiple`, the grammar allows at most one call.
     ///
-    /// Errors: those of `grammar`, for strict tools.
+    /// Errors: this syntax cannot represent the arguments of a strict tool as its schema requires.
     pub fn free_grammar<'a>(
         self,
         tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -241,7 +241,7 @@ impl ToolCallSyntax {
     }
 }
 
-/// Returns the Lark form of a marker that is a special token; `None` if it is plain text.
+/// Returns the Lark form of `marker` if it is a special token of the tokenizer; `None` if it is plain text.
 fn special_token(marker: &str, tokenizer: &Tokenizer) -> Option<String> {
     let id = tokenizer.token_id(marker).filter(|&id| tokenizer.is_special(id));
     id.map(|id| format!("<[{id}]>"))

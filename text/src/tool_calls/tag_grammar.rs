@@ -91,7 +91,8 @@ pub(super) fn any_parameters(syntax: &TagSyntax, writer: &mut CallGrammarWriter<
     format!("({open} ANY_KEY {rest} {openings} {value} {line_break})*")
 }
 
-/// Whether the output parser reads the parameter key `key` back unchanged.
+/// Whether the output parser returns the parameter key `key` unchanged when it parses a call with this
+/// parameter.
 fn is_writable(syntax: &TagSyntax, key: &str) -> bool {
     let fits = !key.is_empty() && key.len() <= NAME_MAX && key.trim() == key;
     fits && !key.contains(['<', '\n']) && !key.contains(syntax.key_end)
@@ -188,7 +189,8 @@ impl TaggedParameter<'_> {
         let terminal = self.rule.to_uppercase();
         let body = alternatives.join(" | ");
         if plain.is_empty() {
-            // A terminal must not be empty.
+            // The terminal is restricted to non-empty text, because a Lark terminal must not match the empty
+            // string.
             writer.rule(&terminal, &format!("({body}) & /(?s:.+)/"));
             let optional = if accepts_constant(root, schema, &json!("")) { "?" } else { "" };
             return Ok(Some(format!("{terminal}{optional} {rest}")));

@@ -33,7 +33,7 @@ pub(super) struct ValueOpening {
 /// Tags of one model family.
 #[derive(Debug)]
 pub(super) struct TagSyntax {
-    /// Tags around all calls, which models may omit.
+    /// Tags around all calls together; models may omit these tags.
     pub wrapper: Option<TagPair>,
     /// Text before the function name, and tag after the parameters.
     pub call: TagPair,
@@ -50,7 +50,7 @@ pub(super) struct TagSyntax {
     /// Whether the line breaks after the opening tag and before the closing tag of a value are syntax, not
     /// part of the value.
     pub wraps_values: bool,
-    /// Whether each call has its own wrapper.
+    /// Whether the tags in `wrapper` enclose each call separately, not all calls together.
     pub wraps_each_call: bool,
     /// Text that the model generates between the tags of a call.
     pub line_break: &'static str,

@@ -1,4 +1,5 @@
-//! Parser of tool calls that are tags around plain-text values (`tag_syntax`), for the tags of any family.
+//! Parser of tool calls that are written as tags around plain-text values, for the tags of all model families
+//! in `tag_syntax`.
 
 use super::CallEnforcement;
 use super::call_emitter::ToolCallEmitter;
@@ -39,7 +40,7 @@ pub(super) struct TaggedToolParser {
     schemas: ArgumentTypeCache,
     /// For each tool, whether a grammar guarantees that the JSON values in its calls are valid.
     is_enforced: Vec<bool>,
-    /// Texts that are searched for outside of calls.
+    /// Markers that are searched for in the text outside of calls.
     text_markers: Vec<&'static str>,
     /// Texts that may open a value.
     value_markers: Vec<&'static str>,
@@ -129,7 +130,7 @@ impl TaggedToolParser {
         self.text.open(marker, emitter, out);
     }
 
-    /// Parses a character inside a call; returns false if it is invalid there.
+    /// Parses a character inside a call; returns false if the character is invalid there.
     fn syntax(
         &mut self,
         c: char,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Maximum number of schemas visited to build one terminal; needed because `$ref` references may be cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 256;
-/// Keywords whose terminals may be long.
+/// Keywords for which the generated terminals may be long.
 const LONG_KEYWORDS: &[&str] = &["oneOf", "anyOf", "allOf", "enum", "const", "pattern"];
 /// Terminal of all strings.
 const ANY: &str = "/(?s:.*)/";
@@ -71,8 +71,8 @@ impl<'a> SchemaTerminalBuilder<'a> {
         Ok(Some(intersection(&conjuncts)))
     }
 
-    /// Returns the terminal of the strings that at least one of `choices` accepts, or, with `oneOf`, exactly
-    /// one.
+    /// Returns the terminal of the strings that at least one of the schemas `choices` accepts, or, with
+    /// `oneOf`, that exactly one of them accepts.
     fn choice(
         &mut self,
         keyword: &'static str,
@@ -84,7 +84,8 @@ impl<'a> SchemaTerminalBuilder<'a> {
         if languages.is_empty() {
             return Ok(None);
         }
-        // The terminal for `oneOf` contains a copy of all languages per language.
+        // The terminal for `oneOf` contains, for each alternative, a copy of the terminals of all
+        // alternatives.
         let copies = if keyword == "anyOf" { 1 } else { languages.len() };
         if bytes(&languages) * copies > TEXT_BYTES_MAX {
             return Err(keyword);
@@ -107,7 +108,7 @@ pub(super) fn intersection(conjuncts: &[String]) -> String {
     parts.join(" & ")
 }
 
-/// Returns the terminal of the strings that match exactly one of `languages`.
+/// Returns the terminal of the strings that match exactly one of the terminals `languages`.
 fn exactly_one(languages: &[String]) -> String {
     let one = |(at, language): (usize, &String)| {
         let others = languages.iter().enumerate().filter(|(other, _)| *other != at);

@@ -33,8 +33,9 @@ impl UnparsedCallText {
         self.text.push_str(marker);
     }
 
-    /// Holds back or drops the text after the next character; `step` is the parse status after this
-    /// character. Returns false if the character is not part of a call.
+    /// Updates the held-back text after the character `c` of a call; `step` is the parse status after `c`.
+    /// Until the call begins to be emitted, `c` is appended to the text; then the text is dropped. Returns
+    /// false if `c` is not part of a call.
     pub(super) fn apply_step(
         &mut self,
         c: char,
@@ -78,8 +79,8 @@ impl UnparsedCallText {
         self.text.drain(..).for_each(|c| emitter.content(c, out));
     }
 
-    /// Rejects the call, whose text ends before byte `to` of the output. A call that has begun is reported as
-    /// malformed; otherwise the text of the call becomes content.
+    /// Rejects the call, whose text ends before byte `to` of the output. A call of which a part was emitted
+    /// is reported as malformed; otherwise the text of the call becomes content.
     pub(super) fn reject_call(
         &mut self,
         to: usize,

@@ -17,7 +17,7 @@ pub(super) struct ArgumentValueParser {
     /// Whether a line break directly after the opening tag and a line break directly before the closing tag
     /// are syntax and not part of the value.
     is_wrapped: bool,
-    /// Whether the first character has been read.
+    /// Whether the first character of the value has been read.
     skipped: bool,
     /// Whether a line break is held back, because it may be the one before the closing tag.
     line_break: bool,
@@ -64,7 +64,7 @@ impl ArgumentValueParser {
         self.text.len() <= BUFFER_MAX
     }
 
-    /// Ends the value: emits the rest of the value.
+    /// Ends the value: emits the part of the value that is still held back.
     pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
         if self.types != JsonTypeSet::text() {
             return out(&self.types.json_text(&self.text));

@@ -156,7 +156,7 @@ fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
 }
 
 /// Returns the draft KV that the executor has written for a request, except for its first token, and the
-/// block-boundary states of its blocks.
+/// block-boundary states (hidden state of each block's last token) of its blocks.
 fn written_kv(
     executor: &Executor,
     request: &TeacherForcedRequest,
@@ -277,8 +277,8 @@ fn view(ops: &Ops, start: usize, len: usize) -> DeviceBatchMetadata {
     DeviceBatchMetadata::new(ops, &inputs).unwrap()
 }
 
-/// Computes reference draft tokens after the token at index `at` in separate KV pools: one pass over the
-/// whole sequence, then one pass per draft token.
+/// Computes reference draft tokens after the token at index `at`, in separate KV pools: runs one pass over
+/// the whole sequence, then one pass per draft token.
 fn reference_drafts(
     executor: &Executor,
     kind: ProposerKind,
@@ -363,7 +363,7 @@ fn check_drafts_match_reference(kind: ProposerKind) {
     }
 }
 
-/// A row is rejected if the hidden state before it is not stored.
+/// A row is rejected if the hidden state of the token before it is not stored.
 #[test]
 fn row_without_preceding_state_is_rejected() {
     let mut executor = executor(ProposerKind::Mtp);

@@ -9,8 +9,9 @@ use super::gpu_runtime::GpuRuntime;
 use super::memory;
 use crate::{Buffer, DeviceStream};
 
-/// Number of timed launches. The mean of the faster half is used: other work on the device can only make a
-/// launch slower, and a single launch is too short for the resolution of event timestamps.
+/// Number of timed launches. The result is the mean of the faster half of the launches: other work on the
+/// device can only make a launch slower, and a single launch is too short for the resolution of event
+/// timestamps.
 const TRIALS: usize = 8;
 
 /// At most `1 / MAX_SWEEP_FRACTION` of the device memory is overwritten to evict the caches.

@@ -2,13 +2,14 @@
 //! where M is the number of rows, K the number of input features and N the number of output features.
 //!
 //! BLASLt libraries are column-major: they compute `yᵀ = W xᵀ` with `W` transposed, and the bias has one
-//! element per row of `yᵀ`. The heuristic is queried once per problem and bucket of `M`, so that captured
-//! launches and later launches use the same algorithm. For small `M`, the first results of the heuristic are
-//! autotuned, because their ranking may be wrong by a factor of up to 10. A problem for which the library has
-//! no algorithm is also cached.
+//! element per row of `yᵀ`. The heuristic is queried once per problem, with `M` rounded up to the end of its
+//! bucket (range of `M`), so that captured launches and later launches use the same algorithm. For small `M`,
+//! the first algorithms that the heuristic returns are autotuned, because the algorithm that it ranks first
+//! may be up to 10 times slower than the fastest. A problem for which the library has no algorithm is also
+//! cached.
 //!
-//! For f32 inputs, split-K is disabled in cuBLASLt by a preference attribute, because with split-K the last bits
-//! of a row depend on the number of rows. hipBLASLt has no such attribute.
+//! For f32 inputs, split-K is disabled in cuBLASLt by a preference attribute, because with split-K the last
+//! bits of a row depend on the number of rows. hipBLASLt has no such attribute.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -63,7 +64,7 @@ unsafe impl Send for BlasLtLibrary {}
 // SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
 unsafe impl Sync for BlasLtLibrary {}
 
-/// Sizes, strides and element types of a GEMM; the key of the plan cache.
+/// Sizes, strides and element types of a GEMM. This type is the key of the plan cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
     /// Number of rows of x and y. In the key of a cached plan: the largest number of rows for which the plan
@@ -116,8 +117,8 @@ pub struct GemmOperands {
     pub scales: [*const u8; 2],
 }
 
-/// Cached plan of the GEMM problems in a bucket; the problems of a bucket differ only in their number of rows
-/// (`m`).
+/// Cached plan of the GEMM problems in a bucket, a range of the number of rows `m`. The problems in a bucket
+/// differ only in `m`.
 struct GemmPlan {
     operation: MatmulDescriptor,
     /// Opaque algorithm descriptor of hipBLASLt or cuBLASLt.
@@ -232,8 +233,8 @@ impl BlasLtLibrary {
             let Some(plan) = plan else { continue };
             // SAFETY: the caller guarantees the addresses of the operands.
             match unsafe { self.launch(plan, &layouts, &stream_state, problem, operands) } {
-                // The algorithm of the bucket may not support this `m`; in that case, a plan for the exact
-                // problem is used.
+                // The algorithm that is cached for the bucket may not support this `m`; in that case, an
+                // algorithm for exactly this `m` is used.
                 Err(GpuError::Blas { .. }) if key != *problem => {}
                 result => return result,
             }
@@ -241,8 +242,8 @@ impl BlasLtLibrary {
         Err(GpuError::Blas { call: HEURISTIC, status: 0, what: problem.text() })
     }
 
-    /// Times the candidates of a plan, and selects the fastest candidate if its speed-up is large enough,
-    /// otherwise the first.
+    /// Times the algorithms in `plan.candidates`. Selects the fastest algorithm if it is sufficiently faster
+    /// than the first algorithm; otherwise selects the first algorithm.
     ///
     /// # Safety
     /// The addresses are valid for the sizes, strides and types of the problem until the launches have
@@ -404,7 +405,8 @@ impl BlasLtLibrary {
         Ok(descriptor)
     }
 
-    /// Sets the granularity of the fp8 scales of an operation. `placeholder` is any valid device address.
+    /// Sets the granularity of the fp8 scales of the matmul descriptor `operation`. `placeholder` is any
+    /// valid device address.
     fn set_scale_modes(
         &self,
         operation: DriverPtr,
@@ -431,7 +433,7 @@ impl BlasLtLibrary {
         call: &'static str,
     ) -> Result<(), GpuError> {
         let value = std::ptr::from_ref(value).cast::<c_void>();
-        // SAFETY: the operation is live; the library copies the value.
+        // SAFETY: the matmul descriptor `operation` is live; the library copies the value.
         let status =
             unsafe { (self.table.operation_set)(operation, attribute, value, size_of::<T>()) };
         check(status, call, None)
@@ -464,7 +466,8 @@ struct MatmulDescriptor {
 
 impl Drop for MatmulDescriptor {
     fn drop(&mut self) {
-        // SAFETY: created by the library and destroyed once; captured graphs do not reference it.
+        // SAFETY: the descriptor was created by the library and is destroyed once; captured graphs do not
+        // reference it.
         unsafe { (self.destroy)(self.raw) };
     }
 }
@@ -495,7 +498,7 @@ impl<'a> MatrixLayouts<'a> {
 impl Drop for MatrixLayouts<'_> {
     fn drop(&mut self) {
         for layout in self.raw.into_iter().filter(|l| !l.is_null()) {
-            // SAFETY: created by this library and destroyed once.
+            // SAFETY: the layout was created by this library and is destroyed once.
             unsafe { (self.library.table.layout_destroy)(layout) };
         }
     }
@@ -537,7 +540,7 @@ impl<'a> MatmulPreference<'a> {
 impl Drop for MatmulPreference<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: created by this library and destroyed once.
+            // SAFETY: the preference was created by this library and is destroyed once.
             unsafe { (self.library.table.preference_destroy)(self.raw) };
         }
     }
@@ -568,7 +571,8 @@ fn nearest(
     found.min_by_key(|&(m, _)| (m.abs_diff(problem.m), m)).map(|(_, algorithm)| algorithm)
 }
 
-/// Rounds the number of rows `m` up to the largest `m` of its bucket. All `m` in a bucket use the same plan.
+/// Rounds the number of rows `m` up to the largest `m` of its bucket (range of `m`). All `m` in a bucket use
+/// the same cached plan.
 fn bucket(m: usize) -> usize {
     let step = match m {
         0..=256 => 16,

@@ -76,7 +76,7 @@ impl GpuDevice {
         if runtime.is_dry_run() {
             return Ok(());
         }
-        // The event can be reused immediately: a wait refers to the record at the time when the wait was
+        // The event can be reused immediately: the stream waits for the last record before the wait was
         // submitted, even if the event is recorded again later.
         GpuFence::record_for_stream(runtime, other)?.block_stream(s)?;
         runtime.set_stream_wait(s);

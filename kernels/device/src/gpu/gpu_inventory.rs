@@ -1,5 +1,5 @@
-//! Survey of the GPUs of a machine: which libraries are found, which devices the driver lists, and which
-//! devices can access each other's memory. The survey never fails; errors are part of the result.
+//! Inventory of the GPUs of a machine: which libraries are found, which devices the driver lists, and which
+//! devices can access each other's memory. Creating the inventory never fails; errors are part of the result.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -86,7 +86,8 @@ pub struct GpuInventory {
 }
 
 impl GpuInventory {
-    /// Surveys the GPUs that the libraries of `config` list. The device index of `config` is ignored.
+    /// Lists the GPUs and libraries of a machine; `config` selects the libraries. The device index of
+    /// `config` is ignored.
     #[must_use]
     pub fn new(config: &GpuConfig) -> Self {
         let searches = config.searches();

@@ -17,7 +17,7 @@ use crate::{DeviceError, DeviceStream};
 /// that overlap launches on stream 0.
 pub(super) const STREAMS: usize = 3;
 
-/// State of an opened GPU that is shared by its launches, copies and fences.
+/// State of an opened GPU, shared by all launches, copies and fences of this GPU.
 pub struct GpuRuntime {
     /// Function table of the HIP runtime or the CUDA driver.
     pub driver: DriverApi,
@@ -208,8 +208,8 @@ impl GpuRuntime {
         self.stream_waits[s.0].store(true, Ordering::Relaxed);
     }
 
-    /// Returns and clears the flag that `set_stream_wait` sets, which states that the next launch on `s` must
-    /// also wait for another stream. `s` must be a stream of this device.
+    /// Returns and clears the flag that `set_stream_wait` sets: whether the next launch on `s` must also wait
+    /// for another stream. `s` must be a stream of this device.
     pub fn take_stream_wait(&self, s: &DeviceStream) -> bool {
         self.stream_waits[s.0].swap(false, Ordering::Relaxed)
     }
@@ -288,7 +288,8 @@ impl GpuRuntime {
     pub fn free_dropped(&self) {
         let dropped = std::mem::take(&mut *self.dropped());
         for (kind, memory) in dropped {
-            // SAFETY: guaranteed by the caller of `free` that queued the memory.
+            // SAFETY: the caller of `free` that queued the memory guaranteed the kind of the memory and that
+            // the memory is not used again.
             unsafe { self.free(kind, memory) };
         }
     }

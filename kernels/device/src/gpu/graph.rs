@@ -54,8 +54,8 @@ impl ReplayableGraph for GpuGraph {
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError> {
         self.runtime.enter()?;
         let stream = self.runtime.stream(s)?;
-        // SAFETY: the executable belongs to this device; all memory it accesses is still allocated, as
-        // `DeviceDriver::replay` requires.
+        // SAFETY: the instantiated graph belongs to this device; all memory it accesses is still allocated,
+        // as `DeviceDriver::replay` requires.
         let code = unsafe { (self.runtime.driver.graph_launch)(self.executable, stream) };
         Ok(self.runtime.check(code, "launch graph")?)
     }
@@ -64,8 +64,8 @@ impl ReplayableGraph for GpuGraph {
 impl Drop for GpuGraph {
     fn drop(&mut self) {
         if self.runtime.enter().is_ok() {
-            // SAFETY: instantiated by `end` and destroyed once; the driver defers destruction until replays
-            // in flight have completed.
+            // SAFETY: the graph was instantiated by `end` and is destroyed once; the driver defers
+            // destruction until replays in flight have completed.
             unsafe { (self.runtime.driver.graph_executable_destroy)(self.executable) };
         }
     }

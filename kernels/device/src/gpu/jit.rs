@@ -271,7 +271,7 @@ impl<'a> RtcProgram<'a> {
 
 impl Drop for RtcProgram<'_> {
     fn drop(&mut self) {
-        // SAFETY: created by this compiler and destroyed once.
+        // SAFETY: the program was created by this compiler and is destroyed once.
         unsafe { (self.rtc.destroy)(&raw mut self.raw) };
     }
 }

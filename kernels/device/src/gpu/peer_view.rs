@@ -13,7 +13,7 @@ pub struct PeerMemoryViewParts {
     /// Index of the rank that uses this device.
     pub rank: usize,
     /// Address of the peer memory of every rank. The peer memory of a rank has two areas of
-    /// [`PeerMemoryView::area_bytes`] bytes for each rank.
+    /// [`PeerMemoryView::area_bytes`] bytes for each rank of the group.
     pub memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     pub limit_bytes: usize,
@@ -47,7 +47,7 @@ impl PeerMemoryView {
     }
 
     /// Returns the size of an area of peer memory in bytes. The size is twice `limit_bytes`, because one half
-    /// of each word is data and the other half is the number of the launch that wrote the word.
+    /// of each 8-byte word is data and the other half is the number of the launch that wrote the word.
     #[must_use]
     pub fn area_bytes(limit_bytes: usize) -> usize {
         2 * limit_bytes

@@ -42,7 +42,7 @@ pub struct TmaMatrix {
 
 impl GpuDevice {
     /// Encodes the TMA descriptor of the contiguous matrix `[rows, columns]` at the address `matrix`. The
-    /// elements have the device's 16-bit type, and the boxes have [`BOX_ROWS`] rows. Returns an empty
+    /// elements have the device's 16-bit type, and the TMA boxes have [`BOX_ROWS`] rows. Returns an empty
     /// descriptor if the driver does not support TMA.
     pub fn tensor_map(
         &self,

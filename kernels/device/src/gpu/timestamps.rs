@@ -98,7 +98,8 @@ impl Drop for GpuTimestampEvents {
             return;
         }
         for event in std::mem::take(&mut self.events) {
-            // SAFETY: created by `new`; captured graphs that contain the event are not replayed any more.
+            // SAFETY: the event was created by `new` and is destroyed once; captured graphs that contain the
+            // event are not replayed any more.
             unsafe { (self.runtime.driver.event_destroy)(event) };
         }
     }

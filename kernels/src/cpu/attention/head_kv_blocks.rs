@@ -2,15 +2,16 @@
 //!
 //! If the block size is a multiple of 16, a group is inside one KV block and is read in place. Other block
 //! sizes are for tests and unusual configurations: the group is first copied to contiguous memory. Groups of
-//! an fp8 pool are always copied and dequantised. A step of the product reads one column per position or
-//! channel: one f32, one f16, or a pair of bf16.
+//! an fp8 pool are always copied and dequantised. One step of the tile product reads one column for each
+//! position (keys) or channel (values); a column is one f32, one f16, or a pair of bf16.
 
 use device::{DType, Fp8E4m3, bf16, f16};
 
 use super::super::matmul_tile::{HALF, column_bytes};
 use crate::KvLayout;
 
-/// Keys and values of one row for one KV head: its block table, and where the blocks are in the KV pool.
+/// Keys and values of one row of the batch for one KV head: the block table of the row, and the location of
+/// the blocks in the KV pool.
 pub(super) struct HeadKvBlocks<'a> {
     pub(super) pool: *const u8,
     /// Layout of the KV pool, with `dtype` replaced by the activation type, to which fp8 keys and values are
@@ -39,8 +40,8 @@ impl HeadKvBlocks<'_> {
         !self.fp8 && self.layout.block_tokens.is_multiple_of(HALF)
     }
 
-    /// Returns the id of the KV block that contains a position of the row, and the offset of the position in
-    /// the block.
+    /// Returns the id of the KV block that contains position `position` of the row, and the offset of that
+    /// position in the block.
     fn locate(&self, position: usize) -> (usize, usize) {
         let block = self.table[position / self.layout.block_tokens];
         (block as usize, position % self.layout.block_tokens)

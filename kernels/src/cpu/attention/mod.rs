@@ -7,9 +7,9 @@
 //! they are multiplied by the values, and summed after the rounding.
 //!
 //! A query tile has up to 12 (token, query head) pairs of one KV head (GQA), which share every loaded key.
-//! Threads take tiles from an atomic counter. The last rows of a step, and the last queries of a row, are
-//! processed first, because they have the longest contexts. Starting with the longest tiles lets all threads
-//! finish at about the same time.
+//! Threads draw tiles from an atomic counter. Tiles are processed in reverse order: the last rows of a step
+//! first, and within a row the last queries first, because they attend to the most keys. Starting with the
+//! longest tiles lets all threads finish at about the same time.
 
 mod head_kv_blocks;
 mod query_tile;
@@ -49,8 +49,8 @@ struct CpuAttentionArgs<'a, T> {
     isa: device::CpuIsa,
     /// Number of query heads per KV head.
     group: usize,
-    /// Prefix sums over rows of the number of query tiles per KV head: entry `r` counts the tiles of the rows
-    /// before row `r`, the last entry those of all rows.
+    /// Prefix sums of the number of query tiles per KV head: entry `r` is the number of tiles of the rows
+    /// before row `r`; the last entry is the number of tiles of all rows.
     tiles_before: Vec<usize>,
 }
 
@@ -113,8 +113,8 @@ impl<T> CpuAttentionArgs<'_, T> {
         self.tiles_before.last().copied().unwrap_or(0)
     }
 
-    /// Returns query tile `index` of the launch. All tiles of a KV head are consecutive, so that threads
-    /// share the keys in cache; the last queries of a row come first.
+    /// Returns query tile `index` of the launch. The tiles of a KV head are consecutive, so that threads
+    /// share its keys in the cache; within a KV head, tiles are in reverse order, the last queries first.
     fn tile(&self, index: usize) -> QueryTile {
         let per_head = self.tiles_per_head();
         let (head, tile) = (index / per_head, per_head - 1 - index % per_head);
@@ -125,7 +125,8 @@ impl<T> CpuAttentionArgs<'_, T> {
         QueryTile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
     }
 
-    /// Number of multiplications for the attention scores of the launch, compared with `MIN_MULTIPLICATIONS`.
+    /// Returns the number of multiplications for the attention scores of the launch; below
+    /// `MIN_MULTIPLICATIONS` the launch is single-threaded.
     fn multiplications(&self) -> usize {
         let rows = 0..self.args.rows.len();
         let keys: usize = rows

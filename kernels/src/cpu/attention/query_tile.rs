@@ -1,4 +1,4 @@
-//! Attention of one query tile over all visible keys.
+//! Attention of one query tile over all keys that its queries attend to.
 
 use device::{DeviceElement, FloatElement};
 
@@ -32,14 +32,14 @@ pub(super) struct TileScratch<T: FloatElement> {
     /// Attention scores of one key tile, `[12][64]`.
     scores: Vec<[f32; KEY_TILE]>,
     probabilities: Vec<[T::MatmulOperand; KEY_TILE]>,
-    /// Unnormalised outputs `[12][head_dim]`, rows padded to whole tile columns.
+    /// Unnormalised outputs `[12][head_dim]`; rows are padded to a multiple of the tile width (32 columns).
     out: Vec<f32>,
     running: [RunningSoftmax; TILE_ROWS],
     /// Copies of the groups of 16 keys or values of a key tile that the tile product cannot read in place in
     /// the KV pool.
     copies: [Vec<u32>; GROUPS],
-    /// Copy of the last bf16 pair of value rows, with zeros for the second position; used if the number of
-    /// positions is odd.
+    /// Copy of the values of the last pair of positions in bf16, with zeros for the second position of the
+    /// pair; used if the number of positions is odd.
     last: Vec<u32>,
 }
 
@@ -60,7 +60,8 @@ impl<T: FloatElement> TileScratch<T> {
     }
 }
 
-/// Row stride of `TileScratch::out` in elements: the head size, padded to whole tile columns.
+/// Row stride of `TileScratch::out` in elements: the head size, rounded up to a multiple of the tile width
+/// (32 columns).
 fn out_stride(head_dim: usize) -> usize {
     head_dim.next_multiple_of(TILE_COLUMNS)
 }
@@ -92,14 +93,16 @@ impl QueryTile {
         self.finish(call, s);
     }
 
-    /// Token (index in the step) and query head of pair `i` of the tile.
+    /// Returns the token (its index in the step) and the query head of (token, query head) pair `i` of the
+    /// tile.
     fn pair<T>(&self, call: &CpuAttentionArgs<'_, T>, i: usize) -> (usize, usize) {
         let pair = self.first + i;
         let (from, _) = call.args.rows.tokens(self.row);
         (from + pair / call.group, self.head * call.group + pair % call.group)
     }
 
-    /// Number of keys at or before the position of the token of pair `i`.
+    /// Returns the number of keys that pair `i` of the tile attends to: the keys at or before the position of
+    /// its token.
     fn visible<T>(&self, call: &CpuAttentionArgs<'_, T>, i: usize) -> usize {
         let (_, to) = call.args.rows.tokens(self.row);
         let (token, _) = self.pair(call, i);
@@ -257,7 +260,7 @@ fn value_segments<T: FloatElement>(
     (segments, groups + 1)
 }
 
-/// Mask of the first bf16 of a pair, in little endian as on all supported targets.
+/// Mask that selects the first bf16 of a pair in a 32-bit word; all supported targets are little-endian.
 const fn first_of_pair_mask() -> u32 {
     u32::from_ne_bytes([0xff, 0xff, 0, 0])
 }

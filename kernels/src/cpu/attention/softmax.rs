@@ -20,13 +20,14 @@ impl RunningSoftmax {
 /// Row kernel: online softmax of one key tile for all queries of a query tile.
 pub(super) struct KeyTileSoftmax<'a, T: FloatElement> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
-    /// Probabilities relative to the new maximum, rounded to `T`; zero for masked keys.
+    /// Unnormalised probabilities `exp(score − new maximum)`, rounded to `T`; zero for masked keys.
     pub(super) probabilities: &'a mut [[T::MatmulOperand; KEY_TILE]],
     pub(super) running: &'a mut [RunningSoftmax],
     /// Unnormalised outputs, rescaled to the new maximum; rows are `out_stride` elements apart.
     pub(super) out: &'a mut [f32],
     pub(super) out_stride: usize,
-    /// Number of keys in the tile that each query may attend to: those at or before its position.
+    /// Number of keys of the key tile that each query attends to: the keys at or before the position of the
+    /// query.
     pub(super) visible: &'a [usize],
     pub(super) scale: f32,
 }

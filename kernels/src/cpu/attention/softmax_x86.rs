@@ -1,5 +1,5 @@
-//! The softmax of a key tile in AVX-512 intrinsics. The plain Rust version takes a third of all attention
-//! time, because the compiler does not vectorise its reductions.
+//! The softmax of a key tile in AVX-512 intrinsics. The version without intrinsics (`softmax.rs`) would take
+//! a third of all attention time, because the compiler does not vectorise its reductions.
 //!
 //! The algorithm is that of `softmax.rs`, with fused multiply-adds and hardware scaling by powers of two.
 
@@ -50,7 +50,7 @@ pub(super) fn run<T: FloatElement>(tile: KeyTileSoftmax<'_, T>) {
     }
 }
 
-/// Returns the scores times `scale`, −∞ after the first `visible` keys.
+/// Returns the scores times `scale`. Keys from index `visible` on are masked with −∞.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTORS] {
@@ -71,7 +71,8 @@ fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTOR
 fn exp(x: __m512) -> __m512 {
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     let c = |x: f32| _mm512_set1_ps(x);
-    // −∞ would become ∞ − ∞ below; e^−110 is 0 in f32. This operand order propagates NaN.
+    // Arguments are clamped at −110, because −∞ would give ∞ − ∞ = NaN below, and e^−110 is already 0 in f32.
+    // With `x` as the second operand, the max instruction propagates NaN.
     let x = _mm512_max_ps(c(-110.0), x);
     let n = _mm512_roundscale_ps::<NEAREST>(_mm512_mul_ps(x, c(std::f32::consts::LOG2_E)));
     let r = _mm512_fnmadd_ps(n, c(0.693_359_4), x);

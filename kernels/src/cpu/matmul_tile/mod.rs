@@ -27,16 +27,16 @@ pub(super) const TILE_COLUMNS: usize = 32;
 /// Number of columns of half a tile.
 pub(super) const HALF: usize = 16;
 
-/// Operands of the matrix product of one tile, `c = a b` or `c += a b`.
+/// Operands of the matrix product of one tile: `c = a b`, or `c += a b` if `accumulate` is true.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileOperands<'a> {
     /// Address of row 0 of `a`, the left operand of the product.
     pub(super) a: *const u8,
     /// Bytes from one row of `a` to the next.
     pub(super) a_stride: usize,
-    /// The right operand `b` in parts, ordered by the summation index `k`.
+    /// The right operand `b` as a list of segments, in ascending order of the summation index `k`.
     pub(super) b: &'a [OperandSegment],
-    /// Distance in bytes between two steps in a part of `b`.
+    /// Distance in bytes between successive steps within a segment of `b`; a step is one `k`, or in bf16 two.
     pub(super) b_stride: usize,
     /// The result `c` of the product, `[rows][32]`.
     pub(super) c: *mut f32,
@@ -48,7 +48,8 @@ pub(super) struct TileOperands<'a> {
     pub(super) prefetch: CachePrefetch,
 }
 
-/// A part of `b` whose steps have equal distances in memory, such as the keys of one KV block.
+/// A segment of the right operand `b` in which successive steps are equally far apart in memory, such as the
+/// keys of one KV block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OperandSegment {
     /// Addresses of columns 0 to 15 and of columns 16 to 31 of the first step.
@@ -84,8 +85,8 @@ pub(super) type TileKernel = unsafe fn(&TileOperands<'_>);
 pub(super) struct TileKernels([TileKernel; TILE_ROWS]);
 
 impl TileKernels {
-    /// Returns the tile kernels for `b` of type `dtype` (f32, bf16 or f16). `a` has the same type, but f32 if
-    /// `b` is f16.
+    /// Returns the tile kernels for `b` of type `dtype` (f32, bf16 or f16). `a` has the same type as `b`,
+    /// except that `a` is f32 if `b` is f16.
     pub(super) fn new(isa: CpuIsa, dtype: DType) -> Self {
         Self(match (isa, dtype) {
             #[cfg(target_arch = "x86_64")]
@@ -119,7 +120,7 @@ impl TileKernels {
     }
 }
 
-/// Array of the instances of a tile kernel for 1 to 12 rows.
+/// Array of a tile kernel function, instantiated for each number of rows from 1 to 12.
 macro_rules! by_rows {
     ($kernel:ident $(, $extra:ty)*) => {
         [

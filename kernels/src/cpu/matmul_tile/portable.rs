@@ -1,4 +1,5 @@
-//! Tile kernels in plain Rust, for any architecture. They are the reference for the SIMD implementations.
+//! Tile kernels without SIMD intrinsics, for any architecture. They are the reference for the SIMD
+//! implementations.
 
 use device::{FloatElement, bf16, f16};
 

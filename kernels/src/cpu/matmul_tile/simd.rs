@@ -33,7 +33,8 @@ pub(super) unsafe trait SimdVector: Copy {
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2];
 }
 
-/// Mask of the upper half of a 32-bit word: the odd bf16 of a pair, whose bits are those of the same f32.
+/// Mask of the upper half of a 32-bit word with a pair of bf16. It gives the second bf16 as an f32, because
+/// the upper 16 bits of an f32 are the bf16 of the same value.
 const ODD: i32 = -65536;
 
 // SAFETY: AVX-512F intrinsics; the caller has enabled the instruction set.

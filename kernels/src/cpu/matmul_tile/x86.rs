@@ -145,7 +145,7 @@ unsafe fn tile_avx2<S: TileElementLoader, const M: usize>(o: &TileOperands<'_>) 
 /// The element types of a tile kernel, and how it loads one step: one f32 of `a` and `b`, a bf16 pair as two
 /// f32, or an f32 of `a` and an f16 of `b`.
 trait TileElementLoader {
-    /// Bytes of one column of `b`.
+    /// Bytes of one column of one step of `b`: an f32, a pair of bf16, or one f16.
     const COLUMN_BYTES: usize = 4;
     /// Number of multiply-adds per accumulator and step: 2 for bf16 pairs, otherwise 1.
     const DEPTH: usize;
@@ -229,8 +229,8 @@ unsafe fn tile<V: SimdVector, S: TileElementLoader, const M: usize, const R: usi
                 segment.start[column_of(i) / HALF].add(column_of(i) % HALF * S::COLUMN_BYTES)
             });
             for step in 0..segment.steps {
-                // No closure: with overflow checks the compiler does not inline it, so its intrinsics are not
-                // inlined either.
+                // Written as a loop instead of a closure: with overflow checks enabled, the compiler does not
+                // inline the closure, and then does not inline the intrinsics in it.
                 let mut b = [[V::zero(); 2]; R];
                 for (b, from) in b.iter_mut().zip(&from) {
                     *b = S::b::<V>(from.add(step * o.b_stride));

@@ -1,5 +1,5 @@
 //! Absorbed MLA on the CPU: W_UK is absorbed into the queries, all heads read one compressed KV row per
-//! token, and W_UV projects the attention-weighted mean of the compressed KV to the output of a head.
+//! token, and W_UV maps the attention-weighted mean of the compressed KV to the output of each head.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 
@@ -20,7 +20,7 @@ const LANES: usize = 16;
 struct QueryToken {
     row: usize,
     token: usize,
-    /// Number of keys that the token attends to, its own included.
+    /// Number of keys that the token attends to, including the key of the token itself.
     context: usize,
 }
 
@@ -158,7 +158,8 @@ impl<T: FloatElement> RowKernel for AbsorbedAttention<'_, '_, T> {
     }
 }
 
-/// Dot product `Σ x[i] y(i)`: one running sum for each index modulo 16, then the sum of these in order.
+/// Returns the dot product `Σ x[i] y(i)` in a fixed order: 16 running sums, one for each `i mod 16`, which
+/// are then added in order.
 #[inline(always)]
 fn dot<T: FloatElement>(x: &[T], y: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];

@@ -2,9 +2,9 @@
 //!
 //! *Non-absorbed*: keys and values of every head are up-projected from the compressed KV, then attended to by
 //! ordinary attention. *Absorbed*: queries are multiplied by W_UKᵀ instead, since `(W_UKᵀ q)ᵀ c = qᵀ (W_UK
-//! c)`, and one W_UV projection follows the weighted mean of the compressed KV `c`: less work for rows with
-//! few queries and many keys. In f32, the reference, every row is non-absorbed, so that its result does not
-//! depend on its prefill chunk; in bf16 and f16, rows of few tokens are absorbed.
+//! c)`, and one W_UV projection follows the weighted mean of the compressed KV `c`: this is less work for
+//! rows with few queries and many keys. In f32, the reference, every row is non-absorbed, so that its result
+//! does not depend on its prefill chunk; in bf16 and f16, rows of few tokens are absorbed.
 
 mod absorbed_attention;
 mod kv_write;
@@ -51,7 +51,8 @@ impl CpuMlaArgs<'_, '_> {
         self.args.rows.context(row) - self.args.first_position
     }
 
-    /// KV row of the `i`th position that attention reads: compressed KV, then the key channels with RoPE.
+    /// Returns the KV row of the `i`th position that attention reads: compressed KV, then the key channels
+    /// with RoPE.
     fn row<T>(&self, table: &[i32], i: usize) -> &[T] {
         let (tokens, position) = (self.layout.block_tokens, i + self.args.first_position);
         let slot = table[position / tokens] as usize * tokens + position % tokens;

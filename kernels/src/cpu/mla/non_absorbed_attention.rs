@@ -17,8 +17,8 @@ use crate::{
 const UP_PROJECTED_KV_BYTES: usize = 64 << 20;
 /// Number of positions per block of the temporary KV pool.
 const BLOCK_TOKENS: usize = 64;
-/// Granularity of the head size in ordinary attention: heads are padded with zeros, which change no sum, to a
-/// multiple of this size.
+/// Granularity of the head size in ordinary attention: heads are padded to a multiple of this size with
+/// zeros, which do not change any sum.
 const HEAD_UNIT: usize = 16;
 
 impl CpuBackend {

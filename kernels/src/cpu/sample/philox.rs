@@ -11,12 +11,12 @@ const ROUNDS: usize = 10;
 /// Number of counters that are computed at a time, in SIMD lanes.
 pub(super) const LANES: usize = 16;
 
-/// `draw` word of the counter for sampling a token.
+/// `draw` word of the Philox counter for the Gumbel noise of sampling a token.
 pub(super) const DRAW_TOKEN: u32 = 0;
-/// `draw` word of the counter for the acceptance of a draft token. Each position uses one random word, that
-/// of id 0.
+/// `draw` word of the Philox counter for the random number that decides whether a draft token is accepted.
+/// Each position uses one random word, that of token id 0.
 pub(super) const DRAW_ACCEPT: u32 = 1;
-/// `draw` word of the counter for resampling the token that replaces a rejected draft token.
+/// `draw` word of the Philox counter for resampling the token that replaces a rejected draft token.
 pub(super) const DRAW_RESIDUAL: u32 = 2;
 
 /// Computes one Philox block: four random words.
@@ -86,11 +86,11 @@ pub(super) fn noise(key: u64, id: u32, position: u32) -> f32 {
     gumbel(word(key, DRAW_TOKEN, id, position))
 }
 
-/// Upper bound of the random words with Gumbel noise of at least `min_noise`; `None` if no word has such
-/// noise. Lets the sampler skip the logarithms for tokens that cannot win.
+/// Returns an upper bound of the random words whose Gumbel noise is at least `min_noise`; `None` if no word
+/// has such noise. Lets the sampler skip the logarithms for tokens that cannot win.
 ///
-/// `u <= E`, so `gumbel(word) >= min_noise` needs `u <= exp(-min_noise)`; the factor 1.00002 covers all
-/// rounding.
+/// Since `u <= E` (see [`gumbel`]), `gumbel(word) >= min_noise` implies `u <= exp(-min_noise)`. The factor
+/// 1.00002 covers rounding errors.
 pub(super) fn highest_word(min_noise: f32) -> Option<u32> {
     let bound = f64::from(1.000_02 * (-min_noise).exp()) * 4_294_967_296.0;
     (bound >= 0.49).then_some(bound as u32)

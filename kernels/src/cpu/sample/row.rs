@@ -140,9 +140,9 @@ fn penalise(x: f32, count: u32, edits: &LogitEdits<'_>) -> f32 {
     if count == 0 { x } else { x - edits.frequency * count as f32 - edits.presence }
 }
 
-/// Divides the logits `l`, at least one of which is finite, by the temperature. Returns the most likely token
-/// and the last token that the filters keep. The chunk maxima of the scaled logits are in `scratch`
-/// afterwards.
+/// Divides the logits `l` by the temperature and applies min-p, top-k and top-p. Returns the most likely
+/// token and the last token that the filters keep. At least one logit must be finite. `scratch` has the chunk
+/// maxima of the scaled logits afterwards.
 pub(super) fn apply_filters(
     l: &mut [f32],
     draw: &RandomSamplingParams,
@@ -160,8 +160,8 @@ pub(super) fn apply_filters(
     (best, cutoff)
 }
 
-/// Log-probabilities of one row: that of token `id`, with its rank, and those of the `top` most likely
-/// tokens.
+/// Computes the log-probability and the rank of token `id` in a row of logits, and the `top` most likely
+/// tokens with their log-probabilities.
 ///
 /// # Panics
 /// If `id` is outside the row.
@@ -231,7 +231,8 @@ pub(super) fn argmax_of_chunks(l: &[f32], maxima: &[f32]) -> RankedToken {
     RankedToken { id: (at + within) as u32, value }
 }
 
-/// Returns the last token that the filters keep if top-k is on: top-p applies to the tokens that top-k keeps.
+/// Returns the last token that top-k and top-p keep, for requests with top-k: top-p applies to the tokens
+/// that top-k keeps.
 fn top_k_cutoff(
     l: &[f32],
     draw: &RandomSamplingParams,
@@ -268,8 +269,9 @@ pub(super) fn top_p_index(
     })
 }
 
-/// Returns the last token that top-p keeps if it applies to the whole row. Computes all probabilities once,
-/// then narrows the range of probabilities that contains the cutoff until sorting that range is cheap.
+/// Returns the last token that top-p keeps, for requests without top-k: top-p then applies to the whole row.
+/// Computes all probabilities once, then narrows the range of probabilities that contains the cutoff until
+/// sorting that range is cheap.
 fn top_p_cutoff(
     l: &[f32],
     top_p: f32,
@@ -282,7 +284,8 @@ fn top_p_cutoff(
     masses.resize(l.len(), 0.0);
     let total = vector::exp_masses(l, best.value, floor.value, masses);
     let target_mass = total * f64::from(top_p);
-    // The cutoff is among the masses in [low, high). f32 bits of positive values are ordered like the values.
+    // Narrows the range [low, high) that contains the mass of the last kept token. `low` and `high` are the
+    // bits of f32 values; positive values have the same order as their bits.
     let (mut low, mut high) = (1_u32, f32::INFINITY.to_bits());
     let mut at_low = l.len(); // Number of masses at or above `low`.
     let mut at_high = ThresholdMass::default(); // Sum and number of the masses at or above `high`.

@@ -95,8 +95,8 @@ per_isa! {
 }
 
 per_isa! {
-    /// Writes the unnormalised probability `exp(l − best)` of each token to `masses`, 0 for logits below
-    /// `floor`; returns their sum.
+    /// Writes the unnormalised probability `exp(l − best)` of each token to `masses`, or 0 if its logit is
+    /// below `floor`. Returns the sum of `masses`.
     fn exp_masses(l: &[f32], best: f32, floor: f32, masses: &mut [f32]) -> f64 {
         let mut total = 0.0;
         for (part, masses) in l.chunks(SUMMED).zip(masses.chunks_mut(SUMMED)) {
@@ -124,14 +124,14 @@ per_isa! {
 }
 
 per_isa! {
-    /// Counts the tokens that come before token `at` with logit `x`: those with a larger logit, and those
-    /// with an equal logit and a lower id.
+    /// Returns the number of tokens that rank before token `at`, which has logit `x`: tokens with a larger
+    /// logit, and tokens with an equal logit and a lower id.
     fn count_before(l: &[f32], x: f32, at: usize) -> usize {
         let count = |part: &[f32], tie: bool| -> usize {
             let mut n = 0;
             for block in part.chunks(4096) {
-                // 32-bit counters have the width of the values, so that both use SIMD vectors of equal lane
-                // counts.
+                // The counters are 32 bits wide, like the logits, so that SIMD vectors of counters and of
+                // logits have equal numbers of lanes.
                 n += block.iter().map(|&y| u32::from(y > x || (tie && y == x))).sum::<u32>() as usize;
             }
             n
@@ -203,8 +203,8 @@ fn lane_sum(part: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 
 /// `exp(x)` for `x <= 0` within 2 units in the last place; 0 below −87.
 ///
-/// The argument is reduced to `|r| <= ln 2 / 2`; the Cephes polynomial is evaluated, and the exponent added
-/// to its bits.
+/// Splits `x = n ln 2 + r` with `|r| <= ln 2 / 2`, evaluates the Cephes polynomial of `exp(r)`, and adds `n`
+/// to the exponent bits of the result.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.

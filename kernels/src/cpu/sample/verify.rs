@@ -41,9 +41,9 @@ pub(crate) struct DraftToken<'a> {
 }
 
 /// Returns the tokens of a row: the accepted draft tokens, then one more token. For `k` draft tokens,
-/// `logits` f32 `[k + 1, vocab_size]` are those after the last known token and after each draft token;
-/// `rules` are the sampling parameters of these positions, with the draft tokens before each position as
-/// context.
+/// `logits` f32 `[k + 1, vocab_size]` are the logits after the last known token, then after each draft token;
+/// `rules` are the sampling parameters and logit edits of these positions, computed as if the preceding draft
+/// tokens were part of the output.
 ///
 /// Errors: sampling fails at a position before which all draft tokens were accepted.
 pub(crate) fn verify_rows(

@@ -16,8 +16,8 @@ static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 const TILE_ROWS: usize = 64;
 
 /// Returns the scale block shape of the expert projections `matrices`; `None` if kernels do not support these
-/// projections in fp8. A projection must have block scales or a single scale, and no scale block may contain
-/// both gate and up rows.
+/// projections in fp8. A projection is supported if it has block scales or a single scale, and no scale block
+/// contains gate rows as well as up rows.
 pub(in super::super) fn fp8_experts_block_shape(
     matrices: &[Vec<HostMat<'_>>],
     gated: bool,
@@ -31,9 +31,9 @@ pub(in super::super) fn fp8_experts_block_shape(
 
 impl GpuBackend {
     /// Whether fp8 experts are dequantised to 16 bits when they are loaded: if the TMA kernel supports 16-bit
-    /// but not fp8 weights of these shapes, and the experts of all `layers` layers then take at most half of
-    /// the device memory. Decoding is then 1.5 to 3.2 times as fast (Qwen3-30B-A3B on an H200, 1 to 256
-    /// requests).
+    /// but not fp8 weights of these shapes, and the dequantised experts of all `layers` layers take at most
+    /// half of the device memory. Decoding is then 1.5 to 3.2 times as fast (Qwen3-30B-A3B on an H200, 1 to
+    /// 256 requests).
     pub(in super::super) fn dequantizes_experts(
         &self,
         gate_up: &[Vec<HostMat<'_>>],

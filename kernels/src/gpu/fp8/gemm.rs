@@ -11,7 +11,8 @@ use crate::{ActivationScaling, FusedLinear, Linear, LinearFusion, PackedMatrix, 
 
 /// Number of rows of x and of `W` per tile of the kernel `fp8_gemm`; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
-/// BLASLt requires that the numbers of rows, inputs and outputs are multiples of this; rows are padded.
+/// BLASLt requires that the numbers of rows, inputs and outputs are multiples of this number. Rows are
+/// padded; the GEMM kernel `fp8_gemm` is used if inputs or outputs are not a multiple.
 const BLASLT_UNIT: usize = 16;
 
 /// fp8-quantised inputs of a GEMM in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
@@ -20,22 +21,22 @@ pub(in super::super) struct QuantizedRows {
     pub(in super::super) x: *mut u8,
     /// f32 scales: block scales `[inputs / 128, padded]`, or one scale per row.
     pub(in super::super) scales: *mut u8,
-    /// Number of input rows; the remaining rows up to `padded` are zeros.
+    /// Number of input rows. Rows from this index on, up to `padded`, are zeros.
     pub(in super::super) rows: usize,
     pub(in super::super) padded: usize,
     /// Scratch memory for the outputs of all padded rows; null if the GEMM can write them to `y` directly.
     out: *mut u8,
     /// Scratch memory for a copy of the bias in the type of `y`, which BLASLt requires.
     bias: *mut u8,
-    /// Rule for the scales.
+    /// How the scales are computed from the inputs.
     pub(in super::super) scaling: ActivationScaling,
 }
 
-/// How the rows of a matrix are quantised: one scale per row or per group of columns, and the rule for the
-/// scales.
+/// How the rows of a matrix are quantised to fp8: one scale per row or one per group of 128 columns, and how
+/// scales are computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowQuantizationScheme {
-    /// Whether a row has one scale; otherwise each group of 128 columns has one.
+    /// Whether each row has a single scale; otherwise each group of 128 columns of a row has its own scale.
     pub(super) channels: bool,
     pub(super) scaling: ActivationScaling,
 }
@@ -115,8 +116,8 @@ impl GpuBackend {
         if self.arch() == "gfx942" { BlasDataType::E4M3Fnuz } else { BlasDataType::E4M3 }
     }
 
-    /// Allocates scratch memory for `rows` rows of quantised inputs, and for their outputs if `y` has no
-    /// capacity for padding rows.
+    /// Allocates scratch memory for `rows` rows of quantised inputs, and for the outputs of these rows if `y`
+    /// has no capacity for the padding rows.
     pub(super) fn quantized_input_scratch(
         &self,
         s: &DeviceStream,

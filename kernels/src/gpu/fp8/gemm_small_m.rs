@@ -11,16 +11,16 @@ use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
-/// Maximum number of rows of x that the small-M kernel supports; it reads the weights once for all of them.
+/// Maximum number of rows of x that the small-M kernel supports; it reads the weights once for all rows.
 const MAX_ROWS: usize = 16;
-/// Number of rows of x per MMA instruction; with more rows, the kernel is compiled with the define
-/// `MORE_ROWS`.
+/// Number of rows of x that one MMA instruction multiplies. With more rows of x, the kernel is compiled with
+/// the define `MORE_ROWS`, and uses two MMA instructions.
 const EIGHT_ROWS: usize = 8;
 /// Maximum number of rows that every block prepares (normalises and scales) itself; more rows are prepared
 /// faster by a separate launch.
 const IN_KERNEL_PREPARED_ROWS: usize = 4;
 /// Maximum number of columns (K) for which every block computes a fused RMS norm itself; with more columns, a
-/// separate launch does.
+/// separate launch computes the norm.
 const NORMED_COLUMNS: usize = 4096;
 /// Number of threads per block of the kernel with streamed weights: the consumer warps and four producer
 /// warps.
@@ -28,8 +28,8 @@ const STREAM_THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 4);
 /// Maximum number of strips (groups of 8 or 16 rows of `W`) per block of the kernel without streamed weights.
 const MAX_STRIPS: usize = 8;
 /// Number of bytes of each weight row of the next GEMM that a launch prefetches into L2.
-/// `IDLE_PREFETCH_BYTES` applies if all weights of the launch are loaded at once, so that memory is idle
-/// until the inputs are available. Prefetching more takes longer than it saves.
+/// `IDLE_PREFETCH_BYTES` applies if all weights of the launch fit into shared memory: once they are loaded,
+/// memory is idle until the inputs are available. Prefetching more bytes takes longer than it saves.
 const PREFETCH_BYTES: usize = 1024;
 const IDLE_PREFETCH_BYTES: usize = 2048;
 /// Maximum bytes of x that every block prepares (normalises and scales) itself; a separate launch prepares a
@@ -179,9 +179,9 @@ impl GpuBackend {
         }
     }
 
-    /// Appends the arguments of the weight prefetch for the next GEMM, if that GEMM streams its weights too.
-    /// `all_slabs_resident`: all weights of this launch are loaded at once, so the memory is idle until the
-    /// inputs are available.
+    /// Appends the arguments of the weight prefetch for the next GEMM; nothing is prefetched unless the next
+    /// GEMM also uses this kernel with streamed weights. `all_slabs_resident`: all weights that a block reads
+    /// fit into shared memory at once.
     fn prefetch_args(
         &self,
         launch: KernelLaunch,
@@ -236,14 +236,15 @@ impl GpuBackend {
         unsafe { append_args(launch, y, rows, w, scales, fusion).launch(self, s) }
     }
 
-    /// Returns the number of rows of `W` per strip, the unit in which `W` is divided among blocks.
+    /// Returns the number of rows of `W` per strip. A strip is the smallest range of rows that a block
+    /// processes.
     pub(super) fn strip_rows(&self) -> usize {
         if self.warp_size() == 64 { 16 } else { 8 }
     }
 
-    /// Returns the number of strips per block and the shared memory in bytes of the kernel without streamed
-    /// weights, if one launch reads `matrices` weight matrices; `None` if the rows of x do not fit into
-    /// shared memory.
+    /// Returns the number of strips (8 or 16 rows of `W` each) per block, and the shared memory per block in
+    /// bytes, for the kernel without streamed weights. `matrices`: number of weight matrices that one launch
+    /// reads. Returns `None` if the rows of x do not fit into shared memory.
     pub(in super::super) fn fp8_strips(
         &self,
         rows: usize,

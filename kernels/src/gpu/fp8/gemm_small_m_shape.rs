@@ -1,5 +1,5 @@
-//! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips per pass, number of blocks, shared
-//! memory.
+//! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips (8 rows of `W` each) per pass over K,
+//! number of blocks, shared memory.
 
 use super::super::launch_limits::LaunchLimits;
 use super::BLOCK;
@@ -7,15 +7,17 @@ use super::BLOCK;
 /// Number of consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
 pub(super) const COMPUTE_WARPS: usize = 8;
 /// Number of columns (K) of `W` that one ring-buffer stage contains (a slab). It is small, because no load
-/// overlaps the MMAs of the last slab of a launch. It determines the summation order.
+/// overlaps the MMAs of the last slab of a launch. It determines the order of additions, so it must not
+/// depend on the number of rows of x.
 pub(super) const SLAB: usize = 512;
 /// Maximum number of strips (8 rows of `W` each) that a block processes per pass over K, limited by
 /// registers.
 const STREAMED_STRIPS: usize = 6;
 /// Shared memory of barriers, sums of squares, row maxima and scale factors, in bytes.
 const FIXED_BYTES: usize = 34 * 8 + (2 * COMPUTE_WARPS + 1) * 16 * 4;
-/// Maximum bytes of x that stay in shared memory for the whole launch; a larger x is loaded slab by slab if
-/// it is prepared and read only once.
+/// Maximum bytes of x for which all of x stays in shared memory for the whole launch. A larger x is loaded
+/// slab by slab (`SLAB` columns at a time) if a separate launch has prepared it and each block reads it only
+/// once.
 const RESIDENT_X_BYTES: usize = 40 << 10;
 
 /// Sizes of an fp8 small-M GEMM. `gated`: the output is `silu(gate) · up`; `channels`: one weight scale per
@@ -30,27 +32,29 @@ pub(super) struct Fp8SmallMProblem {
     pub(super) channels: bool,
 }
 
-/// Number of strips of `W` that a block processes per pass, and in all of its passes.
+/// Number of strips (8 rows of `W` each) that a block processes per pass over K, and in all of its passes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StripsPerPass {
     pub(super) strips: usize,
     pub(super) strips_per_block: usize,
 }
 
-/// Launch shape of `fp8_gemm_small_m` with streamed weights: strips per pass, number of blocks and shared
-/// memory.
+/// Launch shape of `fp8_gemm_small_m` with streamed weights: strips (8 rows of `W` each) per pass over K,
+/// number of blocks and shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fp8SmallMLaunch {
     pub(super) strips: usize,
     pub(super) streams_x: bool,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
-    /// Whether all slabs that a block reads fit into shared memory at once.
+    /// Whether all slabs (ring-buffer stages of weights) that a block reads in the launch fit into shared
+    /// memory at once.
     pub(super) all_slabs_resident: bool,
 }
 
 impl Fp8SmallMProblem {
-    /// Returns the number of outputs per strip, and the number of rows of `W` per output.
+    /// Returns the number of outputs per strip (8 rows of `W`), and the number of rows of `W` per output: 2
+    /// (gate and up) if gated, otherwise 1.
     fn width(&self) -> (usize, usize) {
         if self.gated { (4, 2) } else { (8, 1) }
     }
@@ -60,14 +64,14 @@ impl Fp8SmallMProblem {
         (self.n / halves).div_ceil(width)
     }
 
-    /// Returns the row stride of x in shared memory in bytes, if it stays there for the whole launch; must
-    /// match `x_line` in fp8_gemm_small_m/share.h.
+    /// Returns the row stride of x in shared memory in bytes, for launches in which all of x stays in shared
+    /// memory; must match `x_line` in fp8_gemm_small_m/share.h.
     fn x_row_stride_bytes(&self) -> usize {
         (self.k * 2).next_multiple_of(128) + 16
     }
 
-    /// Returns the shared memory of a block in bytes if its ring buffer has `stages` stages, each with one
-    /// slab of the strips of a pass.
+    /// Returns the shared memory of a block in bytes if its ring buffer has `stages` stages. A stage has one
+    /// slab: `SLAB` columns (K) of the strips of a pass, and with `x_slabs` the same columns of x.
     pub(super) fn bytes(&self, pass: StripsPerPass, x_slabs: bool, stages: usize) -> usize {
         let StripsPerPass { strips, strips_per_block } = pass;
         let sums = COMPUTE_WARPS * strips * 8 * self.rows * 4;
@@ -83,8 +87,9 @@ impl Fp8SmallMProblem {
             + stages * stage
     }
 
-    /// Chooses the largest number of strips per pass for which enough slabs fit into shared memory at a time.
-    /// x can be loaded slab by slab only if a separate launch has prepared (normalised and scaled) its rows.
+    /// Chooses the largest number of strips (8 rows of `W` each) per pass for which enough ring-buffer stages
+    /// fit into shared memory. x can be loaded stage by stage only if a separate launch has prepared
+    /// (normalised and scaled) its rows.
     pub(super) fn choose_launch(
         &self,
         prepared: bool,
@@ -106,8 +111,8 @@ impl Fp8SmallMProblem {
         resident.or_else(slabs).or_else(|| self.launch_with_stages(pass(1), prepared, 1, limits))
     }
 
-    /// Returns the launch shape with at least `min_stages` slabs in shared memory (or all slabs, if there are
-    /// fewer); `None` if they do not fit.
+    /// Returns the launch shape for a ring buffer of at least `min_stages` stages, or of as many stages as a
+    /// block reads slabs if that is less; `None` if the ring buffer does not fit into shared memory.
     fn launch_with_stages(
         &self,
         pass: StripsPerPass,

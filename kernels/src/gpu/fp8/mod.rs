@@ -18,7 +18,6 @@ mod prologue;
 
 pub(super) use experts::fp8_experts_block_shape;
 pub(super) use gemm::QuantizedRows;
-pub(super) use pack::scale_block_shape;
 
 use device::DeviceError;
 use device::gpu::KernelSource;

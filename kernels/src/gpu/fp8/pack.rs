@@ -1,15 +1,15 @@
 //! Packing of fp8 weights: elements stay in the row-major layout of the checkpoint, scales are separate f32
 //! matrices.
 
-use device::gpu::KernelLaunch;
+use device::gpu::{Fp8Scaling, KernelLaunch};
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::{BLOCK, QUANTIZE, THREADS};
 use crate::gpu::GpuBackend;
 use crate::{ActivationScaling, HostMat, HostScales, PackedMatrix, PackedScales};
 
-/// Minimum number of outputs (rows) per block scale that kernels support: the rows of a strip of the small-M
-/// kernel.
+/// Minimum number of outputs (rows) per block scale that kernels support: the small-M kernel uses one scale
+/// for the 8 rows of a strip.
 const MIN_UNIT: usize = 8;
 /// Number of input columns per iteration of the small-M kernel; the number of inputs must be a multiple of
 /// it.
@@ -42,9 +42,10 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
 /// Returns the number of rows per scale in the matrix that stacks all `parts` by rows; `None` if a part has
 /// no block scales, or if kernels do not support this number of rows.
 fn block_rows(parts: &[HostMat<'_>]) -> Option<usize> {
-    // Scale blocks restart in every part, and a part that is a slice of a stored matrix may begin inside a
-    // block. The number of rows per scale is the largest power of two that divides the block size and, for
-    // every part, the index of its first row in the packed matrix and in the stored matrix.
+    // In the stacked matrix, scale blocks begin anew at the first row of every part, and a part that is a
+    // slice of a stored matrix may begin inside a scale block of that matrix. The number of rows per scale is
+    // the largest power of two that divides the block size and, for every part, the index of its first row in
+    // the packed matrix and in the stored matrix.
     let (mut offsets, mut start) = (BLOCK, 0);
     for part in parts {
         let scales = part.scales()?;
@@ -65,10 +66,18 @@ pub(super) fn expert_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShap
     if block.rows > 1 || !parts.iter().all(has_one_scale) {
         return Some(block);
     }
-    // Every part must consist of whole blocks.
+    // The number of rows per scale block is the largest power of two, at most 128, that divides the number of
+    // rows of every part, so that no scale block contains rows of two parts.
     let offsets = parts.iter().fold(BLOCK, |offsets, part| offsets | part.rows());
     let rows = 1 << offsets.trailing_zeros();
     (rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
+}
+
+/// Whether dynamic activation scales multiply all `parts`, each of which has one scale.
+fn has_dynamic_tensor_scales(parts: &[HostMat<'_>]) -> bool {
+    let is_dynamic =
+        |part: &HostMat<'_>| matches!(part.activation_scaling(), ActivationScaling::Dynamic);
+    parts.iter().all(|part| is_dynamic(part) && has_one_scale(part))
 }
 
 /// Whether every row of the matrix has its own scale.
@@ -87,6 +96,24 @@ fn has_one_scale(part: &HostMat<'_>) -> bool {
 }
 
 impl GpuBackend {
+    /// Returns the scale block shape of the linear layer that stacks all `parts` by rows; `None` if kernels do not
+    /// support the scales. Weights with one scale and dynamic activation scales get equal block scales if BLASLt
+    /// supports blocks: the op before the layer can then quantise its output in the same kernel
+    /// ([`PrologueLinear`](crate::PrologueLinear)), which is not possible with one activation scale per row.
+    pub(in super::super) fn linear_block_shape(
+        &self,
+        parts: &[HostMat<'_>],
+    ) -> Option<ScaleBlockShape> {
+        let block = scale_block_shape(parts)?;
+        let has_block_gemm =
+            self.blaslt().is_some_and(|blaslt| blaslt.supports_fp8_scaling(Fp8Scaling::Blocks));
+        let is_whole = parts.first().is_some_and(|part| part.cols().is_multiple_of(BLOCK));
+        if !has_block_gemm || !is_whole || !has_dynamic_tensor_scales(parts) {
+            return Some(block);
+        }
+        Some(expert_block_shape(parts).filter(|blocks| blocks.rows == BLOCK).unwrap_or(block))
+    }
+
     /// Loads `parts` as one fp8 matrix with scale blocks of shape `block`.
     pub(in super::super) fn load_fp8(
         &self,

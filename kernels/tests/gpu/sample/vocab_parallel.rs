@@ -10,7 +10,7 @@ use super::{SampleCase, SampleResults, chosen, plain, random_params, row};
 use crate::support::{DeviceArray, RandomNumbers, S, devices};
 
 /// Returns the vocabulary shards of all ranks. All have equal numbers of columns; the last ranks have token
-/// ids for only some of these.
+/// ids for only some of their columns.
 fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.div_ceil(ranks).next_multiple_of(64);
     let shard = |rank: usize| {
@@ -185,8 +185,8 @@ fn vocab_parallel_matches_full_rows() {
     }
 }
 
-/// Checks top-k with two ranks if the most likely ids are in the shard of one rank, of the other, or of both,
-/// and if all logits are equal.
+/// Checks top-k with two ranks for logits whose most likely ids are all in the shard of rank 0, all in the
+/// shard of rank 1, or in both shards, and for equal logits.
 #[test]
 fn vocab_parallel_top_k_finds_ids_in_any_shard() {
     let (vocabulary, ranks) = (9000, 2);
@@ -261,7 +261,7 @@ fn captured_vocab_parallel_matches_eager() {
     }
 }
 
-/// Shards with fewer ids than the largest top-k contribute all of their ids.
+/// Shards with fewer ids than the largest supported top-k contribute all of their ids.
 #[test]
 fn small_vocab_shards_are_gathered_whole() {
     let device = KernelBackend::from(devices().remove(0));

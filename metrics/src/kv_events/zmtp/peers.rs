@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Maximum number of connections accepted before the peers are served.
+/// Maximum number of connections accepted before data of the connected peers is processed.
 const ACCEPTED_PER_TURN: usize = 64;
 /// Pause after `accept` has failed, for example because no file descriptor is available.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

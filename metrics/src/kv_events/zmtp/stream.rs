@@ -34,7 +34,8 @@ pub(crate) enum PeerAddress {
 }
 
 impl PeerAddress {
-    /// Parses an endpoint whose shape was validated before; `None` if the scheme is not supported.
+    /// Parses an endpoint that was checked before to have the form `SCHEME://ADDRESS`; `None` if the scheme
+    /// is not supported.
     pub(crate) fn parse(endpoint: &str) -> Option<Self> {
         let (scheme, rest) = endpoint.split_once("://")?;
         match scheme {

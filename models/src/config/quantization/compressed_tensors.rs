@@ -40,7 +40,7 @@ const TENSOR_FIELDS: &[&str] = &[
     "scale_dtype",
     "zp_dtype",
 ];
-/// Formats in which an FP8 weight is stored as one tensor with its scales.
+/// Values of the field `format` for which an FP8 weight is stored as one FP8 tensor and a tensor of scales.
 const FLOAT_FORMATS: &[&str] = &["float-quantized", "naive-quantized"];
 
 pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {

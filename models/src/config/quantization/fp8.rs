@@ -8,7 +8,8 @@ use super::{
     QuantizationConfig, expect_text,
 };
 
-/// Known fields. `dequantize` is an option of the transformers loader and does not describe the checkpoint.
+/// Known fields of `quantization_config` in the format `fp8`. `dequantize` is an option of the transformers
+/// loader and does not describe the checkpoint.
 const FIELDS: &[&str] = &[
     "quant_method",
     "fmt",

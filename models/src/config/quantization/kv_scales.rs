@@ -7,8 +7,8 @@ use super::compressed_tensors::check_float8;
 use super::expect_text;
 use serde_json::Value;
 
-/// Rejects a `kv_cache_scheme` other than FP8 with scales that are stored in the checkpoint. The field is the
-/// string `static` or an object.
+/// Rejects every value of the field `kv_cache_scheme` except FP8 with static scales, which are stored in the
+/// checkpoint. The value is the string `static` or an object.
 pub(super) fn check_kv_cache_scheme(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const FIELD: &str = "kv_cache_scheme";
     if let Some(Value::String(_)) = fields.value(FIELD) {

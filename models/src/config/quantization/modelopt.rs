@@ -10,7 +10,7 @@ use super::{
 };
 use std::path::Path;
 
-/// Known fields. `producer` contains the ModelOpt version.
+/// Known fields of `quantization_config` in the format `modelopt`. `producer` contains the ModelOpt version.
 const FIELDS: &[&str] = &[
     "quant_method",
     "quant_algo",

@@ -51,15 +51,16 @@ impl ModulePattern {
         self.pattern.as_ref().map_or(name == self.entry, |pattern| pattern.is_match(name))
     }
 
-    /// Whether the pattern matches the module `name`. An entry that is a plain name also matches its
-    /// submodules, and modules whose dotted name ends with the entry.
+    /// Whether the pattern matches the module `name`. An entry that is neither a regular expression nor a
+    /// glob also matches its submodules, and modules whose dotted name ends with the entry.
     pub(super) fn covers(&self, name: &str) -> bool {
         let is_suffix = || name.strip_suffix(&self.entry).is_some_and(|rest| rest.ends_with('.'));
         let is_parent = || name.strip_prefix(&self.entry).is_some_and(|rest| rest.starts_with('.'));
         self.selects(name) || (self.pattern.is_none() && (is_suffix() || is_parent()))
     }
 
-    /// Reads the list `field` with `parse`; empty if the field is absent.
+    /// Reads the list in the field `field` and parses each entry with `parse`; returns an empty list if the
+    /// field is absent.
     pub(super) fn list(
         fields: &JsonFields,
         field: &str,
@@ -72,15 +73,16 @@ impl ModulePattern {
     }
 }
 
-/// Position of the `]` that ends the set of characters at the beginning of `text`. As in `fnmatch`, a `]` at the
-/// beginning of a set belongs to it. `None` = `[` is an ordinary character.
+/// Returns the index of the `]` that ends a character set of a glob. `text` starts after the `[` of the set.
+/// As in `fnmatch`, a `]` directly after `[` or `[!` belongs to the set. `None` = no `]` ends the set, so the
+/// `[` is an ordinary character.
 fn set_end(text: &str) -> Option<usize> {
     let first = usize::from(text.starts_with('!'));
     let first = first + usize::from(text[first..].starts_with(']'));
     text[first..].find(']').map(|end| first + end)
 }
 
-/// Regular expression of the set of characters `chars` of a glob.
+/// Returns the regular expression for the character set `[chars]` of a glob.
 fn character_class(chars: &str) -> String {
     let (negation, chars) = match chars.strip_prefix('!') {
         Some(chars) => ("^", chars),

@@ -59,8 +59,8 @@ fn mismatched_scales_and_undeclared_fp8_are_rejected() {
     );
 }
 
-/// For each rank's part, the values that are read from files equal the values that the hash function
-/// computes.
+/// For each rank's part of a weight, the values that are read from files equal the values that the hash
+/// function computes.
 #[test]
 fn quantized_values_match_the_file() {
     let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",

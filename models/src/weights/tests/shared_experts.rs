@@ -90,7 +90,7 @@ fn shared_expert_shards_cover_the_mlp() {
 }
 
 /// In fp8, shared experts can only be separated at scale block boundaries. They are not fused with the routed
-/// experts if the two are stored in different formats.
+/// experts if shared and routed experts are stored in different formats.
 #[test]
 fn differently_stored_shared_experts_stay_separate() {
     let alike = |width: usize, scales: Value| {

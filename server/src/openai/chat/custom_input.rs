@@ -14,9 +14,9 @@ enum CustomInputDecoderState {
     /// Inside `START`: `matched` characters of it have been read, and `head` contains all text read so far.
     #[default]
     Start,
-    /// In the text.
+    /// Inside the string that contains the input text.
     Text,
-    /// After a backslash.
+    /// Inside the string, after a backslash.
     Escape,
     /// Inside `\uXXXX`: the number of digits read so far, and their value.
     Unicode { digits: u8, value: u16 },
@@ -37,7 +37,7 @@ pub(crate) struct CustomToolInputDecoder {
 }
 
 impl CustomToolInputDecoder {
-    /// Decodes complete arguments.
+    /// Decodes the complete arguments of a custom tool call to the input text.
     pub(crate) fn decode(arguments: &str) -> String {
         let mut decoder = Self::default();
         let mut text = decoder.push(arguments);
@@ -45,7 +45,7 @@ impl CustomToolInputDecoder {
         text
     }
 
-    /// Decodes the next part of the arguments.
+    /// Decodes the next part of the arguments; returns the decoded input text.
     pub(crate) fn push(&mut self, part: &str) -> String {
         let mut text = String::new();
         for c in part.chars() {
@@ -54,7 +54,8 @@ impl CustomToolInputDecoder {
         text
     }
 
-    /// Ends the arguments, which may be incomplete; returns the remaining text.
+    /// Ends the decoding; the arguments may be incomplete. Returns the input text that has not been
+    /// returned yet.
     pub(crate) fn finish(&mut self) -> String {
         let mut text = mem::take(&mut self.head);
         self.end_surrogate(&mut text);

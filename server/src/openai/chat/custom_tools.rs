@@ -35,8 +35,8 @@ pub(crate) struct CustomToolFormat {
 }
 
 impl CustomToolFormat {
-    /// Returns whether the format can be enforced. The path of an enforceable format is added to
-    /// `strict_paths`, the path of another format to `hints`, because it has no effect.
+    /// Returns whether the format can be enforced. If so, the path of the format is added to
+    /// `strict_paths`; otherwise to `hints`, the list of values without effect.
     pub(crate) fn enforced(
         format: Option<Self>,
         strict_paths: &mut Vec<String>,
@@ -146,7 +146,7 @@ pub(crate) struct CustomToolNames {
 }
 
 impl CustomToolNames {
-    /// Creates the set from `names`.
+    /// Creates the set of custom tools with the given names.
     pub(crate) fn new(names: HashSet<String>) -> Self {
         Self { names: names.into() }
     }

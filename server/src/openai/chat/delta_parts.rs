@@ -10,7 +10,7 @@ use text::OutputPiece;
 pub(super) enum ChatDeltaPart<'a> {
     Reasoning(&'a str),
     Content(&'a str),
-    /// Start of a call.
+    /// Start of a tool call.
     Call {
         index: u32,
         name: &'a str,
@@ -20,7 +20,7 @@ pub(super) enum ChatDeltaPart<'a> {
         index: u32,
         text: &'a str,
     },
-    /// Input of a custom tool.
+    /// Next part of the input text of a custom tool call.
     Input {
         index: u32,
         text: String,
@@ -34,8 +34,9 @@ pub(super) struct CustomToolCallDecoders {
 }
 
 impl CustomToolCallDecoders {
-    /// Returns the part to send for a piece of the output of `choice`; `None` = send nothing. Once a call is
-    /// malformed, nothing more of it is sent; its earlier chunks cannot be retracted.
+    /// Converts a piece of the parsed output of `choice` to the part that is sent to the client; `None` =
+    /// nothing is sent. If a tool call turns out to be malformed, nothing more of the call is sent; chunks
+    /// already sent cannot be retracted.
     pub(super) fn part<'a>(
         &mut self,
         choice: u32,

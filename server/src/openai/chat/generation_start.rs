@@ -237,7 +237,7 @@ pub(crate) fn render(
 
 /// Whether the prompt of a conversation has at most `tokens_max` tokens. `field` is the field name in errors.
 ///
-/// Errors: those of `render`.
+/// Errors: the errors of `render`.
 pub(crate) fn prompt_fits(
     serving: &ServingContext,
     input: ChatInput,
@@ -254,7 +254,7 @@ pub(crate) fn prompt_fits(
 
 /// Renders a conversation to the text of its prompt. `field` is the field name in errors.
 ///
-/// Errors: those of `render`.
+/// Errors: the errors of `render`.
 pub(crate) fn render_text(
     serving: &ServingContext,
     input: ChatInput,

@@ -25,8 +25,8 @@ use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
 
-/// Formats the reply to a chat completion request; contains the needed values other than the generated
-/// tokens.
+/// Formats the reply to a chat completion request; contains all values that the reply needs in addition to
+/// the generated tokens.
 pub(super) struct ChatCompletionReplyFormatter {
     pub(super) head: ReplyMetadata,
     /// Formatter of the tokens in log-probabilities.
@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Builds the expected choice of the reply as a JSON value.
+    /// Builds the choice object that the reply must contain, as a JSON value.
     fn choice(
         reply: &ChatCompletionReplyFormatter,
         index: usize,

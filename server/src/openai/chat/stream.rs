@@ -100,7 +100,7 @@ impl ChatChunkWriter {
     }
 }
 
-/// Writes `head` and a JSON string.
+/// Writes `head`, followed by `text` as a quoted JSON string.
 fn write_text(head: fmt::Arguments<'_>, text: &str, out: &mut BytesMut) {
     // Writing to memory cannot fail, so the result is ignored.
     let _ = out.writer().write_fmt(head);

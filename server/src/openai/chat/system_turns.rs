@@ -60,7 +60,8 @@ fn after_tool_results(messages: impl Iterator<Item = Value>) -> Vec<Value> {
 /// tool result, or else into the following user message.
 fn fold(messages: Vec<Value>, placed: &mut Vec<Value>) {
     let mut pending: Vec<String> = Vec::new();
-    // Whether the last placed message is a user message that contains the text of a system message.
+    // Whether the last message in `placed` is a user message to which the text of a system message was
+    // appended.
     let mut is_extended = false;
     for message in messages {
         if has_role(&message, "system") {
@@ -185,8 +186,9 @@ mod tests {
         assert_eq!(placed[2..], turns(&[["tool", "b\n\nT"], ["user", "c"], ["user", "d"]]));
     }
 
-    /// Without a leading system prompt, a message in the middle would become the first system message of the
-    /// prompt.
+    /// A system message in the middle is merged into a user message if the conversation does not start with
+    /// a system prompt. Otherwise it would be the first system message, at which some templates print the
+    /// tools.
     #[test]
     fn system_turn_without_system_prompt_is_folded() {
         let sent = turns(&[["user", "a"], ["system", "T"], ["user", "b"]]);

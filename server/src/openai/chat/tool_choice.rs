@@ -26,7 +26,7 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
-/// Name of a tool in a tool choice.
+/// Name of the tool that a request selects in `tool_choice`.
 pub(crate) struct ChosenToolName {
     /// Name of the function.
     pub(crate) name: String,

@@ -273,7 +273,7 @@ impl ChatToolList {
     }
 }
 
-/// Takes the member `name` of a tool; the member must be an object.
+/// Removes and returns the member `name` of a tool, which must be an object.
 fn member(item: &mut RequestFields, name: &str) -> Result<RequestFields, ApiError> {
     let value = item.required(name)?;
     RequestFields::of(item.path(name), value)

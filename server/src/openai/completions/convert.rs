@@ -32,8 +32,8 @@ pub(super) fn prepare(
 
     let prompts = encode(serving, &request.prompts, request.add_special_tokens, &params)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
-    // The log-probabilities of an echoed prompt contain as many top tokens per position as those of the
-    // output.
+    // The log-probabilities of an echoed prompt contain the same number of top tokens per position as the
+    // log-probabilities of the output.
     let echo_logprobs = request.logprobs.filter(|_| params.echo);
     let extra = EndpointParams {
         thinking: None,

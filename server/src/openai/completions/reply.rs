@@ -27,8 +27,8 @@ pub(super) struct EchoedPrompt {
     pub(super) ids: Arc<[Token]>,
 }
 
-/// Formats the reply to a text completion request; contains the needed values other than the generated
-/// tokens.
+/// Formats the reply to a text completion request; contains all values that the reply needs in addition to
+/// the generated tokens.
 pub(super) struct CompletionReplyFormatter {
     pub(super) head: ReplyMetadata,
     /// Formatter of the tokens in log-probabilities.
@@ -133,7 +133,7 @@ impl CompletionChunkWriter {
         Self { reply, chunk_fields, shown_chars: Vec::new() }
     }
 
-    /// Whether the next delta is the first one of this choice.
+    /// Whether the next delta is the first delta of this choice; later calls for the choice return false.
     fn is_first_delta(&mut self, choice: usize) -> bool {
         if self.shown_chars.len() <= choice {
             self.shown_chars.resize(choice + 1, 0);
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Builds the expected choice of the reply as a JSON value.
+    /// Builds the choice object that the reply must contain, as a JSON value.
     fn choice(reply: &CompletionReplyFormatter, index: usize, output: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {

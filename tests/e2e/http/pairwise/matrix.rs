@@ -61,7 +61,7 @@ impl PairCoverage {
         Some(cells.into_iter().map(|cell| cell.1).collect())
     }
 
-    /// Removes the pairs of an accepted combination from the uncovered ones.
+    /// Removes the pairs of an accepted combination from the uncovered pairs.
     pub(super) fn cover(&mut self, row: &FieldChoices) {
         let cells: Vec<FieldChoice> = row.iter().copied().enumerate().collect();
         for (at, &first) in cells.iter().enumerate() {

@@ -28,7 +28,7 @@ const TRIES: usize = 6;
 struct PairwiseCounts {
     served: usize,
     rejected: usize,
-    /// Combinations that were accepted; invalid values are put into them.
+    /// Accepted combinations, into which later requests put invalid values.
     valid_rows: Vec<FieldChoices>,
 }
 
@@ -64,7 +64,7 @@ fn check(reply: &HttpReply, sent: &Value) {
     }
 }
 
-/// Sends combinations until every pair of valid values was accepted or tried once.
+/// Sends combinations until every pair of valid values was part of an accepted request or was tried once.
 fn allowed(
     at: SocketAddr,
     path: &str,
@@ -96,8 +96,8 @@ fn allowed(
 }
 
 /// Puts one or two invalid values into accepted combinations; the rejection must name one of their fields.
-/// Each invalid value is tried alone and with every fifth of the values after it. Returns the number of
-/// requests.
+/// Each invalid value is tried alone and with every fifth of the invalid values after it in the list. Returns
+/// the number of requests.
 fn forbidden(
     at: SocketAddr,
     path: &str,

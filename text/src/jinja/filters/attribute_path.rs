@@ -5,7 +5,7 @@ use super::super::evaluator::TemplateEvaluator;
 use super::super::methods::text_case;
 use super::super::value::JinjaValue;
 
-/// Path of attributes and elements.
+/// Path of attributes and elements, such as `function.name`, that a filter looks up in each item.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AttributePath {
     parts: Vec<JinjaValue>,
@@ -26,7 +26,7 @@ impl AttributePath {
         Self { parts, default: None }
     }
 
-    /// Creates the paths given by a filter argument, in which they are separated by commas.
+    /// Creates the paths given by a filter argument, a string in which commas separate the paths.
     pub(super) fn list(attribute: Option<&JinjaValue>) -> Vec<Self> {
         match attribute.and_then(JinjaValue::as_str) {
             Some(paths) => {

@@ -1,4 +1,4 @@
-//! Number filters, and filters that convert values to text for other programs.
+//! The filters `int`, `float`, `abs`, `round`, `filesizeformat`, `tojson` and `pprint`.
 
 use super::super::arguments::{CallArguments, flag, integer_or, text_argument};
 use super::super::error::{JinjaError, JinjaErrorKind, JinjaResult};
@@ -41,7 +41,7 @@ pub(super) fn find(name: &str) -> Option<FilterFunction> {
     })
 }
 
-/// Whether Python's `int` filter ignores this error of a conversion.
+/// Whether the filter `int` returns its default value instead of failing with this conversion error.
 fn is_conversion_error(error: &JinjaError) -> bool {
     matches!(error.kind(), JinjaErrorKind::Type | JinjaErrorKind::Value)
 }
@@ -72,7 +72,7 @@ fn int(
     Ok(converted.or(default).unwrap_or(JinjaValue::Int(0)))
 }
 
-/// Converts a value as Python's `float` does; `None` if the value is not a number.
+/// Converts a value as Python's `float` does; `None` if the value cannot be converted.
 fn float_of(value: &JinjaValue) -> JinjaResult<Option<f64>> {
     match value {
         JinjaValue::Str(text) | JinjaValue::Markup(text) => Ok(parse_float(text)),

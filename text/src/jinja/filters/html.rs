@@ -69,7 +69,7 @@ pub(crate) fn strip_tags(evaluator: &mut TemplateEvaluator, text: &str) -> Jinja
     Ok(JinjaValue::text(unescape(&words)?))
 }
 
-/// Removes each section from `open` to the next `close`.
+/// Removes every section of `text` that begins with `open` and ends with the next `close`.
 fn without_between(text: &str, open: &str, close: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! Filters: those of Jinja2, with `tojson` as transformers defines it.
+//! The filters of Jinja2; `tojson` behaves as in transformers.
 
 mod attribute_path;
 mod conversion;

@@ -27,7 +27,7 @@ pub(super) fn pretty_print(
     Ok(JinjaValue::text(out))
 }
 
-/// Position at which a value is written.
+/// Position in the output at which a value is written.
 #[derive(Clone, Copy)]
 struct PrintPosition {
     /// Column of the value.
@@ -201,8 +201,9 @@ fn write_text(
     Ok(())
 }
 
-/// Splits a line into quoted parts of at most `widths[0]` characters; the last part is at most `widths[0] -
-/// widths[1]` characters long.
+/// Splits a line at white space and appends the parts to `chunks` as string literals of at most `widths[0]`
+/// characters; the last literal has at most `widths[0] - widths[1]` characters. A single longer word is not
+/// split.
 fn split_line(
     evaluator: &mut TemplateEvaluator,
     line: &str,

@@ -83,7 +83,8 @@ fn map(value: &JinjaValue, arguments: CallArguments) -> JinjaResult<JinjaValue> 
     })
 }
 
-/// Returns a tuple of all values that an iterator holds: the iterated value and the arguments.
+/// Returns a tuple of the iterated value and all arguments. The nesting depth of an iterator is computed from
+/// this tuple, because the iterator holds these values.
 fn with_arguments(value: &JinjaValue, arguments: &CallArguments) -> JinjaResult<JinjaValue> {
     let keyword = arguments.keyword.iter().map(|argument| &argument.value);
     let values = std::iter::once(value).chain(&arguments.positional).chain(keyword);

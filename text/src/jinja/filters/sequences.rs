@@ -1,4 +1,4 @@
-//! Filters of sequences, except those that compare their items.
+//! Filters of sequences, except filters that compare the items.
 
 use super::super::arguments::{CallArguments, flag, integer_argument, text_argument};
 use super::super::ast::BinaryOperator;

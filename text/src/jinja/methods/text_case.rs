@@ -12,7 +12,8 @@ fn title_digraph(c: char) -> Option<char> {
         '\u{1f80}'..='\u{1f87}' | '\u{1f90}'..='\u{1f97}' | '\u{1fa0}'..='\u{1fa7}' => {
             char::from_u32(c as u32 + 8)?
         }
-        // Georgian letters have an upper-case form, but title case leaves them unchanged.
+        // The Greek letters are already in title case. The Georgian letters have an upper-case form, but
+        // title case leaves them unchanged.
         '\u{1f88}'..='\u{1f8f}'
         | '\u{1f98}'..='\u{1f9f}'
         | '\u{1fa8}'..='\u{1faf}'
@@ -35,8 +36,8 @@ fn push_title(c: char, out: &mut String) {
         out.push_str("ʼN");
         return;
     }
-    // A character with several upper-case letters, such as `ß`, has only the first one in upper case in title
-    // case.
+    // The upper case of some characters has several letters, such as `SS` for `ß`; in title case, only the
+    // first of them is in upper case.
     let mut upper = c.to_uppercase();
     out.extend(upper.next());
     out.extend(upper.flat_map(char::to_lowercase));
@@ -127,8 +128,8 @@ pub(crate) fn casefold(text: &str) -> String {
             'ſ' | 'ẛ' => out.extend(if c == 'ſ' { 's' } else { 'ṡ' }.to_lowercase()),
             'µ' => out.push('μ'),
             c => {
-                // The case folding of a character with several upper-case letters is the lower case of these
-                // letters.
+                // If the upper case of a character has several letters, the case folding of the character is
+                // the lower case of these letters.
                 let upper: Vec<char> = c.to_uppercase().collect();
                 if upper.len() > 1 && c != 'ŉ' && c != 'ǰ' {
                     out.extend(upper.into_iter().flat_map(char::to_lowercase));

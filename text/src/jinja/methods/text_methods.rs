@@ -1,4 +1,4 @@
-//! Methods that strip, pad, encode and format strings, and those that change their case.
+//! Methods that strip, pad, encode and format strings, and methods that change their case.
 
 use super::super::arguments::{CallArguments, given, integer_argument, integer_or, text_argument};
 use super::super::error::{JinjaError, JinjaResult};

@@ -1,4 +1,4 @@
-//! Methods that search in strings, and those that replace parts of them.
+//! Methods that search in strings, and methods that replace parts of strings.
 
 use super::super::arguments::{CallArguments, given, integer_argument, integer_or, text_argument};
 use super::super::error::{JinjaError, JinjaResult};

@@ -11,7 +11,7 @@ const V: usize = 6;
 const LENGTH: usize = 3;
 /// Number of runs, each with its own Philox key, in which the generated outputs are counted.
 const RUNS: u64 = 120_000;
-/// First token of the context of each run.
+/// The only token of the prompt of each run.
 const FIRST: u32 = 2;
 /// `draw` word of the Philox counter for sampling draft tokens.
 const DRAW_DRAFT: u32 = 3;
@@ -206,8 +206,8 @@ fn expected(style: &TestSamplingParams) -> Vec<f64> {
     p.into_iter().map(|(_, p)| p * RUNS as f64).collect()
 }
 
-/// Returns by how many standard deviations the χ² statistic of `counts` exceeds its mean. Outputs with fewer
-/// than 10 expected occurrences are counted together.
+/// Returns by how many standard deviations the χ² statistic of `counts`, compared with `expected`, exceeds
+/// its mean. Outputs with fewer than 10 expected occurrences are counted together.
 fn excess(counts: &[u32], expected: &[f64]) -> f64 {
     let (mut chi2, mut cells, mut rare) = (0.0, 0, (0.0, 0.0));
     for (&n, &expected) in counts.iter().zip(expected) {

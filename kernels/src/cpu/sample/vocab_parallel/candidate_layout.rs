@@ -8,10 +8,11 @@ use crate::cpu::sample::rules::{SampleOrScore, SampleRequest};
 /// Number of candidate tokens that a rank sends for a row (1 KiB) if a filter (top-p, min-p) may keep any
 /// number of tokens.
 const CANDIDATES: usize = 128;
-/// Minimum number of shard columns per candidate: limits the number of candidates in small shards.
+/// Minimum number of columns of the vocabulary shard per candidate token: in a small shard, at most one in
+/// this many columns is sent as a candidate.
 const IDS_PER_CANDIDATE: usize = 8;
 
-/// Layout of the 32-bit words that a rank sends for a logits row: which parts are present.
+/// Layout of the message (32-bit words) that a rank sends for a logits row: which data the message contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CandidateLayout {
     /// Number of candidate tokens that the rank sends.

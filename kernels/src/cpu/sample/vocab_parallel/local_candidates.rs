@@ -38,7 +38,8 @@ pub(super) fn local_candidates(
     RankCandidates { logprobs: logprobs.unwrap_or_default(), ..candidates }
 }
 
-/// Returns a known token as the candidate if it is in the shard, otherwise no candidate.
+/// Returns the candidates of a row that only scores the known token `id`: this token if its id is in the
+/// shard, otherwise no candidate.
 fn known_token(raw: &[f32], first_id: usize, id: u32) -> RankCandidates {
     match raw.get((id as usize).wrapping_sub(first_id)) {
         Some(&value) => {
@@ -66,7 +67,8 @@ fn shard_logprobs(
     }
 }
 
-/// Selects the candidates of a row that samples a token. `scratch` must have the chunk maxima of `raw`.
+/// Selects the candidates of a row for which a token is sampled. `scratch` must have the chunk maxima of
+/// `raw`.
 fn sampling_candidates(
     raw: &[f32],
     first_id: usize,

@@ -124,7 +124,8 @@ fn decided_count(ranks: &[RankCandidates], candidates: &[RankedToken]) -> usize 
     candidates.partition_point(|token| order(token, &end) != Ordering::Greater)
 }
 
-/// Probability mass `Σ exp(value − best)` of the whole vocabulary, from the masses that the ranks sent.
+/// Returns the probability mass `Σ exp(value − best)` of the whole vocabulary, computed from the masses of
+/// the shards that the ranks sent.
 fn mass(ranks: &[RankCandidates], best: f32) -> f64 {
     let of = |rank: &RankCandidates| {
         let first = rank.candidates.first().map_or(f32::NEG_INFINITY, |first| first.ranked.value);

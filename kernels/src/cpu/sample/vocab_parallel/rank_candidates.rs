@@ -55,12 +55,12 @@ const HAS_MORE: u32 = 2;
 const NO_ID: u32 = u32::MAX;
 
 impl RankCandidates {
-    /// Makes the message of a rank for a row with a single candidate.
+    /// Returns the message of a rank for a row with the single candidate `candidate`.
     pub(super) fn single(candidate: TokenCandidate) -> Self {
         Self { candidates: vec![candidate], ..Self::default() }
     }
 
-    /// Encodes the message as 32-bit words: the parts that `layout` defines.
+    /// Encodes the message as 32-bit words; `layout` defines which data the words contain.
     pub(super) fn words(&self, layout: &CandidateLayout) -> Vec<u32> {
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         let mut words = vec![flag(self.non_finite, NON_FINITE) | flag(self.has_more, HAS_MORE)];
@@ -83,7 +83,7 @@ impl RankCandidates {
         words
     }
 
-    /// Decodes the words of a message with the parts that `layout` defines.
+    /// Decodes the message of a rank from 32-bit words; `layout` defines which data the words contain.
     pub(super) fn of(words: &[u32], layout: &CandidateLayout) -> Self {
         let (flags, rest) = (words[0], &words[1..]);
         let candidate_words = layout.candidate_words();

@@ -10,12 +10,12 @@ use super::*;
 use crate::cpu::sample::rules::{LogitEdits, RandomSamplingParams, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
 
-/// Tolerance for log-probabilities: vocab-parallel sampling sums the exponentials of a row shard by shard, so
-/// in another order than sampling from whole rows.
+/// Tolerance for log-probabilities. Vocab-parallel sampling adds the exponentials of a row shard by shard,
+/// sampling from whole rows adds them in another order, so the sums differ by rounding.
 const TOLERANCE: f32 = 1e-5;
 
-/// Returns the vocabulary shards of the ranks as an LM head is split: multiples of 64 token ids, the last
-/// ones padded.
+/// Returns the vocabulary shards of all ranks, as a vocab-parallel LM head is split: every shard has the same
+/// number of columns, a multiple of 64; columns after the end of the vocabulary are padding.
 fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.next_multiple_of(64 * ranks) / ranks;
     let shard = |rank: usize| {
