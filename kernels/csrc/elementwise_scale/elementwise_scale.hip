@@ -1,4 +1,4 @@
-// elementwise_scale.hip - multiplication by a scalar, and addition of gated rows. CPU reference: cpu/elementwise_scale.rs.
+// elementwise_scale.hip - multiplication by a scalar, and addition of gated rows. CPU reference: cpu/elementwise.rs.
 //
 // elementwise_scale      x = factor * x                 [rows, cols] of ACT, in place
 // elementwise_gated_add  y = y + sigmoid(gate) * x      y, x [rows, cols] of ACT; gate f32 [rows], row stride gate_stride

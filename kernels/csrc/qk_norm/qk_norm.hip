@@ -1,5 +1,5 @@
 // qk_norm.hip - QK norm over all heads, and attention temperature, between the QKV projection and RoPE. CPU reference:
-// cpu/qk_norm.rs.
+// cpu/norm.rs, cpu/elementwise.rs.
 //
 // qk_square_sums  sums f32 [tokens, 2] = sums of squares of the query channels, and of the key channels
 // qk_full_norm    q = w * q * rsqrt(sums[0] / query_count + eps), k likewise with sums[1]; in place

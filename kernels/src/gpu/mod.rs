@@ -60,7 +60,6 @@ mod moe_route;
 mod norm;
 mod one_shot_all_reduce;
 mod pooling;
-mod qk_norm;
 mod qk_rope;
 mod rope_attention;
 mod route_rule;

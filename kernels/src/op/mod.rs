@@ -15,8 +15,6 @@ mod draft;
 mod linear;
 mod mla;
 mod moe;
-mod pooling;
-mod qk_norm;
 mod sampling;
 mod step;
 mod support;
@@ -28,8 +26,6 @@ pub use draft::*;
 pub use linear::*;
 pub use mla::*;
 pub use moe::*;
-pub use pooling::*;
-pub use qk_norm::*;
 pub use sampling::*;
 pub use step::*;
 
