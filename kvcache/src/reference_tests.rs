@@ -351,7 +351,7 @@ fn check(ops: &[&str], expected: &Expect) {
         match verb {
             "allocate" => kv.allocate(table, 1),
             "publish" => {
-                assert_eq!(kv.publish(table, 0, content), PrefixCacheInsertOutcome::Stored)
+                assert_eq!(kv.publish(table, 0, content), PrefixCacheInsertOutcome::Stored);
             }
             "free" => kv.free(table),
             "hit" => {
