@@ -125,7 +125,7 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
     assert!(!names.contains(&"model.layers.0.input_layernorm.weight".to_owned()));
     // Without `layer_types`, three of four layers of OLMo 3 have a sliding window.
     const OLMO3: &str = "Olmo3ForCausalLM";
-    assert!(parse(OLMO3, &json!({})).unwrap_err().contains("sliding_window"));
+    assert!(parse(OLMO3, &json!({})).unwrap_err().contains("layer_types"));
     let mixed = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention",
         "full_attention", "full_attention", "full_attention"]});
     assert!(parse(OLMO3, &mixed).unwrap_err().contains("layer_types"));
@@ -146,6 +146,7 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
         (json!({"rope_parameters": yarn(json!({}))}), "rope_parameters"),
         (json!({"rope_scaling": {"full_attention": yarn(json!({}))}}), "full_attention"),
         (json!({"rope_scaling": yarn(json!({"truncate": false}))}), "truncate"),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "type"),
         (json!({"rope_scaling": yarn(json!({})), original: 64}), original),
     ] {
         let mut fields = json!({"layer_types": vec!["full_attention"; 6]});
@@ -211,6 +212,12 @@ fn ministral3_has_an_attention_temperature() {
     }
     // An empty `rope_scaling` (the old form of the RoPE settings) counts as absent. `rope_theta` at the top
     // level of `config.json` has no effect in transformers and is rejected.
+    let above = parse(
+        NAME,
+        &json!({"original_max_position_embeddings": 128, "rope_parameters":
+        {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.5}}),
+    );
+    assert_eq!(above.unwrap().attention_temperature, Some(temperature));
     let empty = parse(NAME, &json!({"num_attention_heads": 32, "rope_scaling": {}})).unwrap();
     assert_eq!(empty.attention_temperature, config.attention_temperature);
     let theta = parse(NAME, &json!({"num_attention_heads": 32, "rope_theta": 1e8})).unwrap_err();

@@ -160,6 +160,10 @@ fn reject_sliding_windows(
     context: usize,
 ) -> Result<(), ModelConfigError> {
     const WHY: &str = "every layer must attend to the whole context";
+    // Without `layer_types`, three of four layers of OLMo 3 have a window and RoPE settings of their own.
+    if architecture == ModelArchitecture::Olmo3 && fields.value("layer_types").is_none() {
+        return Err(fields.unsupported("layer_types", WHY));
+    }
     if has_sliding_window(fields, architecture, layers, context)? {
         return Err(fields.unsupported("sliding_window", WHY));
     }
@@ -192,6 +196,7 @@ fn has_sliding_window(
         | ModelArchitecture::Granite
         | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::Olmo2
+        | ModelArchitecture::Olmo3
         | ModelArchitecture::SeedOss
         | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
@@ -204,9 +209,6 @@ fn has_sliding_window(
             let has_nope_layers = !nope_layers(fields, architecture, layers)?.is_empty();
             !by_type && has_nope_layers && fields.flag("use_sliding_window", false)? && has_window
         }
-        // Without `layer_types`, three of four layers have a sliding window, and their RoPE settings differ
-        // from the settings of the other layers.
-        ModelArchitecture::Olmo3 => fields.value("layer_types").is_none(),
         ModelArchitecture::Qwen2Moe => {
             // The sliding window applies to the layers 0, 2, 4, … with an index below `max_window_layers`.
             let below = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);

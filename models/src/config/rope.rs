@@ -238,6 +238,10 @@ fn full_attention(
 /// transformers.
 fn reject_unread_settings(fields: &JsonFields, map: &JsonFields) -> Result<(), ModelConfigError> {
     const ORIGINAL: &str = "original_max_position_embeddings";
+    // Without `rope_type`, transformers uses the type `default`.
+    if map.value("rope_type").is_none() && map.text("type")?.is_some_and(|kind| kind != "default") {
+        return Err(map.unsupported("type", "OLMo 3 reads `rope_type`"));
+    }
     if !map.flag("truncate", true)? {
         return Err(map.unsupported("truncate", "OLMo 3 does not read it"));
     }
@@ -342,6 +346,11 @@ impl RopeScaling {
 /// Rejects a configuration in which `rope_parameters` and `rope_scaling` are both present and a parameter
 /// differs between them.
 fn reject_different_forms(new: &JsonFields, old: &JsonFields) -> Result<(), ModelConfigError> {
+    let kind = |form: &JsonFields| form.value("rope_type").or(form.value("type")).cloned();
+    if kind(new).is_none() && kind(old).is_some_and(|kind| kind != "default") {
+        let detail = format!("is missing, but the type of `{OLD_FORM}` is set");
+        return Err(new.contradiction("rope_type", detail));
+    }
     for (spelling, old_spelling) in [("rope_type", "type"), ("type", "rope_type")] {
         new.reject_disagreement(spelling, old, old_spelling)?;
     }

@@ -33,7 +33,11 @@ impl AttentionTemperatureConfig {
             None => Err(rope.missing(BETA)),
             Some(beta) if beta < 0.0 => Err(rope.unsupported(BETA, "0 and numbers above 0 are")),
             Some(0.0) => Ok(None),
-            Some(beta) => Ok(Some(Self { beta, interval: rope.positive(INTERVAL)? })),
+            Some(beta) => {
+                let interval = rope.positive_or_none(INTERVAL)?;
+                let interval = interval.or(fields.positive_or_none(INTERVAL)?);
+                Ok(Some(Self { beta, interval: interval.ok_or_else(|| rope.missing(INTERVAL))? }))
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use crate::error::StoredTensorError;
 use crate::weight_table::{ScaleSpec, TensorSpec};
 use ops::{ActivationScaling, DType, HostMat};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Scales of a quantised weight in a checkpoint.
 pub(super) struct LocatedScales {
@@ -121,8 +122,20 @@ pub(super) fn stored_scale(
 
 /// Values of a stored tensor of a float dtype or of E8M0 (powers of two), converted to f32; `None` for other
 /// dtypes.
-pub(super) fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
+fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
+    let elements = checkpoint.get(name)?.shape.iter().product::<u64>() as usize;
+    stored_values_in(checkpoint, name, 0..elements)
+}
+
+/// Values of the elements `range` of a stored tensor, as `stored_values` converts them.
+pub(super) fn stored_values_in(
+    checkpoint: &SafetensorsCheckpoint,
+    name: &str,
+    range: Range<usize>,
+) -> Option<Vec<f32>> {
     let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
+    let size = stored.dtype.bytes() as usize;
+    let bytes = bytes.get(range.start * size..range.end * size)?;
     let dtype = match stored.dtype {
         StoredDType::F32 => DType::F32,
         StoredDType::BF16 => DType::BF16,
@@ -130,7 +143,7 @@ pub(super) fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> O
         StoredDType::F8E8M0 => return Some(bytes.iter().copied().map(e8m0).collect()),
         _ => return None,
     };
-    let mut values = vec![0.0; bytes.len() / dtype.bytes()];
+    let mut values = vec![0.0; range.len()];
     HostMat::new(bytes, dtype, 1, values.len()).ok()?.read_row(0, &mut values);
     Some(values)
 }

@@ -6,7 +6,7 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
-use super::scale_plan::{stored_scale, stored_values};
+use super::scale_plan::{stored_scale, stored_values_in};
 use super::stored_names::canonical_name;
 use super::synth_shard::{synth_fp8, synth_part};
 use super::tensor_plan::{StackedRowRange, WeightLocation, locate};
@@ -206,9 +206,9 @@ fn stored_scales(
 ) -> Option<WeightScales> {
     let block_shape = spec.scales.as_ref()?.format.scales.block_shape(matrix);
     let [rows, cols] = [0, 1].map(|i| matrix[i].div_ceil(block_shape[i]));
-    let mut values = stored_values(checkpoint, location.scales.as_ref()?)?;
-    values.drain(..location.matrix * rows * cols);
-    values.truncate(rows * cols);
+    let first = location.matrix * rows * cols;
+    let range = first..first + rows * cols;
+    let mut values = stored_values_in(checkpoint, location.scales.as_ref()?, range)?;
     if location.layout.transposed {
         let element = |i: usize| values[i % cols * rows + i / cols];
         values = (0..rows * cols).map(element).collect();

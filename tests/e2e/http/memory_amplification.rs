@@ -19,7 +19,7 @@ const MEMORY: u64 = 512 << 20;
 const CONCURRENT_PARSE_BYTES: u64 = 512 << 20;
 /// Number of clients that send the same body at the same time.
 const CLIENTS: usize = 3;
-const TIMEOUT: Duration = Duration::from_mins(4);
+const TIMEOUT: Duration = Duration::from_mins(15);
 
 /// A request body that needs much memory on a route.
 struct CostlyBody {

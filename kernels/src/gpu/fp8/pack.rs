@@ -108,6 +108,9 @@ impl GpuBackend {
         let has_block_gemm =
             self.blaslt().is_some_and(|blaslt| blaslt.supports_fp8_scaling(Fp8Scaling::Blocks));
         let is_whole = parts.first().is_some_and(|part| part.cols().is_multiple_of(BLOCK));
+        // Fused kernels for few rows need whole scale blocks in each half of the outputs.
+        let outputs: usize = parts.iter().map(HostMat::rows).sum();
+        let is_whole = is_whole && outputs.is_multiple_of(2 * BLOCK);
         if !has_block_gemm || !is_whole || !has_dynamic_tensor_scales(parts) {
             return Some(block);
         }
