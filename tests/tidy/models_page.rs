@@ -34,7 +34,7 @@ const FORMATS: &str = "
 
 The column `config.json` names the `quant_method` of `quantization_config`; `hf_quant_config.json` of ModelOpt is read as well. `compressed-tensors` may have several
 groups, which select layers by name, regular expression or the class `Linear`. Scales of activations are dynamic, or static (`activation_scheme: static`, `dynamic: false`);
-static ones need weights with one scale, or with one per output channel. `ue8m0` and static scales have run on the emulator only, not on an NVIDIA GPU. Dynamic scales per tensor are computed per token. GPUs quantise activations of more than 16 tokens; fewer tokens, most
+static ones need weights with one scale, or with one per output channel. Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
 experts on NVIDIA GPUs, and the CPU multiply by dequantised weights. An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale`; of scales per head, the largest.
 
 Weights are safetensors files, in one file or with an index. `--dtype` selects f32, bf16 or f16 for activations; the default is the type in
